@@ -1,0 +1,11 @@
+//! What the kernel, the proxy, the manager and users agree on.
+#![cfg_attr(not(feature = "core"), no_std)]
+
+#[cfg(feature = "core")]
+pub mod names;
+#[cfg(feature = "core")]
+pub mod resource;
+#[cfg(feature = "core")]
+pub mod selector;
+#[cfg(feature = "core")]
+pub mod slots;

@@ -1,0 +1,45 @@
+//! What are things called: labels, annotations, ports, well-known objects.
+//!
+//! The names are the predecessors' (KusionStack Controller Mesh, Kridge), so that their manifests keep working.
+
+/// API group of every resource of ours.
+pub const GROUP: &str = "ctrlmesh.kusionstack.io";
+
+/// API version of every resource of ours.
+pub const VERSION: &str = "v1alpha1";
+
+/// API group of the predecessor's alias; its manifests are read by the same parser.
+pub const KRIDGE_GROUP: &str = "kridge.kusionstack.io";
+
+/// Keys of labels, on objects and on pods.
+pub mod label {
+    /// On objects and namespaces: the slot, `"0"` to `"31"`, that the namespace falls into.
+    pub const SHARDING_HASH: &str = "ctrlmesh.kusionstack.io/sharding-hash";
+    /// On objects: the name of their namespace, so that a selector can pin it.
+    pub const NAMESPACE: &str = "ctrlmesh.kusionstack.io/namespace";
+    /// On objects: `"true"` where ctrlmesh decides who owns them.
+    pub const CONTROL: &str = "ctrlmesh.kusionstack.io/control";
+    /// On pods: `"true"` enrols them.
+    pub const ENABLE_PROXY: &str = "ctrlmesh.kusionstack.io/enable-proxy";
+    /// On pods: the name of the ShardingConfig that they were admitted under.
+    pub const SHARDING_CONFIG_INJECTED: &str = "ctrlmesh.kusionstack.io/sharding-config-injected";
+    /// On ShardingConfigs: the root that made them.
+    pub const AUTO_SHARDING_ROOT: &str = "ctrlmesh.kusionstack.io/auto-sharding-root";
+    /// On any resource of ours: `"true"` skips the admission webhook.
+    pub const IGNORE_VALIDATE: &str = "ctrlmesh.kusionstack.io/ignore-validate";
+    /// On pods of a StatefulSet, set by Kubernetes: their own name.
+    pub const STATEFULSET_POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
+}
+
+/// TCP ports.
+pub mod port {
+    /// The proxy's API listener in the modes `env` and `kubeconfig`.
+    pub const PROXY_API: u16 = 5443;
+    /// The proxy's listener for connections that the kernel redirected.
+    pub const PROXY_REDIRECTED: u16 = 15_001;
+    /// The proxy's health, readiness and metrics.
+    pub const PROXY_ADMIN: u16 = 5441;
+}
+
+/// What separates the lock's name from the shard's in a per-shard leader-election lock.
+pub const LOCK_SEPARATOR: &str = "---";

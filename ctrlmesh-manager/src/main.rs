@@ -1,0 +1,2 @@
+//! `ctrlmesh-manager`
+fn main() {}

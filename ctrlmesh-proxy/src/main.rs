@@ -1,0 +1,2 @@
+//! `ctrlmesh-proxy`
+fn main() {}
