@@ -21,9 +21,9 @@ pub mod label {
     pub const CONTROL: &str = "ctrlmesh.kusionstack.io/control";
     /// On pods: `"true"` enrols them.
     pub const ENABLE_PROXY: &str = "ctrlmesh.kusionstack.io/enable-proxy";
-    /// On pods: the name of the ShardingConfig that they were admitted under.
+    /// On pods: the name of the `ShardingConfig` that they were admitted under.
     pub const SHARDING_CONFIG_INJECTED: &str = "ctrlmesh.kusionstack.io/sharding-config-injected";
-    /// On ShardingConfigs: the root that made them.
+    /// On a `ShardingConfig`: the root that made them.
     pub const AUTO_SHARDING_ROOT: &str = "ctrlmesh.kusionstack.io/auto-sharding-root";
     /// On any resource of ours: `"true"` skips the admission webhook.
     pub const IGNORE_VALIDATE: &str = "ctrlmesh.kusionstack.io/ignore-validate";

@@ -1,0 +1,85 @@
+//! What may a label's key and value look like? (apimachinery `pkg/api/validate/content/kube.go`)
+
+/// Longest name part of a key, and longest value, in bytes.
+const MAX_NAME_BYTES: usize = 63;
+
+/// Longest prefix of a key (a DNS subdomain, RFC 1123), in bytes.
+const MAX_PREFIX_BYTES: usize = 253;
+
+/// A key that no label may have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{key:?} is not an optional DNS subdomain and `/`, then 1 to 63 of A-Z a-z 0-9 - _ . with an alphanumeric at both ends"
+)]
+pub struct KeyError {
+    /// What was given.
+    pub key: String,
+}
+
+/// A value that no label may have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{value:?} is neither empty nor 1 to 63 of A-Z a-z 0-9 - _ . with an alphanumeric at both ends"
+)]
+pub struct ValueError {
+    /// What was given.
+    pub value: String,
+}
+
+/// Whether a label may be called `key`.
+///
+/// # Errors
+/// Where the API server would refuse it.
+pub fn check_key(key: &str) -> Result<(), KeyError> {
+    let ok = match key.split_once('/') {
+        None => is_name(key),
+        Some((prefix, name)) => is_dns_subdomain(prefix) && is_name(name),
+    };
+    if ok {
+        Ok(())
+    } else {
+        Err(KeyError {
+            key: key.to_owned(),
+        })
+    }
+}
+
+/// Whether a label may have this `value`.
+///
+/// # Errors
+/// Where the API server would refuse it.
+pub fn check_value(value: &str) -> Result<(), ValueError> {
+    if value.is_empty() || is_name(value) {
+        Ok(())
+    } else {
+        Err(ValueError {
+            value: value.to_owned(),
+        })
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    text.len() <= MAX_NAME_BYTES
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+        && ends_are(text, |byte| byte.is_ascii_alphanumeric())
+}
+
+fn is_dns_subdomain(text: &str) -> bool {
+    text.len() <= MAX_PREFIX_BYTES && text.split('.').all(is_dns_label)
+}
+
+fn is_dns_label(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    text.bytes().all(|byte| inner(byte) || byte == b'-') && ends_are(text, inner)
+}
+
+/// Whether the text has a first and a last byte, and both satisfy `is`.
+fn ends_are(text: &str, is: impl Fn(u8) -> bool) -> bool {
+    match text.as_bytes() {
+        [] => false,
+        [only] => is(*only),
+        [first, .., last] => is(*first) && is(*last),
+    }
+}
