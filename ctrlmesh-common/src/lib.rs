@@ -4,6 +4,8 @@
 #[cfg(feature = "core")]
 pub mod names;
 #[cfg(feature = "core")]
+pub mod policy;
+#[cfg(feature = "core")]
 pub mod resource;
 #[cfg(feature = "core")]
 pub mod selector;
