@@ -1,1 +1,7 @@
-//! placeholder
+//! Sits between an operator and its API server: intercepts, injects selectors, forwards.
+//!
+//! The modules are listed in reading order: each names only those above it.
+#![forbid(unsafe_code)]
+
+pub mod request;
+pub mod classify;
