@@ -1,6 +1,8 @@
 //! What the kernel, the proxy, the manager and users agree on.
 #![cfg_attr(not(feature = "core"), no_std)]
 
+#[cfg(feature = "api")]
+pub mod api;
 #[cfg(feature = "core")]
 pub mod names;
 #[cfg(feature = "core")]
