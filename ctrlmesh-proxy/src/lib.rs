@@ -3,5 +3,5 @@
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]
 
-pub mod request;
 pub mod classify;
+pub mod request;

@@ -20,6 +20,9 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
-        Command::Classify => Ok(classify::run(&mut std::io::stdin().lock(), &mut std::io::stdout().lock())?),
+        Command::Classify => Ok(classify::run(
+            &mut std::io::stdin().lock(),
+            &mut std::io::stdout().lock(),
+        )?),
     }
 }

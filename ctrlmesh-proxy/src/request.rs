@@ -202,7 +202,10 @@ impl<'a> RequestInfo<'a> {
     pub fn is_long_running(&self) -> bool {
         self.resource_request
             && (matches!(&*self.verb, "watch" | "proxy")
-                || matches!(self.subresource(), "attach" | "exec" | "proxy" | "log" | "portforward"))
+                || matches!(
+                    self.subresource(),
+                    "attach" | "exec" | "proxy" | "log" | "portforward"
+                ))
     }
 
     fn read_path(&mut self) -> Result<(), TargetError> {
@@ -262,7 +265,10 @@ impl<'a> RequestInfo<'a> {
         if &path[segments.peek()] != "namespaces" || segments.count() < 2 {
             return;
         }
-        let mut behind = Segments { path, rest: segments.rest.clone() };
+        let mut behind = Segments {
+            path,
+            rest: segments.rest.clone(),
+        };
         behind.next();
         self.namespace = behind.next();
         if behind.count() > 0 && !matches!(&path[behind.peek()], "status" | "finalize") {
@@ -293,25 +299,38 @@ impl<'p> Segments<'p> {
     fn new(path: &'p str) -> Self {
         let start = path.len() - path.trim_start_matches('/').len();
         let end = start + path[start..].trim_end_matches('/').len();
-        Self { path, rest: (start < end).then_some(start..end) }
+        Self {
+            path,
+            rest: (start < end).then_some(start..end),
+        }
     }
 
     /// How many segments are left.
     fn count(&self) -> usize {
-        self.rest.clone().map_or(0, |rest| self.path[rest].split('/').count())
+        self.rest
+            .clone()
+            .map_or(0, |rest| self.path[rest].split('/').count())
     }
 
     /// The next segment; empty where none is left.
     fn peek(&self) -> Range<usize> {
-        let Some(rest) = self.rest.clone() else { return 0..0 };
-        let end = self.path[rest.clone()].find('/').map_or(rest.end, |length| rest.start + length);
+        let Some(rest) = self.rest.clone() else {
+            return 0..0;
+        };
+        let end = self.path[rest.clone()]
+            .find('/')
+            .map_or(rest.end, |length| rest.start + length);
         rest.start..end
     }
 
     /// Takes the next segment; empty where none is left.
     fn next(&mut self) -> Range<usize> {
         let segment = self.peek();
-        self.rest = self.rest.take().filter(|rest| segment.end < rest.end).map(|rest| segment.end + 1..rest.end);
+        self.rest = self
+            .rest
+            .take()
+            .filter(|rest| segment.end < rest.end)
+            .map(|rest| segment.end + 1..rest.end);
         segment
     }
 }

@@ -72,13 +72,20 @@ impl FieldSelector {
 
     /// The value that `field` must have; of several, the one that the server finds first.
     pub fn required(&self, field: &str) -> Option<&str> {
-        let required = self.terms.iter().filter(|term| term.equals && term.field == field);
-        required.min_by(|one, other| one.raw.cmp(&other.raw)).map(|term| term.value.as_str())
+        let required = self
+            .terms
+            .iter()
+            .filter(|term| term.equals && term.field == field);
+        required
+            .min_by(|one, other| one.raw.cmp(&other.raw))
+            .map(|term| term.value.as_str())
     }
 
     /// The name that the objects must have, where it is one that a path could hold.
     pub fn required_name(&self) -> Option<String> {
-        self.required(NAME).filter(|name| !matches!(*name, "." | "..") && !name.contains(['/', '%'])).map(str::to_owned)
+        self.required(NAME)
+            .filter(|name| !matches!(*name, "." | "..") && !name.contains(['/', '%']))
+            .map(str::to_owned)
     }
 }
 
@@ -88,9 +95,15 @@ impl Term {
     fn parse(text: &[u8], at: Range<usize>) -> Result<Self, FieldSelectorError> {
         let raw = &text[at.clone()];
         let is_operator = |at: &usize| raw[*at] == b'=' || raw[*at..].starts_with(b"!=");
-        let operator = (0..raw.len()).find(is_operator).ok_or(FieldSelectorError::NoOperator)?;
+        let operator = (0..raw.len())
+            .find(is_operator)
+            .ok_or(FieldSelectorError::NoOperator)?;
         let equals = raw[operator] == b'=';
-        let length = if equals && !raw[operator..].starts_with(b"==") { 1 } else { 2 };
+        let length = if equals && !raw[operator..].starts_with(b"==") {
+            1
+        } else {
+            2
+        };
         let value = operator + length;
         Ok(Self {
             field: url::text(Cow::Borrowed(&raw[..operator])).into_owned(),
@@ -119,7 +132,10 @@ fn unescape(value: &[u8]) -> Result<String, FieldSelectorError> {
     let mut characters = value.chars();
     while let Some(character) = characters.next() {
         plain.push(match character {
-            '\\' => characters.next().filter(|next| matches!(next, '\\' | ',' | '=')).ok_or(FieldSelectorError::Escape)?,
+            '\\' => characters
+                .next()
+                .filter(|next| matches!(next, '\\' | ',' | '='))
+                .ok_or(FieldSelectorError::Escape)?,
             '=' | ',' => return Err(FieldSelectorError::Unescaped),
             other => other,
         });
