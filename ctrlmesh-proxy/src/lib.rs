@@ -4,4 +4,6 @@
 #![forbid(unsafe_code)]
 
 pub mod classify;
+pub mod decide;
 pub mod request;
+pub mod rewrite;
