@@ -45,10 +45,8 @@ impl Tools {
             Some(folder) => Self::flat(Path::new(&folder)),
             None => Self::cached(&cache()),
         };
-        let missing = [&tools.etcd, &tools.apiserver]
-            .into_iter()
-            .find(|program| !program.is_file())
-            .cloned();
+        let missing =
+            [&tools.etcd, &tools.apiserver].into_iter().find(|program| !program.is_file()).cloned();
         match missing {
             Some(missing) => Err(ToolsError { missing }),
             None => Ok(tools),
@@ -65,20 +63,13 @@ impl Tools {
 
     fn cached(cache: &Path) -> Self {
         let kubernetes = cache.join("kubernetes").join(KUBERNETES);
-        Self {
-            etcd: cache.join("etcd").join(ETCD).join("etcd"),
-            ..Self::flat(&kubernetes)
-        }
+        Self { etcd: cache.join("etcd").join(ETCD).join("etcd"), ..Self::flat(&kubernetes) }
     }
 }
 
 /// Our cache: `$CTRLMESH_TOOLS`, else `ctrlmesh` in `$XDG_CACHE_HOME`, else in `~/.cache`.
 fn cache() -> PathBuf {
-    let folder = |name| {
-        env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let folder = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     folder(CACHE)
         .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("ctrlmesh")))
         .or_else(|| folder("HOME").map(|home| home.join(".cache/ctrlmesh")))
