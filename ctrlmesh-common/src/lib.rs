@@ -1,8 +1,11 @@
 //! What the kernel, the proxy, the manager and users agree on.
 #![cfg_attr(not(feature = "core"), no_std)]
 
+pub mod kernel;
 #[cfg(feature = "core")]
 pub mod names;
+#[cfg(feature = "loader")]
+pub mod pod;
 #[cfg(feature = "core")]
 pub mod resource;
 #[cfg(feature = "core")]
