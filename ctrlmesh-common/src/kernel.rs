@@ -186,7 +186,7 @@ pub struct InboundKey {
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
 )]
 pub struct Inbound {
-    /// Entry in the map of inbound listeners.
+    /// Entry in the map of inbound listeners: twice the slot, plus one for IPv6.
     pub listener: u32,
     /// [`FAIL_OPEN`] or nothing.
     pub flags: u32,

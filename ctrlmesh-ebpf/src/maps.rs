@@ -47,9 +47,10 @@ pub(crate) static HEARTBEATS: Array<u64> = Array::with_max_entries(MAX_PODS, 0);
 #[map]
 pub(crate) static INBOUND: HashMap<InboundKey, Inbound> = HashMap::with_max_entries(MAX_INBOUND, 0);
 
-/// Entry → the proxy's socket for inbound connections. Set by the proxy's process; vanishes with its socket.
+/// Twice the slot, plus one for IPv6 → the proxy's socket for inbound connections. Set by the proxy's process; vanishes
+/// with its socket.
 #[map]
-pub(crate) static INBOUND_LISTENERS: SockMap = SockMap::with_max_entries(MAX_INBOUND, 0);
+pub(crate) static INBOUND_LISTENERS: SockMap = SockMap::with_max_entries(2 * MAX_PODS, 0);
 
 /// Outcome → how often, per CPU.
 #[map]

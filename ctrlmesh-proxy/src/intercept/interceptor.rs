@@ -260,8 +260,8 @@ impl Interceptor {
             .map_err(Error::map("HEARTBEATS"))
     }
 
-    /// Gives connections that arrive at `address` in a pod's network namespace to `listener`. The proxy itself reaches
-    /// the server behind from a loopback address, [`super::INBOUND_SOURCE`].
+    /// Gives connections that arrive at `address` in a pod's network namespace to `listener`, one of
+    /// [`super::listener::inbound`] for its family. The proxy itself reaches the server behind from a loopback address, [`super::INBOUND_SOURCE`].
     ///
     /// # Errors
     /// If the namespace is none, or a table is full.
@@ -274,16 +274,17 @@ impl Interceptor {
         fail_open: bool,
     ) -> Result<(), Error> {
         let _lock = self.pins.lock()?;
+        let entry = slot.index() * 2 + u32::from(address.is_ipv6());
         self.maps
             .inbound_listeners
-            .set(slot.index(), listener, 0)
+            .set(entry, listener, 0)
             .map_err(Error::map("INBOUND_LISTENERS"))?;
         let key = InboundKey {
             address: address.ip().into(),
             port: u32::from(address.port()),
         };
         let value = Inbound {
-            listener: slot.index(),
+            listener: entry,
             flags: if fail_open { FAIL_OPEN } else { 0 },
         };
         let inserted = self.maps.inbound.insert(key, value, 0);
@@ -434,7 +435,7 @@ impl Interceptor {
             .map_err(Error::map("INBOUND"))?;
         for (key, _) in inbound
             .into_iter()
-            .filter(|(_, inbound)| inbound.listener == slot.index())
+            .filter(|(_, inbound)| inbound.listener / 2 == slot.index())
         {
             self.maps
                 .inbound

@@ -1,11 +1,14 @@
 //! How does a proxy listen inside a pod's network namespace?
 //!
-//! A thread enters the namespace, makes the socket and ends; a thread that once entered is never used again. The socket
-//! is bound to `lo`: what comes in from outside never reaches it, whatever its address says.
+//! A thread enters the namespace, makes the socket and ends; a thread that once entered is never used again.
+//!
+//! The socket for redirected connections is bound to `lo`: what comes in from outside never reaches it, whatever its
+//! address says. Sockets for webhook calls cannot be, because their answers go out by another device; they listen on a
+//! loopback address, one for each family, which nobody outside can name either.
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{io, thread};
@@ -35,15 +38,24 @@ pub struct Namespace {
 /// # Errors
 /// If the namespace cannot be entered, or the port is taken there.
 pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> {
-    listen(namespace, port)
+    let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+    let listener = namespace.run(|| match bound(v6, Some("lo")) {
+        // Redirected connections come over IPv4, so a namespace without IPv6 loses nothing.
+        Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => bound(v4, Some("lo")).map_err(|errno| (v4, errno)),
+        other => other.map_err(|errno| (v6, errno)),
+    })?;
+    listener.map_err(|(address, errno)| Error::Listen { address, source: errno.into() })
 }
 
-/// The socket for webhook calls, which arrive by `sk_lookup` and not by its own address.
+/// The socket for webhook calls to an address of this family, which arrive by `sk_lookup` and not by its own address.
 ///
 /// # Errors
-/// If the namespace cannot be entered.
-pub fn inbound(namespace: &Namespace) -> Result<TcpListener, Error> {
-    listen(namespace, 0)
+/// If the namespace cannot be entered, or does not know the family.
+pub fn inbound(namespace: &Namespace, family: IpAddr) -> Result<TcpListener, Error> {
+    let ip: IpAddr = if family.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    let address = SocketAddr::new(ip, 0);
+    namespace.run(|| bound(address, None))?.map_err(|errno| Error::Listen { address, source: errno.into() })
 }
 
 // === impl Namespace ===
@@ -110,24 +122,7 @@ impl Namespace {
     }
 }
 
-fn listen(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> {
-    let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-    let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    namespace
-        .run(move || match bound(v6) {
-            // Redirected connections come over IPv4, so a namespace without IPv6 loses nothing.
-            Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {
-                bound(v4).map_err(|errno| (v4, errno))
-            }
-            other => other.map_err(|errno| (v6, errno)),
-        })?
-        .map_err(|(address, errno)| Error::Listen {
-            address,
-            source: errno.into(),
-        })
-}
-
-fn bound(address: SocketAddr) -> Result<TcpListener, Errno> {
+fn bound(address: SocketAddr, device: Option<&str>) -> Result<TcpListener, Errno> {
     let family = if address.is_ipv6() {
         AddressFamily::Inet6
     } else {
@@ -139,7 +134,9 @@ fn bound(address: SocketAddr) -> Result<TcpListener, Errno> {
         socket::setsockopt(&socket, sockopt::Ipv6V6Only, &false)?;
     }
     socket::setsockopt(&socket, sockopt::ReuseAddr, &true)?;
-    socket::setsockopt(&socket, sockopt::BindToDevice, &OsString::from("lo"))?;
+    if let Some(device) = device {
+        socket::setsockopt(&socket, sockopt::BindToDevice, &OsString::from(device))?;
+    }
     socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
     socket::listen(&socket, Backlog::new(BACKLOG)?)?;
     Ok(TcpListener::from(socket))

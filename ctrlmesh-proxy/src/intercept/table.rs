@@ -32,11 +32,17 @@ pub(super) fn ensure(maps: &mut Maps, targets: &Targets) -> Result<u16, Error> {
     maps.tables
         .set(u32::from(table), Table { name }, 0)
         .map_err(Error::map("TABLES"))?;
-    for (index, target) in plan.retire {
-        retire(maps, table, index, target)?;
+    let again = |index: u8| plan.set.iter().any(|(set, _)| *set == index);
+    // An index that is given again must stop meaning the old target before it means the new one.
+    for (_, target) in plan.retire.iter().filter(|(index, _)| again(*index)) {
+        unmatch(maps, table, *target)?;
     }
-    for (index, target) in plan.set {
-        set(maps, table, index, target)?;
+    // New ones before old ones go: if they do not fit, the old ones are still there.
+    for (index, target) in &plan.set {
+        set(maps, table, *index, *target)?;
+    }
+    for (index, target) in plan.retire.iter().filter(|(index, _)| !again(*index)) {
+        retire(maps, table, *index, *target)?;
     }
     Ok(table)
 }
@@ -107,7 +113,7 @@ fn plan(entries: &[Destination], wanted: &[Target]) -> Result<Plan, Error> {
     let wanted: BTreeSet<_> = wanted.iter().copied().collect();
     let mut plan = Plan::default();
     let mut known = BTreeSet::new();
-    let (mut fresh, mut old) = (Vec::new(), Vec::new());
+    let (mut fresh, mut old, mut last) = (Vec::new(), Vec::new(), Vec::new());
     for (index, entry) in (0..=u8::MAX).zip(entries).skip(1) {
         let target = Target::of(entry);
         let keep = entry.port != 0 && wanted.contains(&target);
@@ -120,12 +126,12 @@ fn plan(entries: &[Destination], wanted: &[Target]) -> Result<Plan, Error> {
             }
             (_, 0, false) => {
                 plan.retire.push((index, target));
-                old.push(index);
+                last.push(index);
             }
             (_, _, false) => old.push(index),
         }
     }
-    let mut free = fresh.into_iter().chain(old);
+    let mut free = fresh.into_iter().chain(old).chain(last);
     for target in wanted.difference(&known) {
         let index = free.next().ok_or(Error::Full {
             table: "DESTINATIONS",
