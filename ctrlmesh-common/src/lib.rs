@@ -1,13 +1,16 @@
 //! What the kernel, the proxy, the manager and users agree on.
 #![cfg_attr(not(feature = "core"), no_std)]
 
-#[cfg(feature = "api")]
-pub mod api;
+pub mod kernel;
+#[cfg(feature = "loader")]
+pub mod pod;
 #[cfg(feature = "core")]
 pub mod names;
 #[cfg(feature = "core")]
-pub mod resource;
-#[cfg(feature = "core")]
 pub mod selector;
 #[cfg(feature = "core")]
+pub mod resource;
+#[cfg(feature = "core")]
 pub mod slots;
+#[cfg(feature = "api")]
+pub mod api;

@@ -1,2 +1,25 @@
-//! `ctrlmesh-proxy`
-fn main() {}
+//! `ctrlmesh-proxy`: between an operator and its API server.
+#![forbid(unsafe_code)]
+
+use clap::{Parser, Subcommand};
+use ctrlmesh_proxy::intercept;
+
+/// Sits between an operator and its API server.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Redirects the connections of a cgroup to a proxy, with eBPF.
+    Intercept(intercept::command::Arguments),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Intercept(arguments) => intercept::command::run(arguments),
+    }
+}
