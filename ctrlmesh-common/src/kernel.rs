@@ -267,11 +267,7 @@ impl Address {
     #[inline(always)]
     pub const fn ipv4(self) -> Option<u32> {
         let [a, b, c, d] = self.0;
-        if a == 0 && b == 0 && c == MAPPED {
-            Some(d)
-        } else {
-            None
-        }
+        if a == 0 && b == 0 && c == MAPPED { Some(d) } else { None }
     }
 
     /// The open bits of a prefix, in host byte order.
@@ -400,11 +396,7 @@ pub const fn encode(slot: u16, index: u8) -> u32 {
 #[inline(always)]
 pub const fn decode(ipv4: u32) -> Option<(u16, u8)> {
     let [a, b, c, index] = ipv4.to_ne_bytes();
-    if a == 127 && b & 0xc0 == 64 {
-        Some((u16::from_be_bytes([b & 0x3f, c]), index))
-    } else {
-        None
-    }
+    if a == 127 && b & 0xc0 == 64 { Some((u16::from_be_bytes([b & 0x3f, c]), index)) } else { None }
 }
 
 /// The source that carries the open bits of a prefix, in network byte order.
@@ -418,11 +410,7 @@ pub const fn encode_host(host: u32) -> u32 {
 #[inline(always)]
 pub const fn decode_host(ipv4: u32) -> Option<u32> {
     let [a, b, c, d] = ipv4.to_ne_bytes();
-    if a == 127 && b & 0xc0 == 128 {
-        Some(u32::from_be_bytes([0, b & 0x3f, c, d]))
-    } else {
-        None
-    }
+    if a == 127 && b & 0xc0 == 128 { Some(u32::from_be_bytes([0, b & 0x3f, c, d])) } else { None }
 }
 
 /// Where the client wanted to go, from the entry that its address names and the source of its connection.
@@ -458,10 +446,7 @@ const fn host_mask(bits: u8) -> u32 {
 
 const _: () = assert!(MAX_PODS <= 1 << 14, "a slot has 14 bits");
 const _: () = assert!(TABLE_ENTRIES == 1 << 8, "an index has 8 bits");
-const _: () = assert!(
-    EVENT_SAMPLE.is_power_of_two(),
-    "the sample is taken with a mask"
-);
+const _: () = assert!(EVENT_SAMPLE.is_power_of_two(), "the sample is taken with a mask");
 
 #[cfg(test)]
 mod tests {
@@ -505,12 +490,7 @@ mod tests {
         ] {
             assert_eq!(decode(words(ip)), None, "{ip:?}");
         }
-        for ip in [
-            [127, 0, 0, 2],
-            [127, 127, 255, 255],
-            [127, 192, 0, 0],
-            [10, 128, 0, 1],
-        ] {
+        for ip in [[127, 0, 0, 2], [127, 127, 255, 255], [127, 192, 0, 0], [10, 128, 0, 1]] {
             assert_eq!(decode_host(words(ip)), None, "{ip:?}");
         }
     }
@@ -524,22 +504,14 @@ mod tests {
             decode_host(encode_host((1 << MAX_HOST_BITS) - 1)),
             Some((1 << MAX_HOST_BITS) - 1)
         );
-        assert_eq!(
-            Ipv4Addr::from(encode_host(0).to_ne_bytes()),
-            Ipv4Addr::new(127, 128, 0, 0)
-        );
+        assert_eq!(Ipv4Addr::from(encode_host(0).to_ne_bytes()), Ipv4Addr::new(127, 128, 0, 0));
     }
 
     #[test]
     fn addresses_of_both_families_survive_the_round_trip() {
-        for text in [
-            "10.96.0.1",
-            "0.0.0.0",
-            "255.255.255.255",
-            "fd00::1",
-            "::1",
-            "2001:db8::ffff:1",
-        ] {
+        for text in
+            ["10.96.0.1", "0.0.0.0", "255.255.255.255", "fd00::1", "::1", "2001:db8::ffff:1"]
+        {
             let ip: IpAddr = text.parse().unwrap();
             assert_eq!(IpAddr::from(Address::from(ip)), ip);
         }
@@ -568,12 +540,7 @@ mod tests {
         ] {
             let [prefix, ip]: [Address; 2] =
                 [prefix, ip].map(|text| text.parse::<IpAddr>().unwrap().into());
-            let entry = Destination {
-                address: prefix,
-                port: 1,
-                host_bits: bits,
-                retired: 0,
-            };
+            let entry = Destination { address: prefix, port: 1, host_bits: bits, retired: 0 };
             assert_eq!(original(&entry, encode_host(ip.host(bits))), Some(ip));
         }
     }
@@ -591,10 +558,7 @@ mod tests {
 
     #[test]
     fn an_entry_that_was_never_used_explains_nothing() {
-        assert_eq!(
-            original(&Destination::default(), words([127, 0, 0, 1])),
-            None
-        );
+        assert_eq!(original(&Destination::default(), words([127, 0, 0, 1])), None);
     }
 
     #[test]
@@ -602,10 +566,7 @@ mod tests {
         for (at, outcome) in Outcome::ALL.into_iter().enumerate() {
             assert_eq!(outcome as usize, at);
             assert_eq!(
-                Outcome::ALL
-                    .iter()
-                    .filter(|other| other.name() == outcome.name())
-                    .count(),
+                Outcome::ALL.iter().filter(|other| other.name() == outcome.name()).count(),
                 1
             );
         }

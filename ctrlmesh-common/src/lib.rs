@@ -14,3 +14,5 @@ pub mod resource;
 pub mod slots;
 #[cfg(feature = "api")]
 pub mod api;
+#[cfg(feature = "core")]
+pub mod policy;

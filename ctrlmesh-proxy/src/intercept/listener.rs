@@ -42,7 +42,9 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
     let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let listener = namespace.run(|| match bound(v6, Some("lo")) {
         // Redirected connections come over IPv4, so a namespace without IPv6 loses nothing.
-        Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => bound(v4, Some("lo")).map_err(|errno| (v4, errno)),
+        Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {
+            bound(v4, Some("lo")).map_err(|errno| (v4, errno))
+        }
         other => other.map_err(|errno| (v6, errno)),
     })?;
     listener.map_err(|(address, errno)| Error::Listen { address, source: errno.into() })
@@ -53,9 +55,12 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
 /// # Errors
 /// If the namespace cannot be entered, or does not know the family.
 pub fn inbound(namespace: &Namespace, family: IpAddr) -> Result<TcpListener, Error> {
-    let ip: IpAddr = if family.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    let ip: IpAddr =
+        if family.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
     let address = SocketAddr::new(ip, 0);
-    namespace.run(|| bound(address, None))?.map_err(|errno| Error::Listen { address, source: errno.into() })
+    namespace
+        .run(|| bound(address, None))?
+        .map_err(|errno| Error::Listen { address, source: errno.into() })
 }
 
 // === impl Namespace ===
@@ -67,11 +72,7 @@ impl Namespace {
     /// If it does not exist or may not be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = File::open(path).map_err(Error::file("open", path))?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            own: false,
-        })
+        Ok(Self { path: path.to_owned(), file, own: false })
     }
 
     /// The namespace of this process.
@@ -79,10 +80,7 @@ impl Namespace {
     /// # Errors
     /// If `/proc` is not there.
     pub fn own() -> Result<Self, Error> {
-        Ok(Self {
-            own: true,
-            ..Self::open(Path::new("/proc/self/ns/net"))?
-        })
+        Ok(Self { own: true, ..Self::open(Path::new("/proc/self/ns/net"))? })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -106,10 +104,7 @@ impl Namespace {
                 scope.spawn(|| sched::setns(&self.file, CloneFlags::CLONE_NEWNET).map(|()| task()));
             thread.join()
         });
-        let failed = |source| Error::Namespace {
-            path: self.path.clone(),
-            source,
-        };
+        let failed = |source| Error::Namespace { path: self.path.clone(), source };
         match entered {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(errno)) => Err(privilege::explain_namespace(
@@ -123,11 +118,7 @@ impl Namespace {
 }
 
 fn bound(address: SocketAddr, device: Option<&str>) -> Result<TcpListener, Errno> {
-    let family = if address.is_ipv6() {
-        AddressFamily::Inet6
-    } else {
-        AddressFamily::Inet
-    };
+    let family = if address.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket: OwnedFd = socket::socket(family, SockType::Stream, flags, SockProtocol::Tcp)?;
     if address.is_ipv6() {

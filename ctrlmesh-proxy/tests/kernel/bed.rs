@@ -1,17 +1,19 @@
 //! What a test stands on: cgroups, a network namespace and pins of its own, gone afterwards whatever happens.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::{fs, process, thread};
 
 use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
 use ctrlmesh_proxy::intercept::listener::Namespace;
-use ctrlmesh_proxy::intercept::{Attach, Interceptor, ListenerCheck, Options, Originals, Targets, listener};
+use ctrlmesh_proxy::intercept::{
+    Attach, Interceptor, ListenerCheck, Options, Originals, Targets, listener,
+};
 use serde::de::DeserializeOwned;
 
 /// Name of everything that tests make, followed by the process and a number.
@@ -84,7 +86,13 @@ impl Bed {
     pub(crate) fn namespace(&self, suffix: &str) -> PathBuf {
         let name = format!("{}{suffix}", self.name);
         must(Command::new("ip").args(["netns", "add", &name]));
-        for command in ["link set lo up", "addr add 10.96.0.1/32 dev lo", "addr add 10.97.3.7/32 dev lo", "addr add fd00:96::1/128 dev lo nodad", "addr add fd00:97::3:7/128 dev lo nodad"] {
+        for command in [
+            "link set lo up",
+            "addr add 10.96.0.1/32 dev lo",
+            "addr add 10.97.3.7/32 dev lo",
+            "addr add fd00:96::1/128 dev lo nodad",
+            "addr add fd00:97::3:7/128 dev lo nodad",
+        ] {
             must(Command::new("ip").args(["-n", &name]).args(command.split(' ')));
         }
         self.path(suffix)
@@ -94,9 +102,16 @@ impl Bed {
     pub(crate) fn wire(&self, suffix: &str) {
         self.namespace(suffix);
         let (pod, node) = (self.name.clone(), format!("{}{suffix}", self.name));
-        must(Command::new("ip").args(["link", "add", "eth0", "netns", &pod, "type", "veth", "peer", "name", "eth0", "netns", &node]));
+        must(Command::new("ip").args([
+            "link", "add", "eth0", "netns", &pod, "type", "veth", "peer", "name", "eth0", "netns",
+            &node,
+        ]));
         for (namespace, last) in [(&pod, 5), (&node, 1)] {
-            for command in [format!("addr add 10.244.1.{last}/24 dev eth0"), format!("addr add fd00:244::{last}/64 dev eth0 nodad"), "link set eth0 up".to_owned()] {
+            for command in [
+                format!("addr add 10.244.1.{last}/24 dev eth0"),
+                format!("addr add fd00:244::{last}/64 dev eth0 nodad"),
+                "link set eth0 up".to_owned(),
+            ] {
                 must(Command::new("ip").args(["-n", namespace]).args(command.split(' ')));
             }
         }
@@ -181,7 +196,8 @@ impl Bed {
     /// A command inside a cgroup and the namespace: it joins before it is executed.
     pub(crate) fn inside(&self, cgroup: &Path, suffix: &str, program: &str) -> Command {
         let mut command = Command::new("sh");
-        let script = r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
+        let script =
+            r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
         command.args(["-c", script]).arg(cgroup).arg(self.path(suffix)).arg(program);
         command
     }
@@ -191,8 +207,14 @@ impl Bed {
         self.client_in("", cgroup, arguments)
     }
 
-    pub(crate) fn client_in<T: DeserializeOwned>(&self, suffix: &str, cgroup: &Path, arguments: &[&str]) -> T {
-        let output = self.peer(suffix, cgroup, arguments).stderr(Stdio::inherit()).output().unwrap();
+    pub(crate) fn client_in<T: DeserializeOwned>(
+        &self,
+        suffix: &str,
+        cgroup: &Path,
+        arguments: &[&str],
+    ) -> T {
+        let output =
+            self.peer(suffix, cgroup, arguments).stderr(Stdio::inherit()).output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", output.status);
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -227,11 +249,18 @@ impl Bed {
 
     /// Starts `intercept run` in the namespace, and waits until it listens.
     pub(crate) fn relay(&self) -> Process {
-        let mut command = self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args(["run", "--to", &PROXY.to_string()]);
+        let mut command =
+            self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args([
+            "run",
+            "--to",
+            &PROXY.to_string(),
+        ]);
         let child = Process(command.env("RUST_LOG", "warn").spawn().unwrap());
         let net = self.net();
-        until("the relay listens", || net.run(|| TcpStream::connect(("127.0.0.1", PROXY))).unwrap().is_ok());
+        until("the relay listens", || {
+            net.run(|| TcpStream::connect(("127.0.0.1", PROXY))).unwrap().is_ok()
+        });
         child
     }
 }
@@ -278,7 +307,10 @@ impl Drop for Process {
 // === impl Server ===
 
 impl Server {
-    fn start(listener: TcpListener, answer: impl Fn(&TcpStream) -> std::io::Result<()> + Send + 'static) -> Self {
+    fn start(
+        listener: TcpListener,
+        answer: impl Fn(&TcpStream) -> std::io::Result<()> + Send + 'static,
+    ) -> Self {
         let address = listener.local_addr().unwrap();
         listener.set_nonblocking(true).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -286,7 +318,8 @@ impl Server {
         let thread = thread::spawn(move || {
             use std::os::fd::AsFd as _;
             while !stopped.load(Ordering::Relaxed) {
-                let mut ready = [nix::poll::PollFd::new(listener.as_fd(), nix::poll::PollFlags::POLLIN)];
+                let mut ready =
+                    [nix::poll::PollFd::new(listener.as_fd(), nix::poll::PollFlags::POLLIN)];
                 nix::poll::poll(&mut ready, 50u8).unwrap();
                 while let Ok((client, _)) = listener.accept() {
                     client.set_nonblocking(false).unwrap();
@@ -328,12 +361,19 @@ pub(crate) fn echo(bed: &Bed, address: &str) -> thread::JoinHandle<()> {
 }
 
 pub(crate) fn targets(list: &[&str]) -> Targets {
-    Targets { name: "test".to_owned(), list: list.iter().map(|text| text.parse().unwrap()).collect() }
+    Targets {
+        name: "test".to_owned(),
+        list: list.iter().map(|text| text.parse().unwrap()).collect(),
+    }
 }
 
 /// A tenth of a large count, or all of it where asked for.
 pub(crate) fn count(full: usize) -> usize {
-    if std::env::var_os("CTRLMESH_TEST_FULL").is_some_and(|value| value == "1") { full } else { full / 10 }
+    if std::env::var_os("CTRLMESH_TEST_FULL").is_some_and(|value| value == "1") {
+        full
+    } else {
+        full / 10
+    }
 }
 
 /// Connects until the client sees what it should.
@@ -378,7 +418,10 @@ fn sweep() {
     for folder in [mount.mount(), Path::new("/run/netns"), Path::new(PINS)] {
         let Ok(entries) = fs::read_dir(folder) else { continue };
         for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-            let Some((pid, _)) = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')) else { continue };
+            let Some((pid, _)) = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'))
+            else {
+                continue;
+            };
             if !Path::new("/proc").join(pid).exists() {
                 remove(&name);
             }
@@ -396,7 +439,10 @@ fn remove(name: &str) {
         thread::yield_now();
     }
     let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    for namespace in namespaces.filter_map(|entry| entry.file_name().into_string().ok()).filter(|found| found.starts_with(name)) {
+    for namespace in namespaces
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|found| found.starts_with(name))
+    {
         let suffix = &namespace[name.len()..];
         if suffix.is_empty() || !suffix.starts_with(|first: char| first.is_ascii_digit()) {
             drop(Command::new("ip").args(["netns", "del", &namespace]).output());

@@ -19,7 +19,16 @@ fn status(bed: &Bed) -> serde_json::Value {
 }
 
 fn attach(bed: &Bed, more: &[&str]) -> Command {
-    let mut command = bed.command(&["attach", "--target", TARGET, "--target", "10.97.0.0/16:443", "--to", "15001", "--cgroup"]);
+    let mut command = bed.command(&[
+        "attach",
+        "--target",
+        TARGET,
+        "--target",
+        "10.97.0.0/16:443",
+        "--to",
+        "15001",
+        "--cgroup",
+    ]);
     command.arg(bed.cgroup("pod")).args(more);
     command
 }
@@ -29,7 +38,10 @@ fn attach_run_status_detach() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     assert_eq!(text(&run(&mut bed.command(&["status"]))), "nothing is attached\n");
-    assert_eq!(text(&run(&mut attach(&bed, &[]))), format!("attached {} in slot 0\n", pod.display()));
+    assert_eq!(
+        text(&run(&mut attach(&bed, &[]))),
+        format!("attached {} in slot 0\n", pod.display())
+    );
     let _targets = [bed.target(TARGET), bed.target("10.97.3.7:443")];
     assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
     let relay = bed.relay();
@@ -89,12 +101,17 @@ fn a_relay_inside_the_intercepted_cgroup_says_so_instead_of_talking_to_itself() 
     };
     let output = relay("pod/below").output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && error.contains("its own connections would come back to it"), "{error}");
+    assert!(
+        !output.status.success() && error.contains("its own connections would come back to it"),
+        "{error}"
+    );
     let below = bed.cgroup("pod/below").display().to_string();
     run(&mut attach(&bed, &["--except", &below]));
     let child = crate::bed::Process(relay("pod/below").spawn().unwrap());
     let _target = bed.target(TARGET);
-    crate::bed::until("the relay takes connections", || bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer.starts_with("target"));
+    crate::bed::until("the relay takes connections", || {
+        bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer.starts_with("target")
+    });
     child.kill();
 }
 
@@ -106,10 +123,27 @@ fn errors_say_what_to_do() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && error.contains(with), "{error}");
     };
-    fails(&mut bed.command(&["attach", "--cgroup", "/tmp", "--target", TARGET, "--to", "1"]), "/tmp is not a cgroup of the cgroup2 file system at");
-    fails(&mut bed.command(&["attach", "--cgroup", "/tmp", "--target", "10.0.0.0/8:443", "--to", "1"]), "a prefix of this family has at least 10 bits");
+    fails(
+        &mut bed.command(&["attach", "--cgroup", "/tmp", "--target", TARGET, "--to", "1"]),
+        "/tmp is not a cgroup of the cgroup2 file system at",
+    );
+    fails(
+        &mut bed.command(&[
+            "attach",
+            "--cgroup",
+            "/tmp",
+            "--target",
+            "10.0.0.0/8:443",
+            "--to",
+            "1",
+        ]),
+        "a prefix of this family has at least 10 bits",
+    );
     fails(&mut bed.command(&["detach", "--cgroup", "/tmp"]), "nothing is attached at /tmp");
     run(&mut attach(&bed, &[]));
     fails(&mut attach(&bed, &["--owner", "other"]), "is already attached by `cli`");
-    fails(bed.command(&["detach", "--owner", "other", "--cgroup"]).arg(bed.cgroup("pod")), "is already attached by `cli`");
+    fails(
+        bed.command(&["detach", "--owner", "other", "--cgroup"]).arg(bed.cgroup("pod")),
+        "is already attached by `cli`",
+    );
 }

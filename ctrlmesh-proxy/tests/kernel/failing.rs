@@ -23,7 +23,13 @@ fn without_a_listener_a_closed_pod_is_refused_at_once() {
         attach.listener = check;
         interceptor.attach(&attach).unwrap();
         let _targets = [bed.target(TARGET), bed.target(TARGET_V6)];
-        for (target, how) in [(TARGET, "blocking"), (TARGET_V6, "blocking"), (TARGET, "nonblocking"), (TARGET, "uring"), (TARGET, "fastopen")] {
+        for (target, how) in [
+            (TARGET, "blocking"),
+            (TARGET_V6, "blocking"),
+            (TARGET, "nonblocking"),
+            (TARGET, "uring"),
+            (TARGET, "fastopen"),
+        ] {
             let seen = bed.connect(&bed.cgroup("pod"), target, how);
             assert_eq!(seen.error, "ECONNREFUSED", "{how} {check:?}");
             assert!(seen.ms < REFUSED_WITHIN, "{seen:?}");
@@ -55,7 +61,10 @@ fn a_listener_that_closes_is_noticed_at_once_and_one_that_comes_back_too() {
     let attach = bed.attach(&bed.cgroup("pod"));
     for _ in 0..3 {
         let proxy = bed.enrol(&mut interceptor, &attach);
-        assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer, format!("proxy 0 {TARGET}"));
+        assert_eq!(
+            bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer,
+            format!("proxy 0 {TARGET}")
+        );
         drop(proxy);
         assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error, "ECONNREFUSED");
     }
@@ -140,7 +149,10 @@ fn a_relay_that_is_stopped_loses_its_heartbeat() {
 #[test]
 fn a_caller_whom_no_table_knows_is_refused() {
     let bed = Bed::new();
-    let options = ctrlmesh_proxy::intercept::Options { limits: ctrlmesh_proxy::intercept::Limits { cgroups: Some(1), targets: None }, ..bed.options("test") };
+    let options = ctrlmesh_proxy::intercept::Options {
+        limits: ctrlmesh_proxy::intercept::Limits { cgroups: Some(1), targets: None },
+        ..bed.options("test")
+    };
     let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
     interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
     let second = bed.attach(&bed.cgroup("second"));
@@ -148,7 +160,10 @@ fn a_caller_whom_no_table_knows_is_refused() {
     assert_eq!(error.to_string(), "table MEMBERS is full: it holds 1 entries");
     let _target = bed.target(TARGET);
     assert_eq!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").error, "ECONNREFUSED");
-    assert_eq!((counted(&interceptor, "table_full"), counted(&interceptor, "not_enrolled")), (1, 1));
+    assert_eq!(
+        (counted(&interceptor, "table_full"), counted(&interceptor, "not_enrolled")),
+        (1, 1)
+    );
     // There is room again: the same call attaches it properly.
     interceptor.detach(&bed.cgroup("first")).unwrap();
     let _proxy = bed.enrol(&mut interceptor, &second);
@@ -158,7 +173,10 @@ fn a_caller_whom_no_table_knows_is_refused() {
 #[test]
 fn a_full_table_leaves_an_open_pod_alone() {
     let bed = Bed::new();
-    let options = ctrlmesh_proxy::intercept::Options { limits: ctrlmesh_proxy::intercept::Limits { cgroups: None, targets: Some(1) }, ..bed.options("test") };
+    let options = ctrlmesh_proxy::intercept::Options {
+        limits: ctrlmesh_proxy::intercept::Limits { cgroups: None, targets: Some(1) },
+        ..bed.options("test")
+    };
     let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
     let mut attach = bed.attach(&bed.cgroup("pod"));
     attach.fail_open = true;
@@ -174,7 +192,10 @@ fn a_full_table_leaves_an_open_pod_alone() {
 #[test]
 fn a_full_table_closes_a_closed_pod() {
     let bed = Bed::new();
-    let options = ctrlmesh_proxy::intercept::Options { limits: ctrlmesh_proxy::intercept::Limits { cgroups: None, targets: Some(1) }, ..bed.options("test") };
+    let options = ctrlmesh_proxy::intercept::Options {
+        limits: ctrlmesh_proxy::intercept::Limits { cgroups: None, targets: Some(1) },
+        ..bed.options("test")
+    };
     let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
     interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap_err();
     let _targets = [bed.target(TARGET), bed.target(TARGET_V6)];
@@ -194,7 +215,10 @@ fn a_pod_that_is_attached_keeps_its_targets_when_more_do_not_fit() {
     attach.targets.list = (0..=255).map(|n| format!("10.1.0.{n}:443").parse().unwrap()).collect();
     let error = interceptor.attach(&attach).unwrap_err();
     assert_eq!(error.to_string(), "table DESTINATIONS is full: it holds 255 entries");
-    assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer, format!("proxy 0 {TARGET}"));
+    assert_eq!(
+        bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer,
+        format!("proxy 0 {TARGET}")
+    );
 }
 
 #[test]
@@ -210,7 +234,10 @@ fn events_name_the_outcome_the_pod_and_the_target() {
     let slot = interceptor.attach(&attach).unwrap();
     bed.connect(&bed.cgroup("pod"), TARGET_V6, "blocking");
     let event = events.next().unwrap();
-    assert_eq!((event.outcome, event.slot, event.target.to_string()), ("no_listener_refused", slot, TARGET_V6.to_owned()));
+    assert_eq!(
+        (event.outcome, event.slot, event.target.to_string()),
+        ("no_listener_refused", slot, TARGET_V6.to_owned())
+    );
     assert_eq!(events.next(), None);
 }
 

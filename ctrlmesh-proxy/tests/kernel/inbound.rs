@@ -77,7 +77,9 @@ fn the_proxy_reaches_the_real_server() {
 fn connect_from(source: SocketAddr, target: SocketAddr) -> TcpStream {
     use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
     use std::os::fd::AsRawFd as _;
-    let socket = socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    let socket =
+        socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
+            .unwrap();
     socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(source)).unwrap();
     socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(target)).unwrap();
     TcpStream::from(socket)

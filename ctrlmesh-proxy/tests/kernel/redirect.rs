@@ -18,7 +18,10 @@ fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
     let mut attach = bed.attach(&pod);
     change(&bed, &mut attach);
     let mut servers = vec![bed.enrol(&mut interceptor, &attach)];
-    servers.extend([TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::3:7]:443", "10.96.0.1:444"].map(|address| bed.target(address)));
+    servers.extend(
+        [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::3:7]:443", "10.96.0.1:444"]
+            .map(|address| bed.target(address)),
+    );
     Enrolled { bed, pod, _interceptor: interceptor, _servers: servers }
 }
 
@@ -35,7 +38,11 @@ fn redirected(seen: &Seen, target: &str) {
 
 #[track_caller]
 fn direct(seen: &Seen) {
-    assert_eq!(seen.answer, format!("target {}", seen.local.replace("::ffff:", "").replace(['[', ']'], "")), "{seen:?}");
+    assert_eq!(
+        seen.answer,
+        format!("target {}", seen.local.replace("::ffff:", "").replace(['[', ']'], "")),
+        "{seen:?}"
+    );
 }
 
 #[test]
@@ -140,7 +147,9 @@ fn datagrams_are_not_redirected() {
 
 #[test]
 fn every_address_of_a_prefix_is_redirected_and_known_to_the_proxy() {
-    let bed = enrolled(|_, attach| attach.targets = targets(&["10.64.0.0/10:443", "[fd00:97::/108]:443"]));
+    let bed = enrolled(|_, attach| {
+        attach.targets = targets(&["10.64.0.0/10:443", "[fd00:97::/108]:443"])
+    });
     redirected(&bed.connect("10.97.3.7:443", "blocking"), "10.97.3.7:443");
     redirected(&bed.connect("10.96.0.1:443", "nonblocking"), "10.96.0.1:443");
     redirected(&bed.connect("10.64.0.0:443", "blocking"), "10.64.0.0:443");
@@ -166,7 +175,11 @@ fn a_bound_socket_to_a_prefix_is_refused_or_passes_and_does_neither_silently() {
             attach.fail_open = fail_open;
         });
         let seen = bed.connect(TARGET, "bound");
-        if fail_open { direct(&seen) } else { assert_eq!(seen.error, "ECONNREFUSED") }
+        if fail_open {
+            direct(&seen)
+        } else {
+            assert_eq!(seen.error, "ECONNREFUSED")
+        }
         assert_eq!(bed._interceptor.status().unwrap().counters[counter], 1);
     }
 }

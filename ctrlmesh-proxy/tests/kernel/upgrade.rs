@@ -35,7 +35,10 @@ fn a_proxy_that_is_killed_and_restarted_is_never_bypassed() {
     let seen: Hammered = client.finish();
     eprintln!("{rounds} restarts and upgrades: {seen:?}");
     assert_eq!(seen.direct, 0, "{seen:?}");
-    assert!(seen.proxied >= 1 && seen.refused >= rounds as u64 && seen.errors.is_empty(), "{seen:?}");
+    assert!(
+        seen.proxied >= 1 && seen.refused >= rounds as u64 && seen.errors.is_empty(),
+        "{seen:?}"
+    );
 }
 
 #[test]
@@ -53,7 +56,11 @@ fn a_loader_upgrade_under_load_loses_no_connection() {
     }
     let seen: Hammered = client.finish();
     eprintln!("{} upgrades: {seen:?}", count(1000));
-    assert_eq!((seen.direct, seen.refused, seen.broken, seen.errors.len()), (0, 0, 0, 0), "{seen:?}");
+    assert_eq!(
+        (seen.direct, seen.refused, seen.broken, seen.errors.len()),
+        (0, 0, 0, 0),
+        "{seen:?}"
+    );
     assert!(seen.proxied > count(1000) as u64);
 }
 
@@ -79,7 +86,10 @@ fn programs_of_another_version_are_replaced_when_the_loader_starts() {
     let slot = bed.interceptor().attach(&bed.attach(&pod)).unwrap();
     let folder = bed.pins().join("pods").join(slot.to_string());
     let ours = std::fs::read_link(folder.join("object")).unwrap();
-    let link = || aya::programs::links::PinnedLink::from_pin(folder.join("connect4")).map(aya::programs::links::FdLink::from);
+    let link = || {
+        aya::programs::links::PinnedLink::from_pin(folder.join("connect4"))
+            .map(aya::programs::links::FdLink::from)
+    };
     let before = link().unwrap().info().unwrap().id();
     drop(bed.interceptor());
     assert_eq!(link().unwrap().info().unwrap().id(), before, "the same version is left alone");
