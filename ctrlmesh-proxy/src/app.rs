@@ -108,13 +108,13 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
         metrics,
     };
     for address in &args.listen {
-        let listener = listen(*address).await?;
+        let listener = listen("operators", *address).await?;
         let drain = drain.clone();
         let acceptor = acceptor.clone();
         drain.spawn(acceptor.run(listener, |_| Some(Origin::default()), drain.clone()));
     }
     drop(acceptor);
-    let pages = admin.run(listen(args.common.admin_listen).await?);
+    let pages = admin.run(listen("admin", args.common.admin_listen).await?);
     drop(starting);
     tokio::select! {
         // The pages are served for as long as the process lives.
@@ -223,14 +223,11 @@ impl Parts {
     }
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, AppError> {
-    let listener = TcpListener::bind(address)
-        .await
-        .map_err(|source| AppError::Listen { address, source })?;
-    let bound = listener
-        .local_addr()
-        .map_err(|source| AppError::Listen { address, source })?;
-    info!(address = %bound, "listening");
+async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
+    let failed = |source| AppError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    info!(purpose, address = %bound, "listening");
     Ok(listener)
 }
 

@@ -227,9 +227,10 @@ impl Upstream {
     ///
     /// Fails when the host is neither a DNS name nor an address.
     pub fn target(&self) -> Result<Target, ConfigError> {
-        let name = ServerName::try_from(self.host.clone()).map_err(|_| ConfigError::Upstream {
-            seen: self.host.clone(),
-        })?;
+        let name =
+            ServerName::try_from(self.host.clone()).map_err(|_unfit| ConfigError::Upstream {
+                seen: self.host.clone(),
+            })?;
         let address = match self.host.parse::<IpAddr>() {
             Ok(address) => Address::Socket(SocketAddr::new(address, self.port)),
             Err(_) => Address::Host(self.host.clone(), self.port),
@@ -247,7 +248,7 @@ impl FromStr for Upstream {
         };
         let authority = text.strip_prefix("https://").ok_or_else(wrong)?;
         let authority = authority.strip_suffix('/').unwrap_or(authority);
-        let authority: http::uri::Authority = authority.parse().map_err(|_| wrong())?;
+        let authority: http::uri::Authority = authority.parse().map_err(|_unfit| wrong())?;
         let host = authority.host();
         let host = host
             .strip_prefix('[')
@@ -288,7 +289,7 @@ fn duration(text: &str) -> Result<Duration, ConfigError> {
     };
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let (number, unit) = text.split_at(digits);
-    let number: u32 = number.parse().map_err(|_| wrong())?;
+    let number: u32 = number.parse().map_err(|_unfit| wrong())?;
     let unit = match unit {
         "ms" => Duration::from_millis(1),
         "s" => Duration::from_secs(1),
@@ -335,7 +336,7 @@ mod tests {
     #[test]
     fn a_duration_needs_its_unit() {
         assert_eq!(duration("250ms").unwrap(), Duration::from_millis(250));
-        assert_eq!(duration("2m").unwrap(), Duration::from_secs(120));
+        assert_eq!(duration("2m").unwrap(), Duration::from_mins(2));
         for wrong in ["5", "s", "-1s", "1.5s", "5 s", ""] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }

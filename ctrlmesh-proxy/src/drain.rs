@@ -52,6 +52,7 @@ impl Drain {
     }
 
     /// The same shutdown, seen from one thread: what waits there shares no lock with other threads.
+    #[must_use]
     pub fn for_thread(&self) -> Self {
         Self {
             graceful: self.graceful.child_token(),
@@ -104,6 +105,6 @@ mod tests {
         let drain = Drain::default();
         let asked = drain.clone();
         drain.spawn(async move { asked.started().await });
-        assert!(drain.finish(Duration::from_secs(3600)).await);
+        assert!(drain.finish(Duration::from_hours(1)).await);
     }
 }

@@ -3,7 +3,6 @@
 //! Every series of the request path is looked up once, at start: counting is one atomic addition.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -100,12 +99,18 @@ pub struct Metrics {
     upstream_errors: [Counter; UPSTREAM_ERRORS.len()],
     client_errors: [Counter; CLIENT_ERRORS.len()],
     added: Histogram,
+    open: Gauges,
+    epochs: Family<PodLabels, Gauge>,
+}
+
+/// What exists now.
+#[derive(Debug)]
+struct Gauges {
     connections: Gauge,
     upstream_connections: Gauge,
     streams: Gauge,
     watches: Gauge,
     tunnels: Gauge,
-    epochs: Family<PodLabels, Gauge>,
 }
 
 /// Counts something that exists for as long as this does.
@@ -143,84 +148,52 @@ impl Metrics {
     /// Registers everything.
     pub fn new() -> Arc<Self> {
         let mut registry = Registry::with_prefix("ctrlmesh_proxy");
-        let requests: Family<RequestLabels, Counter> = Family::default();
-        registry.register(
-            "requests",
-            "Requests that ended, by Kubernetes verb and outcome",
-            requests.clone(),
-        );
-        let added = Histogram::new(ADDED_SECONDS);
-        let help = "Time from the end of a request's head to its being sent on, and the same for its response";
-        registry.register_with_unit("added", help, Unit::Seconds, added.clone());
-        let epochs: Family<PodLabels, Gauge> = Family::default();
-        registry.register(
-            "policy_epoch",
-            "Epoch of the policy in force, by pod",
-            epochs.clone(),
-        );
-        Arc::new(Self {
-            requests: VERBS
-                .map(|verb| {
-                    OUTCOMES.map(|outcome| {
-                        requests.get_or_create_owned(&RequestLabels { verb, outcome })
-                    })
-                })
-                .to_vec(),
-            injected: counter(
-                &mut registry,
-                "injected",
-                "Requests whose selector was narrowed",
-            ),
+        let to = &mut registry;
+        let metrics = Self {
+            requests: requests(to),
+            injected: counter(to, "injected", "Requests whose selector was narrowed"),
             renamed: counter(
-                &mut registry,
+                to,
                 "renamed",
                 "Requests whose leader-election lock was renamed",
             ),
-            refused: counter(&mut registry, "refused", "Requests refused by policy"),
+            refused: counter(to, "refused", "Requests refused by policy"),
             tunnelled: counter(
-                &mut registry,
+                to,
                 "tunnelled",
                 "Tunnels opened: upgrades and opaque connections",
             ),
             spliced: counter(
-                &mut registry,
+                to,
                 "watches_spliced",
                 "Open watches carried over to a new policy",
             ),
             expired: counter(
-                &mut registry,
+                to,
                 "watches_expired",
                 "Open watches ended with 410 by a new policy",
             ),
-            accepted: counter(&mut registry, "accepted", "Connections accepted"),
+            accepted: counter(to, "accepted", "Connections accepted"),
             upstream_errors: reasons(
-                &mut registry,
+                to,
                 "upstream_errors",
                 "Failures to ask the API server",
                 UPSTREAM_ERRORS,
             ),
             client_errors: reasons(
-                &mut registry,
+                to,
                 "client_errors",
                 "Connections of clients ended early",
                 CLIENT_ERRORS,
             ),
-            connections: gauge(&mut registry, "connections", "Open connections of clients"),
-            upstream_connections: gauge(
-                &mut registry,
-                "upstream_connections",
-                "Open connections to the API server",
-            ),
-            streams: gauge(
-                &mut registry,
-                "streams",
-                "Requests under way, watches included",
-            ),
-            watches: gauge(&mut registry, "watches", "Open watches"),
-            tunnels: gauge(&mut registry, "tunnels", "Open tunnels"),
-            added,
-            epochs,
+            open: gauges(to),
+            added: added(to),
+            epochs: epochs(to),
+            registry: Registry::default(),
+        };
+        Arc::new(Self {
             registry,
+            ..metrics
         })
     }
 
@@ -250,33 +223,33 @@ impl Metrics {
 
     /// Counts a client's connection while it is open.
     pub fn connection(&self) -> Open {
-        Open::new(&self.connections)
+        Open::new(&self.open.connections)
     }
 
     /// How many connections of clients are open.
     pub fn open_connections(&self) -> i64 {
-        self.connections.get()
+        self.open.connections.get()
     }
 
     /// Counts a connection to the API server while it is open.
     pub fn upstream_connection(&self) -> Open {
-        Open::new(&self.upstream_connections)
+        Open::new(&self.open.upstream_connections)
     }
 
     /// Counts a request while it is under way.
     pub fn stream(&self) -> Open {
-        Open::new(&self.streams)
+        Open::new(&self.open.streams)
     }
 
     /// Counts a watch while it is open.
     pub fn watch(&self) -> Open {
-        Open::new(&self.watches)
+        Open::new(&self.open.watches)
     }
 
     /// Counts a tunnel, and while it is open.
     pub fn tunnel(&self) -> Open {
         self.tunnelled.inc();
-        Open::new(&self.tunnels)
+        Open::new(&self.open.tunnels)
     }
 
     /// Shows the epoch of the policy that is in force for `pod`.
@@ -316,13 +289,57 @@ impl Drop for Open {
     }
 }
 
+fn requests(registry: &mut Registry) -> Vec<[Counter; OUTCOMES.len()]> {
+    let family: Family<RequestLabels, Counter> = Family::default();
+    registry.register(
+        "requests",
+        "Requests that ended, by Kubernetes verb and outcome",
+        family.clone(),
+    );
+    let of =
+        |verb| OUTCOMES.map(|outcome| family.get_or_create_owned(&RequestLabels { verb, outcome }));
+    VERBS.map(of).to_vec()
+}
+
+fn gauges(to: &mut Registry) -> Gauges {
+    Gauges {
+        connections: gauge(to, "connections", "Open connections of clients"),
+        upstream_connections: gauge(
+            to,
+            "upstream_connections",
+            "Open connections to the API server",
+        ),
+        streams: gauge(to, "streams", "Requests under way, watches included"),
+        watches: gauge(to, "watches", "Open watches"),
+        tunnels: gauge(to, "tunnels", "Open tunnels"),
+    }
+}
+
+fn added(registry: &mut Registry) -> Histogram {
+    let histogram = Histogram::new(ADDED_SECONDS);
+    let help =
+        "Time from the end of a request's head to its being sent on, and the same for its response";
+    registry.register_with_unit("added", help, Unit::Seconds, histogram.clone());
+    histogram
+}
+
+fn epochs(registry: &mut Registry) -> Family<PodLabels, Gauge> {
+    let family: Family<PodLabels, Gauge> = Family::default();
+    registry.register(
+        "policy_epoch",
+        "Epoch of the policy in force, by pod",
+        family.clone(),
+    );
+    family
+}
+
 fn counter(registry: &mut Registry, name: &str, help: &str) -> Counter {
     let counter = Counter::default();
     registry.register(name, help, counter.clone());
     counter
 }
 
-fn gauge(registry: &mut Registry, name: &str, help: &str) -> Gauge<i64, AtomicI64> {
+fn gauge(registry: &mut Registry, name: &str, help: &str) -> Gauge {
     let gauge = Gauge::default();
     registry.register(name, help, gauge.clone());
     gauge

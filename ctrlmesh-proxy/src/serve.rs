@@ -80,7 +80,7 @@ impl Server {
                 .map(Target::from)
                 .or_else(|| self.target.clone());
             match target {
-                Some(target) => self.clone().begin(stream, target).await,
+                Some(target) => Box::pin(self.clone().begin(stream, target)).await,
                 None => self.metrics.client_error(ClientError::NoDestination),
             }
         }
@@ -110,7 +110,7 @@ impl Server {
         } else {
             &self.tls
         };
-        let handshake = handshake(config.clone(), stream);
+        let handshake = Box::pin(handshake(config.clone(), stream));
         let stream = match self.in_time(deadline, handshake).await {
             None => return,
             Some(Err(error)) => {
@@ -132,9 +132,9 @@ impl Server {
             leaving,
         });
         if http2 {
-            http2::serve(session, stream, deadline).await;
+            Box::pin(http2::serve(session, stream, deadline)).await;
         } else {
-            http1::serve(session, stream, deadline).await;
+            Box::pin(http1::serve(session, stream, deadline)).await;
         }
     }
 

@@ -135,7 +135,7 @@ impl Dialer {
         };
         let stream = time::timeout(self.deadline, connecting)
             .await
-            .map_err(|_| SendError::ConnectTimeout {
+            .map_err(|_elapsed| SendError::ConnectTimeout {
                 deadline: self.deadline,
             })
             .and_then(|connected| connected.map_err(SendError::Connect))
@@ -152,7 +152,7 @@ impl Dialer {
         let handshake = handshake(config, target.name.clone(), stream);
         let stream = time::timeout(self.deadline, handshake)
             .await
-            .map_err(|_| SendError::ConnectTimeout {
+            .map_err(|_elapsed| SendError::ConnectTimeout {
                 deadline: self.deadline,
             })
             .and_then(|done| done.map_err(SendError::Tls))

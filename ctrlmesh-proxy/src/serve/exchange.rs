@@ -31,11 +31,11 @@ impl Session {
         let _open = self.server.metrics.stream();
         match self.upstream.send(request, informed).await {
             Ok(response) => Ok(response),
-            Err(error) => self.failed(&error),
+            Err(error) => Self::failed(&error),
         }
     }
 
-    fn failed(&self, error: &SendError) -> Result<Response<Reply>, Abort> {
+    fn failed(error: &SendError) -> Result<Response<Reply>, Abort> {
         debug!(
             error = error as &dyn std::error::Error,
             "API server did not answer"

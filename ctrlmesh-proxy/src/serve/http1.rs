@@ -45,20 +45,12 @@ pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, de
             answer(session.clone(), request)
         })
     };
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(IDLE)
-        .max_buf_size(MAX_HEAD_BYTES)
-        .max_headers(MAX_HEADERS)
-        .auto_date_header(false);
-    let mut connection = pin!(
-        builder
-            .serve_connection(TokioIo::new(stream), service)
-            .with_upgrades()
-    );
-    let drain = session.server.drain.clone();
-    let mut closing = pin!(drain.started());
+    let connection = builder()
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut connection = pin!(connection);
+    let metrics = &session.server.metrics;
+    let mut closing = pin!(session.server.drain.started());
     let mut first = pin!(time::sleep_until(deadline));
     let (mut asked, mut waited) = (false, false);
     let ended = loop {
@@ -69,12 +61,11 @@ pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, de
                 asked = true;
                 connection.as_mut().graceful_shutdown();
             }
-            // The first request took too long to come.
+            // The first request takes too long to come.
             () = &mut first, if !waited => {
                 waited = true;
                 if requests.get() == 0 {
-                    session.server.metrics.client_error(ClientError::Slow);
-                    return;
+                    return metrics.client_error(ClientError::Slow);
                 }
             }
         }
@@ -84,12 +75,23 @@ pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, de
             error = &error as &dyn std::error::Error,
             "connection of a client broke"
         );
-        if error.is_timeout() && requests.get() > 0 {
-            session.server.metrics.client_error(ClientError::Slow);
+        if error.is_timeout() {
+            metrics.client_error(ClientError::Slow);
         } else if error.is_parse() {
-            session.server.metrics.client_error(ClientError::Protocol);
+            metrics.client_error(ClientError::Protocol);
         }
     }
+}
+
+fn builder() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        .auto_date_header(false);
+    builder
 }
 
 /// Answers one request.

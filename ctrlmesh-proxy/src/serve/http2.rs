@@ -41,13 +41,13 @@ const SEND_BUFFER_BYTES: usize = 1 << 20;
 pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, deadline: Instant) {
     let server = session.server.clone();
     let Some(handshake) = server
-        .in_time(deadline, builder().handshake::<_, Bytes>(stream))
+        .in_time(deadline, Box::pin(builder().handshake::<_, Bytes>(stream)))
         .await
     else {
         return;
     };
     let ended = match handshake {
-        Ok(connection) => run(&session, connection).await,
+        Ok(connection) => Box::pin(run(&session, connection)).await,
         Err(error) => Err(error),
     };
     if let Err(error) = ended {
@@ -85,7 +85,7 @@ async fn run(
         });
         match accepted.await {
             Some(Ok((request, respond))) => {
-                drain.spawn_part(answer(session.clone(), request, respond))
+                drain.spawn_part(answer(session.clone(), request, respond));
             }
             Some(Err(error)) => return Err(error),
             None => return Ok(()),

@@ -249,7 +249,7 @@ fn san(name: &str) -> Result<SanType, TlsError> {
     }
     Ia5String::try_from(name)
         .map(SanType::DnsName)
-        .map_err(|_| TlsError::Name {
+        .map_err(|_unfit| TlsError::Name {
             name: name.to_owned(),
         })
 }

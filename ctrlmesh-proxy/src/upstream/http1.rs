@@ -49,7 +49,7 @@ impl Pool {
         loop {
             let (mut lane, reused) = match self.take_idle().await {
                 Some(lane) => (lane, true),
-                None => (self.open().await?, false),
+                None => (Box::pin(self.open()).await?, false),
             };
             match lane.send.try_send_request(request).await {
                 Ok(response) => {

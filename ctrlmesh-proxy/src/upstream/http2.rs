@@ -78,7 +78,7 @@ impl Pool {
     ) -> Result<Response<Relay>, SendError> {
         let (mut send, share) = match self.free() {
             Some(free) => free,
-            None => self.open().await?,
+            None => Box::pin(self.open()).await?,
         };
         let (head, body) = request.into_parts();
         let expects = head.headers.contains_key(header::EXPECT);
@@ -123,10 +123,10 @@ impl Pool {
             return Ok(free);
         }
         let stream = self.dialer.dial(&self.target, true).await?;
-        let handshake = builder().handshake(stream);
+        let handshake = Box::pin(builder().handshake(stream));
         let (send, connection) = time::timeout(self.dialer.deadline, handshake)
             .await
-            .map_err(|_| SendError::ConnectTimeout {
+            .map_err(|_elapsed| SendError::ConnectTimeout {
                 deadline: self.dialer.deadline,
             })?
             .map_err(SendError::Http2)?;
@@ -134,7 +134,7 @@ impl Pool {
             send: RefCell::new(send.clone()),
             used: Rc::default(),
         });
-        let run = run(connection, Rc::downgrade(&lane), self.leaving.clone());
+        let run = Box::pin(run(connection, Rc::downgrade(&lane), self.leaving.clone()));
         let open = upstream::count(&self.dialer);
         self.dialer.drain.spawn_part(async move {
             run.await;
