@@ -12,7 +12,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time;
 use tracing::debug;
 
@@ -25,6 +25,9 @@ const MAX_CONNECTIONS: usize = 64;
 
 /// How long a connection may take to ask, or idle.
 const IDLE: Duration = Duration::from_secs(30);
+
+/// How long to wait when the process has no file descriptor left for a connection.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the format of the metrics page is called.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -41,28 +44,22 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Serves until the process ends: it is to be seen while it drains.
+    /// Serves until it is dropped: it is to be seen while the process drains.
     pub async fn run(self, listener: TcpListener) {
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let mut connections = JoinSet::new();
         loop {
-            let Ok(place) = places.clone().acquire_owned().await else {
-                return;
-            };
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let admin = self.clone();
-                    self.drain.spawn(async move {
-                        admin.serve(stream).await;
-                        drop(place);
-                    });
-                }
-                Err(_) => time::sleep(Duration::from_millis(100)).await,
+            tokio::select! {
+                accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
+                    Ok((stream, _)) => drop(connections.spawn(self.clone().serve(stream))),
+                    Err(_) => time::sleep(EXHAUSTED_PAUSE).await,
+                },
+                // One ended.
+                Some(_) = connections.join_next() => {}
             }
         }
     }
 
     async fn serve(self, stream: TcpStream) {
-        let drain = self.drain.clone();
         let service = service_fn(move |request| {
             let answered = Ok::<_, Infallible>(self.answer(&request));
             async move { answered }
@@ -71,16 +68,7 @@ impl Admin {
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE)
             .serve_connection(TokioIo::new(stream), service);
-        let mut connection = std::pin::pin!(connection);
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            // Shutdown: no further request on this connection.
-            () = drain.started() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
-        if let Err(error) = ended {
+        if let Err(error) = connection.await {
             debug!(
                 error = &error as &dyn std::error::Error,
                 "admin connection broke"

@@ -22,6 +22,9 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+/// What the API server takes.
+const MAX_HEAD_BYTES: usize = 1 << 20;
+
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// A request as it arrived.
@@ -62,7 +65,12 @@ impl Upstream {
                         Ok::<_, Infallible>(answer(request).await)
                     }
                 });
-                let _broken = auto::Builder::new(TokioExecutor::new())
+                let mut server = auto::Builder::new(TokioExecutor::new());
+                server.http1().max_buf_size(MAX_HEAD_BYTES);
+                server
+                    .http2()
+                    .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap());
+                let _broken = server
                     .serve_connection_with_upgrades(TokioIo::new(stream), service)
                     .await;
             }
