@@ -3,10 +3,8 @@
 //! The kinds and fields are the predecessors', so that their manifests apply unchanged. What the schema can check is
 //! checked in the API server (OpenAPI bounds and CEL); what it cannot see is `ctrlmesh-manager`'s admission.
 //! Every doc comment here becomes `kubectl explain`.
-#![expect(
-    unreachable_pub,
-    reason = "`KubeSchema` repeats each type inside a function"
-)]
+#![expect(clippy::duplicated_attributes, reason = "columns of one type are not the same column")]
+#![expect(unreachable_pub, reason = "`KubeSchema` repeats each type inside a function")]
 
 mod circuit_breaker;
 mod fault_injection;
@@ -27,10 +25,5 @@ pub use yaml::{ReadError, read_sharding_configs};
 
 /// The definitions of all our resources, as they are installed into a cluster.
 pub fn definitions() -> [CustomResourceDefinition; 4] {
-    [
-        ShardingConfig::crd(),
-        CircuitBreaker::crd(),
-        FaultInjection::crd(),
-        ManagerState::crd(),
-    ]
+    [ShardingConfig::crd(), CircuitBreaker::crd(), FaultInjection::crd(), ManagerState::crd()]
 }

@@ -1,15 +1,18 @@
 //! What the kernel, the proxy, the manager and users agree on.
 #![cfg_attr(not(feature = "core"), no_std)]
 
-#[cfg(feature = "api")]
-pub mod api;
+pub mod kernel;
+#[cfg(feature = "loader")]
+pub mod pod;
 #[cfg(feature = "core")]
 pub mod names;
 #[cfg(feature = "core")]
-pub mod policy;
+pub mod selector;
 #[cfg(feature = "core")]
 pub mod resource;
 #[cfg(feature = "core")]
-pub mod selector;
-#[cfg(feature = "core")]
 pub mod slots;
+#[cfg(feature = "api")]
+pub mod api;
+#[cfg(feature = "core")]
+pub mod policy;

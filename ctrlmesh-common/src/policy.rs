@@ -110,17 +110,13 @@ impl Policy {
     pub fn selector_for(&self, group: &str, resource: &str) -> Option<Selector> {
         let selector = self
             .covering(group, resource)
-            .fold(Selector::everything(), |all, limit| {
-                all.and(&limit.selector)
-            });
+            .fold(Selector::everything(), |all, limit| all.and(&limit.selector));
         (!selector.is_empty()).then_some(selector)
     }
 
     /// The newest resourceVersion at which a limit on `resource` changed, where one is known.
     pub fn changed_at(&self, group: &str, resource: &str) -> Option<u64> {
-        self.covering(group, resource)
-            .filter_map(|limit| limit.changed_at)
-            .max()
+        self.covering(group, resource).filter_map(|limit| limit.changed_at).max()
     }
 
     /// Whether a proxy can apply it.
@@ -128,16 +124,11 @@ impl Policy {
     /// # Errors
     /// The first field that is wrong.
     pub fn check(&self) -> Result<(), PolicyError> {
-        for (limit, resources) in self
-            .limits
-            .iter()
-            .map(|limit| &limit.relate_resources)
-            .enumerate()
+        for (limit, resources) in
+            self.limits.iter().map(|limit| &limit.relate_resources).enumerate()
         {
             for (at, resources) in resources.iter().enumerate() {
-                resources
-                    .check()
-                    .map_err(|source| PolicyError::Resources { limit, at, source })?;
+                resources.check().map_err(|source| PolicyError::Resources { limit, at, source })?;
             }
         }
         self.lock.as_ref().map_or(Ok(()), Lock::check)
@@ -145,9 +136,7 @@ impl Policy {
 
     fn covering(&self, group: &str, resource: &str) -> impl Iterator<Item = &Limit> {
         let enforced = self.mode == Mode::Enforce;
-        self.limits
-            .iter()
-            .filter(move |limit| enforced && limit.covers(group, resource))
+        self.limits.iter().filter(move |limit| enforced && limit.covers(group, resource))
     }
 }
 
@@ -157,10 +146,7 @@ impl Limit {
     /// Whether it speaks of `resource` of the API group `group`.
     pub fn covers(&self, group: &str, resource: &str) -> bool {
         self.relate_resources.is_empty()
-            || self
-                .relate_resources
-                .iter()
-                .any(|one| one.covers(group, resource))
+            || self.relate_resources.iter().any(|one| one.covers(group, resource))
     }
 }
 
@@ -174,29 +160,19 @@ impl Lock {
 
     /// Whether `name` is one that only the server may know: this lock's, or another shard's.
     pub fn reserves(&self, name: &str) -> bool {
-        name.strip_prefix(self.name.as_str())
-            .is_some_and(|rest| rest.starts_with(LOCK_SEPARATOR))
+        name.strip_prefix(self.name.as_str()).is_some_and(|rest| rest.starts_with(LOCK_SEPARATOR))
     }
 
     fn check(&self) -> Result<(), PolicyError> {
-        for (field, value) in [
-            ("namespace", &self.namespace),
-            ("name", &self.name),
-            ("shard", &self.shard),
-        ] {
+        for (field, value) in
+            [("namespace", &self.namespace), ("name", &self.name), ("shard", &self.shard)]
+        {
             if !is_object_name(value) {
-                return Err(PolicyError::LockName {
-                    field,
-                    value: value.clone(),
-                });
+                return Err(PolicyError::LockName { field, value: value.clone() });
             }
         }
         let name = self.per_shard();
-        if name.len() > MAX_NAME_BYTES {
-            Err(PolicyError::LockTooLong { name })
-        } else {
-            Ok(())
-        }
+        if name.len() > MAX_NAME_BYTES { Err(PolicyError::LockTooLong { name }) } else { Ok(()) }
     }
 }
 
@@ -204,9 +180,7 @@ fn is_object_name(name: &str) -> bool {
     let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = name.as_bytes();
     bytes.len() <= MAX_NAME_BYTES
-        && bytes
-            .iter()
-            .all(|byte| inner(byte) || matches!(byte, b'-' | b'.'))
+        && bytes.iter().all(|byte| inner(byte) || matches!(byte, b'-' | b'.'))
         && bytes.first().is_some_and(inner)
         && bytes.last().is_some_and(inner)
 }
@@ -233,11 +207,7 @@ mod tests {
                 resources: vec![(*resource).to_owned()],
             })
             .collect();
-        Limit {
-            relate_resources,
-            selector: Selector::parse(selector).unwrap(),
-            changed_at: None,
-        }
+        Limit { relate_resources, selector: Selector::parse(selector).unwrap(), changed_at: None }
     }
 
     #[test]
@@ -252,26 +222,18 @@ mod tests {
             ..Policy::default()
         };
         let text = |group, resource| {
-            policy
-                .selector_for(group, resource)
-                .map(|selector| selector.to_string())
+            policy.selector_for(group, resource).map(|selector| selector.to_string())
         };
         assert_eq!(text("", "pods").as_deref(), Some("a=1,!c"));
         assert_eq!(text("apps", "deployments").as_deref(), Some("b in (x,y)"));
         assert_eq!(text("", "secrets"), None);
-        let pass = Policy {
-            mode: Mode::Pass,
-            ..policy
-        };
+        let pass = Policy { mode: Mode::Pass, ..policy };
         assert_eq!(pass.selector_for("", "pods"), None);
     }
 
     #[test]
     fn a_limit_without_resources_covers_every_resource() {
-        let policy = Policy {
-            limits: vec![limit(&[], "a=1")],
-            ..Policy::default()
-        };
+        let policy = Policy { limits: vec![limit(&[], "a=1")], ..Policy::default() };
         assert!(policy.selector_for("example.com", "widgets").is_some());
     }
 
@@ -290,11 +252,7 @@ mod tests {
 
     #[test]
     fn a_lock_reserves_every_name_that_a_shard_could_have() {
-        let lock = Lock {
-            namespace: "ns".into(),
-            name: "op".into(),
-            shard: "s-1".into(),
-        };
+        let lock = Lock { namespace: "ns".into(), name: "op".into(), shard: "s-1".into() };
         assert_eq!(lock.per_shard(), "op---s-1");
         assert!(lock.reserves("op---s-1") && lock.reserves("op---other") && lock.reserves("op---"));
         assert!(!lock.reserves("op") && !lock.reserves("op--s") && !lock.reserves("opx---s"));
@@ -315,15 +273,9 @@ mod tests {
             (with_lock("", "op", "s"), "lock.namespace"),
             (with_lock("ns", "a/b", "s"), "lock.name"),
             (with_lock("ns", "op", "S"), "lock.shard"),
+            (with_lock("ns", &"a".repeat(200), &"b".repeat(60)), "lock: the name"),
             (
-                with_lock("ns", &"a".repeat(200), &"b".repeat(60)),
-                "lock: the name",
-            ),
-            (
-                Policy {
-                    limits: vec![limit(&[("", "")], "")],
-                    ..Policy::default()
-                },
+                Policy { limits: vec![limit(&[("", "")], "")], ..Policy::default() },
                 "limits[0].relateResources[0]",
             ),
         ] {

@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::names::is_dns_subdomain;
+
 /// What stands for everything, and must then stand alone.
 pub const WILDCARD: &str = "*";
 
@@ -80,20 +82,10 @@ impl ResourceMatch {
         check_list("apiGroups", &self.api_groups)?;
         check_list("resources", &self.resources)?;
         let plain = |name: &&String| *name != WILDCARD;
-        if let Some(name) = self
-            .resources
-            .iter()
-            .filter(plain)
-            .find(|name| !is_resource(name))
-        {
+        if let Some(name) = self.resources.iter().filter(plain).find(|name| !is_resource(name)) {
             return Err(ResourceMatchError::BadResource { name: name.clone() });
         }
-        if let Some(name) = self
-            .api_groups
-            .iter()
-            .filter(plain)
-            .find(|name| !is_group(name))
-        {
+        if let Some(name) = self.api_groups.iter().filter(plain).find(|name| !is_group(name)) {
             return Err(ResourceMatchError::BadGroup { name: name.clone() });
         }
         Ok(())
@@ -101,9 +93,7 @@ impl ResourceMatch {
 }
 
 fn lists(names: &[String], name: &str) -> bool {
-    names
-        .iter()
-        .any(|listed| listed == WILDCARD || listed == name)
+    names.iter().any(|listed| listed == WILDCARD || listed == name)
 }
 
 fn share(one: &[String], other: &[String]) -> bool {
@@ -117,15 +107,8 @@ fn check_list(field: &'static str, names: &[String]) -> Result<(), ResourceMatch
     if names.len() > 1 && names.iter().any(|name| name == WILDCARD) {
         return Err(ResourceMatchError::WildcardNotAlone { field });
     }
-    match names
-        .iter()
-        .enumerate()
-        .find(|(at, name)| names[..*at].contains(name))
-    {
-        Some((_, name)) => Err(ResourceMatchError::Repeated {
-            field,
-            name: name.clone(),
-        }),
+    match names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
+        Some((_, name)) => Err(ResourceMatchError::Repeated { field, name: name.clone() }),
         None => Ok(()),
     }
 }
@@ -141,13 +124,7 @@ fn is_resource(name: &str) -> bool {
 }
 
 fn is_group(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let label = |label: &str| {
-        label.bytes().all(|byte| inner(byte) || byte == b'-')
-            && label.bytes().next().is_some_and(inner)
-            && label.bytes().last().is_some_and(inner)
-    };
-    name.is_empty() || name.len() <= 253 && name.split('.').all(label)
+    name.is_empty() || is_dns_subdomain(name)
 }
 
 #[cfg(test)]
@@ -156,10 +133,7 @@ mod tests {
 
     fn of(groups: &[&str], resources: &[&str]) -> ResourceMatch {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        ResourceMatch {
-            api_groups: owned(groups),
-            resources: owned(resources),
-        }
+        ResourceMatch { api_groups: owned(groups), resources: owned(resources) }
     }
 
     #[test]
@@ -176,16 +150,8 @@ mod tests {
     #[test]
     fn overlap_is_symmetric_and_sees_wildcards() {
         let cases = [
-            (
-                of(&["apps"], &["deployments"]),
-                of(&["apps"], &["statefulsets"]),
-                false,
-            ),
-            (
-                of(&["apps"], &["*"]),
-                of(&["apps"], &["statefulsets"]),
-                true,
-            ),
+            (of(&["apps"], &["deployments"]), of(&["apps"], &["statefulsets"]), false),
+            (of(&["apps"], &["*"]), of(&["apps"], &["statefulsets"]), true),
             (of(&["*"], &["pods"]), of(&[""], &["*"]), true),
             (of(&["*"], &["*"]), of(&["*"], &["*"]), true),
             (of(&["apps"], &["*"]), of(&["batch"], &["*"]), false),
@@ -201,18 +167,9 @@ mod tests {
         let cases = [
             (of(&[], &["pods"]), "apiGroups: is empty"),
             (of(&[""], &[]), "resources: is empty"),
-            (
-                of(&["*", ""], &["pods"]),
-                "apiGroups: \"*\" is allowed only alone",
-            ),
-            (
-                of(&[""], &["pods", "*"]),
-                "resources: \"*\" is allowed only alone",
-            ),
-            (
-                of(&[""], &["pods", "pods"]),
-                "resources: \"pods\" is listed twice",
-            ),
+            (of(&["*", ""], &["pods"]), "apiGroups: \"*\" is allowed only alone"),
+            (of(&[""], &["pods", "*"]), "resources: \"*\" is allowed only alone"),
+            (of(&[""], &["pods", "pods"]), "resources: \"pods\" is listed twice"),
             (of(&[""], &["pods/log"]), "resources: \"pods/log\" is not"),
             (of(&[""], &["Pods"]), "resources: \"Pods\" is not"),
             (of(&["Apps"], &["pods"]), "apiGroups: \"Apps\" is not"),

@@ -63,6 +63,9 @@ pub enum RequirementError {
     /// `in` or `notin` with no value at all.
     #[error("`in` and `notin` need at least one value")]
     NoValues,
+    /// A value where only the presence of the label is asked for.
+    #[error("`Exists` and `DoesNotExist` take no values")]
+    UnwantedValues,
 }
 
 // === impl Selector ===
@@ -100,9 +103,7 @@ impl Selector {
 
     /// Whether `labels` satisfy every requirement.
     pub fn matches(&self, labels: &Labels) -> bool {
-        self.requirements
-            .iter()
-            .all(|requirement| requirement.matches(labels))
+        self.requirements.iter().all(|requirement| requirement.matches(labels))
     }
 
     /// Whether some labels satisfy both selectors.
@@ -123,9 +124,7 @@ impl FromStr for Selector {
 
 impl FromIterator<Requirement> for Selector {
     fn from_iter<I: IntoIterator<Item = Requirement>>(requirements: I) -> Self {
-        Self {
-            requirements: requirements.into_iter().collect(),
-        }
+        Self { requirements: requirements.into_iter().collect() }
     }
 }
 
@@ -178,8 +177,7 @@ impl Requirement {
 
     /// Whether `labels` satisfy it.
     pub fn matches(&self, labels: &Labels) -> bool {
-        self.condition
-            .admits(labels.get(&self.key).map(String::as_str))
+        self.condition.admits(labels.get(&self.key).map(String::as_str))
     }
 }
 

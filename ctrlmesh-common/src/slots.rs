@@ -112,9 +112,7 @@ impl SlotSet {
 
     /// The slots in the set, in ascending order.
     pub fn iter(self) -> impl Iterator<Item = Slot> {
-        (0..COUNT)
-            .map(Slot)
-            .filter(move |slot| self.contains(*slot))
+        (0..COUNT).map(Slot).filter(move |slot| self.contains(*slot))
     }
 
     /// Divides the set into `shares` runs of ascending slots whose sizes differ by at most one, larger ones first.
@@ -127,12 +125,7 @@ impl SlotSet {
         let least = self.len() / shares;
         let mut slots = self.iter();
         (0..shares)
-            .map(|share| {
-                slots
-                    .by_ref()
-                    .take(least + usize::from(share < rest))
-                    .collect()
-            })
+            .map(|share| slots.by_ref().take(least + usize::from(share < rest)).collect())
             .collect()
     }
 }
@@ -159,10 +152,7 @@ impl NamespaceHash {
     pub fn slot(self, namespace: &str) -> Slot {
         let hash = match self {
             Self::Fnv1a => fnv1a(namespace.as_bytes()),
-            Self::Kusionstack => namespace
-                .chars()
-                .map(|point| u64::from(u32::from(point)))
-                .sum(),
+            Self::Kusionstack => namespace.chars().map(|point| u64::from(u32::from(point))).sum(),
         };
         #[expect(clippy::cast_possible_truncation, reason = "less than COUNT")]
         Slot((hash % u64::from(COUNT)) as u8)
@@ -176,9 +166,7 @@ impl std::str::FromStr for NamespaceHash {
         match name {
             "fnv1a" => Ok(Self::Fnv1a),
             "kusionstack" => Ok(Self::Kusionstack),
-            _ => Err(UnknownHash {
-                name: name.to_owned(),
-            }),
+            _ => Err(UnknownHash { name: name.to_owned() }),
         }
     }
 }
@@ -187,9 +175,7 @@ impl std::str::FromStr for NamespaceHash {
 fn fnv1a(bytes: &[u8]) -> u64 {
     const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
-    bytes.iter().fold(OFFSET_BASIS, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(PRIME)
-    })
+    bytes.iter().fold(OFFSET_BASIS, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
 }
 
 #[cfg(test)]
@@ -208,17 +194,10 @@ mod tests {
 
     #[test]
     fn the_predecessors_hash_gives_their_slots() {
-        for (namespace, slot) in [
-            ("default", 5),
-            ("kube-system", 25),
-            ("ns-a", 15),
-            ("ctrlmesh", 2),
-        ] {
-            assert_eq!(
-                NamespaceHash::Kusionstack.slot(namespace).number(),
-                slot,
-                "{namespace}"
-            );
+        for (namespace, slot) in
+            [("default", 5), ("kube-system", 25), ("ns-a", 15), ("ctrlmesh", 2)]
+        {
+            assert_eq!(NamespaceHash::Kusionstack.slot(namespace).number(), slot, "{namespace}");
         }
     }
 
@@ -232,16 +211,10 @@ mod tests {
     #[test]
     fn every_number_of_shares_is_balanced() {
         for shares in 1..=32 {
-            let sizes: Vec<usize> = SlotSet::ALL
-                .divide(shares)
-                .into_iter()
-                .map(SlotSet::len)
-                .collect();
+            let sizes: Vec<usize> =
+                SlotSet::ALL.divide(shares).into_iter().map(SlotSet::len).collect();
             let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
-            assert!(
-                *least >= 1 && most - least <= 1,
-                "{shares} shares: {sizes:?}"
-            );
+            assert!(*least >= 1 && most - least <= 1, "{shares} shares: {sizes:?}");
         }
         assert!(SlotSet::ALL.divide(0).is_empty());
     }

@@ -100,10 +100,7 @@ fn plan(policy: &Policy, request: &RequestInfo<'_>) -> Result<Plan, Refusal> {
         return Ok(Plan::default());
     }
     let selector = shard::selector(policy, request)?;
-    let lock = policy
-        .lock
-        .as_ref()
-        .map_or(Ok(None), |lock| lock::plan(lock, request))?;
+    let lock = policy.lock.as_ref().map_or(Ok(None), |lock| lock::plan(lock, request))?;
     Ok(Plan { selector, lock })
 }
 

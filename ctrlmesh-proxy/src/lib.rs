@@ -3,7 +3,21 @@
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]
 
+pub mod telemetry;
+pub mod drain;
+pub mod readiness;
+pub mod metrics;
+pub mod body;
+pub mod intercept;
+pub mod accept;
+pub mod tls;
+pub mod request;
 pub mod classify;
 pub mod decide;
-pub mod request;
 pub mod rewrite;
+pub mod upstream;
+pub mod tunnel;
+pub mod config;
+pub mod serve;
+pub mod admin;
+pub mod app;

@@ -1,10 +1,14 @@
 //! `ctrlmesh-proxy`: between an operator and its API server.
 #![forbid(unsafe_code)]
 
-use clap::{Parser, Subcommand};
-use ctrlmesh_proxy::classify;
+use std::io::{stdin, stdout};
+use std::process::ExitCode;
 
-/// Sits between an operator and its API server.
+use clap::{Parser, Subcommand};
+use ctrlmesh_proxy::config::SidecarArgs;
+use ctrlmesh_proxy::{app, classify, intercept, telemetry};
+
+/// Sits between an operator and its API server, and gives each replica its own share of the objects.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -14,15 +18,23 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Serves one pod, from inside it, without any privilege.
+    Sidecar(Box<SidecarArgs>),
+    /// Redirects the connections of a cgroup to a proxy, with eBPF.
+    Intercept(intercept::command::Arguments),
     /// Prints what the API server makes of each `METHOD TARGET` line on stdin, as one JSON object a line.
     Classify,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Classify => Ok(classify::run(
-            &mut std::io::stdin().lock(),
-            &mut std::io::stdout().lock(),
-        )?),
+        Command::Sidecar(arguments) => {
+            telemetry::init(arguments.common.log_format)?;
+            let clean = app::sidecar(*arguments)?;
+            return Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Command::Intercept(arguments) => intercept::command::run(arguments)?,
+        Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
     }
+    Ok(ExitCode::SUCCESS)
 }

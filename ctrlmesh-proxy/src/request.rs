@@ -265,10 +265,7 @@ impl<'a> RequestInfo<'a> {
         if &path[segments.peek()] != "namespaces" || segments.count() < 2 {
             return;
         }
-        let mut behind = Segments {
-            path,
-            rest: segments.rest.clone(),
-        };
+        let mut behind = Segments { path, rest: segments.rest.clone() };
         behind.next();
         self.namespace = behind.next();
         if behind.count() > 0 && !matches!(&path[behind.peek()], "status" | "finalize") {
@@ -299,17 +296,12 @@ impl<'p> Segments<'p> {
     fn new(path: &'p str) -> Self {
         let start = path.len() - path.trim_start_matches('/').len();
         let end = start + path[start..].trim_end_matches('/').len();
-        Self {
-            path,
-            rest: (start < end).then_some(start..end),
-        }
+        Self { path, rest: (start < end).then_some(start..end) }
     }
 
     /// How many segments are left.
     fn count(&self) -> usize {
-        self.rest
-            .clone()
-            .map_or(0, |rest| self.path[rest].split('/').count())
+        self.rest.clone().map_or(0, |rest| self.path[rest].split('/').count())
     }
 
     /// The next segment; empty where none is left.
@@ -317,9 +309,7 @@ impl<'p> Segments<'p> {
         let Some(rest) = self.rest.clone() else {
             return 0..0;
         };
-        let end = self.path[rest.clone()]
-            .find('/')
-            .map_or(rest.end, |length| rest.start + length);
+        let end = self.path[rest.clone()].find('/').map_or(rest.end, |length| rest.start + length);
         rest.start..end
     }
 

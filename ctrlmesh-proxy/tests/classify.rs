@@ -263,11 +263,7 @@ fn line(random: &mut Random) -> Vec<u8> {
         let at = random.below(line.len());
         // A line feed would end the line, and a carriage return is the line's own end to the server.
         let byte = u8::try_from(random.below(256)).unwrap();
-        line[at] = if matches!(byte, b'\n' | b'\r') {
-            b'\t'
-        } else {
-            byte
-        };
+        line[at] = if matches!(byte, b'\n' | b'\r') { b'\t' } else { byte };
     }
     line
 }
@@ -282,11 +278,7 @@ fn built_reference() -> PathBuf {
         .arg("./requestinfo")
         .current_dir(module)
         .status();
-    assert!(
-        built
-            .expect("Go is needed to build the API server's own code")
-            .success()
-    );
+    assert!(built.expect("Go is needed to build the API server's own code").success());
     binary
 }
 
@@ -306,10 +298,7 @@ fn reference(lines: &[u8]) -> Vec<u8> {
 }
 
 fn parsed(output: &[u8]) -> Vec<Value> {
-    serde_json::Deserializer::from_slice(output)
-        .into_iter()
-        .map(Result::unwrap)
-        .collect()
+    serde_json::Deserializer::from_slice(output).into_iter().map(Result::unwrap).collect()
 }
 
 #[test]
@@ -326,14 +315,8 @@ fn the_api_servers_own_code_gives_the_same_answer() {
     for ((line, ours), theirs) in lines.iter().zip(&ours).zip(&theirs) {
         assert_eq!(ours, theirs, "seed {seed}: {}", line.escape_ascii());
     }
-    let refused = theirs
-        .iter()
-        .filter(|answer| answer.get("error").is_some())
-        .count();
-    let resources = theirs
-        .iter()
-        .filter(|answer| answer["resourceRequest"] == true)
-        .count();
+    let refused = theirs.iter().filter(|answer| answer.get("error").is_some()).count();
+    let resources = theirs.iter().filter(|answer| answer["resourceRequest"] == true).count();
     assert!(
         refused > LINES / 20 && resources > LINES / 4,
         "the lines exercise too little: {refused} refused, {resources} resources"

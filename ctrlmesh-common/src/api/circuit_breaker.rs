@@ -22,21 +22,13 @@ use super::LabelSelector;
     status = "CircuitBreakerStatus",
     derive = "PartialEq",
     doc = "Limits how often the selected pods may do something, and what they may talk to.",
-    printcolumn(
-        name = "Limits",
-        type_ = "string",
-        json_path = ".spec.rateLimitings[*].name"
-    ),
+    printcolumn(name = "Limits", type_ = "string", json_path = ".spec.rateLimitings[*].name"),
     printcolumn(
         name = "Opened",
         type_ = "string",
         json_path = ".status.targetStatus[*].limitingSnapshots[?(@.state==\"Opened\")].name"
     ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct CircuitBreakerSpec {
     /// Which pods, of this namespace, are held back. Required, with at least one requirement.

@@ -21,16 +21,8 @@ use super::LabelSelector;
     derive = "PartialEq",
     doc = "Delays or fails some requests of the selected pods.",
     printcolumn(name = "Disabled", type_ = "boolean", json_path = ".spec.disabled"),
-    printcolumn(
-        name = "Faults",
-        type_ = "string",
-        json_path = ".spec.httpFault[*].name"
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Faults", type_ = "string", json_path = ".spec.httpFault[*].name"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct FaultInjectionSpec {
     /// Which pods, of this namespace, meet the faults. Required, with at least one requirement.
@@ -84,10 +76,7 @@ pub struct Delay {
     pub fixed_delay: String,
     /// How many of a hundred requests are delayed, "0" to "100". Default "100"; "0" is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        length(max = 16),
-        regex(pattern = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$")
-    )]
+    #[schemars(length(max = 16), regex(pattern = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$"))]
     pub percent: Option<String>,
 }
 
@@ -100,10 +89,7 @@ pub struct Abort {
     pub http_status: i32,
     /// How many of a hundred requests are answered so, "0" to "100". Default "100"; "0" is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        length(max = 16),
-        regex(pattern = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$")
-    )]
+    #[schemars(length(max = 16), regex(pattern = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$"))]
     pub percent: Option<String>,
 }
 
@@ -196,17 +182,11 @@ pub struct HeaderMatch {
 pub struct EffectiveTime {
     /// From this time of the day, "HH:MM:SS". A start after the end reaches over midnight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        length(max = 8),
-        regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$")
-    )]
+    #[schemars(length(max = 8), regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$"))]
     pub start_time: Option<String>,
     /// Until this time of the day, "HH:MM:SS".
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(
-        length(max = 8),
-        regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$")
-    )]
+    #[schemars(length(max = 8), regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$"))]
     pub end_time: Option<String>,
     /// Days of the week, 0 (Sunday) to 6.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -76,10 +76,7 @@ impl LabelSelector {
             operator: SelectorOperator::In,
             values: values.into_iter().collect(),
         };
-        Self {
-            match_expressions: vec![expression],
-            ..Self::default()
-        }
+        Self { match_expressions: vec![expression], ..Self::default() }
     }
 
     /// Whether it has no requirement, and so selects everything.
@@ -95,27 +92,26 @@ impl TryFrom<&LabelSelector> for Selector {
         let labels = selector
             .match_labels
             .iter()
-            .map(|(key, value)| (key, Condition::Equals(value.clone())));
+            .map(|(key, value)| Requirement::new(key, Condition::Equals(value.clone())));
         let expressions = selector
             .match_expressions
             .iter()
-            .map(|expression| (&expression.key, expression.condition()));
-        labels
-            .chain(expressions)
-            .map(|(key, condition)| Requirement::new(key, condition))
-            .collect()
+            .map(|expression| Requirement::new(&expression.key, expression.condition()?));
+        labels.chain(expressions).collect()
     }
 }
 
 // === impl Expression ===
 
 impl Expression {
-    fn condition(&self) -> Condition {
+    fn condition(&self) -> Result<Condition, RequirementError> {
+        let values = || self.values.iter().cloned().collect();
         match self.operator {
-            SelectorOperator::In => Condition::In(self.values.iter().cloned().collect()),
-            SelectorOperator::NotIn => Condition::NotIn(self.values.iter().cloned().collect()),
-            SelectorOperator::Exists => Condition::Exists,
-            SelectorOperator::DoesNotExist => Condition::DoesNotExist,
+            SelectorOperator::In => Ok(Condition::In(values())),
+            SelectorOperator::NotIn => Ok(Condition::NotIn(values())),
+            _ if !self.values.is_empty() => Err(RequirementError::UnwantedValues),
+            SelectorOperator::Exists => Ok(Condition::Exists),
+            SelectorOperator::DoesNotExist => Ok(Condition::DoesNotExist),
         }
     }
 }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
     kind = "ManagerState",
     category = "ctrlmesh",
     status = "ManagerStateStatus",
+    no_spec,
     derive = "PartialEq",
     derive = "Default",
     doc = "Where the managers are. There is one object, ctrlmesh-manager, and the manager writes it.",
@@ -23,7 +24,15 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Managers", type_ = "string", json_path = ".status.endpoints[*].name"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
-pub struct ManagerStateSpec {}
+pub struct ManagerStateSpec {
+    /// Nothing. Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<NoSpec>,
+}
+
+/// Nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NoSpec {}
 
 /// What the leader observed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -161,10 +161,7 @@ pub struct Root {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disable: Option<bool>,
     /// What the names of the shards begin with: `<prefix>-0-canary`, `<prefix>-<id>-normal`.
-    #[schemars(
-        length(min = 1, max = 200),
-        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-    )]
+    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub prefix: String,
     /// The `StatefulSet`, in this namespace, whose pods are divided among the shards, by ordinal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -317,9 +314,7 @@ impl Limit {
 
     /// The objects of them that the shard may see. Reads either spelling.
     pub fn objects(&self) -> Option<&LabelSelector> {
-        self.selector
-            .as_ref()
-            .or(self.object_selector.as_ref().map(|nested| &nested.selector))
+        self.selector.as_ref().or(self.object_selector.as_ref().map(|nested| &nested.selector))
     }
 }
 
@@ -327,9 +322,6 @@ impl Limit {
 
 impl From<&RelatedResources> for ResourceMatch {
     fn from(resources: &RelatedResources) -> Self {
-        Self {
-            api_groups: resources.api_groups.clone(),
-            resources: resources.resources.clone(),
-        }
+        Self { api_groups: resources.api_groups.clone(), resources: resources.resources.clone() }
     }
 }

@@ -47,10 +47,7 @@ pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadErro
     let mut configs = Vec::new();
     for (at, document) in documents(text).enumerate() {
         let number = at + 1;
-        let failed = |source| ReadError::Document {
-            document: number,
-            source: Box::new(source),
-        };
+        let failed = |source| ReadError::Document { document: number, source: Box::new(source) };
         let Some(meta) = serde_saphyr::from_str::<Option<TypeMeta>>(&document).map_err(failed)?
         else {
             continue;
@@ -61,10 +58,7 @@ pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadErro
         let found = meta.api_version.unwrap_or_default();
         let (group, version) = found.split_once('/').unwrap_or_default();
         if ![names::GROUP, names::KRIDGE_GROUP].contains(&group) || version != names::VERSION {
-            return Err(ReadError::ApiVersion {
-                document: number,
-                found,
-            });
+            return Err(ReadError::ApiVersion { document: number, found });
         }
         configs.push(serde_saphyr::from_str(&document).map_err(failed)?);
     }
@@ -77,18 +71,10 @@ fn documents(text: &str) -> impl Iterator<Item = String> {
     let mut starts = vec![0];
     let lines: Vec<&str> = text.lines().collect();
     starts.extend(
-        lines
-            .iter()
-            .enumerate()
-            .filter(|(_, line)| is_separator(line))
-            .map(|(at, _)| at + 1),
+        lines.iter().enumerate().filter(|(_, line)| is_separator(line)).map(|(at, _)| at + 1),
     );
-    let ends: Vec<usize> = starts
-        .iter()
-        .skip(1)
-        .map(|start| start - 1)
-        .chain([lines.len()])
-        .collect();
+    let ends: Vec<usize> =
+        starts.iter().skip(1).map(|start| start - 1).chain([lines.len()]).collect();
     let parts: Vec<String> = starts
         .into_iter()
         .zip(ends)
@@ -98,6 +84,5 @@ fn documents(text: &str) -> impl Iterator<Item = String> {
 }
 
 fn is_separator(line: &str) -> bool {
-    line.strip_prefix("---")
-        .is_some_and(|rest| rest.trim().is_empty() || rest.starts_with(" #"))
+    line.strip_prefix("---").is_some_and(|rest| rest.trim().is_empty() || rest.starts_with(" #"))
 }

@@ -11,14 +11,9 @@ use super::{Condition, Requirement};
 pub(super) fn satisfiable<'a>(requirements: impl Iterator<Item = &'a Requirement>) -> bool {
     let mut by_key: BTreeMap<&str, Vec<&Condition>> = BTreeMap::new();
     for requirement in requirements {
-        by_key
-            .entry(requirement.key())
-            .or_default()
-            .push(requirement.condition());
+        by_key.entry(requirement.key()).or_default().push(requirement.condition());
     }
-    by_key
-        .values()
-        .all(|conditions| label_satisfiable(conditions))
+    by_key.values().all(|conditions| label_satisfiable(conditions))
 }
 
 fn label_satisfiable(conditions: &[&Condition]) -> bool {
@@ -52,7 +47,7 @@ fn range_satisfiable(conditions: &[&Condition]) -> bool {
         match condition {
             Condition::GreaterThan(bound) => above = above.max(*bound),
             Condition::LessThan(bound) => {
-                below = Some(below.map_or(*bound, |least: i64| least.min(*bound)))
+                below = Some(below.map_or(*bound, |least: i64| least.min(*bound)));
             }
             _ => {}
         }

@@ -54,9 +54,7 @@ struct Parser<'a> {
 
 /// Parses a whole selector.
 pub(super) fn selector(text: &str) -> Result<Selector, ParseSelectorError> {
-    let mut parser = Parser {
-        tokens: scan(text).into_iter().peekable(),
-    };
+    let mut parser = Parser { tokens: scan(text).into_iter().peekable() };
     let mut requirements = Vec::new();
     if *parser.peek() == Token::End {
         return Ok(Selector { requirements });
@@ -108,10 +106,8 @@ impl<'a> Parser<'a> {
             (false, true) => Condition::Exists,
             (false, false) => self.condition()?,
         };
-        Requirement::new(key, condition).map_err(|source| ParseSelectorError::Requirement {
-            key: key.to_owned(),
-            source,
-        })
+        Requirement::new(key, condition)
+            .map_err(|source| ParseSelectorError::Requirement { key: key.to_owned(), source })
     }
 
     fn condition(&mut self) -> Result<Condition, ParseSelectorError> {
@@ -147,9 +143,7 @@ impl<'a> Parser<'a> {
             .parse()
             .ok()
             .filter(|_| digits)
-            .ok_or_else(|| ParseSelectorError::NotAnInteger {
-                value: value.to_owned(),
-            })
+            .ok_or_else(|| ParseSelectorError::NotAnInteger { value: value.to_owned() })
     }
 
     /// `(a,b)`; nothing between two signs is the empty value.
@@ -178,10 +172,7 @@ impl<'a> Parser<'a> {
 }
 
 fn unexpected<T>(found: &Token<'_>, expected: &'static str) -> Result<T, ParseSelectorError> {
-    Err(ParseSelectorError::Unexpected {
-        found: found.text().to_owned(),
-        expected,
-    })
+    Err(ParseSelectorError::Unexpected { found: found.text().to_owned(), expected })
 }
 
 fn scan(text: &str) -> Vec<Token<'_>> {
@@ -204,8 +195,5 @@ fn scan(text: &str) -> Vec<Token<'_>> {
 }
 
 fn ends_word(character: char) -> bool {
-    matches!(
-        character,
-        '=' | '!' | '(' | ')' | ',' | '>' | '<' | ' ' | '\t' | '\r' | '\n' | '\0'
-    )
+    matches!(character, '=' | '!' | '(' | ')' | ',' | '>' | '<' | ' ' | '\t' | '\r' | '\n' | '\0')
 }

@@ -1,10 +1,9 @@
 //! What may a label's key and value look like? (apimachinery `pkg/api/validate/content/kube.go`)
 
+use crate::names::is_dns_subdomain;
+
 /// Longest name part of a key, and longest value, in bytes.
 const MAX_NAME_BYTES: usize = 63;
-
-/// Longest prefix of a key (a DNS subdomain, RFC 1123), in bytes.
-const MAX_PREFIX_BYTES: usize = 253;
 
 /// A key that no label may have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,13 +34,7 @@ pub fn check_key(key: &str) -> Result<(), KeyError> {
         None => is_name(key),
         Some((prefix, name)) => is_dns_subdomain(prefix) && is_name(name),
     };
-    if ok {
-        Ok(())
-    } else {
-        Err(KeyError {
-            key: key.to_owned(),
-        })
-    }
+    if ok { Ok(()) } else { Err(KeyError { key: key.to_owned() }) }
 }
 
 /// Whether a label may have this `value`.
@@ -52,9 +45,7 @@ pub fn check_value(value: &str) -> Result<(), ValueError> {
     if value.is_empty() || is_name(value) {
         Ok(())
     } else {
-        Err(ValueError {
-            value: value.to_owned(),
-        })
+        Err(ValueError { value: value.to_owned() })
     }
 }
 
@@ -63,23 +54,7 @@ fn is_name(text: &str) -> bool {
         && text
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
-        && ends_are(text, |byte| byte.is_ascii_alphanumeric())
-}
-
-fn is_dns_subdomain(text: &str) -> bool {
-    text.len() <= MAX_PREFIX_BYTES && text.split('.').all(is_dns_label)
-}
-
-fn is_dns_label(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    text.bytes().all(|byte| inner(byte) || byte == b'-') && ends_are(text, inner)
-}
-
-/// Whether the text has a first and a last byte, and both satisfy `is`.
-fn ends_are(text: &str, is: impl Fn(u8) -> bool) -> bool {
-    match text.as_bytes() {
-        [] => false,
-        [only] => is(*only),
-        [first, .., last] => is(*first) && is(*last),
-    }
+        && [text.bytes().next(), text.bytes().last()]
+            .into_iter()
+            .all(|end| end.is_some_and(|byte| byte.is_ascii_alphanumeric()))
 }

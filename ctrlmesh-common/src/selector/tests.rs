@@ -3,10 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
-    pairs
-        .iter()
-        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-        .collect()
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
 #[test]
@@ -36,11 +33,7 @@ fn the_whole_grammar_is_read() {
         ("a=b,c \0,d=e", "a=b,c"),
     ];
     for (text, printed) in cases {
-        assert_eq!(
-            Selector::parse(text).unwrap().to_string(),
-            printed,
-            "{text:?}"
-        );
+        assert_eq!(Selector::parse(text).unwrap().to_string(), printed, "{text:?}");
     }
 }
 
@@ -99,11 +92,7 @@ fn a_missing_label_satisfies_only_negations() {
         ("a=", false),
         ("a<1", false),
     ] {
-        assert_eq!(
-            Selector::parse(text).unwrap().matches(&none),
-            matches,
-            "{text:?}"
-        );
+        assert_eq!(Selector::parse(text).unwrap().matches(&none), matches, "{text:?}");
     }
 }
 
@@ -132,10 +121,7 @@ fn selectors_overlap_unless_a_label_decides_between_them() {
         ("", "", true),
     ];
     for (one, other, overlap) in cases {
-        let (one, other) = (
-            Selector::parse(one).unwrap(),
-            Selector::parse(other).unwrap(),
-        );
+        let (one, other) = (Selector::parse(one).unwrap(), Selector::parse(other).unwrap());
         assert_eq!(one.overlaps(&other), overlap, "{one} / {other}");
         assert_eq!(other.overlaps(&one), overlap, "{other} / {one}");
     }

@@ -25,29 +25,17 @@ pub(super) fn check(request: &RequestInfo<'_>) -> Result<(), Refusal> {
     if has_escaped_slash(request.raw_path(), path.matches('/').count() + 1) {
         return refuse("it has an escaped slash");
     }
-    if request.query().is_too_long() {
-        Err(Refusal::AmbiguousQuery)
-    } else {
-        Ok(())
-    }
+    if request.query().is_too_long() { Err(Refusal::AmbiguousQuery) } else { Ok(()) }
 }
 
 /// The part of the path that says which object is meant.
 fn judged<'r>(request: &'r RequestInfo<'_>) -> &'r str {
     let proxied = request.subresource() == "proxy" && !request.name_in_path().is_empty();
-    if proxied {
-        &request.path()[..request.subresource_range().end]
-    } else {
-        request.path()
-    }
+    if proxied { &request.path()[..request.subresource_range().end] } else { request.path() }
 }
 
 /// Whether one of the first `segments` spells a slash.
 fn has_escaped_slash(raw_path: &[u8], segments: usize) -> bool {
     let mut judged = raw_path.split(|byte| *byte == b'/').take(segments);
-    judged.any(|segment| {
-        segment
-            .windows(3)
-            .any(|three| three.eq_ignore_ascii_case(b"%2f"))
-    })
+    judged.any(|segment| segment.windows(3).any(|three| three.eq_ignore_ascii_case(b"%2f")))
 }

@@ -31,11 +31,8 @@ pub struct Rename {
 }
 
 /// The resources that client-go's leader election can lock on.
-const LOCK_RESOURCES: [(&str, &str); 3] = [
-    ("coordination.k8s.io", "leases"),
-    ("", "configmaps"),
-    ("", "endpoints"),
-];
+const LOCK_RESOURCES: [(&str, &str); 3] =
+    [("coordination.k8s.io", "leases"), ("", "configmaps"), ("", "endpoints")];
 
 /// What to rename; `None` where the request cannot touch the lock.
 pub(super) fn plan(lock: &Lock, request: &RequestInfo<'_>) -> Result<Option<LockPlan>, Refusal> {
@@ -47,44 +44,26 @@ pub(super) fn plan(lock: &Lock, request: &RequestInfo<'_>) -> Result<Option<Lock
     let name = request.name_in_path();
     // Across namespaces only collections exist; a name there is the server's to refuse.
     if !name.is_empty() {
-        return if namespace.is_empty() {
-            Ok(None)
-        } else {
-            named(lock, name, request)
-        };
+        return if namespace.is_empty() { Ok(None) } else { named(lock, name, request) };
     }
     if request.verb() == "create" {
         return Ok(Some(LockPlan::new(lock, false, false, true)));
     }
-    if request.is_collection() {
-        collection(lock, request).map(Some)
-    } else {
-        Ok(None)
-    }
+    if request.is_collection() { collection(lock, request).map(Some) } else { Ok(None) }
 }
 
 // === impl LockPlan ===
 
 impl LockPlan {
     fn new(lock: &Lock, in_path: bool, in_fields: bool, in_body: bool) -> Self {
-        let rename = Rename {
-            lock: lock.clone(),
-            on_server: lock.per_shard(),
-        };
-        Self {
-            rename,
-            in_path,
-            in_fields,
-            in_body,
-        }
+        let rename = Rename { lock: lock.clone(), on_server: lock.per_shard() };
+        Self { rename, in_path, in_fields, in_body }
     }
 }
 
 fn named(lock: &Lock, name: &str, request: &RequestInfo<'_>) -> Result<Option<LockPlan>, Refusal> {
     if lock.reserves(name) {
-        return Err(Refusal::ReservedName {
-            name: name.to_owned(),
-        });
+        return Err(Refusal::ReservedName { name: name.to_owned() });
     }
     let in_body = matches!(request.verb(), "create" | "update" | "patch");
     Ok((name == lock.name).then(|| LockPlan::new(lock, true, false, in_body)))
@@ -97,9 +76,7 @@ fn collection(lock: &Lock, request: &RequestInfo<'_>) -> Result<LockPlan, Refusa
     let mut in_fields = false;
     for term in fields.terms().iter().filter(|term| term.field == NAME) {
         if lock.reserves(&term.value) {
-            return Err(Refusal::ReservedName {
-                name: term.value.clone(),
-            });
+            return Err(Refusal::ReservedName { name: term.value.clone() });
         }
         in_fields |= term.value == lock.name;
     }

@@ -28,16 +28,11 @@ pub(super) fn selector(
 /// A watch or a further page from before the change would miss what joined, and keep what left.
 fn check_version(changed_at: u64, request: &RequestInfo<'_>) -> Result<(), Refusal> {
     let query = request.query();
-    let version = query
-        .text("resourceVersion")
-        .and_then(|version| version.parse().ok());
+    let version = query.text("resourceVersion").and_then(|version| version.parse().ok());
     let asked = if request.is_watch() { version } else { None };
-    let token = query
-        .text("continue")
-        .filter(|token| !token.is_empty() && !request.is_watch());
-    let continued = token
-        .map(|token| continued_version(&token).ok_or(Refusal::UnknownContinue))
-        .transpose()?;
+    let token = query.text("continue").filter(|token| !token.is_empty() && !request.is_watch());
+    let continued =
+        token.map(|token| continued_version(&token).ok_or(Refusal::UnknownContinue)).transpose()?;
     match asked.or(continued) {
         // Version 0 asks for any state, and is answered with all of it.
         Some(asked) if asked != 0 && asked < changed_at => {

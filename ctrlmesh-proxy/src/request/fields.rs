@@ -72,13 +72,8 @@ impl FieldSelector {
 
     /// The value that `field` must have; of several, the one that the server finds first.
     pub fn required(&self, field: &str) -> Option<&str> {
-        let required = self
-            .terms
-            .iter()
-            .filter(|term| term.equals && term.field == field);
-        required
-            .min_by(|one, other| one.raw.cmp(&other.raw))
-            .map(|term| term.value.as_str())
+        let required = self.terms.iter().filter(|term| term.equals && term.field == field);
+        required.min_by(|one, other| one.raw.cmp(&other.raw)).map(|term| term.value.as_str())
     }
 
     /// The name that the objects must have, where it is one that a path could hold.
@@ -95,15 +90,9 @@ impl Term {
     fn parse(text: &[u8], at: Range<usize>) -> Result<Self, FieldSelectorError> {
         let raw = &text[at.clone()];
         let is_operator = |at: &usize| raw[*at] == b'=' || raw[*at..].starts_with(b"!=");
-        let operator = (0..raw.len())
-            .find(is_operator)
-            .ok_or(FieldSelectorError::NoOperator)?;
+        let operator = (0..raw.len()).find(is_operator).ok_or(FieldSelectorError::NoOperator)?;
         let equals = raw[operator] == b'=';
-        let length = if equals && !raw[operator..].starts_with(b"==") {
-            1
-        } else {
-            2
-        };
+        let length = if equals && !raw[operator..].starts_with(b"==") { 1 } else { 2 };
         let value = operator + length;
         Ok(Self {
             field: url::text(Cow::Borrowed(&raw[..operator])).into_owned(),

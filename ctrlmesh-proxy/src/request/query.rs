@@ -60,17 +60,13 @@ impl<'a> Query<'a> {
     /// Every pair, those that the server drops too.
     pub fn pairs(self) -> impl Iterator<Item = Pair<'a>> {
         let unread = self.is_too_long();
-        self.raw
-            .split(|byte| *byte == b'&')
-            .map(move |raw| Pair::new(raw, unread))
+        self.raw.split(|byte| *byte == b'&').map(move |raw| Pair::new(raw, unread))
     }
 
     /// The value that counts for `key`.
     pub fn first(self, key: &str) -> Option<Cow<'a, [u8]>> {
         let read = self.pairs().filter_map(|pair| pair.read);
-        read.into_iter()
-            .find(|(name, _)| name.as_ref() == key.as_bytes())
-            .map(|(_, value)| value)
+        read.into_iter().find(|(name, _)| name.as_ref() == key.as_bytes()).map(|(_, value)| value)
     }
 
     /// The value that counts for `key`, as text.
@@ -80,8 +76,7 @@ impl<'a> Query<'a> {
 
     /// A switch: there, and neither `0` nor `false`.
     pub fn is_set(self, key: &str) -> bool {
-        self.text(key)
-            .is_some_and(|value| value != "0" && !folds_to_false(&value))
+        self.text(key).is_some_and(|value| value != "0" && !folds_to_false(&value))
     }
 
     /// What `ListOptions` say; where they do not convert, only whether they ask for a watch.
@@ -95,21 +90,13 @@ impl<'a> Query<'a> {
                 .is_some_and(|value| !matches!(&*value.to_lowercase(), "false" | "0"));
             return ListOptions { watch, name: None };
         };
-        ListOptions {
-            watch: self.is_set("watch"),
-            name: fields.required_name(),
-        }
+        ListOptions { watch: self.is_set("watch"), name: fields.required_name() }
     }
 
     /// The field selector, where all of `ListOptions` convert.
     fn converted(self) -> Option<FieldSelector> {
-        let number = |key| {
-            self.text(key)
-                .is_none_or(|value| value.parse::<i64>().is_ok())
-        };
-        let labels = self
-            .text("labelSelector")
-            .is_none_or(|value| Selector::parse(&value).is_ok());
+        let number = |key| self.text(key).is_none_or(|value| value.parse::<i64>().is_ok());
+        let labels = self.text("labelSelector").is_none_or(|value| Selector::parse(&value).is_ok());
         if !number("timeoutSeconds") || !number("limit") || !labels {
             return None;
         }
@@ -126,33 +113,21 @@ impl<'a> Pair<'a> {
         let read = if dropped {
             None
         } else {
-            url::unescape(key, b' ')
-                .ok()
-                .zip(url::unescape(raw_value, b' ').ok())
+            url::unescape(key, b' ').ok().zip(url::unescape(raw_value, b' ').ok())
         };
-        Self {
-            raw,
-            raw_value,
-            read,
-        }
+        Self { raw, raw_value, read }
     }
 
     /// Whether the server reads it as a value of `key`.
     pub fn is(&self, key: &str) -> bool {
-        self.read
-            .as_ref()
-            .is_some_and(|(name, _)| name.as_ref() == key.as_bytes())
+        self.read.as_ref().is_some_and(|(name, _)| name.as_ref() == key.as_bytes())
     }
 }
 
 /// Go's `strings.EqualFold(value, "false")`: the long s folds to s.
 fn folds_to_false(value: &str) -> bool {
-    let folded = value.chars().map(|character| {
-        if character == 'ſ' {
-            's'
-        } else {
-            character.to_ascii_lowercase()
-        }
-    });
+    let folded = value
+        .chars()
+        .map(|character| if character == 'ſ' { 's' } else { character.to_ascii_lowercase() });
     folded.eq("false".chars())
 }

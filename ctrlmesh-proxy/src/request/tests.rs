@@ -23,44 +23,20 @@ fn resources_are_found_in_every_shape_of_path() {
     for (method, target, wanted) in [
         ("GET", "/api/v1/pods", "list   pods  "),
         ("GET", "/api/v1/namespaces/ns/pods/a", "get  ns pods a "),
-        (
-            "PATCH",
-            "/api/v1/namespaces/ns/pods/a/status",
-            "patch  ns pods a status",
-        ),
-        (
-            "GET",
-            "/apis/apps/v1/deployments",
-            "list apps  deployments  ",
-        ),
+        ("PATCH", "/api/v1/namespaces/ns/pods/a/status", "patch  ns pods a status"),
+        ("GET", "/apis/apps/v1/deployments", "list apps  deployments  "),
         (
             "DELETE",
             "/apis/apps/v1/namespaces/ns/deployments",
             "deletecollection apps ns deployments  ",
         ),
         ("GET", "/api/v1/namespaces/ns", "get  ns namespaces ns "),
-        (
-            "PUT",
-            "/api/v1/namespaces/ns/finalize",
-            "update  ns namespaces ns finalize",
-        ),
-        (
-            "GET",
-            "/api/v1/watch/namespaces/ns/pods",
-            "watch  ns pods  ",
-        ),
+        ("PUT", "/api/v1/namespaces/ns/finalize", "update  ns namespaces ns finalize"),
+        ("GET", "/api/v1/watch/namespaces/ns/pods", "watch  ns pods  "),
         ("GET", "/api/v1/watch/pods/a", "watch   pods a "),
-        (
-            "GET",
-            "/api/v1/proxy/namespaces/ns/pods/a/b",
-            "proxy  ns pods a ",
-        ),
+        ("GET", "/api/v1/proxy/namespaces/ns/pods/a/b", "proxy  ns pods a "),
         ("get", "/api/v1/pods", "   pods  "),
-        (
-            "POST",
-            "/api/v1/namespaces/ns/pods?labelSelector=a",
-            "create  ns pods  ",
-        ),
+        ("POST", "/api/v1/namespaces/ns/pods?labelSelector=a", "create  ns pods  "),
     ] {
         assert_eq!(asked(method, target), wanted, "{method} {target}");
     }
@@ -68,16 +44,9 @@ fn resources_are_found_in_every_shape_of_path() {
 
 #[test]
 fn other_paths_are_no_resources() {
-    for target in [
-        "/",
-        "/healthz",
-        "/api",
-        "/api/v1",
-        "/apis/apps",
-        "/apis/apps/v1",
-        "/version?watch",
-        "*",
-    ] {
+    for target in
+        ["/", "/healthz", "/api", "/api/v1", "/apis/apps", "/apis/apps/v1", "/version?watch", "*"]
+    {
         assert!(!info("GET", target).is_resource_request(), "{target}");
     }
 }
@@ -136,10 +105,7 @@ fn what_the_server_refuses_is_refused() {
         ("GET", ":/"),
         ("GET", "/api/v1/watch"),
     ] {
-        assert!(
-            RequestInfo::parse(method, target).is_err(),
-            "{method} {target}"
-        );
+        assert!(RequestInfo::parse(method, target).is_err(), "{method} {target}");
     }
 }
 

@@ -55,54 +55,28 @@ pub(super) fn split<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, T
     }
     let authority_only = method == b"CONNECT" && !target.starts_with(b"/");
     if target == b"*" && !authority_only {
-        return Ok(Target {
-            raw_path: target,
-            raw_query: b"",
-            origin_form: false,
-        });
+        return Ok(Target { raw_path: target, raw_query: b"", origin_form: false });
     }
-    let (scheme, rest): (&[u8], &[u8]) = if authority_only {
-        (b"http", target)
-    } else {
-        scheme(target)?
-    };
+    let (scheme, rest): (&[u8], &[u8]) =
+        if authority_only { (b"http", target) } else { scheme(target)? };
     let (rest, raw_query) = cut(rest, b'?');
     if authority_only {
-        return Ok(Target {
-            raw_path: authority(b"http", rest)?,
-            raw_query,
-            origin_form: false,
-        });
+        return Ok(Target { raw_path: authority(b"http", rest)?, raw_query, origin_form: false });
     }
     if !rest.starts_with(b"/") {
-        let opaque = Target {
-            raw_path: b"",
-            raw_query,
-            origin_form: false,
-        };
-        return if scheme.is_empty() {
-            Err(TargetError::NotAPath)
-        } else {
-            Ok(opaque)
-        };
+        let opaque = Target { raw_path: b"", raw_query, origin_form: false };
+        return if scheme.is_empty() { Err(TargetError::NotAPath) } else { Ok(opaque) };
     }
     let raw_path = match rest.strip_prefix(b"//") {
         Some(rest) if !scheme.is_empty() => authority(scheme, rest)?,
         _ => rest,
     };
-    Ok(Target {
-        raw_path,
-        raw_query,
-        origin_form: scheme.is_empty(),
-    })
+    Ok(Target { raw_path, raw_query, origin_form: scheme.is_empty() })
 }
 
 /// Decodes percent escapes, and `plus` where that is to stand for another byte.
 pub(super) fn unescape(text: &[u8], plus: u8) -> Result<Cow<'_, [u8]>, TargetError> {
-    if !text
-        .iter()
-        .any(|byte| *byte == b'%' || (*byte == b'+' && plus != b'+'))
-    {
+    if !text.iter().any(|byte| *byte == b'%' || (*byte == b'+' && plus != b'+')) {
         return Ok(Cow::Borrowed(text));
     }
     let mut decoded = Vec::with_capacity(text.len());
@@ -153,20 +127,15 @@ fn replaced(bytes: &[u8]) -> String {
 }
 
 fn hex(text: &[u8]) -> Option<(u8, &[u8])> {
-    let digit = |byte: &u8| {
-        char::from(*byte)
-            .to_digit(16)
-            .and_then(|digit| u8::try_from(digit).ok())
-    };
+    let digit =
+        |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let (high, low) = (digit(text.first()?)?, digit(text.get(1)?)?);
     Some((high << 4 | low, &text[2..]))
 }
 
 fn is_token(text: &[u8]) -> bool {
     !text.is_empty()
-        && text
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
+        && text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
 
 /// The scheme (empty where there is none) and what is behind it.
@@ -185,10 +154,7 @@ fn scheme(target: &[u8]) -> Result<(&[u8], &[u8]), TargetError> {
 
 /// Checks the authority and gives what is behind it.
 fn authority<'a>(scheme: &[u8], rest: &'a [u8]) -> Result<&'a [u8], TargetError> {
-    let end = rest
-        .iter()
-        .position(|byte| *byte == b'/')
-        .unwrap_or(rest.len());
+    let end = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     let host = match authority.iter().rposition(|byte| *byte == b'@') {
         None => authority,
@@ -233,10 +199,7 @@ fn check_host(scheme: &[u8], host: &[u8]) -> Result<(), TargetError> {
 
 /// An IPv6 address, an optional zone behind `%25`, the bracket and an optional port.
 fn check_bracketed(host: &[u8]) -> Result<(), TargetError> {
-    let end = host
-        .iter()
-        .rposition(|byte| *byte == b']')
-        .ok_or(TargetError::Authority)?;
+    let end = host.iter().rposition(|byte| *byte == b']').ok_or(TargetError::Authority)?;
     let (inside, port) = (&host[..end], &host[end + 1..]);
     if !is_port(port) {
         return Err(TargetError::Authority);

@@ -18,18 +18,13 @@ const HEX: &[u8; 16] = b"0123456789ABCDEF";
 pub fn narrowed(query: &[u8], policy: &Selector) -> Vec<u8> {
     let query = Query::new(query);
     let client = query.pairs().find(|pair| pair.is(LABEL_SELECTOR));
-    let mut narrowed = format!(
-        "{LABEL_SELECTOR}={}",
-        escaped(policy.to_string().as_bytes())
-    )
-    .into_bytes();
+    let mut narrowed =
+        format!("{LABEL_SELECTOR}={}", escaped(policy.to_string().as_bytes())).into_bytes();
     if let Some(client) = client.filter(|pair| !asks_for_everything(pair)) {
         narrowed.extend(b"%2C");
         narrowed.extend(client.raw_value);
     }
-    let others = query
-        .pairs()
-        .filter(|pair| !pair.is(LABEL_SELECTOR) && !query.raw().is_empty());
+    let others = query.pairs().filter(|pair| !pair.is(LABEL_SELECTOR) && !query.raw().is_empty());
     for pair in others {
         narrowed.push(b'&');
         narrowed.extend(pair.raw);
@@ -39,18 +34,10 @@ pub fn narrowed(query: &[u8], policy: &Selector) -> Vec<u8> {
 
 /// The path with another name in the place of the object's.
 pub(super) fn renamed_path(request: &RequestInfo<'_>, name: &str) -> Vec<u8> {
-    let at = request.path()[..request.name_range().start]
-        .matches('/')
-        .count();
+    let at = request.path()[..request.name_range().start].matches('/').count();
     let segments = request.raw_path().split(|byte| *byte == b'/').enumerate();
     let renamed: Vec<&[u8]> = segments
-        .map(|(number, segment)| {
-            if number == at {
-                name.as_bytes()
-            } else {
-                segment
-            }
-        })
+        .map(|(number, segment)| if number == at { name.as_bytes() } else { segment })
         .collect();
     renamed.join(&b'/')
 }
@@ -85,10 +72,7 @@ pub fn escaped(text: &[u8]) -> String {
 
 fn renamed_pair(pair: &Pair<'_>, value: &[u8], from: &str, to: &str) -> Vec<u8> {
     let fields = FieldSelector::parse(value).unwrap_or_default();
-    let named = fields
-        .terms()
-        .iter()
-        .filter(|term| term.field == NAME && term.value == from);
+    let named = fields.terms().iter().filter(|term| term.field == NAME && term.value == from);
     let mut renamed = Vec::with_capacity(value.len() + to.len());
     let mut kept = 0;
     for term in named {
@@ -105,10 +89,6 @@ fn renamed_pair(pair: &Pair<'_>, value: &[u8], from: &str, to: &str) -> Vec<u8> 
 
 /// Whether the client's selector has no requirement.
 fn asks_for_everything(pair: &Pair<'_>) -> bool {
-    let text = pair
-        .read
-        .as_ref()
-        .and_then(|(_, value)| std::str::from_utf8(value).ok());
-    text.and_then(|text| Selector::parse(text).ok())
-        .is_some_and(|selector| selector.is_empty())
+    let text = pair.read.as_ref().and_then(|(_, value)| std::str::from_utf8(value).ok());
+    text.and_then(|text| Selector::parse(text).ok()).is_some_and(|selector| selector.is_empty())
 }

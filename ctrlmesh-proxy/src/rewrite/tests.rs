@@ -17,44 +17,25 @@ fn sent(policy: &Policy, method: &str, asked: &str) -> String {
 }
 
 fn limited(selector: &str) -> Policy {
-    let limit = Limit {
-        selector: Selector::parse(selector).unwrap(),
-        ..Limit::default()
-    };
-    Policy {
-        limits: vec![limit],
-        ..Policy::default()
-    }
+    let limit = Limit { selector: Selector::parse(selector).unwrap(), ..Limit::default() };
+    Policy { limits: vec![limit], ..Policy::default() }
 }
 
 fn locked() -> Policy {
-    let lock = Lock {
-        namespace: "ops".into(),
-        name: "op".into(),
-        shard: "s1".into(),
-    };
-    Policy {
-        lock: Some(lock),
-        ..Policy::default()
-    }
+    let lock = Lock { namespace: "ops".into(), name: "op".into(), shard: "s1".into() };
+    Policy { lock: Some(lock), ..Policy::default() }
 }
 
 #[test]
 fn the_policy_stands_before_what_the_client_asks() {
     for (asked, wanted) in [
         ("", "labelSelector=a%20in%20%281%2C2%29"),
-        (
-            "limit=5&x=%zz&y;z",
-            "labelSelector=a%20in%20%281%2C2%29&limit=5&x=%zz&y;z",
-        ),
+        ("limit=5&x=%zz&y;z", "labelSelector=a%20in%20%281%2C2%29&limit=5&x=%zz&y;z"),
         (
             "limit=5&labelSelector=team%3Db&watch",
             "labelSelector=a%20in%20%281%2C2%29%2Cteam%3Db&limit=5&watch",
         ),
-        (
-            "labelSelector=b+in+(c)",
-            "labelSelector=a%20in%20%281%2C2%29%2Cb+in+(c)",
-        ),
+        ("labelSelector=b+in+(c)", "labelSelector=a%20in%20%281%2C2%29%2Cb+in+(c)"),
         ("labelSelector=&x", "labelSelector=a%20in%20%281%2C2%29&x"),
         ("labelSelector=+%09", "labelSelector=a%20in%20%281%2C2%29"),
         ("labelSelector=%00b", "labelSelector=a%20in%20%281%2C2%29"),
@@ -66,14 +47,8 @@ fn the_policy_stands_before_what_the_client_asks() {
             "labelSelector=b;labelSelector=c",
             "labelSelector=a%20in%20%281%2C2%29&labelSelector=b;labelSelector=c",
         ),
-        (
-            "labelSelector=%zz",
-            "labelSelector=a%20in%20%281%2C2%29&labelSelector=%zz",
-        ),
-        (
-            "labelselector=b",
-            "labelSelector=a%20in%20%281%2C2%29&labelselector=b",
-        ),
+        ("labelSelector=%zz", "labelSelector=a%20in%20%281%2C2%29&labelSelector=%zz"),
+        ("labelselector=b", "labelSelector=a%20in%20%281%2C2%29&labelselector=b"),
     ] {
         let asked = format!("/api/v1/pods?{asked}");
         assert_eq!(
@@ -86,10 +61,7 @@ fn the_policy_stands_before_what_the_client_asks() {
 
 #[test]
 fn a_path_without_a_query_gets_one() {
-    assert_eq!(
-        sent(&limited("a"), "DELETE", "/api/v1/pods"),
-        "/api/v1/pods?labelSelector=a"
-    );
+    assert_eq!(sent(&limited("a"), "DELETE", "/api/v1/pods"), "/api/v1/pods?labelSelector=a");
 }
 
 #[test]
@@ -98,15 +70,9 @@ fn the_lock_is_renamed_in_path_and_field_selector_and_nowhere_else() {
     for (asked, wanted) in [
         ("/op", "/op---s1"),
         ("/%6fp?x=op", "/op---s1?x=op"),
-        (
-            "/op/status?fieldManager=op",
-            "/op---s1/status?fieldManager=op",
-        ),
+        ("/op/status?fieldManager=op", "/op---s1/status?fieldManager=op"),
         ("/other", "/other"),
-        (
-            "?fieldSelector=metadata.name=op&x=%7e",
-            "?fieldSelector=metadata.name%3Dop---s1&x=%7e",
-        ),
+        ("?fieldSelector=metadata.name=op&x=%7e", "?fieldSelector=metadata.name%3Dop---s1&x=%7e"),
         (
             "?watch&fieldSelector=a!=b,metadata.name!=op,metadata.name==op",
             "?watch&fieldSelector=a%21%3Db%2Cmetadata.name%21%3Dop---s1%2Cmetadata.name%3D%3Dop---s1",
@@ -115,31 +81,17 @@ fn the_lock_is_renamed_in_path_and_field_selector_and_nowhere_else() {
             "?fieldSelector=metadata.name%3Dop&fieldSelector=metadata.name%3Dop",
             "?fieldSelector=metadata.name%3Dop---s1&fieldSelector=metadata.name%3Dop",
         ),
-        (
-            "?fieldSelector=metadata.name=opp",
-            "?fieldSelector=metadata.name=opp",
-        ),
+        ("?fieldSelector=metadata.name=opp", "?fieldSelector=metadata.name=opp"),
     ] {
         let asked = format!("{leases}{asked}");
-        assert_eq!(
-            sent(&locked(), "GET", &asked),
-            format!("{leases}{wanted}"),
-            "{asked}"
-        );
+        assert_eq!(sent(&locked(), "GET", &asked), format!("{leases}{wanted}"), "{asked}");
     }
 }
 
 #[test]
 fn a_namespace_that_is_called_like_the_lock_is_not_renamed() {
-    let lock = Lock {
-        namespace: "op".into(),
-        name: "op".into(),
-        shard: "s1".into(),
-    };
-    let policy = Policy {
-        lock: Some(lock),
-        ..Policy::default()
-    };
+    let lock = Lock { namespace: "op".into(), name: "op".into(), shard: "s1".into() };
+    let policy = Policy { lock: Some(lock), ..Policy::default() };
     let asked = "/apis/coordination.k8s.io/v1/namespaces/op/leases/op";
     assert_eq!(sent(&policy, "GET", asked), format!("{asked}---s1"));
 }
@@ -169,22 +121,15 @@ fn requirement() -> impl Strategy<Value = String> {
         "==",
         " in (2)",
     ]);
-    (key, shape, any::<bool>()).prop_map(|(key, shape, not)| {
-        if not {
-            format!("!{key}")
-        } else {
-            format!("{key}{shape}")
-        }
-    })
+    (key, shape, any::<bool>())
+        .prop_map(|(key, shape, not)| if not { format!("!{key}") } else { format!("{key}{shape}") })
 }
 
 /// Escapes some bytes that need none, and all that do.
 fn spelled(text: &str, seed: u64) -> String {
     let mut state = seed;
     let spell = |byte: u8| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         match byte {
             b' ' if state >> 62 == 0 => "+".to_owned(),
             b' ' | b'%' | b'+' | b'&' | b';' | b'#' | 0..=0x1f | 0x7f..=0xff => {

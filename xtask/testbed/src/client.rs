@@ -48,9 +48,8 @@ impl ControlPlane {
             },
             ..Namespace::default()
         };
-        let made = Api::all(self.client().await?)
-            .create(&PostParams::default(), &namespace)
-            .await?;
+        let made =
+            Api::all(self.client().await?).create(&PostParams::default(), &namespace).await?;
         Ok(made.name_any())
     }
 
@@ -96,9 +95,7 @@ impl ControlPlane {
             }),
             ..TokenRequest::default()
         };
-        let answer = accounts
-            .create_token_request(pod, &PostParams::default(), &request)
-            .await?;
+        let answer = accounts.create_token_request(pod, &PostParams::default(), &request).await?;
         let token = answer
             .status
             .and_then(|status| status.token)
@@ -120,7 +117,7 @@ where
     loop {
         match attempt().await {
             Err(_) if Instant::now() < deadline => {
-                tokio::time::sleep(Duration::from_millis(50)).await
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
             result => return result,
         }
@@ -135,19 +132,13 @@ pub(crate) async fn is_ready(kubeconfig: &Path) -> bool {
     let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else {
         return false;
     };
-    client
-        .request_text(request)
-        .await
-        .is_ok_and(|answer| answer == "ok")
+    client.request_text(request).await.is_ok_and(|answer| answer == "ok")
 }
 
 /// A kubeconfig, in YAML, for the administrator.
 pub(crate) fn kubeconfig(url: &str, pki: &Pki) -> String {
-    let (ca, certificate, key) = (
-        pki.ca.display(),
-        pki.admin.certificate.display(),
-        pki.admin.key.display(),
-    );
+    let (ca, certificate, key) =
+        (pki.ca.display(), pki.admin.certificate.display(), pki.admin.key.display());
     format!(
         "apiVersion: v1\n\
          kind: Config\n\

@@ -76,7 +76,7 @@ impl ControlPlane {
                 Err(error)
                     if tries < TRIES && format!("{error:?}").contains("address already in use") =>
                 {
-                    tries += 1
+                    tries += 1;
                 }
                 result => return result,
             }
@@ -84,9 +84,8 @@ impl ControlPlane {
     }
 
     fn start_once(tools: &Tools, options: &Options) -> Result<Self> {
-        let folder = TempDir::with_prefix("ctrlmesh-testbed-")
-            .context("make a temporary folder")?
-            .keep();
+        let folder =
+            TempDir::with_prefix("ctrlmesh-testbed-").context("make a temporary folder")?.keep();
         let pki = Pki::make(&folder.join("pki")).context("make certificates")?;
         let [client, peer, secure] = free_ports()?;
         let etcd = Supervised::start(
@@ -99,14 +98,7 @@ impl ControlPlane {
         let apiserver = Supervised::start(&command, &folder.join("kube-apiserver.log"), None)
             .context("start kube-apiserver")?;
         let url = format!("https://127.0.0.1:{secure}");
-        let mut this = Self {
-            controller_manager: None,
-            apiserver,
-            etcd,
-            folder,
-            pki,
-            url,
-        };
+        let mut this = Self { controller_manager: None, apiserver, etcd, folder, pki, url };
         fs::write(this.kubeconfig(), client::kubeconfig(&this.url, &this.pki))
             .context("write the kubeconfig")?;
         this.wait_until_ready()?;
@@ -145,10 +137,9 @@ impl ControlPlane {
         let deadline = Instant::now() + READY_WITHIN;
         let kubeconfig = self.kubeconfig();
         while !is_ready(&kubeconfig) {
-            for (name, program) in [
-                ("etcd", &mut self.etcd),
-                ("kube-apiserver", &mut self.apiserver),
-            ] {
+            for (name, program) in
+                [("etcd", &mut self.etcd), ("kube-apiserver", &mut self.apiserver)]
+            {
                 ensure!(
                     program.runs(),
                     "{name} ended before it was ready:\n{}",
@@ -172,10 +163,7 @@ impl ControlPlane {
         command
             .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
             .arg(format!("--secure-port={secure}"))
-            .arg(format!(
-                "--cert-dir={}",
-                self.folder.join("controller-manager").display()
-            ))
+            .arg(format!("--cert-dir={}", self.folder.join("controller-manager").display()))
             .arg(format!(
                 "--service-account-private-key-file={}",
                 self.pki.service_account_key.display()
@@ -194,10 +182,7 @@ impl ControlPlane {
 }
 
 fn etcd(tools: &Tools, folder: &Path, client: u16, peer: u16) -> Command {
-    let (client, peer) = (
-        format!("http://127.0.0.1:{client}"),
-        format!("http://127.0.0.1:{peer}"),
-    );
+    let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
     let mut command = Command::new(&tools.etcd);
     command
         .arg(format!("--data-dir={}", folder.join("etcd").display()))
@@ -222,23 +207,11 @@ fn apiserver(
         .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
         .arg(format!("--secure-port={secure}"))
         .arg(format!("--cert-dir={}", folder.join("apiserver").display()))
-        .arg(format!(
-            "--tls-cert-file={}",
-            pki.server.certificate.display()
-        ))
-        .arg(format!(
-            "--tls-private-key-file={}",
-            pki.server.key.display()
-        ))
+        .arg(format!("--tls-cert-file={}", pki.server.certificate.display()))
+        .arg(format!("--tls-private-key-file={}", pki.server.key.display()))
         .arg(format!("--client-ca-file={}", pki.ca.display()))
-        .arg(format!(
-            "--service-account-key-file={}",
-            pki.service_account_public_key.display()
-        ))
-        .arg(format!(
-            "--service-account-signing-key-file={}",
-            pki.service_account_key.display()
-        ))
+        .arg(format!("--service-account-key-file={}", pki.service_account_public_key.display()))
+        .arg(format!("--service-account-signing-key-file={}", pki.service_account_key.display()))
         .args([
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.96.0.0/16",
@@ -249,20 +222,14 @@ fn apiserver(
             "--allow-privileged",
         ]);
     if !options.feature_gates.is_empty() {
-        command.arg(format!(
-            "--feature-gates={}",
-            options.feature_gates.join(",")
-        ));
+        command.arg(format!("--feature-gates={}", options.feature_gates.join(",")));
     }
     if options.audit {
         let policy = folder.join("audit-policy.yaml");
         fs::write(&policy, AUDIT_POLICY).context("write the audit policy")?;
         command
             .arg(format!("--audit-policy-file={}", policy.display()))
-            .arg(format!(
-                "--audit-log-path={}",
-                folder.join("audit.log").display()
-            ));
+            .arg(format!("--audit-log-path={}", folder.join("audit.log").display()));
     }
     Ok(command)
 }
@@ -270,9 +237,7 @@ fn apiserver(
 /// Asks `/readyz`, on a thread of its own: the caller may itself run inside an async runtime, where no other may start.
 fn is_ready(kubeconfig: &Path) -> bool {
     let ask = || -> io::Result<bool> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(runtime.block_on(client::is_ready(kubeconfig)))
     };
     thread::scope(|scope| matches!(scope.spawn(ask).join(), Ok(Ok(true))))
@@ -280,9 +245,8 @@ fn is_ready(kubeconfig: &Path) -> bool {
 
 /// Ports of loopback that nobody uses right now.
 fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
-    let listeners: Vec<TcpListener> = (0..N)
-        .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
-        .collect::<io::Result<_>>()?;
+    let listeners: Vec<TcpListener> =
+        (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<io::Result<_>>()?;
     let mut ports = [0; N];
     for (port, listener) in ports.iter_mut().zip(&listeners) {
         *port = listener.local_addr()?.port();

@@ -55,20 +55,14 @@ impl Pki {
         fs::write(&ca_file, ca.pem())?;
         let mut server =
             CertificateParams::new(SERVER_NAMES.map(String::from)).map_err(io::Error::other)?;
-        server
-            .distinguished_name
-            .push(DnType::CommonName, "kube-apiserver");
+        server.distinguished_name.push(DnType::CommonName, "kube-apiserver");
         server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let mut admin = CertificateParams::default();
         admin.distinguished_name.push(DnType::CommonName, "admin");
-        admin
-            .distinguished_name
-            .push(DnType::OrganizationName, "system:masters");
+        admin.distinguished_name.push(DnType::OrganizationName, "system:masters");
         admin.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let (service_account_key, service_account_public_key) = (
-            folder.join("service-account.key"),
-            folder.join("service-account.pub"),
-        );
+        let (service_account_key, service_account_public_key) =
+            (folder.join("service-account.key"), folder.join("service-account.pub"));
         let signer = key()?;
         fs::write(&service_account_key, signer.serialize_pem())?;
         fs::write(&service_account_public_key, signer.public_key_pem())?;
@@ -90,9 +84,7 @@ fn authority() -> io::Result<CertifiedIssuer<'static, KeyPair>> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "testbed");
+    params.distinguished_name.push(DnType::CommonName, "testbed");
     CertifiedIssuer::self_signed(params, key()?).map_err(io::Error::other)
 }
 

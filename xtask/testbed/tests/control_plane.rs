@@ -1,4 +1,5 @@
 //! The bed itself: what it starts is real, and nothing of it stays.
+#![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,11 +20,7 @@ const ROLE: &str = "CTRLMESH_TESTBED_CHILD";
 async fn the_api_server_is_real_and_of_the_pinned_version() -> Result<()> {
     let client = ControlPlane::shared().client().await?;
     let version = client.apiserver_version().await?;
-    assert_eq!(
-        (version.major.as_str(), version.minor.as_str()),
-        ("1", "36"),
-        "{version:?}"
-    );
+    assert_eq!((version.major.as_str(), version.minor.as_str()), ("1", "36"), "{version:?}");
     Ok(())
 }
 
@@ -31,29 +28,16 @@ async fn the_api_server_is_real_and_of_the_pinned_version() -> Result<()> {
 async fn a_token_that_is_bound_to_a_pod_names_it() -> Result<()> {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("token").await?;
-    let bound = plane
-        .pod_token(&namespace, "operator-0", &["ctrlmesh"])
-        .await?;
+    let bound = plane.pod_token(&namespace, "operator-0", &["ctrlmesh"]).await?;
     let review = TokenReview {
-        spec: TokenReviewSpec {
-            token: bound.token,
-            audiences: Some(vec!["ctrlmesh".to_owned()]),
-        },
+        spec: TokenReviewSpec { token: bound.token, audiences: Some(vec!["ctrlmesh".to_owned()]) },
         ..TokenReview::default()
     };
-    let answer = Api::all(plane.client().await?)
-        .create(&PostParams::default(), &review)
-        .await?;
+    let answer = Api::all(plane.client().await?).create(&PostParams::default(), &review).await?;
     let user = answer.status.context("status")?.user.context("user")?;
     let extra = user.extra.context("extra")?;
-    assert_eq!(
-        extra["authentication.kubernetes.io/pod-name"],
-        ["operator-0"]
-    );
-    assert_eq!(
-        extra["authentication.kubernetes.io/pod-uid"],
-        [bound.pod_uid]
-    );
+    assert_eq!(extra["authentication.kubernetes.io/pod-name"], ["operator-0"]);
+    assert_eq!(extra["authentication.kubernetes.io/pod-uid"], [bound.pod_uid]);
     Ok(())
 }
 
@@ -89,9 +73,7 @@ async fn two_control_planes_at_once_do_not_see_each_other() -> Result<()> {
     let other = ControlPlane::start(&Options::default())?;
     let namespace = other.namespace("other").await?;
     let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "here"}}))?;
-    Api::namespaced(other.client().await?, &namespace)
-        .create(&PostParams::default(), &map)
-        .await?;
+    Api::namespaced(other.client().await?, &namespace).create(&PostParams::default(), &map).await?;
     let shared: Api<ConfigMap> =
         Api::namespaced(ControlPlane::shared().client().await?, &namespace);
     ensure!(shared.get_opt("here").await?.is_none());
@@ -113,20 +95,14 @@ fn nothing_is_left_when_a_control_plane_is_dropped() -> Result<()> {
 fn nothing_is_left_when_the_process_panics_is_interrupted_or_killed() -> Result<()> {
     for end in ["panic", "INT", "KILL"] {
         let mut child = Command::new(env::current_exe()?)
-            .args([
-                "--exact",
-                "starts_a_control_plane_for_its_parent",
-                "--nocapture",
-            ])
+            .args(["--exact", "starts_a_control_plane_for_its_parent", "--nocapture"])
             .env(ROLE, end)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()?;
         let folder = folder_of(&mut child)?;
         if end != "panic" {
-            Command::new("kill")
-                .args(["-s", end, &child.id().to_string()])
-                .status()?;
+            Command::new("kill").args(["-s", end, &child.id().to_string()]).status()?;
         }
         child.wait()?;
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -1,0 +1,21 @@
+//! Which shared types may be copied into and out of a kernel map: aya asks for a promise, given here and nowhere else.
+#![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
+
+use crate::kernel;
+
+// SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
+unsafe impl aya::Pod for kernel::TargetKey {}
+// SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
+unsafe impl aya::Pod for kernel::TargetMatch {}
+// SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
+unsafe impl aya::Pod for kernel::Destination {}
+// SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
+unsafe impl aya::Pod for kernel::Table {}
+// SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
+unsafe impl aya::Pod for kernel::Member {}
+// SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
+unsafe impl aya::Pod for kernel::Pod {}
+// SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
+unsafe impl aya::Pod for kernel::InboundKey {}
+// SAFETY: FromBytes and IntoBytes are derived: every bit pattern is valid and there is no padding.
+unsafe impl aya::Pod for kernel::Inbound {}

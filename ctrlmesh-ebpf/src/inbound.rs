@@ -1,0 +1,61 @@
+//! Who gets an inbound connection: the proxy, or the server that listens?
+
+use aya_ebpf::bindings::{bpf_sk_lookup, sk_action};
+use aya_ebpf::programs::SkLookupContext;
+use ctrlmesh_common::kernel::{Address, FAIL_OPEN, InboundKey, Outcome};
+
+use crate::load::{word, words};
+use crate::maps;
+
+const AF_INET: u32 = 2;
+const IPPROTO_TCP: u32 = 6;
+/// The first byte of an IPv4 loopback address, as it lies in memory.
+const LOOPBACK_MASK: u32 = u32::from_ne_bytes([255, 0, 0, 0]);
+const LOOPBACK: u32 = u32::from_ne_bytes([127, 0, 0, 0]);
+const LOOPBACK_V6: [u32; 4] = [0, 0, 0, 1u32.to_be()];
+
+/// Gives the connection to the proxy if its port is taken over and it is not the proxy's own.
+///
+/// The proxy reaches the real server from a loopback source, which nobody outside can send.
+#[inline(always)]
+pub(crate) fn take(ctx: &SkLookupContext) -> u32 {
+    let base = ctx.lookup;
+    if word!(bpf_sk_lookup, base, protocol) != IPPROTO_TCP {
+        return sk_action::SK_PASS;
+    }
+    let port = word!(bpf_sk_lookup, base, local_port);
+    let (address, own) = if word!(bpf_sk_lookup, base, family) == AF_INET {
+        let remote = word!(bpf_sk_lookup, base, remote_ip4);
+        (
+            Address::mapped(word!(bpf_sk_lookup, base, local_ip4)),
+            remote & LOOPBACK_MASK == LOOPBACK,
+        )
+    } else {
+        (
+            Address(words!(bpf_sk_lookup, base, local_ip6)),
+            words!(bpf_sk_lookup, base, remote_ip6) == LOOPBACK_V6,
+        )
+    };
+    // SAFETY: the kernel gave a valid entry, which is not freed while a program runs.
+    let Some(inbound) = (unsafe { maps::INBOUND.get(&InboundKey { address, port }) }) else {
+        return sk_action::SK_PASS;
+    };
+    let outcome = if own {
+        Outcome::InboundOwn
+    } else if maps::INBOUND_LISTENERS
+        .redirect_sk_lookup(ctx, inbound.listener, 0)
+        .is_ok()
+    {
+        Outcome::InboundTaken
+    } else if inbound.flags & FAIL_OPEN != 0 {
+        Outcome::InboundPassed
+    } else {
+        Outcome::InboundRefused
+    };
+    maps::count(outcome);
+    if matches!(outcome, Outcome::InboundRefused) {
+        sk_action::SK_DROP
+    } else {
+        sk_action::SK_PASS
+    }
+}

@@ -1,0 +1,101 @@
+//! What do the programs know, who writes it, and in which byte order?
+//!
+//! All keys and values are `ctrlmesh_common::kernel`'s. Addresses and ports are in network byte order unless said
+//! otherwise. No map is written on the path of a connection, but for counters and events.
+
+use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::helpers;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf, SockMap};
+use ctrlmesh_common::kernel::{
+    Destination, EVENTS_BYTES, Inbound, InboundKey, MAX_CGROUP_DEPTH, MAX_CGROUPS, MAX_INBOUND,
+    MAX_PODS, MAX_TABLES, MAX_TARGETS, Member, Outcome, Pod, TABLE_ENTRIES, Table, TargetKey,
+    TargetMatch,
+};
+
+/// Cgroup id → pod. Written by the loader before it attaches and after it detached.
+#[map]
+pub(crate) static MEMBERS: HashMap<u64, Member> = HashMap::with_max_entries(MAX_CGROUPS, 0);
+
+/// Slot → pod. Written by the loader.
+#[map]
+pub(crate) static PODS: Array<Pod> = Array::with_max_entries(MAX_PODS, 0);
+
+/// Table, port and address → index. Written by the loader.
+#[map]
+pub(crate) static TARGETS: LpmTrie<TargetKey, TargetMatch> =
+    LpmTrie::with_max_entries(MAX_TARGETS, BPF_F_NO_PREALLOC);
+
+/// Table and index → original address. Written by the loader; an entry outlives its target, for older connections.
+#[map]
+pub(crate) static DESTINATIONS: Array<Destination> =
+    Array::with_max_entries(MAX_TABLES * TABLE_ENTRIES, 0);
+
+/// Table → its name. Written and read by the loader only: it lies here so that the next loader finds it.
+#[map]
+pub(crate) static TABLES: Array<Table> = Array::with_max_entries(MAX_TABLES, 0);
+
+/// Slot → the proxy's listening socket. Set by the proxy's process; an entry vanishes with its socket.
+#[map]
+pub(crate) static LISTENERS: SockMap = SockMap::with_max_entries(MAX_PODS, 0);
+
+/// Number of a proxy → nanoseconds of the monotonic clock at its last beat. Written by the proxy.
+#[map]
+pub(crate) static HEARTBEATS: Array<u64> = Array::with_max_entries(MAX_PODS, 0);
+
+/// A pod's address and port (host byte order) → who takes the connection. Written by the loader.
+#[map]
+pub(crate) static INBOUND: HashMap<InboundKey, Inbound> = HashMap::with_max_entries(MAX_INBOUND, 0);
+
+/// Twice the slot, plus one for IPv6 → the proxy's socket for inbound connections. Set by the proxy's process; vanishes
+/// with its socket.
+#[map]
+pub(crate) static INBOUND_LISTENERS: SockMap = SockMap::with_max_entries(2 * MAX_PODS, 0);
+
+/// Outcome → how often, per CPU.
+#[map]
+pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(32, 0);
+
+/// Events of pods that ask for them.
+#[map]
+pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
+
+/// Counts one outcome.
+#[inline(always)]
+pub(crate) fn count(outcome: Outcome) {
+    if let Some(counter) = COUNTERS.get_ptr_mut(outcome as u32) {
+        // SAFETY: the kernel gave a valid pointer to this CPU's own counter.
+        unsafe { *counter += 1 };
+    }
+}
+
+/// The caller's entry: of its own cgroup, or of the nearest enrolled one above it.
+#[inline(always)]
+pub(crate) fn member() -> Option<Member> {
+    // SAFETY: the helper has no arguments.
+    let own = unsafe { helpers::generated::bpf_get_current_cgroup_id() };
+    if let Some(member) = lookup(own) {
+        return Some(member);
+    }
+    let mut nearest = None;
+    let mut level = 1;
+    while level <= MAX_CGROUP_DEPTH {
+        // SAFETY: the helper takes any number.
+        let id = unsafe { helpers::generated::bpf_get_current_ancestor_cgroup_id(level) };
+        if id == 0 {
+            break;
+        }
+        if let Some(member) = lookup(id) {
+            nearest = Some(member);
+        }
+        level += 1;
+    }
+    nearest
+}
+
+#[inline(always)]
+fn lookup(cgroup: u64) -> Option<Member> {
+    let member = MEMBERS.get_ptr(&cgroup)?;
+    // SAFETY: the kernel gave a valid pointer; entries are replaced as a whole, and never freed while a program runs.
+    Some(unsafe { *member })
+}

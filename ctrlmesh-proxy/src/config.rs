@@ -1,0 +1,284 @@
+//! What was the proxy told on its command line and in its environment?
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use ctrlmesh_common::names::port;
+use rustls_pki_types::ServerName;
+use thiserror::Error;
+
+use crate::telemetry::LogFormat;
+use crate::tls::issue::Source;
+use crate::upstream::{Address, Target};
+
+/// Where a service account finds its cluster's CA.
+const SERVICE_ACCOUNT_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+
+/// What every mode of the proxy is told.
+#[derive(Clone, Debug, Args)]
+pub struct CommonArgs {
+    /// The CA that the API server's certificate is verified against; read again when it changes.
+    #[arg(long, env = "CTRLMESH_PROXY_UPSTREAM_CA", default_value = SERVICE_ACCOUNT_CA, value_name = "FILE")]
+    pub upstream_ca: PathBuf,
+    /// The certificate to present to operators, with its chain, PEM.
+    #[arg(long, env = "CTRLMESH_PROXY_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The key of that certificate.
+    #[arg(long, env = "CTRLMESH_PROXY_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// The mesh CA, as CERT,KEY: certificates are issued by it instead.
+    #[arg(long, env = "CTRLMESH_PROXY_MESH_CA", value_name = "CERT,KEY", conflicts_with_all = ["tls_cert", "tls_key"])]
+    pub mesh_ca: Option<MeshCa>,
+    /// A further DNS name or address that issued certificates carry; may be repeated.
+    #[arg(long, env = "CTRLMESH_PROXY_TLS_NAME", value_name = "NAME", value_delimiter = ',')]
+    pub tls_name: Vec<String>,
+    /// Where health, readiness and metrics are served.
+    #[arg(long, env = "CTRLMESH_PROXY_ADMIN_LISTEN", value_name = "ADDRESS",
+          default_value_t = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port::PROXY_ADMIN))]
+    pub admin_listen: SocketAddr,
+    /// Threads that serve connections; 0 means one a core.
+    #[arg(long, env = "CTRLMESH_PROXY_THREADS", default_value_t = 0, value_name = "N")]
+    pub threads: usize,
+    /// How many connections of clients may be open at once.
+    #[arg(
+        long,
+        env = "CTRLMESH_PROXY_MAX_CONNECTIONS",
+        default_value_t = 16_384,
+        value_name = "N"
+    )]
+    pub max_connections: usize,
+    /// How long a connection to the API server may take to open, TLS included.
+    #[arg(long, env = "CTRLMESH_PROXY_CONNECT_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration)]
+    pub connect_timeout: Duration,
+    /// How long the API server may take to answer what is not a watch, a log, an exec or the like.
+    #[arg(long, env = "CTRLMESH_PROXY_RESPONSE_TIMEOUT", default_value = "120s", value_name = "DURATION", value_parser = duration)]
+    pub response_timeout: Duration,
+    /// How long a client may take from connecting to the end of its first request's head.
+    #[arg(long, env = "CTRLMESH_PROXY_HEADER_TIMEOUT", default_value = "30s", value_name = "DURATION", value_parser = duration)]
+    pub header_timeout: Duration,
+    /// How long requests under way may take to end after SIGTERM.
+    #[arg(long, env = "CTRLMESH_PROXY_DRAIN_TIMEOUT", default_value = "25s", value_name = "DURATION", value_parser = duration)]
+    pub drain_timeout: Duration,
+    /// The form of log lines.
+    #[arg(long, env = "CTRLMESH_PROXY_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
+    pub log_format: LogFormat,
+}
+
+/// What `sidecar` is told.
+#[derive(Clone, Debug, Args)]
+pub struct SidecarArgs {
+    /// Where operators connect; may be repeated.
+    #[arg(long, env = "CTRLMESH_PROXY_LISTEN", value_name = "ADDRESS", value_delimiter = ',',
+          default_values_t = [SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port::PROXY_API)])]
+    pub listen: Vec<SocketAddr>,
+    /// The API server, as https://HOST:PORT; the default is what Kubernetes tells every pod.
+    #[arg(long, env = "CTRLMESH_PROXY_UPSTREAM", value_name = "URL")]
+    pub upstream: Option<Upstream>,
+    /// What all modes are told.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// An API server's URL.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Upstream {
+    /// Its host: a DNS name or an address, without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+}
+
+/// The two files of the mesh CA.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct MeshCa {
+    /// The CA's certificate, PEM.
+    pub cert: PathBuf,
+    /// The CA's key, PEM.
+    pub key: PathBuf,
+}
+
+/// Why the configuration does not make sense.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// Not the URL of an API server.
+    #[error("`{seen}` is not of the form https://HOST:PORT")]
+    Upstream {
+        /// What it is.
+        seen: String,
+    },
+    /// Neither the flag nor the environment names an API server.
+    #[error("which API server: give --upstream, or run where KUBERNETES_SERVICE_HOST is set")]
+    NoUpstream,
+    /// Not two files.
+    #[error("`{seen}` is not of the form CERT,KEY")]
+    MeshCa {
+        /// What it is.
+        seen: String,
+    },
+    /// Nothing to present to operators.
+    #[error("which certificate: give --mesh-ca, or --tls-cert and --tls-key")]
+    NoCertificate,
+    /// Not a duration.
+    #[error("`{seen}` is not a duration such as 500ms, 5s or 2m")]
+    Duration {
+        /// What it is.
+        seen: String,
+    },
+}
+
+// === impl CommonArgs ===
+
+impl CommonArgs {
+    /// Where the presented certificate comes from; `names` are carried beside those that were asked for.
+    ///
+    /// # Errors
+    ///
+    /// Fails when neither a certificate nor a CA was given.
+    pub fn certificate(
+        &self,
+        names: impl IntoIterator<Item = String>,
+    ) -> Result<Source, ConfigError> {
+        match (&self.mesh_ca, &self.tls_cert, &self.tls_key) {
+            (Some(ca), ..) => Ok(Source::MeshCa {
+                cert: ca.cert.clone(),
+                key: ca.key.clone(),
+                names: self.tls_name.iter().cloned().chain(names).collect(),
+            }),
+            (None, Some(cert), Some(key)) => {
+                Ok(Source::Files { cert: cert.clone(), key: key.clone() })
+            }
+            _ => Err(ConfigError::NoCertificate),
+        }
+    }
+
+    /// How many threads serve connections.
+    pub fn serving_threads(&self) -> usize {
+        if self.threads > 0 {
+            self.threads
+        } else {
+            thread::available_parallelism().map_or(1, usize::from)
+        }
+    }
+}
+
+// === impl SidecarArgs ===
+
+impl SidecarArgs {
+    /// The API server to forward to.
+    ///
+    /// # Errors
+    ///
+    /// Fails when none was named, or not one that could have a certificate.
+    pub fn target(&self) -> Result<Target, ConfigError> {
+        self.upstream
+            .clone()
+            .or_else(Upstream::of_the_cluster)
+            .ok_or(ConfigError::NoUpstream)?
+            .target()
+    }
+}
+
+// === impl Upstream ===
+
+impl Upstream {
+    /// What Kubernetes tells every pod in its environment.
+    fn of_the_cluster() -> Option<Self> {
+        let host = std::env::var("KUBERNETES_SERVICE_HOST").ok()?;
+        let port = std::env::var("KUBERNETES_SERVICE_PORT").ok()?.parse().ok()?;
+        Some(Self { host, port })
+    }
+
+    /// Where that is, and which name to expect there.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the host is neither a DNS name nor an address.
+    pub fn target(&self) -> Result<Target, ConfigError> {
+        let name = ServerName::try_from(self.host.clone())
+            .map_err(|_unfit| ConfigError::Upstream { seen: self.host.clone() })?;
+        let address = match self.host.parse::<IpAddr>() {
+            Ok(address) => Address::Socket(SocketAddr::new(address, self.port)),
+            Err(_) => Address::Host(self.host.clone(), self.port),
+        };
+        Ok(Target { address, name })
+    }
+}
+
+impl FromStr for Upstream {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let wrong = || ConfigError::Upstream { seen: text.to_owned() };
+        let authority = text.strip_prefix("https://").ok_or_else(wrong)?;
+        let authority = authority.strip_suffix('/').unwrap_or(authority);
+        let authority: http::uri::Authority = authority.parse().map_err(|_unfit| wrong())?;
+        let host = authority.host();
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        if host.is_empty() || authority.as_str().contains('@') {
+            return Err(wrong());
+        }
+        Ok(Self { host: host.to_owned(), port: authority.port_u16().unwrap_or(443) })
+    }
+}
+
+// === impl MeshCa ===
+
+impl FromStr for MeshCa {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text.split_once(',') {
+            Some((cert, key)) if !cert.is_empty() && !key.is_empty() => {
+                Ok(Self { cert: cert.into(), key: key.into() })
+            }
+            _ => Err(ConfigError::MeshCa { seen: text.to_owned() }),
+        }
+    }
+}
+
+/// Reads `500ms`, `5s`, `2m`, `1h`.
+fn duration(text: &str) -> Result<Duration, ConfigError> {
+    let wrong = || ConfigError::Duration { seen: text.to_owned() };
+    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(digits);
+    let number: u32 = number.parse().map_err(|_unfit| wrong())?;
+    let unit = match unit {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_mins(1),
+        "h" => Duration::from_hours(1),
+        _ => return Err(wrong()),
+    };
+    Ok(unit * number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upstream_is_an_https_url_without_a_path() {
+        let parsed: Upstream = "https://[fd00::1]:6443".parse().unwrap();
+        assert_eq!(parsed, Upstream { host: "fd00::1".into(), port: 6443 });
+        let parsed: Upstream = "https://kubernetes.default.svc/".parse().unwrap();
+        assert_eq!(parsed, Upstream { host: "kubernetes.default.svc".into(), port: 443 });
+        for wrong in
+            ["http://10.0.0.1:443", "10.0.0.1:443", "https://", "https://a/b", "https://token@host"]
+        {
+            assert!(wrong.parse::<Upstream>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_duration_needs_its_unit() {
+        assert_eq!(duration("250ms").unwrap(), Duration::from_millis(250));
+        assert_eq!(duration("2m").unwrap(), Duration::from_mins(2));
+        for wrong in ["5", "s", "-1s", "1.5s", "5 s", ""] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! How does the process stop without cutting what it could finish?
+//!
+//! Two phases: every task is asked to finish, and what has not finished by the deadline is cut.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Owns the tasks that must end before the process may.
+#[derive(Clone, Debug, Default)]
+pub struct Drain {
+    graceful: CancellationToken,
+    forced: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Drain {
+    /// Runs `task` on any thread until it ends or the deadline of [`Drain::finish`] passes.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let forced = self.forced.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                biased;
+                // The deadline passed.
+                () = forced.cancelled() => {}
+                () = task => {}
+            }
+        });
+    }
+
+    /// Runs `task` on this thread until it ends or the deadline of [`Drain::finish`] passes.
+    pub fn spawn_local(&self, task: impl Future<Output = ()> + 'static) {
+        let forced = self.forced.clone();
+        self.tasks.spawn_local(async move {
+            tokio::select! {
+                biased;
+                // The deadline passed.
+                () = forced.cancelled() => {}
+                () = task => {}
+            }
+        });
+    }
+
+    /// Runs `task` on this thread: the part of a connection that ends when its connection does.
+    ///
+    /// It is waited for, but not cut: that spares each request a registration at a lock that all threads share.
+    pub fn spawn_part(&self, task: impl Future<Output = ()> + 'static) {
+        self.tasks.spawn_local(task);
+    }
+
+    /// The same shutdown, seen from one thread: what waits there shares no lock with other threads.
+    #[must_use]
+    pub fn for_thread(&self) -> Self {
+        Self {
+            graceful: self.graceful.child_token(),
+            forced: self.forced.child_token(),
+            tasks: self.tasks.clone(),
+        }
+    }
+
+    /// Completes once shutdown has begun.
+    pub async fn started(&self) {
+        self.graceful.cancelled().await;
+    }
+
+    /// Whether shutdown has begun.
+    pub fn has_started(&self) -> bool {
+        self.graceful.is_cancelled()
+    }
+
+    /// Completes once shutdown has begun and every task has ended.
+    pub async fn ended(&self) {
+        self.tasks.wait().await;
+    }
+
+    /// Begins shutdown; returns whether every task ended before `deadline`.
+    pub async fn finish(self, deadline: Duration) -> bool {
+        self.graceful.cancel();
+        self.tasks.close();
+        let clean = time::timeout(deadline, self.tasks.wait()).await.is_ok();
+        self.forced.cancel();
+        self.tasks.wait().await;
+        clean
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_never_ends_is_cut_at_the_deadline() {
+        let drain = Drain::default();
+        drain.spawn(future::pending());
+        assert!(!drain.finish(Duration::from_millis(50)).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_listens_ends_before_the_deadline() {
+        let drain = Drain::default();
+        let asked = drain.clone();
+        drain.spawn(async move { asked.started().await });
+        assert!(drain.finish(Duration::from_hours(1)).await);
+    }
+}

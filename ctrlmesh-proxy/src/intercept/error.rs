@@ -1,0 +1,204 @@
+//! What can go wrong, in words that say what to do about it?
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use aya::EbpfError;
+use aya::maps::MapError;
+use aya::pin::PinError;
+use aya::programs::ProgramError;
+use nix::errno::Errno;
+
+use super::privilege::Missing;
+
+/// Why interception failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The binary was built without the programs.
+    #[error(
+        "this binary holds no kernel programs: run `cargo xtask build-ebpf` and build it again"
+    )]
+    NoObject,
+    /// Only cgroup v1, or nothing.
+    #[error(
+        "find cgroup2: no such file system is mounted (boot with `systemd.unified_cgroup_hierarchy=1`, or mount it beside v1)"
+    )]
+    NoCgroup2,
+    /// Exists, but is no cgroup.
+    #[error("{path} is not a cgroup of the cgroup2 file system at {mount}")]
+    NotACgroup {
+        /// What was given.
+        path: PathBuf,
+        /// Where cgroups are.
+        mount: PathBuf,
+    },
+    /// The root would catch the proxy itself.
+    #[error("{0} is the root of all cgroups: attach at a pod's or a container's")]
+    RootCgroup(PathBuf),
+    /// No such pod or container.
+    #[error("no cgroup of `{name}` below {below}")]
+    NoSuchCgroup {
+        /// Pod UID or container id.
+        name: String,
+        /// Where it was looked for.
+        below: PathBuf,
+    },
+    /// Pins need a bpffs.
+    #[error(
+        "{path} is not on a BPF file system, and none could be mounted: `mount -t bpf bpf /sys/fs/bpf`"
+    )]
+    NoBpffs {
+        /// Where pins should go.
+        path: PathBuf,
+        /// Why it could not be mounted.
+        #[source]
+        source: Errno,
+    },
+    /// The kernel said no, and a capability is missing.
+    #[error("{doing}: not permitted; missing {missing}")]
+    Capability {
+        /// What was being done.
+        doing: String,
+        /// What the process lacks.
+        missing: Missing,
+        /// What the kernel said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The kernel is older than a feature.
+    #[error("the kernel ({running}) is too old: {feature} needs Linux {since}")]
+    Kernel {
+        /// What is missing.
+        feature: &'static str,
+        /// First kernel that has it.
+        since: &'static str,
+        /// This kernel.
+        running: String,
+        /// What the kernel said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Somebody else intercepts here.
+    #[error("{cgroup} is already attached by `{owner}`")]
+    Owned {
+        /// Cgroup.
+        cgroup: PathBuf,
+        /// Who attached it.
+        owner: String,
+    },
+    /// A program of another system was attached exclusively, here or above.
+    #[error(
+        "attach at {cgroup}: another program holds this cgroup or one above it exclusively (`bpftool cgroup tree` shows it)"
+    )]
+    Exclusive {
+        /// Cgroup.
+        cgroup: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: ProgramError,
+    },
+    /// Nothing is attached there.
+    #[error("nothing is attached at {0}")]
+    NotAttached(PathBuf),
+    /// No room.
+    #[error("table {table} is full: it holds {entries} entries")]
+    Full {
+        /// Name of the table.
+        table: &'static str,
+        /// Its size.
+        entries: u32,
+    },
+    /// The proxy would talk to itself.
+    #[error(
+        "this process is in {0}, which is intercepted: its own connections would come back to it (start it elsewhere, or attach with `--except`)"
+    )]
+    Inside(PathBuf),
+    /// The object as a whole.
+    #[error("load the kernel programs")]
+    Object(#[source] Box<EbpfError>),
+    /// One program.
+    #[error("load program `{program}`")]
+    Load {
+        /// Its name.
+        program: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: Box<ProgramError>,
+    },
+    /// The object lacks a program or a map: it is another version.
+    #[error("the kernel programs hold no `{0}`: they are of another version")]
+    Absent(&'static str),
+    /// Attaching.
+    #[error("attach program `{program}` at {to}")]
+    Attach {
+        /// Its name.
+        program: &'static str,
+        /// Cgroup or network namespace.
+        to: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: Box<ProgramError>,
+    },
+    /// Pinning.
+    #[error("pin {path}")]
+    Pin {
+        /// Where.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: PinError,
+    },
+    /// A map.
+    #[error("use map `{map}`")]
+    Map {
+        /// Its name.
+        map: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: MapError,
+    },
+    /// A file, a folder, a pin.
+    #[error("{doing} {path}")]
+    File {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A listener.
+    #[error("listen on {address}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A network namespace.
+    #[error("enter network namespace {path}")]
+    Namespace {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(super) fn file(
+        doing: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { doing, path, source }
+    }
+
+    pub(super) fn map(map: &'static str) -> impl FnOnce(MapError) -> Self {
+        move |source| Self::Map { map, source }
+    }
+}

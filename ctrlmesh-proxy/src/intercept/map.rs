@@ -1,0 +1,115 @@
+//! The kernel's maps, opened from their pins and typed.
+
+use std::path::Path;
+
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, RingBuf, SockMap};
+use ctrlmesh_common::kernel::{
+    Destination, Inbound, InboundKey, Member, Outcome, Pod, Table, TargetKey, TargetMatch,
+};
+
+use super::pin::Pins;
+use super::{Error, privilege};
+
+/// Every map that is pinned: name, in the order of the kernel's `maps.rs`.
+pub(super) const NAMES: [&str; 11] = [
+    "MEMBERS",
+    "PODS",
+    "TARGETS",
+    "DESTINATIONS",
+    "TABLES",
+    "LISTENERS",
+    "HEARTBEATS",
+    "INBOUND",
+    "INBOUND_LISTENERS",
+    "COUNTERS",
+    "EVENTS",
+];
+
+/// What the loader writes.
+pub(super) struct Maps {
+    pub(super) members: HashMap<MapData, u64, Member>,
+    pub(super) pods: Array<MapData, Pod>,
+    pub(super) targets: LpmTrie<MapData, TargetKey, TargetMatch>,
+    pub(super) destinations: Array<MapData, Destination>,
+    pub(super) tables: Array<MapData, Table>,
+    pub(super) listeners: SockMap<MapData>,
+    pub(super) heartbeats: Array<MapData, u64>,
+    pub(super) inbound: HashMap<MapData, InboundKey, Inbound>,
+    pub(super) inbound_listeners: SockMap<MapData>,
+    pub(super) counters: PerCpuArray<MapData, u64>,
+}
+
+// === impl Maps ===
+
+impl Maps {
+    pub(super) fn open(pins: &Pins) -> Result<Self, Error> {
+        Ok(Self {
+            members: open(pins, "MEMBERS")?,
+            pods: open(pins, "PODS")?,
+            targets: open(pins, "TARGETS")?,
+            destinations: open(pins, "DESTINATIONS")?,
+            tables: open(pins, "TABLES")?,
+            listeners: open(pins, "LISTENERS")?,
+            heartbeats: open(pins, "HEARTBEATS")?,
+            inbound: open(pins, "INBOUND")?,
+            inbound_listeners: open(pins, "INBOUND_LISTENERS")?,
+            counters: open(pins, "COUNTERS")?,
+        })
+    }
+
+    /// How often each outcome happened, on all CPUs together.
+    pub(super) fn counts(&self) -> Result<Vec<(Outcome, u64)>, Error> {
+        Outcome::ALL.into_iter().map(|outcome| Ok((outcome, self.count(outcome)?))).collect()
+    }
+
+    fn count(&self, outcome: Outcome) -> Result<u64, Error> {
+        let values = self.counters.get(&(outcome as u32), 0).map_err(Error::map("COUNTERS"))?;
+        Ok(values.iter().sum())
+    }
+
+    /// Counts what the loader saw. Only loaders do, one at a time, so nothing is lost between reading and writing.
+    pub(super) fn add(&mut self, outcome: Outcome) -> Result<(), Error> {
+        let mut values =
+            self.counters.get(&(outcome as u32), 0).map_err(Error::map("COUNTERS"))?.to_vec();
+        if let Some(first) = values.first_mut() {
+            *first += 1;
+        }
+        let values = values
+            .try_into()
+            .map_err(|error: std::io::Error| Error::map("COUNTERS")(error.into()))?;
+        self.counters.set(outcome as u32, values, 0).map_err(Error::map("COUNTERS"))
+    }
+}
+
+/// Opens one map.
+pub(super) fn open<M: TryFrom<Map, Error = MapError>>(
+    pins: &Pins,
+    name: &'static str,
+) -> Result<M, Error> {
+    data(&pins.map(name), name)
+}
+
+/// Opens the ring buffer of events.
+pub(super) fn events(pins: &Pins) -> Result<RingBuf<MapData>, Error> {
+    open(pins, "EVENTS")
+}
+
+fn data<M: TryFrom<Map, Error = MapError>>(path: &Path, name: &'static str) -> Result<M, Error> {
+    let map = MapData::from_pin(path).and_then(Map::from_map_data).and_then(M::try_from);
+    map.map_err(|error| privilege::explain(format!("open map `{name}`"), error, Error::map(name)))
+}
+
+/// Whether the kernel refused an entry for want of room.
+pub(super) fn full(error: &MapError) -> bool {
+    const NO_ROOM: [i32; 2] = [nix::libc::E2BIG, nix::libc::ENOSPC];
+    matches!(error, MapError::SyscallError(error) if error.io_error.raw_os_error().is_some_and(|code| NO_ROOM.contains(&code)))
+}
+
+/// Whether there was no such entry.
+pub(super) fn absent(error: &MapError) -> bool {
+    match error {
+        MapError::KeyNotFound => true,
+        MapError::SyscallError(error) => error.io_error.raw_os_error() == Some(nix::libc::ENOENT),
+        _ => false,
+    }
+}

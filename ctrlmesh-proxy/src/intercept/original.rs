@@ -1,0 +1,78 @@
+//! Where did a redirected connection want to go?
+//!
+//! Takes the two addresses of the accepted socket, gives the pod and the target. The address names a pod and an index
+//! only; a process inside the pod can dial any such address itself, so the answer is a hint where to send the bytes to,
+//! and no proof of who sends them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use aya::maps::{Array, MapData};
+use ctrlmesh_common::kernel::{self, Address, Destination, Pod};
+
+use super::pin::{Pins, Slot};
+use super::{Error, map};
+
+/// Explains redirected connections.
+pub struct Originals {
+    pods: Array<MapData, Pod>,
+    destinations: Array<MapData, Destination>,
+}
+
+/// Who wanted to go where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Original {
+    /// Pod that the connection came from.
+    pub slot: Slot,
+    /// The target's index in the pod's table.
+    pub index: u8,
+    /// The address that the client named.
+    pub target: SocketAddr,
+}
+
+// === impl Originals ===
+
+impl Originals {
+    /// Opens the tables that a loader pinned below `pins`.
+    ///
+    /// # Errors
+    /// If there are none, or they may not be read.
+    pub fn open(pins: &Path) -> Result<Self, Error> {
+        let pins = Pins::at(pins);
+        Ok(Self {
+            pods: map::open(&pins, "PODS")?,
+            destinations: map::open(&pins, "DESTINATIONS")?,
+        })
+    }
+
+    /// Explains a connection by the accepted socket's own address and its peer's. `None` if it was not redirected, or by
+    /// nobody that the tables know.
+    ///
+    /// # Errors
+    /// If the tables cannot be read.
+    pub fn find(&self, local: SocketAddr, peer: SocketAddr) -> Result<Option<Original>, Error> {
+        let Some((slot, index)) = ipv4(local).and_then(kernel::decode) else {
+            return Ok(None);
+        };
+        let slot = Slot::new(slot);
+        let pod = self.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
+        if pod.port != local.port().to_be() {
+            return Ok(None);
+        }
+        let entry = self
+            .destinations
+            .get(&kernel::entry(pod.table, index), 0)
+            .map_err(Error::map("DESTINATIONS"))?;
+        let address = kernel::original(&entry, ipv4(peer).unwrap_or_default());
+        Ok(address.map(|address| Original {
+            slot,
+            index,
+            target: SocketAddr::new(address.into(), u16::from_be(entry.port)),
+        }))
+    }
+}
+
+/// The IPv4 address of either family's socket, in network byte order.
+fn ipv4(address: SocketAddr) -> Option<u32> {
+    Address::from(IpAddr::to_canonical(&address.ip())).ipv4()
+}

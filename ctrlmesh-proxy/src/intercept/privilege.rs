@@ -1,0 +1,178 @@
+//! Why did the kernel say no: which capability is missing, or which feature?
+
+use std::error::Error as StdError;
+use std::{fmt, fs, io};
+
+use super::Error;
+
+/// What loading and attaching takes: bit in `CapEff` and name.
+const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
+
+/// What entering another network namespace takes besides.
+const NAMESPACE: (u32, &str) = (21, "CAP_SYS_ADMIN");
+
+/// What the programs use of the newer kernels: as the verifier or the error names it, in words, and since when.
+const FEATURES: [(&str, &str, &str); 5] = [
+    ("bpf_set_retval", "refusing a connection with ECONNREFUSED (bpf_set_retval)", "5.18"),
+    ("bpf_ktime_get_coarse_ns", "reading the heartbeat (bpf_ktime_get_coarse_ns)", "5.11"),
+    ("bpf_sk_assign", "taking inbound connections (sk_lookup)", "5.9"),
+    (
+        "bpf_get_current_ancestor_cgroup_id",
+        "finding the caller's cgroup (bpf_get_current_ancestor_cgroup_id)",
+        "5.7",
+    ),
+    ("bpf_bind", "carrying a prefix's open bits (bpf_bind)", "4.17"),
+];
+
+/// Capabilities that the process lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing(Vec<&'static str>);
+
+impl Missing {
+    pub(super) fn none(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str(
+                "nothing it knows of: a security module or a seccomp profile may forbid it",
+            );
+        }
+        f.write_str(&self.0.join(", "))
+    }
+}
+
+/// Turns a refusal into the error that names the missing capability; anything else goes through `other`.
+pub(super) fn explain<E: StdError + Send + Sync + 'static>(
+    doing: impl Into<String>,
+    error: E,
+    other: impl FnOnce(E) -> Error,
+) -> Error {
+    if let Some(feature) = feature(&chain(&error)) {
+        let (_, feature, since) = FEATURES[feature];
+        return Error::Kernel { feature, since, running: running(), source: Box::new(error) };
+    }
+    if !denied(&error) {
+        return other(error);
+    }
+    let effective = fs::read_to_string("/proc/self/status")
+        .map(|status| effective(&status))
+        .unwrap_or_default();
+    Error::Capability {
+        doing: doing.into(),
+        missing: missing(effective, &NEEDED),
+        source: Box::new(error),
+    }
+}
+
+/// The same for entering a network namespace.
+pub(super) fn explain_namespace(
+    doing: impl Into<String>,
+    error: io::Error,
+    other: impl FnOnce(io::Error) -> Error,
+) -> Error {
+    if !denied(&error) {
+        return other(error);
+    }
+    let effective = fs::read_to_string("/proc/self/status")
+        .map(|status| effective(&status))
+        .unwrap_or_default();
+    Error::Capability {
+        doing: doing.into(),
+        missing: missing(effective, &[NAMESPACE]),
+        source: Box::new(error),
+    }
+}
+
+/// Whether the system refused for want of permission.
+fn denied(error: &(dyn StdError + 'static)) -> bool {
+    let mut at = Some(error);
+    while let Some(error) = at {
+        if error
+            .downcast_ref::<io::Error>()
+            .is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied)
+        {
+            return true;
+        }
+        at = error.source();
+    }
+    false
+}
+
+/// The first feature that the text of an error complains about.
+fn feature(text: &str) -> Option<usize> {
+    let complains = text.contains("unknown func") || text.contains("invalid func");
+    FEATURES.iter().position(|(helper, _, _)| complains && text.contains(helper))
+}
+
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut at = error.source();
+    while let Some(error) = at {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        at = error.source();
+    }
+    text
+}
+
+fn missing(effective: u64, needed: &[(u32, &'static str)]) -> Missing {
+    Missing(
+        needed
+            .iter()
+            .filter(|(bit, _)| effective & (1 << bit) == 0)
+            .map(|&(_, name)| name)
+            .collect(),
+    )
+}
+
+fn effective(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or_default()
+}
+
+fn running() -> String {
+    fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_missing_capabilities_are_named() {
+        assert_eq!(missing(1 << 39, &NEEDED).to_string(), "CAP_NET_ADMIN, CAP_PERFMON");
+        assert_eq!(
+            missing(effective("Name:\tx\nCapEff:\t000000c000001000\n"), &NEEDED),
+            Missing(vec![])
+        );
+    }
+
+    #[test]
+    fn a_refusal_with_every_capability_points_elsewhere() {
+        assert!(missing(u64::MAX, &NEEDED).to_string().contains("seccomp"));
+    }
+
+    #[test]
+    fn a_helper_that_the_verifier_does_not_know_is_a_feature() {
+        let at = feature(
+            "the verifier says: 12: (85) call bpf_set_retval#187\nunknown func bpf_set_retval#187",
+        );
+        assert_eq!(at.map(|at| FEATURES[at].2), Some("5.18"));
+        assert_eq!(feature("call bpf_set_retval#187: R1 is not a scalar"), None);
+    }
+
+    #[test]
+    fn a_refusal_is_found_at_the_end_of_the_chain() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer")]
+        struct Outer(#[source] io::Error);
+        assert!(denied(&Outer(io::ErrorKind::PermissionDenied.into())));
+        assert!(!denied(&Outer(io::ErrorKind::NotFound.into())));
+    }
+}

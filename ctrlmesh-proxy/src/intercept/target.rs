@@ -1,0 +1,219 @@
+//! Which connections are redirected?
+//!
+//! A target is an address and a port, or a prefix and a port. The bits that a prefix leaves open must fit into a source
+//! address, so the widest are /10 for IPv4 and /106 for IPv6: more than any service range of Kubernetes, /12 and /108.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use ctrlmesh_common::kernel::{self, Address, Destination, MAX_HOST_BITS, TargetKey};
+
+/// An address or a prefix, and a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Target {
+    address: Address,
+    host_bits: u8,
+    port: u16,
+}
+
+/// Targets under a name. Pods that name the same targets share a table, and a change reaches all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Targets {
+    /// What they are, for instance `default/kubernetes`.
+    pub name: String,
+    /// At most 255.
+    pub list: Vec<Target>,
+}
+
+/// Why a text is not a target.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidTarget {
+    /// Neither form.
+    #[error("`{0}` is not ADDRESS:PORT or PREFIX/LENGTH:PORT, with an IPv6 address in brackets")]
+    Syntax(String),
+    /// Port 0.
+    #[error("`{0}`: port 0 is nobody's")]
+    Port(String),
+    /// Longer than the address.
+    #[error("`{text}`: a prefix of this family has at most {most} bits")]
+    TooLong {
+        /// What was given.
+        text: String,
+        /// Bits of the address.
+        most: u8,
+    },
+    /// More open bits than a source address carries.
+    #[error("`{text}`: a prefix of this family has at least {least} bits")]
+    TooWide {
+        /// What was given.
+        text: String,
+        /// Bits of the widest prefix.
+        least: u8,
+    },
+}
+
+// === impl Target ===
+
+impl Target {
+    /// One address.
+    pub fn exact(address: SocketAddr) -> Self {
+        Self { address: address.ip().into(), host_bits: 0, port: address.port() }
+    }
+
+    /// The key in the kernel's table and the length of its prefix in bits.
+    pub(super) fn key(self, table: u16) -> (u32, TargetKey) {
+        (
+            kernel::prefix_bits(self.host_bits),
+            TargetKey { table, port: self.port.to_be(), address: self.address },
+        )
+    }
+
+    /// The entry that explains the kernel's index.
+    pub(super) fn destination(self) -> Destination {
+        Destination {
+            address: self.address,
+            port: self.port.to_be(),
+            host_bits: self.host_bits,
+            retired: 0,
+        }
+    }
+
+    /// Bits of the address that are open.
+    pub(super) fn host_bits(self) -> u8 {
+        self.host_bits
+    }
+
+    /// Reads an entry back.
+    pub(super) fn of(entry: &Destination) -> Self {
+        Self { address: entry.address, host_bits: entry.host_bits, port: u16::from_be(entry.port) }
+    }
+}
+
+impl From<SocketAddr> for Target {
+    fn from(address: SocketAddr) -> Self {
+        Self::exact(address)
+    }
+}
+
+impl FromStr for Target {
+    type Err = InvalidTarget;
+
+    fn from_str(text: &str) -> Result<Self, InvalidTarget> {
+        let syntax = || InvalidTarget::Syntax(text.to_owned());
+        let (host, port) = text.rsplit_once(':').ok_or_else(syntax)?;
+        let port: u16 = port.parse().map_err(|_| syntax())?;
+        let bare = match (host.strip_prefix('['), host.strip_suffix(']')) {
+            (Some(rest), Some(_)) => rest.strip_suffix(']').ok_or_else(syntax)?,
+            (None, None) if !host.contains(':') => host,
+            _ => return Err(syntax()),
+        };
+        let (ip, length) = match bare.split_once('/') {
+            Some((ip, length)) => (ip, Some(length.parse::<u8>().map_err(|_| syntax())?)),
+            None => (bare, None),
+        };
+        let ip: IpAddr = ip.parse().map_err(|_| syntax())?;
+        if port == 0 {
+            return Err(InvalidTarget::Port(text.to_owned()));
+        }
+        let host_bits = host_bits(text, ip, length)?;
+        Ok(Self { address: Address::from(ip).with_host(host_bits, 0), host_bits, port })
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ip = IpAddr::from(self.address);
+        if self.host_bits == 0 {
+            return write!(f, "{}", SocketAddr::new(ip, self.port));
+        }
+        let length = width(ip) - self.host_bits;
+        if ip.is_ipv6() {
+            write!(f, "[{ip}/{length}]:{}", self.port)
+        } else {
+            write!(f, "{ip}/{length}:{}", self.port)
+        }
+    }
+}
+
+fn width(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() { 32 } else { 128 }
+}
+
+fn host_bits(text: &str, ip: IpAddr, length: Option<u8>) -> Result<u8, InvalidTarget> {
+    let most = width(ip);
+    let length = length.unwrap_or(most);
+    let host_bits = most
+        .checked_sub(length)
+        .ok_or_else(|| InvalidTarget::TooLong { text: text.to_owned(), most })?;
+    if host_bits > MAX_HOST_BITS {
+        return Err(InvalidTarget::TooWide { text: text.to_owned(), least: most - MAX_HOST_BITS });
+    }
+    Ok(host_bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_prints_as_it_was_read() {
+        for text in [
+            "10.96.0.1:443",
+            "[fd00::1]:443",
+            "10.96.0.0/12:443",
+            "10.64.0.0/10:1",
+            "[fd00::/108]:6443",
+        ] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn the_open_bits_of_a_prefix_are_cleared() {
+        assert_eq!("10.96.7.9/16:443".parse::<Target>().unwrap().to_string(), "10.96.0.0/16:443");
+    }
+
+    #[test]
+    fn a_full_prefix_is_an_exact_target() {
+        assert_eq!("10.96.0.1/32:443".parse::<Target>(), "10.96.0.1:443".parse());
+        assert_eq!("[fd00::1/128]:443".parse::<Target>(), "[fd00::1]:443".parse());
+    }
+
+    #[test]
+    fn a_mapped_address_is_the_ipv4_address() {
+        assert_eq!("[::ffff:10.96.0.1]:443".parse::<Target>(), "10.96.0.1:443".parse());
+    }
+
+    #[test]
+    fn what_is_not_a_target_is_refused_with_the_reason() {
+        for text in [
+            "",
+            "10.96.0.1",
+            "fd00::1:443",
+            "[fd00::1:443",
+            "fd00::1]:443",
+            "10.0.0.0/x:1",
+            "host:443",
+            "10.0.0.1:65536",
+        ] {
+            assert_eq!(text.parse::<Target>(), Err(InvalidTarget::Syntax(text.to_owned())));
+        }
+        assert_eq!(
+            "10.0.0.1:0".parse::<Target>(),
+            Err(InvalidTarget::Port("10.0.0.1:0".to_owned()))
+        );
+        assert!(matches!(
+            "10.0.0.0/33:1".parse::<Target>(),
+            Err(InvalidTarget::TooLong { most: 32, .. })
+        ));
+        assert!(matches!(
+            "10.0.0.0/9:1".parse::<Target>(),
+            Err(InvalidTarget::TooWide { least: 10, .. })
+        ));
+        assert!(matches!(
+            "[fd00::/64]:1".parse::<Target>(),
+            Err(InvalidTarget::TooWide { least: 106, .. })
+        ));
+    }
+}

@@ -1,0 +1,153 @@
+//! How is one client connection served, from its first byte to its last?
+
+mod exchange;
+mod headers;
+mod http1;
+mod http2;
+
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time;
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tracing::debug;
+
+use crate::accept::Accepted;
+use crate::drain::Drain;
+use crate::metrics::{ClientError, Metrics};
+use crate::tls;
+use crate::tunnel;
+use crate::upstream::{Address, Dialer, Target, Upstream};
+
+/// The first byte of a TLS record that begins a handshake.
+const TLS_HANDSHAKE: u8 = 22;
+
+/// What one thread serves its connections with.
+#[derive(Debug)]
+pub struct Server {
+    /// How operators are answered: with HTTP/2 or HTTP/1.1, as they like.
+    pub tls: Arc<ServerConfig>,
+    /// The same for an API server that speaks no HTTP/2.
+    pub tls_http1: Arc<ServerConfig>,
+    /// Opens the connections to the API server.
+    pub dialer: Rc<Dialer>,
+    /// The API server, where the connection itself does not say.
+    pub target: Option<Target>,
+    /// How long a client may take from connecting to the end of its first request's head.
+    pub header_timeout: Duration,
+    /// How long the API server may take to answer.
+    pub response_timeout: Duration,
+    /// Where things are counted.
+    pub metrics: Arc<Metrics>,
+    /// Ends the connections at shutdown.
+    pub drain: Drain,
+}
+
+/// What the requests of one client connection share.
+#[derive(Debug)]
+struct Session {
+    server: Rc<Server>,
+    upstream: Upstream,
+    /// Notified when the client is to open its next connection elsewhere.
+    leaving: Rc<Notify>,
+}
+
+// === impl Server ===
+
+impl Server {
+    /// Serves one connection to its end.
+    pub async fn serve(self: Rc<Self>, accepted: Accepted) {
+        let Accepted { stream, client, origin, place } = accepted;
+        let open = self.metrics.connection();
+        debug!(client.addr = %client, pod = ?origin.pod, "connected");
+        if let Ok(stream) = TcpStream::from_std(stream) {
+            let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
+            match target {
+                Some(target) => Box::pin(self.clone().begin(stream, target)).await,
+                None => self.metrics.client_error(ClientError::NoDestination),
+            }
+        }
+        debug!(client.addr = %client, "disconnected");
+        drop((open, place));
+    }
+
+    async fn begin(self: Rc<Self>, stream: TcpStream, target: Target) {
+        let deadline = Instant::now() + self.header_timeout;
+        let mut first = [0];
+        let Some(peeked) = self.in_time(deadline, stream.peek(&mut first)).await else {
+            return;
+        };
+        match peeked {
+            Ok(1) if first[0] == TLS_HANDSHAKE => self.terminate(stream, target, deadline).await,
+            Ok(1) => self.pass(stream, &target.address).await,
+            // Gone before it said anything.
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    /// Ends TLS and speaks the protocol that the client chose.
+    async fn terminate(self: Rc<Self>, stream: TcpStream, target: Target, deadline: Instant) {
+        let http1_only = self.dialer.http1_only.load(Ordering::Relaxed);
+        let config = if http1_only { &self.tls_http1 } else { &self.tls };
+        let handshake = Box::pin(handshake(config.clone(), stream));
+        let stream = match self.in_time(deadline, handshake).await {
+            None => return,
+            Some(Err(error)) => {
+                debug!(error = &error as &dyn std::error::Error, "TLS with a client failed");
+                self.metrics.client_error(ClientError::Tls);
+                return;
+            }
+            Some(Ok(stream)) => stream,
+        };
+        let http2 = stream.get_ref().1.alpn_protocol() == Some(tls::ALPN_HTTP2);
+        let leaving = Rc::<Notify>::default();
+        let upstream = Upstream::new(http2, self.dialer.clone(), target, leaving.clone());
+        let session = Rc::new(Session { server: self, upstream, leaving });
+        if http2 {
+            Box::pin(http2::serve(session, stream, deadline)).await;
+        } else {
+            Box::pin(http1::serve(session, stream, deadline)).await;
+        }
+    }
+
+    /// Passes what is not TLS to where it wanted to go: the API server itself says what it thinks of it.
+    async fn pass(&self, stream: TcpStream, destination: &Address) {
+        let open = self.metrics.tunnel();
+        match self.dialer.connect(destination).await {
+            Ok(upstream) => {
+                if let Err(error) = tunnel::opaque(stream, upstream).await {
+                    debug!(error = &error as &dyn std::error::Error, "opaque connection broke");
+                }
+            }
+            Err(error) => {
+                debug!(error = &error as &dyn std::error::Error, "opaque connection refused")
+            }
+        }
+        drop(open);
+    }
+
+    /// What `work` gives, unless the client is too slow for it.
+    async fn in_time<T>(&self, deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
+        let done = time::timeout_at(deadline, work).await.ok();
+        if done.is_none() {
+            self.metrics.client_error(ClientError::Slow);
+        }
+        done
+    }
+}
+
+async fn handshake(
+    config: Arc<ServerConfig>,
+    stream: TcpStream,
+) -> io::Result<TlsStream<TcpStream>> {
+    TlsAcceptor::from(config).accept(stream).await
+}

@@ -1,0 +1,90 @@
+//! Which headers concern one connection only, and stay behind?
+
+use http::header;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+
+/// What RFC 9110 (7.6.1) keeps from being forwarded, beside what `Connection` names. `TE: trailers` may pass: it is
+/// about the message's end.
+const HOP_BY_HOP: [HeaderName; 4] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::TRANSFER_ENCODING,
+];
+
+/// Takes away what concerns the connection that a message came by.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    if let Some(named) = headers.get(header::CONNECTION).cloned() {
+        for name in named.as_bytes().split(|byte| *byte == b',') {
+            // `Connection: host` must not take the host away.
+            let name = HeaderName::from_bytes(name.trim_ascii());
+            if let Some(name) = name.ok().filter(|name| *name != header::HOST) {
+                headers.remove(name);
+            }
+        }
+    }
+    for name in HOP_BY_HOP {
+        headers.remove(name);
+    }
+    headers.remove(header::UPGRADE);
+    if headers.get(header::TE).is_some_and(|te| te != "trailers") {
+        headers.remove(header::TE);
+    }
+}
+
+/// What a request or a response would have its connection become.
+pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let asked = headers.get_all(header::CONNECTION).iter().any(|value| {
+        value
+            .as_bytes()
+            .split(|byte| *byte == b',')
+            .any(|name| name.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
+    });
+    headers.get(header::UPGRADE).filter(|_| asked).cloned()
+}
+
+/// Puts back what [`strip`] took away, for a connection that is to become `protocol`.
+pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, protocol);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(headers: &[(&'static str, &'static str)]) -> HeaderMap {
+        headers
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect()
+    }
+
+    #[test]
+    fn what_concerns_the_connection_stays_behind_and_nothing_else() {
+        let mut headers = map(&[
+            ("connection", "keep-alive, X-Hop, host"),
+            ("x-hop", "1"),
+            ("keep-alive", "timeout=5"),
+            ("te", "gzip"),
+            ("upgrade", "h2c"),
+            ("transfer-encoding", "chunked"),
+            ("host", "kubernetes"),
+            ("trailer", "x-sum"),
+            ("authorization", "Bearer x"),
+        ]);
+        strip(&mut headers);
+        assert_eq!(
+            headers,
+            map(&[("host", "kubernetes"), ("trailer", "x-sum"), ("authorization", "Bearer x")])
+        );
+    }
+
+    #[test]
+    fn an_upgrade_needs_both_headers() {
+        assert_eq!(upgrade(&map(&[("upgrade", "websocket")])), None);
+        assert_eq!(upgrade(&map(&[("connection", "upgrade")])), None);
+        let both = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "SPDY/3.1")]);
+        assert_eq!(upgrade(&both).unwrap(), "SPDY/3.1");
+    }
+}

@@ -1,0 +1,148 @@
+//! A client connection that carries one request at a time.
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::upgrade;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::time;
+use tokio::time::Instant;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use crate::body::Relay;
+use crate::metrics::ClientError;
+use crate::serve::Session;
+use crate::serve::exchange::{Abort, Reply};
+use crate::serve::headers;
+use crate::tunnel;
+
+/// The largest head of a request: what the API server takes (Go's default, and its slack).
+const MAX_HEAD_BYTES: usize = (1 << 20) + 4096;
+
+/// The largest number of headers in a request.
+const MAX_HEADERS: usize = 256;
+
+/// How long a connection may idle between requests: as long as the API server lets it.
+const IDLE: Duration = Duration::from_secs(90);
+
+/// Serves a connection until its client leaves, or is asked to.
+pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, deadline: Instant) {
+    let requests = Rc::new(Cell::new(0_u64));
+    let service = {
+        let (session, requests) = (session.clone(), requests.clone());
+        service_fn(move |request| {
+            requests.set(requests.get() + 1);
+            answer(session.clone(), request)
+        })
+    };
+    let connection = builder().serve_connection(TokioIo::new(stream), service).with_upgrades();
+    let mut connection = pin!(connection);
+    let metrics = &session.server.metrics;
+    let mut closing = pin!(session.server.drain.started());
+    let mut first = pin!(time::sleep_until(deadline));
+    let (mut asked, mut waited) = (false, false);
+    let ended = loop {
+        tokio::select! {
+            ended = connection.as_mut() => break ended,
+            // Shutdown: no request after this one.
+            () = &mut closing, if !asked => {
+                asked = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            // The first request takes too long to come.
+            () = &mut first, if !waited => {
+                waited = true;
+                if requests.get() == 0 {
+                    return metrics.client_error(ClientError::Slow);
+                }
+            }
+        }
+    };
+    if let Err(error) = ended {
+        debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
+        if error.is_timeout() {
+            metrics.client_error(ClientError::Slow);
+        } else if error.is_parse() {
+            metrics.client_error(ClientError::Protocol);
+        }
+    }
+}
+
+fn builder() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        .auto_date_header(false);
+    builder
+}
+
+/// Answers one request.
+async fn answer(
+    session: Rc<Session>,
+    mut request: Request<Incoming>,
+) -> Result<Response<Reply>, Abort> {
+    let protocol = headers::upgrade(request.headers());
+    let client = protocol.is_some().then(|| upgrade::on(&mut request));
+    let asked_for = expectation(&mut request);
+    let mut request = request.map(|body| match &asked_for {
+        Some(asked_for) => Relay::expected(body, asked_for.clone()),
+        None => Relay::http1(body, None),
+    });
+    headers::strip(request.headers_mut());
+    if let Some(protocol) = protocol {
+        headers::set_upgrade(request.headers_mut(), protocol);
+    }
+    let mut response = session.clone().exchange(request, |_| {}).await?;
+    let protocol = headers::upgrade(response.headers());
+    let upstream = response.extensions_mut().remove::<OnUpgrade>();
+    headers::strip(response.headers_mut());
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        if let Some(protocol) = protocol {
+            headers::set_upgrade(response.headers_mut(), protocol);
+        }
+        if let (Some(client), Some(upstream)) = (client, upstream) {
+            switch(&session, client, upstream);
+        }
+    }
+    Ok(response)
+}
+
+/// Carries on with what the connection becomes.
+fn switch(session: &Session, client: OnUpgrade, upstream: OnUpgrade) {
+    let open = session.server.metrics.tunnel();
+    session.server.drain.spawn_local(async move {
+        if let Err(error) = tunnel::upgraded(client, upstream).await {
+            debug!(error = &error as &dyn std::error::Error, "tunnel broke");
+        }
+        drop(open);
+    });
+}
+
+/// Where the client waits to be asked for its body: what tells that the API server did.
+fn expectation(request: &mut Request<Incoming>) -> Option<CancellationToken> {
+    let expects = request.headers().get(header::EXPECT).map(HeaderValue::as_bytes)?;
+    if !expects.eq_ignore_ascii_case(b"100-continue") {
+        return None;
+    }
+    let asked_for = CancellationToken::new();
+    let tell = asked_for.clone();
+    hyper::ext::on_informational(request, move |early| {
+        if early.status() == StatusCode::CONTINUE {
+            tell.cancel();
+        }
+    });
+    Some(asked_for)
+}

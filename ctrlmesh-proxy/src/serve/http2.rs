@@ -1,0 +1,148 @@
+//! A client connection that carries many requests at once.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use h2::server::{Builder, Connection, SendResponse};
+use h2::{Reason, RecvStream};
+use http::{Request, Response};
+use hyper::body::Body as _;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tokio_rustls::server::TlsStream;
+use tracing::debug;
+
+use crate::body;
+use crate::body::Relay;
+use crate::metrics::ClientError;
+use crate::serve::Session;
+use crate::serve::exchange::{Abort, Reply};
+
+/// The largest head of a request: what the API server takes.
+const MAX_HEAD_BYTES: u32 = 1 << 20;
+
+/// How many requests a connection may have under way: what Go's servers allow.
+const MAX_STREAMS: u32 = 250;
+
+/// Room for one request's body.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+
+/// Room for all requests' bodies of a connection: this bounds what one client can make the proxy keep.
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+
+/// How much of a response may wait to be written.
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+
+/// Serves a connection until its client leaves, or is asked to.
+pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, deadline: Instant) {
+    let server = session.server.clone();
+    let Some(handshake) =
+        server.in_time(deadline, Box::pin(builder().handshake::<_, Bytes>(stream))).await
+    else {
+        return;
+    };
+    let ended = match handshake {
+        Ok(connection) => Box::pin(run(&session, connection)).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = ended {
+        debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
+        if !error.is_io() && !error.is_remote() {
+            server.metrics.client_error(ClientError::Protocol);
+        }
+    }
+}
+
+async fn run(
+    session: &Rc<Session>,
+    mut connection: Connection<TlsStream<TcpStream>, Bytes>,
+) -> Result<(), h2::Error> {
+    let drain = &session.server.drain;
+    let mut closing = pin!(async {
+        tokio::select! {
+            // Shutdown.
+            () = drain.started() => {}
+            // The API server wants its client to go elsewhere.
+            () = session.leaving.notified() => {}
+        }
+    });
+    let mut asked = false;
+    loop {
+        let accepted = poll_fn(|cx| {
+            if !asked && closing.as_mut().poll(cx).is_ready() {
+                asked = true;
+                connection.graceful_shutdown();
+            }
+            connection.poll_accept(cx)
+        });
+        match accepted.await {
+            Some(Ok((request, respond))) => {
+                drain.spawn_part(answer(session.clone(), request, respond));
+            }
+            Some(Err(error)) => return Err(error),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Answers one request, to the end of its response's body.
+async fn answer(session: Rc<Session>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+    let request = request.map(|body| Relay::http2(body, None));
+    let respond = RefCell::new(respond);
+    let informed = |early: Response<()>| {
+        // A client that is gone needs no answer.
+        let _gone = respond.borrow_mut().send_informational(early);
+    };
+    let Some(answered) = unless_reset(&respond, session.exchange(request, informed)).await else {
+        return;
+    };
+    let mut respond = respond.into_inner();
+    let response = match answered {
+        Ok(response) => response,
+        Err(Abort(reason)) => return respond.send_reset(reason),
+    };
+    let (head, body) = response.into_parts();
+    if let Err(error) = send(Response::from_parts(head, ()), body, &mut respond).await {
+        debug!(error = &error as &dyn std::error::Error, "response broke off");
+    }
+}
+
+async fn send(
+    head: Response<()>,
+    body: Reply,
+    respond: &mut SendResponse<Bytes>,
+) -> Result<(), body::PipeError> {
+    let ends = body.is_end_stream();
+    let mut stream = respond.send_response(head, ends).map_err(body::PipeError::Write)?;
+    if ends { Ok(()) } else { body::pipe(body, &mut stream).await }
+}
+
+/// What `work` gives, unless the client gives the request up.
+async fn unless_reset<T>(
+    respond: &RefCell<SendResponse<Bytes>>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut work = pin!(work);
+    poll_fn(|cx| {
+        if let Poll::Ready(done) = work.as_mut().poll(cx) {
+            return Poll::Ready(Some(done));
+        }
+        respond.borrow_mut().poll_reset(cx).map(|_: Result<Reason, h2::Error>| None)
+    })
+    .await
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_header_list_size(MAX_HEAD_BYTES)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_send_buffer_size(SEND_BUFFER_BYTES);
+    builder
+}

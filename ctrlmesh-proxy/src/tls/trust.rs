@@ -1,0 +1,117 @@
+//! Whom does the proxy believe to be the API server?
+//!
+//! Whoever the CA file vouches for, and nobody else: there is no way to switch that off. The file is read again when
+//! it changes; connections that stand keep standing.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
+use tokio::time;
+use tracing::{info, warn};
+
+use crate::drain::Drain;
+use crate::tls;
+use crate::tls::TlsError;
+
+/// How often the CA file is looked at.
+const FILE_CHECK: Duration = Duration::from_secs(10);
+
+/// The certificate authorities of the API server.
+#[derive(Debug)]
+pub struct Trust {
+    path: PathBuf,
+    current: RwLock<Current>,
+}
+
+/// How to begin TLS towards the API server, for each protocol.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// Offers HTTP/1.1 only.
+    pub http1: Arc<ClientConfig>,
+    /// Offers HTTP/2 only.
+    pub http2: Arc<ClientConfig>,
+}
+
+#[derive(Debug)]
+struct Current {
+    client: Client,
+    made_from: Vec<u8>,
+}
+
+// === impl Trust ===
+
+impl Trust {
+    /// Reads the CA file.
+    ///
+    /// # Errors
+    ///
+    /// Fails when it cannot be read or holds no certificate.
+    pub fn load(path: &Path) -> Result<Self, TlsError> {
+        let pem = tls::read(path)?;
+        let current = RwLock::new(Current { client: client(path, &pem)?, made_from: pem });
+        Ok(Self { path: path.to_owned(), current })
+    }
+
+    /// What to begin the next connection with.
+    pub fn client(&self) -> Client {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).client.clone()
+    }
+
+    /// Follows the file until shutdown. What cannot be read leaves everything as it is.
+    pub async fn follow(self: Arc<Self>, drain: Drain) {
+        let mut ticks = time::interval(FILE_CHECK);
+        loop {
+            tokio::select! {
+                () = drain.started() => return,
+                _ = ticks.tick() => self.refresh(),
+            }
+        }
+    }
+
+    /// Reads the file again if it changed; also called when the API server's certificate was refused.
+    pub fn refresh(&self) {
+        let replaced = tls::read(&self.path).and_then(|pem| {
+            if self.current.read().unwrap_or_else(PoisonError::into_inner).made_from == pem {
+                return Ok(None);
+            }
+            Ok(Some(Current { client: client(&self.path, &pem)?, made_from: pem }))
+        });
+        match replaced {
+            Ok(Some(current)) => {
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
+                info!("upstream certificate authorities replaced");
+            }
+            Ok(None) => {}
+            Err(error) => warn!(
+                error = &error as &dyn std::error::Error,
+                "upstream certificate authorities kept"
+            ),
+        }
+    }
+}
+
+fn client(path: &Path, pem: &[u8]) -> Result<Client, TlsError> {
+    let refused = |source| TlsError::Refused { path: path.to_owned(), source };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate =
+            certificate.map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
+        roots.add(certificate).map_err(refused)?;
+    }
+    if roots.is_empty() {
+        return Err(TlsError::NoCertificate { path: path.to_owned() });
+    }
+    let mut http1 = ClientConfig::builder_with_provider(tls::provider())
+        .with_protocol_versions(tls::VERSIONS)
+        .map_err(refused)?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let mut http2 = http1.clone();
+    http1.alpn_protocols = vec![tls::ALPN_HTTP1.to_vec()];
+    http2.alpn_protocols = vec![tls::ALPN_HTTP2.to_vec()];
+    Ok(Client { http1: Arc::new(http1), http2: Arc::new(http2) })
+}

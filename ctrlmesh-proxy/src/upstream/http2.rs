@@ -1,0 +1,182 @@
+//! Connections that carry many requests at once.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future as _, poll_fn};
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use h2::client;
+use h2::client::{Connection, ResponseFuture, SendRequest};
+use http::header;
+use http::{Request, Response};
+use hyper::body::Body as _;
+use tokio::net::TcpStream;
+use tokio::sync::{Mutex, Notify};
+use tokio::time;
+use tokio_rustls::client::TlsStream;
+use tracing::debug;
+
+use crate::body;
+use crate::body::{Relay, Share};
+use crate::upstream;
+use crate::upstream::{Dialer, SendError, Target};
+
+/// Room for one response: 1 MiB feeds 1 GB/s at a round trip of a millisecond.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+
+/// Room for all responses of a connection. More than one stream's, so that a list nobody reads does not hold up the
+/// watches beside it; this also bounds what one client can make the proxy keep.
+const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+
+/// The largest frame that the API server may send: fewer frames for large lists.
+const MAX_FRAME_BYTES: u32 = 256 << 10;
+
+/// The size of a response's head that the proxy still takes: what clients in Go take.
+const MAX_HEAD_BYTES: u32 = 1 << 20;
+
+/// How much of a request's body may wait to be written.
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+
+/// Connections of one client connection.
+#[derive(Debug)]
+pub struct Pool {
+    dialer: Rc<Dialer>,
+    target: Target,
+    leaving: Rc<Notify>,
+    lanes: RefCell<Vec<Rc<Lane>>>,
+    /// Held while a connection is opened, so that requests that come together wait for one and the same.
+    dialing: Mutex<()>,
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Lane {
+    send: RefCell<SendRequest<Bytes>>,
+    /// How many streams are open on it.
+    used: Rc<Cell<usize>>,
+}
+
+impl Pool {
+    /// No connection yet.
+    pub fn new(dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>) -> Self {
+        Self { dialer, target, leaving, lanes: RefCell::default(), dialing: Mutex::default() }
+    }
+
+    /// Sends a request on a connection that has room for one more, or on a new one.
+    pub async fn send(
+        &self,
+        request: Request<Relay>,
+        informed: impl FnMut(Response<()>),
+    ) -> Result<Response<Relay>, SendError> {
+        let (mut send, share) = match self.free() {
+            Some(free) => free,
+            None => Box::pin(self.open()).await?,
+        };
+        let (head, body) = request.into_parts();
+        let expects = head.headers.contains_key(header::EXPECT);
+        let ends = body.is_end_stream();
+        let (response, mut stream) =
+            send.send_request(Request::from_parts(head, ()), ends).map_err(SendError::Http2)?;
+        drop(send);
+        if !ends {
+            self.dialer.drain.spawn_part(async move {
+                if let Err(error) = body::pipe(body, &mut stream).await {
+                    debug!(error = &error as &dyn std::error::Error, "request body broke off");
+                }
+            });
+        }
+        let response = if expects { listen(response, informed).await } else { response.await };
+        response
+            .map(|response| response.map(|body| Relay::http2(body, Some(share))))
+            .map_err(SendError::Http2)
+    }
+
+    /// A connection with room for one more stream.
+    fn free(&self) -> Option<(SendRequest<Bytes>, Share)> {
+        let mut lanes = self.lanes.borrow_mut();
+        lanes.retain(|lane| lane.is_open());
+        let lane = lanes
+            .iter()
+            .find(|lane| lane.used.get() < lane.send.borrow().current_max_send_streams())?;
+        Some((lane.send.borrow().clone(), Share::of(&lane.used)))
+    }
+
+    async fn open(&self) -> Result<(SendRequest<Bytes>, Share), SendError> {
+        let _dialing = self.dialing.lock().await;
+        if let Some(free) = self.free() {
+            return Ok(free);
+        }
+        let stream = self.dialer.dial(&self.target, true).await?;
+        let handshake = Box::pin(builder().handshake(stream));
+        let (send, connection) = time::timeout(self.dialer.deadline, handshake)
+            .await
+            .map_err(|_elapsed| SendError::ConnectTimeout { deadline: self.dialer.deadline })?
+            .map_err(SendError::Http2)?;
+        let lane = Rc::new(Lane { send: RefCell::new(send.clone()), used: Rc::default() });
+        let run = Box::pin(run(connection, Rc::downgrade(&lane), self.leaving.clone()));
+        let open = upstream::count(&self.dialer);
+        self.dialer.drain.spawn_part(async move {
+            run.await;
+            drop(open);
+        });
+        let share = Share::of(&lane.used);
+        self.lanes.borrow_mut().push(lane);
+        Ok((send, share))
+    }
+}
+
+impl Lane {
+    /// Whether new streams may still be opened: not after GOAWAY, or once the connection broke.
+    fn is_open(&self) -> bool {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        !matches!(self.send.borrow_mut().poll_ready(&mut cx), Poll::Ready(Err(_)))
+    }
+}
+
+/// Drives a connection to its end, and notifies `leaving` when the API server wants no more streams on it.
+async fn run(
+    mut connection: Connection<TlsStream<TcpStream>>,
+    lane: Weak<Lane>,
+    leaving: Rc<Notify>,
+) {
+    let mut told = false;
+    let ended = poll_fn(|cx| {
+        let ended = Pin::new(&mut connection).poll(cx);
+        if !told && (ended.is_ready() || lane.upgrade().is_some_and(|lane| !lane.is_open())) {
+            told = true;
+            leaving.notify_one();
+        }
+        ended
+    });
+    if let Err(error) = ended.await {
+        debug!(error = &error as &dyn std::error::Error, "upstream connection broke");
+    }
+}
+
+/// Waits for the response, and reports the informational ones before it.
+async fn listen(
+    mut response: ResponseFuture,
+    mut informed: impl FnMut(Response<()>),
+) -> Result<Response<h2::RecvStream>, h2::Error> {
+    poll_fn(|cx| {
+        while let Poll::Ready(Some(Ok(early))) = response.poll_informational(cx) {
+            informed(early);
+        }
+        Pin::new(&mut response).poll(cx)
+    })
+    .await
+}
+
+fn builder() -> client::Builder {
+    let mut builder = client::Builder::new();
+    builder
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(MAX_FRAME_BYTES)
+        .max_header_list_size(MAX_HEAD_BYTES)
+        .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .enable_push(false);
+    builder
+}

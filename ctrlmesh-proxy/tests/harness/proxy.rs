@@ -1,0 +1,114 @@
+//! The proxy as users run it: its own process.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::SocketAddr;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use nix::sys::signal;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use serde_json::Value;
+use tokio::task;
+
+use super::pki::Pki;
+use super::soon;
+
+/// Runs until dropped.
+pub(crate) struct Proxy {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    log: Arc<Mutex<String>>,
+}
+
+impl Proxy {
+    /// `ctrlmesh-proxy sidecar` before `upstream`, with more arguments.
+    pub(crate) fn start(pki: &Pki, upstream: SocketAddr, more: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"))
+            .args([
+                "sidecar",
+                "--listen",
+                "127.0.0.1:0",
+                "--admin-listen",
+                "127.0.0.1:0",
+                "--log-format",
+                "json",
+            ])
+            .args(["--threads", "2", "--upstream", &format!("https://{upstream}")])
+            .arg("--upstream-ca")
+            .arg(pki.path("real.crt"))
+            .arg("--mesh-ca")
+            .arg(format!("{},{}", pki.path("mesh.crt").display(), pki.path("mesh.key").display()))
+            .args(more)
+            .env("RUST_LOG", "info,ctrlmesh_proxy=debug")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap());
+        let (mut operators, mut admin, mut log) = (None, None, String::new());
+        while operators.is_none() || admin.is_none() {
+            let at = log.len();
+            assert!(lines.read_line(&mut log).unwrap() > 0, "the proxy ended:\n{log}");
+            let Ok(line) = serde_json::from_str::<Value>(&log[at..]) else {
+                continue;
+            };
+            let address = || line["address"].as_str().and_then(|address| address.parse().ok());
+            match line["purpose"].as_str() {
+                Some("operators") => operators = address(),
+                Some("admin") => admin = address(),
+                _ => {}
+            }
+        }
+        let log = Arc::new(Mutex::new(log));
+        let rest = log.clone();
+        thread::spawn(move || {
+            let mut line = [0; 4096];
+            while let Ok(read @ 1..) = lines.read(&mut line) {
+                rest.lock().unwrap().push_str(&String::from_utf8_lossy(&line[..read]));
+            }
+        });
+        Self { child, address: operators.unwrap(), admin: admin.unwrap(), log }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub(crate) fn terminate(&self) {
+        signal::kill(self.pid(), Signal::SIGTERM).unwrap();
+    }
+
+    /// How the process ended.
+    pub(crate) async fn ended(mut self) -> ExitStatus {
+        soon("the proxy to end", task::spawn_blocking(move || self.child.wait().unwrap()))
+            .await
+            .unwrap()
+    }
+
+    /// The value of one line of the metrics page.
+    pub(crate) async fn metric(&self, line: &str) -> f64 {
+        let page = super::client::plain_get(self.admin, "/metrics").await.1;
+        let value = page.lines().find_map(|seen| seen.strip_prefix(line)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no `{line}` in\n{page}")).parse().unwrap()
+    }
+
+    /// How much memory the process holds.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).unwrap())
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}

@@ -1,0 +1,461 @@
+//! What a test stands on: cgroups, a network namespace and pins of its own, gone afterwards whatever happens.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+use std::{fs, process, thread};
+
+use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
+use ctrlmesh_proxy::intercept::listener::Namespace;
+use ctrlmesh_proxy::intercept::{
+    Attach, Interceptor, ListenerCheck, Options, Originals, Targets, listener,
+};
+use serde::de::DeserializeOwned;
+
+/// Name of everything that tests make, followed by the process and a number.
+const PREFIX: &str = "ctrlmesh-test-";
+const PINS: &str = "/sys/fs/bpf";
+
+/// The API server's address in every namespace.
+pub(crate) const TARGET: &str = "10.96.0.1:443";
+pub(crate) const TARGET_V6: &str = "[fd00:96::1]:443";
+/// The proxy's port in every namespace.
+pub(crate) const PROXY: u16 = 15_001;
+
+/// How long anything may take before the test gives up; nothing waits that long when it works.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Bed {
+    name: String,
+    cgroup: PathBuf,
+}
+
+/// A process of the test's, killed with the test.
+pub(crate) struct Process(pub(crate) Child);
+
+/// What a client saw of one connection.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+pub(crate) struct Seen {
+    pub(crate) peer: String,
+    pub(crate) local: String,
+    pub(crate) answer: String,
+    pub(crate) error: String,
+    pub(crate) ms: f64,
+}
+
+/// What a hammering client saw.
+#[derive(Debug, serde::Deserialize)]
+pub(crate) struct Hammered {
+    pub(crate) proxied: u64,
+    pub(crate) direct: u64,
+    pub(crate) refused: u64,
+    pub(crate) broken: u64,
+    pub(crate) errors: std::collections::BTreeMap<String, u64>,
+}
+
+/// A thread that serves, until dropped.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+// === impl Bed ===
+
+impl Bed {
+    /// A namespace that knows the targets' addresses, with a server at each, and an empty cgroup.
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        static SWEPT: Once = Once::new();
+        assert!(nix::unistd::geteuid().is_root(), "the kernel tier needs root");
+        SWEPT.call_once(sweep);
+        let name = format!("{PREFIX}{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let cgroup = Hierarchy::find().unwrap().mount().join(&name);
+        let bed = Self { name, cgroup };
+        fs::create_dir(&bed.cgroup).unwrap();
+        bed.namespace("");
+        bed
+    }
+
+    /// Another namespace like the first.
+    pub(crate) fn namespace(&self, suffix: &str) -> PathBuf {
+        let name = format!("{}{suffix}", self.name);
+        must(Command::new("ip").args(["netns", "add", &name]));
+        for command in [
+            "link set lo up",
+            "addr add 10.96.0.1/32 dev lo",
+            "addr add 10.97.3.7/32 dev lo",
+            "addr add fd00:96::1/128 dev lo nodad",
+            "addr add fd00:97::3:7/128 dev lo nodad",
+        ] {
+            must(Command::new("ip").args(["-n", &name]).args(command.split(' ')));
+        }
+        self.path(suffix)
+    }
+
+    /// Makes a second namespace, a node to the first one's pod: 10.244.1.1 and fd00:244::1 there, .5 and ::5 here.
+    pub(crate) fn wire(&self, suffix: &str) {
+        self.namespace(suffix);
+        let (pod, node) = (self.name.clone(), format!("{}{suffix}", self.name));
+        must(Command::new("ip").args([
+            "link", "add", "eth0", "netns", &pod, "type", "veth", "peer", "name", "eth0", "netns",
+            &node,
+        ]));
+        for (namespace, last) in [(&pod, 5), (&node, 1)] {
+            for command in [
+                format!("addr add 10.244.1.{last}/24 dev eth0"),
+                format!("addr add fd00:244::{last}/64 dev eth0 nodad"),
+                "link set eth0 up".to_owned(),
+            ] {
+                must(Command::new("ip").args(["-n", namespace]).args(command.split(' ')));
+            }
+        }
+    }
+
+    /// Path of a namespace.
+    pub(crate) fn path(&self, suffix: &str) -> PathBuf {
+        PathBuf::from(format!("/run/netns/{}{suffix}", self.name))
+    }
+
+    pub(crate) fn net(&self) -> Namespace {
+        Namespace::open(&self.path("")).unwrap()
+    }
+
+    pub(crate) fn pins(&self) -> PathBuf {
+        Path::new(PINS).join(&self.name)
+    }
+
+    /// A cgroup of this test, made if need be.
+    pub(crate) fn cgroup(&self, name: &str) -> PathBuf {
+        let path = self.cgroup.join(name);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    pub(crate) fn interceptor(&self) -> Interceptor {
+        Interceptor::open(self.options("test")).unwrap()
+    }
+
+    pub(crate) fn options(&self, owner: &str) -> Options {
+        Options { pins: self.pins(), ..Options::new(owner) }
+    }
+
+    /// How a test attaches unless it is about something else: closed, one target per family, a listener that is held.
+    pub(crate) fn attach(&self, cgroup: &Path) -> Attach {
+        Attach {
+            cgroup: cgroup.to_owned(),
+            except: Vec::new(),
+            targets: targets(&[TARGET, TARGET_V6]),
+            port: PROXY,
+            fail_open: false,
+            listener: ListenerCheck::Held,
+            heartbeat: None,
+            report: false,
+        }
+    }
+
+    /// A target server: says who connected, as it sees it.
+    pub(crate) fn target(&self, address: &str) -> Server {
+        self.target_in("", address)
+    }
+
+    pub(crate) fn target_in(&self, suffix: &str, address: &str) -> Server {
+        let address: SocketAddr = address.parse().unwrap();
+        let namespace = Namespace::open(&self.path(suffix)).unwrap();
+        let listener = namespace.run(|| TcpListener::bind(address)).unwrap().unwrap();
+        Server::start(listener, |mut client: &TcpStream| {
+            let peer = client.peer_addr()?;
+            writeln!(client, "target {}", SocketAddr::new(peer.ip().to_canonical(), peer.port()))
+        })
+    }
+
+    /// A proxy that answers with what the tables say of a connection.
+    pub(crate) fn proxy(&self, originals: Originals, listener: TcpListener) -> Server {
+        Server::start(listener, move |mut client: &TcpStream| {
+            let original = originals.find(client.local_addr()?, client.peer_addr()?).unwrap();
+            match original {
+                Some(original) => writeln!(client, "proxy {} {}", original.slot, original.target),
+                None => writeln!(client, "proxy unknown"),
+            }
+        })
+    }
+
+    /// Attaches `cgroup`, and starts a proxy for it in the first namespace.
+    pub(crate) fn enrol(&self, interceptor: &mut Interceptor, attach: &Attach) -> Server {
+        let listener = listener::outbound(&self.net(), attach.port).unwrap();
+        let slot = interceptor.attach(attach).unwrap();
+        interceptor.listen(slot, &listener).unwrap();
+        self.proxy(interceptor.originals().unwrap(), listener)
+    }
+
+    /// A command inside a cgroup and the namespace: it joins before it is executed.
+    pub(crate) fn inside(&self, cgroup: &Path, suffix: &str, program: &str) -> Command {
+        let mut command = Command::new("sh");
+        let script =
+            r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
+        command.args(["-c", script]).arg(cgroup).arg(self.path(suffix)).arg(program);
+        command
+    }
+
+    /// Runs a client and reads its answer.
+    pub(crate) fn client<T: DeserializeOwned>(&self, cgroup: &Path, arguments: &[&str]) -> T {
+        self.client_in("", cgroup, arguments)
+    }
+
+    pub(crate) fn client_in<T: DeserializeOwned>(
+        &self,
+        suffix: &str,
+        cgroup: &Path,
+        arguments: &[&str],
+    ) -> T {
+        let output =
+            self.peer(suffix, cgroup, arguments).stderr(Stdio::inherit()).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", output.status);
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// One connection to an address.
+    pub(crate) fn connect(&self, cgroup: &Path, address: &str, how: &str) -> Seen {
+        let (host, port) = split(address);
+        self.client(cgroup, &["once", &host, &port, how])
+    }
+
+    pub(crate) fn peer(&self, suffix: &str, cgroup: &Path, arguments: &[&str]) -> Command {
+        let mut command = self.inside(cgroup, suffix, "python3");
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernel/peer.py")).args(arguments);
+        // The system's own, if there is one: version managers put slow scripts in front.
+        command.env("PATH", format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default()));
+        command
+    }
+
+    /// Starts a client that hammers until [`Process::finish`].
+    pub(crate) fn hammer(&self, cgroup: &Path, address: &str) -> Process {
+        let (host, port) = split(address);
+        let command = &mut self.peer("", cgroup, &["hammer", &host, &port]);
+        Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Starts our binary.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args(arguments);
+        command
+    }
+
+    /// Starts `intercept run` in the namespace, and waits until it listens.
+    pub(crate) fn relay(&self) -> Process {
+        let mut command =
+            self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args([
+            "run",
+            "--to",
+            &PROXY.to_string(),
+        ]);
+        let child = Process(command.env("RUST_LOG", "warn").spawn().unwrap());
+        let net = self.net();
+        until("the relay listens", || {
+            net.run(|| TcpStream::connect(("127.0.0.1", PROXY))).unwrap().is_ok()
+        });
+        child
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        remove(&self.name);
+    }
+}
+
+// === impl Process ===
+
+impl Process {
+    /// Reads one line.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    /// Ends stdin and reads the answer.
+    pub(crate) fn finish<T: DeserializeOwned>(mut self) -> T {
+        drop(self.0.stdin.take());
+        let answer = serde_json::from_reader(self.0.stdout.take().unwrap()).unwrap();
+        assert!(self.0.wait().unwrap().success());
+        answer
+    }
+
+    /// SIGKILL, and wait.
+    pub(crate) fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Gone already, or goes now; both are well.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+// === impl Server ===
+
+impl Server {
+    fn start(
+        listener: TcpListener,
+        answer: impl Fn(&TcpStream) -> std::io::Result<()> + Send + 'static,
+    ) -> Self {
+        let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = thread::spawn(move || {
+            use std::os::fd::AsFd as _;
+            while !stopped.load(Ordering::Relaxed) {
+                let mut ready =
+                    [nix::poll::PollFd::new(listener.as_fd(), nix::poll::PollFlags::POLLIN)];
+                nix::poll::poll(&mut ready, 50u8).unwrap();
+                while let Ok((client, _)) = listener.accept() {
+                    client.set_nonblocking(false).unwrap();
+                    // A client that is gone already needs no answer.
+                    drop(answer(&client).and_then(|()| drain(client)));
+                }
+            }
+        });
+        Self { address, stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            assert!(thread.join().is_ok() || thread::panicking(), "a server panicked");
+        }
+    }
+}
+
+/// Waits until the client has closed: what it sent and nobody read would turn closing into a reset.
+fn drain(mut client: TcpStream) -> std::io::Result<()> {
+    client.shutdown(Shutdown::Write)?;
+    client.set_read_timeout(Some(PATIENCE))?;
+    std::io::copy(&mut client, &mut std::io::sink()).map(drop)
+}
+
+/// Answers datagrams.
+pub(crate) fn echo(bed: &Bed, address: &str) -> thread::JoinHandle<()> {
+    let address: SocketAddr = address.parse().unwrap();
+    let socket = bed.net().run(|| UdpSocket::bind(address)).unwrap().unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 64];
+        let (_, peer) = socket.recv_from(&mut buffer).unwrap();
+        socket.send_to(b"target", peer).unwrap();
+    })
+}
+
+pub(crate) fn targets(list: &[&str]) -> Targets {
+    Targets {
+        name: "test".to_owned(),
+        list: list.iter().map(|text| text.parse().unwrap()).collect(),
+    }
+}
+
+/// A tenth of a large count, or all of it where asked for.
+pub(crate) fn count(full: usize) -> usize {
+    if std::env::var_os("CTRLMESH_TEST_FULL").is_some_and(|value| value == "1") {
+        full
+    } else {
+        full / 10
+    }
+}
+
+/// Connects until the client sees what it should.
+pub(crate) fn until_seen(what: &str, connect: impl Fn() -> Seen, expected: impl Fn(&Seen) -> bool) {
+    let start = Instant::now();
+    loop {
+        let seen = connect();
+        if expected(&seen) {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited too long until {what}: {seen:?}");
+    }
+}
+
+/// Waits for a condition.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "waited too long until {what}");
+        thread::yield_now();
+    }
+}
+
+fn split(address: &str) -> (String, String) {
+    let address: SocketAddr = address.parse().unwrap();
+    let ip = match address.ip() {
+        // `SocketAddr` prints it so, and the client takes it so.
+        IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some() => format!("::ffff:{}", ip.to_canonical()),
+        ip => ip.to_string(),
+    };
+    (ip, address.port().to_string())
+}
+
+fn must(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Removes what earlier runs left that did not end well.
+fn sweep() {
+    let mount = Hierarchy::find().unwrap();
+    for folder in [mount.mount(), Path::new("/run/netns"), Path::new(PINS)] {
+        let Ok(entries) = fs::read_dir(folder) else { continue };
+        for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
+            let Some((pid, _)) = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'))
+            else {
+                continue;
+            };
+            if !Path::new("/proc").join(pid).exists() {
+                remove(&name);
+            }
+        }
+    }
+}
+
+/// Ends the processes of a test and removes everything under its name; what is not there was removed already.
+fn remove(name: &str) {
+    let cgroup = Hierarchy::find().unwrap().mount().join(name);
+    drop(fs::write(cgroup.join("cgroup.kill"), "1"));
+    let start = Instant::now();
+    while cgroup.exists() && start.elapsed() < PATIENCE {
+        remove_cgroups(&cgroup);
+        thread::yield_now();
+    }
+    let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    for namespace in namespaces
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|found| found.starts_with(name))
+    {
+        let suffix = &namespace[name.len()..];
+        if suffix.is_empty() || !suffix.starts_with(|first: char| first.is_ascii_digit()) {
+            drop(Command::new("ip").args(["netns", "del", &namespace]).output());
+        }
+    }
+    drop(fs::remove_dir_all(Path::new(PINS).join(name)));
+}
+
+fn remove_cgroups(cgroup: &Path) {
+    let below = fs::read_dir(cgroup).into_iter().flatten().flatten();
+    for folder in below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        remove_cgroups(&folder.path());
+    }
+    // Busy until its processes are gone: the caller comes back.
+    drop(fs::remove_dir(cgroup));
+}

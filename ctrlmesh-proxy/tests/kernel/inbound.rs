@@ -1,0 +1,133 @@
+//! Who gets a webhook call?
+
+use std::net::{SocketAddr, TcpStream};
+
+use crate::bed::{Bed, Seen, Server};
+use ctrlmesh_proxy::intercept::{INBOUND_SOURCE, Interceptor, Slot, listener};
+
+const WEBHOOK: &str = "10.244.1.5:9443";
+const WEBHOOK_V6: &str = "[fd00:244::5]:9443";
+
+struct Taken {
+    bed: Bed,
+    interceptor: Interceptor,
+    slot: Slot,
+    _servers: Vec<Server>,
+}
+
+/// A pod with a webhook server, wired to a node, whose port the proxy takes over.
+fn taken(fail_open: bool) -> (Taken, [Server; 2]) {
+    let bed = Bed::new();
+    bed.wire("node");
+    let mut interceptor = bed.interceptor();
+    let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
+    let servers = [WEBHOOK, WEBHOOK_V6, "127.0.0.1:9443"].map(|address| bed.target(address));
+    let proxy = take(&bed, &mut interceptor, slot, fail_open);
+    (Taken { bed, interceptor, slot, _servers: servers.into() }, proxy)
+}
+
+fn take(bed: &Bed, interceptor: &mut Interceptor, slot: Slot, fail_open: bool) -> [Server; 2] {
+    [WEBHOOK, WEBHOOK_V6].map(|address| {
+        let address: SocketAddr = address.parse().unwrap();
+        let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
+        interceptor.take_inbound(slot, &bed.net(), address, &listener, fail_open).unwrap();
+        bed.proxy(interceptor.originals().unwrap(), listener)
+    })
+}
+
+impl Taken {
+    fn call(&self, host: &str, port: &str) -> Seen {
+        self.bed.client_in("node", &self.bed.cgroup("node"), &["once", host, port])
+    }
+
+    fn counted(&self, name: &str) -> u64 {
+        self.interceptor.status().unwrap().counters[name]
+    }
+}
+
+#[test]
+fn a_webhook_call_goes_to_the_proxy_in_both_families() {
+    let (pod, _proxy) = taken(false);
+    for host in ["10.244.1.5", "fd00:244::5"] {
+        let seen = pod.call(host, "9443");
+        assert_eq!(seen.answer, "proxy unknown", "{seen:?}");
+    }
+    assert_eq!(pod.counted("inbound_taken"), 2);
+}
+
+#[test]
+fn the_proxy_reaches_the_real_server() {
+    use std::io::Read as _;
+    let (pod, _proxy) = taken(false);
+    let call = |target: &str| {
+        let target: SocketAddr = target.parse().unwrap();
+        let source = SocketAddr::from((INBOUND_SOURCE, 0));
+        let mut stream: TcpStream = pod.bed.net().run(|| connect_from(source, target)).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    for target in [WEBHOOK, "127.0.0.1:9443"] {
+        let answer = call(target);
+        assert!(answer.starts_with("target 127.0.0.2:"), "{answer}");
+    }
+    assert_eq!(pod.counted("inbound_own"), 1, "the other address is not taken over");
+}
+
+fn connect_from(source: SocketAddr, target: SocketAddr) -> TcpStream {
+    use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
+    use std::os::fd::AsRawFd as _;
+    let socket =
+        socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
+            .unwrap();
+    socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(source)).unwrap();
+    socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(target)).unwrap();
+    TcpStream::from(socket)
+}
+
+#[test]
+fn another_port_of_the_pod_is_not_taken() {
+    let (pod, _proxy) = taken(false);
+    let server = pod.bed.target("10.244.1.5:9444");
+    assert!(pod.call("10.244.1.5", "9444").answer.starts_with("target"));
+    drop(server);
+}
+
+#[test]
+fn without_a_proxy_a_closed_webhook_is_refused_and_an_open_one_reaches_the_server() {
+    for fail_open in [false, true] {
+        let (pod, proxy) = taken(fail_open);
+        drop(proxy);
+        let seen = pod.call("10.244.1.5", "9443");
+        if fail_open {
+            assert!(seen.answer.starts_with("target"), "{seen:?}");
+            assert_eq!(pod.counted("inbound_passed"), 1);
+        } else {
+            assert_eq!(seen.error, "ECONNREFUSED", "{seen:?}");
+            assert_eq!(pod.counted("inbound_refused"), 1);
+        }
+    }
+}
+
+#[test]
+fn a_proxy_that_comes_back_takes_over_again() {
+    let (mut pod, proxy) = taken(false);
+    drop(proxy);
+    let _proxy = take(&pod.bed, &mut pod.interceptor, pod.slot, false);
+    assert_eq!(pod.call("10.244.1.5", "9443").answer, "proxy unknown");
+}
+
+#[test]
+fn detaching_gives_the_webhook_back() {
+    let (mut pod, _proxy) = taken(false);
+    pod.interceptor.detach(&pod.bed.cgroup("pod")).unwrap();
+    assert!(pod.call("10.244.1.5", "9443").answer.starts_with("target"));
+}
+
+#[test]
+fn the_proxys_socket_is_not_reachable_by_its_own_port() {
+    let (pod, proxy) = taken(false);
+    for (host, server) in ["10.244.1.5", "fd00:244::5"].iter().zip(&proxy) {
+        assert_eq!(pod.call(host, &server.address.port().to_string()).error, "ECONNREFUSED");
+    }
+}

@@ -1,0 +1,14 @@
+//! Tier "kernel": real programs, loaded into this machine's kernel, with cgroups and network namespaces of their own.
+//!
+//! Needs root, cgroup2, and python3 as a client that knows nothing of us. Large counts run a tenth; all of it with
+//! `CTRLMESH_TEST_FULL=1`.
+
+mod bed;
+mod command;
+mod failing;
+mod inbound;
+mod life;
+mod original;
+mod privilege;
+mod redirect;
+mod upgrade;

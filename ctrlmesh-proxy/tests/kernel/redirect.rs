@@ -1,0 +1,241 @@
+//! Which connections go to the proxy, and which do not?
+
+use crate::bed::{Bed, PROXY, Seen, TARGET, TARGET_V6, echo, targets};
+use ctrlmesh_proxy::intercept::{Attach, Interceptor, listener};
+
+struct Enrolled {
+    bed: Bed,
+    pod: std::path::PathBuf,
+    _interceptor: Interceptor,
+    _servers: Vec<crate::bed::Server>,
+}
+
+/// A pod, its proxy, and a server at each target, so that a connection that is missed arrives there.
+fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let mut interceptor = bed.interceptor();
+    let mut attach = bed.attach(&pod);
+    change(&bed, &mut attach);
+    let mut servers = vec![bed.enrol(&mut interceptor, &attach)];
+    servers.extend(
+        [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::3:7]:443", "10.96.0.1:444"]
+            .map(|address| bed.target(address)),
+    );
+    Enrolled { bed, pod, _interceptor: interceptor, _servers: servers }
+}
+
+impl Enrolled {
+    fn connect(&self, address: &str, how: &str) -> Seen {
+        self.bed.connect(&self.pod, address, how)
+    }
+}
+
+#[track_caller]
+fn redirected(seen: &Seen, target: &str) {
+    assert_eq!(seen.answer, format!("proxy 0 {target}"), "{seen:?}");
+}
+
+#[track_caller]
+fn direct(seen: &Seen) {
+    assert_eq!(
+        seen.answer,
+        format!("target {}", seen.local.replace("::ffff:", "").replace(['[', ']'], "")),
+        "{seen:?}"
+    );
+}
+
+#[test]
+fn ipv4_is_redirected() {
+    redirected(&enrolled(|_, _| {}).connect(TARGET, "blocking"), TARGET);
+}
+
+#[test]
+fn ipv6_is_redirected() {
+    redirected(&enrolled(|_, _| {}).connect(TARGET_V6, "blocking"), TARGET_V6);
+}
+
+#[test]
+fn ipv4_mapped_is_redirected() {
+    redirected(&enrolled(|_, _| {}).connect("[::ffff:10.96.0.1]:443", "blocking"), TARGET);
+}
+
+#[test]
+fn a_socket_for_ipv6_only_is_refused_and_does_not_bypass() {
+    let seen = enrolled(|_, _| {}).connect(TARGET_V6, "v6only");
+    assert_eq!((seen.error.as_str(), seen.answer.as_str()), ("ENETUNREACH", ""));
+}
+
+#[test]
+fn a_socket_for_ipv6_only_reaches_what_is_no_target() {
+    let bed = enrolled(|_, _| {});
+    let _server = bed.bed.target("[fd00:96::1]:444");
+    let seen = bed.connect("[fd00:96::1]:444", "v6only");
+    assert_eq!(seen.answer, format!("target {}", seen.local), "{seen:?}");
+}
+
+#[test]
+fn a_non_blocking_connect_is_redirected() {
+    let bed = enrolled(|_, _| {});
+    redirected(&bed.connect(TARGET, "nonblocking"), TARGET);
+    redirected(&bed.connect(TARGET_V6, "nonblocking"), TARGET_V6);
+}
+
+#[test]
+fn a_connect_through_io_uring_is_redirected() {
+    let bed = enrolled(|_, _| {});
+    redirected(&bed.connect(TARGET, "uring"), TARGET);
+    redirected(&bed.connect(TARGET_V6, "uring"), TARGET_V6);
+}
+
+#[test]
+fn tcp_fast_open_is_redirected() {
+    let bed = enrolled(|_, _| {});
+    // The second has the cookie that the first was given, and its SYN carries data.
+    redirected(&bed.connect(TARGET, "fastopen"), TARGET);
+    redirected(&bed.connect(TARGET, "fastopen"), TARGET);
+}
+
+#[test]
+fn a_bound_socket_is_redirected_to_an_exact_target() {
+    redirected(&enrolled(|_, _| {}).connect(TARGET, "bound"), TARGET);
+}
+
+#[test]
+fn the_child_of_a_process_in_the_cgroup_is_redirected() {
+    let bed = enrolled(|_, _| {});
+    redirected(&bed.bed.client(&bed.pod, &["fork", "10.96.0.1", "443"]), TARGET);
+}
+
+#[test]
+fn every_thread_is_redirected() {
+    let bed = enrolled(|_, _| {});
+    let seen: Vec<Seen> = bed.bed.client(&bed.pod, &["thread", "10.96.0.1", "443"]);
+    assert_eq!(seen.len(), 8);
+    seen.iter().for_each(|seen| redirected(seen, TARGET));
+}
+
+#[test]
+fn a_cgroup_below_is_redirected() {
+    let bed = enrolled(|_, _| {});
+    let below = bed.bed.cgroup("pod/container/worker");
+    redirected(&bed.bed.connect(&below, TARGET, "blocking"), TARGET);
+}
+
+#[test]
+fn a_process_outside_the_cgroup_is_not_redirected() {
+    let bed = enrolled(|_, _| {});
+    let other = bed.bed.cgroup("other");
+    direct(&bed.bed.connect(&other, TARGET, "blocking"));
+}
+
+#[test]
+fn another_port_and_another_address_are_not_redirected() {
+    let bed = enrolled(|_, _| {});
+    direct(&bed.connect("10.96.0.1:444", "blocking"));
+    direct(&bed.connect("10.97.3.7:443", "blocking"));
+}
+
+#[test]
+fn datagrams_are_not_redirected() {
+    let bed = enrolled(|_, _| {});
+    let echo = echo(&bed.bed, TARGET);
+    let seen: Seen = bed.bed.client(&bed.pod, &["datagram", "10.96.0.1", "443"]);
+    assert_eq!((seen.answer.as_str(), seen.peer.as_str()), ("target", TARGET));
+    echo.join().unwrap();
+}
+
+#[test]
+fn every_address_of_a_prefix_is_redirected_and_known_to_the_proxy() {
+    let bed = enrolled(|_, attach| {
+        attach.targets = targets(&["10.64.0.0/10:443", "[fd00:97::/108]:443"])
+    });
+    redirected(&bed.connect("10.97.3.7:443", "blocking"), "10.97.3.7:443");
+    redirected(&bed.connect("10.96.0.1:443", "nonblocking"), "10.96.0.1:443");
+    redirected(&bed.connect("10.64.0.0:443", "blocking"), "10.64.0.0:443");
+    redirected(&bed.connect("10.127.255.255:443", "blocking"), "10.127.255.255:443");
+    redirected(&bed.connect("[::ffff:10.97.3.7]:443", "blocking"), "10.97.3.7:443");
+    redirected(&bed.connect("[fd00:97::3:7]:443", "blocking"), "[fd00:97::3:7]:443");
+    direct(&bed.connect("10.96.0.1:444", "blocking"));
+}
+
+#[test]
+fn the_longest_prefix_wins() {
+    let bed = enrolled(|_, attach| attach.targets = targets(&["10.96.0.0/16:443", TARGET]));
+    let seen = bed.connect(TARGET, "blocking");
+    redirected(&seen, TARGET);
+    assert!(seen.local.starts_with("127.0.0.1:"), "an exact target needs no source: {seen:?}");
+}
+
+#[test]
+fn a_bound_socket_to_a_prefix_is_refused_or_passes_and_does_neither_silently() {
+    for (fail_open, counter) in [(false, "bound_refused"), (true, "bound_passed")] {
+        let bed = enrolled(|_, attach| {
+            attach.targets = targets(&["10.96.0.0/16:443"]);
+            attach.fail_open = fail_open;
+        });
+        let seen = bed.connect(TARGET, "bound");
+        if fail_open {
+            direct(&seen)
+        } else {
+            assert_eq!(seen.error, "ECONNREFUSED")
+        }
+        assert_eq!(bed._interceptor.status().unwrap().counters[counter], 1);
+    }
+}
+
+#[test]
+fn the_proxys_own_connections_pass() {
+    let bed = enrolled(|bed, attach| attach.except = vec![bed.cgroup("pod/proxy")]);
+    direct(&bed.bed.connect(&bed.bed.cgroup("pod/proxy"), TARGET, "blocking"));
+    direct(&bed.bed.connect(&bed.bed.cgroup("pod/proxy/worker"), TARGET, "blocking"));
+    redirected(&bed.bed.connect(&bed.bed.cgroup("pod/operator"), TARGET, "blocking"), TARGET);
+    assert_eq!(bed._interceptor.status().unwrap().counters["own_connection"], 2);
+}
+
+#[test]
+fn two_pods_on_one_node_use_the_same_port() {
+    let bed = Bed::new();
+    bed.namespace("b");
+    let mut interceptor = bed.interceptor();
+    let mut proxies = Vec::new();
+    for (pod, suffix) in [("pod-a", ""), ("pod-b", "b")] {
+        let namespace = listener::Namespace::open(&bed.path(suffix)).unwrap();
+        let listener = listener::outbound(&namespace, PROXY).unwrap();
+        let slot = interceptor.attach(&bed.attach(&bed.cgroup(pod))).unwrap();
+        interceptor.listen(slot, &listener).unwrap();
+        proxies.push(bed.proxy(interceptor.originals().unwrap(), listener));
+    }
+    for (slot, pod, suffix) in [(0, "pod-a", ""), (1, "pod-b", "b")] {
+        let seen: Seen = bed.client_in(suffix, &bed.cgroup(pod), &["once", "10.96.0.1", "443"]);
+        assert_eq!(seen.answer, format!("proxy {slot} {TARGET}"), "{seen:?}");
+    }
+}
+
+#[test]
+fn two_pods_in_one_namespace_share_a_listener_and_are_told_apart() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    let pods = [bed.cgroup("pod-a"), bed.cgroup("pod-b")];
+    let listener = listener::outbound(&bed.net(), PROXY).unwrap();
+    for (slot, pod) in pods.iter().enumerate() {
+        let attached = interceptor.attach(&bed.attach(pod)).unwrap();
+        assert_eq!(usize::from(attached.get()), slot);
+        interceptor.listen(attached, &listener).unwrap();
+    }
+    let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
+    for (slot, pod) in pods.iter().enumerate() {
+        assert_eq!(bed.connect(pod, TARGET, "blocking").answer, format!("proxy {slot} {TARGET}"));
+    }
+}
+
+#[test]
+fn the_listener_is_not_reachable_from_outside_the_pod() {
+    let bed = enrolled(|_, _| {});
+    bed.bed.wire("b");
+    let outside = bed.bed.cgroup("outside");
+    let seen: Seen = bed.bed.client_in("b", &outside, &["once", "10.244.1.5", "15001"]);
+    assert_eq!(seen.error, "ECONNREFUSED", "{seen:?}");
+    let seen = bed.bed.connect(&outside, "127.0.0.1:15001", "blocking");
+    assert_eq!(seen.answer, "proxy unknown", "from inside it is, and explains nothing: {seen:?}");
+}

@@ -1,0 +1,209 @@
+//! What a client may not do to the proxy, and that the others live on while it tries.
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod harness;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use harness::client::{Client, get, tls};
+use harness::pki::Pki;
+use harness::proxy::Proxy;
+use harness::upstream::{Upstream, whole};
+use harness::{soon, until};
+use http::{HeaderValue, Request, StatusCode, Version};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const SETTINGS: u8 = 4;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+
+struct Bed {
+    pki: Pki,
+    proxy: Proxy,
+    _upstream: Upstream,
+}
+
+async fn bed(arguments: &[&str]) -> Bed {
+    let pki = Pki::new();
+    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |_| async {
+        whole(StatusCode::OK, "fine")
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, arguments);
+    Bed { pki, proxy, _upstream: upstream }
+}
+
+impl Bed {
+    async fn assert_others_live(&self) {
+        for version in [Version::HTTP_11, Version::HTTP_2] {
+            let answer =
+                Client::connect(&self.pki, self.proxy.address, version).await.get("/api").await;
+            assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"fine"[..]));
+        }
+    }
+
+    async fn client_errors(&self, reason: &str) -> f64 {
+        self.proxy
+            .metric(&format!("ctrlmesh_proxy_client_errors_total{{reason=\"{reason}\"}}"))
+            .await
+    }
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// Reads until the other side closes or resets the connection.
+async fn closed(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
+    let mut rest = Vec::new();
+    let _reset = soon("the connection's end", stream.read_to_end(&mut rest)).await;
+}
+
+#[tokio::test]
+async fn a_client_that_says_nothing_is_cut_off() {
+    let bed = bed(&["--header-timeout", "200ms"]).await;
+    let mut silent = TcpStream::connect(bed.proxy.address).await.unwrap();
+    closed(&mut silent).await;
+    assert!(bed.client_errors("slow").await >= 1.0);
+    bed.assert_others_live().await;
+}
+
+#[tokio::test]
+async fn a_client_that_drips_its_request_is_cut_off() {
+    let bed = bed(&["--header-timeout", "300ms"]).await;
+    let mut stream = tls(&bed.pki, bed.proxy.address, "http/1.1").await;
+    stream.write_all(b"GET /api HTTP/1.1\r\nHost: k\r\nX-").await.unwrap();
+    closed(&mut stream).await;
+    assert!(bed.client_errors("slow").await >= 1.0);
+    bed.assert_others_live().await;
+}
+
+#[tokio::test]
+async fn heads_as_large_as_the_api_server_takes_pass() {
+    let bed = bed(&[]).await;
+    for version in [Version::HTTP_11, Version::HTTP_2] {
+        let mut request = get("/api");
+        for number in 0..60 {
+            let name = http::HeaderName::try_from(format!("x-large-{number}")).unwrap();
+            request.headers_mut().insert(name, HeaderValue::try_from("x".repeat(8 << 10)).unwrap());
+        }
+        let mut client = Client::connect(&bed.pki, bed.proxy.address, version).await;
+        assert_eq!(client.ask(request).await.body, "fine", "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_head_without_end_is_refused() {
+    let bed = bed(&[]).await;
+    let mut stream = tls(&bed.pki, bed.proxy.address, "http/1.1").await;
+    stream.write_all(b"GET /api HTTP/1.1\r\nHost: k\r\n").await.unwrap();
+    let line = format!("x: {}\r\n", "x".repeat(1021));
+    let flood = async {
+        loop {
+            if stream.write_all(line.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    };
+    soon("the refusal", flood).await;
+    until("the refusal to be counted", || async { bed.client_errors("protocol").await >= 1.0 })
+        .await;
+    bed.assert_others_live().await;
+}
+
+#[tokio::test]
+async fn a_continuation_flood_ends_its_connection_only() {
+    let bed = bed(&[]).await;
+    let mut stream = tls(&bed.pki, bed.proxy.address, "h2").await;
+    stream.write_all(PREFACE).await.unwrap();
+    stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+    stream.write_all(&frame(HEADERS, 0, 1, &[])).await.unwrap();
+    let more = frame(CONTINUATION, 0, 1, b"\x40\x01x\x01x");
+    let flood = async {
+        loop {
+            if stream.write_all(&more).await.is_err() || stream.flush().await.is_err() {
+                return;
+            }
+        }
+    };
+    soon("the connection's end", flood).await;
+    until("the end to be counted", || async { bed.client_errors("protocol").await >= 1.0 }).await;
+    bed.assert_others_live().await;
+}
+
+#[tokio::test]
+async fn a_settings_flood_costs_no_memory_and_disturbs_nobody() {
+    let bed = bed(&[]).await;
+    bed.assert_others_live().await;
+    let before = bed.proxy.resident_bytes();
+    let mut stream = tls(&bed.pki, bed.proxy.address, "h2").await;
+    stream.write_all(PREFACE).await.unwrap();
+    let flood = frame(SETTINGS, 0, 0, &[]).repeat(1000);
+    // The flood is not read back, so its acknowledgements pile up somewhere: not in the proxy.
+    let stalled = async {
+        for _ in 0..2000 {
+            if tokio::time::timeout(Duration::from_secs(1), stream.write_all(&flood)).await.is_err()
+            {
+                break;
+            }
+        }
+    };
+    soon("the flood to be stopped or taken", stalled).await;
+    bed.assert_others_live().await;
+    let grown = bed.proxy.resident_bytes().saturating_sub(before);
+    assert!(grown < 16 << 20, "the proxy grew by {grown} bytes");
+}
+
+#[tokio::test]
+async fn rapid_resets_end_their_connection_only() {
+    let bed = bed(&[]).await;
+    let stream = tls(&bed.pki, bed.proxy.address, "h2").await;
+    let (mut send, connection) = h2::client::handshake(stream).await.unwrap();
+    let driver = tokio::spawn(connection);
+    let flood = async {
+        loop {
+            let request = Request::get("https://kubernetes/api/v1/pods?watch=1").body(()).unwrap();
+            let Ok(ready) = send.clone().ready().await else {
+                return;
+            };
+            send = ready;
+            let Ok((response, mut body)) = send.send_request(request, false) else {
+                return;
+            };
+            body.send_reset(h2::Reason::CANCEL);
+            drop(response);
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the connection's end", flood).await;
+    drop(send);
+    assert!(soon("the connection's end", driver).await.unwrap().is_err());
+    assert!(bed.client_errors("protocol").await >= 1.0);
+    bed.assert_others_live().await;
+}
+
+#[tokio::test]
+async fn more_connections_than_allowed_are_refused_until_one_leaves() {
+    let bed = bed(&["--max-connections", "2"]).await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut client = Client::connect(&bed.pki, bed.proxy.address, Version::HTTP_2).await;
+        client.get("/api").await;
+        held.push(client);
+    }
+    let mut third = TcpStream::connect(bed.proxy.address).await.unwrap();
+    closed(&mut third).await;
+    assert!(bed.client_errors("too_many").await >= 1.0);
+    assert_eq!(held[0].get("/api").await.body, "fine");
+    held.pop();
+    until("a place", || async { bed.proxy.metric("ctrlmesh_proxy_connections").await < 2.0 }).await;
+    let mut client = Client::connect(&bed.pki, bed.proxy.address, Version::HTTP_2).await;
+    assert_eq!(client.get("/api").await.body, Bytes::from_static(b"fine"));
+}
