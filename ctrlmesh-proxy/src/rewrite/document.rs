@@ -85,12 +85,8 @@ pub(super) struct Document<'b> {
 impl Encoding {
     /// The encoding of a `Content-Type`; `None` where it is none that can be edited.
     pub fn of(content_type: &str) -> Option<Self> {
-        let media_type = content_type
-            .split(';')
-            .next()
-            .unwrap_or_default()
-            .trim()
-            .to_ascii_lowercase();
+        let media_type =
+            content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         match media_type.as_str() {
             "application/json"
             | "application/json-patch+json"
@@ -137,9 +133,7 @@ impl<'b> Document<'b> {
         if self.encoding != Encoding::Protobuf {
             return Ok(Some(object));
         }
-        self.field(&object, "raw")?
-            .map(|raw| self.enveloped(raw.at))
-            .transpose()
+        self.field(&object, "raw")?.map(|raw| self.enveloped(raw.at)).transpose()
     }
 
     /// A field of a map or message.
@@ -178,8 +172,7 @@ impl<'b> Document<'b> {
                 None => Ok(Vec::new()),
             };
         }
-        self.field(node, name)?
-            .map_or(Ok(Vec::new()), |array| self.elements(&array))
+        self.field(node, name)?.map_or(Ok(Vec::new()), |array| self.elements(&array))
     }
 
     /// The values of an array.
@@ -192,11 +185,7 @@ impl<'b> Document<'b> {
         let found = found.ok_or(self.encoding.malformed())?;
         Ok(found
             .into_iter()
-            .map(|at| Node {
-                whole: at.clone(),
-                at,
-                shape: Shape::Object,
-            })
+            .map(|at| Node { whole: at.clone(), at, shape: Shape::Object })
             .collect())
     }
 
@@ -217,10 +206,7 @@ impl<'b> Document<'b> {
             Encoding::Cbor => cbor::string_like(&self.body[node.at.clone()], text),
             Encoding::Protobuf => text.as_bytes().to_vec(),
         };
-        Edit {
-            at: node.at.clone(),
-            with,
-        }
+        Edit { at: node.at.clone(), with }
     }
 
     /// Takes items out of their array or repeated field.
@@ -230,25 +216,17 @@ impl<'b> Document<'b> {
         removed: &[bool],
         array: Option<&Node>,
     ) -> Vec<Edit> {
-        let removals = |range: Range<usize>| Edit {
-            at: range,
-            with: Vec::new(),
-        };
+        let removals = |range: Range<usize>| Edit { at: range, with: Vec::new() };
         let gone = items.iter().zip(removed).filter(|(_, removed)| **removed);
         match self.encoding {
-            Encoding::Json => json::removals(items, removed)
-                .into_iter()
-                .map(removals)
-                .collect(),
+            Encoding::Json => json::removals(items, removed).into_iter().map(removals).collect(),
             Encoding::Protobuf => gone.map(|(item, _)| removals(item.whole.clone())).collect(),
             Encoding::Cbor => {
                 let kept = items.len() - removed.iter().filter(|removed| **removed).count();
                 let head =
                     array.and_then(|array| cbor::counted_again(self.body, array.at.start, kept));
                 let head = head.map(|(at, with)| Edit { at, with });
-                head.into_iter()
-                    .chain(gone.map(|(item, _)| removals(item.at.clone())))
-                    .collect()
+                head.into_iter().chain(gone.map(|(item, _)| removals(item.at.clone()))).collect()
             }
         }
     }
@@ -268,11 +246,7 @@ impl<'b> Document<'b> {
 
     fn enveloped(self, at: Range<usize>) -> Result<Node, DocumentError> {
         let at = protobuf::unprefixed(self.body, at).ok_or(self.encoding.malformed())?;
-        let envelope = Node {
-            whole: at.clone(),
-            at,
-            shape: Shape::Envelope,
-        };
+        let envelope = Node { whole: at.clone(), at, shape: Shape::Envelope };
         let kind = match self.field(&envelope, "typeMeta")? {
             Some(type_meta) => self.text_of(&type_meta, "kind")?.unwrap_or_default(),
             None => Cow::Borrowed(""),
@@ -283,14 +257,7 @@ impl<'b> Document<'b> {
             _ => Shape::Object,
         };
         let raw = self.field(&envelope, "raw")?;
-        Ok(raw.map_or(
-            Node {
-                at: 0..0,
-                whole: 0..0,
-                shape,
-            },
-            |raw| Node { shape, ..raw },
-        ))
+        Ok(raw.map_or(Node { at: 0..0, whole: 0..0, shape }, |raw| Node { shape, ..raw }))
     }
 
     fn protobuf_fields(
@@ -305,22 +272,14 @@ impl<'b> Document<'b> {
         fields
             .map(|field| {
                 let at = field.payload.ok_or(self.encoding.malformed())?;
-                Ok(Node {
-                    at,
-                    whole: field.whole,
-                    shape,
-                })
+                Ok(Node { at, whole: field.whole, shape })
             })
             .collect()
     }
 
     fn node(self, at: Option<Range<usize>>, shape: Shape) -> Result<Node, DocumentError> {
         let at = at.ok_or(self.encoding.malformed())?;
-        Ok(Node {
-            whole: at.clone(),
-            at,
-            shape,
-        })
+        Ok(Node { whole: at.clone(), at, shape })
     }
 
     fn nodes(
@@ -332,11 +291,7 @@ impl<'b> Document<'b> {
         one(
             found
                 .into_iter()
-                .map(|at| Node {
-                    whole: at.clone(),
-                    at,
-                    shape: Shape::Object,
-                })
+                .map(|at| Node { whole: at.clone(), at, shape: Shape::Object })
                 .collect(),
             name,
         )
@@ -397,11 +352,7 @@ pub(super) fn first_frame(
 }
 
 fn one(mut found: Vec<Node>, field: &'static str) -> Result<Option<Node>, DocumentError> {
-    if found.len() > 1 {
-        Err(DocumentError::Repeated { field })
-    } else {
-        Ok(found.pop())
-    }
+    if found.len() > 1 { Err(DocumentError::Repeated { field }) } else { Ok(found.pop()) }
 }
 
 fn spliced(body: &[u8], edits: &[Edit]) -> Option<Vec<u8>> {

@@ -111,9 +111,7 @@ fn rename_sent(
     if let Some(prefix) = document.text_of(metadata, "generateName")?
         && rename.lock.reserves(&prefix)
     {
-        return Err(LockError::ReservedName {
-            name: prefix.into_owned(),
-        });
+        return Err(LockError::ReservedName { name: prefix.into_owned() });
     }
     match document.field(metadata, "name")? {
         Some(name) => rename_sent_name(document, &name, rename, edits),
@@ -132,9 +130,7 @@ fn rename_sent_name(
             edits.push(document.set_text(name, &rename.on_server))
         }
         Some(text) if rename.lock.reserves(&text) => {
-            return Err(LockError::ReservedName {
-                name: text.into_owned(),
-            });
+            return Err(LockError::ReservedName { name: text.into_owned() });
         }
         _ => {}
     }
@@ -148,10 +144,9 @@ fn rename_operation(
     rename: &Rename,
     edits: &mut Vec<Edit>,
 ) -> Result<(), LockError> {
-    let (Some(path), Some(value)) = (
-        document.text_of(operation, "path")?,
-        document.field(operation, "value")?,
-    ) else {
+    let (Some(path), Some(value)) =
+        (document.text_of(operation, "path")?, document.field(operation, "value")?)
+    else {
         return Ok(());
     };
     let metadata = match &*path {
@@ -160,9 +155,7 @@ fn rename_operation(
         "/metadata/name" => return rename_sent_name(document, &value, rename, edits),
         _ => None,
     };
-    metadata.map_or(Ok(()), |metadata| {
-        rename_sent(document, &metadata, rename, edits)
-    })
+    metadata.map_or(Ok(()), |metadata| rename_sent(document, &metadata, rename, edits))
 }
 
 fn rename_answered(
@@ -198,9 +191,7 @@ fn rename_object(
 ) -> Result<(), DocumentError> {
     if let Some(metadata) = metadata_here(document, object, rename)?
         && let Some(name) = document.field(&metadata, "name")?
-        && document
-            .text(&name)
-            .is_some_and(|text| text == rename.on_server)
+        && document.text(&name).is_some_and(|text| text == rename.on_server)
     {
         edits.push(document.set_text(&name, &rename.lock.name));
     }
@@ -219,15 +210,9 @@ fn rename_row(
     };
     let before = edits.len();
     rename_object(document, &object, rename, edits)?;
-    let cells = if edits.len() > before {
-        document.items(row, "cells")?
-    } else {
-        Vec::new()
-    };
+    let cells = if edits.len() > before { document.items(row, "cells")? } else { Vec::new() };
     if let Some(cell) = cells.first()
-        && document
-            .text(cell)
-            .is_some_and(|text| text == rename.on_server)
+        && document.text(cell).is_some_and(|text| text == rename.on_server)
     {
         edits.push(document.set_text(cell, &rename.lock.name));
     }
@@ -247,10 +232,7 @@ fn rename_status(
     let Some(name) = document.field(&details, "name")? else {
         return Ok(());
     };
-    if document
-        .text(&name)
-        .is_none_or(|text| text != rename.on_server)
-    {
+    if document.text(&name).is_none_or(|text| text != rename.on_server) {
         return Ok(());
     }
     edits.push(document.set_text(&name, &rename.lock.name));
@@ -276,11 +258,8 @@ fn remove_hidden(
 ) -> Result<(), DocumentError> {
     let hidden = items.iter().map(is_hidden).collect::<Result<Vec<_>, _>>()?;
     if hidden.contains(&true) {
-        let array = if document.encoding == Encoding::Cbor {
-            document.field(root, field)?
-        } else {
-            None
-        };
+        let array =
+            if document.encoding == Encoding::Cbor { document.field(root, field)? } else { None };
         edits.extend(document.remove(items, &hidden, array.as_ref()));
     }
     Ok(())
@@ -291,9 +270,7 @@ fn is_hidden_row(
     row: &Node,
     rename: &Rename,
 ) -> Result<bool, DocumentError> {
-    document
-        .field(row, "object")?
-        .map_or(Ok(false), |object| is_hidden(document, &object, rename))
+    document.field(row, "object")?.map_or(Ok(false), |object| is_hidden(document, &object, rename))
 }
 
 /// Whether an object is another shard's lock, or the one without a shard.

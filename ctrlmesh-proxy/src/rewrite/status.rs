@@ -76,13 +76,9 @@ fn number(field: u8, mut number: u32) -> Vec<u8> {
 }
 
 fn accepted(accept: &str) -> Encoding {
-    let types = accept.split(',').map(|one| {
-        one.split(';')
-            .next()
-            .unwrap_or_default()
-            .trim()
-            .to_ascii_lowercase()
-    });
+    let types = accept
+        .split(',')
+        .map(|one| one.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
     for media_type in types {
         match media_type.as_str() {
             "application/vnd.kubernetes.protobuf" => return Encoding::Protobuf,
@@ -105,12 +101,7 @@ impl From<&Refusal> for Status {
             Refusal::Expired { .. } | Refusal::UnknownContinue => (410, "Expired"),
             Refusal::ReservedName { .. } | Refusal::LockCollection => (403, "Forbidden"),
         };
-        Self {
-            code,
-            reason,
-            message: format!("ctrlmesh: {refusal}"),
-            retry_after: None,
-        }
+        Self { code, reason, message: format!("ctrlmesh: {refusal}"), retry_after: None }
     }
 }
 
@@ -121,12 +112,7 @@ impl From<&LockError> for Status {
             LockError::Document(source) => (400, "BadRequest", format!("{error}: {source}")),
             LockError::ReservedName { .. } => (403, "Forbidden", error.to_string()),
         };
-        Self {
-            code,
-            reason,
-            message: format!("ctrlmesh: {message}"),
-            retry_after: None,
-        }
+        Self { code, reason, message: format!("ctrlmesh: {message}"), retry_after: None }
     }
 }
 
@@ -149,23 +135,14 @@ mod tests {
         for (accept, content_type) in [
             (None, "application/json"),
             (Some("application/json"), "application/json"),
-            (
-                Some("application/vnd.kubernetes.protobuf"),
-                "application/vnd.kubernetes.protobuf",
-            ),
+            (Some("application/vnd.kubernetes.protobuf"), "application/vnd.kubernetes.protobuf"),
             (
                 Some("application/vnd.kubernetes.protobuf;stream=watch, application/json"),
                 "application/vnd.kubernetes.protobuf",
             ),
-            (
-                Some("application/json, application/vnd.kubernetes.protobuf"),
-                "application/json",
-            ),
+            (Some("application/json, application/vnd.kubernetes.protobuf"), "application/json"),
             (Some("text/html"), "application/json"),
-            (
-                Some("application/json;as=Table;g=meta.k8s.io;v=v1"),
-                "application/json",
-            ),
+            (Some("application/json;as=Table;g=meta.k8s.io;v=v1"), "application/json"),
         ] {
             assert_eq!(encode(&refusal(), accept).0, content_type, "{accept:?}");
         }
@@ -188,24 +165,13 @@ mod tests {
     fn a_protobuf_status_is_laid_out_as_the_servers_own() {
         let recorded = include_bytes!("../../tests/recorded/lease-exists.protobuf");
         let message = "leases.coordination.k8s.io \"op---s1\" already exists".to_owned();
-        let ours = protobuf(&Status {
-            code: 409,
-            reason: "AlreadyExists",
-            message,
-            retry_after: None,
-        });
+        let ours =
+            protobuf(&Status { code: 409, reason: "AlreadyExists", message, retry_after: None });
         // The server's own has ListMeta with empty texts where ours is empty, and details.
         let read = |body: &[u8]| {
-            let document = Document {
-                body,
-                encoding: Encoding::Protobuf,
-            };
+            let document = Document { body, encoding: Encoding::Protobuf };
             let root = document.root().unwrap();
-            document
-                .text_of(&root, "message")
-                .unwrap()
-                .unwrap()
-                .into_owned()
+            document.text_of(&root, "message").unwrap().unwrap().into_owned()
         };
         assert_eq!(read(&ours), read(recorded));
         let code_and_tail = |body: &[u8]| body[body.len() - 3 - 4..].to_vec();

@@ -90,9 +90,7 @@ pub(super) fn text(item: &[u8]) -> Option<Cow<'_, str>> {
 
 /// A string of the same kind as `item` that spells `text`.
 pub(super) fn string_like(item: &[u8], text: &str) -> Vec<u8> {
-    let major = untagged(item, 0)
-        .and_then(|at| head(item, at))
-        .map_or(BYTES, |head| head.major);
+    let major = untagged(item, 0).and_then(|at| head(item, at)).map_or(BYTES, |head| head.major);
     string(major, text)
 }
 
@@ -109,9 +107,7 @@ pub(super) fn counted_again(
 ) -> Option<(Range<usize>, Vec<u8>)> {
     let start = untagged(body, at)?;
     let array = head(body, start)?;
-    array
-        .argument
-        .map(|_| (start..array.end, written(array.major, count)))
+    array.argument.map(|_| (start..array.end, written(array.major, count)))
 }
 
 /// A head of the shortest form.
@@ -142,10 +138,7 @@ pub(super) fn item_end(body: &[u8], start: usize, depth: usize) -> Option<usize>
         (0 | 1, Some(_)) => return Some(item.end),
         (SIMPLE, _) => return item.argument.map(|_| item.end),
         (BYTES | TEXT, Some(length)) => {
-            return item
-                .end
-                .checked_add(length)
-                .filter(|end| *end <= body.len());
+            return item.end.checked_add(length).filter(|end| *end <= body.len());
         }
         (TAG, Some(_)) => return item_end(body, item.end, depth + 1),
         (ARRAY, left) => (item.end, left),
@@ -187,35 +180,21 @@ fn head(body: &[u8], at: usize) -> Option<Head> {
     let (major, low) = (first >> 5, first & 31);
     let length = match low {
         0..=23 => {
-            return Some(Head {
-                major,
-                argument: Some(usize::from(low)),
-                end: at + 1,
-            });
+            return Some(Head { major, argument: Some(usize::from(low)), end: at + 1 });
         }
         24 => 1,
         25 => 2,
         26 => 4,
         27 => 8,
         31 if matches!(major, BYTES..=MAP) => {
-            return Some(Head {
-                major,
-                argument: None,
-                end: at + 1,
-            });
+            return Some(Head { major, argument: None, end: at + 1 });
         }
         _ => return None,
     };
     let end = at + 1 + length;
-    let number = body
-        .get(at + 1..end)?
-        .iter()
-        .fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
-    Some(Head {
-        major,
-        argument: Some(usize::try_from(number).ok()?),
-        end,
-    })
+    let number =
+        body.get(at + 1..end)?.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+    Some(Head { major, argument: Some(usize::try_from(number).ok()?), end })
 }
 
 fn string(major: u8, text: &str) -> Vec<u8> {

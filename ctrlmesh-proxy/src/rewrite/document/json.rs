@@ -57,9 +57,7 @@ pub(super) fn text(string: &[u8]) -> Option<Cow<'_, str>> {
         return Some(String::from_utf8_lossy(inside));
     }
     // What no Unicode text can be, such as half a surrogate pair, is no name of ours.
-    Some(Cow::Owned(
-        serde_json::from_slice(string).unwrap_or_default(),
-    ))
+    Some(Cow::Owned(serde_json::from_slice(string).unwrap_or_default()))
 }
 
 /// A string that spells `text`.
@@ -102,10 +100,7 @@ pub(super) fn compacted(text: &[u8]) -> Vec<u8> {
 
 fn behind_space(text: &[u8], from: usize) -> usize {
     let rest = text.get(from..).unwrap_or_default();
-    from + rest
-        .iter()
-        .take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r'))
-        .count()
+    from + rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count()
 }
 
 /// The start of the next value, or of the closing sign.

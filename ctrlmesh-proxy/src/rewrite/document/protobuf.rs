@@ -38,20 +38,14 @@ pub(super) fn fields(body: &[u8], at: Range<usize>) -> Option<Vec<Field>> {
             _ => return None,
         };
         next = (end <= at.end).then_some(end)?;
-        fields.push(Field {
-            number,
-            whole: start..end,
-            payload,
-        });
+        fields.push(Field { number, whole: start..end, payload });
     }
     Some(fields)
 }
 
 /// What is behind the prefix of an envelope.
 pub(super) fn unprefixed(body: &[u8], at: Range<usize>) -> Option<Range<usize>> {
-    body.get(at.clone())?
-        .starts_with(PREFIX)
-        .then(|| at.start + PREFIX.len()..at.end)
+    body.get(at.clone())?.starts_with(PREFIX).then(|| at.start + PREFIX.len()..at.end)
 }
 
 /// The message at `at` with the edits that lie in it; each is of a whole field, or of a payload.
@@ -64,14 +58,9 @@ pub(super) fn apply(body: &[u8], at: Range<usize>, edits: &[Edit]) -> Option<Vec
     }
     for field in fields(body, message)? {
         let inside = |range: &Range<usize>| {
-            edits
-                .iter()
-                .any(|edit| edit.at.start >= range.start && edit.at.end <= range.end)
+            edits.iter().any(|edit| edit.at.start >= range.start && edit.at.end <= range.end)
         };
-        if edits
-            .iter()
-            .any(|edit| edit.at == field.whole && edit.with.is_empty())
-        {
+        if edits.iter().any(|edit| edit.at == field.whole && edit.with.is_empty()) {
             continue;
         }
         match field.payload.filter(inside) {
@@ -101,14 +90,7 @@ pub(in crate::rewrite) fn field(number: u32, payload: &[u8]) -> Vec<u8> {
 pub(in crate::rewrite) fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     let type_meta = [field(1, api_version.as_bytes()), field(2, kind.as_bytes())].concat();
     // Content encoding and content type follow, empty, as the API server writes them.
-    [
-        PREFIX,
-        &field(1, &type_meta),
-        &field(2, message),
-        &field(3, b""),
-        &field(4, b""),
-    ]
-    .concat()
+    [PREFIX, &field(1, &type_meta), &field(2, message), &field(3, b""), &field(4, b"")].concat()
 }
 
 fn varint(body: &[u8], at: usize, end: usize) -> Option<(u64, usize)> {
