@@ -124,7 +124,9 @@ fn drive(target: fn(&[u8])) {
     let number = |name, default| env::var(name).map_or(default, |text| text.parse().unwrap());
     let mut random = Random(number("CTRLMESH_SEED", SEED));
     let corpus = corpus();
-    corpus.iter().for_each(|bytes| target(bytes));
+    for bytes in &corpus {
+        target(bytes);
+    }
     for _ in 0..number("CTRLMESH_FUZZ_RUNS", RUNS) {
         target(&mangled(&mut random, &corpus));
     }

@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use serde::de::IgnoredAny;
+
 mod cbor;
 mod json;
 mod protobuf;
@@ -85,6 +87,20 @@ impl Encoding {
                 Some(Self::Cbor)
             }
             _ => None,
+        }
+    }
+
+    /// The encoding of what a client sends, by its `Content-Type` and, where that says YAML, by what it is: clients
+    /// send JSON as YAML. None said is JSON, as it is to the API server; real YAML is `None`.
+    pub fn of_body(content_type: &str, body: &[u8]) -> Option<Self> {
+        let media_type =
+            content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        match media_type.as_str() {
+            "" => Some(Self::Json),
+            "application/yaml" | "application/apply-patch+yaml" => {
+                serde_json::from_slice::<IgnoredAny>(body).is_ok().then_some(Self::Json)
+            }
+            other => Self::of(other),
         }
     }
 
@@ -328,7 +344,7 @@ pub(super) fn first_frame(
                 return Ok(None);
             };
             let end = 4 + usize::try_from(u32::from_be_bytes(*length))
-                .map_err(|_| encoding.malformed())?;
+                .map_err(|_error| encoding.malformed())?;
             Ok((end <= stream.len()).then_some((4..end, end)))
         }
         Encoding::Cbor => Ok(cbor::item_end(stream, 0, 0).map(|end| (0..end, end))),
