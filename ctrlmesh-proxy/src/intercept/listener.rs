@@ -42,10 +42,15 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
     let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let listener = namespace.run(|| match bound(v6, Some("lo")) {
         // Redirected connections come over IPv4, so a namespace without IPv6 loses nothing.
-        Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => bound(v4, Some("lo")).map_err(|errno| (v4, errno)),
+        Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {
+            bound(v4, Some("lo")).map_err(|errno| (v4, errno))
+        }
         other => other.map_err(|errno| (v6, errno)),
     })?;
-    listener.map_err(|(address, errno)| Error::Listen { address, source: errno.into() })
+    listener.map_err(|(address, errno)| Error::Listen {
+        address,
+        source: errno.into(),
+    })
 }
 
 /// The socket for webhook calls to an address of this family, which arrive by `sk_lookup` and not by its own address.
@@ -53,9 +58,18 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
 /// # Errors
 /// If the namespace cannot be entered, or does not know the family.
 pub fn inbound(namespace: &Namespace, family: IpAddr) -> Result<TcpListener, Error> {
-    let ip: IpAddr = if family.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    let ip: IpAddr = if family.is_ipv6() {
+        Ipv6Addr::LOCALHOST.into()
+    } else {
+        Ipv4Addr::LOCALHOST.into()
+    };
     let address = SocketAddr::new(ip, 0);
-    namespace.run(|| bound(address, None))?.map_err(|errno| Error::Listen { address, source: errno.into() })
+    namespace
+        .run(|| bound(address, None))?
+        .map_err(|errno| Error::Listen {
+            address,
+            source: errno.into(),
+        })
 }
 
 // === impl Namespace ===

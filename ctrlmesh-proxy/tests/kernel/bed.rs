@@ -1,17 +1,19 @@
 //! What a test stands on: cgroups, a network namespace and pins of its own, gone afterwards whatever happens.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::{fs, process, thread};
 
 use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
 use ctrlmesh_proxy::intercept::listener::Namespace;
-use ctrlmesh_proxy::intercept::{Attach, Interceptor, ListenerCheck, Options, Originals, Targets, listener};
+use ctrlmesh_proxy::intercept::{
+    Attach, Interceptor, ListenerCheck, Options, Originals, Targets, listener,
+};
 use serde::de::DeserializeOwned;
 
 /// Name of everything that tests make, followed by the process and a number.
@@ -70,9 +72,16 @@ impl Bed {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         static SWEPT: Once = Once::new();
-        assert!(nix::unistd::geteuid().is_root(), "the kernel tier needs root");
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "the kernel tier needs root"
+        );
         SWEPT.call_once(sweep);
-        let name = format!("{PREFIX}{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "{PREFIX}{}-{}",
+            process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let cgroup = Hierarchy::find().unwrap().mount().join(&name);
         let bed = Self { name, cgroup };
         fs::create_dir(&bed.cgroup).unwrap();
@@ -84,8 +93,18 @@ impl Bed {
     pub(crate) fn namespace(&self, suffix: &str) -> PathBuf {
         let name = format!("{}{suffix}", self.name);
         must(Command::new("ip").args(["netns", "add", &name]));
-        for command in ["link set lo up", "addr add 10.96.0.1/32 dev lo", "addr add 10.97.3.7/32 dev lo", "addr add fd00:96::1/128 dev lo nodad", "addr add fd00:97::3:7/128 dev lo nodad"] {
-            must(Command::new("ip").args(["-n", &name]).args(command.split(' ')));
+        for command in [
+            "link set lo up",
+            "addr add 10.96.0.1/32 dev lo",
+            "addr add 10.97.3.7/32 dev lo",
+            "addr add fd00:96::1/128 dev lo nodad",
+            "addr add fd00:97::3:7/128 dev lo nodad",
+        ] {
+            must(
+                Command::new("ip")
+                    .args(["-n", &name])
+                    .args(command.split(' ')),
+            );
         }
         self.path(suffix)
     }
@@ -94,10 +113,21 @@ impl Bed {
     pub(crate) fn wire(&self, suffix: &str) {
         self.namespace(suffix);
         let (pod, node) = (self.name.clone(), format!("{}{suffix}", self.name));
-        must(Command::new("ip").args(["link", "add", "eth0", "netns", &pod, "type", "veth", "peer", "name", "eth0", "netns", &node]));
+        must(Command::new("ip").args([
+            "link", "add", "eth0", "netns", &pod, "type", "veth", "peer", "name", "eth0", "netns",
+            &node,
+        ]));
         for (namespace, last) in [(&pod, 5), (&node, 1)] {
-            for command in [format!("addr add 10.244.1.{last}/24 dev eth0"), format!("addr add fd00:244::{last}/64 dev eth0 nodad"), "link set eth0 up".to_owned()] {
-                must(Command::new("ip").args(["-n", namespace]).args(command.split(' ')));
+            for command in [
+                format!("addr add 10.244.1.{last}/24 dev eth0"),
+                format!("addr add fd00:244::{last}/64 dev eth0 nodad"),
+                "link set eth0 up".to_owned(),
+            ] {
+                must(
+                    Command::new("ip")
+                        .args(["-n", namespace])
+                        .args(command.split(' ')),
+                );
             }
         }
     }
@@ -127,7 +157,10 @@ impl Bed {
     }
 
     pub(crate) fn options(&self, owner: &str) -> Options {
-        Options { pins: self.pins(), ..Options::new(owner) }
+        Options {
+            pins: self.pins(),
+            ..Options::new(owner)
+        }
     }
 
     /// How a test attaches unless it is about something else: closed, one target per family, a listener that is held.
@@ -152,17 +185,26 @@ impl Bed {
     pub(crate) fn target_in(&self, suffix: &str, address: &str) -> Server {
         let address: SocketAddr = address.parse().unwrap();
         let namespace = Namespace::open(&self.path(suffix)).unwrap();
-        let listener = namespace.run(|| TcpListener::bind(address)).unwrap().unwrap();
+        let listener = namespace
+            .run(|| TcpListener::bind(address))
+            .unwrap()
+            .unwrap();
         Server::start(listener, |mut client: &TcpStream| {
             let peer = client.peer_addr()?;
-            writeln!(client, "target {}", SocketAddr::new(peer.ip().to_canonical(), peer.port()))
+            writeln!(
+                client,
+                "target {}",
+                SocketAddr::new(peer.ip().to_canonical(), peer.port())
+            )
         })
     }
 
     /// A proxy that answers with what the tables say of a connection.
     pub(crate) fn proxy(&self, originals: Originals, listener: TcpListener) -> Server {
         Server::start(listener, move |mut client: &TcpStream| {
-            let original = originals.find(client.local_addr()?, client.peer_addr()?).unwrap();
+            let original = originals
+                .find(client.local_addr()?, client.peer_addr()?)
+                .unwrap();
             match original {
                 Some(original) => writeln!(client, "proxy {} {}", original.slot, original.target),
                 None => writeln!(client, "proxy unknown"),
@@ -181,8 +223,13 @@ impl Bed {
     /// A command inside a cgroup and the namespace: it joins before it is executed.
     pub(crate) fn inside(&self, cgroup: &Path, suffix: &str, program: &str) -> Command {
         let mut command = Command::new("sh");
-        let script = r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
-        command.args(["-c", script]).arg(cgroup).arg(self.path(suffix)).arg(program);
+        let script =
+            r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
+        command
+            .args(["-c", script])
+            .arg(cgroup)
+            .arg(self.path(suffix))
+            .arg(program);
         command
     }
 
@@ -191,8 +238,17 @@ impl Bed {
         self.client_in("", cgroup, arguments)
     }
 
-    pub(crate) fn client_in<T: DeserializeOwned>(&self, suffix: &str, cgroup: &Path, arguments: &[&str]) -> T {
-        let output = self.peer(suffix, cgroup, arguments).stderr(Stdio::inherit()).output().unwrap();
+    pub(crate) fn client_in<T: DeserializeOwned>(
+        &self,
+        suffix: &str,
+        cgroup: &Path,
+        arguments: &[&str],
+    ) -> T {
+        let output = self
+            .peer(suffix, cgroup, arguments)
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", output.status);
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -205,9 +261,14 @@ impl Bed {
 
     pub(crate) fn peer(&self, suffix: &str, cgroup: &Path, arguments: &[&str]) -> Command {
         let mut command = self.inside(cgroup, suffix, "python3");
-        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernel/peer.py")).args(arguments);
+        command
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernel/peer.py"))
+            .args(arguments);
         // The system's own, if there is one: version managers put slow scripts in front.
-        command.env("PATH", format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default()));
+        command.env(
+            "PATH",
+            format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default()),
+        );
         command
     }
 
@@ -215,23 +276,43 @@ impl Bed {
     pub(crate) fn hammer(&self, cgroup: &Path, address: &str) -> Process {
         let (host, port) = split(address);
         let command = &mut self.peer("", cgroup, &["hammer", &host, &port]);
-        Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
+        Process(
+            command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        )
     }
 
     /// Starts our binary.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args(arguments);
+        command
+            .args(["intercept", "--pin-dir"])
+            .arg(self.pins())
+            .args(arguments);
         command
     }
 
     /// Starts `intercept run` in the namespace, and waits until it listens.
     pub(crate) fn relay(&self) -> Process {
-        let mut command = self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args(["run", "--to", &PROXY.to_string()]);
+        let mut command = self.inside(
+            &self.cgroup("relay"),
+            "",
+            env!("CARGO_BIN_EXE_ctrlmesh-proxy"),
+        );
+        command
+            .args(["intercept", "--pin-dir"])
+            .arg(self.pins())
+            .args(["run", "--to", &PROXY.to_string()]);
         let child = Process(command.env("RUST_LOG", "warn").spawn().unwrap());
         let net = self.net();
-        until("the relay listens", || net.run(|| TcpStream::connect(("127.0.0.1", PROXY))).unwrap().is_ok());
+        until("the relay listens", || {
+            net.run(|| TcpStream::connect(("127.0.0.1", PROXY)))
+                .unwrap()
+                .is_ok()
+        });
         child
     }
 }
@@ -248,7 +329,9 @@ impl Process {
     /// Reads one line.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
-        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(self.0.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         line.trim().to_owned()
     }
 
@@ -278,7 +361,10 @@ impl Drop for Process {
 // === impl Server ===
 
 impl Server {
-    fn start(listener: TcpListener, answer: impl Fn(&TcpStream) -> std::io::Result<()> + Send + 'static) -> Self {
+    fn start(
+        listener: TcpListener,
+        answer: impl Fn(&TcpStream) -> std::io::Result<()> + Send + 'static,
+    ) -> Self {
         let address = listener.local_addr().unwrap();
         listener.set_nonblocking(true).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -286,7 +372,10 @@ impl Server {
         let thread = thread::spawn(move || {
             use std::os::fd::AsFd as _;
             while !stopped.load(Ordering::Relaxed) {
-                let mut ready = [nix::poll::PollFd::new(listener.as_fd(), nix::poll::PollFlags::POLLIN)];
+                let mut ready = [nix::poll::PollFd::new(
+                    listener.as_fd(),
+                    nix::poll::PollFlags::POLLIN,
+                )];
                 nix::poll::poll(&mut ready, 50u8).unwrap();
                 while let Ok((client, _)) = listener.accept() {
                     client.set_nonblocking(false).unwrap();
@@ -295,7 +384,11 @@ impl Server {
                 }
             }
         });
-        Self { address, stop, thread: Some(thread) }
+        Self {
+            address,
+            stop,
+            thread: Some(thread),
+        }
     }
 }
 
@@ -303,7 +396,10 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            assert!(thread.join().is_ok() || thread::panicking(), "a server panicked");
+            assert!(
+                thread.join().is_ok() || thread::panicking(),
+                "a server panicked"
+            );
         }
     }
 }
@@ -328,12 +424,19 @@ pub(crate) fn echo(bed: &Bed, address: &str) -> thread::JoinHandle<()> {
 }
 
 pub(crate) fn targets(list: &[&str]) -> Targets {
-    Targets { name: "test".to_owned(), list: list.iter().map(|text| text.parse().unwrap()).collect() }
+    Targets {
+        name: "test".to_owned(),
+        list: list.iter().map(|text| text.parse().unwrap()).collect(),
+    }
 }
 
 /// A tenth of a large count, or all of it where asked for.
 pub(crate) fn count(full: usize) -> usize {
-    if std::env::var_os("CTRLMESH_TEST_FULL").is_some_and(|value| value == "1") { full } else { full / 10 }
+    if std::env::var_os("CTRLMESH_TEST_FULL").is_some_and(|value| value == "1") {
+        full
+    } else {
+        full / 10
+    }
 }
 
 /// Connects until the client sees what it should.
@@ -344,7 +447,10 @@ pub(crate) fn until_seen(what: &str, connect: impl Fn() -> Seen, expected: impl 
         if expected(&seen) {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "waited too long until {what}: {seen:?}");
+        assert!(
+            start.elapsed() < PATIENCE,
+            "waited too long until {what}: {seen:?}"
+        );
     }
 }
 
@@ -369,16 +475,30 @@ fn split(address: &str) -> (String, String) {
 
 fn must(command: &mut Command) {
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// Removes what earlier runs left that did not end well.
 fn sweep() {
     let mount = Hierarchy::find().unwrap();
     for folder in [mount.mount(), Path::new("/run/netns"), Path::new(PINS)] {
-        let Ok(entries) = fs::read_dir(folder) else { continue };
-        for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-            let Some((pid, _)) = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')) else { continue };
+        let Ok(entries) = fs::read_dir(folder) else {
+            continue;
+        };
+        for name in entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+        {
+            let Some((pid, _)) = name
+                .strip_prefix(PREFIX)
+                .and_then(|rest| rest.split_once('-'))
+            else {
+                continue;
+            };
             if !Path::new("/proc").join(pid).exists() {
                 remove(&name);
             }
@@ -396,10 +516,17 @@ fn remove(name: &str) {
         thread::yield_now();
     }
     let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    for namespace in namespaces.filter_map(|entry| entry.file_name().into_string().ok()).filter(|found| found.starts_with(name)) {
+    for namespace in namespaces
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|found| found.starts_with(name))
+    {
         let suffix = &namespace[name.len()..];
         if suffix.is_empty() || !suffix.starts_with(|first: char| first.is_ascii_digit()) {
-            drop(Command::new("ip").args(["netns", "del", &namespace]).output());
+            drop(
+                Command::new("ip")
+                    .args(["netns", "del", &namespace])
+                    .output(),
+            );
         }
     }
     drop(fs::remove_dir_all(Path::new(PINS).join(name)));

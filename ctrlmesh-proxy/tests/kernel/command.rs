@@ -6,7 +6,11 @@ use crate::bed::{Bed, TARGET};
 
 fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     output
 }
 
@@ -19,7 +23,16 @@ fn status(bed: &Bed) -> serde_json::Value {
 }
 
 fn attach(bed: &Bed, more: &[&str]) -> Command {
-    let mut command = bed.command(&["attach", "--target", TARGET, "--target", "10.97.0.0/16:443", "--to", "15001", "--cgroup"]);
+    let mut command = bed.command(&[
+        "attach",
+        "--target",
+        TARGET,
+        "--target",
+        "10.97.0.0/16:443",
+        "--to",
+        "15001",
+        "--cgroup",
+    ]);
     command.arg(bed.cgroup("pod")).args(more);
     command
 }
@@ -28,25 +41,47 @@ fn attach(bed: &Bed, more: &[&str]) -> Command {
 fn attach_run_status_detach() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
-    assert_eq!(text(&run(&mut bed.command(&["status"]))), "nothing is attached\n");
-    assert_eq!(text(&run(&mut attach(&bed, &[]))), format!("attached {} in slot 0\n", pod.display()));
+    assert_eq!(
+        text(&run(&mut bed.command(&["status"]))),
+        "nothing is attached\n"
+    );
+    assert_eq!(
+        text(&run(&mut attach(&bed, &[]))),
+        format!("attached {} in slot 0\n", pod.display())
+    );
     let _targets = [bed.target(TARGET), bed.target("10.97.3.7:443")];
     assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
     let relay = bed.relay();
     for target in [TARGET, "10.97.3.7:443"] {
         let seen = bed.connect(&pod, target, "blocking");
         assert!(seen.answer.starts_with("target "), "{seen:?}");
-        assert_ne!(seen.answer, format!("target {}", seen.local), "relayed, not direct");
+        assert_ne!(
+            seen.answer,
+            format!("target {}", seen.local),
+            "relayed, not direct"
+        );
         assert_eq!(seen.peer, target);
     }
     let status = status(&bed);
-    assert_eq!(status["attachments"][0]["cgroup"], pod.display().to_string());
+    assert_eq!(
+        status["attachments"][0]["cgroup"],
+        pod.display().to_string()
+    );
     assert_eq!(status["attachments"][0]["fail"], "closed");
     assert_eq!(status["attachments"][0]["to"], 15001);
     assert_eq!(status["counters"]["redirected"], 2);
     relay.kill();
-    assert_eq!(text(&run(&mut bed.command(&["detach"]))), format!("detached {}\n", pod.display()));
-    assert_eq!(bed.connect(&pod, TARGET, "blocking").answer.split(' ').next(), Some("target"));
+    assert_eq!(
+        text(&run(&mut bed.command(&["detach"]))),
+        format!("detached {}\n", pod.display())
+    );
+    assert_eq!(
+        bed.connect(&pod, TARGET, "blocking")
+            .answer
+            .split(' ')
+            .next(),
+        Some("target")
+    );
 }
 
 #[test]
@@ -64,7 +99,11 @@ fn the_heartbeat_of_a_relay_is_shown() {
     let bed = Bed::new();
     run(&mut attach(&bed, &["--heartbeat", "60000"]));
     let _relay = bed.relay();
-    let age = || status(&bed)["attachments"][0]["heartbeat_age"].as_f64().unwrap();
+    let age = || {
+        status(&bed)["attachments"][0]["heartbeat_age"]
+            .as_f64()
+            .unwrap()
+    };
     crate::bed::until("the relay beats", || age() < 30.0);
 }
 
@@ -83,18 +122,32 @@ fn a_relay_inside_the_intercepted_cgroup_says_so_instead_of_talking_to_itself() 
     let bed = Bed::new();
     run(&mut attach(&bed, &[]));
     let relay = |cgroup: &str| {
-        let mut command = bed.inside(&bed.cgroup(cgroup), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-        command.args(["intercept", "--pin-dir"]).arg(bed.pins()).args(["run", "--to", "15001"]);
+        let mut command = bed.inside(
+            &bed.cgroup(cgroup),
+            "",
+            env!("CARGO_BIN_EXE_ctrlmesh-proxy"),
+        );
+        command
+            .args(["intercept", "--pin-dir"])
+            .arg(bed.pins())
+            .args(["run", "--to", "15001"]);
         command
     };
     let output = relay("pod/below").output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && error.contains("its own connections would come back to it"), "{error}");
+    assert!(
+        !output.status.success() && error.contains("its own connections would come back to it"),
+        "{error}"
+    );
     let below = bed.cgroup("pod/below").display().to_string();
     run(&mut attach(&bed, &["--except", &below]));
     let child = crate::bed::Process(relay("pod/below").spawn().unwrap());
     let _target = bed.target(TARGET);
-    crate::bed::until("the relay takes connections", || bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer.starts_with("target"));
+    crate::bed::until("the relay takes connections", || {
+        bed.connect(&bed.cgroup("pod"), TARGET, "blocking")
+            .answer
+            .starts_with("target")
+    });
     child.kill();
 }
 
@@ -106,10 +159,36 @@ fn errors_say_what_to_do() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && error.contains(with), "{error}");
     };
-    fails(&mut bed.command(&["attach", "--cgroup", "/tmp", "--target", TARGET, "--to", "1"]), "/tmp is not a cgroup of the cgroup2 file system at");
-    fails(&mut bed.command(&["attach", "--cgroup", "/tmp", "--target", "10.0.0.0/8:443", "--to", "1"]), "a prefix of this family has at least 10 bits");
-    fails(&mut bed.command(&["detach", "--cgroup", "/tmp"]), "nothing is attached at /tmp");
+    fails(
+        &mut bed.command(&[
+            "attach", "--cgroup", "/tmp", "--target", TARGET, "--to", "1",
+        ]),
+        "/tmp is not a cgroup of the cgroup2 file system at",
+    );
+    fails(
+        &mut bed.command(&[
+            "attach",
+            "--cgroup",
+            "/tmp",
+            "--target",
+            "10.0.0.0/8:443",
+            "--to",
+            "1",
+        ]),
+        "a prefix of this family has at least 10 bits",
+    );
+    fails(
+        &mut bed.command(&["detach", "--cgroup", "/tmp"]),
+        "nothing is attached at /tmp",
+    );
     run(&mut attach(&bed, &[]));
-    fails(&mut attach(&bed, &["--owner", "other"]), "is already attached by `cli`");
-    fails(bed.command(&["detach", "--owner", "other", "--cgroup"]).arg(bed.cgroup("pod")), "is already attached by `cli`");
+    fails(
+        &mut attach(&bed, &["--owner", "other"]),
+        "is already attached by `cli`",
+    );
+    fails(
+        bed.command(&["detach", "--owner", "other", "--cgroup"])
+            .arg(bed.cgroup("pod")),
+        "is already attached by `cli`",
+    );
 }

@@ -11,7 +11,9 @@ fn foreign(bed: &Bed, interceptor: &mut Interceptor) -> Process {
     attach.listener = ListenerCheck::Port;
     attach.targets = targets(&[TARGET, TARGET_V6, "10.97.0.0/16:443", "[fd00:97::/112]:443"]);
     interceptor.attach(&attach).unwrap();
-    interceptor.answer_original_destination(&bed.cgroup("proxy")).unwrap();
+    interceptor
+        .answer_original_destination(&bed.cgroup("proxy"))
+        .unwrap();
     let command = &mut bed.peer("", &bed.cgroup("proxy"), &["proxy", &PROXY.to_string()]);
     let mut proxy = Process(command.stdout(Stdio::piped()).spawn().unwrap());
     assert_eq!(proxy.line(), "ready");
@@ -24,9 +26,16 @@ fn so_original_dst_shows_the_original_to_a_proxy_in_both_families() {
     let mut interceptor = bed.interceptor();
     let _proxy = foreign(&bed, &mut interceptor);
     for target in [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::9]:443"] {
-        assert_eq!(bed.connect(&bed.cgroup("pod"), target, "blocking").answer, format!("proxy {target}"));
+        assert_eq!(
+            bed.connect(&bed.cgroup("pod"), target, "blocking").answer,
+            format!("proxy {target}")
+        );
     }
-    assert_eq!(bed.connect(&bed.cgroup("pod"), "[::ffff:10.96.0.1]:443", "blocking").answer, format!("proxy {TARGET}"));
+    assert_eq!(
+        bed.connect(&bed.cgroup("pod"), "[::ffff:10.96.0.1]:443", "blocking")
+            .answer,
+        format!("proxy {TARGET}")
+    );
 }
 
 #[test]
@@ -34,27 +43,53 @@ fn so_original_dst_says_nothing_of_a_connection_that_was_not_redirected() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let _proxy = foreign(&bed, &mut interceptor);
-    assert_eq!(bed.connect(&bed.cgroup("pod"), "127.0.0.1:15001", "blocking").answer, "proxy unknown");
+    assert_eq!(
+        bed.connect(&bed.cgroup("pod"), "127.0.0.1:15001", "blocking")
+            .answer,
+        "proxy unknown"
+    );
 }
 
 #[test]
 fn tcp_fast_open_with_a_cookie_shows_the_original() {
     let bed = Bed::new();
-    bed.net().run(|| std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3")).unwrap().unwrap();
+    bed.net()
+        .run(|| std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3"))
+        .unwrap()
+        .unwrap();
     let mut interceptor = bed.interceptor();
     let _proxy = foreign(&bed, &mut interceptor);
     for _ in 0..3 {
-        assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "fastopen").answer, format!("proxy {TARGET}"));
+        assert_eq!(
+            bed.connect(&bed.cgroup("pod"), TARGET, "fastopen").answer,
+            format!("proxy {TARGET}")
+        );
     }
-    let nstat = bed.inside(&bed.cgroup("other"), "", "cat").arg("/proc/self/net/netstat").output().unwrap();
-    assert!(passive_fast_opens(&String::from_utf8(nstat.stdout).unwrap()) >= 1, "no SYN carried data: the test tests nothing");
+    let nstat = bed
+        .inside(&bed.cgroup("other"), "", "cat")
+        .arg("/proc/self/net/netstat")
+        .output()
+        .unwrap();
+    assert!(
+        passive_fast_opens(&String::from_utf8(nstat.stdout).unwrap()) >= 1,
+        "no SYN carried data: the test tests nothing"
+    );
 }
 
 /// `TCPFastOpenPassive` of `/proc/net/netstat`: names in one line, values in the next.
 fn passive_fast_opens(netstat: &str) -> u64 {
-    let mut lines = netstat.lines().filter(|line| line.starts_with("TcpExt:")).map(|line| line.split(' '));
+    let mut lines = netstat
+        .lines()
+        .filter(|line| line.starts_with("TcpExt:"))
+        .map(|line| line.split(' '));
     let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-    names.zip(values).find(|(name, _)| *name == "TCPFastOpenPassive").unwrap().1.parse().unwrap()
+    names
+        .zip(values)
+        .find(|(name, _)| *name == "TCPFastOpenPassive")
+        .unwrap()
+        .1
+        .parse()
+        .unwrap()
 }
 
 #[test]
@@ -64,7 +99,13 @@ fn getpeername_shows_the_original_to_the_client() {
     let mut attach = bed.attach(&bed.cgroup("pod"));
     attach.targets = targets(&[TARGET, TARGET_V6, "10.97.0.0/16:443", "[fd00:97::/112]:443"]);
     let _proxy = bed.enrol(&mut interceptor, &attach);
-    for target in [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::9]:443", "[::ffff:10.96.0.1]:443"] {
+    for target in [
+        TARGET,
+        TARGET_V6,
+        "10.97.3.7:443",
+        "[fd00:97::9]:443",
+        "[::ffff:10.96.0.1]:443",
+    ] {
         let seen: Seen = bed.connect(&bed.cgroup("pod"), target, "blocking");
         assert_eq!(seen.peer, target, "{seen:?}");
     }
@@ -91,9 +132,19 @@ fn an_older_connection_is_still_explained_after_its_target_is_gone() {
     let originals = interceptor.originals().unwrap();
     let local = |index| std::net::SocketAddr::from(([127, 64, 0, index], PROXY));
     let peer = std::net::SocketAddr::from(([127, 0, 0, 1], 40_000));
-    let known: Vec<String> = (1..=3).filter_map(|index| originals.find(local(index), peer).unwrap()).map(|found| found.target.to_string()).collect();
+    let known: Vec<String> = (1..=3)
+        .filter_map(|index| originals.find(local(index), peer).unwrap())
+        .map(|found| found.target.to_string())
+        .collect();
     assert_eq!(known.len(), 3, "{known:?}");
-    assert!(known.contains(&TARGET.to_owned()) && known.contains(&"10.97.3.7:443".to_owned()), "{known:?}");
-    assert_eq!(bed.connect(&bed.cgroup("pod"), "10.97.3.7:443", "blocking").answer, "proxy 0 10.97.3.7:443");
+    assert!(
+        known.contains(&TARGET.to_owned()) && known.contains(&"10.97.3.7:443".to_owned()),
+        "{known:?}"
+    );
+    assert_eq!(
+        bed.connect(&bed.cgroup("pod"), "10.97.3.7:443", "blocking")
+            .answer,
+        "proxy 0 10.97.3.7:443"
+    );
     drop(proxy);
 }
