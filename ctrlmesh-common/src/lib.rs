@@ -2,13 +2,17 @@
 #![cfg_attr(not(feature = "core"), no_std)]
 
 pub mod kernel;
-#[cfg(feature = "core")]
-pub mod names;
 #[cfg(feature = "loader")]
 pub mod pod;
 #[cfg(feature = "core")]
-pub mod resource;
+pub mod names;
 #[cfg(feature = "core")]
 pub mod selector;
 #[cfg(feature = "core")]
+pub mod resource;
+#[cfg(feature = "core")]
 pub mod slots;
+#[cfg(feature = "api")]
+pub mod api;
+#[cfg(feature = "core")]
+pub mod policy;

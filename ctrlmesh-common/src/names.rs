@@ -21,9 +21,9 @@ pub mod label {
     pub const CONTROL: &str = "ctrlmesh.kusionstack.io/control";
     /// On pods: `"true"` enrols them.
     pub const ENABLE_PROXY: &str = "ctrlmesh.kusionstack.io/enable-proxy";
-    /// On pods: the name of the ShardingConfig that they were admitted under.
+    /// On pods: the name of the `ShardingConfig` that they were admitted under.
     pub const SHARDING_CONFIG_INJECTED: &str = "ctrlmesh.kusionstack.io/sharding-config-injected";
-    /// On ShardingConfigs: the root that made them.
+    /// On a `ShardingConfig`: the root that made them.
     pub const AUTO_SHARDING_ROOT: &str = "ctrlmesh.kusionstack.io/auto-sharding-root";
     /// On any resource of ours: `"true"` skips the admission webhook.
     pub const IGNORE_VALIDATE: &str = "ctrlmesh.kusionstack.io/ignore-validate";
@@ -43,3 +43,35 @@ pub mod port {
 
 /// What separates the lock's name from the shard's in a per-shard leader-election lock.
 pub const LOCK_SEPARATOR: &str = "---";
+
+/// Longest DNS subdomain, in bytes.
+const MAX_SUBDOMAIN_BYTES: usize = 253;
+
+/// Whether `name` is a lower-case DNS subdomain (RFC 1123), as most objects' names are.
+pub fn is_dns_subdomain(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let label = |label: &str| {
+        let bytes = label.as_bytes();
+        bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
+            && bytes.first().copied().is_some_and(inner)
+            && bytes.last().copied().is_some_and(inner)
+    };
+    name.len() <= MAX_SUBDOMAIN_BYTES && name.split('.').all(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subdomain_is_lower_case_labels_with_dots_between() {
+        for name in ["a", "a-b.c", "0", &"a".repeat(253)] {
+            assert!(is_dns_subdomain(name), "{name}");
+        }
+        for name in
+            ["", ".", "a.", "a..b", "-a", "a-", "A", "a_b", "a/b", "\u{e4}", &"a".repeat(254)]
+        {
+            assert!(!is_dns_subdomain(name), "{name}");
+        }
+    }
+}

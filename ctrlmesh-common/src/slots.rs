@@ -1,1 +1,239 @@
-//! x
+//! Which of the 32 slots does a namespace fall into, and how are slots divided?
+//!
+//! A slot is the unit of ownership. Dividing is total: every slot of the divided set ends up in exactly one share.
+
+use std::fmt;
+
+/// How many slots there are.
+pub const COUNT: u8 = 32;
+
+/// One of the 32 buckets of namespace names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(u8);
+
+/// A number that is no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{number} is not a slot: slots are 0 to 31")]
+pub struct NotASlot {
+    /// What was given.
+    pub number: i64,
+}
+
+/// A set of slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SlotSet(u32);
+
+/// How a namespace's name becomes a slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum NamespaceHash {
+    /// FNV-1a of 64 bits, modulo 32: the hash of Kubernetes' own sharded list.
+    #[default]
+    Fnv1a,
+    /// The sum of the code points, modulo 32: the predecessors' hash. Badly skewed; it exists only for migration.
+    Kusionstack,
+}
+
+/// A hash function that does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is no namespace hash: allowed are `fnv1a` and `kusionstack`")]
+pub struct UnknownHash {
+    /// What was given.
+    pub name: String,
+}
+
+// === impl Slot ===
+
+impl Slot {
+    /// The slot's number, 0 to 31.
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+impl TryFrom<i64> for Slot {
+    type Error = NotASlot;
+
+    fn try_from(number: i64) -> Result<Self, NotASlot> {
+        u8::try_from(number)
+            .ok()
+            .filter(|number| *number < COUNT)
+            .map(Self)
+            .ok_or(NotASlot { number })
+    }
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+// === impl SlotSet ===
+
+impl SlotSet {
+    /// No slot.
+    pub const EMPTY: Self = Self(0);
+
+    /// All 32 slots.
+    pub const ALL: Self = Self(u32::MAX);
+
+    /// How many slots are in the set.
+    pub fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Whether no slot is in the set.
+    pub fn is_empty(self) -> bool {
+        self == Self::EMPTY
+    }
+
+    /// Whether `slot` is in the set.
+    pub fn contains(self, slot: Slot) -> bool {
+        self.0 & (1 << slot.0) != 0
+    }
+
+    /// The slots that are in either set.
+    #[must_use]
+    pub fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// The slots that are in both sets.
+    #[must_use]
+    pub fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// The slots that are not in the set.
+    #[must_use]
+    pub fn complement(self) -> Self {
+        Self(!self.0)
+    }
+
+    /// The slots in the set, in ascending order.
+    pub fn iter(self) -> impl Iterator<Item = Slot> {
+        (0..COUNT).map(Slot).filter(move |slot| self.contains(*slot))
+    }
+
+    /// Divides the set into `shares` runs of ascending slots whose sizes differ by at most one, larger ones first.
+    ///
+    /// With more shares than slots the last ones are empty; with no share there is nothing to return.
+    pub fn divide(self, shares: usize) -> Vec<Self> {
+        let Some(rest) = self.len().checked_rem(shares) else {
+            return Vec::new();
+        };
+        let least = self.len() / shares;
+        let mut slots = self.iter();
+        (0..shares)
+            .map(|share| slots.by_ref().take(least + usize::from(share < rest)).collect())
+            .collect()
+    }
+}
+
+impl FromIterator<Slot> for SlotSet {
+    fn from_iter<I: IntoIterator<Item = Slot>>(slots: I) -> Self {
+        Self(slots.into_iter().fold(0, |bits, slot| bits | 1 << slot.0))
+    }
+}
+
+impl fmt::Display for SlotSet {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, slot) in self.iter().enumerate() {
+            write!(out, "{}{slot}", if at == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+// === impl NamespaceHash ===
+
+impl NamespaceHash {
+    /// The slot of the namespace called `namespace`.
+    pub fn slot(self, namespace: &str) -> Slot {
+        let hash = match self {
+            Self::Fnv1a => fnv1a(namespace.as_bytes()),
+            Self::Kusionstack => namespace.chars().map(|point| u64::from(u32::from(point))).sum(),
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "less than COUNT")]
+        Slot((hash % u64::from(COUNT)) as u8)
+    }
+}
+
+impl std::str::FromStr for NamespaceHash {
+    type Err = UnknownHash;
+
+    fn from_str(name: &str) -> Result<Self, UnknownHash> {
+        match name {
+            "fnv1a" => Ok(Self::Fnv1a),
+            "kusionstack" => Ok(Self::Kusionstack),
+            _ => Err(UnknownHash { name: name.to_owned() }),
+        }
+    }
+}
+
+/// FNV-1a of 64 bits (draft-eastlake-fnv; Go's `hash/fnv`).
+fn fnv1a(bytes: &[u8]) -> u64 {
+    const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    bytes.iter().fold(OFFSET_BASIS, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn fnv1a_is_the_published_function() {
+        // Vectors of draft-eastlake-fnv, appendix C.
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn the_predecessors_hash_gives_their_slots() {
+        for (namespace, slot) in
+            [("default", 5), ("kube-system", 25), ("ns-a", 15), ("ctrlmesh", 2)]
+        {
+            assert_eq!(NamespaceHash::Kusionstack.slot(namespace).number(), slot, "{namespace}");
+        }
+    }
+
+    #[test]
+    fn only_0_to_31_are_slots() {
+        assert_eq!(Slot::try_from(31).map(Slot::number), Ok(31));
+        assert_eq!(Slot::try_from(32), Err(NotASlot { number: 32 }));
+        assert_eq!(Slot::try_from(-1), Err(NotASlot { number: -1 }));
+    }
+
+    #[test]
+    fn every_number_of_shares_is_balanced() {
+        for shares in 1..=32 {
+            let sizes: Vec<usize> =
+                SlotSet::ALL.divide(shares).into_iter().map(SlotSet::len).collect();
+            let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
+            assert!(*least >= 1 && most - least <= 1, "{shares} shares: {sizes:?}");
+        }
+        assert!(SlotSet::ALL.divide(0).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn dividing_gives_each_slot_to_exactly_one_share(bits: u32, shares in 1..40_usize) {
+            let set = SlotSet(bits);
+            let divided = set.divide(shares);
+            prop_assert_eq!(divided.len(), shares);
+            prop_assert_eq!(divided.iter().fold(SlotSet::EMPTY, |all, share| all.union(*share)), set);
+            prop_assert_eq!(divided.iter().map(|share| share.len()).sum::<usize>(), set.len());
+        }
+
+        #[test]
+        fn a_slot_is_in_the_set_or_in_its_complement(bits: u32, number in 0..32_i64) {
+            let (set, slot) = (SlotSet(bits), Slot::try_from(number).unwrap());
+            prop_assert!(set.contains(slot) != set.complement().contains(slot));
+            prop_assert!(set.intersection(set.complement()).is_empty());
+        }
+    }
+}

@@ -1,1 +1,5 @@
-//! placeholder
+//! The manager decides who owns what.
+#![forbid(unsafe_code)]
+
+pub mod definitions;
+pub mod validate;

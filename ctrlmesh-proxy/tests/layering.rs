@@ -16,11 +16,7 @@ fn modules_name_only_modules_above_them() {
             for below in &order[at + 1..] {
                 let named = text.contains(&format!("crate::{below}::"))
                     || text.contains(&format!("crate::{below};"));
-                assert!(
-                    !named,
-                    "{} names `{below}`, which comes after `{module}`",
-                    path.display()
-                );
+                assert!(!named, "{} names `{below}`, which comes after `{module}`", path.display());
             }
         }
     }
@@ -31,18 +27,12 @@ fn only_intercept_names_aya() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for (path, text) in tree(&src) {
         let intercept = path.strip_prefix(&src).unwrap().starts_with("intercept");
-        assert!(
-            intercept || !text.contains("aya::"),
-            "{} names aya",
-            path.display()
-        );
+        assert!(intercept || !text.contains("aya::"), "{} names aya", path.display());
     }
 }
 
 fn module(line: &str) -> Option<&str> {
-    line.trim_start_matches("pub ")
-        .strip_prefix("mod ")?
-        .strip_suffix(';')
+    line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';')
 }
 
 /// `module.rs` and the files in `module/`.
@@ -54,11 +44,7 @@ fn sources(src: &Path, module: &str) -> Vec<(PathBuf, String)> {
 }
 
 fn tree(folder: &Path) -> Vec<(PathBuf, String)> {
-    let entries = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path());
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let texts = entries.map(|path| {
         if path.is_dir() {
             tree(&path)

@@ -1,1 +1,44 @@
-fn main() {}
+//! `cargo xtask`: one command per wish.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use xtask::{build_ebpf, lint, setup, test};
+
+/// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what is missing on this machine (Debian 12, as root); else say what to install
+    Setup,
+    /// Build the kernel programs into target/bpf/ctrlmesh.o
+    BuildEbpf,
+    /// Check formatting, clippy, dependencies, layering and documentation
+    Lint,
+    /// Set up, then run every tier of tests, and end with a table
+    Test(test::Options),
+    /// Write the definitions of our resources into deploy/crds
+    Crds,
+    /// Measure, side by side with what we compare with
+    Bench(test::Bench),
+}
+
+fn main() -> Result<ExitCode> {
+    match Arguments::parse().command {
+        Command::Setup => return Ok(setup::run_setup()?.into()),
+        Command::BuildEbpf => build_ebpf::build()?,
+        Command::Lint => lint::check_all()?,
+        Command::Test(options) => return test::run_tiers(&options),
+        Command::Crds => lint::write_definitions()?,
+        Command::Bench(bench) => test::bench(&bench)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -41,9 +41,7 @@ impl Hierarchy {
     pub fn find() -> Result<Self, Error> {
         let path = "/proc/self/mountinfo";
         let mounts = fs::read_to_string(path).map_err(Error::file("read", path))?;
-        mount(&mounts)
-            .map(|mount| Self { mount })
-            .ok_or(Error::NoCgroup2)
+        mount(&mounts).map(|mount| Self { mount }).ok_or(Error::NoCgroup2)
     }
 
     /// Where it is mounted.
@@ -56,16 +54,10 @@ impl Hierarchy {
     /// # Errors
     /// If there is none, or it is the root.
     pub fn cgroup(&self, path: &Path) -> Result<Cgroup, Error> {
-        let not = || Error::NotACgroup {
-            path: path.to_owned(),
-            mount: self.mount.clone(),
-        };
+        let not = || Error::NotACgroup { path: path.to_owned(), mount: self.mount.clone() };
         let below = self.mount.join(path.strip_prefix("/").unwrap_or(path));
-        let folder = if path.starts_with(&self.mount) || !below.is_dir() {
-            path.to_owned()
-        } else {
-            below
-        };
+        let folder =
+            if path.starts_with(&self.mount) || !below.is_dir() { path.to_owned() } else { below };
         let folder = folder.canonicalize().map_err(|_| not())?;
         let cgroup =
             statfs::statfs(&folder).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
@@ -75,9 +67,7 @@ impl Hierarchy {
         if folder == self.mount {
             return Err(Error::RootCgroup(folder));
         }
-        let id = fs::metadata(&folder)
-            .map_err(Error::file("read", &folder))?
-            .ino();
+        let id = fs::metadata(&folder).map_err(Error::file("read", &folder))?.ino();
         Ok(Cgroup { path: folder, id })
     }
 
@@ -88,10 +78,8 @@ impl Hierarchy {
     pub fn own(&self) -> Result<PathBuf, Error> {
         let path = "/proc/self/cgroup";
         let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
-        let own = text
-            .lines()
-            .find_map(|line| line.strip_prefix("0::/"))
-            .ok_or(Error::NoCgroup2)?;
+        let own =
+            text.lines().find_map(|line| line.strip_prefix("0::/")).ok_or(Error::NoCgroup2)?;
         Ok(self.mount.join(own))
     }
 
@@ -100,18 +88,11 @@ impl Hierarchy {
     /// # Errors
     /// If there is none.
     pub fn pod(&self, uid: &str) -> Result<Cgroup, Error> {
-        let missing = || Error::NoSuchCgroup {
-            name: uid.to_owned(),
-            below: self.mount.clone(),
-        };
-        let names = [
-            format!("pod{uid}"),
-            format!("-pod{}.slice", uid.replace('-', "_")),
-        ];
+        let missing = || Error::NoSuchCgroup { name: uid.to_owned(), below: self.mount.clone() };
+        let names = [format!("pod{uid}"), format!("-pod{}.slice", uid.replace('-', "_"))];
         let [cgroupfs, systemd] = &names;
-        let found = find(&self.mount, DEPTH, &|name| {
-            name == cgroupfs || name.ends_with(systemd.as_str())
-        });
+        let found =
+            find(&self.mount, DEPTH, &|name| name == cgroupfs || name.ends_with(systemd.as_str()));
         self.cgroup(&found.ok_or_else(missing)?)
     }
 
@@ -120,10 +101,7 @@ impl Hierarchy {
     /// # Errors
     /// If there is none.
     pub fn container(&self, pod: &Cgroup, id: &str) -> Result<Cgroup, Error> {
-        let missing = || Error::NoSuchCgroup {
-            name: id.to_owned(),
-            below: pod.path.clone(),
-        };
+        let missing = || Error::NoSuchCgroup { name: id.to_owned(), below: pod.path.clone() };
         let scope = format!("-{id}.scope");
         let found = find(&pod.path, 1, &|name| name == id || name.ends_with(&scope));
         self.cgroup(&found.ok_or_else(missing)?)
@@ -135,8 +113,7 @@ fn mount(mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (mount, fs) = line.split_once(" - ")?;
         let point = mount.split(' ').nth(4)?;
-        fs.starts_with("cgroup2 ")
-            .then(|| PathBuf::from(point.replace("\\040", " ")))
+        fs.starts_with("cgroup2 ").then(|| PathBuf::from(point.replace("\\040", " ")))
     })
 }
 
@@ -145,17 +122,12 @@ fn find(root: &Path, depth: usize, matches: &dyn Fn(&str) -> bool) -> Option<Pat
     let mut level = vec![root.to_owned()];
     for _ in 0..depth {
         // A folder may go while we look: then it is not the one we look for.
-        let entries = level
-            .iter()
-            .filter_map(|folder| fs::read_dir(folder).ok())
-            .flatten()
-            .flatten();
-        let folders: Vec<_> = entries
-            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-            .collect();
-        if let Some(found) = folders
-            .iter()
-            .find(|entry| entry.file_name().to_str().is_some_and(matches))
+        let entries =
+            level.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        let folders: Vec<_> =
+            entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).collect();
+        if let Some(found) =
+            folders.iter().find(|entry| entry.file_name().to_str().is_some_and(matches))
         {
             return Some(found.path());
         }
@@ -175,16 +147,11 @@ mod tests {
     fn pod_is_found_at(folder: &str) {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("system.slice/ssh.service")).unwrap();
-        fs::create_dir_all(
-            root.path()
-                .join("kubepods/podffffffff-0000-0000-0000-000000000000"),
-        )
-        .unwrap();
+        fs::create_dir_all(root.path().join("kubepods/podffffffff-0000-0000-0000-000000000000"))
+            .unwrap();
         fs::create_dir_all(root.path().join(folder)).unwrap();
         let names = [format!("pod{UID}"), format!("-pod{UID_SYSTEMD}.slice")];
-        let found = find(root.path(), DEPTH, &|name| {
-            name == names[0] || name.ends_with(&names[1])
-        });
+        let found = find(root.path(), DEPTH, &|name| name == names[0] || name.ends_with(&names[1]));
         assert_eq!(found, Some(root.path().join(folder)));
     }
 
@@ -228,8 +195,7 @@ mod tests {
             fs::create_dir(pod.path().join("crio-conmon-7c1f0e9d0.scope")).unwrap();
             let scope = format!("-{CONTAINER}.scope");
             assert_eq!(
-                find(pod.path(), 1, &|name| name == CONTAINER
-                    || name.ends_with(&scope)),
+                find(pod.path(), 1, &|name| name == CONTAINER || name.ends_with(&scope)),
                 Some(pod.path().join(name))
             );
         }
@@ -243,21 +209,13 @@ mod tests {
         let hybrid = "30 24 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n33 30 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
                       32 30 0:28 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
         assert_eq!(mount(hybrid), Some(PathBuf::from("/sys/fs/cgroup/unified")));
-        assert_eq!(
-            mount("33 30 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"),
-            None
-        );
+        assert_eq!(mount("33 30 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), None);
     }
 
     #[test]
     fn a_folder_elsewhere_is_not_a_cgroup() {
         let folder = tempfile::tempdir().unwrap();
-        let hierarchy = Hierarchy {
-            mount: PathBuf::from("/sys/fs/cgroup"),
-        };
-        assert!(matches!(
-            hierarchy.cgroup(folder.path()),
-            Err(Error::NotACgroup { .. })
-        ));
+        let hierarchy = Hierarchy { mount: PathBuf::from("/sys/fs/cgroup") };
+        assert!(matches!(hierarchy.cgroup(folder.path()), Err(Error::NotACgroup { .. })));
     }
 }

@@ -98,15 +98,8 @@ enum Output {
 /// # Errors
 /// If the kernel does not let us, in words that say what to do.
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let Arguments {
-        pin_dir: pins,
-        owner,
-        command,
-    } = arguments;
-    let options = Options {
-        pins,
-        ..Options::new(&owner)
-    };
+    let Arguments { pin_dir: pins, owner, command } = arguments;
+    let options = Options { pins, ..Options::new(&owner) };
     match command {
         Command::Attach(arguments) => attach(options, arguments),
         Command::Status(arguments) => show(&Status::read(&options.pins)?, arguments.output),
@@ -116,31 +109,18 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
-    let AttachArguments {
-        cgroup,
-        targets,
-        to,
-        fail_open,
-        except,
-        heartbeat,
-        report,
-    } = arguments;
+    let AttachArguments { cgroup, targets, to, fail_open, except, heartbeat, report } = arguments;
     let mut interceptor = Interceptor::open(options)?;
     let name = format!("cli {}", cgroup.display());
     let slot = interceptor.attach(&Attach {
         cgroup: cgroup.clone(),
         except,
-        targets: Targets {
-            name,
-            list: targets,
-        },
+        targets: Targets { name, list: targets },
         port: to,
         fail_open,
         listener: ListenerCheck::Port,
-        heartbeat: heartbeat.map(|ms| Heartbeat {
-            number: None,
-            max_age: Duration::from_millis(ms),
-        }),
+        heartbeat: heartbeat
+            .map(|ms| Heartbeat { number: None, max_age: Duration::from_millis(ms) }),
         report,
     })?;
     writeln!(io::stdout(), "attached {} in slot {slot}", cgroup.display())?;
@@ -169,26 +149,12 @@ fn detach(options: Options, arguments: DetachArguments) -> anyhow::Result<()> {
 }
 
 fn relay(options: Options, port: u16) -> anyhow::Result<()> {
-    let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::INFO.into())
-        .from_env_lossy();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .init();
-    let runtime = runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
-    runtime
-        .block_on(
-            Relay {
-                pins: options.pins,
-                port,
-            }
-            .run(),
-        )
-        .map_err(Error::into)
+    let filter =
+        EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    let runtime =
+        runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
+    runtime.block_on(Relay { pins: options.pins, port }.run()).map_err(Error::into)
 }
 
 fn show(status: &Status, output: Output) -> anyhow::Result<()> {
@@ -202,17 +168,8 @@ fn show(status: &Status, output: Output) -> anyhow::Result<()> {
         writeln!(out, "nothing is attached")?;
     }
     for attachment in &status.attachments {
-        let dead = if attachment.alive {
-            ""
-        } else {
-            " (gone; `detach` sweeps it)"
-        };
-        writeln!(
-            out,
-            "slot {}  {}{dead}",
-            attachment.slot,
-            attachment.cgroup.display()
-        )?;
+        let dead = if attachment.alive { "" } else { " (gone; `detach` sweeps it)" };
+        writeln!(out, "slot {}  {}{dead}", attachment.slot, attachment.cgroup.display())?;
         writeln!(out, "  owner      {}", attachment.owner)?;
         writeln!(out, "  targets    {}", attachment.targets.join(" "))?;
         writeln!(

@@ -195,11 +195,7 @@ impl Error {
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |source| Self::File {
-            doing,
-            path,
-            source,
-        }
+        move |source| Self::File { doing, path, source }
     }
 
     pub(super) fn map(map: &'static str) -> impl FnOnce(MapError) -> Self {

@@ -37,9 +37,7 @@ impl Events {
     /// # Errors
     /// If there is none, or it may not be read.
     pub fn open(pins: &Path) -> Result<Self, Error> {
-        Ok(Self {
-            ring: map::events(&Pins::at(pins))?,
-        })
+        Ok(Self { ring: map::events(&Pins::at(pins))? })
     }
 }
 
@@ -50,9 +48,7 @@ impl Iterator for Events {
     fn next(&mut self) -> Option<Event> {
         let item = self.ring.next()?;
         let event = kernel::Event::read(&item)?;
-        let outcome = Outcome::ALL
-            .into_iter()
-            .find(|outcome| *outcome as u32 == event.outcome)?;
+        let outcome = Outcome::ALL.into_iter().find(|outcome| *outcome as u32 == event.outcome)?;
         Some(Event {
             outcome: outcome.name(),
             slot: Slot::new(event.slot),

@@ -89,11 +89,7 @@ pub struct Interceptor {
 impl Options {
     /// At the usual place, with the usual sizes.
     pub fn new(owner: &str) -> Self {
-        Self {
-            pins: pin::default_pins(),
-            owner: owner.to_owned(),
-            limits: Limits::default(),
-        }
+        Self { pins: pin::default_pins(), owner: owner.to_owned(), limits: Limits::default() }
     }
 }
 
@@ -106,26 +102,14 @@ impl Interceptor {
     /// # Errors
     /// If there is no cgroup2 or BPF file system, a capability or a kernel feature is missing.
     pub fn open(options: Options) -> Result<Self, Error> {
-        let Options {
-            pins: root,
-            owner,
-            limits,
-        } = options;
+        let Options { pins: root, owner, limits } = options;
         let hierarchy = Hierarchy::find()?;
         let pins = Pins::at(&root);
         pins.create()?;
         let lock = pins.lock()?;
         let object = Object::load(&pins, limits)?;
         let maps = Maps::open(&pins)?;
-        let mut interceptor = Self {
-            pins,
-            root,
-            owner,
-            limits,
-            hierarchy,
-            object,
-            maps,
-        };
+        let mut interceptor = Self { pins, root, owner, limits, hierarchy, object, maps };
         interceptor.replace(|record, fingerprint| record.object.as_deref() != Some(fingerprint))?;
         drop(lock);
         Ok(interceptor)
@@ -151,10 +135,9 @@ impl Interceptor {
         let cgroup = self.hierarchy.cgroup(&pod.cgroup)?;
         let known = self.pins.find(&cgroup)?;
         self.mine(known.as_ref())?;
-        let slot = known.as_ref().map_or_else(
-            || self.pins.claim(&cgroup, &self.owner),
-            |record| Ok(record.slot),
-        );
+        let slot = known
+            .as_ref()
+            .map_or_else(|| self.pins.claim(&cgroup, &self.owner), |record| Ok(record.slot));
         let slot = slot.or_else(|error| self.full(error))?;
         let enrolled = self.enrol(slot, &cgroup, pod, known.as_ref());
         let new = known.is_none_or(|record| record.object.is_none());
@@ -176,8 +159,7 @@ impl Interceptor {
             }
             return Err(error);
         }
-        self.pins
-            .note(slot, "object", Path::new(&Object::fingerprint()))?;
+        self.pins.note(slot, "object", Path::new(&Object::fingerprint()))?;
         Ok(slot)
     }
 
@@ -189,11 +171,7 @@ impl Interceptor {
         let _lock = self.pins.lock()?;
         let record = match self.hierarchy.cgroup(cgroup) {
             Ok(cgroup) => self.pins.find(&cgroup)?,
-            Err(_) => self
-                .pins
-                .records()?
-                .into_iter()
-                .find(|record| record.cgroup.path == cgroup),
+            Err(_) => self.pins.records()?.into_iter().find(|record| record.cgroup.path == cgroup),
         };
         self.mine(record.as_ref())?;
         let record = record.ok_or_else(|| Error::NotAttached(cgroup.to_owned()))?;
@@ -213,24 +191,15 @@ impl Interceptor {
             .filter(Record::lives)
             .map(|record| record.slot)
             .collect();
-        let dead: Vec<Slot> = self
-            .pins
-            .slots()?
-            .into_iter()
-            .filter(|slot| !live.contains(slot))
-            .collect();
+        let dead: Vec<Slot> =
+            self.pins.slots()?.into_iter().filter(|slot| !live.contains(slot)).collect();
         for slot in &dead {
             self.forget(*slot)?;
         }
-        let members: Vec<(u64, Member)> = self
-            .maps
-            .members
-            .iter()
-            .collect::<Result<_, _>>()
-            .map_err(Error::map("MEMBERS"))?;
-        for (id, _) in members
-            .into_iter()
-            .filter(|(_, member)| !live.contains(&Slot::new(member.slot)))
+        let members: Vec<(u64, Member)> =
+            self.maps.members.iter().collect::<Result<_, _>>().map_err(Error::map("MEMBERS"))?;
+        for (id, _) in
+            members.into_iter().filter(|(_, member)| !live.contains(&Slot::new(member.slot)))
         {
             self.expel(id)?;
         }
@@ -243,10 +212,7 @@ impl Interceptor {
     /// # Errors
     /// If the socket does not listen.
     pub fn listen(&mut self, slot: Slot, listener: &TcpListener) -> Result<(), Error> {
-        self.maps
-            .listeners
-            .set(slot.index(), listener, 0)
-            .map_err(Error::map("LISTENERS"))
+        self.maps.listeners.set(slot.index(), listener, 0).map_err(Error::map("LISTENERS"))
     }
 
     /// Says that the proxy with this number lives.
@@ -254,10 +220,7 @@ impl Interceptor {
     /// # Errors
     /// If the number is too large.
     pub fn beat(&mut self, number: u32) -> Result<(), Error> {
-        self.maps
-            .heartbeats
-            .set(number, status::now(), 0)
-            .map_err(Error::map("HEARTBEATS"))
+        self.maps.heartbeats.set(number, status::now(), 0).map_err(Error::map("HEARTBEATS"))
     }
 
     /// Gives connections that arrive at `address` in a pod's network namespace to `listener`, one of
@@ -279,14 +242,8 @@ impl Interceptor {
             .inbound_listeners
             .set(entry, listener, 0)
             .map_err(Error::map("INBOUND_LISTENERS"))?;
-        let key = InboundKey {
-            address: address.ip().into(),
-            port: u32::from(address.port()),
-        };
-        let value = Inbound {
-            listener: entry,
-            flags: if fail_open { FAIL_OPEN } else { 0 },
-        };
+        let key = InboundKey { address: address.ip().into(), port: u32::from(address.port()) };
+        let value = Inbound { listener: entry, flags: if fail_open { FAIL_OPEN } else { 0 } };
         let inserted = self.maps.inbound.insert(key, value, 0);
         inserted.or_else(|error| self.no_room("INBOUND", MAX_INBOUND, error))?;
         link::attach_inbound(&mut self.object, &self.pins, slot, namespace)
@@ -343,8 +300,7 @@ impl Interceptor {
             record.owner == self.owner && record.lives() && stale(record, &fingerprint)
         }) {
             link::attach(&mut self.object, &self.pins, record.slot, &record.cgroup)?;
-            self.pins
-                .note(record.slot, "object", Path::new(&fingerprint))?;
+            self.pins.note(record.slot, "object", Path::new(&fingerprint))?;
         }
         Ok(())
     }
@@ -363,11 +319,9 @@ impl Interceptor {
             .map(|path| self.hierarchy.cgroup(path))
             .collect::<Result<Vec<_>, _>>()?;
         let table = table::ensure(&mut self.maps, &pod.targets)?;
-        let (max_age, heartbeat) = pod
-            .heartbeat
-            .map_or((Duration::ZERO, slot.index()), |beat| {
-                (beat.max_age, beat.number.unwrap_or(slot.index()))
-            });
+        let (max_age, heartbeat) = pod.heartbeat.map_or((Duration::ZERO, slot.index()), |beat| {
+            (beat.max_age, beat.number.unwrap_or(slot.index()))
+        });
         let value = Pod {
             max_age_ns: u64::try_from(max_age.as_nanos()).unwrap_or(u64::MAX),
             flags: flags(pod),
@@ -376,20 +330,14 @@ impl Interceptor {
             port: pod.port.to_be(),
             reserved: 0,
         };
-        self.maps
-            .pods
-            .set(slot.index(), value, 0)
-            .map_err(Error::map("PODS"))?;
+        self.maps.pods.set(slot.index(), value, 0).map_err(Error::map("PODS"))?;
         for passing in &except {
-            self.pins
-                .note(slot, &format!("pass-{}", passing.id), &passing.path)?;
+            self.pins.note(slot, &format!("pass-{}", passing.id), &passing.path)?;
             self.join(passing.id, slot, ROLE_PASS)?;
         }
         self.join(cgroup.id, slot, ROLE_REDIRECT)?;
-        let gone = known
-            .into_iter()
-            .flat_map(|record| &record.except)
-            .filter(|old| !except.contains(old));
+        let gone =
+            known.into_iter().flat_map(|record| &record.except).filter(|old| !except.contains(old));
         for old in gone {
             self.expel(old.id)?;
             self.pins.remove(slot, &format!("pass-{}", old.id))?;
@@ -398,14 +346,7 @@ impl Interceptor {
     }
 
     fn join(&mut self, cgroup: u64, slot: Slot, role: u16) -> Result<(), Error> {
-        let inserted = self.maps.members.insert(
-            cgroup,
-            Member {
-                slot: slot.get(),
-                role,
-            },
-            0,
-        );
+        let inserted = self.maps.members.insert(cgroup, Member { slot: slot.get(), role }, 0);
         inserted.or_else(|error| {
             self.no_room("MEMBERS", self.limits.cgroups.unwrap_or(MAX_CGROUPS), error)
         })
@@ -427,33 +368,18 @@ impl Interceptor {
                 self.expel(cgroup.id)?;
             }
         }
-        let inbound: Vec<(InboundKey, Inbound)> = self
-            .maps
-            .inbound
-            .iter()
-            .collect::<Result<_, _>>()
-            .map_err(Error::map("INBOUND"))?;
-        for (key, _) in inbound
-            .into_iter()
-            .filter(|(_, inbound)| inbound.listener / 2 == slot.index())
+        let inbound: Vec<(InboundKey, Inbound)> =
+            self.maps.inbound.iter().collect::<Result<_, _>>().map_err(Error::map("INBOUND"))?;
+        for (key, _) in
+            inbound.into_iter().filter(|(_, inbound)| inbound.listener / 2 == slot.index())
         {
-            self.maps
-                .inbound
-                .remove(&key)
-                .map_err(Error::map("INBOUND"))?;
+            self.maps.inbound.remove(&key).map_err(Error::map("INBOUND"))?;
         }
-        self.maps
-            .pods
-            .set(slot.index(), Pod::default(), 0)
-            .map_err(Error::map("PODS"))?;
+        self.maps.pods.set(slot.index(), Pod::default(), 0).map_err(Error::map("PODS"))?;
         self.pins.release(slot)?;
         let rest = records.iter().filter(|record| record.slot != slot);
-        let used = rest.map(|record| {
-            self.maps
-                .pods
-                .get(&record.slot.index(), 0)
-                .map(|pod| pod.table)
-        });
+        let used =
+            rest.map(|record| self.maps.pods.get(&record.slot.index(), 0).map(|pod| pod.table));
         let used = used.collect::<Result<_, _>>().map_err(Error::map("PODS"))?;
         table::collect(&mut self.maps, &used)
     }

@@ -24,9 +24,8 @@ pub(super) fn attach(
 ) -> Result<(), Error> {
     let folder = File::open(&cgroup.path).map_err(Error::file("open", &cgroup.path))?;
     for hook in HOOKS {
-        let link = object
-            .attach_cgroup(hook, &folder)?
-            .map_err(|error| refused(hook, cgroup, error))?;
+        let link =
+            object.attach_cgroup(hook, &folder)?.map_err(|error| refused(hook, cgroup, error))?;
         put(pins, slot, hook, link)?;
     }
     Ok(())
@@ -62,36 +61,27 @@ fn put(pins: &Pins, slot: Slot, hook: &'static str, link: FdLink) -> Result<(), 
     let next = pins.hook(slot, &format!("{hook}-next"));
     // What a crashed loader left: attached twice does no harm, but once is enough.
     pins.remove(slot, &format!("{hook}-next"))?;
-    link.pin(&next).map_err(|source| Error::Pin {
-        path: next.clone(),
-        source,
-    })?;
+    link.pin(&next).map_err(|source| Error::Pin { path: next.clone(), source })?;
     let path = pins.hook(slot, hook);
     fs::rename(&next, &path).map_err(Error::file("replace", path))
 }
 
 fn refused(program: &'static str, cgroup: &Cgroup, error: ProgramError) -> Error {
-    let failed = |source| Error::Attach {
-        program,
-        to: cgroup.path.clone(),
-        source: Box::new(source),
-    };
+    let failed =
+        |source| Error::Attach { program, to: cgroup.path.clone(), source: Box::new(source) };
     let exclusive = matches!(&error, ProgramError::SyscallError(syscall) if syscall.io_error.raw_os_error() == Some(nix::libc::EPERM));
     match privilege::explain(format!("attach program `{program}`"), error, failed) {
         // Every capability is there: then it is the flags of another program.
-        Error::Capability {
-            missing, source, ..
-        } if exclusive && missing.none() => match source.downcast::<ProgramError>() {
-            Ok(source) => Error::Exclusive {
-                cgroup: cgroup.path.clone(),
-                source: *source,
-            },
-            Err(source) => Error::Capability {
-                doing: format!("attach program `{program}`"),
-                missing,
-                source,
-            },
-        },
+        Error::Capability { missing, source, .. } if exclusive && missing.none() => {
+            match source.downcast::<ProgramError>() {
+                Ok(source) => Error::Exclusive { cgroup: cgroup.path.clone(), source: *source },
+                Err(source) => Error::Capability {
+                    doing: format!("attach program `{program}`"),
+                    missing,
+                    source,
+                },
+            }
+        }
         other => other,
     }
 }

@@ -47,10 +47,7 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
         }
         other => other.map_err(|errno| (v6, errno)),
     })?;
-    listener.map_err(|(address, errno)| Error::Listen {
-        address,
-        source: errno.into(),
-    })
+    listener.map_err(|(address, errno)| Error::Listen { address, source: errno.into() })
 }
 
 /// The socket for webhook calls to an address of this family, which arrive by `sk_lookup` and not by its own address.
@@ -58,18 +55,12 @@ pub fn outbound(namespace: &Namespace, port: u16) -> Result<TcpListener, Error> 
 /// # Errors
 /// If the namespace cannot be entered, or does not know the family.
 pub fn inbound(namespace: &Namespace, family: IpAddr) -> Result<TcpListener, Error> {
-    let ip: IpAddr = if family.is_ipv6() {
-        Ipv6Addr::LOCALHOST.into()
-    } else {
-        Ipv4Addr::LOCALHOST.into()
-    };
+    let ip: IpAddr =
+        if family.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
     let address = SocketAddr::new(ip, 0);
     namespace
         .run(|| bound(address, None))?
-        .map_err(|errno| Error::Listen {
-            address,
-            source: errno.into(),
-        })
+        .map_err(|errno| Error::Listen { address, source: errno.into() })
 }
 
 // === impl Namespace ===
@@ -81,11 +72,7 @@ impl Namespace {
     /// If it does not exist or may not be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = File::open(path).map_err(Error::file("open", path))?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            own: false,
-        })
+        Ok(Self { path: path.to_owned(), file, own: false })
     }
 
     /// The namespace of this process.
@@ -93,10 +80,7 @@ impl Namespace {
     /// # Errors
     /// If `/proc` is not there.
     pub fn own() -> Result<Self, Error> {
-        Ok(Self {
-            own: true,
-            ..Self::open(Path::new("/proc/self/ns/net"))?
-        })
+        Ok(Self { own: true, ..Self::open(Path::new("/proc/self/ns/net"))? })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -120,10 +104,7 @@ impl Namespace {
                 scope.spawn(|| sched::setns(&self.file, CloneFlags::CLONE_NEWNET).map(|()| task()));
             thread.join()
         });
-        let failed = |source| Error::Namespace {
-            path: self.path.clone(),
-            source,
-        };
+        let failed = |source| Error::Namespace { path: self.path.clone(), source };
         match entered {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(errno)) => Err(privilege::explain_namespace(
@@ -137,11 +118,7 @@ impl Namespace {
 }
 
 fn bound(address: SocketAddr, device: Option<&str>) -> Result<TcpListener, Errno> {
-    let family = if address.is_ipv6() {
-        AddressFamily::Inet6
-    } else {
-        AddressFamily::Inet
-    };
+    let family = if address.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket: OwnedFd = socket::socket(family, SockType::Stream, flags, SockProtocol::Tcp)?;
     if address.is_ipv6() {

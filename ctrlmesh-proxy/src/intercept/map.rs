@@ -59,36 +59,25 @@ impl Maps {
 
     /// How often each outcome happened, on all CPUs together.
     pub(super) fn counts(&self) -> Result<Vec<(Outcome, u64)>, Error> {
-        Outcome::ALL
-            .into_iter()
-            .map(|outcome| Ok((outcome, self.count(outcome)?)))
-            .collect()
+        Outcome::ALL.into_iter().map(|outcome| Ok((outcome, self.count(outcome)?))).collect()
     }
 
     fn count(&self, outcome: Outcome) -> Result<u64, Error> {
-        let values = self
-            .counters
-            .get(&(outcome as u32), 0)
-            .map_err(Error::map("COUNTERS"))?;
+        let values = self.counters.get(&(outcome as u32), 0).map_err(Error::map("COUNTERS"))?;
         Ok(values.iter().sum())
     }
 
     /// Counts what the loader saw. Only loaders do, one at a time, so nothing is lost between reading and writing.
     pub(super) fn add(&mut self, outcome: Outcome) -> Result<(), Error> {
-        let mut values = self
-            .counters
-            .get(&(outcome as u32), 0)
-            .map_err(Error::map("COUNTERS"))?
-            .to_vec();
+        let mut values =
+            self.counters.get(&(outcome as u32), 0).map_err(Error::map("COUNTERS"))?.to_vec();
         if let Some(first) = values.first_mut() {
             *first += 1;
         }
         let values = values
             .try_into()
             .map_err(|error: std::io::Error| Error::map("COUNTERS")(error.into()))?;
-        self.counters
-            .set(outcome as u32, values, 0)
-            .map_err(Error::map("COUNTERS"))
+        self.counters.set(outcome as u32, values, 0).map_err(Error::map("COUNTERS"))
     }
 }
 
@@ -106,9 +95,7 @@ pub(super) fn events(pins: &Pins) -> Result<RingBuf<MapData>, Error> {
 }
 
 fn data<M: TryFrom<Map, Error = MapError>>(path: &Path, name: &'static str) -> Result<M, Error> {
-    let map = MapData::from_pin(path)
-        .and_then(Map::from_map_data)
-        .and_then(M::try_from);
+    let map = MapData::from_pin(path).and_then(Map::from_map_data).and_then(M::try_from);
     map.map_err(|error| privilege::explain(format!("open map `{name}`"), error, Error::map(name)))
 }
 

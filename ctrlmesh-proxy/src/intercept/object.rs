@@ -70,9 +70,8 @@ impl Object {
     ) -> Result<Result<FdLink, ProgramError>, Error> {
         let program: &mut CgroupSockAddr = self.program(hook)?;
         load(hook, program.fd().is_ok(), || program.load())?;
-        let linked = program
-            .attach(cgroup, CgroupAttachMode::Single)
-            .and_then(|id| program.take_link(id));
+        let linked =
+            program.attach(cgroup, CgroupAttachMode::Single).and_then(|id| program.take_link(id));
         Ok(linked.and_then(|link| FdLink::try_from(link).map_err(|_| ProgramError::NotAttached)))
     }
 
@@ -83,10 +82,7 @@ impl Object {
     ) -> Result<Result<FdLink, ProgramError>, Error> {
         let program: &mut SkLookup = self.program("inbound")?;
         load("inbound", program.fd().is_ok(), || program.load())?;
-        Ok(program
-            .attach(namespace)
-            .and_then(|id| program.take_link(id))
-            .map(FdLink::from))
+        Ok(program.attach(namespace).and_then(|id| program.take_link(id)).map(FdLink::from))
     }
 
     /// Answers `SO_ORIGINAL_DST` in a cgroup for as long as this object lives: aya cannot pin such a link.
@@ -118,9 +114,6 @@ fn load(
     if loaded {
         return Ok(());
     }
-    let other = |source| Error::Load {
-        program,
-        source: Box::new(source),
-    };
+    let other = |source| Error::Load { program, source: Box::new(source) };
     load().map_err(|error| privilege::explain(format!("load program `{program}`"), error, other))
 }

@@ -55,10 +55,7 @@ impl Originals {
             return Ok(None);
         };
         let slot = Slot::new(slot);
-        let pod = self
-            .pods
-            .get(&slot.index(), 0)
-            .map_err(Error::map("PODS"))?;
+        let pod = self.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
         if pod.port != local.port().to_be() {
             return Ok(None);
         }

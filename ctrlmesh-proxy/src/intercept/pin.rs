@@ -84,18 +84,13 @@ impl std::fmt::Display for Slot {
 impl Pins {
     /// The pins below `root`, which need not exist.
     pub(super) fn at(root: &Path) -> Self {
-        Self {
-            root: root.to_owned(),
-        }
+        Self { root: root.to_owned() }
     }
 
     /// Makes the folders; mounts the BPF file system at its usual place if nobody did.
     pub(super) fn create(&self) -> Result<(), Error> {
         if !self.on_bpffs() {
-            self.mount().map_err(|source| Error::NoBpffs {
-                path: self.root.clone(),
-                source,
-            })?;
+            self.mount().map_err(|source| Error::NoBpffs { path: self.root.clone(), source })?;
         }
         for folder in [self.maps(), self.pods(), self.cgroups()] {
             DirBuilder::new()
@@ -129,11 +124,8 @@ impl Pins {
 
     /// Every pod, by slot. What was left half made is none.
     pub(super) fn records(&self) -> Result<Vec<Record>, Error> {
-        let mut records: Vec<Record> = self
-            .slots()?
-            .into_iter()
-            .filter_map(|slot| self.record(slot))
-            .collect();
+        let mut records: Vec<Record> =
+            self.slots()?.into_iter().filter_map(|slot| self.record(slot)).collect();
         records.sort_by_key(|record| record.slot);
         Ok(records)
     }
@@ -146,9 +138,7 @@ impl Pins {
             Err(error) => return Err(Error::file("read", self.entry(cgroup.id))(error)),
         };
         let slot = slot.to_str().and_then(|slot| slot.parse().ok()).map(Slot);
-        Ok(slot
-            .and_then(|slot| self.record(slot))
-            .filter(|record| record.cgroup.id == cgroup.id))
+        Ok(slot.and_then(|slot| self.record(slot)).filter(|record| record.cgroup.id == cgroup.id))
     }
 
     /// Slots that were made, recorded or not.
@@ -167,15 +157,9 @@ impl Pins {
         let free = (0..u16::try_from(MAX_PODS).unwrap_or(u16::MAX))
             .map(Slot)
             .find(|slot| !taken.contains(slot));
-        let slot = free.ok_or(Error::Full {
-            table: "PODS",
-            entries: MAX_PODS,
-        })?;
+        let slot = free.ok_or(Error::Full { table: "PODS", entries: MAX_PODS })?;
         let folder = self.pod(slot);
-        DirBuilder::new()
-            .mode(0o700)
-            .create(&folder)
-            .map_err(Error::file("create", folder))?;
+        DirBuilder::new().mode(0o700).create(&folder).map_err(Error::file("create", folder))?;
         self.note(slot, "cgroup", &cgroup.path)?;
         self.note(slot, "id", Path::new(&cgroup.id.to_string()))?;
         self.note(slot, "owner", Path::new(owner))?;
@@ -215,10 +199,7 @@ impl Pins {
     pub(super) fn names(&self, slot: Slot) -> Result<Vec<String>, Error> {
         let folder = self.pod(slot);
         let entries = fs::read_dir(&folder).map_err(Error::file("read", folder))?;
-        Ok(entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect())
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
     }
 
     fn record(&self, slot: Slot) -> Option<Record> {
@@ -226,17 +207,11 @@ impl Pins {
         let text = |name: &str| read(name)?.into_os_string().into_string().ok();
         let except = self.names(slot).ok()?.into_iter().filter_map(|name| {
             let id = name.strip_prefix("pass-")?.parse().ok()?;
-            Some(Cgroup {
-                path: read(&name)?,
-                id,
-            })
+            Some(Cgroup { path: read(&name)?, id })
         });
         Some(Record {
             slot,
-            cgroup: Cgroup {
-                path: read("cgroup")?,
-                id: text("id")?.parse().ok()?,
-            },
+            cgroup: Cgroup { path: read("cgroup")?, id: text("id")?.parse().ok()? },
             owner: text("owner")?,
             object: text("object"),
             except: except.collect(),
@@ -255,21 +230,11 @@ impl Pins {
         if self.on_bpffs() {
             return Ok(());
         }
-        mount::mount(
-            Some("bpf"),
-            BPFFS,
-            Some("bpf"),
-            MsFlags::empty(),
-            Some("mode=0700"),
-        )
+        mount::mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
     }
 
     fn on_bpffs(&self) -> bool {
-        let existing = self
-            .root
-            .ancestors()
-            .find(|path| path.exists())
-            .unwrap_or(&self.root);
+        let existing = self.root.ancestors().find(|path| path.exists()).unwrap_or(&self.root);
         statfs::statfs(existing).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC)
     }
 
@@ -305,9 +270,7 @@ impl Record {
 }
 
 fn errno(error: io::Error) -> Errno {
-    error
-        .raw_os_error()
-        .map_or(Errno::UnknownErrno, Errno::from_raw)
+    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
 fn forget(path: &Path) -> Result<(), Error> {

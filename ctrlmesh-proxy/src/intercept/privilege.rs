@@ -13,31 +13,15 @@ const NAMESPACE: (u32, &str) = (21, "CAP_SYS_ADMIN");
 
 /// What the programs use of the newer kernels: as the verifier or the error names it, in words, and since when.
 const FEATURES: [(&str, &str, &str); 5] = [
-    (
-        "bpf_set_retval",
-        "refusing a connection with ECONNREFUSED (bpf_set_retval)",
-        "5.18",
-    ),
-    (
-        "bpf_ktime_get_coarse_ns",
-        "reading the heartbeat (bpf_ktime_get_coarse_ns)",
-        "5.11",
-    ),
-    (
-        "bpf_sk_assign",
-        "taking inbound connections (sk_lookup)",
-        "5.9",
-    ),
+    ("bpf_set_retval", "refusing a connection with ECONNREFUSED (bpf_set_retval)", "5.18"),
+    ("bpf_ktime_get_coarse_ns", "reading the heartbeat (bpf_ktime_get_coarse_ns)", "5.11"),
+    ("bpf_sk_assign", "taking inbound connections (sk_lookup)", "5.9"),
     (
         "bpf_get_current_ancestor_cgroup_id",
         "finding the caller's cgroup (bpf_get_current_ancestor_cgroup_id)",
         "5.7",
     ),
-    (
-        "bpf_bind",
-        "carrying a prefix's open bits (bpf_bind)",
-        "4.17",
-    ),
+    ("bpf_bind", "carrying a prefix's open bits (bpf_bind)", "4.17"),
 ];
 
 /// Capabilities that the process lacks.
@@ -69,12 +53,7 @@ pub(super) fn explain<E: StdError + Send + Sync + 'static>(
 ) -> Error {
     if let Some(feature) = feature(&chain(&error)) {
         let (_, feature, since) = FEATURES[feature];
-        return Error::Kernel {
-            feature,
-            since,
-            running: running(),
-            source: Box::new(error),
-        };
+        return Error::Kernel { feature, since, running: running(), source: Box::new(error) };
     }
     if !denied(&error) {
         return other(error);
@@ -126,9 +105,7 @@ fn denied(error: &(dyn StdError + 'static)) -> bool {
 /// The first feature that the text of an error complains about.
 fn feature(text: &str) -> Option<usize> {
     let complains = text.contains("unknown func") || text.contains("invalid func");
-    FEATURES
-        .iter()
-        .position(|(helper, _, _)| complains && text.contains(helper))
+    FEATURES.iter().position(|(helper, _, _)| complains && text.contains(helper))
 }
 
 fn chain(error: &(dyn StdError + 'static)) -> String {
@@ -154,8 +131,7 @@ fn missing(effective: u64, needed: &[(u32, &'static str)]) -> Missing {
 
 fn effective(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .unwrap_or_default()
+    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or_default()
 }
 
 fn running() -> String {
@@ -170,10 +146,7 @@ mod tests {
 
     #[test]
     fn the_missing_capabilities_are_named() {
-        assert_eq!(
-            missing(1 << 39, &NEEDED).to_string(),
-            "CAP_NET_ADMIN, CAP_PERFMON"
-        );
+        assert_eq!(missing(1 << 39, &NEEDED).to_string(), "CAP_NET_ADMIN, CAP_PERFMON");
         assert_eq!(
             missing(effective("Name:\tx\nCapEff:\t000000c000001000\n"), &NEEDED),
             Missing(vec![])

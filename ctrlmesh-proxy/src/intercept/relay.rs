@@ -42,9 +42,7 @@ impl Relay {
         outside(&self.pins)?;
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, self.port));
         let failed = |source| Error::Listen { address, source };
-        let listener = listen(address)
-            .and_then(AsyncListener::from_std)
-            .map_err(failed)?;
+        let listener = listen(address).and_then(AsyncListener::from_std).map_err(failed)?;
         tracing::info!(port = self.port, "relay listens");
         tokio::select! {
             // Ends only on an error that will not pass.
@@ -62,10 +60,7 @@ fn outside(pins: &Path) -> Result<(), Error> {
     let own = Hierarchy::find()?.own()?;
     let nearest = |attachment: &Attachment| {
         let depth = |path: &PathBuf| own.starts_with(path).then(|| path.components().count());
-        (
-            depth(&attachment.cgroup),
-            attachment.except.iter().filter_map(depth).max(),
-        )
+        (depth(&attachment.cgroup), attachment.except.iter().filter_map(depth).max())
     };
     for attachment in Status::read(pins)?.attachments {
         let (caught, passed) = nearest(&attachment);
@@ -128,10 +123,7 @@ async fn relay(mut client: TcpStream, peer: SocketAddr, originals: Option<&Origi
     let Ok(local) = client.local_addr() else {
         return;
     };
-    let original = match originals
-        .map(|originals| originals.find(local, peer))
-        .transpose()
-    {
+    let original = match originals.map(|originals| originals.find(local, peer)).transpose() {
         Ok(original) => original.flatten(),
         Err(error) => {
             return tracing::warn!(client.addr = %peer, error = &error as &dyn std::error::Error, "original destination unknown");
@@ -186,10 +178,7 @@ fn beat(root: &Path, port: u16) -> Result<(), Error> {
     }
     let mut maps = map::Maps::open(&pins)?;
     for record in pins.records()? {
-        let pod = maps
-            .pods
-            .get(&record.slot.index(), 0)
-            .map_err(Error::map("PODS"))?;
+        let pod = maps.pods.get(&record.slot.index(), 0).map_err(Error::map("PODS"))?;
         if pod.port == port.to_be() {
             maps.heartbeats
                 .set(pod.heartbeat, status::now(), 0)

@@ -65,14 +65,8 @@ impl Status {
     }
 
     pub(super) fn of(pins: &Pins, maps: &Maps) -> Result<Self, Error> {
-        let attachments = pins
-            .records()?
-            .into_iter()
-            .map(|record| attachment(pins, maps, record));
-        let counters = maps
-            .counts()?
-            .into_iter()
-            .map(|(outcome, count)| (outcome.name(), count));
+        let attachments = pins.records()?.into_iter().map(|record| attachment(pins, maps, record));
+        let counters = maps.counts()?.into_iter().map(|(outcome, count)| (outcome.name(), count));
         Ok(Self {
             attachments: attachments.collect::<Result<_, _>>()?,
             counters: counters.collect(),
@@ -83,22 +77,13 @@ impl Status {
 /// Nanoseconds of the clock that the kernel compares beats with.
 pub(super) fn now() -> u64 {
     // The clock exists on every kernel; before it does, nothing has beaten.
-    let now = time::clock_gettime(ClockId::CLOCK_MONOTONIC)
-        .map(Duration::from)
-        .unwrap_or_default();
+    let now = time::clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn attachment(pins: &Pins, maps: &Maps, record: Record) -> Result<Attachment, Error> {
-    let pod = maps
-        .pods
-        .get(&record.slot.index(), 0)
-        .map_err(Error::map("PODS"))?;
-    let targets = if pod.port == 0 {
-        Vec::new()
-    } else {
-        table::targets(maps, pod.table)?
-    };
+    let pod = maps.pods.get(&record.slot.index(), 0).map_err(Error::map("PODS"))?;
+    let targets = if pod.port == 0 { Vec::new() } else { table::targets(maps, pod.table)? };
     let names = pins.names(record.slot)?;
     Ok(Attachment {
         slot: record.slot,
@@ -107,22 +92,14 @@ fn attachment(pins: &Pins, maps: &Maps, record: Record) -> Result<Attachment, Er
         owner: record.owner,
         targets: targets.iter().map(ToString::to_string).collect(),
         to: u16::from_be(pod.port),
-        fail: if pod.flags & FAIL_OPEN == 0 {
-            "closed"
-        } else {
-            "open"
-        },
+        fail: if pod.flags & FAIL_OPEN == 0 { "closed" } else { "open" },
         check: check(&pod),
         heartbeat_age: age(maps, &pod)?,
         hooks: names
             .into_iter()
             .filter(|name| HOOKS.contains(&name.as_str()) || name == "inbound")
             .collect(),
-        except: record
-            .except
-            .into_iter()
-            .map(|cgroup| cgroup.path)
-            .collect(),
+        except: record.except.into_iter().map(|cgroup| cgroup.path).collect(),
     })
 }
 
@@ -138,11 +115,6 @@ fn age(maps: &Maps, pod: &Pod) -> Result<Option<f64>, Error> {
     if pod.flags & CHECK_HEARTBEAT == 0 {
         return Ok(None);
     }
-    let beat = maps
-        .heartbeats
-        .get(&pod.heartbeat, 0)
-        .map_err(Error::map("HEARTBEATS"))?;
-    Ok(Some(
-        Duration::from_nanos(now().saturating_sub(beat)).as_secs_f64(),
-    ))
+    let beat = maps.heartbeats.get(&pod.heartbeat, 0).map_err(Error::map("HEARTBEATS"))?;
+    Ok(Some(Duration::from_nanos(now().saturating_sub(beat)).as_secs_f64()))
 }

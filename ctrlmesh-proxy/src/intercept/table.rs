@@ -29,9 +29,7 @@ pub(super) fn ensure(maps: &mut Maps, targets: &Targets) -> Result<u16, Error> {
     let name = fingerprint(&targets.name);
     let table = place(maps, name)?;
     let plan = plan(&entries(maps, table)?, &targets.list)?;
-    maps.tables
-        .set(u32::from(table), Table { name }, 0)
-        .map_err(Error::map("TABLES"))?;
+    maps.tables.set(u32::from(table), Table { name }, 0).map_err(Error::map("TABLES"))?;
     let again = |index: u8| plan.set.iter().any(|(set, _)| *set == index);
     // An index that is given again must stop meaning the old target before it means the new one.
     for (_, target) in plan.retire.iter().filter(|(index, _)| again(*index)) {
@@ -49,9 +47,8 @@ pub(super) fn ensure(maps: &mut Maps, targets: &Targets) -> Result<u16, Error> {
 
 /// The targets that a table holds now.
 pub(super) fn targets(maps: &Maps, table: u16) -> Result<Vec<Target>, Error> {
-    let live = entries(maps, table)?
-        .into_iter()
-        .filter(|entry| entry.port != 0 && entry.retired == 0);
+    let live =
+        entries(maps, table)?.into_iter().filter(|entry| entry.port != 0 && entry.retired == 0);
     Ok(live.map(|entry| Target::of(&entry)).collect())
 }
 
@@ -61,18 +58,15 @@ pub(super) fn collect(maps: &mut Maps, used: &BTreeSet<u16>) -> Result<(), Error
         if head(maps, table)?.name == 0 {
             continue;
         }
-        for (index, entry) in (0..=u8::MAX)
-            .zip(entries(maps, table)?)
-            .filter(|(_, entry)| entry.port != 0)
+        for (index, entry) in
+            (0..=u8::MAX).zip(entries(maps, table)?).filter(|(_, entry)| entry.port != 0)
         {
             if entry.retired == 0 {
                 unmatch(maps, table, Target::of(&entry))?;
             }
             write(maps, table, index, Destination::default())?;
         }
-        maps.tables
-            .set(u32::from(table), Table::default(), 0)
-            .map_err(Error::map("TABLES"))?;
+        maps.tables.set(u32::from(table), Table::default(), 0).map_err(Error::map("TABLES"))?;
     }
     Ok(())
 }
@@ -82,9 +76,7 @@ fn tables() -> u16 {
 }
 
 fn head(maps: &Maps, table: u16) -> Result<Table, Error> {
-    maps.tables
-        .get(&u32::from(table), 0)
-        .map_err(Error::map("TABLES"))
+    maps.tables.get(&u32::from(table), 0).map_err(Error::map("TABLES"))
 }
 
 /// The table that has this name, or a free one.
@@ -97,16 +89,12 @@ fn place(maps: &Maps, name: u64) -> Result<u16, Error> {
             _ => {}
         }
     }
-    free.ok_or(Error::Full {
-        table: "TABLES",
-        entries: MAX_TABLES,
-    })
+    free.ok_or(Error::Full { table: "TABLES", entries: MAX_TABLES })
 }
 
 fn entries(maps: &Maps, table: u16) -> Result<Vec<Destination>, Error> {
     let all = (0..=u8::MAX).map(|index| maps.destinations.get(&kernel::entry(table, index), 0));
-    all.collect::<Result<_, _>>()
-        .map_err(Error::map("DESTINATIONS"))
+    all.collect::<Result<_, _>>().map_err(Error::map("DESTINATIONS"))
 }
 
 fn plan(entries: &[Destination], wanted: &[Target]) -> Result<Plan, Error> {
@@ -133,10 +121,8 @@ fn plan(entries: &[Destination], wanted: &[Target]) -> Result<Plan, Error> {
     }
     let mut free = fresh.into_iter().chain(old).chain(last);
     for target in wanted.difference(&known) {
-        let index = free.next().ok_or(Error::Full {
-            table: "DESTINATIONS",
-            entries: TABLE_ENTRIES - 1,
-        })?;
+        let index =
+            free.next().ok_or(Error::Full { table: "DESTINATIONS", entries: TABLE_ENTRIES - 1 })?;
         plan.set.push((index, *target));
     }
     Ok(plan)
@@ -146,27 +132,12 @@ fn plan(entries: &[Destination], wanted: &[Target]) -> Result<Plan, Error> {
 fn set(maps: &mut Maps, table: u16, index: u8, target: Target) -> Result<(), Error> {
     write(maps, table, index, target.destination())?;
     let (bits, key) = target.key(table);
-    let value = TargetMatch {
-        index,
-        host_bits: target.host_bits(),
-        reserved: 0,
-    };
+    let value = TargetMatch { index, host_bits: target.host_bits(), reserved: 0 };
     let inserted = maps.targets.insert(&Key::new(bits, key), value, 0);
     let Err(error) = inserted else { return Ok(()) };
-    write(
-        maps,
-        table,
-        index,
-        Destination {
-            retired: 1,
-            ..target.destination()
-        },
-    )?;
+    write(maps, table, index, Destination { retired: 1, ..target.destination() })?;
     if map::full(&error) {
-        Err(Error::Full {
-            table: "TARGETS",
-            entries: MAX_TARGETS,
-        })
+        Err(Error::Full { table: "TARGETS", entries: MAX_TARGETS })
     } else {
         Err(Error::map("TARGETS")(error))
     }
@@ -174,15 +145,7 @@ fn set(maps: &mut Maps, table: u16, index: u8, target: Target) -> Result<(), Err
 
 fn retire(maps: &mut Maps, table: u16, index: u8, target: Target) -> Result<(), Error> {
     unmatch(maps, table, target)?;
-    write(
-        maps,
-        table,
-        index,
-        Destination {
-            retired: 1,
-            ..target.destination()
-        },
-    )
+    write(maps, table, index, Destination { retired: 1, ..target.destination() })
 }
 
 fn unmatch(maps: &mut Maps, table: u16, target: Target) -> Result<(), Error> {
@@ -194,9 +157,7 @@ fn unmatch(maps: &mut Maps, table: u16, target: Target) -> Result<(), Error> {
 }
 
 fn write(maps: &mut Maps, table: u16, index: u8, entry: Destination) -> Result<(), Error> {
-    maps.destinations
-        .set(kernel::entry(table, index), entry, 0)
-        .map_err(Error::map("DESTINATIONS"))
+    maps.destinations.set(kernel::entry(table, index), entry, 0).map_err(Error::map("DESTINATIONS"))
 }
 
 /// FNV-1a, 64 bits; never 0, which marks a free table.
@@ -219,10 +180,7 @@ mod tests {
         let wanted: Vec<_> = wanted.iter().map(|text| target(text)).collect();
         let plan = plan(&entries, &wanted).unwrap();
         for (index, target) in plan.retire {
-            entries[usize::from(index)] = Destination {
-                retired: 1,
-                ..target.destination()
-            };
+            entries[usize::from(index)] = Destination { retired: 1, ..target.destination() };
         }
         for (index, target) in plan.set {
             entries[usize::from(index)] = target.destination();
@@ -231,12 +189,9 @@ mod tests {
     }
 
     fn live(entries: &[Destination]) -> Vec<(usize, String)> {
-        let live = entries
-            .iter()
-            .enumerate()
-            .filter(|(_, entry)| entry.port != 0 && entry.retired == 0);
-        live.map(|(index, entry)| (index, Target::of(entry).to_string()))
-            .collect()
+        let live =
+            entries.iter().enumerate().filter(|(_, entry)| entry.port != 0 && entry.retired == 0);
+        live.map(|(index, entry)| (index, Target::of(entry).to_string())).collect()
     }
 
     fn empty() -> Vec<Destination> {
@@ -245,23 +200,14 @@ mod tests {
 
     #[test]
     fn the_first_index_is_one() {
-        assert_eq!(
-            live(&applied(empty(), &["10.0.0.1:1"])),
-            [(1, "10.0.0.1:1".to_owned())]
-        );
+        assert_eq!(live(&applied(empty(), &["10.0.0.1:1"])), [(1, "10.0.0.1:1".to_owned())]);
     }
 
     #[test]
     fn what_stays_keeps_its_index() {
         let before = applied(empty(), &["10.0.0.1:1", "10.0.0.2:1"]);
         let after = applied(before, &["10.0.0.2:1", "10.0.0.0/16:1"]);
-        assert_eq!(
-            live(&after),
-            [
-                (2, "10.0.0.2:1".to_owned()),
-                (3, "10.0.0.0/16:1".to_owned())
-            ]
-        );
+        assert_eq!(live(&after), [(2, "10.0.0.2:1".to_owned()), (3, "10.0.0.0/16:1".to_owned())]);
     }
 
     #[test]
@@ -269,10 +215,7 @@ mod tests {
         let before = applied(empty(), &["10.0.0.1:1"]);
         let without = applied(before, &["10.0.0.2:1"]);
         assert_eq!(Target::of(&without[1]).to_string(), "10.0.0.1:1");
-        assert_eq!(
-            live(&applied(without, &["10.0.0.1:1"])),
-            [(1, "10.0.0.1:1".to_owned())]
-        );
+        assert_eq!(live(&applied(without, &["10.0.0.1:1"])), [(1, "10.0.0.1:1".to_owned())]);
     }
 
     #[test]
@@ -283,32 +226,18 @@ mod tests {
             assert_eq!(live(&entries)[0].0, round + 1);
         }
         entries = applied(entries, &["10.1.0.1:1", "10.1.0.2:1"]);
-        assert_eq!(
-            live(&entries)
-                .iter()
-                .map(|(index, _)| *index)
-                .collect::<Vec<_>>(),
-            [1, 255]
-        );
+        assert_eq!(live(&entries).iter().map(|(index, _)| *index).collect::<Vec<_>>(), [1, 255]);
     }
 
     #[test]
     fn a_table_holds_255_targets_and_no_more() {
-        let many: Vec<_> = (0..=255)
-            .map(|n| target(&format!("10.0.0.{n}:1")))
-            .collect();
+        let many: Vec<_> = (0..=255).map(|n| target(&format!("10.0.0.{n}:1"))).collect();
         assert!(plan(&empty(), &many[..255]).is_ok());
-        assert!(matches!(
-            plan(&empty(), &many),
-            Err(Error::Full { entries: 255, .. })
-        ));
+        assert!(matches!(plan(&empty(), &many), Err(Error::Full { entries: 255, .. })));
     }
 
     #[test]
     fn a_target_named_twice_takes_one_index() {
-        assert_eq!(
-            live(&applied(empty(), &["10.0.0.1:1", "10.0.0.1/32:1"])).len(),
-            1
-        );
+        assert_eq!(live(&applied(empty(), &["10.0.0.1:1", "10.0.0.1/32:1"])).len(), 1);
     }
 }

@@ -58,22 +58,14 @@ pub enum InvalidTarget {
 impl Target {
     /// One address.
     pub fn exact(address: SocketAddr) -> Self {
-        Self {
-            address: address.ip().into(),
-            host_bits: 0,
-            port: address.port(),
-        }
+        Self { address: address.ip().into(), host_bits: 0, port: address.port() }
     }
 
     /// The key in the kernel's table and the length of its prefix in bits.
     pub(super) fn key(self, table: u16) -> (u32, TargetKey) {
         (
             kernel::prefix_bits(self.host_bits),
-            TargetKey {
-                table,
-                port: self.port.to_be(),
-                address: self.address,
-            },
+            TargetKey { table, port: self.port.to_be(), address: self.address },
         )
     }
 
@@ -94,11 +86,7 @@ impl Target {
 
     /// Reads an entry back.
     pub(super) fn of(entry: &Destination) -> Self {
-        Self {
-            address: entry.address,
-            host_bits: entry.host_bits,
-            port: u16::from_be(entry.port),
-        }
+        Self { address: entry.address, host_bits: entry.host_bits, port: u16::from_be(entry.port) }
     }
 }
 
@@ -129,11 +117,7 @@ impl FromStr for Target {
             return Err(InvalidTarget::Port(text.to_owned()));
         }
         let host_bits = host_bits(text, ip, length)?;
-        Ok(Self {
-            address: Address::from(ip).with_host(host_bits, 0),
-            host_bits,
-            port,
-        })
+        Ok(Self { address: Address::from(ip).with_host(host_bits, 0), host_bits, port })
     }
 }
 
@@ -161,15 +145,9 @@ fn host_bits(text: &str, ip: IpAddr, length: Option<u8>) -> Result<u8, InvalidTa
     let length = length.unwrap_or(most);
     let host_bits = most
         .checked_sub(length)
-        .ok_or_else(|| InvalidTarget::TooLong {
-            text: text.to_owned(),
-            most,
-        })?;
+        .ok_or_else(|| InvalidTarget::TooLong { text: text.to_owned(), most })?;
     if host_bits > MAX_HOST_BITS {
-        return Err(InvalidTarget::TooWide {
-            text: text.to_owned(),
-            least: most - MAX_HOST_BITS,
-        });
+        return Err(InvalidTarget::TooWide { text: text.to_owned(), least: most - MAX_HOST_BITS });
     }
     Ok(host_bits)
 }
@@ -193,30 +171,18 @@ mod tests {
 
     #[test]
     fn the_open_bits_of_a_prefix_are_cleared() {
-        assert_eq!(
-            "10.96.7.9/16:443".parse::<Target>().unwrap().to_string(),
-            "10.96.0.0/16:443"
-        );
+        assert_eq!("10.96.7.9/16:443".parse::<Target>().unwrap().to_string(), "10.96.0.0/16:443");
     }
 
     #[test]
     fn a_full_prefix_is_an_exact_target() {
-        assert_eq!(
-            "10.96.0.1/32:443".parse::<Target>(),
-            "10.96.0.1:443".parse()
-        );
-        assert_eq!(
-            "[fd00::1/128]:443".parse::<Target>(),
-            "[fd00::1]:443".parse()
-        );
+        assert_eq!("10.96.0.1/32:443".parse::<Target>(), "10.96.0.1:443".parse());
+        assert_eq!("[fd00::1/128]:443".parse::<Target>(), "[fd00::1]:443".parse());
     }
 
     #[test]
     fn a_mapped_address_is_the_ipv4_address() {
-        assert_eq!(
-            "[::ffff:10.96.0.1]:443".parse::<Target>(),
-            "10.96.0.1:443".parse()
-        );
+        assert_eq!("[::ffff:10.96.0.1]:443".parse::<Target>(), "10.96.0.1:443".parse());
     }
 
     #[test]
@@ -231,10 +197,7 @@ mod tests {
             "host:443",
             "10.0.0.1:65536",
         ] {
-            assert_eq!(
-                text.parse::<Target>(),
-                Err(InvalidTarget::Syntax(text.to_owned()))
-            );
+            assert_eq!(text.parse::<Target>(), Err(InvalidTarget::Syntax(text.to_owned())));
         }
         assert_eq!(
             "10.0.0.1:0".parse::<Target>(),

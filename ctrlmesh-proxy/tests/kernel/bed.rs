@@ -72,16 +72,9 @@ impl Bed {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         static SWEPT: Once = Once::new();
-        assert!(
-            nix::unistd::geteuid().is_root(),
-            "the kernel tier needs root"
-        );
+        assert!(nix::unistd::geteuid().is_root(), "the kernel tier needs root");
         SWEPT.call_once(sweep);
-        let name = format!(
-            "{PREFIX}{}-{}",
-            process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = format!("{PREFIX}{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let cgroup = Hierarchy::find().unwrap().mount().join(&name);
         let bed = Self { name, cgroup };
         fs::create_dir(&bed.cgroup).unwrap();
@@ -100,11 +93,7 @@ impl Bed {
             "addr add fd00:96::1/128 dev lo nodad",
             "addr add fd00:97::3:7/128 dev lo nodad",
         ] {
-            must(
-                Command::new("ip")
-                    .args(["-n", &name])
-                    .args(command.split(' ')),
-            );
+            must(Command::new("ip").args(["-n", &name]).args(command.split(' ')));
         }
         self.path(suffix)
     }
@@ -123,11 +112,7 @@ impl Bed {
                 format!("addr add fd00:244::{last}/64 dev eth0 nodad"),
                 "link set eth0 up".to_owned(),
             ] {
-                must(
-                    Command::new("ip")
-                        .args(["-n", namespace])
-                        .args(command.split(' ')),
-                );
+                must(Command::new("ip").args(["-n", namespace]).args(command.split(' ')));
             }
         }
     }
@@ -157,10 +142,7 @@ impl Bed {
     }
 
     pub(crate) fn options(&self, owner: &str) -> Options {
-        Options {
-            pins: self.pins(),
-            ..Options::new(owner)
-        }
+        Options { pins: self.pins(), ..Options::new(owner) }
     }
 
     /// How a test attaches unless it is about something else: closed, one target per family, a listener that is held.
@@ -185,26 +167,17 @@ impl Bed {
     pub(crate) fn target_in(&self, suffix: &str, address: &str) -> Server {
         let address: SocketAddr = address.parse().unwrap();
         let namespace = Namespace::open(&self.path(suffix)).unwrap();
-        let listener = namespace
-            .run(|| TcpListener::bind(address))
-            .unwrap()
-            .unwrap();
+        let listener = namespace.run(|| TcpListener::bind(address)).unwrap().unwrap();
         Server::start(listener, |mut client: &TcpStream| {
             let peer = client.peer_addr()?;
-            writeln!(
-                client,
-                "target {}",
-                SocketAddr::new(peer.ip().to_canonical(), peer.port())
-            )
+            writeln!(client, "target {}", SocketAddr::new(peer.ip().to_canonical(), peer.port()))
         })
     }
 
     /// A proxy that answers with what the tables say of a connection.
     pub(crate) fn proxy(&self, originals: Originals, listener: TcpListener) -> Server {
         Server::start(listener, move |mut client: &TcpStream| {
-            let original = originals
-                .find(client.local_addr()?, client.peer_addr()?)
-                .unwrap();
+            let original = originals.find(client.local_addr()?, client.peer_addr()?).unwrap();
             match original {
                 Some(original) => writeln!(client, "proxy {} {}", original.slot, original.target),
                 None => writeln!(client, "proxy unknown"),
@@ -225,11 +198,7 @@ impl Bed {
         let mut command = Command::new("sh");
         let script =
             r#"echo $$ > "$0/cgroup.procs" && net=$1 && shift && exec nsenter --net="$net" "$@""#;
-        command
-            .args(["-c", script])
-            .arg(cgroup)
-            .arg(self.path(suffix))
-            .arg(program);
+        command.args(["-c", script]).arg(cgroup).arg(self.path(suffix)).arg(program);
         command
     }
 
@@ -244,11 +213,8 @@ impl Bed {
         cgroup: &Path,
         arguments: &[&str],
     ) -> T {
-        let output = self
-            .peer(suffix, cgroup, arguments)
-            .stderr(Stdio::inherit())
-            .output()
-            .unwrap();
+        let output =
+            self.peer(suffix, cgroup, arguments).stderr(Stdio::inherit()).output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", output.status);
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -261,14 +227,9 @@ impl Bed {
 
     pub(crate) fn peer(&self, suffix: &str, cgroup: &Path, arguments: &[&str]) -> Command {
         let mut command = self.inside(cgroup, suffix, "python3");
-        command
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernel/peer.py"))
-            .args(arguments);
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernel/peer.py")).args(arguments);
         // The system's own, if there is one: version managers put slow scripts in front.
-        command.env(
-            "PATH",
-            format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default()),
-        );
+        command.env("PATH", format!("/usr/bin:{}", std::env::var("PATH").unwrap_or_default()));
         command
     }
 
@@ -276,42 +237,29 @@ impl Bed {
     pub(crate) fn hammer(&self, cgroup: &Path, address: &str) -> Process {
         let (host, port) = split(address);
         let command = &mut self.peer("", cgroup, &["hammer", &host, &port]);
-        Process(
-            command
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap(),
-        )
+        Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 
     /// Starts our binary.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-        command
-            .args(["intercept", "--pin-dir"])
-            .arg(self.pins())
-            .args(arguments);
+        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args(arguments);
         command
     }
 
     /// Starts `intercept run` in the namespace, and waits until it listens.
     pub(crate) fn relay(&self) -> Process {
-        let mut command = self.inside(
-            &self.cgroup("relay"),
-            "",
-            env!("CARGO_BIN_EXE_ctrlmesh-proxy"),
-        );
-        command
-            .args(["intercept", "--pin-dir"])
-            .arg(self.pins())
-            .args(["run", "--to", &PROXY.to_string()]);
+        let mut command =
+            self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args([
+            "run",
+            "--to",
+            &PROXY.to_string(),
+        ]);
         let child = Process(command.env("RUST_LOG", "warn").spawn().unwrap());
         let net = self.net();
         until("the relay listens", || {
-            net.run(|| TcpStream::connect(("127.0.0.1", PROXY)))
-                .unwrap()
-                .is_ok()
+            net.run(|| TcpStream::connect(("127.0.0.1", PROXY))).unwrap().is_ok()
         });
         child
     }
@@ -329,9 +277,7 @@ impl Process {
     /// Reads one line.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
-        BufReader::new(self.0.stdout.as_mut().unwrap())
-            .read_line(&mut line)
-            .unwrap();
+        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         line.trim().to_owned()
     }
 
@@ -372,10 +318,8 @@ impl Server {
         let thread = thread::spawn(move || {
             use std::os::fd::AsFd as _;
             while !stopped.load(Ordering::Relaxed) {
-                let mut ready = [nix::poll::PollFd::new(
-                    listener.as_fd(),
-                    nix::poll::PollFlags::POLLIN,
-                )];
+                let mut ready =
+                    [nix::poll::PollFd::new(listener.as_fd(), nix::poll::PollFlags::POLLIN)];
                 nix::poll::poll(&mut ready, 50u8).unwrap();
                 while let Ok((client, _)) = listener.accept() {
                     client.set_nonblocking(false).unwrap();
@@ -384,11 +328,7 @@ impl Server {
                 }
             }
         });
-        Self {
-            address,
-            stop,
-            thread: Some(thread),
-        }
+        Self { address, stop, thread: Some(thread) }
     }
 }
 
@@ -396,10 +336,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            assert!(
-                thread.join().is_ok() || thread::panicking(),
-                "a server panicked"
-            );
+            assert!(thread.join().is_ok() || thread::panicking(), "a server panicked");
         }
     }
 }
@@ -447,10 +384,7 @@ pub(crate) fn until_seen(what: &str, connect: impl Fn() -> Seen, expected: impl 
         if expected(&seen) {
             return;
         }
-        assert!(
-            start.elapsed() < PATIENCE,
-            "waited too long until {what}: {seen:?}"
-        );
+        assert!(start.elapsed() < PATIENCE, "waited too long until {what}: {seen:?}");
     }
 }
 
@@ -475,11 +409,7 @@ fn split(address: &str) -> (String, String) {
 
 fn must(command: &mut Command) {
     let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Removes what earlier runs left that did not end well.
@@ -489,13 +419,8 @@ fn sweep() {
         let Ok(entries) = fs::read_dir(folder) else {
             continue;
         };
-        for name in entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok())
-        {
-            let Some((pid, _)) = name
-                .strip_prefix(PREFIX)
-                .and_then(|rest| rest.split_once('-'))
+        for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
+            let Some((pid, _)) = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'))
             else {
                 continue;
             };
@@ -522,11 +447,7 @@ fn remove(name: &str) {
     {
         let suffix = &namespace[name.len()..];
         if suffix.is_empty() || !suffix.starts_with(|first: char| first.is_ascii_digit()) {
-            drop(
-                Command::new("ip")
-                    .args(["netns", "del", &namespace])
-                    .output(),
-            );
+            drop(Command::new("ip").args(["netns", "del", &namespace]).output());
         }
     }
     drop(fs::remove_dir_all(Path::new(PINS).join(name)));

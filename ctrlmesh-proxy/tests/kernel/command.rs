@@ -6,11 +6,7 @@ use crate::bed::{Bed, TARGET};
 
 fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     output
 }
 
@@ -41,10 +37,7 @@ fn attach(bed: &Bed, more: &[&str]) -> Command {
 fn attach_run_status_detach() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
-    assert_eq!(
-        text(&run(&mut bed.command(&["status"]))),
-        "nothing is attached\n"
-    );
+    assert_eq!(text(&run(&mut bed.command(&["status"]))), "nothing is attached\n");
     assert_eq!(
         text(&run(&mut attach(&bed, &[]))),
         format!("attached {} in slot 0\n", pod.display())
@@ -55,33 +48,17 @@ fn attach_run_status_detach() {
     for target in [TARGET, "10.97.3.7:443"] {
         let seen = bed.connect(&pod, target, "blocking");
         assert!(seen.answer.starts_with("target "), "{seen:?}");
-        assert_ne!(
-            seen.answer,
-            format!("target {}", seen.local),
-            "relayed, not direct"
-        );
+        assert_ne!(seen.answer, format!("target {}", seen.local), "relayed, not direct");
         assert_eq!(seen.peer, target);
     }
     let status = status(&bed);
-    assert_eq!(
-        status["attachments"][0]["cgroup"],
-        pod.display().to_string()
-    );
+    assert_eq!(status["attachments"][0]["cgroup"], pod.display().to_string());
     assert_eq!(status["attachments"][0]["fail"], "closed");
     assert_eq!(status["attachments"][0]["to"], 15001);
     assert_eq!(status["counters"]["redirected"], 2);
     relay.kill();
-    assert_eq!(
-        text(&run(&mut bed.command(&["detach"]))),
-        format!("detached {}\n", pod.display())
-    );
-    assert_eq!(
-        bed.connect(&pod, TARGET, "blocking")
-            .answer
-            .split(' ')
-            .next(),
-        Some("target")
-    );
+    assert_eq!(text(&run(&mut bed.command(&["detach"]))), format!("detached {}\n", pod.display()));
+    assert_eq!(bed.connect(&pod, TARGET, "blocking").answer.split(' ').next(), Some("target"));
 }
 
 #[test]
@@ -99,11 +76,7 @@ fn the_heartbeat_of_a_relay_is_shown() {
     let bed = Bed::new();
     run(&mut attach(&bed, &["--heartbeat", "60000"]));
     let _relay = bed.relay();
-    let age = || {
-        status(&bed)["attachments"][0]["heartbeat_age"]
-            .as_f64()
-            .unwrap()
-    };
+    let age = || status(&bed)["attachments"][0]["heartbeat_age"].as_f64().unwrap();
     crate::bed::until("the relay beats", || age() < 30.0);
 }
 
@@ -122,15 +95,8 @@ fn a_relay_inside_the_intercepted_cgroup_says_so_instead_of_talking_to_itself() 
     let bed = Bed::new();
     run(&mut attach(&bed, &[]));
     let relay = |cgroup: &str| {
-        let mut command = bed.inside(
-            &bed.cgroup(cgroup),
-            "",
-            env!("CARGO_BIN_EXE_ctrlmesh-proxy"),
-        );
-        command
-            .args(["intercept", "--pin-dir"])
-            .arg(bed.pins())
-            .args(["run", "--to", "15001"]);
+        let mut command = bed.inside(&bed.cgroup(cgroup), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        command.args(["intercept", "--pin-dir"]).arg(bed.pins()).args(["run", "--to", "15001"]);
         command
     };
     let output = relay("pod/below").output().unwrap();
@@ -144,9 +110,7 @@ fn a_relay_inside_the_intercepted_cgroup_says_so_instead_of_talking_to_itself() 
     let child = crate::bed::Process(relay("pod/below").spawn().unwrap());
     let _target = bed.target(TARGET);
     crate::bed::until("the relay takes connections", || {
-        bed.connect(&bed.cgroup("pod"), TARGET, "blocking")
-            .answer
-            .starts_with("target")
+        bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer.starts_with("target")
     });
     child.kill();
 }
@@ -160,9 +124,7 @@ fn errors_say_what_to_do() {
         assert!(!output.status.success() && error.contains(with), "{error}");
     };
     fails(
-        &mut bed.command(&[
-            "attach", "--cgroup", "/tmp", "--target", TARGET, "--to", "1",
-        ]),
+        &mut bed.command(&["attach", "--cgroup", "/tmp", "--target", TARGET, "--to", "1"]),
         "/tmp is not a cgroup of the cgroup2 file system at",
     );
     fails(
@@ -177,18 +139,11 @@ fn errors_say_what_to_do() {
         ]),
         "a prefix of this family has at least 10 bits",
     );
-    fails(
-        &mut bed.command(&["detach", "--cgroup", "/tmp"]),
-        "nothing is attached at /tmp",
-    );
+    fails(&mut bed.command(&["detach", "--cgroup", "/tmp"]), "nothing is attached at /tmp");
     run(&mut attach(&bed, &[]));
+    fails(&mut attach(&bed, &["--owner", "other"]), "is already attached by `cli`");
     fails(
-        &mut attach(&bed, &["--owner", "other"]),
-        "is already attached by `cli`",
-    );
-    fails(
-        bed.command(&["detach", "--owner", "other", "--cgroup"])
-            .arg(bed.cgroup("pod")),
+        bed.command(&["detach", "--owner", "other", "--cgroup"]).arg(bed.cgroup("pod")),
         "is already attached by `cli`",
     );
 }

@@ -66,10 +66,7 @@ fn a_listener_that_closes_is_noticed_at_once_and_one_that_comes_back_too() {
             format!("proxy 0 {TARGET}")
         );
         drop(proxy);
-        assert_eq!(
-            bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error,
-            "ECONNREFUSED"
-        );
+        assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error, "ECONNREFUSED");
     }
 }
 
@@ -80,22 +77,13 @@ fn a_socket_that_was_refused_can_try_again() {
     let attach = bed.attach(&bed.cgroup("pod"));
     interceptor.attach(&attach).unwrap();
     let command = &mut bed.peer("", &bed.cgroup("pod"), &["twice", "10.96.0.1", "443"]);
-    let mut client = Process(
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap(),
-    );
+    let mut client = Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     assert_eq!(client.line(), "once");
     let _proxy = bed.enrol(&mut interceptor, &attach);
     writeln!(client.0.stdin.as_mut().unwrap(), "go").unwrap();
     let seen: Vec<Seen> = client.finish();
     assert_eq!(seen[0].error, "ECONNREFUSED");
-    assert_eq!(
-        (seen[1].answer.as_str(), seen[1].peer.as_str()),
-        ("proxy 0 10.96.0.1:443", TARGET)
-    );
+    assert_eq!((seen[1].answer.as_str(), seen[1].peer.as_str()), ("proxy 0 10.96.0.1:443", TARGET));
 }
 
 #[test]
@@ -106,20 +94,14 @@ fn a_lost_heartbeat_refuses_or_passes_as_the_pod_says() {
         let mut attach = bed.attach(&bed.cgroup("pod"));
         attach.fail_open = fail_open;
         let max_age = Duration::from_secs(3600);
-        attach.heartbeat = Some(Heartbeat {
-            number: Some(7),
-            max_age,
-        });
+        attach.heartbeat = Some(Heartbeat { number: Some(7), max_age });
         let _proxy = bed.enrol(&mut interceptor, &attach);
         let _target = bed.target(TARGET);
         let connect = || bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
         interceptor.beat(7).unwrap();
         assert_eq!(connect().answer, format!("proxy 0 {TARGET}"));
         // The beat stays, and what counts as life becomes shorter than its age.
-        attach.heartbeat = Some(Heartbeat {
-            number: Some(7),
-            max_age: Duration::from_nanos(1),
-        });
+        attach.heartbeat = Some(Heartbeat { number: Some(7), max_age: Duration::from_nanos(1) });
         interceptor.attach(&attach).unwrap();
         let seen = connect();
         if fail_open {
@@ -129,10 +111,7 @@ fn a_lost_heartbeat_refuses_or_passes_as_the_pod_says() {
             assert_eq!(seen.error, "ECONNREFUSED");
             assert_eq!(counted(&interceptor, "no_heartbeat_refused"), 1);
         }
-        attach.heartbeat = Some(Heartbeat {
-            number: Some(7),
-            max_age,
-        });
+        attach.heartbeat = Some(Heartbeat { number: Some(7), max_age });
         interceptor.attach(&attach).unwrap();
         assert_eq!(connect().answer, format!("proxy 0 {TARGET}"));
     }
@@ -143,15 +122,9 @@ fn a_proxy_that_never_beat_is_not_alive() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let mut attach = bed.attach(&bed.cgroup("pod"));
-    attach.heartbeat = Some(Heartbeat {
-        number: None,
-        max_age: Duration::from_millis(1),
-    });
+    attach.heartbeat = Some(Heartbeat { number: None, max_age: Duration::from_millis(1) });
     let _proxy = bed.enrol(&mut interceptor, &attach);
-    assert_eq!(
-        bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error,
-        "ECONNREFUSED"
-    );
+    assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error, "ECONNREFUSED");
 }
 
 #[test]
@@ -160,88 +133,55 @@ fn a_relay_that_is_stopped_loses_its_heartbeat() {
     let mut interceptor = bed.interceptor();
     let mut attach = bed.attach(&bed.cgroup("pod"));
     attach.listener = ListenerCheck::Port;
-    attach.heartbeat = Some(Heartbeat {
-        number: None,
-        max_age: Duration::from_secs(1),
-    });
+    attach.heartbeat = Some(Heartbeat { number: None, max_age: Duration::from_secs(1) });
     interceptor.attach(&attach).unwrap();
     let _target = bed.target(TARGET);
     let relay = bed.relay();
     let connect = || bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
-    until_seen("the relay beats", connect, |seen| {
-        seen.answer.starts_with("target")
-    });
+    until_seen("the relay beats", connect, |seen| seen.answer.starts_with("target"));
     let pid = nix::unistd::Pid::from_raw(i32::try_from(relay.0.id()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
-    until_seen("the heartbeat is lost", connect, |seen| {
-        seen.error == "ECONNREFUSED"
-    });
+    until_seen("the heartbeat is lost", connect, |seen| seen.error == "ECONNREFUSED");
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
-    until_seen("the relay beats again", connect, |seen| {
-        seen.answer.starts_with("target")
-    });
+    until_seen("the relay beats again", connect, |seen| seen.answer.starts_with("target"));
 }
 
 #[test]
 fn a_caller_whom_no_table_knows_is_refused() {
     let bed = Bed::new();
     let options = ctrlmesh_proxy::intercept::Options {
-        limits: ctrlmesh_proxy::intercept::Limits {
-            cgroups: Some(1),
-            targets: None,
-        },
+        limits: ctrlmesh_proxy::intercept::Limits { cgroups: Some(1), targets: None },
         ..bed.options("test")
     };
     let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
-    interceptor
-        .attach(&bed.attach(&bed.cgroup("first")))
-        .unwrap();
+    interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
     let second = bed.attach(&bed.cgroup("second"));
     let error = interceptor.attach(&second).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "table MEMBERS is full: it holds 1 entries"
-    );
+    assert_eq!(error.to_string(), "table MEMBERS is full: it holds 1 entries");
     let _target = bed.target(TARGET);
+    assert_eq!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").error, "ECONNREFUSED");
     assert_eq!(
-        bed.connect(&bed.cgroup("second"), TARGET, "blocking").error,
-        "ECONNREFUSED"
-    );
-    assert_eq!(
-        (
-            counted(&interceptor, "table_full"),
-            counted(&interceptor, "not_enrolled")
-        ),
+        (counted(&interceptor, "table_full"), counted(&interceptor, "not_enrolled")),
         (1, 1)
     );
     // There is room again: the same call attaches it properly.
     interceptor.detach(&bed.cgroup("first")).unwrap();
     let _proxy = bed.enrol(&mut interceptor, &second);
-    assert!(
-        bed.connect(&bed.cgroup("second"), TARGET, "blocking")
-            .answer
-            .starts_with("proxy")
-    );
+    assert!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").answer.starts_with("proxy"));
 }
 
 #[test]
 fn a_full_table_leaves_an_open_pod_alone() {
     let bed = Bed::new();
     let options = ctrlmesh_proxy::intercept::Options {
-        limits: ctrlmesh_proxy::intercept::Limits {
-            cgroups: None,
-            targets: Some(1),
-        },
+        limits: ctrlmesh_proxy::intercept::Limits { cgroups: None, targets: Some(1) },
         ..bed.options("test")
     };
     let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
     let mut attach = bed.attach(&bed.cgroup("pod"));
     attach.fail_open = true;
     let error = interceptor.attach(&attach).unwrap_err();
-    assert!(
-        error.to_string().starts_with("table TARGETS is full"),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("table TARGETS is full"), "{error}");
     let _target = bed.target(TARGET);
     let seen = bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
     assert_eq!(seen.answer, format!("target {}", seen.local));
@@ -253,22 +193,14 @@ fn a_full_table_leaves_an_open_pod_alone() {
 fn a_full_table_closes_a_closed_pod() {
     let bed = Bed::new();
     let options = ctrlmesh_proxy::intercept::Options {
-        limits: ctrlmesh_proxy::intercept::Limits {
-            cgroups: None,
-            targets: Some(1),
-        },
+        limits: ctrlmesh_proxy::intercept::Limits { cgroups: None, targets: Some(1) },
         ..bed.options("test")
     };
     let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
-    interceptor
-        .attach(&bed.attach(&bed.cgroup("pod")))
-        .unwrap_err();
+    interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap_err();
     let _targets = [bed.target(TARGET), bed.target(TARGET_V6)];
     for target in [TARGET, TARGET_V6] {
-        assert_eq!(
-            bed.connect(&bed.cgroup("pod"), target, "blocking").error,
-            "ECONNREFUSED"
-        );
+        assert_eq!(bed.connect(&bed.cgroup("pod"), target, "blocking").error, "ECONNREFUSED");
     }
     let status = interceptor.status().unwrap();
     assert_eq!((status.attachments.len(), status.attachments[0].to), (1, 0));
@@ -280,14 +212,9 @@ fn a_pod_that_is_attached_keeps_its_targets_when_more_do_not_fit() {
     let mut interceptor = bed.interceptor();
     let mut attach = bed.attach(&bed.cgroup("pod"));
     let _proxy = bed.enrol(&mut interceptor, &attach);
-    attach.targets.list = (0..=255)
-        .map(|n| format!("10.1.0.{n}:443").parse().unwrap())
-        .collect();
+    attach.targets.list = (0..=255).map(|n| format!("10.1.0.{n}:443").parse().unwrap()).collect();
     let error = interceptor.attach(&attach).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "table DESTINATIONS is full: it holds 255 entries"
-    );
+    assert_eq!(error.to_string(), "table DESTINATIONS is full: it holds 255 entries");
     assert_eq!(
         bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer,
         format!("proxy 0 {TARGET}")

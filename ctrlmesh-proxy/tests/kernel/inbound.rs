@@ -23,32 +23,21 @@ fn taken(fail_open: bool) -> (Taken, [Server; 2]) {
     let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
     let servers = [WEBHOOK, WEBHOOK_V6, "127.0.0.1:9443"].map(|address| bed.target(address));
     let proxy = take(&bed, &mut interceptor, slot, fail_open);
-    (
-        Taken {
-            bed,
-            interceptor,
-            slot,
-            _servers: servers.into(),
-        },
-        proxy,
-    )
+    (Taken { bed, interceptor, slot, _servers: servers.into() }, proxy)
 }
 
 fn take(bed: &Bed, interceptor: &mut Interceptor, slot: Slot, fail_open: bool) -> [Server; 2] {
     [WEBHOOK, WEBHOOK_V6].map(|address| {
         let address: SocketAddr = address.parse().unwrap();
         let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
-        interceptor
-            .take_inbound(slot, &bed.net(), address, &listener, fail_open)
-            .unwrap();
+        interceptor.take_inbound(slot, &bed.net(), address, &listener, fail_open).unwrap();
         bed.proxy(interceptor.originals().unwrap(), listener)
     })
 }
 
 impl Taken {
     fn call(&self, host: &str, port: &str) -> Seen {
-        self.bed
-            .client_in("node", &self.bed.cgroup("node"), &["once", host, port])
+        self.bed.client_in("node", &self.bed.cgroup("node"), &["once", host, port])
     }
 
     fn counted(&self, name: &str) -> u64 {
@@ -82,23 +71,15 @@ fn the_proxy_reaches_the_real_server() {
         let answer = call(target);
         assert!(answer.starts_with("target 127.0.0.2:"), "{answer}");
     }
-    assert_eq!(
-        pod.counted("inbound_own"),
-        1,
-        "the other address is not taken over"
-    );
+    assert_eq!(pod.counted("inbound_own"), 1, "the other address is not taken over");
 }
 
 fn connect_from(source: SocketAddr, target: SocketAddr) -> TcpStream {
     use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
     use std::os::fd::AsRawFd as _;
-    let socket = socket::socket(
-        AddressFamily::Inet,
-        SockType::Stream,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )
-    .unwrap();
+    let socket =
+        socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
+            .unwrap();
     socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(source)).unwrap();
     socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(target)).unwrap();
     TcpStream::from(socket)
@@ -147,9 +128,6 @@ fn detaching_gives_the_webhook_back() {
 fn the_proxys_socket_is_not_reachable_by_its_own_port() {
     let (pod, proxy) = taken(false);
     for (host, server) in ["10.244.1.5", "fd00:244::5"].iter().zip(&proxy) {
-        assert_eq!(
-            pod.call(host, &server.address.port().to_string()).error,
-            "ECONNREFUSED"
-        );
+        assert_eq!(pod.call(host, &server.address.port().to_string()).error, "ECONNREFUSED");
     }
 }

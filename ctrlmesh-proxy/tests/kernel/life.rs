@@ -12,9 +12,7 @@ fn a_cgroup_that_is_gone_is_swept_with_its_maps_and_links() {
     let mut attach = bed.attach(&bed.cgroup("pod"));
     attach.except = vec![bed.cgroup("pod/proxy")];
     let slot = interceptor.attach(&attach).unwrap();
-    let stays = interceptor
-        .attach(&bed.attach(&bed.cgroup("stays")))
-        .unwrap();
+    let stays = interceptor.attach(&bed.attach(&bed.cgroup("stays"))).unwrap();
     assert_eq!(interceptor.sweep().unwrap(), []);
     std::fs::remove_dir(bed.cgroup("pod/proxy")).unwrap();
     std::fs::remove_dir(bed.cgroup("pod")).unwrap();
@@ -59,10 +57,7 @@ fn after_detaching_nothing_is_redirected_and_nothing_is_left() {
     assert_eq!(seen.answer, format!("target {}", seen.local));
     assert!(interceptor.status().unwrap().attachments.is_empty());
     assert!(members(&bed).is_empty() && entries(&bed, "TARGETS") == 0);
-    assert!(matches!(
-        interceptor.detach(&pod),
-        Err(Error::NotAttached(_))
-    ));
+    assert!(matches!(interceptor.detach(&pod), Err(Error::NotAttached(_))));
 }
 
 #[test]
@@ -72,10 +67,7 @@ fn another_owners_cgroup_is_left_alone() {
     bed.interceptor().attach(&bed.attach(&pod)).unwrap();
     let mut other = Interceptor::open(bed.options("other")).unwrap();
     let error = other.attach(&bed.attach(&pod)).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!("{} is already attached by `test`", pod.display())
-    );
+    assert_eq!(error.to_string(), format!("{} is already attached by `test`", pod.display()));
     assert!(matches!(other.detach(&pod), Err(Error::Owned { .. })));
     assert_eq!(other.status().unwrap().attachments.len(), 1);
 }
@@ -98,10 +90,7 @@ fn what_is_no_cgroup_is_refused_by_name() {
         Err(Error::NotACgroup { .. })
     ));
     let root = ctrlmesh_proxy::intercept::cgroup::Hierarchy::find().unwrap();
-    assert!(matches!(
-        interceptor.attach(&bed.attach(root.mount())),
-        Err(Error::RootCgroup(_))
-    ));
+    assert!(matches!(interceptor.attach(&bed.attach(root.mount())), Err(Error::RootCgroup(_))));
     assert!(interceptor.status().unwrap().attachments.is_empty());
 }
 
@@ -112,11 +101,7 @@ fn pins_are_for_root_only() {
     drop(bed.interceptor());
     for folder in ["", "maps", "pods", "cgroups"] {
         assert_eq!(
-            std::fs::metadata(bed.pins().join(folder))
-                .unwrap()
-                .permissions()
-                .mode()
-                & 0o777,
+            std::fs::metadata(bed.pins().join(folder)).unwrap().permissions().mode() & 0o777,
             0o700,
             "{folder}"
         );
@@ -126,11 +111,9 @@ fn pins_are_for_root_only() {
 #[test]
 fn pins_go_nowhere_but_to_a_bpf_file_system() {
     let folder = tempfile::tempdir().unwrap();
-    let error = Interceptor::open(Options {
-        pins: folder.path().join("pins"),
-        ..Options::new("test")
-    })
-    .unwrap_err();
+    let error =
+        Interceptor::open(Options { pins: folder.path().join("pins"), ..Options::new("test") })
+            .unwrap_err();
     assert!(matches!(error, Error::NoBpffs { .. }), "{error}");
 }
 
@@ -153,27 +136,19 @@ fn a_cgroup_is_found_by_its_pods_uid_and_its_containers_id() {
         let container = bed.cgroup(&format!("{pod}/{container}"));
         let found = hierarchy.pod(&uid).unwrap();
         assert_eq!(found.path, bed.cgroup(&pod));
-        assert_eq!(
-            hierarchy.container(&found, "c0ffee").unwrap().path,
-            container
-        );
+        assert_eq!(hierarchy.container(&found, "c0ffee").unwrap().path, container);
         assert!(hierarchy.container(&found, "decade").is_err());
         std::fs::remove_dir(&container).unwrap();
         std::fs::remove_dir(&found.path).unwrap();
     }
-    assert!(matches!(
-        hierarchy.pod(&uid),
-        Err(Error::NoSuchCgroup { .. })
-    ));
+    assert!(matches!(hierarchy.pod(&uid), Err(Error::NoSuchCgroup { .. })));
 }
 
 #[test]
 fn a_thousand_pods_are_attached_and_work() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
-    let pods: Vec<_> = (0..count(1000))
-        .map(|n| bed.cgroup(&format!("pod-{n}")))
-        .collect();
+    let pods: Vec<_> = (0..count(1000)).map(|n| bed.cgroup(&format!("pod-{n}"))).collect();
     let mut times = Vec::new();
     let before = memory();
     for pod in &pods {
@@ -193,20 +168,14 @@ fn a_thousand_pods_are_attached_and_work() {
     let last = pods.len() - 1;
     let listener = ctrlmesh_proxy::intercept::listener::outbound(&bed.net(), PROXY).unwrap();
     interceptor
-        .listen(
-            ctrlmesh_proxy::intercept::Slot::new(u16::try_from(last).unwrap()),
-            &listener,
-        )
+        .listen(ctrlmesh_proxy::intercept::Slot::new(u16::try_from(last).unwrap()), &listener)
         .unwrap();
     let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
     assert_eq!(
         bed.connect(&pods[last], TARGET, "blocking").answer,
         format!("proxy {last} {TARGET}")
     );
-    assert_eq!(
-        bed.connect(&pods[0], TARGET, "blocking").error,
-        "ECONNREFUSED"
-    );
+    assert_eq!(bed.connect(&pods[0], TARGET, "blocking").error, "ECONNREFUSED");
     let start = Instant::now();
     interceptor.upgrade().unwrap();
     eprintln!("upgrade of {} pods: {:?}", pods.len(), start.elapsed());
@@ -227,44 +196,31 @@ fn a_thousand_pods_are_attached_and_work() {
 /// Cgroups that the kernel knows.
 fn members(bed: &Bed) -> Vec<u64> {
     let map = aya::maps::MapData::from_pin(bed.pins().join("maps/MEMBERS")).unwrap();
-    let map: aya::maps::HashMap<_, u64, u32> = aya::maps::Map::from_map_data(map)
-        .unwrap()
-        .try_into()
-        .unwrap();
+    let map: aya::maps::HashMap<_, u64, u32> =
+        aya::maps::Map::from_map_data(map).unwrap().try_into().unwrap();
     map.keys().collect::<Result<_, _>>().unwrap()
 }
 
 fn entries(bed: &Bed, name: &str) -> usize {
     let map = aya::maps::MapData::from_pin(bed.pins().join("maps").join(name)).unwrap();
-    let map: aya::maps::lpm_trie::LpmTrie<_, [u8; 20], u32> = aya::maps::Map::from_map_data(map)
-        .unwrap()
-        .try_into()
-        .unwrap();
+    let map: aya::maps::lpm_trie::LpmTrie<_, [u8; 20], u32> =
+        aya::maps::Map::from_map_data(map).unwrap().try_into().unwrap();
     map.keys().count()
 }
 
 /// Bytes of kernel memory that the maps take, as the kernel says.
 fn locked(bed: &Bed) -> u64 {
-    let maps = std::fs::read_dir(bed.pins().join("maps"))
-        .unwrap()
-        .flatten();
+    let maps = std::fs::read_dir(bed.pins().join("maps")).unwrap().flatten();
     let files = maps.map(|map| aya::maps::MapData::from_pin(map.path()).unwrap());
     files.map(|map| memlock(&map)).sum()
 }
 
 fn memlock(map: &aya::maps::MapData) -> u64 {
     use std::os::fd::{AsFd as _, AsRawFd as _};
-    let info = std::fs::read_to_string(format!(
-        "/proc/self/fdinfo/{}",
-        map.fd().as_fd().as_raw_fd()
-    ))
-    .unwrap();
-    info.lines()
-        .find_map(|line| line.strip_prefix("memlock:"))
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap()
+    let info =
+        std::fs::read_to_string(format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd()))
+            .unwrap();
+    info.lines().find_map(|line| line.strip_prefix("memlock:")).unwrap().trim().parse().unwrap()
 }
 
 /// Resident memory of this process in KiB.

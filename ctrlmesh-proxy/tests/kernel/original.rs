@@ -11,9 +11,7 @@ fn foreign(bed: &Bed, interceptor: &mut Interceptor) -> Process {
     attach.listener = ListenerCheck::Port;
     attach.targets = targets(&[TARGET, TARGET_V6, "10.97.0.0/16:443", "[fd00:97::/112]:443"]);
     interceptor.attach(&attach).unwrap();
-    interceptor
-        .answer_original_destination(&bed.cgroup("proxy"))
-        .unwrap();
+    interceptor.answer_original_destination(&bed.cgroup("proxy")).unwrap();
     let command = &mut bed.peer("", &bed.cgroup("proxy"), &["proxy", &PROXY.to_string()]);
     let mut proxy = Process(command.stdout(Stdio::piped()).spawn().unwrap());
     assert_eq!(proxy.line(), "ready");
@@ -32,8 +30,7 @@ fn so_original_dst_shows_the_original_to_a_proxy_in_both_families() {
         );
     }
     assert_eq!(
-        bed.connect(&bed.cgroup("pod"), "[::ffff:10.96.0.1]:443", "blocking")
-            .answer,
+        bed.connect(&bed.cgroup("pod"), "[::ffff:10.96.0.1]:443", "blocking").answer,
         format!("proxy {TARGET}")
     );
 }
@@ -44,8 +41,7 @@ fn so_original_dst_says_nothing_of_a_connection_that_was_not_redirected() {
     let mut interceptor = bed.interceptor();
     let _proxy = foreign(&bed, &mut interceptor);
     assert_eq!(
-        bed.connect(&bed.cgroup("pod"), "127.0.0.1:15001", "blocking")
-            .answer,
+        bed.connect(&bed.cgroup("pod"), "127.0.0.1:15001", "blocking").answer,
         "proxy unknown"
     );
 }
@@ -53,10 +49,7 @@ fn so_original_dst_says_nothing_of_a_connection_that_was_not_redirected() {
 #[test]
 fn tcp_fast_open_with_a_cookie_shows_the_original() {
     let bed = Bed::new();
-    bed.net()
-        .run(|| std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3"))
-        .unwrap()
-        .unwrap();
+    bed.net().run(|| std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3")).unwrap().unwrap();
     let mut interceptor = bed.interceptor();
     let _proxy = foreign(&bed, &mut interceptor);
     for _ in 0..3 {
@@ -65,11 +58,8 @@ fn tcp_fast_open_with_a_cookie_shows_the_original() {
             format!("proxy {TARGET}")
         );
     }
-    let nstat = bed
-        .inside(&bed.cgroup("other"), "", "cat")
-        .arg("/proc/self/net/netstat")
-        .output()
-        .unwrap();
+    let nstat =
+        bed.inside(&bed.cgroup("other"), "", "cat").arg("/proc/self/net/netstat").output().unwrap();
     assert!(
         passive_fast_opens(&String::from_utf8(nstat.stdout).unwrap()) >= 1,
         "no SYN carried data: the test tests nothing"
@@ -78,18 +68,10 @@ fn tcp_fast_open_with_a_cookie_shows_the_original() {
 
 /// `TCPFastOpenPassive` of `/proc/net/netstat`: names in one line, values in the next.
 fn passive_fast_opens(netstat: &str) -> u64 {
-    let mut lines = netstat
-        .lines()
-        .filter(|line| line.starts_with("TcpExt:"))
-        .map(|line| line.split(' '));
+    let mut lines =
+        netstat.lines().filter(|line| line.starts_with("TcpExt:")).map(|line| line.split(' '));
     let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-    names
-        .zip(values)
-        .find(|(name, _)| *name == "TCPFastOpenPassive")
-        .unwrap()
-        .1
-        .parse()
-        .unwrap()
+    names.zip(values).find(|(name, _)| *name == "TCPFastOpenPassive").unwrap().1.parse().unwrap()
 }
 
 #[test]
@@ -99,13 +81,8 @@ fn getpeername_shows_the_original_to_the_client() {
     let mut attach = bed.attach(&bed.cgroup("pod"));
     attach.targets = targets(&[TARGET, TARGET_V6, "10.97.0.0/16:443", "[fd00:97::/112]:443"]);
     let _proxy = bed.enrol(&mut interceptor, &attach);
-    for target in [
-        TARGET,
-        TARGET_V6,
-        "10.97.3.7:443",
-        "[fd00:97::9]:443",
-        "[::ffff:10.96.0.1]:443",
-    ] {
+    for target in [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::9]:443", "[::ffff:10.96.0.1]:443"]
+    {
         let seen: Seen = bed.connect(&bed.cgroup("pod"), target, "blocking");
         assert_eq!(seen.peer, target, "{seen:?}");
     }
@@ -142,8 +119,7 @@ fn an_older_connection_is_still_explained_after_its_target_is_gone() {
         "{known:?}"
     );
     assert_eq!(
-        bed.connect(&bed.cgroup("pod"), "10.97.3.7:443", "blocking")
-            .answer,
+        bed.connect(&bed.cgroup("pod"), "10.97.3.7:443", "blocking").answer,
         "proxy 0 10.97.3.7:443"
     );
     drop(proxy);

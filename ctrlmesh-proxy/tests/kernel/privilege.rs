@@ -9,24 +9,12 @@ use ctrlmesh_proxy::intercept::listener::{self, Namespace};
 fn with(bed: &Bed, capabilities: &str, arguments: &[&str]) -> Output {
     let plain = bed.command(arguments);
     let mut command = Command::new("setpriv");
-    command.args([
-        "--bounding-set",
-        capabilities,
-        "--inh-caps",
-        capabilities,
-        "--no-new-privs",
-    ]);
-    command
-        .arg(plain.get_program())
-        .args(plain.get_args())
-        .output()
-        .unwrap()
+    command.args(["--bounding-set", capabilities, "--inh-caps", capabilities, "--no-new-privs"]);
+    command.arg(plain.get_program()).args(plain.get_args()).output().unwrap()
 }
 
 fn attach<'a>(pod: &'a str) -> [&'a str; 7] {
-    [
-        "attach", "--cgroup", pod, "--target", TARGET, "--to", "15001",
-    ]
+    ["attach", "--cgroup", pod, "--target", TARGET, "--to", "15001"]
 }
 
 #[test]
@@ -45,10 +33,7 @@ fn three_capabilities_are_enough() {
         );
         if arguments == ["status"] {
             let _target = bed.target(TARGET);
-            assert_eq!(
-                bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error,
-                "ECONNREFUSED"
-            );
+            assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error, "ECONNREFUSED");
         }
     }
 }
@@ -68,10 +53,7 @@ fn each_of_the_three_is_needed_and_named_when_missing() {
         let output = with(&bed, given, &attach(&pod));
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success(), "{given} is enough");
-        assert!(
-            error.contains(&format!("not permitted; missing {missing}\n")),
-            "{given}: {error}"
-        );
+        assert!(error.contains(&format!("not permitted; missing {missing}\n")), "{given}: {error}");
     }
     assert!(!bed.pins().join("pods/0/connect4").exists());
 }
@@ -93,18 +75,11 @@ fn entering_a_pods_namespace_takes_one_more_and_it_is_named() {
             "--nocapture",
             "privilege::listens_in_the_namespace_of_the_environment",
         ]);
-        let output = command
-            .env("CTRLMESH_TEST_NAMESPACE", bed.path(""))
-            .output()
-            .unwrap();
+        let output = command.env("CTRLMESH_TEST_NAMESPACE", bed.path("")).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned()
             + &String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.success(), enough, "{text}");
-        assert_eq!(
-            text.contains("not permitted; missing CAP_SYS_ADMIN"),
-            !enough,
-            "{text}"
-        );
+        assert_eq!(text.contains("not permitted; missing CAP_SYS_ADMIN"), !enough, "{text}");
     }
 }
 

@@ -19,21 +19,10 @@ fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
     change(&bed, &mut attach);
     let mut servers = vec![bed.enrol(&mut interceptor, &attach)];
     servers.extend(
-        [
-            TARGET,
-            TARGET_V6,
-            "10.97.3.7:443",
-            "[fd00:97::3:7]:443",
-            "10.96.0.1:444",
-        ]
-        .map(|address| bed.target(address)),
+        [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::3:7]:443", "10.96.0.1:444"]
+            .map(|address| bed.target(address)),
     );
-    Enrolled {
-        bed,
-        pod,
-        _interceptor: interceptor,
-        _servers: servers,
-    }
+    Enrolled { bed, pod, _interceptor: interceptor, _servers: servers }
 }
 
 impl Enrolled {
@@ -51,10 +40,7 @@ fn redirected(seen: &Seen, target: &str) {
 fn direct(seen: &Seen) {
     assert_eq!(
         seen.answer,
-        format!(
-            "target {}",
-            seen.local.replace("::ffff:", "").replace(['[', ']'], "")
-        ),
+        format!("target {}", seen.local.replace("::ffff:", "").replace(['[', ']'], "")),
         "{seen:?}"
     );
 }
@@ -66,27 +52,18 @@ fn ipv4_is_redirected() {
 
 #[test]
 fn ipv6_is_redirected() {
-    redirected(
-        &enrolled(|_, _| {}).connect(TARGET_V6, "blocking"),
-        TARGET_V6,
-    );
+    redirected(&enrolled(|_, _| {}).connect(TARGET_V6, "blocking"), TARGET_V6);
 }
 
 #[test]
 fn ipv4_mapped_is_redirected() {
-    redirected(
-        &enrolled(|_, _| {}).connect("[::ffff:10.96.0.1]:443", "blocking"),
-        TARGET,
-    );
+    redirected(&enrolled(|_, _| {}).connect("[::ffff:10.96.0.1]:443", "blocking"), TARGET);
 }
 
 #[test]
 fn a_socket_for_ipv6_only_is_refused_and_does_not_bypass() {
     let seen = enrolled(|_, _| {}).connect(TARGET_V6, "v6only");
-    assert_eq!(
-        (seen.error.as_str(), seen.answer.as_str()),
-        ("ENETUNREACH", "")
-    );
+    assert_eq!((seen.error.as_str(), seen.answer.as_str()), ("ENETUNREACH", ""));
 }
 
 #[test]
@@ -127,10 +104,7 @@ fn a_bound_socket_is_redirected_to_an_exact_target() {
 #[test]
 fn the_child_of_a_process_in_the_cgroup_is_redirected() {
     let bed = enrolled(|_, _| {});
-    redirected(
-        &bed.bed.client(&bed.pod, &["fork", "10.96.0.1", "443"]),
-        TARGET,
-    );
+    redirected(&bed.bed.client(&bed.pod, &["fork", "10.96.0.1", "443"]), TARGET);
 }
 
 #[test]
@@ -167,10 +141,7 @@ fn datagrams_are_not_redirected() {
     let bed = enrolled(|_, _| {});
     let echo = echo(&bed.bed, TARGET);
     let seen: Seen = bed.bed.client(&bed.pod, &["datagram", "10.96.0.1", "443"]);
-    assert_eq!(
-        (seen.answer.as_str(), seen.peer.as_str()),
-        ("target", TARGET)
-    );
+    assert_eq!((seen.answer.as_str(), seen.peer.as_str()), ("target", TARGET));
     echo.join().unwrap();
 }
 
@@ -180,23 +151,11 @@ fn every_address_of_a_prefix_is_redirected_and_known_to_the_proxy() {
         attach.targets = targets(&["10.64.0.0/10:443", "[fd00:97::/108]:443"])
     });
     redirected(&bed.connect("10.97.3.7:443", "blocking"), "10.97.3.7:443");
-    redirected(
-        &bed.connect("10.96.0.1:443", "nonblocking"),
-        "10.96.0.1:443",
-    );
+    redirected(&bed.connect("10.96.0.1:443", "nonblocking"), "10.96.0.1:443");
     redirected(&bed.connect("10.64.0.0:443", "blocking"), "10.64.0.0:443");
-    redirected(
-        &bed.connect("10.127.255.255:443", "blocking"),
-        "10.127.255.255:443",
-    );
-    redirected(
-        &bed.connect("[::ffff:10.97.3.7]:443", "blocking"),
-        "10.97.3.7:443",
-    );
-    redirected(
-        &bed.connect("[fd00:97::3:7]:443", "blocking"),
-        "[fd00:97::3:7]:443",
-    );
+    redirected(&bed.connect("10.127.255.255:443", "blocking"), "10.127.255.255:443");
+    redirected(&bed.connect("[::ffff:10.97.3.7]:443", "blocking"), "10.97.3.7:443");
+    redirected(&bed.connect("[fd00:97::3:7]:443", "blocking"), "[fd00:97::3:7]:443");
     direct(&bed.connect("10.96.0.1:444", "blocking"));
 }
 
@@ -205,10 +164,7 @@ fn the_longest_prefix_wins() {
     let bed = enrolled(|_, attach| attach.targets = targets(&["10.96.0.0/16:443", TARGET]));
     let seen = bed.connect(TARGET, "blocking");
     redirected(&seen, TARGET);
-    assert!(
-        seen.local.starts_with("127.0.0.1:"),
-        "an exact target needs no source: {seen:?}"
-    );
+    assert!(seen.local.starts_with("127.0.0.1:"), "an exact target needs no source: {seen:?}");
 }
 
 #[test]
@@ -231,23 +187,10 @@ fn a_bound_socket_to_a_prefix_is_refused_or_passes_and_does_neither_silently() {
 #[test]
 fn the_proxys_own_connections_pass() {
     let bed = enrolled(|bed, attach| attach.except = vec![bed.cgroup("pod/proxy")]);
-    direct(
-        &bed.bed
-            .connect(&bed.bed.cgroup("pod/proxy"), TARGET, "blocking"),
-    );
-    direct(
-        &bed.bed
-            .connect(&bed.bed.cgroup("pod/proxy/worker"), TARGET, "blocking"),
-    );
-    redirected(
-        &bed.bed
-            .connect(&bed.bed.cgroup("pod/operator"), TARGET, "blocking"),
-        TARGET,
-    );
-    assert_eq!(
-        bed._interceptor.status().unwrap().counters["own_connection"],
-        2
-    );
+    direct(&bed.bed.connect(&bed.bed.cgroup("pod/proxy"), TARGET, "blocking"));
+    direct(&bed.bed.connect(&bed.bed.cgroup("pod/proxy/worker"), TARGET, "blocking"));
+    redirected(&bed.bed.connect(&bed.bed.cgroup("pod/operator"), TARGET, "blocking"), TARGET);
+    assert_eq!(bed._interceptor.status().unwrap().counters["own_connection"], 2);
 }
 
 #[test]
@@ -282,10 +225,7 @@ fn two_pods_in_one_namespace_share_a_listener_and_are_told_apart() {
     }
     let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
     for (slot, pod) in pods.iter().enumerate() {
-        assert_eq!(
-            bed.connect(pod, TARGET, "blocking").answer,
-            format!("proxy {slot} {TARGET}")
-        );
+        assert_eq!(bed.connect(pod, TARGET, "blocking").answer, format!("proxy {slot} {TARGET}"));
     }
 }
 
@@ -294,13 +234,8 @@ fn the_listener_is_not_reachable_from_outside_the_pod() {
     let bed = enrolled(|_, _| {});
     bed.bed.wire("b");
     let outside = bed.bed.cgroup("outside");
-    let seen: Seen = bed
-        .bed
-        .client_in("b", &outside, &["once", "10.244.1.5", "15001"]);
+    let seen: Seen = bed.bed.client_in("b", &outside, &["once", "10.244.1.5", "15001"]);
     assert_eq!(seen.error, "ECONNREFUSED", "{seen:?}");
     let seen = bed.bed.connect(&outside, "127.0.0.1:15001", "blocking");
-    assert_eq!(
-        seen.answer, "proxy unknown",
-        "from inside it is, and explains nothing: {seen:?}"
-    );
+    assert_eq!(seen.answer, "proxy unknown", "from inside it is, and explains nothing: {seen:?}");
 }

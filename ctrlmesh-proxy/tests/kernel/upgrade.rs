@@ -21,17 +21,13 @@ fn a_proxy_that_is_killed_and_restarted_is_never_bypassed() {
     for round in 0..rounds {
         let relay = bed.relay();
         let before = counted(&interceptor, "redirected");
-        until("the client is redirected", || {
-            counted(&interceptor, "redirected") > before
-        });
+        until("the client is redirected", || counted(&interceptor, "redirected") > before);
         if round % 2 == 0 {
             interceptor.upgrade().unwrap();
         }
         let before = counted(&interceptor, "no_listener_refused");
         relay.kill();
-        until("the client is refused", || {
-            counted(&interceptor, "no_listener_refused") > before
-        });
+        until("the client is refused", || counted(&interceptor, "no_listener_refused") > before);
         if round % 2 == 1 {
             interceptor.upgrade().unwrap();
         }
@@ -56,9 +52,7 @@ fn a_loader_upgrade_under_load_loses_no_connection() {
     for _ in 0..count(1000) {
         let before = counted(&interceptor, "redirected");
         interceptor.upgrade().unwrap();
-        until("the client goes on", || {
-            counted(&interceptor, "redirected") > before
-        });
+        until("the client goes on", || counted(&interceptor, "redirected") > before);
     }
     let seen: Hammered = client.finish();
     eprintln!("{} upgrades: {seen:?}", count(1000));
@@ -81,15 +75,8 @@ fn interception_stays_when_the_loader_ends_and_the_next_one_adopts_it() {
     assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
     let mut next = bed.interceptor();
     let _proxy = bed.enrol(&mut next, &bed.attach(&pod));
-    assert_eq!(
-        bed.connect(&pod, TARGET, "blocking").answer,
-        format!("proxy {slot} {TARGET}")
-    );
-    assert_eq!(
-        counted(&next, "no_listener_refused"),
-        1,
-        "the counters go on"
-    );
+    assert_eq!(bed.connect(&pod, TARGET, "blocking").answer, format!("proxy {slot} {TARGET}"));
+    assert_eq!(counted(&next, "no_listener_refused"), 1, "the counters go on");
 }
 
 #[test]
@@ -105,11 +92,7 @@ fn programs_of_another_version_are_replaced_when_the_loader_starts() {
     };
     let before = link().unwrap().info().unwrap().id();
     drop(bed.interceptor());
-    assert_eq!(
-        link().unwrap().info().unwrap().id(),
-        before,
-        "the same version is left alone"
-    );
+    assert_eq!(link().unwrap().info().unwrap().id(), before, "the same version is left alone");
     std::fs::remove_file(folder.join("object")).unwrap();
     std::os::unix::fs::symlink("another", folder.join("object")).unwrap();
     drop(bed.interceptor());
@@ -136,8 +119,5 @@ fn a_loader_that_crashed_half_way_leaves_nothing_that_the_next_cannot_mend() {
     let hooks = &interceptor.status().unwrap().attachments[0].hooks;
     assert_eq!(hooks.len(), 4, "{hooks:?}");
     assert!(!folder.join("connect4-next").exists() && !bed.pins().join("pods/77").exists());
-    assert_eq!(
-        bed.connect(&pod, TARGET, "blocking").answer,
-        format!("proxy {slot} {TARGET}")
-    );
+    assert_eq!(bed.connect(&pod, TARGET, "blocking").answer, format!("proxy {slot} {TARGET}"));
 }

@@ -1,1 +1,18 @@
-//! x
+//! A real control plane for tests and for the demo: etcd and kube-apiserver, nothing mocked.
+//!
+//! What is started ends with the process that started it, however that ends: a supervisor holds the other end of a
+//! pipe, and when the pipe closes it kills what it started and removes the folder.
+#![forbid(unsafe_code)]
+
+mod supervise;
+mod tools;
+
+mod pki;
+
+mod control_plane;
+
+mod client;
+
+pub use client::{BoundToken, retry};
+pub use control_plane::{ControlPlane, Options};
+pub use tools::{Tools, ToolsError};

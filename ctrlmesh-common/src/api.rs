@@ -1,0 +1,29 @@
+//! What do users write, and what do they read back? The resources of `ctrlmesh.kusionstack.io/v1alpha1`.
+//!
+//! The kinds and fields are the predecessors', so that their manifests apply unchanged. What the schema can check is
+//! checked in the API server (OpenAPI bounds and CEL); what it cannot see is `ctrlmesh-manager`'s admission.
+//! Every doc comment here becomes `kubectl explain`.
+#![expect(clippy::duplicated_attributes, reason = "columns of one type are not the same column")]
+#![expect(unreachable_pub, reason = "`KubeSchema` repeats each type inside a function")]
+
+mod circuit_breaker;
+mod fault_injection;
+mod label_selector;
+mod manager_state;
+mod sharding_config;
+mod yaml;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+
+pub use circuit_breaker::*;
+pub use fault_injection::*;
+pub use label_selector::{Expression, LabelSelector, SelectorOperator};
+pub use manager_state::*;
+pub use sharding_config::*;
+pub use yaml::{ReadError, read_sharding_configs};
+
+/// The definitions of all our resources, as they are installed into a cluster.
+pub fn definitions() -> [CustomResourceDefinition; 4] {
+    [ShardingConfig::crd(), CircuitBreaker::crd(), FaultInjection::crd(), ManagerState::crd()]
+}

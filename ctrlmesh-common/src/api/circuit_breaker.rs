@@ -1,0 +1,273 @@
+//! `CircuitBreaker`: holds an operator back when it runs wild.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::LabelSelector;
+
+/// Limits how often the selected pods may do something, and what they may talk to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[kube(
+    group = "ctrlmesh.kusionstack.io",
+    version = "v1alpha1",
+    kind = "CircuitBreaker",
+    shortname = "cbk",
+    category = "ctrlmesh",
+    namespaced,
+    status = "CircuitBreakerStatus",
+    derive = "PartialEq",
+    doc = "Limits how often the selected pods may do something, and what they may talk to.",
+    printcolumn(name = "Limits", type_ = "string", json_path = ".spec.rateLimitings[*].name"),
+    printcolumn(
+        name = "Opened",
+        type_ = "string",
+        json_path = ".status.targetStatus[*].limitingSnapshots[?(@.state==\"Opened\")].name"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+pub struct CircuitBreakerSpec {
+    /// Which pods, of this namespace, are held back. Required, with at least one requirement.
+    #[x_kube(validation = Rule::new("has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0")
+        .message("must have at least one requirement in matchLabels or matchExpressions"))]
+    pub selector: LabelSelector,
+    /// Limits on how often. At most 64, with distinct names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub rate_limitings: Vec<RateLimiting>,
+    /// Rules on what may be talked to. At most 64, with distinct names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub traffic_intercept_rules: Vec<TrafficInterceptRule>,
+}
+
+/// A limit on how often something may be done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.triggerPolicy in ['ForceOpened', 'ForceClosed'] || has(self.bucket)")
+        .message("bucket: is required with the trigger policies Normal and LimiterOnly"),
+    validation = Rule::new("has(self.resourceRules) && size(self.resourceRules) > 0 || has(self.restRules) && size(self.restRules) > 0")
+        .message("resourceRules: at least one rule, here or in restRules, is required; the limit would apply to nothing")
+)]
+pub struct RateLimiting {
+    /// The limit's name, distinct within the resource.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// How much is allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<Bucket>,
+    /// When the breaker opens. Default Normal.
+    #[serde(default)]
+    pub trigger_policy: TriggerPolicy,
+    /// How an open breaker closes again. Default: Manual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recover_policy: Option<RecoverPolicy>,
+    /// The requests to the API server that are counted. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub resource_rules: Vec<ResourceRule>,
+    /// The requests to other servers that are counted. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub rest_rules: Vec<RestRule>,
+    /// Free-form properties, kept for compatibility.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub properties: BTreeMap<String, String>,
+}
+
+/// A token bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Bucket {
+    /// How many requests may be made at once. At least 1.
+    #[schemars(range(min = 1))]
+    pub burst: u32,
+    /// In which time `limit` requests may be made: a duration such as 1s, 10m or 1h30m, greater than zero.
+    #[schemars(
+        length(min = 2, max = 32),
+        regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$")
+    )]
+    #[x_kube(validation = Rule::new("self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') && duration(self) > duration('0s')")
+        .message("must be a duration greater than zero, such as 1s, 10m or 1h30m"))]
+    pub interval: String,
+    /// How many requests may be made in `interval`. 0 allows none.
+    pub limit: u32,
+}
+
+/// When a breaker opens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TriggerPolicy {
+    /// When the bucket is empty; it stays open until it recovers.
+    #[default]
+    Normal,
+    /// Never: requests beyond the bucket are refused one by one.
+    LimiterOnly,
+    /// It is open, whatever the bucket says.
+    ForceOpened,
+    /// It is closed, whatever the bucket says.
+    ForceClosed,
+}
+
+/// How an open breaker closes again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.type != 'SleepingWindow' || has(self.sleepingWindowSize)")
+    .message("sleepingWindowSize: is required with the type SleepingWindow"))]
+pub struct RecoverPolicy {
+    /// Manual or `SleepingWindow`.
+    #[serde(rename = "type")]
+    pub kind: RecoverType,
+    /// For how long the breaker stays open: a duration such as 10m, greater than zero.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 2, max = 32),
+        regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$")
+    )]
+    #[x_kube(validation = Rule::new("self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') && duration(self) > duration('0s')")
+        .message("must be a duration greater than zero, such as 1s, 10m or 1h30m"))]
+    pub sleeping_window_size: Option<String>,
+}
+
+/// What closes an open breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RecoverType {
+    /// A user, by changing the resource.
+    Manual,
+    /// Time.
+    SleepingWindow,
+}
+
+/// Requests to the API server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceRule {
+    /// API groups; `""` is the core group, `"*"` is every group.
+    #[schemars(length(min = 1, max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub api_groups: Vec<String>,
+    /// Resources, `resource/subresource` included; `"*"` is every resource.
+    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 127)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub resources: Vec<String>,
+    /// API verbs such as create, update or delete; `"*"` is every verb.
+    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub verbs: Vec<String>,
+    /// Namespaces; `"*"` is every namespace.
+    #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub namespaces: Vec<String>,
+}
+
+/// Requests to another server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RestRule {
+    /// `scheme://host:port/path`; a path that ends in `/*` stands for all that begin so.
+    #[schemars(length(max = 2048), regex(pattern = r"^https?://[^/]+(/.*)?$"))]
+    pub url: String,
+    /// The HTTP method, such as POST.
+    #[schemars(length(min = 1, max = 16), regex(pattern = r"^(\*|[A-Z]+)$"))]
+    pub method: String,
+}
+
+/// Whether some traffic passes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TrafficInterceptRule {
+    /// The rule's name, distinct within the resource.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Whether only what matches passes (Whitelist), or only what does not (Blacklist).
+    pub intercept_type: InterceptType,
+    /// Whether `contents` are plain (Normal) or regular expressions (Regexp).
+    pub content_type: ContentType,
+    /// What URLs are compared with. 1 to 256.
+    #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 2048)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub contents: Vec<String>,
+    /// HTTP methods, such as POST; `"*"` is every method. 1 to 16.
+    #[schemars(length(min = 1, max = 16), inner(length(max = 16), regex(pattern = r"^(\*|[A-Z]+)$")), extend("x-kubernetes-list-type" = "set"))]
+    pub methods: Vec<String>,
+}
+
+/// What happens to traffic that a rule matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum InterceptType {
+    /// Only what matches passes.
+    Whitelist,
+    /// Only what does not match passes.
+    Blacklist,
+}
+
+/// How the contents of a rule are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ContentType {
+    /// As they stand.
+    Normal,
+    /// As regular expressions.
+    Regexp,
+}
+
+/// What the proxies reported.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CircuitBreakerStatus {
+    /// The `metadata.generation` that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// When this status was last written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_updated_time: Option<Time>,
+    /// A hash of the spec that the proxies should have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_spec_hash: Option<String>,
+    /// Each selected pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub target_status: Vec<BreakerTargetStatus>,
+}
+
+/// The breaker in one pod.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BreakerTargetStatus {
+    /// The pod's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+    /// The pod's address.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "podIP")]
+    pub pod_ip: Option<String>,
+    /// A hash of the spec that the pod's proxy has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_hash: Option<String>,
+    /// What is wrong, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// The state of each limit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub limiting_snapshots: Vec<LimitingSnapshot>,
+}
+
+/// The state of one limit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitingSnapshot {
+    /// The limit's name.
+    pub name: String,
+    /// Opened (requests are refused) or Closed.
+    pub state: BreakerState,
+    /// When the state last changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_transition_time: Option<Time>,
+}
+
+/// Whether a breaker lets requests pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum BreakerState {
+    /// Requests are refused.
+    Opened,
+    /// Requests pass.
+    Closed,
+}

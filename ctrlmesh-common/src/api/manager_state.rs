@@ -1,0 +1,79 @@
+//! `ManagerState`: where the managers are. Kept for those who read it; ours do not need it.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Nothing is asked for: the manager writes the status of the one object `ctrlmesh-manager`.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomResource, KubeSchema,
+)]
+#[kube(
+    group = "ctrlmesh.kusionstack.io",
+    version = "v1alpha1",
+    kind = "ManagerState",
+    category = "ctrlmesh",
+    status = "ManagerStateStatus",
+    no_spec,
+    derive = "PartialEq",
+    derive = "Default",
+    doc = "Where the managers are. There is one object, ctrlmesh-manager, and the manager writes it.",
+    validation = Rule::new("self.metadata.name == 'ctrlmesh-manager'").message("metadata.name: must be ctrlmesh-manager; there is one ManagerState"),
+    printcolumn(name = "Namespace", type_ = "string", json_path = ".status.namespace"),
+    printcolumn(name = "Managers", type_ = "string", json_path = ".status.endpoints[*].name"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+pub struct ManagerStateSpec {
+    /// Nothing. Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<NoSpec>,
+}
+
+/// Nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NoSpec {}
+
+/// What the leader observed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ManagerStateStatus {
+    /// The namespace that the managers run in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Each manager.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub endpoints: Vec<ManagerEndpoint>,
+    /// Where the managers listen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ports: Option<ManagerPorts>,
+    /// When this status was last written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update_timestamp: Option<Time>,
+}
+
+/// One manager.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ManagerEndpoint {
+    /// The pod's name.
+    pub name: String,
+    /// The pod's address.
+    #[serde(rename = "podIP")]
+    pub pod_ip: String,
+    /// Whether it leads.
+    pub leader: bool,
+}
+
+/// TCP ports of the managers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ManagerPorts {
+    /// The port of the leader's gRPC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grpc_leader_election_port: Option<i32>,
+    /// The port of every manager's gRPC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grpc_non_leader_election_port: Option<i32>,
+}

@@ -1,0 +1,327 @@
+//! `ShardingConfig`: which pods of an operator own which objects.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::LabelSelector;
+use crate::resource::ResourceMatch;
+
+/// A shard of an operator, or, with `root`, the rule that makes all its shards.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[kube(
+    group = "ctrlmesh.kusionstack.io",
+    version = "v1alpha1",
+    kind = "ShardingConfig",
+    shortname = "shard",
+    category = "ctrlmesh",
+    namespaced,
+    status = "ShardingConfigStatus",
+    derive = "PartialEq",
+    doc = "A shard of an operator, some of its pods and a share of the objects; or, with root, the rule that makes all its shards.",
+    validation = Rule::new("!has(self.spec.controller) || size(self.spec.controller.leaderElectionName) + size(self.metadata.name) <= 250")
+        .message("spec.controller.leaderElectionName: together with metadata.name at most 250 characters, because the shard's own lock is called <leaderElectionName>---<name>"),
+    printcolumn(name = "Root", type_ = "boolean", json_path = ".status.isRoot", description = "Whether it makes shards"),
+    printcolumn(name = "Shards", type_ = "string", json_path = ".status.root.childShardingConfigs", description = "The shards of a root"),
+    printcolumn(name = "Epoch", type_ = "integer", json_path = ".status.epoch", description = "Grows with every change of ownership"),
+    printcolumn(name = "Accepted", type_ = "string", json_path = ".status.conditions[?(@.type==\"Accepted\")].status"),
+    printcolumn(name = "Programmed", type_ = "string", json_path = ".status.conditions[?(@.type==\"Programmed\")].status"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[x_kube(
+    validation = Rule::new("has(self.root) || has(self.selector)")
+        .message("selector: is required, unless root is set"),
+    validation = Rule::new("has(self.root) || has(self.limits) && size(self.limits) > 0")
+        .message("limits: at least one is required, unless root is set"),
+    validation = Rule::new("has(self.selector) == has(oldSelf.selector)")
+        .message("selector: is immutable; it can be neither added nor removed. Delete the ShardingConfig and create another"),
+    validation = Rule::new("has(self.root) == has(oldSelf.root)")
+        .message("root: can be neither added nor removed. Delete the ShardingConfig and create another")
+)]
+pub struct ShardingConfigSpec {
+    /// Which pods, of this namespace, belong to the shard. Required unless `root` is set; a root owns no pods itself,
+    /// and there it is accepted and ignored. Immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(
+        validation = Rule::new("self == oldSelf").message("is immutable. Delete the ShardingConfig and create another"),
+        validation = Rule::new("has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0")
+            .message("must have at least one requirement in matchLabels or matchExpressions")
+    )]
+    pub selector: Option<LabelSelector>,
+    /// The operator's controllers. Absent: the operator does no leader election, or all shards share its lock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub controller: Option<Controller>,
+    /// The operator's admission webhook. Absent: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<Webhook>,
+    /// The share of objects: each limit restricts some resources to the objects that its selector matches; where
+    /// several limits cover a resource, all must match. Required unless `root` is set. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub limits: Vec<Limit>,
+    /// Makes this a root: it owns nothing itself, and its shards are made and kept by the manager.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<Root>,
+}
+
+/// The controllers of an operator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Controller {
+    /// The name of the operator's leader-election lock (Lease, `ConfigMap` or Endpoints) in the pod's namespace. Each
+    /// shard gets a lock of its own, `<leaderElectionName>---<ShardingConfig name>`.
+    #[schemars(
+        length(min = 1, max = 200),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+    )]
+    pub leader_election_name: String,
+}
+
+/// The admission webhook of an operator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Webhook {
+    /// The folder in the operator's container that holds `tls.crt` and `tls.key`.
+    #[schemars(length(min = 1, max = 4096))]
+    pub cert_dir: String,
+    /// The TCP port on which the operator serves its webhook, 1 to 65535.
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: i32,
+}
+
+/// Restricts some resources to the objects that a selector matches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.selector) != has(self.objectSelector)")
+        .message("selector: exactly one of selector and objectSelector (Kridge's spelling) is required"),
+    validation = Rule::new("!(has(self.objectSelector) && has(self.relateResources))")
+        .message("relateResources: must stand inside objectSelector where objectSelector is used")
+)]
+pub struct Limit {
+    /// Which resources are restricted. Absent or empty: every resource. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub relate_resources: Vec<RelatedResources>,
+    /// Which objects of them the shard may see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0")
+        .message("must have at least one requirement in matchLabels or matchExpressions; without one the limit limits nothing"))]
+    pub selector: Option<LabelSelector>,
+    /// Kridge's spelling of the two fields above. Absent in new manifests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object_selector: Option<ObjectSelector>,
+}
+
+/// Kridge's spelling of a limit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectSelector {
+    /// Which resources are restricted. Absent or empty: every resource. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub relate_resources: Vec<RelatedResources>,
+    /// Which objects of them the shard may see.
+    #[x_kube(validation = Rule::new("has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0")
+        .message("must have at least one requirement in matchLabels or matchExpressions; without one the limit limits nothing"))]
+    pub selector: LabelSelector,
+}
+
+/// Some resources of some API groups. The version does not count, and a subresource counts as its resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("size(self.apiGroups) == 1 || !('*' in self.apiGroups)").message("apiGroups: \"*\" is allowed only alone"),
+    validation = Rule::new("size(self.resources) == 1 || !('*' in self.resources)").message("resources: \"*\" is allowed only alone")
+)]
+pub struct RelatedResources {
+    /// API groups; `""` is the core group, `["*"]` is every group. 1 to 64.
+    #[schemars(length(min = 1, max = 64), inner(length(max = 253), regex(pattern = r"^(\*|([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?)$")), extend("x-kubernetes-list-type" = "set"))]
+    pub api_groups: Vec<String>,
+    /// Resources in their plural, lower-case form, without subresource; `["*"]` is every resource. 1 to 64.
+    #[schemars(length(min = 1, max = 64), inner(length(max = 63), regex(pattern = r"^(\*|[a-z]([-a-z0-9]*[a-z0-9])?)$")), extend("x-kubernetes-list-type" = "set"))]
+    pub resources: Vec<String>,
+}
+
+/// The rule by which a root makes its shards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.targetStatefulSet) != has(self.targetDeployment)")
+        .message("targetStatefulSet: exactly one of targetStatefulSet and targetDeployment is required"),
+    validation = Rule::new("has(self.disable) && self.disable || has(self.auto) != (has(self.manual) && size(self.manual) > 0)")
+        .message("auto: exactly one of auto and manual is required, unless disable is true"),
+    validation = Rule::new("!has(self.auto) || self.auto.shardingSize + (has(self.canary) && has(self.canary.inShardHash) ? size(self.canary.inShardHash) : 0) <= 32")
+        .message("auto.shardingSize: at most the number of hashes that canary.inShardHash leaves of 32")
+)]
+pub struct Root {
+    /// Stops making and changing shards; those that are there stay as they are. Default false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disable: Option<bool>,
+    /// What the names of the shards begin with: `<prefix>-0-canary`, `<prefix>-<id>-normal`.
+    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub prefix: String,
+    /// The `StatefulSet`, in this namespace, whose pods are divided among the shards, by ordinal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub target_stateful_set: Option<String>,
+    /// The Deployment, in this namespace, whose pods are divided among the shards, as they are admitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub target_deployment: Option<String>,
+    /// A first shard of chosen namespaces and hashes, for a new version. Absent: no canary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<Canary>,
+    /// Divides what the canary leaves evenly. Exactly one of `auto` and `manual` is required.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto: Option<Auto>,
+    /// Divides what the canary leaves as written here. Every hash must be in exactly one shard.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
+    pub manual: Vec<Manual>,
+    /// Which resources the shards divide. Absent or empty: every resource. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub resource_selector: Vec<ResourceSelector>,
+}
+
+/// Some resources that the shards of a root divide.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceSelector {
+    /// Which resources are divided. Absent or empty: every resource. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub relate_resources: Vec<RelatedResources>,
+    /// Which objects of them any shard may see at all. Absent: all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<LabelSelector>,
+}
+
+/// The canary shard: its objects are those in `inNamespaces` or in `inShardHash`; the others get exactly the rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.inNamespaces) && size(self.inNamespaces) > 0 || has(self.inShardHash) && size(self.inShardHash) > 0")
+        .message("inNamespaces: at least one namespace, or one hash in inShardHash, is required; the canary would own nothing")
+)]
+pub struct Canary {
+    /// How many pods the canary has: the ordinals 0 to `replicas` - 1. At least 1.
+    #[schemars(range(min = 1, max = 1000))]
+    pub replicas: i32,
+    /// Namespaces that the canary owns. At most 1024.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
+    pub in_namespaces: Vec<String>,
+    /// Hashes of namespaces, "0" to "31", that the canary owns.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), inner(length(max = 2), regex(pattern = r"^([0-9]|[12][0-9]|3[01])$")), extend("x-kubernetes-list-type" = "set"))]
+    pub in_shard_hash: Vec<String>,
+}
+
+/// Even shares.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Auto {
+    /// Into how many shards the hashes are divided, 1 to 32; their sizes differ by at most one hash.
+    #[schemars(range(min = 1, max = 32))]
+    pub sharding_size: i32,
+    /// How many pods each shard has: one works, the others stand by. At least 1.
+    #[schemars(range(min = 1, max = 1000))]
+    pub every_shard_replicas: i32,
+}
+
+/// One shard, as written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Manual {
+    /// The shard's number, from 1; its name is `<prefix>-<id>-normal`.
+    #[schemars(range(min = 1, max = 32))]
+    pub id: i32,
+    /// Hashes of namespaces, "0" to "31", that the shard owns.
+    #[schemars(length(min = 1, max = 32), inner(length(max = 2), regex(pattern = r"^([0-9]|[12][0-9]|3[01])$")), extend("x-kubernetes-list-type" = "set"))]
+    pub hashes: Vec<String>,
+    /// How many pods the shard has. Default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub replicas: Option<i32>,
+}
+
+/// What the manager observed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ShardingConfigStatus {
+    /// The `metadata.generation` that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Whether it is a root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_root: Option<bool>,
+    /// Grows with every change of the ownership table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<i64>,
+    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// What a root has made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<RootStatus>,
+    /// The pods of the shard.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub pods: Vec<PodStatus>,
+}
+
+/// What a root has made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RootStatus {
+    /// The names of its shards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub child_sharding_configs: Vec<String>,
+}
+
+/// One pod of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodStatus {
+    /// The pod's name.
+    pub name: String,
+    /// The node that it runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// The epoch that its proxy has acknowledged last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<i64>,
+    /// When its proxy was last in touch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_contact: Option<Time>,
+}
+
+// === impl Limit ===
+
+impl Limit {
+    /// The resources that it restricts; none means every resource. Reads either spelling.
+    pub fn resources(&self) -> &[RelatedResources] {
+        self.object_selector
+            .as_ref()
+            .map_or(&self.relate_resources, |nested| &nested.relate_resources)
+    }
+
+    /// The objects of them that the shard may see. Reads either spelling.
+    pub fn objects(&self) -> Option<&LabelSelector> {
+        self.selector.as_ref().or(self.object_selector.as_ref().map(|nested| &nested.selector))
+    }
+}
+
+// === impl RelatedResources ===
+
+impl From<&RelatedResources> for ResourceMatch {
+    fn from(resources: &RelatedResources) -> Self {
+        Self { api_groups: resources.api_groups.clone(), resources: resources.resources.clone() }
+    }
+}

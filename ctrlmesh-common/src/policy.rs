@@ -1,0 +1,286 @@
+//! What is a proxy told?
+//!
+//! One policy speaks of one pod: which resources it may see only in part, and how its leader-election lock is
+//! called on the server. It travels as JSON; a selector travels in its string form.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::names::LOCK_SEPARATOR;
+use crate::resource::{ResourceMatch, ResourceMatchError};
+use crate::selector::Selector;
+
+/// Everything a proxy is told about one pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Policy {
+    /// Grows with every change of the operator's ownership table; 0 where nobody counts.
+    #[serde(default)]
+    pub epoch: u64,
+    /// Whether the rest is applied at all.
+    #[serde(default)]
+    pub mode: Mode,
+    /// Which resources the pod sees only in part. All limits that cover a resource hold at once.
+    #[serde(default)]
+    pub limits: Vec<Limit>,
+    /// The leader-election lock that each shard has for itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lock: Option<Lock>,
+}
+
+/// Whether a policy is applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Mode {
+    /// Limits and lock hold.
+    #[default]
+    Enforce,
+    /// Every request passes as it is.
+    Pass,
+}
+
+/// Of these resources, only the objects that the selector matches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Limit {
+    /// The resources; none at all means every resource.
+    #[serde(default)]
+    pub relate_resources: Vec<ResourceMatch>,
+    /// The objects of theirs; without a requirement it limits nothing, and only `changed_at` counts.
+    #[serde(serialize_with = "print_selector", deserialize_with = "parse_selector")]
+    pub selector: Selector,
+    /// The API server's resourceVersion at which this limit became what it is, where that is known: a watch or a
+    /// continue token from before it cannot go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed_at: Option<u64>,
+}
+
+/// A leader-election lock that is renamed, so that each shard has its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Lock {
+    /// Namespace of the operator, in which the lock lives.
+    pub namespace: String,
+    /// The name under which the operator knows it.
+    pub name: String,
+    /// The shard's name, which makes the name on the server.
+    pub shard: String,
+}
+
+/// A policy that no proxy can apply.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// A resource match that cannot be matched against.
+    #[error("limits[{limit}].relateResources[{at}]")]
+    Resources {
+        /// Which limit.
+        limit: usize,
+        /// Which of its resource matches.
+        at: usize,
+        /// What is wrong with it.
+        #[source]
+        source: ResourceMatchError,
+    },
+    /// A part of the lock is empty or holds what no name may hold.
+    #[error(
+        "lock.{field}: {value:?} is no name: allowed are 1 to 253 of a-z 0-9 - . with an alphanumeric at both ends"
+    )]
+    LockName {
+        /// `namespace`, `name` or `shard`.
+        field: &'static str,
+        /// What was given.
+        value: String,
+    },
+    /// The name that the server would see is longer than a name may be.
+    #[error("lock: the name {name:?} is longer than the 253 bytes a name may have")]
+    LockTooLong {
+        /// The lock's name on the server.
+        name: String,
+    },
+}
+
+/// Longest name of an object, in bytes.
+const MAX_NAME_BYTES: usize = 253;
+
+// === impl Policy ===
+
+impl Policy {
+    /// What limits `resource` of the API group `group`: all limits that cover it, at once.
+    ///
+    /// `None` where nothing does.
+    pub fn selector_for(&self, group: &str, resource: &str) -> Option<Selector> {
+        let selector = self
+            .covering(group, resource)
+            .fold(Selector::everything(), |all, limit| all.and(&limit.selector));
+        (!selector.is_empty()).then_some(selector)
+    }
+
+    /// The newest resourceVersion at which a limit on `resource` changed, where one is known.
+    pub fn changed_at(&self, group: &str, resource: &str) -> Option<u64> {
+        self.covering(group, resource).filter_map(|limit| limit.changed_at).max()
+    }
+
+    /// Whether a proxy can apply it.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        for (limit, resources) in
+            self.limits.iter().map(|limit| &limit.relate_resources).enumerate()
+        {
+            for (at, resources) in resources.iter().enumerate() {
+                resources.check().map_err(|source| PolicyError::Resources { limit, at, source })?;
+            }
+        }
+        self.lock.as_ref().map_or(Ok(()), Lock::check)
+    }
+
+    fn covering(&self, group: &str, resource: &str) -> impl Iterator<Item = &Limit> {
+        let enforced = self.mode == Mode::Enforce;
+        self.limits.iter().filter(move |limit| enforced && limit.covers(group, resource))
+    }
+}
+
+// === impl Limit ===
+
+impl Limit {
+    /// Whether it speaks of `resource` of the API group `group`.
+    pub fn covers(&self, group: &str, resource: &str) -> bool {
+        self.relate_resources.is_empty()
+            || self.relate_resources.iter().any(|one| one.covers(group, resource))
+    }
+}
+
+// === impl Lock ===
+
+impl Lock {
+    /// The name on the server.
+    pub fn per_shard(&self) -> String {
+        format!("{}{LOCK_SEPARATOR}{}", self.name, self.shard)
+    }
+
+    /// Whether `name` is one that only the server may know: this lock's, or another shard's.
+    pub fn reserves(&self, name: &str) -> bool {
+        name.strip_prefix(self.name.as_str()).is_some_and(|rest| rest.starts_with(LOCK_SEPARATOR))
+    }
+
+    fn check(&self) -> Result<(), PolicyError> {
+        for (field, value) in
+            [("namespace", &self.namespace), ("name", &self.name), ("shard", &self.shard)]
+        {
+            if !is_object_name(value) {
+                return Err(PolicyError::LockName { field, value: value.clone() });
+            }
+        }
+        let name = self.per_shard();
+        if name.len() > MAX_NAME_BYTES { Err(PolicyError::LockTooLong { name }) } else { Ok(()) }
+    }
+}
+
+fn is_object_name(name: &str) -> bool {
+    let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = name.as_bytes();
+    bytes.len() <= MAX_NAME_BYTES
+        && bytes.iter().all(|byte| inner(byte) || matches!(byte, b'-' | b'.'))
+        && bytes.first().is_some_and(inner)
+        && bytes.last().is_some_and(inner)
+}
+
+fn print_selector<S: Serializer>(selector: &Selector, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(selector)
+}
+
+fn parse_selector<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Selector, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    Selector::parse(&text)
+        .map_err(|error| de::Error::custom(format_args!("selector {text:?}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(resources: &[(&str, &str)], selector: &str) -> Limit {
+        let relate_resources = resources
+            .iter()
+            .map(|(group, resource)| ResourceMatch {
+                api_groups: vec![(*group).to_owned()],
+                resources: vec![(*resource).to_owned()],
+            })
+            .collect();
+        Limit { relate_resources, selector: Selector::parse(selector).unwrap(), changed_at: None }
+    }
+
+    #[test]
+    fn all_limits_that_cover_a_resource_hold_at_once() {
+        let policy = Policy {
+            limits: vec![
+                limit(&[("", "pods")], "a=1"),
+                limit(&[("apps", "*")], "b in (x,y)"),
+                limit(&[("*", "pods")], "!c"),
+                limit(&[], ""),
+            ],
+            ..Policy::default()
+        };
+        let text = |group, resource| {
+            policy.selector_for(group, resource).map(|selector| selector.to_string())
+        };
+        assert_eq!(text("", "pods").as_deref(), Some("a=1,!c"));
+        assert_eq!(text("apps", "deployments").as_deref(), Some("b in (x,y)"));
+        assert_eq!(text("", "secrets"), None);
+        let pass = Policy { mode: Mode::Pass, ..policy };
+        assert_eq!(pass.selector_for("", "pods"), None);
+    }
+
+    #[test]
+    fn a_limit_without_resources_covers_every_resource() {
+        let policy = Policy { limits: vec![limit(&[], "a=1")], ..Policy::default() };
+        assert!(policy.selector_for("example.com", "widgets").is_some());
+    }
+
+    #[test]
+    fn the_newest_change_of_a_resource_counts() {
+        let mut policy = Policy {
+            limits: vec![limit(&[("", "pods")], ""), limit(&[("", "*")], "a=1")],
+            ..Policy::default()
+        };
+        policy.limits[0].changed_at = Some(40);
+        policy.limits[1].changed_at = Some(7);
+        assert_eq!(policy.changed_at("", "pods"), Some(40));
+        assert_eq!(policy.changed_at("", "secrets"), Some(7));
+        assert_eq!(policy.changed_at("apps", "deployments"), None);
+    }
+
+    #[test]
+    fn a_lock_reserves_every_name_that_a_shard_could_have() {
+        let lock = Lock { namespace: "ns".into(), name: "op".into(), shard: "s-1".into() };
+        assert_eq!(lock.per_shard(), "op---s-1");
+        assert!(lock.reserves("op---s-1") && lock.reserves("op---other") && lock.reserves("op---"));
+        assert!(!lock.reserves("op") && !lock.reserves("op--s") && !lock.reserves("opx---s"));
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_applied_is_refused_by_field() {
+        let with_lock = |namespace: &str, name: &str, shard: &str| Policy {
+            lock: Some(Lock {
+                namespace: namespace.into(),
+                name: name.into(),
+                shard: shard.into(),
+            }),
+            ..Policy::default()
+        };
+        assert!(with_lock("ns", "op", "s").check().is_ok());
+        for (policy, start) in [
+            (with_lock("", "op", "s"), "lock.namespace"),
+            (with_lock("ns", "a/b", "s"), "lock.name"),
+            (with_lock("ns", "op", "S"), "lock.shard"),
+            (with_lock("ns", &"a".repeat(200), &"b".repeat(60)), "lock: the name"),
+            (
+                Policy { limits: vec![limit(&[("", "")], "")], ..Policy::default() },
+                "limits[0].relateResources[0]",
+            ),
+        ] {
+            let error = policy.check().unwrap_err().to_string();
+            assert!(error.starts_with(start), "{error}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Does a root give every slot to exactly one shard?
+
+use std::collections::BTreeSet;
+
+use ctrlmesh_common::api::{Canary, Root};
+use ctrlmesh_common::slots::{self, Slot, SlotSet};
+
+use super::{Report, limits};
+
+/// Checks the rule by which shards are made.
+pub(super) fn check(root: &Root, report: &mut Report) {
+    if root.prefix.is_empty() {
+        report.error("spec.root.prefix", "is empty; the names of the shards begin with it");
+    }
+    if root.target_stateful_set.is_some() == root.target_deployment.is_some() {
+        report.error(
+            "spec.root.targetStatefulSet",
+            "exactly one of targetStatefulSet and targetDeployment is required",
+        );
+    }
+    for (at, resources) in root.resource_selector.iter().enumerate() {
+        let field = format!("spec.root.resourceSelector[{at}]");
+        limits::resources(&field, &resources.relate_resources, report);
+        limits::optional_selector(
+            &format!("{field}.selector"),
+            resources.selector.as_ref(),
+            report,
+        );
+    }
+    let canary = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| check_canary(canary, report));
+    if root.disable == Some(true) {
+        return;
+    }
+    match (&root.auto, root.manual.is_empty()) {
+        (Some(auto), true) => {
+            let left = canary.complement().len();
+            if usize::try_from(auto.sharding_size).is_ok_and(|size| (1..=left).contains(&size)) {
+                positive("spec.root.auto.everyShardReplicas", auto.every_shard_replicas, report);
+            } else {
+                report.error("spec.root.auto.shardingSize", format!("{} shards cannot be made: allowed are 1 to {left}, the hashes that the canary leaves", auto.sharding_size));
+            }
+        }
+        (None, false) => check_manual(root, canary, report),
+        (Some(_), false) | (None, true) => {
+            report.error(
+                "spec.root.auto",
+                "exactly one of auto and manual is required, unless disable is true",
+            );
+        }
+    }
+}
+
+/// Checks the canary; returns its hashes.
+fn check_canary(canary: &Canary, report: &mut Report) -> SlotSet {
+    positive("spec.root.canary.replicas", canary.replicas, report);
+    if canary.in_namespaces.is_empty() && canary.in_shard_hash.is_empty() {
+        report.error(
+            "spec.root.canary.inNamespaces",
+            "at least one namespace, or one hash in inShardHash, is required",
+        );
+    }
+    hashes("spec.root.canary.inShardHash", &canary.in_shard_hash, report)
+}
+
+fn check_manual(root: &Root, canary: SlotSet, report: &mut Report) {
+    let (mut owned, mut ids) = (canary, BTreeSet::new());
+    for (at, shard) in root.manual.iter().enumerate() {
+        let field = format!("spec.root.manual[{at}]");
+        if shard.id < 1 || !ids.insert(shard.id) {
+            report.error(
+                format!("{field}.id"),
+                format!("{} is not a number from 1 that no other shard has", shard.id),
+            );
+        }
+        positive(&format!("{field}.replicas"), shard.replicas.unwrap_or(1), report);
+        let hashes = hashes(&format!("{field}.hashes"), &shard.hashes, report);
+        let twice = owned.intersection(hashes);
+        if !twice.is_empty() {
+            report.error(
+                format!("{field}.hashes"),
+                format!(
+                    "{twice}: owned by another shard already; every hash must be in exactly one"
+                ),
+            );
+        }
+        owned = owned.union(hashes);
+    }
+    let nobodys = owned.complement();
+    if !nobodys.is_empty() {
+        report.error("spec.root.manual", format!("the hashes {nobodys} belong to nobody; every hash 0 to {} must be in exactly one shard", slots::COUNT - 1));
+    }
+}
+
+/// Checks a list of hashes; returns those that are slots.
+fn hashes(field: &str, hashes: &[String], report: &mut Report) -> SlotSet {
+    let mut slots = SlotSet::EMPTY;
+    for (at, hash) in hashes.iter().enumerate() {
+        match hash
+            .parse()
+            .ok()
+            .and_then(|number: i64| Slot::try_from(number).ok())
+            .filter(|slot| slot.to_string() == *hash)
+        {
+            Some(slot) if slots.contains(slot) => {
+                report.error(format!("{field}[{at}]"), format!("{hash:?} is listed twice"));
+            }
+            Some(slot) => slots = slots.union([slot].into_iter().collect()),
+            None => report.error(
+                format!("{field}[{at}]"),
+                format!("{hash:?} is not a hash; allowed are \"0\" to \"31\""),
+            ),
+        }
+    }
+    slots
+}
+
+fn positive(field: &str, number: i32, report: &mut Report) {
+    if number < 1 {
+        report.error(field, format!("{number} is too few; at least 1 is required"));
+    }
+}

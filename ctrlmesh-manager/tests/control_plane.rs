@@ -1,0 +1,364 @@
+//! Our resources and our selectors, judged by a real API server.
+#![expect(clippy::large_futures, reason = "one per test, and never moved")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::api::{self, ShardingConfig};
+use ctrlmesh_common::selector::{Labels, Selector};
+use ctrlmesh_manager::validate;
+use ctrlmesh_testbed::{ControlPlane, retry};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
+use kube::{Client, ResourceExt as _};
+use proptest::strategy::{Strategy, ValueTree as _};
+use proptest::test_runner::{Config, RngSeed, TestRunner};
+use serde_json::json;
+use tokio::sync::OnceCell;
+
+const ACCEPTED: &str = include_str!("manifests/accepted.yaml");
+const REFUSED: &str = include_str!("manifests/refused.yaml");
+
+/// How many generated selectors are put to the API server.
+const SELECTORS: usize = 600;
+
+/// Installs our definitions, once, and waits until they are served.
+async fn installed() -> Result<Client> {
+    static INSTALLED: OnceCell<()> = OnceCell::const_new();
+    let client = ControlPlane::shared().client().await?;
+    INSTALLED
+        .get_or_try_init(|| async {
+            let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+            for definition in api::definitions() {
+                let force = PatchParams::apply("test").force();
+                definitions
+                    .patch(&definition.name_any(), &force, &Patch::Apply(&definition))
+                    .await?;
+            }
+            let served: Api<ShardingConfig> = Api::namespaced(client.clone(), "default");
+            let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+            // A definition is served some time before its rules are enforced: wait for the last effect.
+            retry(|| async {
+                let nothing: ShardingConfig =
+                    serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {}}))?;
+                match served.create(&dry_run, &nothing).await {
+                    Err(kube::Error::Api(status)) if status.code == 422 => Ok(()),
+                    other => Err(anyhow::anyhow!("{other:?}")),
+                }
+            })
+            .await
+        })
+        .await?;
+    Ok(client)
+}
+
+/// The documents of a file, each with the first comment line above it.
+fn documents(text: &'static str) -> impl Iterator<Item = (&'static str, DynamicObject)> {
+    text.split("\n---\n").map(|document| {
+        let comment = document.lines().rfind(|line| line.starts_with("# ")).unwrap_or("# ");
+        (
+            &comment[2..],
+            serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{document}\n{error}")),
+        )
+    })
+}
+
+fn resource_of(object: &DynamicObject) -> Result<ApiResource> {
+    let types = object.types.as_ref().context("apiVersion and kind")?;
+    Ok(ApiResource::from_gvk(&GroupVersionKind::gvk(
+        "ctrlmesh.kusionstack.io",
+        "v1alpha1",
+        &types.kind,
+    )))
+}
+
+async fn create(
+    client: &Client,
+    namespace: &str,
+    object: &DynamicObject,
+) -> Result<DynamicObject, kube::Error> {
+    let resource = resource_of(object).map_err(|error| kube::Error::Service(error.into()))?;
+    let api: Api<DynamicObject> = if resource.kind == "ManagerState" {
+        Api::all_with(client.clone(), &resource)
+    } else {
+        Api::namespaced_with(client.clone(), namespace, &resource)
+    };
+    // Strict: a field that the schema does not know is an error, and not silently lost.
+    let request =
+        http::Request::post(format!("{}?dryRun=All&fieldValidation=Strict", api.resource_url()))
+            .header("content-type", "application/json")
+            .body(serde_json::to_vec(object).map_err(kube::Error::SerdeError)?)
+            .map_err(kube::Error::HttpError)?;
+    client.request(request).await
+}
+
+#[tokio::test]
+async fn what_users_of_the_predecessors_have_is_accepted_unchanged() -> Result<()> {
+    let client = installed().await?;
+    let namespace = ControlPlane::shared().namespace("accepted").await?;
+    for (_, object) in documents(ACCEPTED) {
+        let made = create(&client, &namespace, &object).await.with_context(|| object.name_any())?;
+        let (given, kept) = (&object.data, &made.data);
+        ensure!(
+            contains(&kept["spec"], &given["spec"]),
+            "{}: {kept} lost some of {given}",
+            object.name_any()
+        );
+    }
+    let configs = api::read_sharding_configs(ACCEPTED)?;
+    for config in &configs {
+        assert_eq!(
+            validate::sharding_config(config, &configs, None).errors,
+            [],
+            "{}",
+            config.name_any()
+        );
+    }
+    Ok(())
+}
+
+/// Whether everything in `part` is in `whole`; defaults may have been added.
+fn contains(whole: &serde_json::Value, part: &serde_json::Value) -> bool {
+    match (whole, part) {
+        (serde_json::Value::Object(whole), serde_json::Value::Object(part)) => part
+            .iter()
+            .all(|(key, value)| whole.get(key).is_some_and(|inner| contains(inner, value))),
+        (serde_json::Value::Array(whole), serde_json::Value::Array(part)) => {
+            whole.len() == part.len()
+                && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
+        }
+        (whole, part) => whole == part || part.is_null(),
+    }
+}
+
+#[tokio::test]
+async fn what_must_not_be_is_refused_by_field_and_with_what_is_allowed() -> Result<()> {
+    let client = installed().await?;
+    let namespace = ControlPlane::shared().namespace("refused").await?;
+    let mut wrong = Vec::new();
+    for (comment, object) in documents(REFUSED) {
+        let name = object.name_any();
+        let (level, expected) = comment.split_once(": ").context("level")?;
+        let created = create(&client, &namespace, &object).await;
+        let admission = serde_json::from_value::<ShardingConfig>(serde_json::to_value(&object)?)
+            .map(|config| validate::sharding_config(&config, &[], None).errors);
+        let message = match (level, created, &admission) {
+            ("schema", Err(kube::Error::Api(status)), _) if status.code == 422 => status.message,
+            ("admission", Ok(_), Ok(errors)) => {
+                errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+            }
+            (_, created, _) => format!("not refused by the {level}: {created:?}"),
+        };
+        if !expected.split('|').all(|part| message.contains(part)) {
+            wrong.push(format!("{name}\n  expected: {expected}\n  message:  {message}"));
+        }
+        // A webhook must not trust the schema: what can be read at all is refused there too.
+        if admission.is_ok_and(|errors| errors.is_empty())
+            && resource_of(&object)?.kind == "ShardingConfig"
+        {
+            wrong.push(format!("{name}: the admission webhook would accept it"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_selector_cannot_be_changed_added_or_removed() -> Result<()> {
+    let client = installed().await?;
+    let namespace = ControlPlane::shared().namespace("immutable").await?;
+    let configs: Api<ShardingConfig> = Api::namespaced(client, &namespace);
+    let shard = made(&configs, SHARD).await?;
+    let root = made(&configs, ROOT).await?;
+    let changes = [
+        (
+            &shard,
+            json!({"spec": {"selector": {"matchLabels": {"app": "b"}}}}),
+            "spec.selector",
+            "is immutable",
+        ),
+        (
+            &root,
+            json!({"spec": {"selector": {"matchLabels": {"app": "b"}}}}),
+            "selector",
+            "neither added nor removed",
+        ),
+        (
+            &root,
+            json!({"spec": {"root": null, "selector": {"matchLabels": {"app": "b"}}}}),
+            "root",
+            "neither added nor removed",
+        ),
+    ];
+    for (config, change, field, allowed) in changes {
+        let patched = configs
+            .patch(&config.name_any(), &PatchParams::default(), &Patch::Merge(&change))
+            .await;
+        let Err(kube::Error::Api(status)) = patched else {
+            anyhow::bail!("{change} was accepted: {patched:?}")
+        };
+        ensure!(
+            status.message.contains(field) && status.message.contains(allowed),
+            "{}",
+            status.message
+        );
+        let after = merged(config, &change)?;
+        ensure!(
+            !validate::change(config, &after).errors.is_empty(),
+            "the admission webhook would accept {change}"
+        );
+    }
+    // What is not immutable can be changed.
+    let change = json!({"spec": {"limits": [{"selector": {"matchLabels": {"team": "b"}}}]}});
+    configs.patch("a", &PatchParams::default(), &Patch::Merge(&change)).await?;
+    Ok(())
+}
+
+const SHARD: &str = r#"{"metadata": {"name": "a"}, "spec": {
+    "selector": {"matchLabels": {"app": "a"}}, "limits": [{"selector": {"matchLabels": {"team": "a"}}}]}}"#;
+
+const ROOT: &str = r#"{"metadata": {"name": "root"}, "spec": {"root": {
+    "prefix": "a", "targetStatefulSet": "a", "auto": {"shardingSize": 2, "everyShardReplicas": 1}}}}"#;
+
+async fn made(configs: &Api<ShardingConfig>, json: &str) -> Result<ShardingConfig> {
+    Ok(configs.create(&PostParams::default(), &serde_json::from_str(json)?).await?)
+}
+
+fn merged(config: &ShardingConfig, change: &serde_json::Value) -> Result<ShardingConfig> {
+    let mut value = serde_json::to_value(config)?;
+    for (key, field) in change["spec"].as_object().context("spec")? {
+        value["spec"][key] = field.clone();
+    }
+    Ok(serde_json::from_value(value)?)
+}
+
+#[tokio::test]
+async fn every_field_is_explained() -> Result<()> {
+    let client = installed().await?;
+    let document = retry(|| async {
+        let request = http::Request::get("/openapi/v3/apis/ctrlmesh.kusionstack.io/v1alpha1")
+            .body(Vec::new())?;
+        anyhow::Ok(client.request::<serde_json::Value>(request).await?)
+    })
+    .await?;
+    let mut unexplained = Vec::new();
+    for (kind, schema) in document["components"]["schemas"].as_object().context("schemas")? {
+        if kind.starts_with("io.kusionstack.ctrlmesh") && !kind.ends_with("List") {
+            let properties = &schema["properties"];
+            for part in ["spec", "status"] {
+                without_description(&format!("{kind}.{part}"), &properties[part], &mut unexplained);
+            }
+        }
+    }
+    assert_eq!(unexplained, Vec::<String>::new());
+    Ok(())
+}
+
+fn without_description(path: &str, schema: &serde_json::Value, found: &mut Vec<String>) {
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        if property["description"].as_str().is_none_or(str::is_empty) {
+            found.push(path.clone());
+        }
+        without_description(&path, property, found);
+        without_description(&path, &property["items"], found);
+    }
+}
+
+/// Selectors of every shape, and texts that are nearly selectors.
+fn any_selector() -> impl Strategy<Value = String> {
+    use proptest::prelude::*;
+    let key = || prop_oneof!["[xy]", Just("x.io/z".to_owned()), "[xy=!,-]{1,3}"];
+    let value = || prop_oneof![4 => "[abc]", 2 => "[0-9]{1,2}", 1 => "[a-c!=<>( )_.-]{0,3}", 1 => Just(String::new())];
+    let space = || prop_oneof![6 => Just(String::new()), 2 => Just(" ".to_owned()), 1 => "[ \t\n\r]{1,2}", 1 => Just("\0".to_owned())];
+    let values = move || prop::collection::vec(value(), 0..4).prop_map(|values| values.join(","));
+    let exact = (key(), space(), "(=|==|!=|>|<|=>|!)", space(), value())
+        .prop_map(|(key, a, sign, b, value)| format!("{key}{a}{sign}{b}{value}"));
+    let set = (key(), "( | )", "(in|notin|In)", space(), values(), space())
+        .prop_map(|(key, a, sign, b, values, c)| format!("{key}{a}{sign}{b}({values}){c}"));
+    let bare = (space(), "!{0,2}", space(), key(), space())
+        .prop_map(|(a, not, b, key, c)| format!("{a}{not}{b}{key}{c}"));
+    let requirement = prop_oneof![3 => exact, 3 => set, 2 => bare, 1 => "[a-z=!<>(), \0]{0,8}"];
+    prop::collection::vec(requirement, 0..4).prop_map(|requirements| requirements.join(","))
+}
+
+#[tokio::test]
+async fn selectors_mean_what_the_api_server_takes_them_to_mean() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("selectors").await?;
+    let maps: Api<ConfigMap> = Api::namespaced(plane.client().await?, &namespace);
+    let objects = labelled_objects(&maps).await?;
+    let mut runner = TestRunner::new(Config { rng_seed: RngSeed::Fixed(7), ..Config::default() });
+    let strategy = any_selector();
+    let (mut accepted, mut refused) = (0, 0);
+    for _ in 0..SELECTORS {
+        let text =
+            strategy.new_tree(&mut runner).map_err(|reason| anyhow::anyhow!("{reason}"))?.current();
+        let parsed = Selector::parse(&text);
+        match maps.list_metadata(&ListParams::default().labels(&text)).await {
+            Ok(list) => {
+                accepted += 1;
+                let selector =
+                    parsed.with_context(|| format!("only the API server accepts {text:?}"))?;
+                let theirs: BTreeSet<String> =
+                    list.items.iter().map(kube::ResourceExt::name_any).collect();
+                let ours = objects
+                    .iter()
+                    .filter(|(_, labels)| selector.matches(labels))
+                    .map(|(name, _)| name.clone());
+                assert_eq!(ours.collect::<BTreeSet<_>>(), theirs, "{text:?}");
+            }
+            Err(kube::Error::Api(status)) if status.code == 400 => {
+                refused += 1;
+                ensure!(parsed.is_err(), "only we accept {text:?}: {}", status.message);
+            }
+            Err(error) => return Err(error).with_context(|| format!("{text:?}")),
+        }
+    }
+    ensure!(
+        accepted > SELECTORS / 5 && refused > SELECTORS / 5,
+        "{accepted} accepted, {refused} refused: too one-sided"
+    );
+    Ok(())
+}
+
+/// Objects with all combinations of a few labels.
+async fn labelled_objects(maps: &Api<ConfigMap>) -> Result<BTreeMap<String, Labels>> {
+    let mut objects = BTreeMap::new();
+    for x in [None, Some(""), Some("a"), Some("b"), Some("5"), Some("07")] {
+        for y in [None, Some("a"), Some("10")] {
+            for z in [None, Some("c")] {
+                let pairs = [("x", x), ("y", y), ("x.io/z", z)];
+                let labels: Labels = pairs
+                    .into_iter()
+                    .filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())))
+                    .collect();
+                let name = format!("object-{}", objects.len());
+                let metadata = ObjectMeta {
+                    name: Some(name.clone()),
+                    labels: Some(labels.clone()),
+                    ..ObjectMeta::default()
+                };
+                maps.create(
+                    &PostParams::default(),
+                    &ConfigMap { metadata, ..ConfigMap::default() },
+                )
+                .await?;
+                objects.insert(name, labels);
+            }
+        }
+    }
+    tokio::time::timeout(
+        Duration::from_secs(30),
+        retry(|| async {
+            let listed = maps.list_metadata(&ListParams::default()).await?.items.len();
+            ensure!(listed >= objects.len(), "{listed} of {}", objects.len());
+            anyhow::Ok(())
+        }),
+    )
+    .await??;
+    Ok(objects)
+}

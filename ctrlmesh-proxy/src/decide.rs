@@ -1,0 +1,108 @@
+//! What becomes of a request?
+//!
+//! Takes the policy and what is asked, gives a decision; it changes nothing itself. Where a target could be read in
+//! two ways, the decision is to refuse: whoever reads it the other way would have let it pass a limit.
+
+use ctrlmesh_common::policy::{Mode, Policy};
+use ctrlmesh_common::selector::Selector;
+
+use crate::request::RequestInfo;
+
+mod ambiguous;
+mod lock;
+mod shard;
+
+pub use lock::{LockPlan, Rename};
+
+/// What becomes of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It is sent as it is, and so is the answer.
+    Pass,
+    /// It is answered here.
+    Refuse(Refusal),
+    /// It is changed before it is sent.
+    Rewrite(Plan),
+}
+
+/// What is to be changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What the objects must match besides what the client asks.
+    pub selector: Option<Selector>,
+    /// How the leader-election lock is called on either side.
+    pub lock: Option<LockPlan>,
+}
+
+/// Why a request is answered here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The path can be read in two ways.
+    #[error("the path can be read in two ways: {what}")]
+    AmbiguousPath {
+        /// What is in it.
+        what: &'static str,
+    },
+    /// The query can be read in two ways.
+    #[error("the query can be read in two ways: it holds more than 10000 pairs")]
+    AmbiguousQuery,
+    /// The method is none that the API server knows for a resource, and the resource is limited.
+    #[error("the method is not one that a resource of the API server has")]
+    Method,
+    /// The version that the client knows is from before its share of the resource changed.
+    #[error(
+        "the resource version {asked} is from before {changed_at}, when this pod's share of the resource changed"
+    )]
+    Expired {
+        /// The version in the request.
+        asked: u64,
+        /// The version at which the policy changed.
+        changed_at: u64,
+    },
+    /// A continue token that does not say which version it is of.
+    #[error(
+        "the continue token does not say of which version it is, and this pod's share of the resource changed"
+    )]
+    UnknownContinue,
+    /// A name that only the server may know.
+    #[error("the name {name:?} is kept for the leader-election locks of shards")]
+    ReservedName {
+        /// The name in the request.
+        name: String,
+    },
+    /// A field selector that names the lock across namespaces.
+    #[error(
+        "the field selector names the leader-election lock, but no namespace: name the namespace in the path"
+    )]
+    LockAcrossNamespaces,
+    /// Deleting a collection would delete every shard's lock.
+    #[error(
+        "deleting this collection would delete the leader-election locks of other shards: name the object"
+    )]
+    LockCollection,
+}
+
+/// Decides about one request.
+pub fn decide(policy: &Policy, request: &RequestInfo<'_>) -> Decision {
+    if policy.mode == Mode::Pass || policy.limits.is_empty() && policy.lock.is_none() {
+        return Decision::Pass;
+    }
+    match plan(policy, request) {
+        Err(refusal) => Decision::Refuse(refusal),
+        Ok(plan) if plan == Plan::default() => Decision::Pass,
+        Ok(plan) => Decision::Rewrite(plan),
+    }
+}
+
+fn plan(policy: &Policy, request: &RequestInfo<'_>) -> Result<Plan, Refusal> {
+    ambiguous::check(request)?;
+    if !request.is_resource_request() {
+        return Ok(Plan::default());
+    }
+    let selector = shard::selector(policy, request)?;
+    let lock = policy.lock.as_ref().map_or(Ok(None), |lock| lock::plan(lock, request))?;
+    Ok(Plan { selector, lock })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! Does a request touch the leader-election lock?
+//!
+//! The client knows the lock under one name, the server under another for each shard. Names that only the server may
+//! know are nobody's to ask for, so that no spelling of a request reaches another shard's lock.
+
+use ctrlmesh_common::policy::Lock;
+
+use super::Refusal;
+use crate::request::{FieldSelector, NAME, NAMESPACE, RequestInfo};
+
+/// What is renamed for a request, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockPlan {
+    /// The two names.
+    pub rename: Rename,
+    /// The path names the lock, and must name it as the server knows it.
+    pub in_path: bool,
+    /// A field selector names the lock.
+    pub in_fields: bool,
+    /// The request's body may hold the lock, and must be read as a whole.
+    pub in_body: bool,
+}
+
+/// The two names of a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rename {
+    /// The policy's own words: namespace, the client's name, the shard.
+    pub lock: Lock,
+    /// The name on the server.
+    pub on_server: String,
+}
+
+/// The resources that client-go's leader election can lock on.
+const LOCK_RESOURCES: [(&str, &str); 3] =
+    [("coordination.k8s.io", "leases"), ("", "configmaps"), ("", "endpoints")];
+
+/// What to rename; `None` where the request cannot touch the lock.
+pub(super) fn plan(lock: &Lock, request: &RequestInfo<'_>) -> Result<Option<LockPlan>, Refusal> {
+    let resource = (request.api_group(), request.resource());
+    let namespace = request.namespace();
+    if !LOCK_RESOURCES.contains(&resource) || !namespace.is_empty() && namespace != lock.namespace {
+        return Ok(None);
+    }
+    let name = request.name_in_path();
+    // Across namespaces only collections exist; a name there is the server's to refuse.
+    if !name.is_empty() {
+        return if namespace.is_empty() { Ok(None) } else { named(lock, name, request) };
+    }
+    if request.verb() == "create" {
+        return Ok(Some(LockPlan::new(lock, false, false, true)));
+    }
+    if request.is_collection() { collection(lock, request).map(Some) } else { Ok(None) }
+}
+
+// === impl LockPlan ===
+
+impl LockPlan {
+    fn new(lock: &Lock, in_path: bool, in_fields: bool, in_body: bool) -> Self {
+        let rename = Rename { lock: lock.clone(), on_server: lock.per_shard() };
+        Self { rename, in_path, in_fields, in_body }
+    }
+}
+
+fn named(lock: &Lock, name: &str, request: &RequestInfo<'_>) -> Result<Option<LockPlan>, Refusal> {
+    if lock.reserves(name) {
+        return Err(Refusal::ReservedName { name: name.to_owned() });
+    }
+    let in_body = matches!(request.verb(), "create" | "update" | "patch");
+    Ok((name == lock.name).then(|| LockPlan::new(lock, true, false, in_body)))
+}
+
+fn collection(lock: &Lock, request: &RequestInfo<'_>) -> Result<LockPlan, Refusal> {
+    let text = request.query().first("fieldSelector").unwrap_or_default();
+    // One that does not parse is the server's to refuse; it reaches no object.
+    let fields = FieldSelector::parse(&text).unwrap_or_default();
+    let mut in_fields = false;
+    for term in fields.terms().iter().filter(|term| term.field == NAME) {
+        if lock.reserves(&term.value) {
+            return Err(Refusal::ReservedName { name: term.value.clone() });
+        }
+        in_fields |= term.value == lock.name;
+    }
+    if request.namespace().is_empty() && in_fields {
+        match fields.required(NAMESPACE) {
+            None => return Err(Refusal::LockAcrossNamespaces),
+            Some(namespace) => in_fields = namespace == lock.namespace,
+        }
+    }
+    if request.verb() == "deletecollection" && fields.required(NAME).is_none() {
+        return Err(Refusal::LockCollection);
+    }
+    Ok(LockPlan::new(lock, false, in_fields, false))
+}

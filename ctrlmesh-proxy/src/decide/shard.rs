@@ -1,0 +1,75 @@
+//! Which objects may this request see?
+
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::selector::Selector;
+
+use super::Refusal;
+use crate::request::RequestInfo;
+
+/// What a request for a collection must be narrowed to; `None` where nothing limits it.
+pub(super) fn selector(
+    policy: &Policy,
+    request: &RequestInfo<'_>,
+) -> Result<Option<Selector>, Refusal> {
+    let (group, resource) = (request.api_group(), request.resource());
+    if request.is_collection() {
+        if let Some(changed_at) = policy.changed_at(group, resource) {
+            check_version(changed_at, request)?;
+        }
+        return Ok(policy.selector_for(group, resource));
+    }
+    // No verb: a method such as `get` or `FOO`, of which an aggregated server may think what it likes.
+    if request.verb().is_empty() && policy.selector_for(group, resource).is_some() {
+        return Err(Refusal::Method);
+    }
+    Ok(None)
+}
+
+/// A watch or a further page from before the change would miss what joined, and keep what left.
+fn check_version(changed_at: u64, request: &RequestInfo<'_>) -> Result<(), Refusal> {
+    let query = request.query();
+    let version = query.text("resourceVersion").and_then(|version| version.parse().ok());
+    let asked = if request.is_watch() { version } else { None };
+    let token = query.text("continue").filter(|token| !token.is_empty() && !request.is_watch());
+    let continued =
+        token.map(|token| continued_version(&token).ok_or(Refusal::UnknownContinue)).transpose()?;
+    match asked.or(continued) {
+        // Version 0 asks for any state, and is answered with all of it.
+        Some(asked) if asked != 0 && asked < changed_at => {
+            Err(Refusal::Expired { asked, changed_at })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The version in a continue token: base64 (URL, without padding) of JSON with a number `rv`.
+fn continued_version(token: &str) -> Option<u64> {
+    #[derive(serde::Deserialize)]
+    struct Token {
+        rv: i64,
+    }
+    let token: Token = serde_json::from_slice(&base64(token)?).ok()?;
+    u64::try_from(token.rv).ok()
+}
+
+fn base64(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
+    let (mut bits, mut held) = (0_u32, 0);
+    for digit in text.trim_end_matches('=').bytes() {
+        let value = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'-' | b'+' => 62,
+            b'_' | b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        held += 6;
+        if held >= 8 {
+            held -= 8;
+            bytes.push(u8::try_from(bits >> held & 0xff).ok()?);
+        }
+    }
+    Some(bytes)
+}

@@ -1,0 +1,119 @@
+use super::*;
+
+fn info<'a>(method: &'a str, target: &'a str) -> RequestInfo<'a> {
+    RequestInfo::parse(method, target).unwrap()
+}
+
+/// Verb, group, namespace, resource, name and subresource, as one line.
+fn asked(method: &str, target: &str) -> String {
+    let info = info(method, target);
+    let parts = [
+        info.verb(),
+        info.api_group(),
+        info.namespace(),
+        info.resource(),
+        info.name(),
+        info.subresource(),
+    ];
+    parts.join(" ")
+}
+
+#[test]
+fn resources_are_found_in_every_shape_of_path() {
+    for (method, target, wanted) in [
+        ("GET", "/api/v1/pods", "list   pods  "),
+        ("GET", "/api/v1/namespaces/ns/pods/a", "get  ns pods a "),
+        ("PATCH", "/api/v1/namespaces/ns/pods/a/status", "patch  ns pods a status"),
+        ("GET", "/apis/apps/v1/deployments", "list apps  deployments  "),
+        (
+            "DELETE",
+            "/apis/apps/v1/namespaces/ns/deployments",
+            "deletecollection apps ns deployments  ",
+        ),
+        ("GET", "/api/v1/namespaces/ns", "get  ns namespaces ns "),
+        ("PUT", "/api/v1/namespaces/ns/finalize", "update  ns namespaces ns finalize"),
+        ("GET", "/api/v1/watch/namespaces/ns/pods", "watch  ns pods  "),
+        ("GET", "/api/v1/watch/pods/a", "watch   pods a "),
+        ("GET", "/api/v1/proxy/namespaces/ns/pods/a/b", "proxy  ns pods a "),
+        ("get", "/api/v1/pods", "   pods  "),
+        ("POST", "/api/v1/namespaces/ns/pods?labelSelector=a", "create  ns pods  "),
+    ] {
+        assert_eq!(asked(method, target), wanted, "{method} {target}");
+    }
+}
+
+#[test]
+fn other_paths_are_no_resources() {
+    for target in
+        ["/", "/healthz", "/api", "/api/v1", "/apis/apps", "/apis/apps/v1", "/version?watch", "*"]
+    {
+        assert!(!info("GET", target).is_resource_request(), "{target}");
+    }
+}
+
+#[test]
+fn a_watch_is_whatever_is_not_false() {
+    for (query, verb) in [
+        ("watch", "watch"),
+        ("watch=", "watch"),
+        ("watch=1", "watch"),
+        ("watch=no", "watch"),
+        ("w%61tch=true", "watch"),
+        ("watch=0", "list"),
+        ("watch=FALSE", "list"),
+        ("watch=fal%C5%BFe", "list"),
+        ("watch=false&watch=true", "list"),
+        ("watch=tr;ue", "list"),
+        ("watch=%zz", "list"),
+        ("Watch=true", "list"),
+        ("watch=true&limit=x", "watch"),
+    ] {
+        let target = format!("/api/v1/pods?{query}");
+        assert_eq!(info("GET", &target).verb(), verb, "{query}");
+    }
+}
+
+#[test]
+fn a_field_selector_may_name_the_object() {
+    for (selector, name) in [
+        ("metadata.name=a", "a"),
+        ("metadata.name==a,spec.x!=y", "a"),
+        ("metadata.name!=a", ""),
+        ("metadata.name=b,metadata.name=a", "a"),
+        ("metadata.name=a%5C%2Cb", "a,b"),
+        ("metadata.name=a%2Fb", ""),
+        ("metadata.name=..", ""),
+        ("metadata.name=a=b", ""),
+        ("metadata.name=a,x", ""),
+    ] {
+        let target = format!("/api/v1/pods?fieldSelector={selector}");
+        assert_eq!(info("GET", &target).name(), name, "{selector}");
+    }
+}
+
+#[test]
+fn what_the_server_refuses_is_refused() {
+    for (method, target) in [
+        ("GET", ""),
+        ("GET", "pods"),
+        ("GET", "/api/v1/pods%2"),
+        ("GET", "/api/v1/po ds"),
+        ("G(T", "/"),
+        ("GET", "http://[::1/"),
+        ("GET", "http://a:b:1/"),
+        ("GET", "http://a%41/"),
+        ("GET", ":/"),
+        ("GET", "/api/v1/watch"),
+    ] {
+        assert!(RequestInfo::parse(method, target).is_err(), "{method} {target}");
+    }
+}
+
+#[test]
+fn a_plain_target_is_not_copied() {
+    let info = info("GET", "/api/v1/namespaces/ns/pods?labelSelector=a");
+    assert!(
+        matches!(info.path, Cow::Borrowed(_))
+            && matches!(info.label_selector, Some(Cow::Borrowed(_)))
+    );
+}

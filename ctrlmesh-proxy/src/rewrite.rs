@@ -1,0 +1,41 @@
+//! How is it changed, byte for byte?
+//!
+//! Takes requests, bodies and frames and gives what is to be sent in their place. Everything that a plan does not
+//! name stays as it was sent.
+
+use std::borrow::Cow;
+
+use crate::decide::Plan;
+use crate::request::RequestInfo;
+
+pub mod selector;
+
+/// The path and query to send upstream.
+pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
+    let mut path: Cow<'a, [u8]> = Cow::Borrowed(request.raw_path());
+    let mut query: Cow<'a, [u8]> = Cow::Borrowed(request.query().raw());
+    if let Some(lock) = &plan.lock {
+        if lock.in_path {
+            path = Cow::Owned(selector::renamed_path(request, &lock.rename.on_server));
+        }
+        if lock.in_fields {
+            query = Cow::Owned(selector::renamed_fields(
+                &query,
+                &lock.rename.lock.name,
+                &lock.rename.on_server,
+            ));
+        }
+    }
+    if let Some(policy) = &plan.selector {
+        query = Cow::Owned(selector::narrowed(&query, policy));
+    }
+    let mut target = String::from_utf8_lossy(&path).into_owned();
+    if !query.is_empty() {
+        target.push('?');
+        target.push_str(&String::from_utf8_lossy(&query));
+    }
+    target
+}
+
+#[cfg(test)]
+mod tests;

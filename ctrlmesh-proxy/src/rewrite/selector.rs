@@ -1,0 +1,94 @@
+//! How does a policy enter a target?
+//!
+//! The policy's requirements stand before the client's text in the one `labelSelector` that is left, and that stands
+//! before everything else. So nothing that the client writes can end, hide or replace them: the server's scanner stops
+//! at a NUL byte, the first of repeated keys counts, and a pair that the server drops is dropped behind ours.
+
+use ctrlmesh_common::selector::Selector;
+
+use crate::request::{FieldSelector, NAME, Pair, Query, RequestInfo};
+
+/// The parameter that selects by labels.
+const LABEL_SELECTOR: &str = "labelSelector";
+
+/// Digits of percent escapes.
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+/// The query that asks for what the client asks for and `policy` matches.
+pub fn narrowed(query: &[u8], policy: &Selector) -> Vec<u8> {
+    let query = Query::new(query);
+    let client = query.pairs().find(|pair| pair.is(LABEL_SELECTOR));
+    let mut narrowed =
+        format!("{LABEL_SELECTOR}={}", escaped(policy.to_string().as_bytes())).into_bytes();
+    if let Some(client) = client.filter(|pair| !asks_for_everything(pair)) {
+        narrowed.extend(b"%2C");
+        narrowed.extend(client.raw_value);
+    }
+    let others = query.pairs().filter(|pair| !pair.is(LABEL_SELECTOR) && !query.raw().is_empty());
+    for pair in others {
+        narrowed.push(b'&');
+        narrowed.extend(pair.raw);
+    }
+    narrowed
+}
+
+/// The path with another name in the place of the object's.
+pub(super) fn renamed_path(request: &RequestInfo<'_>, name: &str) -> Vec<u8> {
+    let at = request.path()[..request.name_range().start].matches('/').count();
+    let segments = request.raw_path().split(|byte| *byte == b'/').enumerate();
+    let renamed: Vec<&[u8]> = segments
+        .map(|(number, segment)| if number == at { name.as_bytes() } else { segment })
+        .collect();
+    renamed.join(&b'/')
+}
+
+/// The query with `to` in the place of `from` wherever its field selector compares the name.
+pub(super) fn renamed_fields(query: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let mut left = 1;
+    let pairs = Query::new(query).pairs().map(|pair| {
+        let counts = left > 0 && pair.is("fieldSelector");
+        left -= usize::from(counts);
+        match pair.read.as_ref().filter(|_| counts) {
+            Some((_, value)) => renamed_pair(&pair, value, from, to),
+            None => pair.raw.to_vec(),
+        }
+    });
+    pairs.collect::<Vec<_>>().join(&b'&')
+}
+
+/// Escapes bytes so that the server reads them as one value, whatever is in them.
+pub fn escaped(text: &[u8]) -> String {
+    let mut escaped = String::with_capacity(text.len() * 2);
+    for byte in text {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
+            escaped.push(char::from(*byte));
+        } else {
+            escaped.push('%');
+            escaped.extend([byte >> 4, byte & 15].map(|digit| char::from(HEX[usize::from(digit)])));
+        }
+    }
+    escaped
+}
+
+fn renamed_pair(pair: &Pair<'_>, value: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let fields = FieldSelector::parse(value).unwrap_or_default();
+    let named = fields.terms().iter().filter(|term| term.field == NAME && term.value == from);
+    let mut renamed = Vec::with_capacity(value.len() + to.len());
+    let mut kept = 0;
+    for term in named {
+        renamed.extend(&value[kept..term.at.start]);
+        renamed.extend(to.as_bytes());
+        kept = term.at.end;
+    }
+    renamed.extend(&value[kept..]);
+    let key = &pair.raw[..pair.raw.len() - pair.raw_value.len()];
+    let mut whole = key.to_vec();
+    whole.extend(escaped(&renamed).into_bytes());
+    whole
+}
+
+/// Whether the client's selector has no requirement.
+fn asks_for_everything(pair: &Pair<'_>) -> bool {
+    let text = pair.read.as_ref().and_then(|(_, value)| std::str::from_utf8(value).ok());
+    text.and_then(|text| Selector::parse(text).ok()).is_some_and(|selector| selector.is_empty())
+}

@@ -1,0 +1,324 @@
+//! `classify` against the API server's own code, on generated request lines.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, thread};
+
+use ctrlmesh_proxy::classify;
+use serde_json::Value;
+
+/// How many lines a run compares.
+const LINES: usize = 120_000;
+
+/// The seed, unless `CTRLMESH_SEED` names another.
+const SEED: u64 = 20_261_121;
+
+/// A generator that gives the same numbers for the same seed (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % bound as u64).unwrap()
+    }
+
+    fn one_in(&mut self, bound: usize) -> bool {
+        self.below(bound) == 0
+    }
+
+    fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
+        choices[self.below(choices.len())]
+    }
+}
+
+const METHODS: [&str; 14] = [
+    "GET", "GET", "GET", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT",
+    "get", "Delete", "W@TCH",
+];
+
+const SEGMENTS: [&str; 47] = [
+    "api",
+    "apis",
+    "v1",
+    "v1",
+    "apps",
+    "watch",
+    "proxy",
+    "namespaces",
+    "ns",
+    "pods",
+    "pods",
+    "leases",
+    "a",
+    "b",
+    "status",
+    "finalize",
+    "log",
+    "exec",
+    "",
+    "",
+    ".",
+    "..",
+    "%2e",
+    "%2E%2e",
+    "%2F",
+    "a%2Fb",
+    "%25",
+    "%2",
+    "%zz",
+    "%",
+    "a b",
+    "+",
+    ";",
+    "a;b",
+    "a=b",
+    "é",
+    "%ff",
+    "%C3%A9",
+    "%c3",
+    "%00",
+    "%0a",
+    "namespaces%2Fns",
+    "w%61tch",
+    "#",
+    "*",
+    ":",
+    "coordination.k8s.io",
+];
+
+const KEYS: [&str; 18] = [
+    "watch",
+    "watch",
+    "watch",
+    "w%61tch",
+    "Watch",
+    "labelSelector",
+    "labelSelector",
+    "label%53elector",
+    "fieldSelector",
+    "fieldSelector",
+    "limit",
+    "timeoutSeconds",
+    "resourceVersion",
+    "sendInitialEvents",
+    "",
+    "x",
+    "%",
+    "watch+",
+];
+
+const VALUES: [&str; 66] = [
+    "",
+    "true",
+    "false",
+    "0",
+    "1",
+    "FALSE",
+    "fal%C5%BFe",
+    "False",
+    "no",
+    " ",
+    "+",
+    "%20",
+    "a=b",
+    "a%3Db",
+    "a%3D%3Db",
+    "a!=b",
+    "!a",
+    "a+in+(b,c)",
+    "a in (b)",
+    "a%20notin%20(b%2Cc)",
+    "a in ()",
+    "a>5",
+    "a<x",
+    "a,b",
+    "a,,b",
+    ",",
+    "%00",
+    "a%00",
+    "a=%00b",
+    "=",
+    "metadata.name=x",
+    "metadata.name%3Dx",
+    "metadata.name==x",
+    "metadata.name!=x",
+    "metadata.name=",
+    "metadata.name=a%2Fb",
+    "metadata.name=..",
+    "metadata.name=a%5C%2Cb",
+    "metadata.name=a\\=b",
+    "metadata.name=a\\",
+    "metadata.name=a=b",
+    "metadata.name=b,metadata.name=a",
+    "metadata.namespace=ns,metadata.name=z",
+    "spec.nodeName=n,metadata.name=q",
+    "metadata.name",
+    "metadata.name=x,,",
+    ",metadata.name=x",
+    "metadata.name%20=x",
+    "metadata.name=é",
+    "metadata.name=%ff",
+    "metadata.name=%25",
+    "=,metadata.name=x",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-1",
+    "+1",
+    "%2B1",
+    "1_0",
+    "0x1",
+    "01",
+    "5;6",
+    "%2",
+    "a%zz",
+    "é",
+    "%c3%28",
+    "metadata.name=%ff\\,%fe,metadata.name=%f0",
+];
+
+const PREFIXES: [&str; 24] = [
+    "http://host",
+    "https://host:443",
+    "http://",
+    "HTTP://h:1:2",
+    "foo:",
+    "foo://a:b:c",
+    "//",
+    "///",
+    "/",
+    "?",
+    "a:b",
+    ":",
+    "1a:/",
+    "a+1.-:/",
+    "http://[::1]:80",
+    "http://[::1%25en0]",
+    "http://[::1",
+    "http://u:p@h",
+    "http://u%zz@h",
+    "http://h%41",
+    "http://h%C3%A9",
+    "*",
+    "http:/",
+    "http://[1.2.3.4]",
+];
+
+fn segment_path(random: &mut Random) -> String {
+    let start = random.of(&[
+        "/api/v1",
+        "/apis/apps/v1",
+        "/apis/coordination.k8s.io/v1",
+        "/api/v1/watch",
+        "/apis/a/b/watch",
+        "/api/v1/namespaces/ns",
+        "",
+    ]);
+    let mut path = start.to_owned();
+    for _ in 0..random.below(6) {
+        path.push('/');
+        path.push_str(if random.one_in(3) {
+            random.of(&SEGMENTS)
+        } else {
+            random.of(&SEGMENTS[..18])
+        });
+    }
+    path
+}
+
+fn query(random: &mut Random) -> String {
+    let pairs = random.below(5);
+    let mut query = String::new();
+    for at in 0..pairs {
+        query.push_str(if at == 0 {
+            "?"
+        } else {
+            random.of(&["&", "&", "&", "&", ";", "&&", "?"])
+        });
+        query.push_str(random.of(&KEYS));
+        if !random.one_in(6) {
+            query.push('=');
+            query.push_str(random.of(&VALUES));
+        }
+    }
+    query
+}
+
+fn line(random: &mut Random) -> Vec<u8> {
+    let mut line = random.of(&METHODS).as_bytes().to_vec();
+    line.push(b' ');
+    if random.one_in(12) {
+        line.extend(random.of(&PREFIXES).as_bytes());
+    }
+    line.extend(segment_path(random).as_bytes());
+    line.extend(query(random).as_bytes());
+    if random.one_in(25) {
+        let at = random.below(line.len());
+        // A line feed would end the line, and a carriage return is the line's own end to the server.
+        let byte = u8::try_from(random.below(256)).unwrap();
+        line[at] = if matches!(byte, b'\n' | b'\r') { b'\t' } else { byte };
+    }
+    line
+}
+
+/// Builds the program that asks the server's own code.
+fn built_reference() -> PathBuf {
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/control-plane");
+    let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join("requestinfo");
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .arg(&binary)
+        .arg("./requestinfo")
+        .current_dir(module)
+        .status();
+    assert!(built.expect("Go is needed to build the API server's own code").success());
+    binary
+}
+
+fn reference(lines: &[u8]) -> Vec<u8> {
+    let mut child = Command::new(built_reference())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("run the reference");
+    let mut stdin = child.stdin.take().unwrap();
+    let output = thread::scope(|scope| {
+        scope.spawn(move || stdin.write_all(lines).unwrap());
+        child.wait_with_output().unwrap()
+    });
+    assert!(output.status.success());
+    output.stdout
+}
+
+fn parsed(output: &[u8]) -> Vec<Value> {
+    serde_json::Deserializer::from_slice(output).into_iter().map(Result::unwrap).collect()
+}
+
+#[test]
+fn the_api_servers_own_code_gives_the_same_answer() {
+    let seed = env::var("CTRLMESH_SEED").map_or(SEED, |seed| seed.parse().unwrap());
+    let mut random = Random(seed);
+    let lines: Vec<Vec<u8>> = (0..LINES).map(|_| line(&mut random)).collect();
+    let mut input = lines.join(&b'\n');
+    input.push(b'\n');
+    let mut ours = Vec::new();
+    classify::run(&mut input.as_slice(), &mut ours).unwrap();
+    let (ours, theirs) = (parsed(&ours), parsed(&reference(&input)));
+    assert_eq!((ours.len(), theirs.len()), (LINES, LINES));
+    for ((line, ours), theirs) in lines.iter().zip(&ours).zip(&theirs) {
+        assert_eq!(ours, theirs, "seed {seed}: {}", line.escape_ascii());
+    }
+    let refused = theirs.iter().filter(|answer| answer.get("error").is_some()).count();
+    let resources = theirs.iter().filter(|answer| answer["resourceRequest"] == true).count();
+    assert!(
+        refused > LINES / 20 && resources > LINES / 4,
+        "the lines exercise too little: {refused} refused, {resources} resources"
+    );
+}

@@ -1,0 +1,16 @@
+//! What the project's own commands do. It compiles in seconds: whatever needs a Kubernetes client is a crate of its own.
+#![forbid(unsafe_code)]
+
+pub mod tools;
+
+mod run;
+
+pub mod setup;
+
+pub mod build_ebpf;
+
+pub mod layering;
+
+pub mod lint;
+
+pub mod test;

@@ -1,0 +1,104 @@
+//! What is checked without running anything of ours.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::run::{cargo, root, run, say};
+use crate::{layering, setup, tools};
+
+/// The crates of the workspace.
+const CRATES: [&str; 5] =
+    ["ctrlmesh-common", "ctrlmesh-manager", "ctrlmesh-proxy", "xtask", "xtask/testbed"];
+
+/// Runs every check; the first that fails ends it.
+///
+/// # Errors
+/// The check that failed.
+pub fn check_all() -> Result<()> {
+    run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    run(cargo(&["fmt", "--check", "--manifest-path"]).arg("ctrlmesh-ebpf/Cargo.toml"))?;
+    manifests()?;
+    layers()?;
+    run(&mut cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--locked",
+        "--",
+        "--deny",
+        "warnings",
+    ]))?;
+    dependencies()?;
+    let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--locked"]);
+    run(doc.env("RUSTDOCFLAGS", "--deny warnings"))?;
+    say("lint: everything holds");
+    Ok(())
+}
+
+/// Writes the definitions of our resources into `deploy/crds`.
+///
+/// # Errors
+/// Where they cannot be built or written.
+pub fn write_definitions() -> Result<()> {
+    let arguments = [
+        "run",
+        "--quiet",
+        "--package",
+        "ctrlmesh-manager",
+        "--",
+        "crds",
+        "--output",
+        "deploy/crds",
+    ];
+    run(&mut cargo(&arguments))
+}
+
+/// A crate that does not say so inherits no lint of the workspace.
+fn manifests() -> Result<()> {
+    for name in CRATES {
+        let manifest = fs::read_to_string(root().join(name).join("Cargo.toml"))?;
+        ensure!(
+            manifest.contains("[lints]\nworkspace = true"),
+            "{name}/Cargo.toml must say `[lints] workspace = true`"
+        );
+    }
+    Ok(())
+}
+
+fn layers() -> Result<()> {
+    for name in CRATES {
+        if let Some(found) = layering::check(&root().join(name).join("src"))?.into_iter().next() {
+            anyhow::bail!(
+                "{name}: module `{}` names `{}`, which comes after it in lib.rs",
+                found.module,
+                found.names
+            );
+        }
+    }
+    Ok(())
+}
+
+fn dependencies() -> Result<()> {
+    setup::cargo_deny()?;
+    let deny = |checks: &[&str]| {
+        let mut command = Command::new(tools::cargo_deny());
+        command
+            .args(["--locked", "check", "--hide-inclusion-graph"])
+            .args(checks)
+            .current_dir(root());
+        command
+    };
+    run(&mut deny(&["licenses", "bans", "sources"]))?;
+    // The database of advisories is a git repository of its own, which is not to be had everywhere.
+    let output = deny(&["advisories"]).output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let unreachable = text.contains("failed to fetch advisory database")
+        || text.contains("failed to load advisory database");
+    if unreachable {
+        say("lint: advisories are not checked, because their database cannot be had here");
+    }
+    ensure!(output.status.success() || unreachable, "advisories:\n{text}");
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Runs other programs, and says which.
+
+use std::io::{BufRead as _, BufReader, Write as _, stderr, stdout};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Variables by which the cargo and rustc that run us would reach into those that we run for another toolchain.
+const TOOLCHAIN_VARIABLES: [&str; 8] = [
+    "CARGO",
+    "CARGO_ENCODED_RUSTFLAGS",
+    "CARGO_TARGET_DIR",
+    "RUSTC",
+    "RUSTC_WRAPPER",
+    "RUSTDOC",
+    "RUSTFLAGS",
+    "RUSTUP_TOOLCHAIN",
+];
+
+/// The root of the checkout.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A cargo command in the root of the checkout, with the toolchain that the checkout pins.
+pub(crate) fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new("cargo");
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// Removes from `command` what would tie it to the toolchain that runs us.
+pub(crate) fn with_own_toolchain(command: &mut Command) -> &mut Command {
+    for variable in TOOLCHAIN_VARIABLES {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// Runs `command`, its output going where ours goes.
+///
+/// # Errors
+/// Where it cannot be started, or fails.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    say(&format!("$ {}", shown(command)));
+    let status = command.status().with_context(|| format!("start {}", shown(command)))?;
+    ensure!(status.success(), "{status}: {}", shown(command));
+    Ok(())
+}
+
+/// Runs `command`, passing its standard output on line by line; gives the lines, and whether it succeeded.
+///
+/// # Errors
+/// Where it cannot be started.
+pub(crate) fn watch(command: &mut Command) -> Result<(Vec<String>, bool)> {
+    say(&format!("$ {}", shown(command)));
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start {}", shown(command)))?;
+    let mut lines = Vec::new();
+    for line in BufReader::new(child.stdout.take().context("standard output")?).lines() {
+        let line = line?;
+        writeln!(stdout(), "{line}")?;
+        lines.push(line);
+    }
+    Ok((lines, child.wait()?.success()))
+}
+
+/// Whether `command` succeeds; its output is dropped.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Says something to the person who waits.
+pub(crate) fn say(text: &str) {
+    // Where nobody can hear it, the work goes on.
+    drop(writeln!(stderr(), "{text}"));
+}
+
+/// Does what takes long, and says before how long that may be, and after how long it was.
+///
+/// # Errors
+/// Those of `work`.
+pub(crate) fn step(what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    say(&format!("==> {what}"));
+    let start = Instant::now();
+    work()?;
+    say(&format!("    done in {} s", start.elapsed().as_secs()));
+    Ok(())
+}
+
+/// The command as one would type it.
+fn shown(command: &Command) -> String {
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,158 @@
+//! Clients of the bed's API server: as its administrator, or as a pod.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, ResourceExt as _};
+use serde_json::json;
+
+use crate::control_plane::ControlPlane;
+use crate::pki::Pki;
+
+/// How long [`retry`] goes on.
+const RETRY_FOR: Duration = Duration::from_secs(30);
+
+/// The identity of a pod.
+#[derive(Clone, Debug)]
+pub struct BoundToken {
+    /// A service-account token that is bound to the pod.
+    pub token: String,
+    /// The pod's UID.
+    pub pod_uid: String,
+}
+
+impl ControlPlane {
+    /// A client that is a member of `system:masters`. It belongs to the runtime that it is made in.
+    ///
+    /// # Errors
+    /// Where the kubeconfig cannot be read.
+    pub async fn client(&self) -> Result<Client> {
+        client(&self.kubeconfig()).await
+    }
+
+    /// Makes a namespace called `<prefix>-<random>`, so that tests do not meet.
+    ///
+    /// # Errors
+    /// Where the API server refuses it.
+    pub async fn namespace(&self, prefix: &str) -> Result<String> {
+        let namespace = Namespace {
+            metadata: ObjectMeta {
+                generate_name: Some(format!("{prefix}-")),
+                ..ObjectMeta::default()
+            },
+            ..Namespace::default()
+        };
+        let made =
+            Api::all(self.client().await?).create(&PostParams::default(), &namespace).await?;
+        Ok(made.name_any())
+    }
+
+    /// Makes a pod and its service account, and a token that is bound to the pod.
+    ///
+    /// The pod is an object only: nothing runs it here.
+    ///
+    /// # Errors
+    /// Where the API server refuses one of them.
+    pub async fn pod_token(
+        &self,
+        namespace: &str,
+        pod: &str,
+        audiences: &[&str],
+    ) -> Result<BoundToken> {
+        let client = self.client().await?;
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
+        let account = serde_json::from_value(json!({"metadata": {"name": pod}}))?;
+        accounts
+            .create(&PostParams::default(), &account)
+            .await
+            .context("create the service account")?;
+        let pods: Api<Pod> = Api::namespaced(client, namespace);
+        let spec = json!({
+            "metadata": {"name": pod},
+            "spec": {"serviceAccountName": pod, "containers": [{"name": "operator", "image": "none"}]},
+        });
+        let made = pods
+            .create(&PostParams::default(), &serde_json::from_value(spec)?)
+            .await
+            .context("create the pod")?;
+        let pod_uid = made.uid().context("a pod without UID")?;
+        let request = TokenRequest {
+            spec: Some(TokenRequestSpec {
+                audiences: Some(audiences.iter().map(ToString::to_string).collect()),
+                bound_object_ref: Some(BoundObjectReference {
+                    api_version: Some("v1".to_owned()),
+                    kind: Some("Pod".to_owned()),
+                    name: Some(pod.to_owned()),
+                    uid: Some(pod_uid.clone()),
+                }),
+                ..TokenRequestSpec::default()
+            }),
+            ..TokenRequest::default()
+        };
+        let answer = accounts.create_token_request(pod, &PostParams::default(), &request).await?;
+        let token = answer
+            .status
+            .and_then(|status| status.token)
+            .context("a token request without token")?;
+        Ok(BoundToken { token, pod_uid })
+    }
+}
+
+/// Repeats `attempt` until it succeeds, for at most 30 s: for what the API server does in its own time, such as
+/// serving a resource whose definition has just been created.
+///
+/// # Errors
+/// The last error, when the time is over.
+pub async fn retry<T, E, F>(mut attempt: impl FnMut() -> F) -> Result<T, E>
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let deadline = Instant::now() + RETRY_FOR;
+    loop {
+        match attempt().await {
+            Err(_) if Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Whether the API server says that it is ready.
+pub(crate) async fn is_ready(kubeconfig: &Path) -> bool {
+    let Ok(client) = client(kubeconfig).await else {
+        return false;
+    };
+    let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else {
+        return false;
+    };
+    client.request_text(request).await.is_ok_and(|answer| answer == "ok")
+}
+
+/// A kubeconfig, in YAML, for the administrator.
+pub(crate) fn kubeconfig(url: &str, pki: &Pki) -> String {
+    let (ca, certificate, key) =
+        (pki.ca.display(), pki.admin.certificate.display(), pki.admin.key.display());
+    format!(
+        "apiVersion: v1\n\
+         kind: Config\n\
+         current-context: testbed\n\
+         contexts: [{{name: testbed, context: {{cluster: testbed, user: admin}}}}]\n\
+         clusters: [{{name: testbed, cluster: {{server: \"{url}\", certificate-authority: \"{ca}\"}}}}]\n\
+         users: [{{name: admin, user: {{client-certificate: \"{certificate}\", client-key: \"{key}\"}}}}]\n"
+    )
+}
+
+async fn client(kubeconfig: &Path) -> Result<Client> {
+    // Another test of the process may have installed it already.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}

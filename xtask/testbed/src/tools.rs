@@ -1,0 +1,56 @@
+//! Where are the programs that the bed runs?
+
+use std::fmt;
+use std::path::PathBuf;
+
+use xtask::tools;
+
+/// The programs of a control plane.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    /// etcd.
+    pub etcd: PathBuf,
+    /// kube-apiserver.
+    pub apiserver: PathBuf,
+    /// kube-controller-manager; needed only where asked for.
+    pub controller_manager: PathBuf,
+}
+
+/// A program that is not there.
+#[derive(Debug)]
+pub struct ToolsError {
+    missing: PathBuf,
+}
+
+// === impl Tools ===
+
+impl Tools {
+    /// Finds the programs: in `$KUBEBUILDER_ASSETS` where that is set, else in our cache, which
+    /// `cargo xtask setup` fills.
+    ///
+    /// # Errors
+    /// Where etcd or kube-apiserver is not there.
+    pub fn find() -> Result<Self, ToolsError> {
+        let this = Self {
+            etcd: tools::control_plane("etcd"),
+            apiserver: tools::control_plane("kube-apiserver"),
+            controller_manager: tools::control_plane("kube-controller-manager"),
+        };
+        let missing = [&this.etcd, &this.apiserver].into_iter().find(|program| !program.is_file());
+        match missing.cloned() {
+            Some(missing) => Err(ToolsError { missing }),
+            None => Ok(this),
+        }
+    }
+}
+
+// === impl ToolsError ===
+
+impl fmt::Display for ToolsError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let missing = self.missing.display();
+        write!(out, "{missing} is not there: run `cargo xtask setup`, or set {}", tools::ASSETS)
+    }
+}
+
+impl std::error::Error for ToolsError {}

@@ -1,0 +1,161 @@
+//! The bed itself: what it starts is real, and nothing of it stays.
+#![expect(clippy::large_futures, reason = "one per test, and never moved")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::{ControlPlane, Options};
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use kube::api::{Api, PostParams};
+use serde_json::json;
+
+/// Tells a child of this very binary what to do; see [`starts_a_control_plane_for_its_parent`].
+const ROLE: &str = "CTRLMESH_TESTBED_CHILD";
+
+#[tokio::test]
+async fn the_api_server_is_real_and_of_the_pinned_version() -> Result<()> {
+    let client = ControlPlane::shared().client().await?;
+    let version = client.apiserver_version().await?;
+    assert_eq!((version.major.as_str(), version.minor.as_str()), ("1", "36"), "{version:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_token_that_is_bound_to_a_pod_names_it() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("token").await?;
+    let bound = plane.pod_token(&namespace, "operator-0", &["ctrlmesh"]).await?;
+    let review = TokenReview {
+        spec: TokenReviewSpec { token: bound.token, audiences: Some(vec!["ctrlmesh".to_owned()]) },
+        ..TokenReview::default()
+    };
+    let answer = Api::all(plane.client().await?).create(&PostParams::default(), &review).await?;
+    let user = answer.status.context("status")?.user.context("user")?;
+    let extra = user.extra.context("extra")?;
+    assert_eq!(extra["authentication.kubernetes.io/pod-name"], ["operator-0"]);
+    assert_eq!(extra["authentication.kubernetes.io/pod-uid"], [bound.pod_uid]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_asked_for_is_there() -> Result<()> {
+    let options = Options {
+        audit: true,
+        feature_gates: vec!["ShardedListAndWatch=true".to_owned()],
+        controller_manager: true,
+    };
+    let plane = ControlPlane::start(&options)?;
+    let client = plane.client().await?;
+    let namespace = plane.namespace("full").await?;
+    // Only a controller manager makes the default service account.
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &namespace);
+    ctrlmesh_testbed::retry(|| accounts.get("default")).await?;
+    let request = http::Request::get("/metrics").body(Vec::new())?;
+    let metrics = client.request_text(request).await?;
+    ensure!(
+        metrics
+            .contains(r#"kubernetes_feature_enabled{name="ShardedListAndWatch",stage="ALPHA"} 1"#)
+    );
+    let audit = fs::read_to_string(plane.audit_log())?;
+    ensure!(
+        audit.lines().any(|line| line.contains(&namespace)),
+        "the audit log does not name {namespace}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_control_planes_at_once_do_not_see_each_other() -> Result<()> {
+    let other = ControlPlane::start(&Options::default())?;
+    let namespace = other.namespace("other").await?;
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "here"}}))?;
+    Api::namespaced(other.client().await?, &namespace).create(&PostParams::default(), &map).await?;
+    let shared: Api<ConfigMap> =
+        Api::namespaced(ControlPlane::shared().client().await?, &namespace);
+    ensure!(shared.get_opt("here").await?.is_none());
+    Ok(())
+}
+
+#[test]
+fn nothing_is_left_when_a_control_plane_is_dropped() -> Result<()> {
+    let plane = ControlPlane::start(&Options::default())?;
+    let folder = plane.folder().to_owned();
+    assert!(!processes_of(&folder)?.is_empty());
+    drop(plane);
+    assert_eq!(processes_of(&folder)?, Vec::<String>::new());
+    assert!(!folder.exists());
+    Ok(())
+}
+
+#[test]
+fn nothing_is_left_when_the_process_panics_is_interrupted_or_killed() -> Result<()> {
+    for end in ["panic", "INT", "KILL"] {
+        let mut child = Command::new(env::current_exe()?)
+            .args(["--exact", "starts_a_control_plane_for_its_parent", "--nocapture"])
+            .env(ROLE, end)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let folder = folder_of(&mut child)?;
+        if end != "panic" {
+            Command::new("kill").args(["-s", end, &child.id().to_string()]).status()?;
+        }
+        child.wait()?;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while folder.exists() || !processes_of(&folder)?.is_empty() {
+            ensure!(
+                Instant::now() < deadline,
+                "{end}: {:?} is left of {}",
+                processes_of(&folder)?,
+                folder.display()
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    Ok(())
+}
+
+/// The part of the child in the test above; by itself it does nothing.
+#[test]
+fn starts_a_control_plane_for_its_parent() -> Result<()> {
+    let Ok(end) = env::var(ROLE) else {
+        return Ok(());
+    };
+    let plane = ControlPlane::start(&Options::default())?;
+    println!("folder={}", plane.folder().display());
+    assert!(end != "panic", "as asked");
+    loop {
+        thread::park();
+    }
+}
+
+/// The folder that the child says it uses.
+fn folder_of(child: &mut std::process::Child) -> Result<PathBuf> {
+    use std::io::BufRead as _;
+    let output = child.stdout.take().context("output")?;
+    for line in std::io::BufReader::new(output).lines() {
+        if let Some((_, folder)) = line?.split_once("folder=") {
+            return Ok(folder.into());
+        }
+    }
+    anyhow::bail!("the child ended without naming its folder")
+}
+
+/// The commands of all processes that name `folder`.
+fn processes_of(folder: &Path) -> Result<Vec<String>> {
+    let folder = folder.display().to_string();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Ok(command) = fs::read_to_string(entry?.path().join("cmdline")) else {
+            continue;
+        };
+        if command.contains(&folder) {
+            found.push(command.replace('\0', " "));
+        }
+    }
+    Ok(found)
+}
