@@ -17,6 +17,7 @@ use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use ctrlmesh_common::kernel::{LAYOUT, MAX_PODS};
+use nix::errno::Errno;
 use nix::mount::{self, MsFlags};
 use nix::sys::statfs::{self, BPF_FS_MAGIC};
 
@@ -89,17 +90,7 @@ impl Pins {
     /// Makes the folders; mounts the BPF file system at its usual place if nobody did.
     pub(super) fn create(&self) -> Result<(), Error> {
         if !self.on_bpffs() {
-            let mounted =
-                mount::mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), Some("mode=0700"));
-            if let Err(source) = mounted {
-                return Err(Error::NoBpffs { path: self.root.clone(), source });
-            }
-            if !self.on_bpffs() {
-                return Err(Error::NoBpffs {
-                    path: self.root.clone(),
-                    source: nix::errno::Errno::ENOTSUP,
-                });
-            }
+            self.mount().map_err(|source| Error::NoBpffs { path: self.root.clone(), source })?;
         }
         for folder in [self.maps(), self.pods(), self.cgroups()] {
             DirBuilder::new()
@@ -227,6 +218,21 @@ impl Pins {
         })
     }
 
+    /// Mounts the BPF file system at its usual place, if that is where the pins go. Nothing is mounted over another one,
+    /// which would hide what is pinned there.
+    fn mount(&self) -> Result<(), Errno> {
+        if !self.root.starts_with(BPFFS) {
+            return Err(Errno::ENOTSUP);
+        }
+        // Whoever comes second waits here, and finds it mounted.
+        let folder = File::open(BPFFS).map_err(errno)?;
+        folder.lock().map_err(errno)?;
+        if self.on_bpffs() {
+            return Ok(());
+        }
+        mount::mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
+    }
+
     fn on_bpffs(&self) -> bool {
         let existing = self.root.ancestors().find(|path| path.exists()).unwrap_or(&self.root);
         statfs::statfs(existing).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC)
@@ -261,6 +267,10 @@ impl Record {
         use std::os::unix::fs::MetadataExt as _;
         fs::metadata(&self.cgroup.path).is_ok_and(|folder| folder.ino() == self.cgroup.id)
     }
+}
+
+fn errno(error: io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
 fn forget(path: &Path) -> Result<(), Error> {
