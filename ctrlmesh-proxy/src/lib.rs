@@ -9,6 +9,7 @@ pub mod readiness;
 pub mod metrics;
 pub mod body;
 pub mod intercept;
+pub mod policy;
 pub mod accept;
 pub mod tls;
 pub mod request;

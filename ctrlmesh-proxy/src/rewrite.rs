@@ -8,7 +8,12 @@ use std::borrow::Cow;
 use crate::decide::Plan;
 use crate::request::RequestInfo;
 
+mod document;
+pub mod lock;
 pub mod selector;
+pub mod status;
+
+pub use document::{DocumentError, Encoding};
 
 /// The path and query to send upstream.
 pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
@@ -35,6 +40,19 @@ pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
         target.push_str(&String::from_utf8_lossy(&query));
     }
     target
+}
+
+/// The frames of a recorded watch, without their lengths.
+#[cfg(test)]
+fn watch_frames_for_tests(stream: &[u8], encoding: Encoding) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    let mut rest = stream;
+    while let Some((frame, whole)) = document::first_frame(rest, encoding).unwrap() {
+        frames.push(rest[frame].to_vec());
+        rest = &rest[whole..];
+    }
+    assert!(rest.is_empty());
+    frames
 }
 
 #[cfg(test)]

@@ -1,0 +1,152 @@
+//! Which policy holds right now?
+//!
+//! The answer is a channel: whoever decides about requests holds its receiving end, and whoever learns of a change
+//! sends into it. Here the policy comes from a file, and the file is read again when it changes. One that cannot be
+//! read is refused, and the last good policy stays.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use clap::Args;
+use ctrlmesh_common::policy::Policy;
+use tokio::sync::watch;
+
+mod file;
+mod sharding;
+
+pub use file::{LoadError, follow, load};
+pub use sharding::ShardingError;
+
+/// The policy that holds, and a way to learn of the next.
+pub type Current = watch::Receiver<Arc<Policy>>;
+
+/// Where the policy comes from, on the command line.
+#[derive(Clone, Debug, Default, Args)]
+pub struct PolicyArgs {
+    /// File with the policy of this pod, in JSON or YAML; read again when it changes.
+    #[arg(long, env = "CTRLMESH_PROXY_POLICY", value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// File with `ShardingConfigs`, one of which selects this pod; read again when it changes.
+    #[arg(
+        long,
+        env = "CTRLMESH_PROXY_SHARDING_CONFIG",
+        value_name = "FILE",
+        conflicts_with = "policy",
+        requires = "pod"
+    )]
+    pub sharding_config: Option<PathBuf>,
+    /// The pod that is served.
+    #[arg(long, env = "CTRLMESH_PROXY_POD", value_name = "NAMESPACE/NAME")]
+    pub pod: Option<PodName>,
+    /// A label of that pod, for the selectors of `ShardingConfigs`; its name in a StatefulSet is known.
+    #[arg(
+        long = "pod-label",
+        env = "CTRLMESH_PROXY_POD_LABELS",
+        value_name = "KEY=VALUE",
+        value_delimiter = ','
+    )]
+    pub pod_labels: Vec<PodLabel>,
+}
+
+/// A pod's namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PodName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+/// A label of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodLabel {
+    /// The label's key.
+    pub key: String,
+    /// The label's value.
+    pub value: String,
+}
+
+/// A text that names no pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not NAMESPACE/NAME")]
+pub struct PodNameError {
+    text: String,
+}
+
+/// A text that is no label.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not KEY=VALUE")]
+pub struct PodLabelError {
+    text: String,
+}
+
+/// Where the policy comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A file that holds it.
+    Policy(PathBuf),
+    /// A file of `ShardingConfigs`, and the pod that one of them selects.
+    ShardingConfig {
+        /// The file.
+        file: PathBuf,
+        /// The pod.
+        pod: PodName,
+        /// Labels of the pod.
+        labels: Vec<PodLabel>,
+    },
+}
+
+// === impl PolicyArgs ===
+
+impl PolicyArgs {
+    /// Where the policy comes from; `None` where nothing was said, and everything passes.
+    pub fn source(&self) -> Option<Source> {
+        if let Some(file) = &self.policy {
+            return Some(Source::Policy(file.clone()));
+        }
+        let (file, pod) = self.sharding_config.clone().zip(self.pod.clone())?;
+        Some(Source::ShardingConfig { file, pod, labels: self.pod_labels.clone() })
+    }
+}
+
+// === impl PodName ===
+
+impl FromStr for PodName {
+    type Err = PodNameError;
+
+    fn from_str(text: &str) -> Result<Self, PodNameError> {
+        let parts = text
+            .split_once('/')
+            .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
+        let parts = parts.filter(|(_, name)| !name.contains('/'));
+        let (namespace, name) = parts.ok_or_else(|| PodNameError { text: text.to_owned() })?;
+        Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+}
+
+// === impl PodLabel ===
+
+impl FromStr for PodLabel {
+    type Err = PodLabelError;
+
+    fn from_str(text: &str) -> Result<Self, PodLabelError> {
+        let parts = text.split_once('=').filter(|(key, _)| !key.is_empty());
+        let (key, value) = parts.ok_or_else(|| PodLabelError { text: text.to_owned() })?;
+        Ok(Self { key: key.to_owned(), value: value.to_owned() })
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    /// The file that is read.
+    pub fn file(&self) -> &PathBuf {
+        match self {
+            Self::Policy(file) | Self::ShardingConfig { file, .. } => file,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

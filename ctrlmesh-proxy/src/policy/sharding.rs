@@ -1,0 +1,137 @@
+//! Which policy follows from the ShardingConfigs for one pod?
+
+use ctrlmesh_common::api::{self, ReadError, ShardingConfig};
+use ctrlmesh_common::names::label;
+use ctrlmesh_common::policy::{Limit, Lock, Mode, Policy};
+use ctrlmesh_common::resource::ResourceMatch;
+use ctrlmesh_common::selector::{Labels, RequirementError, Selector};
+
+use super::{PodLabel, PodName};
+
+/// `ShardingConfigs` from which no policy follows.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardingError {
+    /// The file cannot be read.
+    #[error("read the ShardingConfigs")]
+    Read(#[from] ReadError),
+    /// No `ShardingConfig` selects the pod.
+    #[error(
+        "no ShardingConfig of namespace {namespace:?} selects the pod {pod:?} by the labels that are known of it"
+    )]
+    None {
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        pod: String,
+    },
+    /// More than one selects it.
+    #[error("two ShardingConfigs select the pod: {one:?} and {other:?}")]
+    Several {
+        /// The first.
+        one: String,
+        /// The second.
+        other: String,
+    },
+    /// A field of the pod's `ShardingConfig` is wrong.
+    #[error("ShardingConfig {name:?}: {field}")]
+    Selector {
+        /// The `ShardingConfig`.
+        name: String,
+        /// The field.
+        field: String,
+        /// What is wrong.
+        #[source]
+        source: RequirementError,
+    },
+    /// A limit of the pod's `ShardingConfig` has no selector.
+    #[error("ShardingConfig {name:?}: spec.limits[{limit}].selector is missing")]
+    NoSelector {
+        /// The `ShardingConfig`.
+        name: String,
+        /// Which limit.
+        limit: usize,
+    },
+}
+
+/// The policy of `pod`, from the text of a file.
+pub(super) fn policy(
+    text: &str,
+    pod: &PodName,
+    labels: &[PodLabel],
+) -> Result<Policy, ShardingError> {
+    let configs = api::read_sharding_configs(text)?;
+    let labels = known(pod, labels);
+    let mut chosen: Option<&ShardingConfig> = None;
+    for config in
+        configs.iter().filter(|config| config.metadata.namespace.as_deref() == Some(&pod.namespace))
+    {
+        if selects(config, &labels)? {
+            if let Some(one) = chosen {
+                return Err(ShardingError::Several { one: name(one), other: name(config) });
+            }
+            chosen = Some(config);
+        }
+    }
+    let none = || ShardingError::None { namespace: pod.namespace.clone(), pod: pod.name.clone() };
+    compiled(chosen.ok_or_else(none)?, pod)
+}
+
+/// What is known of the pod's labels.
+fn known(pod: &PodName, labels: &[PodLabel]) -> Labels {
+    let given = labels.iter().map(|label| (label.key.clone(), label.value.clone()));
+    let mut known: Labels = given.collect();
+    known.entry(label::STATEFULSET_POD_NAME.to_owned()).or_insert_with(|| pod.name.clone());
+    known
+}
+
+/// Whether a `ShardingConfig` is the pod's; a root is nobody's.
+fn selects(config: &ShardingConfig, labels: &Labels) -> Result<bool, ShardingError> {
+    let Some(selector) = config.spec.selector.as_ref().filter(|_| config.spec.root.is_none())
+    else {
+        return Ok(false);
+    };
+    let selector = Selector::try_from(selector).map_err(|source| ShardingError::Selector {
+        name: name(config),
+        field: "spec.selector".to_owned(),
+        source,
+    })?;
+    Ok(!selector.is_empty() && selector.matches(labels))
+}
+
+fn compiled(config: &ShardingConfig, pod: &PodName) -> Result<Policy, ShardingError> {
+    let lock = config.spec.controller.as_ref().map(|controller| Lock {
+        namespace: pod.namespace.clone(),
+        name: controller.leader_election_name.clone(),
+        shard: name(config),
+    });
+    let limits = config.spec.limits.iter().enumerate();
+    let limits =
+        limits.map(|(at, limit)| compiled_limit(config, at, limit)).collect::<Result<_, _>>()?;
+    let status = config.status.as_ref().and_then(|status| status.epoch);
+    let epoch = status
+        .or(config.metadata.generation)
+        .and_then(|epoch| u64::try_from(epoch).ok())
+        .unwrap_or_default();
+    Ok(Policy { epoch, mode: Mode::Enforce, limits, lock })
+}
+
+fn compiled_limit(
+    config: &ShardingConfig,
+    at: usize,
+    limit: &api::Limit,
+) -> Result<Limit, ShardingError> {
+    let objects = limit
+        .objects()
+        .ok_or_else(|| ShardingError::NoSelector { name: name(config), limit: at })?;
+    let selector = Selector::try_from(objects).map_err(|source| ShardingError::Selector {
+        name: name(config),
+        field: format!("spec.limits[{at}].selector"),
+        source,
+    })?;
+    let relate_resources = limit.resources().iter().map(ResourceMatch::from).collect();
+    Ok(Limit { relate_resources, selector, changed_at: None })
+}
+
+fn name(config: &ShardingConfig) -> String {
+    config.metadata.name.clone().unwrap_or_default()
+}

@@ -1,0 +1,368 @@
+//! Where in a body does a field stand?
+//!
+//! One way to look at the three encodings of the API server: nodes are ranges of the body, and an edit puts bytes in
+//! the place of a range. Nothing is decoded that is not looked at, and nothing is written again that is not edited.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+mod cbor;
+mod json;
+mod protobuf;
+
+pub(super) use protobuf::{envelope, field as protobuf_field};
+
+/// How a body is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// `application/json`, and the patches that are JSON.
+    Json,
+    /// `application/vnd.kubernetes.protobuf`.
+    Protobuf,
+    /// `application/cbor` and `application/cbor-seq`.
+    Cbor,
+}
+
+/// A body that cannot be looked into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DocumentError {
+    /// It is not of its encoding.
+    #[error("the body is not well-formed {encoding:?}")]
+    Malformed {
+        /// What it should be.
+        encoding: Encoding,
+    },
+    /// A field stands twice, and which of the two counts is not ours to guess.
+    #[error("the field {field:?} stands twice in the body")]
+    Repeated {
+        /// Its name.
+        field: &'static str,
+    },
+}
+
+/// What a protobuf message is; other encodings say so themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Object,
+    ObjectMeta,
+    List,
+    ListMeta,
+    Status,
+    StatusDetails,
+    WatchEvent,
+    RawExtension,
+    Envelope,
+    TypeMeta,
+    Text,
+}
+
+/// A value in a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    /// The value.
+    pub(super) at: Range<usize>,
+    /// The value with what is there only because of it: in protobuf its tag and length.
+    whole: Range<usize>,
+    shape: Shape,
+}
+
+/// Bytes to put in the place of a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Edit {
+    at: Range<usize>,
+    with: Vec<u8>,
+}
+
+/// A body and its encoding.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Document<'b> {
+    pub(super) body: &'b [u8],
+    pub(super) encoding: Encoding,
+}
+
+// === impl Encoding ===
+
+impl Encoding {
+    /// The encoding of a `Content-Type`; `None` where it is none that can be edited.
+    pub fn of(content_type: &str) -> Option<Self> {
+        let media_type =
+            content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        match media_type.as_str() {
+            "application/json"
+            | "application/json-patch+json"
+            | "application/merge-patch+json"
+            | "application/strategic-merge-patch+json" => Some(Self::Json),
+            "application/vnd.kubernetes.protobuf" => Some(Self::Protobuf),
+            "application/cbor" | "application/cbor-seq" | "application/apply-patch+cbor" => {
+                Some(Self::Cbor)
+            }
+            _ => None,
+        }
+    }
+
+    fn malformed(self) -> DocumentError {
+        DocumentError::Malformed { encoding: self }
+    }
+}
+
+// === impl Document ===
+
+impl<'b> Document<'b> {
+    /// The object, list or status that a body holds, without its envelope.
+    pub(super) fn root(self) -> Result<Node, DocumentError> {
+        match self.encoding {
+            Encoding::Json => self.node(json::root(self.body), Shape::Object),
+            Encoding::Cbor => self.node(cbor::root(self.body), Shape::Object),
+            Encoding::Protobuf => self.enveloped(0..self.body.len()),
+        }
+    }
+
+    /// The event that a watch frame holds (without its length, in protobuf).
+    pub(super) fn event(self) -> Result<Node, DocumentError> {
+        match self.encoding {
+            Encoding::Protobuf => self.node(Some(0..self.body.len()), Shape::WatchEvent),
+            _ => self.root(),
+        }
+    }
+
+    /// The object of a watch event.
+    pub(super) fn event_object(self, event: &Node) -> Result<Option<Node>, DocumentError> {
+        let Some(object) = self.field(event, "object")? else {
+            return Ok(None);
+        };
+        if self.encoding != Encoding::Protobuf {
+            return Ok(Some(object));
+        }
+        self.field(&object, "raw")?.map(|raw| self.enveloped(raw.at)).transpose()
+    }
+
+    /// A field of a map or message.
+    pub(super) fn field(
+        self,
+        node: &Node,
+        name: &'static str,
+    ) -> Result<Option<Node>, DocumentError> {
+        match self.encoding {
+            Encoding::Json => self.nodes(json::fields(self.body, node.at.clone(), name), name),
+            Encoding::Cbor => self.nodes(cbor::fields(self.body, node.at.clone(), name), name),
+            Encoding::Protobuf => {
+                let Some((number, shape)) = node.shape.field(name) else {
+                    return Ok(None);
+                };
+                let found = self.protobuf_fields(node, number, shape)?;
+                one(found, name)
+            }
+        }
+    }
+
+    /// The text in a field; `None` where there is none, or it is no text.
+    pub(super) fn text_of(
+        self,
+        node: &Node,
+        name: &'static str,
+    ) -> Result<Option<Cow<'b, str>>, DocumentError> {
+        Ok(self.field(node, name)?.and_then(|field| self.text(&field)))
+    }
+
+    /// The values of an array, or of a repeated field.
+    pub(super) fn items(self, node: &Node, name: &'static str) -> Result<Vec<Node>, DocumentError> {
+        if self.encoding == Encoding::Protobuf {
+            return match node.shape.field(name) {
+                Some((number, shape)) => self.protobuf_fields(node, number, shape),
+                None => Ok(Vec::new()),
+            };
+        }
+        self.field(node, name)?.map_or(Ok(Vec::new()), |array| self.elements(&array))
+    }
+
+    /// The values of an array.
+    pub(super) fn elements(self, array: &Node) -> Result<Vec<Node>, DocumentError> {
+        let found = match self.encoding {
+            Encoding::Json => json::elements(self.body, array.at.clone()),
+            Encoding::Cbor => cbor::elements(self.body, array.at.clone()),
+            Encoding::Protobuf => Some(Vec::new()),
+        };
+        let found = found.ok_or(self.encoding.malformed())?;
+        Ok(found
+            .into_iter()
+            .map(|at| Node { whole: at.clone(), at, shape: Shape::Object })
+            .collect())
+    }
+
+    /// The text of a node; `None` where it is no text.
+    pub(super) fn text(self, node: &Node) -> Option<Cow<'b, str>> {
+        let bytes = self.body.get(node.at.clone())?;
+        match self.encoding {
+            Encoding::Json => json::text(bytes),
+            Encoding::Cbor => cbor::text(bytes),
+            Encoding::Protobuf => std::str::from_utf8(bytes).ok().map(Cow::Borrowed),
+        }
+    }
+
+    /// Puts another text in the place of a node's.
+    pub(super) fn set_text(self, node: &Node, text: &str) -> Edit {
+        let with = match self.encoding {
+            Encoding::Json => json::quoted(text),
+            Encoding::Cbor => cbor::string_like(&self.body[node.at.clone()], text),
+            Encoding::Protobuf => text.as_bytes().to_vec(),
+        };
+        Edit { at: node.at.clone(), with }
+    }
+
+    /// Takes items out of their array or repeated field.
+    pub(super) fn remove(
+        self,
+        items: &[Node],
+        removed: &[bool],
+        array: Option<&Node>,
+    ) -> Vec<Edit> {
+        let removals = |range: Range<usize>| Edit { at: range, with: Vec::new() };
+        let gone = items.iter().zip(removed).filter(|(_, removed)| **removed);
+        match self.encoding {
+            Encoding::Json => json::removals(items, removed).into_iter().map(removals).collect(),
+            Encoding::Protobuf => gone.map(|(item, _)| removals(item.whole.clone())).collect(),
+            Encoding::Cbor => {
+                let kept = items.len() - removed.iter().filter(|removed| **removed).count();
+                let head =
+                    array.and_then(|array| cbor::counted_again(self.body, array.at.start, kept));
+                let head = head.map(|(at, with)| Edit { at, with });
+                head.into_iter().chain(gone.map(|(item, _)| removals(item.at.clone()))).collect()
+            }
+        }
+    }
+
+    /// The body with the edits made.
+    pub(super) fn apply(self, mut edits: Vec<Edit>) -> Result<Cow<'b, [u8]>, DocumentError> {
+        if edits.is_empty() {
+            return Ok(Cow::Borrowed(self.body));
+        }
+        edits.sort_by_key(|edit| edit.at.start);
+        let applied = match self.encoding {
+            Encoding::Protobuf => protobuf::apply(self.body, 0..self.body.len(), &edits),
+            Encoding::Json | Encoding::Cbor => spliced(self.body, &edits),
+        };
+        applied.map(Cow::Owned).ok_or(self.encoding.malformed())
+    }
+
+    fn enveloped(self, at: Range<usize>) -> Result<Node, DocumentError> {
+        let at = protobuf::unprefixed(self.body, at).ok_or(self.encoding.malformed())?;
+        let envelope = Node { whole: at.clone(), at, shape: Shape::Envelope };
+        let kind = match self.field(&envelope, "typeMeta")? {
+            Some(type_meta) => self.text_of(&type_meta, "kind")?.unwrap_or_default(),
+            None => Cow::Borrowed(""),
+        };
+        let shape = match &*kind {
+            "Status" => Shape::Status,
+            list if list.ends_with("List") => Shape::List,
+            _ => Shape::Object,
+        };
+        let raw = self.field(&envelope, "raw")?;
+        Ok(raw.map_or(Node { at: 0..0, whole: 0..0, shape }, |raw| Node { shape, ..raw }))
+    }
+
+    fn protobuf_fields(
+        self,
+        node: &Node,
+        number: u32,
+        shape: Shape,
+    ) -> Result<Vec<Node>, DocumentError> {
+        let fields =
+            protobuf::fields(self.body, node.at.clone()).ok_or(self.encoding.malformed())?;
+        let fields = fields.into_iter().filter(|field| field.number == number);
+        fields
+            .map(|field| {
+                let at = field.payload.ok_or(self.encoding.malformed())?;
+                Ok(Node { at, whole: field.whole, shape })
+            })
+            .collect()
+    }
+
+    fn node(self, at: Option<Range<usize>>, shape: Shape) -> Result<Node, DocumentError> {
+        let at = at.ok_or(self.encoding.malformed())?;
+        Ok(Node { whole: at.clone(), at, shape })
+    }
+
+    fn nodes(
+        self,
+        found: Option<Vec<Range<usize>>>,
+        name: &'static str,
+    ) -> Result<Option<Node>, DocumentError> {
+        let found = found.ok_or(self.encoding.malformed())?;
+        one(
+            found
+                .into_iter()
+                .map(|at| Node { whole: at.clone(), at, shape: Shape::Object })
+                .collect(),
+            name,
+        )
+    }
+}
+
+// === impl Shape ===
+
+impl Shape {
+    /// Number and shape of a field.
+    fn field(self, name: &str) -> Option<(u32, Self)> {
+        Some(match (self, name) {
+            (Self::Object, "metadata") => (1, Self::ObjectMeta),
+            (Self::ObjectMeta, "name") => (1, Self::Text),
+            (Self::ObjectMeta, "generateName") => (2, Self::Text),
+            (Self::ObjectMeta, "namespace") => (3, Self::Text),
+            (Self::ObjectMeta, "resourceVersion") => (6, Self::Text),
+            (Self::ObjectMeta, "annotations") => (12, Self::Text),
+            (Self::List, "metadata") => (1, Self::ListMeta),
+            (Self::List, "items") => (2, Self::Object),
+            (Self::ListMeta, "resourceVersion") => (2, Self::Text),
+            (Self::ListMeta, "continue") => (3, Self::Text),
+            (Self::Status, "message") => (3, Self::Text),
+            (Self::Status, "details") => (5, Self::StatusDetails),
+            (Self::StatusDetails, "name") => (1, Self::Text),
+            (Self::WatchEvent, "type") => (1, Self::Text),
+            (Self::WatchEvent, "object") => (2, Self::RawExtension),
+            (Self::RawExtension, "raw") => (1, Self::Text),
+            (Self::Envelope, "typeMeta") => (1, Self::TypeMeta),
+            (Self::Envelope, "raw") => (2, Self::Text),
+            (Self::TypeMeta, "apiVersion") => (1, Self::Text),
+            (Self::TypeMeta, "kind") => (2, Self::Text),
+            _ => return None,
+        })
+    }
+}
+
+/// The first whole frame of a watch: where it stands, and where the next begins. `None` where it is not whole yet.
+pub(super) fn first_frame(
+    stream: &[u8],
+    encoding: Encoding,
+) -> Result<Option<(Range<usize>, usize)>, DocumentError> {
+    match encoding {
+        Encoding::Json => {
+            let end = stream.iter().position(|byte| *byte == b'\n');
+            Ok(end.map(|end| (0..end, end + 1)))
+        }
+        Encoding::Protobuf => {
+            let Some(length) = stream.first_chunk::<4>() else {
+                return Ok(None);
+            };
+            let end = 4 + usize::try_from(u32::from_be_bytes(*length))
+                .map_err(|_| encoding.malformed())?;
+            Ok((end <= stream.len()).then_some((4..end, end)))
+        }
+        Encoding::Cbor => Ok(cbor::item_end(stream, 0, 0).map(|end| (0..end, end))),
+    }
+}
+
+fn one(mut found: Vec<Node>, field: &'static str) -> Result<Option<Node>, DocumentError> {
+    if found.len() > 1 { Err(DocumentError::Repeated { field }) } else { Ok(found.pop()) }
+}
+
+fn spliced(body: &[u8], edits: &[Edit]) -> Option<Vec<u8>> {
+    let mut spliced = Vec::with_capacity(body.len() + 64);
+    let mut kept = 0;
+    for edit in edits {
+        spliced.extend(body.get(kept..edit.at.start)?);
+        spliced.extend(&edit.with);
+        kept = edit.at.end;
+    }
+    spliced.extend(body.get(kept..)?);
+    Some(spliced)
+}

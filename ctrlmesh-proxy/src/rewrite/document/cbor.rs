@@ -1,0 +1,204 @@
+//! Where do CBOR items begin and end? (RFC 8949)
+//!
+//! The API server writes text as byte strings and reads both, so both are text here.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// Deeper than any object of Kubernetes, and shallow enough for any stack.
+const MAX_DEPTH: usize = 128;
+
+/// The head of an item.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    major: u8,
+    /// The length, count or number; `None` for indefinite length.
+    argument: Option<usize>,
+    /// The first byte behind the head.
+    end: usize,
+}
+
+const BYTES: u8 = 2;
+const TEXT: u8 = 3;
+const ARRAY: u8 = 4;
+const MAP: u8 = 5;
+const TAG: u8 = 6;
+const SIMPLE: u8 = 7;
+
+/// The one item of a body, behind its tags.
+pub(super) fn root(body: &[u8]) -> Option<Range<usize>> {
+    let end = item_end(body, 0, 0)?;
+    (end == body.len()).then_some(untagged(body, 0)?..end)
+}
+
+/// The values of the key `name` in the map at `at`; none where it is no map.
+pub(super) fn fields(body: &[u8], at: Range<usize>, name: &str) -> Option<Vec<Range<usize>>> {
+    let map = head(body, untagged(body, at.start)?)?;
+    let mut found = Vec::new();
+    if map.major != MAP {
+        return Some(found);
+    }
+    let (mut next, mut left) = (map.end, map.argument);
+    while more(body, next, &mut left)? {
+        let key = next..item_end(body, next, 0)?;
+        let value = key.end..item_end(body, key.end, 0)?;
+        next = value.end;
+        if text(&body[key]).is_some_and(|key| key == name) {
+            found.push(value);
+        }
+    }
+    Some(found)
+}
+
+/// The items of the array at `at`; none where it is no array.
+pub(super) fn elements(body: &[u8], at: Range<usize>) -> Option<Vec<Range<usize>>> {
+    let array = head(body, untagged(body, at.start)?)?;
+    let mut found = Vec::new();
+    if array.major != ARRAY {
+        return Some(found);
+    }
+    let (mut next, mut left) = (array.end, array.argument);
+    while more(body, next, &mut left)? {
+        let end = item_end(body, next, 0)?;
+        found.push(next..end);
+        next = end;
+    }
+    Some(found)
+}
+
+/// The text that an item spells.
+pub(super) fn text(item: &[u8]) -> Option<Cow<'_, str>> {
+    let start = untagged(item, 0)?;
+    let string = head(item, start)?;
+    if !matches!(string.major, BYTES | TEXT) {
+        return None;
+    }
+    if let Some(length) = string.argument {
+        return Some(String::from_utf8_lossy(
+            item.get(string.end..string.end.checked_add(length)?)?,
+        ));
+    }
+    let (mut spelled, mut next) = (Vec::new(), string.end);
+    while item.get(next) != Some(&0xff) {
+        let chunk = head(item, next)?;
+        let end = chunk.end.checked_add(chunk.argument?)?;
+        spelled.extend(item.get(chunk.end..end)?);
+        next = end;
+    }
+    Some(Cow::Owned(String::from_utf8_lossy(&spelled).into_owned()))
+}
+
+/// A string of the same kind as `item` that spells `text`.
+pub(super) fn string_like(item: &[u8], text: &str) -> Vec<u8> {
+    let major = untagged(item, 0).and_then(|at| head(item, at)).map_or(BYTES, |head| head.major);
+    string(major, text)
+}
+
+/// A byte string that spells `text`, as the API server writes text.
+pub(super) fn bytes(text: &str) -> Vec<u8> {
+    string(BYTES, text)
+}
+
+/// Where the head of a definite array or map stands, and what it is for another count.
+pub(super) fn counted_again(
+    body: &[u8],
+    at: usize,
+    count: usize,
+) -> Option<(Range<usize>, Vec<u8>)> {
+    let start = untagged(body, at)?;
+    let array = head(body, start)?;
+    array.argument.map(|_| (start..array.end, written(array.major, count)))
+}
+
+/// A head of the shortest form.
+pub(super) fn written(major: u8, argument: usize) -> Vec<u8> {
+    let major = major << 5;
+    let [.., third, second, first, last] = (argument as u64).to_be_bytes();
+    match argument {
+        0..=23 => vec![major | last],
+        24..=0xff => vec![major | 24, last],
+        0x100..=0xffff => vec![major | 25, first, last],
+        _ => vec![major | 26, third, second, first, last],
+    }
+}
+
+/// How many pairs the map at `at` has, where it says so, and where the first begins.
+pub(super) fn map_pairs(body: &[u8], at: usize) -> Option<(usize, usize)> {
+    let map = head(body, untagged(body, at)?)?;
+    (map.major == MAP).then_some((map.argument?, map.end))
+}
+
+/// The end of the item at `start`; `None` where it is cut short or malformed.
+pub(super) fn item_end(body: &[u8], start: usize, depth: usize) -> Option<usize> {
+    if depth > MAX_DEPTH {
+        return None;
+    }
+    let item = head(body, start)?;
+    let (mut next, mut left) = match (item.major, item.argument) {
+        (0 | 1, Some(_)) => return Some(item.end),
+        (SIMPLE, _) => return item.argument.map(|_| item.end),
+        (BYTES | TEXT, Some(length)) => {
+            return item.end.checked_add(length).filter(|end| *end <= body.len());
+        }
+        (TAG, Some(_)) => return item_end(body, item.end, depth + 1),
+        (ARRAY, left) => (item.end, left),
+        (MAP, left) => (item.end, left.map(|pairs| pairs.saturating_mul(2))),
+        (BYTES | TEXT, None) => (item.end, None),
+        _ => return None,
+    };
+    while more(body, next, &mut left)? {
+        next = item_end(body, next, depth + 1)?;
+    }
+    Some(next + usize::from(item.argument.is_none()))
+}
+
+/// Whether another item follows: counts down, or looks for the break.
+fn more(body: &[u8], next: usize, left: &mut Option<usize>) -> Option<bool> {
+    match left {
+        Some(0) => Some(false),
+        Some(left) => {
+            *left -= 1;
+            Some(true)
+        }
+        None => body.get(next).map(|byte| *byte != 0xff),
+    }
+}
+
+fn untagged(body: &[u8], mut at: usize) -> Option<usize> {
+    for _ in 0..MAX_DEPTH {
+        let item = head(body, at)?;
+        if item.major != TAG {
+            return Some(at);
+        }
+        at = item.end;
+    }
+    None
+}
+
+fn head(body: &[u8], at: usize) -> Option<Head> {
+    let first = *body.get(at)?;
+    let (major, low) = (first >> 5, first & 31);
+    let length = match low {
+        0..=23 => {
+            return Some(Head { major, argument: Some(usize::from(low)), end: at + 1 });
+        }
+        24 => 1,
+        25 => 2,
+        26 => 4,
+        27 => 8,
+        31 if matches!(major, BYTES..=MAP) => {
+            return Some(Head { major, argument: None, end: at + 1 });
+        }
+        _ => return None,
+    };
+    let end = at + 1 + length;
+    let number =
+        body.get(at + 1..end)?.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+    Some(Head { major, argument: Some(usize::try_from(number).ok()?), end })
+}
+
+fn string(major: u8, text: &str) -> Vec<u8> {
+    let mut string = written(major, text.len());
+    string.extend(text.as_bytes());
+    string
+}
