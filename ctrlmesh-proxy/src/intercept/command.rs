@@ -112,6 +112,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
     let AttachArguments { cgroup, targets, to, fail_open, except, heartbeat, report } = arguments;
     let mut interceptor = Interceptor::open(options)?;
+    interceptor.sweep()?;
     let name = format!("cli {}", cgroup.display());
     let slot = interceptor.attach(&Attach {
         cgroup: cgroup.clone(),

@@ -21,8 +21,8 @@ use nix::errno::Errno;
 use nix::mount::{self, MsFlags};
 use nix::sys::statfs::{self, BPF_FS_MAGIC};
 
-use super::Error;
 use super::cgroup::Cgroup;
+use super::{Error, privilege};
 
 const BPFFS: &str = "/sys/fs/bpf";
 
@@ -97,14 +97,15 @@ impl Pins {
                 .recursive(true)
                 .mode(0o700)
                 .create(&folder)
-                .map_err(Error::file("create", folder))?;
+                .map_err(|error| refused("create", &folder, error))?;
         }
         Ok(())
     }
 
     /// Whether anything was ever pinned here.
-    pub(super) fn exist(&self) -> bool {
-        self.pods().is_dir()
+    pub(super) fn exist(&self) -> Result<bool, Error> {
+        let pods = self.pods();
+        pods.try_exists().map_err(|error| refused("look into", &pods, error))
     }
 
     /// Waits until no other process changes anything. The lock ends with the file.
@@ -267,6 +268,11 @@ impl Record {
         use std::os::unix::fs::MetadataExt as _;
         fs::metadata(&self.cgroup.path).is_ok_and(|folder| folder.ino() == self.cgroup.id)
     }
+}
+
+/// Pins are root's: whoever may not touch them is told which capabilities are missing.
+fn refused(doing: &'static str, path: &Path, error: io::Error) -> Error {
+    privilege::explain(format!("{doing} {}", path.display()), error, Error::file(doing, path))
 }
 
 fn errno(error: io::Error) -> Errno {
