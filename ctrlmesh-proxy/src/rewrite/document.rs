@@ -10,6 +10,8 @@ mod cbor;
 mod json;
 mod protobuf;
 
+pub(super) use cbor::{map as cbor_map, number as cbor_number, text_item as cbor_text};
+pub(super) use json::compacted;
 pub(super) use protobuf::{envelope, field as protobuf_field};
 
 /// How a body is written.
@@ -244,6 +246,13 @@ impl<'b> Document<'b> {
         applied.map(Cow::Owned).ok_or(self.encoding.malformed())
     }
 
+    /// What a protobuf body says that it is.
+    pub(super) fn type_meta(self) -> Result<Option<Node>, DocumentError> {
+        let at = protobuf::unprefixed(self.body, 0..self.body.len());
+        let at = at.ok_or(self.encoding.malformed())?;
+        self.field(&Node { whole: at.clone(), at, shape: Shape::Envelope }, "typeMeta")
+    }
+
     fn enveloped(self, at: Range<usize>) -> Result<Node, DocumentError> {
         let at = protobuf::unprefixed(self.body, at).ok_or(self.encoding.malformed())?;
         let envelope = Node { whole: at.clone(), at, shape: Shape::Envelope };
@@ -329,6 +338,26 @@ impl Shape {
     }
 }
 
+/// A JSON or CBOR map that also says what it is.
+pub(super) fn with_type_meta(
+    map: &[u8],
+    encoding: Encoding,
+    api_version: &str,
+    kind: &str,
+) -> Vec<u8> {
+    if encoding == Encoding::Cbor {
+        return cbor::with_pairs(
+            map,
+            &[("kind", cbor_text(kind)), ("apiVersion", cbor_text(api_version))],
+        );
+    }
+    let compact = compacted(map);
+    let rest = compact.strip_prefix(b"{").unwrap_or(&compact);
+    let comma: &[u8] = if rest == b"}" { b"" } else { b"," };
+    let (kind, api_version) = (json::quoted(kind), json::quoted(api_version));
+    [b"{\"kind\":", kind.as_slice(), b",\"apiVersion\":", &api_version, comma, rest].concat()
+}
+
 /// The first whole frame of a watch: where it stands, and where the next begins. `None` where it is not whole yet.
 pub(super) fn first_frame(
     stream: &[u8],
@@ -348,6 +377,18 @@ pub(super) fn first_frame(
             Ok((end <= stream.len()).then_some((4..end, end)))
         }
         Encoding::Cbor => Ok(cbor::item_end(stream, 0, 0).map(|end| (0..end, end))),
+    }
+}
+
+/// A frame with its length or newline.
+pub fn framed(frame: &[u8], encoding: Encoding) -> Vec<u8> {
+    match encoding {
+        Encoding::Json => [frame, b"\n"].concat(),
+        Encoding::Cbor => frame.to_vec(),
+        Encoding::Protobuf => {
+            let length = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+            [&length.to_be_bytes()[..], frame].concat()
+        }
     }
 }
 
