@@ -9,10 +9,12 @@ use std::ops::Range;
 mod cbor;
 mod json;
 mod protobuf;
+mod shape;
 
 pub(super) use cbor::{map as cbor_map, number as cbor_number, text_item as cbor_text};
 pub(super) use json::compacted;
 pub(super) use protobuf::{envelope, field as protobuf_field};
+use shape::Shape;
 
 /// How a body is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,22 +42,6 @@ pub enum DocumentError {
         /// Its name.
         field: &'static str,
     },
-}
-
-/// What a protobuf message is; other encodings say so themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
-    Object,
-    ObjectMeta,
-    List,
-    ListMeta,
-    Status,
-    StatusDetails,
-    WatchEvent,
-    RawExtension,
-    Envelope,
-    TypeMeta,
-    Text,
 }
 
 /// A value in a body.
@@ -304,37 +290,6 @@ impl<'b> Document<'b> {
                 .collect(),
             name,
         )
-    }
-}
-
-// === impl Shape ===
-
-impl Shape {
-    /// Number and shape of a field.
-    fn field(self, name: &str) -> Option<(u32, Self)> {
-        Some(match (self, name) {
-            (Self::Object, "metadata") => (1, Self::ObjectMeta),
-            (Self::ObjectMeta, "name") => (1, Self::Text),
-            (Self::ObjectMeta, "generateName") => (2, Self::Text),
-            (Self::ObjectMeta, "namespace") => (3, Self::Text),
-            (Self::ObjectMeta, "resourceVersion") => (6, Self::Text),
-            (Self::ObjectMeta, "annotations") => (12, Self::Text),
-            (Self::List, "metadata") => (1, Self::ListMeta),
-            (Self::List, "items") => (2, Self::Object),
-            (Self::ListMeta, "resourceVersion") => (2, Self::Text),
-            (Self::ListMeta, "continue") => (3, Self::Text),
-            (Self::Status, "message") => (3, Self::Text),
-            (Self::Status, "details") => (5, Self::StatusDetails),
-            (Self::StatusDetails, "name") => (1, Self::Text),
-            (Self::WatchEvent, "type") => (1, Self::Text),
-            (Self::WatchEvent, "object") => (2, Self::RawExtension),
-            (Self::RawExtension, "raw") => (1, Self::Text),
-            (Self::Envelope, "typeMeta") => (1, Self::TypeMeta),
-            (Self::Envelope, "raw") => (2, Self::Text),
-            (Self::TypeMeta, "apiVersion") => (1, Self::Text),
-            (Self::TypeMeta, "kind") => (2, Self::Text),
-            _ => return None,
-        })
     }
 }
 

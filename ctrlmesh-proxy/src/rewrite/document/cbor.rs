@@ -143,9 +143,9 @@ fn written(major: u8, argument: usize) -> Vec<u8> {
     let [.., third, second, first, last] = (argument as u64).to_be_bytes();
     match argument {
         0..=23 => vec![major | last],
-        24..=0xff => vec![major | 24, last],
-        0x100..=0xffff => vec![major | 25, first, last],
-        _ => vec![major | 26, third, second, first, last],
+        24..=0xff => vec![major | 0x18, last],
+        0x100..=0xffff => vec![major | 0x19, first, last],
+        _ => vec![major | 0x1a, third, second, first, last],
     }
 }
 
@@ -198,7 +198,7 @@ fn untagged(body: &[u8], mut at: usize) -> Option<usize> {
 
 fn head(body: &[u8], at: usize) -> Option<Head> {
     let first = *body.get(at)?;
-    let (major, low) = (first >> 5, first & 31);
+    let (major, low) = (first >> 5, first & 0x1f);
     let length = match low {
         0..=23 => {
             return Some(Head { major, argument: Some(usize::from(low)), end: at + 1 });

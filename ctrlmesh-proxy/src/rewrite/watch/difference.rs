@@ -59,7 +59,7 @@ fn simplified(selector: &Selector) -> Option<Selector> {
         match merged {
             Some((_, values)) if values.is_empty() => return None,
             Some((at, values)) => {
-                kept[at] = Requirement::new(requirement.key(), Condition::In(values)).ok()?
+                kept[at] = Requirement::new(requirement.key(), Condition::In(values)).ok()?;
             }
             None => kept.push(requirement.clone()),
         }

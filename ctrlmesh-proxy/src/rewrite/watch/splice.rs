@@ -182,7 +182,8 @@ impl Splice {
         if Encoding::of(content_type) != Some(self.encoding) {
             return Err(Expired::Unreadable);
         }
-        let listed = list::events(body, self.encoding, *change).map_err(|_| Expired::Unreadable)?;
+        let listed =
+            list::events(body, self.encoding, *change).map_err(|_error| Expired::Unreadable)?;
         if listed.version != self.at {
             return Err(Expired::Unreadable);
         }
