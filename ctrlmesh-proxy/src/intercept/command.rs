@@ -11,6 +11,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
 use super::attach::{Attach, Heartbeat, ListenerCheck, Options};
+use super::cgroup::Hierarchy;
 use super::interceptor::Interceptor;
 use super::relay::Relay;
 use super::status::Status;
@@ -113,6 +114,8 @@ fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
     let AttachArguments { cgroup, targets, to, fail_open, except, heartbeat, report } = arguments;
     let mut interceptor = Interceptor::open(options)?;
     interceptor.sweep()?;
+    // However the cgroup was written: attaching it again must find its table again.
+    let cgroup = Hierarchy::find()?.cgroup(&cgroup)?.path;
     let name = format!("cli {}", cgroup.display());
     let slot = interceptor.attach(&Attach {
         cgroup: cgroup.clone(),

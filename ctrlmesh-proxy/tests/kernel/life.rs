@@ -184,7 +184,7 @@ fn a_thousand_pods_are_attached_and_work() {
     times.sort();
     let (p50, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
     eprintln!(
-        "{} pods: attach p50 {p50:?}, p99 {p99:?}; memory {} KiB, of which the loader's process {} KiB",
+        "{} pods: attach p50 {p50:?}, p99 {p99:?}; maps {} KiB, the loader grew by {} KiB",
         pods.len(),
         locked(&bed) / 1024,
         memory().saturating_sub(before)
