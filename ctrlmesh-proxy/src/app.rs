@@ -15,6 +15,7 @@ use tokio::runtime::{Builder, LocalOptions};
 use tokio::signal::unix;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::accept::{Accepted, Acceptor, Origin, Thread};
@@ -22,8 +23,10 @@ use crate::admin::Admin;
 use crate::config::{CommonArgs, ConfigError, SidecarArgs};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
+use crate::policy;
+use crate::policy::{Current, LoadError, PolicyArgs};
 use crate::readiness::Readiness;
-use crate::serve::Server;
+use crate::serve::{Policies, Server};
 use crate::tls;
 use crate::tls::TlsError;
 use crate::tls::issue::Presented;
@@ -39,6 +42,9 @@ pub enum AppError {
     /// Certificates and keys are not there.
     #[error("prepare TLS")]
     Tls(#[from] TlsError),
+    /// There is no policy that could be applied.
+    #[error("read the policy")]
+    Policy(#[from] LoadError),
     /// The TLS library does not do what is needed.
     #[error("set up TLS")]
     Library(#[from] rustls::Error),
@@ -65,6 +71,7 @@ struct Parts {
     trust: Arc<Trust>,
     http1_only: Arc<AtomicBool>,
     target: Option<Target>,
+    policies: Policies,
     metrics: Arc<Metrics>,
     drain: Drain,
 }
@@ -85,8 +92,9 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
     let starting = readiness.block("listeners");
     let drain = Drain::default();
     let target = args.target()?;
+    let policies = Policies::One(policy(&args.policy, &metrics, &drain)?);
     let (parts, presented) =
-        Parts::new(args.common.clone(), Some(target), metrics.clone(), drain.clone())?;
+        Parts::new(args.common.clone(), Some(target), policies, metrics.clone(), drain.clone())?;
     drain.spawn(presented.follow(drain.clone()));
     drain.spawn(parts.trust.clone().follow(drain.clone()));
     let (threads, workers) = parts.start()?;
@@ -122,6 +130,7 @@ impl Parts {
     fn new(
         args: CommonArgs,
         target: Option<Target>,
+        policies: Policies,
         metrics: Arc<Metrics>,
         drain: Drain,
     ) -> Result<(Self, Arc<Presented>), AppError> {
@@ -137,6 +146,7 @@ impl Parts {
             http1_only: Arc::default(),
             args,
             target,
+            policies,
             metrics,
             drain,
         };
@@ -196,11 +206,50 @@ impl Parts {
             tls_http1: self.tls_http1,
             dialer: Rc::new(dialer),
             target: self.target,
+            policies: self.policies,
             header_timeout: self.args.header_timeout,
             response_timeout: self.args.response_timeout,
             metrics: self.metrics,
             drain,
         })
+    }
+}
+
+/// The policy from where the arguments say, followed until shutdown.
+fn policy(args: &PolicyArgs, metrics: &Arc<Metrics>, drain: &Drain) -> Result<Current, AppError> {
+    let source = args.source();
+    let first = source.as_ref().map(policy::load).transpose()?.unwrap_or_default();
+    let (sender, current) = watch::channel(Arc::new(first));
+    let stop = drain.clone();
+    drain.spawn(async move {
+        let following = async move {
+            match source {
+                Some(source) => policy::follow(source, sender).await,
+                // Nothing can change, but whoever waits for a change is to wait.
+                None => sender.closed().await,
+            }
+        };
+        tokio::select! {
+            () = stop.started() => {}
+            () = following => {}
+        }
+    });
+    let pod =
+        args.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
+    drain.spawn(show(current.clone(), pod, metrics.clone(), drain.clone()));
+    Ok(current)
+}
+
+/// Shows the epoch in force, until shutdown.
+async fn show(mut current: Current, pod: String, metrics: Arc<Metrics>, drain: Drain) {
+    loop {
+        let epoch = current.borrow_and_update().epoch;
+        metrics.epoch(&pod, epoch);
+        info!(pod, epoch, "policy in force");
+        tokio::select! {
+            () = drain.started() => return,
+            changed = current.changed() => if changed.is_err() { return },
+        }
     }
 }
 

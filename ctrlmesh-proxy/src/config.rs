@@ -11,6 +11,7 @@ use ctrlmesh_common::names::port;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 
+use crate::policy::PolicyArgs;
 use crate::telemetry::LogFormat;
 use crate::tls::issue::Source;
 use crate::upstream::{Address, Target};
@@ -78,6 +79,9 @@ pub struct SidecarArgs {
     /// The API server, as https://HOST:PORT; the default is what Kubernetes tells every pod.
     #[arg(long, env = "CTRLMESH_PROXY_UPSTREAM", value_name = "URL")]
     pub upstream: Option<Upstream>,
+    /// Where the pod's policy comes from; without one everything passes.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
     /// What all modes are told.
     #[command(flatten)]
     pub common: CommonArgs,

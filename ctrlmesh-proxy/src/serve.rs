@@ -4,6 +4,10 @@ mod exchange;
 mod headers;
 mod http1;
 mod http2;
+mod lock;
+mod refuse;
+mod reply;
+mod view;
 
 use std::future::Future;
 use std::io;
@@ -21,9 +25,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::debug;
 
-use crate::accept::Accepted;
+use crate::accept::{Accepted, PodSlot};
 use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics};
+use crate::policy::Current;
+use crate::serve::view::View;
 use crate::tls;
 use crate::tunnel;
 use crate::upstream::{Address, Dialer, Target, Upstream};
@@ -42,6 +48,8 @@ pub struct Server {
     pub dialer: Rc<Dialer>,
     /// The API server, where the connection itself does not say.
     pub target: Option<Target>,
+    /// What the pods may see.
+    pub policies: Policies,
     /// How long a client may take from connecting to the end of its first request's head.
     pub header_timeout: Duration,
     /// How long the API server may take to answer.
@@ -52,11 +60,19 @@ pub struct Server {
     pub drain: Drain,
 }
 
+/// The policies of the pods whose connections are served.
+#[derive(Clone, Debug)]
+pub enum Policies {
+    /// One pod's: the sidecar's.
+    One(Current),
+}
+
 /// What the requests of one client connection share.
 #[derive(Debug)]
 struct Session {
     server: Rc<Server>,
     upstream: Upstream,
+    policy: View,
     /// Notified when the client is to open its next connection elsewhere.
     leaving: Rc<Notify>,
 }
@@ -71,8 +87,11 @@ impl Server {
         debug!(client.addr = %client, pod = ?origin.pod, "connected");
         if let Ok(stream) = TcpStream::from_std(stream) {
             let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
-            match target {
-                Some(target) => Box::pin(self.clone().begin(stream, target)).await,
+            let policy = self.policies.of(origin.pod);
+            match target.zip(policy) {
+                Some((target, policy)) => {
+                    Box::pin(self.clone().begin(stream, target, policy)).await
+                }
                 None => self.metrics.client_error(ClientError::NoDestination),
             }
         }
@@ -80,14 +99,16 @@ impl Server {
         drop((open, place));
     }
 
-    async fn begin(self: Rc<Self>, stream: TcpStream, target: Target) {
+    async fn begin(self: Rc<Self>, stream: TcpStream, target: Target, policy: Current) {
         let deadline = Instant::now() + self.header_timeout;
         let mut first = [0];
         let Some(peeked) = self.in_time(deadline, stream.peek(&mut first)).await else {
             return;
         };
         match peeked {
-            Ok(1) if first[0] == TLS_HANDSHAKE => self.terminate(stream, target, deadline).await,
+            Ok(1) if first[0] == TLS_HANDSHAKE => {
+                self.terminate(stream, target, policy, deadline).await
+            }
             Ok(1) => self.pass(stream, &target.address).await,
             // Gone before it said anything.
             Ok(_) | Err(_) => {}
@@ -95,7 +116,13 @@ impl Server {
     }
 
     /// Ends TLS and speaks the protocol that the client chose.
-    async fn terminate(self: Rc<Self>, stream: TcpStream, target: Target, deadline: Instant) {
+    async fn terminate(
+        self: Rc<Self>,
+        stream: TcpStream,
+        target: Target,
+        policy: Current,
+        deadline: Instant,
+    ) {
         let http1_only = self.dialer.http1_only.load(Ordering::Relaxed);
         let config = if http1_only { &self.tls_http1 } else { &self.tls };
         let handshake = Box::pin(handshake(config.clone(), stream));
@@ -111,7 +138,8 @@ impl Server {
         let http2 = stream.get_ref().1.alpn_protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
         let upstream = Upstream::new(http2, self.dialer.clone(), target, leaving.clone());
-        let session = Rc::new(Session { server: self, upstream, leaving });
+        let session =
+            Rc::new(Session { server: self, upstream, policy: View::of(policy), leaving });
         if http2 {
             Box::pin(http2::serve(session, stream, deadline)).await;
         } else {
@@ -142,6 +170,17 @@ impl Server {
             self.metrics.client_error(ClientError::Slow);
         }
         done
+    }
+}
+
+// === impl Policies ===
+
+impl Policies {
+    /// The policy of the pod that a connection comes from, if it is known.
+    fn of(&self, _pod: Option<PodSlot>) -> Option<Current> {
+        match self {
+            Policies::One(current) => Some(current.clone()),
+        }
     }
 }
 

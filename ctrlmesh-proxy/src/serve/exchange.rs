@@ -1,53 +1,260 @@
 //! What happens to one request?
 
+use std::error::Error;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 
+use ctrlmesh_common::policy::Policy;
 use h2::Reason;
-use http::{Request, Response, StatusCode};
+use http::uri::PathAndQuery;
+use http::{Request, Response, StatusCode, Uri, header};
 use thiserror::Error;
+use tokio::time;
 use tokio::time::Instant;
-use tracing::debug;
+use tracing::{debug, info};
 
 use crate::body::Relay;
+use crate::decide;
+use crate::decide::{Decision, Plan, Refusal, Rename};
+use crate::metrics::{Outcome, UpstreamError};
+use crate::request::{RequestInfo, TargetError};
+use crate::rewrite;
+use crate::rewrite::status::Status;
 use crate::serve::Session;
+use crate::serve::lock;
+use crate::serve::lock::LockedError;
+use crate::serve::refuse;
+use crate::serve::reply::{Content, Reply};
 use crate::upstream::SendError;
 
-/// The body of a response.
-pub(super) type Reply = Relay;
+/// When to come back after the API server could not be reached.
+const RETRY_AFTER_SECONDS: u32 = 1;
 
 /// The request gets no answer: its stream is reset for this reason, or its connection closed.
 #[derive(Debug, Error)]
 #[error("give a request up: {0}")]
 pub(super) struct Abort(pub(super) Reason);
 
+/// Why the API server's answer does not reach the client.
+#[derive(Debug, Error)]
+enum Failure {
+    #[error("understand the request")]
+    BadRequest(#[source] TargetError),
+    #[error("let the request pass")]
+    Refused(#[source] Refusal),
+    #[error("write the target of the request")]
+    Target,
+    #[error("rename the leader-election lock")]
+    Lock(#[source] LockedError),
+    #[error("ask the API server")]
+    Upstream(#[source] SendError),
+    #[error("ask the API server within {deadline:?}")]
+    Timeout { deadline: Duration },
+}
+
+/// What is to be done beside passing a request on.
+struct Extra {
+    /// The lock's names, if it is renamed.
+    rename: Option<Rename>,
+    /// Whether the response may take as long as it likes.
+    long_running: bool,
+    /// How long the proxy has worked on the request until it was sent.
+    took: Duration,
+}
+
 impl Session {
-    /// Asks the API server and returns what it answers.
+    /// Asks the API server, as far as the policy lets, and returns what the client is to get.
     pub(super) async fn exchange(
         self: Rc<Self>,
         request: Request<Relay>,
         informed: impl FnMut(Response<()>),
     ) -> Result<Response<Reply>, Abort> {
-        let _begun = Instant::now();
-        let _open = self.server.metrics.stream();
-        match self.upstream.send(request, informed).await {
-            Ok(response) => Ok(response),
-            Err(error) => Self::failed(&error),
+        let open = self.server.metrics.stream();
+        let begun = Instant::now();
+        let accept = request.headers().get(header::ACCEPT).cloned();
+        let method = request.method().clone();
+        let target = target(request.uri());
+        let info = RequestInfo::parse(method.as_str(), target.as_str());
+        let verb = info.as_ref().map_or("other", RequestInfo::verb);
+        let mut counted = Counted { session: &self, verb, outcome: Outcome::Aborted };
+        let answered = match &info {
+            Ok(info) => self.relay(request, info, &target, begun, informed).await,
+            Err(error) => Err(Failure::BadRequest(error.clone())),
+        };
+        let response = match answered {
+            Ok(response) => {
+                counted.outcome = outcome(response.status());
+                response
+            }
+            Err(error) => {
+                debug!(error = &error as &dyn Error, "request failed");
+                let status = self.failed(&error)?;
+                counted.outcome = Outcome::Refused;
+                refuse::response(&status, accept.as_ref()).map(Content::Plain)
+            }
+        };
+        info!(target: "access", %method, path = target.path(), verb, status = response.status().as_u16());
+        Ok(response.map(|content| Reply { content, _open: open }))
+    }
+
+    async fn relay(
+        self: &Rc<Self>,
+        request: Request<Relay>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+        begun: Instant,
+        informed: impl FnMut(Response<()>),
+    ) -> Result<Response<Content>, Failure> {
+        let policy = self.policy.current();
+        let (request, mut extra) = self.prepare(request, info, target, policy).await?;
+        extra.took = begun.elapsed();
+        let sending = self.upstream.send(request, informed);
+        let response = if extra.long_running {
+            sending.await.map_err(Failure::Upstream)?
+        } else {
+            let deadline = self.server.response_timeout;
+            let answered = time::timeout(deadline, sending).await;
+            answered
+                .map_err(|_elapsed| Failure::Timeout { deadline })?
+                .map_err(Failure::Upstream)?
+        };
+        let answered = Instant::now();
+        let took = extra.took;
+        let response = self.finish(response, extra).await;
+        self.server.metrics.added(took + answered.elapsed());
+        response
+    }
+
+    /// Makes of a request what the API server is to get.
+    async fn prepare(
+        &self,
+        mut request: Request<Relay>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+        policy: Arc<Policy>,
+    ) -> Result<(Request<Relay>, Extra), Failure> {
+        let metrics = &self.server.metrics;
+        let plan = match decide::decide(&policy, info) {
+            Decision::Pass => None,
+            Decision::Rewrite(plan) => Some(plan),
+            Decision::Refuse(refusal) => {
+                metrics.refused.inc();
+                return Err(Failure::Refused(refusal));
+            }
+        };
+        let mut extra =
+            Extra { rename: None, long_running: info.is_long_running(), took: Duration::ZERO };
+        let Some(plan) = plan else { return Ok((request, extra)) };
+        *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
+        if plan.selector.is_some() {
+            metrics.injected.inc();
+        }
+        if let Some(plan) = plan.lock {
+            metrics.renamed.inc();
+            request =
+                lock::request(request, &plan.rename, plan.in_body).await.map_err(Failure::Lock)?;
+            extra.rename = Some(plan.rename);
+        }
+        Ok((request, extra))
+    }
+
+    /// Makes of a response what the client is to get.
+    async fn finish(
+        self: &Rc<Self>,
+        response: Response<Relay>,
+        extra: Extra,
+    ) -> Result<Response<Content>, Failure> {
+        match extra.rename {
+            Some(rename) => Ok(lock::response(response, &rename)
+                .await
+                .map_err(Failure::Lock)?
+                .map(Content::Plain)),
+            None => Ok(response.map(Content::Plain)),
         }
     }
 
-    fn failed(error: &SendError) -> Result<Response<Reply>, Abort> {
-        debug!(error = error as &dyn std::error::Error, "API server did not answer");
-        match error {
-            SendError::Http2(error) if error.is_reset() => {
-                Err(Abort(error.reason().unwrap_or(Reason::INTERNAL_ERROR)))
+    /// What to tell the client; nothing where it would, by itself, find its connection broken and try again.
+    fn failed(&self, failure: &Failure) -> Result<Status, Abort> {
+        Ok(match failure {
+            Failure::Refused(refusal) => Status::from(refusal),
+            Failure::BadRequest(_) | Failure::Target | Failure::Lock(LockedError::Request(_)) => {
+                status(400, "BadRequest", failure)
             }
-            SendError::Http2(error) if error.is_go_away() => Err(Abort(Reason::REFUSED_STREAM)),
-            SendError::Http1 { reused: true, .. } => Err(Abort(Reason::REFUSED_STREAM)),
-            _ => {
-                let mut response = Response::new(Relay::full(&b"{}"[..]));
-                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-                Ok(response)
+            Failure::Lock(LockedError::TooLarge) => status(413, "RequestEntityTooLarge", failure),
+            Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
+            Failure::Lock(LockedError::Broken | LockedError::Response(_)) => {
+                status(500, "InternalError", failure)
             }
-        }
+            Failure::Timeout { .. } => {
+                self.server.metrics.upstream_error(UpstreamError::Timeout);
+                status(504, "Timeout", failure)
+            }
+            Failure::Upstream(SendError::Http2(error)) if error.is_reset() => {
+                return Err(Abort(error.reason().unwrap_or(Reason::INTERNAL_ERROR)));
+            }
+            Failure::Upstream(SendError::Http2(error)) if error.is_go_away() => {
+                return Err(Abort(Reason::REFUSED_STREAM));
+            }
+            Failure::Upstream(SendError::Http1 { reused: true, .. }) => {
+                return Err(Abort(Reason::REFUSED_STREAM));
+            }
+            Failure::Upstream(error) => {
+                if matches!(error, SendError::Http1 { .. } | SendError::Http2(_)) {
+                    self.server.metrics.upstream_error(UpstreamError::Broken);
+                }
+                Status {
+                    retry_after: Some(RETRY_AFTER_SECONDS),
+                    ..status(503, "ServiceUnavailable", failure)
+                }
+            }
+        })
     }
+}
+
+/// Counts a request however it ends.
+struct Counted<'a> {
+    session: &'a Session,
+    verb: &'a str,
+    outcome: Outcome,
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.session.server.metrics.request(self.verb, self.outcome);
+    }
+}
+
+fn outcome(status: StatusCode) -> Outcome {
+    if status.is_server_error() {
+        Outcome::ServerError
+    } else if status.is_client_error() {
+        Outcome::ClientError
+    } else {
+        Outcome::Ok
+    }
+}
+
+/// Path and query of a request, as they came.
+fn target(uri: &Uri) -> PathAndQuery {
+    uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"))
+}
+
+fn rewritten(uri: &Uri, info: &RequestInfo<'_>, plan: &Plan) -> Result<Uri, Failure> {
+    let target = rewrite::target(info, plan);
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(target.try_into().map_err(|_unfit| Failure::Target)?);
+    Uri::from_parts(parts).map_err(|_unfit| Failure::Target)
+}
+
+/// A failure and its causes, as a status.
+fn status(code: u16, reason: &'static str, failure: &Failure) -> Status {
+    let mut message = format!("ctrlmesh-proxy could not {failure}");
+    let mut cause = failure.source();
+    while let Some(error) = cause {
+        message.push_str(": ");
+        message.push_str(&error.to_string());
+        cause = error.source();
+    }
+    Status { code, reason, message, retry_after: None }
 }

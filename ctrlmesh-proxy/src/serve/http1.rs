@@ -22,8 +22,9 @@ use tracing::debug;
 use crate::body::Relay;
 use crate::metrics::ClientError;
 use crate::serve::Session;
-use crate::serve::exchange::{Abort, Reply};
+use crate::serve::exchange::Abort;
 use crate::serve::headers;
+use crate::serve::reply::Reply;
 use crate::tunnel;
 
 /// The largest head of a request: what the API server takes (Go's default, and its slack).

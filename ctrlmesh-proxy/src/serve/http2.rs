@@ -20,7 +20,8 @@ use crate::body;
 use crate::body::Relay;
 use crate::metrics::ClientError;
 use crate::serve::Session;
-use crate::serve::exchange::{Abort, Reply};
+use crate::serve::exchange::Abort;
+use crate::serve::reply::Reply;
 
 /// The largest head of a request: what the API server takes.
 const MAX_HEAD_BYTES: u32 = 1 << 20;

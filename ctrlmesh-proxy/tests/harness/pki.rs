@@ -1,28 +1,37 @@
 //! Two certificate authorities, the API server's and the mesh's, and their files.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
 use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use rustls_pki_types::PrivatePkcs8KeyDer;
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tempfile::TempDir;
 
 pub(crate) struct Pki {
     pub(crate) dir: TempDir,
-    real: CertifiedIssuer<'static, KeyPair>,
-    mesh: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Pki {
     pub(crate) fn new() -> Self {
-        let pki =
-            Self { dir: TempDir::new().unwrap(), real: authority("real"), mesh: authority("mesh") };
-        fs::write(pki.path("real.crt"), pki.real.pem()).unwrap();
-        fs::write(pki.path("mesh.crt"), pki.mesh.pem()).unwrap();
-        fs::write(pki.path("mesh.key"), pki.mesh.key().serialize_pem()).unwrap();
+        let pki = Self { dir: TempDir::new().unwrap() };
+        let (real, mesh) = (authority("real"), authority("mesh"));
+        let key = KeyPair::generate().unwrap();
+        let names = ["127.0.0.1", "localhost"].map(str::to_owned);
+        let leaf = CertificateParams::new(names).unwrap().signed_by(&key, &real).unwrap();
+        let files = [
+            ("real.crt", real.pem()),
+            ("mesh.crt", mesh.pem()),
+            ("mesh.key", mesh.key().serialize_pem()),
+            ("leaf.crt", leaf.pem()),
+            ("leaf.key", key.serialize_pem()),
+        ];
+        for (name, text) in files {
+            fs::write(pki.path(name), text).unwrap();
+        }
         pki
     }
 
@@ -32,39 +41,47 @@ impl Pki {
 
     /// What the scripted API server presents; `protocols` in the order it likes them.
     pub(crate) fn server(&self, protocols: &[&str]) -> Arc<ServerConfig> {
-        let key = KeyPair::generate().unwrap();
-        let params =
-            CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
-        let leaf = params.signed_by(&key, &self.real).unwrap();
-        let mut config =
-            ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_no_client_auth()
-                .with_single_cert(
-                    vec![leaf.der().clone()],
-                    PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
-                )
-                .unwrap();
-        config.alpn_protocols =
-            protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-        Arc::new(config)
+        server_of(self.dir.path(), protocols)
     }
 
     /// How a client believes the proxy: it knows the mesh CA only.
     pub(crate) fn client(&self, protocols: &[&str]) -> Arc<ClientConfig> {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.mesh.der().clone()).unwrap();
-        let mut config =
-            ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_root_certificates(roots)
-                .with_no_client_auth();
-        config.alpn_protocols =
-            protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-        Arc::new(config)
+        client_of(&[self.path("mesh.crt")], protocols)
     }
+
+    /// A client that believes the API server too.
+    pub(crate) fn client_of_both(&self, protocols: &[&str]) -> Arc<ClientConfig> {
+        client_of(&[self.path("mesh.crt"), self.path("real.crt")], protocols)
+    }
+}
+
+/// What a server presents that is vouched for by the API server's CA.
+pub(crate) fn server_of(dir: &Path, protocols: &[&str]) -> Arc<ServerConfig> {
+    let chain = vec![CertificateDer::from_pem_file(dir.join("leaf.crt")).unwrap()];
+    let key = PrivateKeyDer::from_pem_file(dir.join("leaf.key")).unwrap();
+    let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    Arc::new(config)
+}
+
+/// A client that believes these certificate authorities.
+pub(crate) fn client_of(authorities: &[PathBuf], protocols: &[&str]) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    Arc::new(config)
 }
 
 fn authority(name: &str) -> CertifiedIssuer<'static, KeyPair> {

@@ -1,0 +1,173 @@
+//! One contestant: a process whose CPU time and memory the kernel counts.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::pki::Pki;
+use super::{Kind, free_address};
+
+/// Runs until dropped.
+pub(crate) struct Process {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    /// Nobody's time counts: the load goes to the backend itself.
+    direct: bool,
+}
+
+impl Process {
+    /// The server that answers all.
+    pub(crate) fn backend(pki: &Pki) -> Self {
+        Self::own("backend", pki, None)
+    }
+
+    /// One contestant before `backend`; nothing where it is not installed.
+    pub(crate) fn contestant(kind: Kind, pki: &Pki, backend: SocketAddr) -> Option<Self> {
+        match kind {
+            Kind::Direct => {
+                let mut process = Self::own("backend", pki, None);
+                process.direct = true;
+                Some(process)
+            }
+            Kind::Relay => Some(Self::own("relay", pki, Some(backend))),
+            Kind::Nginx => Self::nginx(pki, backend),
+            Kind::Ours => Some(Self::ours(pki, backend, "limits: []")),
+            Kind::Ruled => Some(Self::ours(pki, backend, RULE)),
+        }
+    }
+
+    /// This program again, in another part.
+    fn own(part: &str, pki: &Pki, backend: Option<SocketAddr>) -> Self {
+        let address = free_address();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.arg(part).arg(address.to_string()).arg(pki.dir.path());
+        command.args(backend.map(|backend| backend.to_string()));
+        Self::spawn(command, address)
+    }
+
+    fn nginx(pki: &Pki, backend: SocketAddr) -> Option<Self> {
+        let program = ["/usr/sbin/nginx", "/usr/bin/nginx"]
+            .into_iter()
+            .find(|path| Path::new(path).exists())?;
+        let address = free_address();
+        let dir = pki.dir.path().to_str().unwrap();
+        let mut text = include_str!("../nginx.conf").to_owned();
+        let values = [
+            ("{{DIR}}", dir.to_owned()),
+            ("{{LISTEN}}", address.to_string()),
+            ("{{BACKEND}}", backend.to_string()),
+            ("{{CERT}}", format!("{dir}/leaf.crt")),
+            ("{{KEY}}", format!("{dir}/leaf.key")),
+            ("{{CA}}", format!("{dir}/real.crt")),
+        ];
+        for (name, value) in values {
+            text = text.replace(name, &value);
+        }
+        let file = pki.path("nginx.conf");
+        fs::write(&file, text).unwrap();
+        let mut command = Command::new(program);
+        command.arg("-c").arg(file).arg("-e").arg(pki.path("nginx.log"));
+        Some(Self::spawn(command, address))
+    }
+
+    fn ours(pki: &Pki, backend: SocketAddr, policy: &str) -> Self {
+        let address = free_address();
+        let file = pki.path(&format!("policy-{}.yaml", address.port()));
+        fs::write(&file, policy).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        let mesh = format!("{},{}", pki.path("mesh.crt").display(), pki.path("mesh.key").display());
+        command
+            .args(["sidecar", "--admin-listen", "127.0.0.1:0", "--listen", &address.to_string()])
+            .args([
+                "--upstream",
+                &format!("https://localhost:{}", backend.port()),
+                "--mesh-ca",
+                &mesh,
+            ])
+            .arg("--upstream-ca")
+            .arg(pki.path("real.crt"))
+            .arg("--policy")
+            .arg(file)
+            .env("RUST_LOG", "warn");
+        Self::spawn(command, address)
+    }
+
+    fn spawn(mut command: Command, address: SocketAddr) -> Self {
+        let child = command.stdin(Stdio::null()).spawn().unwrap();
+        let process = Self { child, address, direct: false };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while TcpStream::connect(address).is_err() {
+            assert!(Instant::now() < deadline, "{command:?} does not listen");
+            thread::sleep(Duration::from_millis(5));
+        }
+        process
+    }
+
+    /// CPU time so far, of the process and its children, in seconds.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        if self.direct {
+            return 0.0;
+        }
+        let ticks = sysconf(SysconfVar::CLK_TCK).unwrap().unwrap();
+        let used: u64 = self.family().iter().map(|pid| cpu_ticks(*pid)).sum();
+        #[expect(clippy::cast_precision_loss, reason = "ticks of minutes are far below 2^52")]
+        let seconds = used as f64 / ticks as f64;
+        seconds
+    }
+
+    /// Resident memory, of the process and its children.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.family().iter().map(|pid| resident_bytes(*pid)).sum()
+    }
+
+    fn family(&self) -> Vec<u32> {
+        let own = self.child.id();
+        let children =
+            fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+        let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+        std::iter::once(own).chain(children).collect()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        for pid in self.family() {
+            if let Ok(pid) = i32::try_from(pid) {
+                let _gone = nix::sys::signal::kill(
+                    nix::unistd::Pid::from_raw(pid),
+                    nix::sys::signal::Signal::SIGTERM,
+                );
+            }
+        }
+        thread::sleep(Duration::from_millis(50));
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// Limits what the benches list.
+const RULE: &str = r#"{"limits":[{"relateResources":[{"apiGroups":[""],"resources":["pods"]}],
+ "selector":"ctrlmesh.kusionstack.io/sharding-hash in (0,1,2,3,4,5,6,7)"}]}"#;
+
+/// User and system time of a process, in ticks (proc(5), fields 14 and 15).
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    let field =
+        |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or_default();
+    field(11) + field(12)
+}
+
+fn resident_bytes(pid: u32) -> u64 {
+    let Ok(status) = fs::File::open(format!("/proc/{pid}/status")) else { return 0 };
+    let lines = BufReader::new(status).lines().map_while(Result::ok);
+    let line = lines.into_iter().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or_default() << 10
+}

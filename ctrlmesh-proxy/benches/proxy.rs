@@ -1,0 +1,244 @@
+//! What does the proxy cost, beside nothing, nginx and a bare hyper relay?
+//!
+//! `cargo bench -p ctrlmesh-proxy -- request|list|watch|rule|idle [--quick]`. All contestants run at once and are asked
+//! in turn; every other round goes from the last to the first. CPU is what the kernel counts for a contestant's
+//! processes. Each figure is the median of the rounds, with the least and the greatest.
+#![allow(clippy::disallowed_methods, reason = "benches are not drained")]
+#![allow(clippy::cast_precision_loss, reason = "what is counted is far below 2^52")]
+
+mod bed;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::path::Path;
+use std::time::Instant;
+
+use bed::load::Client;
+use bed::process::Process;
+use bed::{Bed, Kind, backend, load, protocol, relay, spread};
+use http::Version;
+use tokio::runtime;
+use tokio::runtime::LocalOptions;
+
+const VERSIONS: [Version; 2] = [Version::HTTP_2, Version::HTTP_11];
+const ALL: &[Kind] = &[Kind::Direct, Kind::Nginx, Kind::Relay, Kind::Ours];
+
+/// How much is asked.
+#[derive(Clone, Copy)]
+struct Size {
+    rounds: usize,
+    /// Divides what is asked in a round.
+    divisor: usize,
+}
+
+/// Figures by column, for each contestant.
+type Figures = BTreeMap<(usize, &'static str), Vec<f64>>;
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build_local(LocalOptions::default())
+        .unwrap();
+    match arguments.as_slice() {
+        ["backend", address, dir] => {
+            runtime.block_on(backend::run(address.parse().unwrap(), Path::new(dir)))
+        }
+        ["relay", address, dir, to] => {
+            runtime.block_on(relay::run(
+                address.parse().unwrap(),
+                Path::new(dir),
+                to.parse().unwrap(),
+            ));
+        }
+        _ => {
+            let quick = arguments.contains(&"--quick");
+            let size =
+                if quick { Size { rounds: 3, divisor: 4 } } else { Size { rounds: 7, divisor: 1 } };
+            let chosen = |name| {
+                !arguments.iter().any(|argument| BENCHES.contains(argument))
+                    || arguments.contains(&name)
+            };
+            // `cargo test --benches` only builds.
+            if arguments.contains(&"--test") {
+                return;
+            }
+            for name in BENCHES.iter().filter(|name| chosen(**name)) {
+                match *name {
+                    "request" => runtime.block_on(request(size)),
+                    "list" => runtime.block_on(list(size)),
+                    "watch" => runtime.block_on(watch(size)),
+                    "rule" => runtime.block_on(rule(size)),
+                    _ => runtime.block_on(idle(size)),
+                }
+            }
+        }
+    }
+}
+
+const BENCHES: [&str; 5] = ["request", "list", "watch", "rule", "idle"];
+
+/// A small GET, one at a time and 64 at once.
+async fn request(size: Size) {
+    let bed = Bed::start(ALL);
+    for version in VERSIONS {
+        for (at_once, count) in [(1, 20_000), (64, 1_000)] {
+            let mut figures = Figures::new();
+            for round in 0..size.rounds {
+                for (kind, process) in bed.round(round) {
+                    let count = count / size.divisor;
+                    load::requests(&bed.pki, process.address, version, SMALL, at_once, count / 10)
+                        .await;
+                    let (before, begun) = (process.cpu_seconds(), Instant::now());
+                    let mut took =
+                        load::requests(&bed.pki, process.address, version, SMALL, at_once, count)
+                            .await;
+                    let (cpu, wall) =
+                        (process.cpu_seconds() - before, begun.elapsed().as_secs_f64());
+                    let requests = took.len() as f64;
+                    note(&mut figures, kind, "1 p50 µs", load::percentile(&mut took, 0.5));
+                    note(&mut figures, kind, "2 p99 µs", load::percentile(&mut took, 0.99));
+                    note(&mut figures, kind, "3 CPU µs/request", cpu * 1e6 / requests);
+                    note(&mut figures, kind, "4 requests/s", requests / wall);
+                }
+            }
+            show(&format!("small GET, {}, c={at_once}", protocol(version)), &bed, figures);
+        }
+    }
+}
+
+/// A list of 100 MB.
+async fn list(size: Size) {
+    let bed = Bed::start(ALL);
+    for version in VERSIONS {
+        let mut figures = Figures::new();
+        for round in 0..size.rounds {
+            for (kind, process) in bed.round(round) {
+                let mut client = Client::connect(&bed.pki, process.address, version).await;
+                let times = (8 / size.divisor).max(2);
+                let (before, begun) = (process.cpu_seconds(), Instant::now());
+                let mut bytes = 0;
+                for _ in 0..times {
+                    bytes += load::drain(client.get("/list").await).await;
+                }
+                let (cpu, wall) = (process.cpu_seconds() - before, begun.elapsed().as_secs_f64());
+                assert_eq!(bytes, times * backend::LIST_BYTES);
+                note(&mut figures, kind, "1 MB/s", bytes as f64 / 1e6 / wall);
+                note(&mut figures, kind, "2 CPU s/GB", cpu * 1e9 / bytes as f64);
+            }
+        }
+        show(&format!("100 MB list, {}", protocol(version)), &bed, figures);
+    }
+}
+
+/// Events of one watch, a millisecond apart.
+async fn watch(size: Size) {
+    let bed = Bed::start(ALL);
+    for version in VERSIONS {
+        let mut figures = Figures::new();
+        for round in 0..size.rounds {
+            for (kind, process) in bed.round(round) {
+                let mut client = Client::connect(&bed.pki, process.address, version).await;
+                let count = 4000 / size.divisor;
+                let body = client.get("/ticks").await;
+                let before = process.cpu_seconds();
+                let mut late = load::events(body, count).await;
+                let cpu = process.cpu_seconds() - before;
+                note(&mut figures, kind, "1 p50 µs", load::percentile(&mut late, 0.5));
+                note(&mut figures, kind, "2 p99 µs", load::percentile(&mut late, 0.99));
+                note(&mut figures, kind, "3 CPU µs/event", cpu * 1e6 / count as f64);
+            }
+        }
+        show(&format!("watch event, {}", protocol(version)), &bed, figures);
+    }
+}
+
+/// A list that a rule narrows, beside the same without a rule.
+async fn rule(size: Size) {
+    let bed = Bed::start(&[Kind::Ours, Kind::Ruled]);
+    let mut figures = Figures::new();
+    for round in 0..size.rounds * 2 {
+        for (kind, process) in bed.round(round) {
+            let count = 20_000 / size.divisor;
+            let (version, path) = (Version::HTTP_2, "/api/v1/pods?limit=500&resourceVersion=0");
+            let before = process.cpu_seconds();
+            let mut took = load::requests(&bed.pki, process.address, version, path, 1, count).await;
+            let cpu = process.cpu_seconds() - before;
+            note(&mut figures, kind, "1 p50 µs", load::percentile(&mut took, 0.5));
+            note(&mut figures, kind, "2 CPU µs/request", cpu * 1e6 / count as f64);
+        }
+    }
+    show("small list, h2, c=1", &bed, figures);
+}
+
+/// Memory of watches on which nothing happens.
+async fn idle(size: Size) {
+    for version in VERSIONS {
+        let bed = Bed::start(&[Kind::Nginx, Kind::Relay, Kind::Ours]);
+        let mut figures = Figures::new();
+        for (kind, process) in bed.round(0) {
+            let watches = 4000 / size.divisor;
+            let before = process.resident_bytes();
+            let held = hold(&bed, process, version, watches).await;
+            let grown = process.resident_bytes().saturating_sub(before);
+            note(&mut figures, kind, "1 KiB/watch", grown as f64 / 1024.0 / watches as f64);
+            note(&mut figures, kind, "2 MiB idle", before as f64 / 1024.0 / 1024.0);
+            drop(held);
+        }
+        show(&format!("idle watches, {}", protocol(version)), &bed, figures);
+    }
+}
+
+/// Opens watches, as many on one connection as an operator has.
+async fn hold(
+    bed: &Bed,
+    process: &Process,
+    version: Version,
+    watches: usize,
+) -> Vec<(Client, hyper::body::Incoming)> {
+    const PER_CONNECTION: usize = 100;
+    let mut held: Vec<(Client, hyper::body::Incoming)> = Vec::new();
+    for number in 0..watches {
+        let mut client = match held.last() {
+            Some((last, _)) if number % PER_CONNECTION > 0 => {
+                last.another(&bed.pki, process.address).await
+            }
+            _ => Client::connect(&bed.pki, process.address, version).await,
+        };
+        let body = client.get("/api/v1/pods?watch=true&resourceVersion=1").await;
+        held.push((client, body));
+    }
+    held
+}
+
+const SMALL: &str = "/api/v1/namespaces/default/configmaps/small";
+
+fn note(figures: &mut Figures, kind: Kind, column: &'static str, value: f64) {
+    figures.entry((kind as usize, column)).or_default().push(value);
+}
+
+/// Prints one table.
+fn show(title: &str, bed: &Bed, mut figures: Figures) {
+    let mut columns: Vec<&'static str> = figures.keys().map(|(_, column)| *column).collect();
+    columns.sort_unstable();
+    columns.dedup();
+    print!("\n### {title}\n\n| |");
+    columns.iter().for_each(|column| print!(" {} |", &column[2..]));
+    print!("\n| --- |");
+    columns.iter().for_each(|_| print!(" --- |"));
+    println!();
+    for kind in bed.kinds() {
+        print!("| {kind} |");
+        for column in &columns {
+            print!(
+                " {} |",
+                figures
+                    .get_mut(&(kind as usize, *column))
+                    .map(|values| spread(values))
+                    .unwrap_or_default()
+            );
+        }
+        println!();
+    }
+}

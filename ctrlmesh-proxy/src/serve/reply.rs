@@ -1,0 +1,50 @@
+//! What does the client read?
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+
+use crate::body::{BodyError, Relay};
+use crate::metrics::Open;
+
+/// The body of a response to a client. The request counts as under way until it is dropped.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) content: Content,
+    pub(super) _open: Open,
+}
+
+/// Where a response's body comes from.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// The API server, or the proxy itself.
+    Plain(Relay),
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut self.get_mut().content {
+            Content::Plain(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Plain(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Plain(body) => body.size_hint(),
+        }
+    }
+}
