@@ -108,6 +108,12 @@ impl Frames {
             return Ok((end > 0).then_some(end));
         }
         let before = self.partial.len();
+        // A long line is not searched again with each of its chunks.
+        let goes_on = self.encoding == Encoding::Json && !chunk.contains(&b'\n');
+        if goes_on && before + chunk.len() <= MAX_FRAME_BYTES {
+            self.partial.extend(chunk);
+            return Ok(None);
+        }
         let mut stream = std::mem::take(&mut self.partial);
         stream.extend(chunk);
         let end = self.take(&stream)?;
