@@ -6,9 +6,10 @@
 #![expect(clippy::duplicated_attributes, reason = "columns of one type are not the same column")]
 #![expect(unreachable_pub, reason = "`KubeSchema` repeats each type inside a function")]
 
+mod rules;
+mod label_selector;
 mod circuit_breaker;
 mod fault_injection;
-mod label_selector;
 mod manager_state;
 mod sharding_config;
 mod yaml;

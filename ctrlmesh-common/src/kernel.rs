@@ -9,6 +9,9 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+mod outcome;
+
+pub use outcome::Outcome;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the layout below. It names the folder of the pins, so that two layouts never share a map.
@@ -214,70 +217,30 @@ pub struct Event {
     pub reserved: u32,
 }
 
-/// Everything that can happen to a connection. Each is counted, per CPU.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Sent to the proxy.
-    Redirected = 0,
-    /// Not to a target: untouched.
-    OtherTarget = 1,
-    /// The proxy's own: untouched.
-    OwnConnection = 2,
-    /// Not TCP: untouched.
-    OtherProtocol = 3,
-    /// The programs are attached, but no table knows the caller's cgroup: refused.
-    NotEnrolled = 4,
-    /// Nothing listens: refused.
-    NoListenerRefused = 5,
-    /// Nothing listens: passed, because the pod fails open.
-    NoListenerPassed = 6,
-    /// The proxy has not beaten for too long: refused.
-    NoHeartbeatRefused = 7,
-    /// The proxy has not beaten for too long: passed, because the pod fails open.
-    NoHeartbeatPassed = 8,
-    /// The socket is bound already, so its source cannot carry the rest of the address: refused.
-    BoundRefused = 9,
-    /// The socket is bound already: passed, because the pod fails open.
-    BoundPassed = 10,
-    /// A webhook call given to the proxy.
-    InboundTaken = 11,
-    /// The proxy's own call to the real server: untouched.
-    InboundOwn = 12,
-    /// A webhook call, and no proxy listens: refused.
-    InboundRefused = 13,
-    /// A webhook call, and no proxy listens: passed, because the pod fails open.
-    InboundPassed = 14,
-    /// An event that did not fit into the ring buffer.
-    EventLost = 15,
-    /// The loader found a table full; counted by the loader, not per connection.
-    TableFull = 16,
-}
-
 // === impl Address ===
 
 impl Address {
     /// From an IPv4 address in network byte order.
-    #[inline(always)]
+    #[inline]
     pub const fn mapped(ipv4: u32) -> Self {
         Self([0, 0, MAPPED, ipv4])
     }
 
     /// The IPv4 address in network byte order, if it is one.
-    #[inline(always)]
+    #[inline]
     pub const fn ipv4(self) -> Option<u32> {
         let [a, b, c, d] = self.0;
         if a == 0 && b == 0 && c == MAPPED { Some(d) } else { None }
     }
 
     /// The open bits of a prefix, in host byte order.
-    #[inline(always)]
+    #[inline]
     pub const fn host(self, bits: u8) -> u32 {
         u32::from_be(self.0[3]) & host_mask(bits)
     }
 
     /// The same prefix with other open bits.
-    #[inline(always)]
+    #[inline]
     #[must_use]
     pub const fn with_host(self, bits: u8, host: u32) -> Self {
         let [a, b, c, d] = self.0;
@@ -290,15 +253,7 @@ impl From<IpAddr> for Address {
     fn from(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(ip) => Self::mapped(u32::from_ne_bytes(ip.octets())),
-            IpAddr::V6(ip) => {
-                let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = ip.octets();
-                Self([
-                    u32::from_ne_bytes([a, b, c, d]),
-                    u32::from_ne_bytes([e, f, g, h]),
-                    u32::from_ne_bytes([i, j, k, l]),
-                    u32::from_ne_bytes([m, n, o, p]),
-                ])
-            }
+            IpAddr::V6(ip) => Self(zerocopy::transmute!(ip.octets())),
         }
     }
 }
@@ -308,10 +263,7 @@ impl From<Address> for IpAddr {
         if let Some(ipv4) = address.ipv4() {
             return Self::V4(Ipv4Addr::from(ipv4.to_ne_bytes()));
         }
-        let mut octets = [0; 16];
-        for (bytes, word) in octets.chunks_exact_mut(4).zip(address.0) {
-            bytes.copy_from_slice(&word.to_ne_bytes());
-        }
+        let octets: [u8; 16] = zerocopy::transmute!(address.0);
         Self::V6(Ipv6Addr::from(octets))
     }
 }
@@ -325,89 +277,29 @@ impl Event {
     }
 }
 
-// === impl Outcome ===
-
-impl Outcome {
-    /// Every outcome, in the order of the counters.
-    pub const ALL: [Self; 17] = [
-        Self::Redirected,
-        Self::OtherTarget,
-        Self::OwnConnection,
-        Self::OtherProtocol,
-        Self::NotEnrolled,
-        Self::NoListenerRefused,
-        Self::NoListenerPassed,
-        Self::NoHeartbeatRefused,
-        Self::NoHeartbeatPassed,
-        Self::BoundRefused,
-        Self::BoundPassed,
-        Self::InboundTaken,
-        Self::InboundOwn,
-        Self::InboundRefused,
-        Self::InboundPassed,
-        Self::EventLost,
-        Self::TableFull,
-    ];
-
-    /// Name in the status and in the metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Redirected => "redirected",
-            Self::OtherTarget => "other_target",
-            Self::OwnConnection => "own_connection",
-            Self::OtherProtocol => "other_protocol",
-            Self::NotEnrolled => "not_enrolled",
-            Self::NoListenerRefused => "no_listener_refused",
-            Self::NoListenerPassed => "no_listener_passed",
-            Self::NoHeartbeatRefused => "no_heartbeat_refused",
-            Self::NoHeartbeatPassed => "no_heartbeat_passed",
-            Self::BoundRefused => "bound_refused",
-            Self::BoundPassed => "bound_passed",
-            Self::InboundTaken => "inbound_taken",
-            Self::InboundOwn => "inbound_own",
-            Self::InboundRefused => "inbound_refused",
-            Self::InboundPassed => "inbound_passed",
-            Self::EventLost => "event_lost",
-            Self::TableFull => "table_full",
-        }
-    }
-
-    /// Whether `connect()` fails with `ECONNREFUSED`.
-    #[inline(always)]
-    pub const fn refuses(self) -> bool {
-        matches!(
-            self,
-            Self::NotEnrolled
-                | Self::NoListenerRefused
-                | Self::NoHeartbeatRefused
-                | Self::BoundRefused
-        )
-    }
-}
-
 /// The address that the client is sent to, in network byte order. `slot` is below [`MAX_PODS`].
-#[inline(always)]
+#[inline]
 pub const fn encode(slot: u16, index: u8) -> u32 {
     let [hi, lo] = slot.to_be_bytes();
     u32::from_ne_bytes([127, 64 | (hi & 0x3f), lo, index])
 }
 
 /// Slot and index, if `ipv4` (network byte order) is an encoded address.
-#[inline(always)]
+#[inline]
 pub const fn decode(ipv4: u32) -> Option<(u16, u8)> {
     let [a, b, c, index] = ipv4.to_ne_bytes();
     if a == 127 && b & 0xc0 == 64 { Some((u16::from_be_bytes([b & 0x3f, c]), index)) } else { None }
 }
 
 /// The source that carries the open bits of a prefix, in network byte order.
-#[inline(always)]
+#[inline]
 pub const fn encode_host(host: u32) -> u32 {
     let [_, b, c, d] = host.to_be_bytes();
     u32::from_ne_bytes([127, 128 | (b & 0x3f), c, d])
 }
 
 /// The open bits of a prefix, if `ipv4` (network byte order) is a source that carries some.
-#[inline(always)]
+#[inline]
 pub const fn decode_host(ipv4: u32) -> Option<u32> {
     let [a, b, c, d] = ipv4.to_ne_bytes();
     if a == 127 && b & 0xc0 == 128 { Some(u32::from_be_bytes([0, b & 0x3f, c, d])) } else { None }
@@ -415,7 +307,7 @@ pub const fn decode_host(ipv4: u32) -> Option<u32> {
 
 /// Where the client wanted to go, from the entry that its address names and the source of its connection.
 /// `None` if the entry was never used, or the source does not carry the open bits of a prefix.
-#[inline(always)]
+#[inline]
 pub const fn original(entry: &Destination, source: u32) -> Option<Address> {
     if entry.port == 0 {
         return None;
@@ -430,7 +322,7 @@ pub const fn original(entry: &Destination, source: u32) -> Option<Address> {
 }
 
 /// Position of an entry among the entries of all tables.
-#[inline(always)]
+#[inline]
 pub const fn entry(table: u16, index: u8) -> u32 {
     table as u32 * TABLE_ENTRIES + index as u32
 }
@@ -559,29 +451,5 @@ mod tests {
     #[test]
     fn an_entry_that_was_never_used_explains_nothing() {
         assert_eq!(original(&Destination::default(), words([127, 0, 0, 1])), None);
-    }
-
-    #[test]
-    fn outcomes_count_at_their_own_place_under_their_own_name() {
-        for (at, outcome) in Outcome::ALL.into_iter().enumerate() {
-            assert_eq!(outcome as usize, at);
-            assert_eq!(
-                Outcome::ALL.iter().filter(|other| other.name() == outcome.name()).count(),
-                1
-            );
-        }
-    }
-
-    #[test]
-    fn only_refusals_refuse() {
-        for outcome in Outcome::ALL {
-            let named = outcome.name().ends_with("refused") || outcome == Outcome::NotEnrolled;
-            assert_eq!(
-                outcome.refuses(),
-                named && !outcome.name().starts_with("inbound"),
-                "{}",
-                outcome.name()
-            );
-        }
     }
 }

@@ -26,10 +26,7 @@ pub(crate) fn take(ctx: &SkLookupContext) -> u32 {
     let port = word!(bpf_sk_lookup, base, local_port);
     let (address, own) = if word!(bpf_sk_lookup, base, family) == AF_INET {
         let remote = word!(bpf_sk_lookup, base, remote_ip4);
-        (
-            Address::mapped(word!(bpf_sk_lookup, base, local_ip4)),
-            remote & LOOPBACK_MASK == LOOPBACK,
-        )
+        (Address::mapped(word!(bpf_sk_lookup, base, local_ip4)), remote & LOOPBACK_MASK == LOOPBACK)
     } else {
         (
             Address(words!(bpf_sk_lookup, base, local_ip6)),
@@ -42,10 +39,7 @@ pub(crate) fn take(ctx: &SkLookupContext) -> u32 {
     };
     let outcome = if own {
         Outcome::InboundOwn
-    } else if maps::INBOUND_LISTENERS
-        .redirect_sk_lookup(ctx, inbound.listener, 0)
-        .is_ok()
-    {
+    } else if maps::INBOUND_LISTENERS.redirect_sk_lookup(ctx, inbound.listener, 0).is_ok() {
         Outcome::InboundTaken
     } else if inbound.flags & FAIL_OPEN != 0 {
         Outcome::InboundPassed
@@ -53,9 +47,5 @@ pub(crate) fn take(ctx: &SkLookupContext) -> u32 {
         Outcome::InboundRefused
     };
     maps::count(outcome);
-    if matches!(outcome, Outcome::InboundRefused) {
-        sk_action::SK_DROP
-    } else {
-        sk_action::SK_PASS
-    }
+    if matches!(outcome, Outcome::InboundRefused) { sk_action::SK_DROP } else { sk_action::SK_PASS }
 }

@@ -68,14 +68,7 @@ fn decide<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
         return Outcome::NotEnrolled;
     }
     let (address, port) = named::<V6>(ctx);
-    let key = Key::new(
-        kernel::prefix_bits(0),
-        TargetKey {
-            table: pod.table,
-            port,
-            address,
-        },
-    );
+    let key = Key::new(kernel::prefix_bits(0), TargetKey { table: pod.table, port, address });
     let Some(&target) = maps::TARGETS.get(&key) else {
         return Outcome::OtherTarget;
     };
@@ -96,31 +89,15 @@ fn redirect<const V6: bool>(
 ) -> Outcome {
     let open = pod.flags & FAIL_OPEN != 0;
     if pod.flags & CHECK_HEARTBEAT != 0 && !beats(pod) {
-        return if open {
-            Outcome::NoHeartbeatPassed
-        } else {
-            Outcome::NoHeartbeatRefused
-        };
+        return if open { Outcome::NoHeartbeatPassed } else { Outcome::NoHeartbeatRefused };
     }
     if !listens(ctx, slot, pod) {
-        return if open {
-            Outcome::NoListenerPassed
-        } else {
-            Outcome::NoListenerRefused
-        };
+        return if open { Outcome::NoListenerPassed } else { Outcome::NoListenerRefused };
     }
     if target.host_bits != 0 && !carry::<V6>(ctx, address.host(target.host_bits)) {
-        return if open {
-            Outcome::BoundPassed
-        } else {
-            Outcome::BoundRefused
-        };
+        return if open { Outcome::BoundPassed } else { Outcome::BoundRefused };
     }
-    write::<V6>(
-        ctx,
-        Address::mapped(kernel::encode(slot, target.index)),
-        pod.port,
-    );
+    write::<V6>(ctx, Address::mapped(kernel::encode(slot, target.index)), pod.port);
     Outcome::Redirected
 }
 
@@ -243,16 +220,10 @@ pub(crate) fn original_destination(ctx: &SockoptContext) -> i32 {
         return PASS;
     }
     let family = word!(bpf_sock, socket, family);
-    let local = ipv4_of(
-        family,
-        word!(bpf_sock, socket, src_ip4),
-        words!(bpf_sock, socket, src_ip6),
-    );
-    let source = ipv4_of(
-        family,
-        word!(bpf_sock, socket, dst_ip4),
-        words!(bpf_sock, socket, dst_ip6),
-    );
+    let local =
+        ipv4_of(family, word!(bpf_sock, socket, src_ip4), words!(bpf_sock, socket, src_ip6));
+    let source =
+        ipv4_of(family, word!(bpf_sock, socket, dst_ip4), words!(bpf_sock, socket, dst_ip6));
     let Some((slot, index)) = kernel::decode(local) else {
         return PASS;
     };
@@ -298,12 +269,7 @@ fn answer(base: *mut bpf_sockopt, original: Address, port: u16) {
         unsafe { fill(value, [AF_INET6 | port, 0, a, b, c, d, 0]) };
         size_of::<[u32; 7]>()
     };
-    store!(
-        bpf_sockopt,
-        base,
-        offset_of!(bpf_sockopt, optlen),
-        bytes as u32
-    );
+    store!(bpf_sockopt, base, offset_of!(bpf_sockopt, optlen), bytes as u32);
     store!(bpf_sockopt, base, offset_of!(bpf_sockopt, retval), 0u32);
 }
 
@@ -342,43 +308,19 @@ fn write<const V6: bool>(ctx: &SockAddrContext, address: Address, port: u16) {
     let [a, b, c, d] = address.0;
     if V6 {
         store!(bpf_sock_addr, base, offset_of!(bpf_sock_addr, user_ip6), a);
-        store!(
-            bpf_sock_addr,
-            base,
-            offset_of!(bpf_sock_addr, user_ip6) + 4,
-            b
-        );
-        store!(
-            bpf_sock_addr,
-            base,
-            offset_of!(bpf_sock_addr, user_ip6) + 8,
-            c
-        );
-        store!(
-            bpf_sock_addr,
-            base,
-            offset_of!(bpf_sock_addr, user_ip6) + 12,
-            d
-        );
+        store!(bpf_sock_addr, base, offset_of!(bpf_sock_addr, user_ip6) + 4, b);
+        store!(bpf_sock_addr, base, offset_of!(bpf_sock_addr, user_ip6) + 8, c);
+        store!(bpf_sock_addr, base, offset_of!(bpf_sock_addr, user_ip6) + 12, d);
     } else {
         store!(bpf_sock_addr, base, offset_of!(bpf_sock_addr, user_ip4), d);
     }
-    store!(
-        bpf_sock_addr,
-        base,
-        offset_of!(bpf_sock_addr, user_port),
-        port
-    );
+    store!(bpf_sock_addr, base, offset_of!(bpf_sock_addr, user_port), port);
 }
 
 /// The IPv4 address of a socket of either family; nonsense, but no encoded address, for native IPv6.
 #[inline(always)]
 fn ipv4_of(family: u32, ipv4: u32, ipv6: [u32; 4]) -> u32 {
-    if family == AF_INET {
-        ipv4
-    } else {
-        Address(ipv6).ipv4().unwrap_or_default()
-    }
+    if family == AF_INET { ipv4 } else { Address(ipv6).ipv4().unwrap_or_default() }
 }
 
 /// Reports refusals and passes always, redirected connections now and then.
@@ -397,14 +339,6 @@ fn report(outcome: Outcome, slot: u16, address: Address, port: u16) {
     let cgroup = unsafe { helpers::bpf_get_current_cgroup_id() };
     // SAFETY: the helper has no arguments.
     let pid = (unsafe { helpers::bpf_get_current_pid_tgid() } >> 32) as u32;
-    event.write(Event {
-        cgroup,
-        address,
-        pid,
-        outcome: outcome as u32,
-        port,
-        slot,
-        reserved: 0,
-    });
+    event.write(Event { cgroup, address, pid, outcome: outcome as u32, port, slot, reserved: 0 });
     event.submit(0);
 }

@@ -4,28 +4,30 @@
 //! that they outlive the process, replaces them without a gap, and explains where a redirected connection wanted to go.
 //! It is the only user of aya.
 
-pub mod cgroup;
-pub mod command;
 mod error;
-mod event;
-mod interceptor;
-mod link;
+mod privilege;
+mod target;
+pub mod cgroup;
 pub mod listener;
+mod pin;
 mod map;
 mod object;
-mod original;
-mod pin;
-mod privilege;
-mod relay;
-mod status;
+mod link;
 mod table;
-mod target;
+mod original;
+mod event;
+mod status;
+mod attach;
+mod interceptor;
+mod relay;
+pub mod command;
 
 use std::net::Ipv4Addr;
 
+pub use attach::{Attach, Heartbeat, ListenerCheck, Options};
 pub use error::Error;
 pub use event::{Event, Events};
-pub use interceptor::{Attach, Heartbeat, Interceptor, ListenerCheck, Options};
+pub use interceptor::Interceptor;
 pub use object::Limits;
 pub use original::{Original, Originals};
 pub use pin::{Slot, default_pins};

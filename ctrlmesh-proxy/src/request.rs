@@ -12,7 +12,7 @@ mod query;
 mod url;
 
 pub use fields::{FieldSelector, FieldSelectorError, NAME, NAMESPACE, Term};
-pub use query::{Pair, Query};
+pub use query::{Pair, Query, Read};
 pub use url::TargetError;
 
 /// A request, as the API server understands it.

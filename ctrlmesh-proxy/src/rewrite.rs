@@ -9,9 +9,12 @@ use crate::decide::Plan;
 use crate::request::RequestInfo;
 
 mod document;
+
+pub mod list;
 pub mod lock;
 pub mod selector;
 pub mod status;
+pub mod watch;
 
 pub use document::{DocumentError, Encoding};
 

@@ -1,4 +1,5 @@
 //! `classify` against the API server's own code, on generated request lines.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail so")]
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::LabelSelector;
+use super::{LabelSelector, rules};
 
 /// Limits how often the selected pods may do something, and what they may talk to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]
@@ -32,8 +32,8 @@ use super::LabelSelector;
 )]
 pub struct CircuitBreakerSpec {
     /// Which pods, of this namespace, are held back. Required, with at least one requirement.
-    #[x_kube(validation = Rule::new("has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0")
-        .message("must have at least one requirement in matchLabels or matchExpressions"))]
+    #[x_kube(validation = Rule::new(rules::HAS_REQUIREMENT)
+        .message(rules::HAS_REQUIREMENT_MESSAGE))]
     pub selector: LabelSelector,
     /// Limits on how often. At most 64, with distinct names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -90,10 +90,10 @@ pub struct Bucket {
     /// In which time `limit` requests may be made: a duration such as 1s, 10m or 1h30m, greater than zero.
     #[schemars(
         length(min = 2, max = 32),
-        regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$")
+        regex(pattern = rules::DURATION)
     )]
-    #[x_kube(validation = Rule::new("self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') && duration(self) > duration('0s')")
-        .message("must be a duration greater than zero, such as 1s, 10m or 1h30m"))]
+    #[x_kube(validation = Rule::new(rules::POSITIVE_DURATION)
+        .message(rules::POSITIVE_DURATION_MESSAGE))]
     pub interval: String,
     /// How many requests may be made in `interval`. 0 allows none.
     pub limit: u32,
@@ -126,10 +126,10 @@ pub struct RecoverPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 32),
-        regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$")
+        regex(pattern = rules::DURATION)
     )]
-    #[x_kube(validation = Rule::new("self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') && duration(self) > duration('0s')")
-        .message("must be a duration greater than zero, such as 1s, 10m or 1h30m"))]
+    #[x_kube(validation = Rule::new(rules::POSITIVE_DURATION)
+        .message(rules::POSITIVE_DURATION_MESSAGE))]
     pub sleeping_window_size: Option<String>,
 }
 
@@ -168,7 +168,7 @@ pub struct RestRule {
     #[schemars(length(max = 2048), regex(pattern = r"^https?://[^/]+(/.*)?$"))]
     pub url: String,
     /// The HTTP method, such as POST.
-    #[schemars(length(min = 1, max = 16), regex(pattern = r"^(\*|[A-Z]+)$"))]
+    #[schemars(length(min = 1, max = 16), regex(pattern = rules::METHOD))]
     pub method: String,
 }
 
@@ -187,7 +187,7 @@ pub struct TrafficInterceptRule {
     #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 2048)), extend("x-kubernetes-list-type" = "atomic"))]
     pub contents: Vec<String>,
     /// HTTP methods, such as POST; `"*"` is every method. 1 to 16.
-    #[schemars(length(min = 1, max = 16), inner(length(max = 16), regex(pattern = r"^(\*|[A-Z]+)$")), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(min = 1, max = 16), inner(length(max = 16), regex(pattern = rules::METHOD)), extend("x-kubernetes-list-type" = "set"))]
     pub methods: Vec<String>,
 }
 

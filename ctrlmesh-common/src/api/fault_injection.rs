@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::LabelSelector;
+use super::{LabelSelector, rules};
 
 /// Delays or fails some requests of the selected pods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]
@@ -26,8 +26,8 @@ use super::LabelSelector;
 )]
 pub struct FaultInjectionSpec {
     /// Which pods, of this namespace, meet the faults. Required, with at least one requirement.
-    #[x_kube(validation = Rule::new("has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0")
-        .message("must have at least one requirement in matchLabels or matchExpressions"))]
+    #[x_kube(validation = Rule::new(rules::HAS_REQUIREMENT)
+        .message(rules::HAS_REQUIREMENT_MESSAGE))]
     pub selector: LabelSelector,
     /// Switches all faults off. Default false.
     #[serde(default)]
@@ -69,14 +69,14 @@ pub struct Delay {
     /// For how long: a duration such as 500ms or 5s, greater than zero.
     #[schemars(
         length(min = 2, max = 32),
-        regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$")
+        regex(pattern = rules::DURATION)
     )]
-    #[x_kube(validation = Rule::new("self.matches('^([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$') && duration(self) > duration('0s')")
-        .message("must be a duration greater than zero, such as 500ms or 5s"))]
+    #[x_kube(validation = Rule::new(rules::POSITIVE_DURATION)
+        .message(rules::POSITIVE_DURATION_MESSAGE))]
     pub fixed_delay: String,
     /// How many of a hundred requests are delayed, "0" to "100". Default "100"; "0" is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16), regex(pattern = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$"))]
+    #[schemars(length(max = 16), regex(pattern = rules::PERCENT))]
     pub percent: Option<String>,
 }
 
@@ -89,7 +89,7 @@ pub struct Abort {
     pub http_status: i32,
     /// How many of a hundred requests are answered so, "0" to "100". Default "100"; "0" is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16), regex(pattern = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$"))]
+    #[schemars(length(max = 16), regex(pattern = rules::PERCENT))]
     pub percent: Option<String>,
 }
 
@@ -141,7 +141,7 @@ pub struct HttpMatch {
     pub path: Option<TextMatch>,
     /// The HTTP method, such as POST.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16), regex(pattern = r"^(\*|[A-Z]+)$"))]
+    #[schemars(length(max = 16), regex(pattern = rules::METHOD))]
     pub method: Option<String>,
     /// Headers that must all be there. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -182,11 +182,11 @@ pub struct HeaderMatch {
 pub struct EffectiveTime {
     /// From this time of the day, "HH:MM:SS". A start after the end reaches over midnight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 8), regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$"))]
+    #[schemars(length(max = 8), regex(pattern = rules::TIME_OF_DAY))]
     pub start_time: Option<String>,
     /// Until this time of the day, "HH:MM:SS".
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 8), regex(pattern = r"^([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$"))]
+    #[schemars(length(max = 8), regex(pattern = rules::TIME_OF_DAY))]
     pub end_time: Option<String>,
     /// Days of the week, 0 (Sunday) to 6.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

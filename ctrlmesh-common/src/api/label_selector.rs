@@ -9,6 +9,7 @@ use kube::KubeSchema;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use super::rules;
 use crate::selector::{Condition, Requirement, RequirementError, Selector};
 
 /// Selects by labels; all requirements must hold.
@@ -41,7 +42,7 @@ pub struct Expression {
     #[schemars(
         length(min = 1, max = 317),
         regex(
-            pattern = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+            pattern = rules::LABEL_KEY
         )
     )]
     pub key: String,
@@ -49,7 +50,7 @@ pub struct Expression {
     pub operator: SelectorOperator,
     /// The values for In and `NotIn`; absent for the others. At most 4096.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 4096), inner(length(max = 63), regex(pattern = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(length(max = 4096), inner(length(max = 63), regex(pattern = rules::LABEL_VALUE)), extend("x-kubernetes-list-type" = "atomic"))]
     pub values: Vec<String>,
 }
 
@@ -123,7 +124,7 @@ fn match_labels_schema(_: &mut SchemaGenerator) -> Schema {
         "additionalProperties": {
             "type": "string",
             "maxLength": 63,
-            "pattern": r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$",
+            "pattern": rules::LABEL_VALUE,
         },
     })
 }

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::LabelSelector;
+use super::{LabelSelector, rules};
 use crate::resource::ResourceMatch;
 
 /// A shard of an operator, or, with `root`, the rule that makes all its shards.
@@ -46,8 +46,8 @@ pub struct ShardingConfigSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(
         validation = Rule::new("self == oldSelf").message("is immutable. Delete the ShardingConfig and create another"),
-        validation = Rule::new("has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0")
-            .message("must have at least one requirement in matchLabels or matchExpressions")
+        validation = Rule::new(rules::HAS_REQUIREMENT)
+            .message(rules::HAS_REQUIREMENT_MESSAGE)
     )]
     pub selector: Option<LabelSelector>,
     /// The operator's controllers. Absent: the operator does no leader election, or all shards share its lock.
@@ -107,7 +107,7 @@ pub struct Limit {
     pub relate_resources: Vec<RelatedResources>,
     /// Which objects of them the shard may see.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = Rule::new("has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0")
+    #[x_kube(validation = Rule::new(rules::HAS_REQUIREMENT)
         .message("must have at least one requirement in matchLabels or matchExpressions; without one the limit limits nothing"))]
     pub selector: Option<LabelSelector>,
     /// Kridge's spelling of the two fields above. Absent in new manifests.
@@ -124,7 +124,7 @@ pub struct ObjectSelector {
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub relate_resources: Vec<RelatedResources>,
     /// Which objects of them the shard may see.
-    #[x_kube(validation = Rule::new("has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0")
+    #[x_kube(validation = Rule::new(rules::HAS_REQUIREMENT)
         .message("must have at least one requirement in matchLabels or matchExpressions; without one the limit limits nothing"))]
     pub selector: LabelSelector,
 }
@@ -217,7 +217,7 @@ pub struct Canary {
     pub in_namespaces: Vec<String>,
     /// Hashes of namespaces, "0" to "31", that the canary owns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 32), inner(length(max = 2), regex(pattern = r"^([0-9]|[12][0-9]|3[01])$")), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 32), inner(length(max = 2), regex(pattern = rules::SLOT)), extend("x-kubernetes-list-type" = "set"))]
     pub in_shard_hash: Vec<String>,
 }
 
@@ -241,7 +241,7 @@ pub struct Manual {
     #[schemars(range(min = 1, max = 32))]
     pub id: i32,
     /// Hashes of namespaces, "0" to "31", that the shard owns.
-    #[schemars(length(min = 1, max = 32), inner(length(max = 2), regex(pattern = r"^([0-9]|[12][0-9]|3[01])$")), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(min = 1, max = 32), inner(length(max = 2), regex(pattern = rules::SLOT)), extend("x-kubernetes-list-type" = "set"))]
     pub hashes: Vec<String>,
     /// How many pods the shard has. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]

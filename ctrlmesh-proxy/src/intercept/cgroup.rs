@@ -58,7 +58,7 @@ impl Hierarchy {
         let below = self.mount.join(path.strip_prefix("/").unwrap_or(path));
         let folder =
             if path.starts_with(&self.mount) || !below.is_dir() { path.to_owned() } else { below };
-        let folder = folder.canonicalize().map_err(|_| not())?;
+        let folder = folder.canonicalize().ok().ok_or_else(not)?;
         let cgroup =
             statfs::statfs(&folder).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
         if !cgroup || !folder.is_dir() {

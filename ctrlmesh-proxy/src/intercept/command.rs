@@ -1,6 +1,6 @@
 //! `ctrlmesh-proxy intercept …`: redirection for anyone, without the rest of the mesh.
 
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,7 +10,9 @@ use tokio::runtime;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
-use super::interceptor::{Attach, Heartbeat, Interceptor, ListenerCheck, Options};
+use super::attach::{Attach, Heartbeat, ListenerCheck, Options};
+use super::cgroup::Hierarchy;
+use super::interceptor::Interceptor;
 use super::relay::Relay;
 use super::status::Status;
 use super::target::{Target, Targets};
@@ -61,7 +63,7 @@ struct AttachArguments {
     /// Count a proxy as dead that has not beaten for so many milliseconds (`intercept run` beats)
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     heartbeat: Option<u64>,
-    /// Report connections as events; `intercept run` shows them with RUST_LOG=debug
+    /// Report connections as events; `intercept run` shows them with `RUST_LOG=debug`
     #[arg(long)]
     report: bool,
 }
@@ -111,6 +113,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
     let AttachArguments { cgroup, targets, to, fail_open, except, heartbeat, report } = arguments;
     let mut interceptor = Interceptor::open(options)?;
+    interceptor.sweep()?;
+    // However the cgroup was written: attaching it again must find its table again.
+    let cgroup = Hierarchy::find()?.cgroup(&cgroup)?.path;
     let name = format!("cli {}", cgroup.display());
     let slot = interceptor.attach(&Attach {
         cgroup: cgroup.clone(),
@@ -130,16 +135,13 @@ fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
 fn detach(options: Options, arguments: DetachArguments) -> anyhow::Result<()> {
     let owner = options.owner.clone();
     let mut interceptor = Interceptor::open(options)?;
-    let cgroups = match arguments.cgroup {
-        Some(cgroup) => vec![cgroup],
-        None => {
-            interceptor.sweep()?;
-            let attachments = interceptor.status()?.attachments.into_iter();
-            attachments
-                .filter(|attachment| attachment.owner == owner)
-                .map(|attachment| attachment.cgroup)
-                .collect()
-        }
+    let cgroups = if let Some(cgroup) = arguments.cgroup {
+        vec![cgroup]
+    } else {
+        interceptor.sweep()?;
+        let attachments = interceptor.status()?.attachments.into_iter();
+        let own = attachments.filter(|attachment| attachment.owner == owner);
+        own.map(|attachment| attachment.cgroup).collect()
     };
     for cgroup in cgroups {
         interceptor.detach(&cgroup)?;

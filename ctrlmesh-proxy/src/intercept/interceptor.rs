@@ -3,75 +3,21 @@
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use ctrlmesh_common::kernel::{
-    CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, FAIL_OPEN, Inbound, InboundKey, MAX_CGROUPS,
-    MAX_INBOUND, Member, Outcome, Pod, REPORT, ROLE_PASS, ROLE_REDIRECT,
+    FAIL_OPEN, Inbound, InboundKey, MAX_CGROUPS, MAX_INBOUND, Member, Outcome, Pod, ROLE_PASS,
+    ROLE_REDIRECT,
 };
 
+use super::attach::{Attach, Options};
 use super::cgroup::{Cgroup, Hierarchy};
 use super::listener::Namespace;
 use super::map::{self, Maps};
 use super::object::{Limits, Object};
 use super::original::Originals;
-use super::pin::{self, Pins, Record, Slot};
+use super::pin::{Pins, Record, Slot};
 use super::status::{self, Status};
-use super::target::Targets;
 use super::{Error, link, privilege, table};
-
-/// How to open an [`Interceptor`].
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Folder of the pins.
-    pub pins: PathBuf,
-    /// Whose attachments these are; nobody touches another's.
-    pub owner: String,
-    /// Sizes of tables.
-    pub limits: Limits,
-}
-
-/// A pod or a container to be attached.
-#[derive(Clone, Debug)]
-pub struct Attach {
-    /// Its cgroup.
-    pub cgroup: PathBuf,
-    /// Cgroups below it whose connections pass: the proxy's own container.
-    pub except: Vec<PathBuf>,
-    /// What is redirected.
-    pub targets: Targets,
-    /// The proxy's port.
-    pub port: u16,
-    /// Connections that the proxy cannot take pass, rather than fail.
-    pub fail_open: bool,
-    /// How to know that the proxy listens.
-    pub listener: ListenerCheck,
-    /// How to know that the proxy does not hang.
-    pub heartbeat: Option<Heartbeat>,
-    /// Report connections as events.
-    pub report: bool,
-}
-
-/// How to know that the proxy listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ListenerCheck {
-    /// By its socket, given with [`Interceptor::listen`]: the quickest and surest.
-    Held,
-    /// By asking the client's network namespace who listens on the port: for a proxy that is somebody else's. Its socket
-    /// must be bound to the wildcard address and to no device.
-    Port,
-    /// Not at all: the client's SYN finds out.
-    None,
-}
-
-/// How to know that the proxy does not hang.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heartbeat {
-    /// Whose beat; the slot, if none is given.
-    pub number: Option<u32>,
-    /// Oldest beat that counts as life.
-    pub max_age: Duration,
-}
 
 /// The kernel's programs and maps, in the hands of one owner.
 pub struct Interceptor {
@@ -82,15 +28,6 @@ pub struct Interceptor {
     hierarchy: Hierarchy,
     object: Object,
     maps: Maps,
-}
-
-// === impl Options ===
-
-impl Options {
-    /// At the usual place, with the usual sizes.
-    pub fn new(owner: &str) -> Self {
-        Self { pins: pin::default_pins(), owner: owner.to_owned(), limits: Limits::default() }
-    }
 }
 
 // === impl Interceptor ===
@@ -245,7 +182,7 @@ impl Interceptor {
         let key = InboundKey { address: address.ip().into(), port: u32::from(address.port()) };
         let value = Inbound { listener: entry, flags: if fail_open { FAIL_OPEN } else { 0 } };
         let inserted = self.maps.inbound.insert(key, value, 0);
-        inserted.or_else(|error| self.no_room("INBOUND", MAX_INBOUND, error))?;
+        inserted.or_else(|error| no_room("INBOUND", MAX_INBOUND, error))?;
         link::attach_inbound(&mut self.object, &self.pins, slot, namespace)
     }
 
@@ -319,17 +256,7 @@ impl Interceptor {
             .map(|path| self.hierarchy.cgroup(path))
             .collect::<Result<Vec<_>, _>>()?;
         let table = table::ensure(&mut self.maps, &pod.targets)?;
-        let (max_age, heartbeat) = pod.heartbeat.map_or((Duration::ZERO, slot.index()), |beat| {
-            (beat.max_age, beat.number.unwrap_or(slot.index()))
-        });
-        let value = Pod {
-            max_age_ns: u64::try_from(max_age.as_nanos()).unwrap_or(u64::MAX),
-            flags: flags(pod),
-            heartbeat,
-            table,
-            port: pod.port.to_be(),
-            reserved: 0,
-        };
+        let value = pod.entry(slot, table);
         self.maps.pods.set(slot.index(), value, 0).map_err(Error::map("PODS"))?;
         for passing in &except {
             self.pins.note(slot, &format!("pass-{}", passing.id), &passing.path)?;
@@ -347,9 +274,8 @@ impl Interceptor {
 
     fn join(&mut self, cgroup: u64, slot: Slot, role: u16) -> Result<(), Error> {
         let inserted = self.maps.members.insert(cgroup, Member { slot: slot.get(), role }, 0);
-        inserted.or_else(|error| {
-            self.no_room("MEMBERS", self.limits.cgroups.unwrap_or(MAX_CGROUPS), error)
-        })
+        inserted
+            .or_else(|error| no_room("MEMBERS", self.limits.cgroups.unwrap_or(MAX_CGROUPS), error))
     }
 
     fn expel(&mut self, cgroup: u64) -> Result<(), Error> {
@@ -384,19 +310,6 @@ impl Interceptor {
         table::collect(&mut self.maps, &used)
     }
 
-    fn no_room(
-        &self,
-        table: &'static str,
-        entries: u32,
-        error: aya::maps::MapError,
-    ) -> Result<(), Error> {
-        Err(if map::full(&error) {
-            Error::Full { table, entries }
-        } else {
-            Error::map(table)(error)
-        })
-    }
-
     /// Counts a full table, and hands every error on.
     fn full<T>(&mut self, error: Error) -> Result<T, Error> {
         if matches!(error, Error::Full { .. }) {
@@ -415,15 +328,6 @@ impl std::fmt::Debug for Interceptor {
     }
 }
 
-fn flags(pod: &Attach) -> u32 {
-    let listener = match pod.listener {
-        ListenerCheck::Held => CHECK_LISTENER,
-        ListenerCheck::Port => CHECK_PORT,
-        ListenerCheck::None => 0,
-    };
-    let set = |flag, on| if on { flag } else { 0 };
-    listener
-        | set(FAIL_OPEN, pod.fail_open)
-        | set(CHECK_HEARTBEAT, pod.heartbeat.is_some())
-        | set(REPORT, pod.report)
+fn no_room(table: &'static str, entries: u32, error: aya::maps::MapError) -> Result<(), Error> {
+    Err(if map::full(&error) { Error::Full { table, entries } } else { Error::map(table)(error) })
 }

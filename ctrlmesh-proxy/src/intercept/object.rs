@@ -72,7 +72,7 @@ impl Object {
         load(hook, program.fd().is_ok(), || program.load())?;
         let linked =
             program.attach(cgroup, CgroupAttachMode::Single).and_then(|id| program.take_link(id));
-        Ok(linked.and_then(|link| FdLink::try_from(link).map_err(|_| ProgramError::NotAttached)))
+        Ok(linked.and_then(|link| FdLink::try_from(link).ok().ok_or(ProgramError::NotAttached)))
     }
 
     /// Attaches the inbound program at a network namespace.

@@ -17,11 +17,12 @@ use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use ctrlmesh_common::kernel::{LAYOUT, MAX_PODS};
+use nix::errno::Errno;
 use nix::mount::{self, MsFlags};
 use nix::sys::statfs::{self, BPF_FS_MAGIC};
 
-use super::Error;
 use super::cgroup::Cgroup;
+use super::{Error, privilege};
 
 const BPFFS: &str = "/sys/fs/bpf";
 
@@ -89,31 +90,22 @@ impl Pins {
     /// Makes the folders; mounts the BPF file system at its usual place if nobody did.
     pub(super) fn create(&self) -> Result<(), Error> {
         if !self.on_bpffs() {
-            let mounted =
-                mount::mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), Some("mode=0700"));
-            if let Err(source) = mounted {
-                return Err(Error::NoBpffs { path: self.root.clone(), source });
-            }
-            if !self.on_bpffs() {
-                return Err(Error::NoBpffs {
-                    path: self.root.clone(),
-                    source: nix::errno::Errno::ENOTSUP,
-                });
-            }
+            self.mount().map_err(|source| Error::NoBpffs { path: self.root.clone(), source })?;
         }
         for folder in [self.maps(), self.pods(), self.cgroups()] {
             DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&folder)
-                .map_err(Error::file("create", folder))?;
+                .map_err(|error| refused("create", &folder, error))?;
         }
         Ok(())
     }
 
     /// Whether anything was ever pinned here.
-    pub(super) fn exist(&self) -> bool {
-        self.pods().is_dir()
+    pub(super) fn exist(&self) -> Result<bool, Error> {
+        let pods = self.pods();
+        pods.try_exists().map_err(|error| refused("look into", &pods, error))
     }
 
     /// Waits until no other process changes anything. The lock ends with the file.
@@ -227,6 +219,21 @@ impl Pins {
         })
     }
 
+    /// Mounts the BPF file system at its usual place, if that is where the pins go. Nothing is mounted over another one,
+    /// which would hide what is pinned there.
+    fn mount(&self) -> Result<(), Errno> {
+        if !self.root.starts_with(BPFFS) {
+            return Err(Errno::ENOTSUP);
+        }
+        // Whoever comes second waits here, and finds it mounted.
+        let folder = File::open(BPFFS).map_err(errno)?;
+        folder.lock().map_err(errno)?;
+        if self.on_bpffs() {
+            return Ok(());
+        }
+        mount::mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
+    }
+
     fn on_bpffs(&self) -> bool {
         let existing = self.root.ancestors().find(|path| path.exists()).unwrap_or(&self.root);
         statfs::statfs(existing).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC)
@@ -261,6 +268,15 @@ impl Record {
         use std::os::unix::fs::MetadataExt as _;
         fs::metadata(&self.cgroup.path).is_ok_and(|folder| folder.ino() == self.cgroup.id)
     }
+}
+
+/// Pins are root's: whoever may not touch them is told which capabilities are missing.
+fn refused(doing: &'static str, path: &Path, error: io::Error) -> Error {
+    privilege::explain(format!("{doing} {}", path.display()), error, Error::file(doing, path))
+}
+
+fn errno(error: io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
 fn forget(path: &Path) -> Result<(), Error> {

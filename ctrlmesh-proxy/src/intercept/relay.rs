@@ -39,7 +39,6 @@ pub(super) struct Relay {
 impl Relay {
     /// Relays until the process is told to stop.
     pub(super) async fn run(self) -> Result<(), Error> {
-        outside(&self.pins)?;
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, self.port));
         let failed = |source| Error::Listen { address, source };
         let listener = listen(address).and_then(AsyncListener::from_std).map_err(failed)?;
@@ -47,8 +46,8 @@ impl Relay {
         tokio::select! {
             // Ends only on an error that will not pass.
             result = accept(&listener, &self.pins) => result.map_err(failed),
-            // Beats for as long as connections are accepted.
-            () = tick(&self.pins, self.port) => Ok(()),
+            // Ends if going on would mean talking to itself.
+            result = tick(&self.pins, self.port) => result,
             // Told to stop.
             () = stopped() => Ok(()),
         }
@@ -153,12 +152,14 @@ fn loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-/// Beats for every attachment that leads here, and shows events to whoever debugs.
-async fn tick(pins: &Path, port: u16) {
+/// Beats for every attachment that leads here, and shows events to whoever debugs. Ends when this process gets
+/// intercepted itself.
+async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
     let mut ticks = time::interval(TICK);
     let mut events = None;
     loop {
         ticks.tick().await;
+        outside(pins)?;
         if let Err(error) = beat(pins, port) {
             tracing::warn!(error = &error as &dyn std::error::Error, "heartbeat failed");
         }
@@ -173,7 +174,7 @@ async fn tick(pins: &Path, port: u16) {
 
 fn beat(root: &Path, port: u16) -> Result<(), Error> {
     let pins = Pins::at(root);
-    if !pins.exist() {
+    if !pins.exist()? {
         return Ok(());
     }
     let mut maps = map::Maps::open(&pins)?;

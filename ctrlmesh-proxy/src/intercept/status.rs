@@ -58,7 +58,7 @@ impl Status {
     /// If it may not be read.
     pub fn read(pins: &Path) -> Result<Self, Error> {
         let pins = Pins::at(pins);
-        if !pins.exist() {
+        if !pins.exist()? {
             return Ok(Self::default());
         }
         Self::of(&pins, &Maps::open(&pins)?)

@@ -102,17 +102,17 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, InvalidTarget> {
         let syntax = || InvalidTarget::Syntax(text.to_owned());
         let (host, port) = text.rsplit_once(':').ok_or_else(syntax)?;
-        let port: u16 = port.parse().map_err(|_| syntax())?;
+        let port: u16 = port.parse().ok().ok_or_else(syntax)?;
         let bare = match (host.strip_prefix('['), host.strip_suffix(']')) {
             (Some(rest), Some(_)) => rest.strip_suffix(']').ok_or_else(syntax)?,
             (None, None) if !host.contains(':') => host,
             _ => return Err(syntax()),
         };
         let (ip, length) = match bare.split_once('/') {
-            Some((ip, length)) => (ip, Some(length.parse::<u8>().map_err(|_| syntax())?)),
+            Some((ip, length)) => (ip, Some(length.parse::<u8>().ok().ok_or_else(syntax)?)),
             None => (bare, None),
         };
-        let ip: IpAddr = ip.parse().map_err(|_| syntax())?;
+        let ip: IpAddr = ip.parse().ok().ok_or_else(syntax)?;
         if port == 0 {
             return Err(InvalidTarget::Port(text.to_owned()));
         }

@@ -19,6 +19,9 @@ pub struct Query<'a> {
     raw: &'a [u8],
 }
 
+/// Key and value, without their escapes.
+pub type Read<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
+
 /// One pair of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair<'a> {
@@ -27,7 +30,7 @@ pub struct Pair<'a> {
     /// The value as it was sent: what is behind the first `=`.
     pub raw_value: &'a [u8],
     /// Key and value as the server reads them; `None` where it drops the pair.
-    pub read: Option<(Cow<'a, [u8]>, Cow<'a, [u8]>)>,
+    pub read: Option<Read<'a>>,
 }
 
 /// What `ListOptions` say that decides what a request is.
@@ -54,7 +57,7 @@ impl<'a> Query<'a> {
 
     /// Whether it holds more pairs than the server reads.
     pub fn is_too_long(self) -> bool {
-        self.raw.iter().filter(|byte| **byte == b'&').count() >= MAX_PAIRS
+        self.raw.len() >= MAX_PAIRS && self.raw.split(|byte| *byte == b'&').count() > MAX_PAIRS
     }
 
     /// Every pair, those that the server drops too.

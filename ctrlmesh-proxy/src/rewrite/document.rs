@@ -6,11 +6,17 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use serde::de::IgnoredAny;
+
 mod cbor;
 mod json;
 mod protobuf;
+mod shape;
 
+pub(super) use cbor::{map as cbor_map, number as cbor_number, text_item as cbor_text};
+pub(super) use json::compacted;
 pub(super) use protobuf::{envelope, field as protobuf_field};
+use shape::Shape;
 
 /// How a body is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,22 +44,6 @@ pub enum DocumentError {
         /// Its name.
         field: &'static str,
     },
-}
-
-/// What a protobuf message is; other encodings say so themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
-    Object,
-    ObjectMeta,
-    List,
-    ListMeta,
-    Status,
-    StatusDetails,
-    WatchEvent,
-    RawExtension,
-    Envelope,
-    TypeMeta,
-    Text,
 }
 
 /// A value in a body.
@@ -97,6 +87,20 @@ impl Encoding {
                 Some(Self::Cbor)
             }
             _ => None,
+        }
+    }
+
+    /// The encoding of what a client sends, by its `Content-Type` and, where that says YAML, by what it is: clients
+    /// send JSON as YAML. None said is JSON, as it is to the API server; real YAML is `None`.
+    pub fn of_body(content_type: &str, body: &[u8]) -> Option<Self> {
+        let media_type =
+            content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        match media_type.as_str() {
+            "" => Some(Self::Json),
+            "application/yaml" | "application/apply-patch+yaml" => {
+                serde_json::from_slice::<IgnoredAny>(body).is_ok().then_some(Self::Json)
+            }
+            other => Self::of(other),
         }
     }
 
@@ -244,6 +248,13 @@ impl<'b> Document<'b> {
         applied.map(Cow::Owned).ok_or(self.encoding.malformed())
     }
 
+    /// What a protobuf body says that it is.
+    pub(super) fn type_meta(self) -> Result<Option<Node>, DocumentError> {
+        let at = protobuf::unprefixed(self.body, 0..self.body.len());
+        let at = at.ok_or(self.encoding.malformed())?;
+        self.field(&Node { whole: at.clone(), at, shape: Shape::Envelope }, "typeMeta")
+    }
+
     fn enveloped(self, at: Range<usize>) -> Result<Node, DocumentError> {
         let at = protobuf::unprefixed(self.body, at).ok_or(self.encoding.malformed())?;
         let envelope = Node { whole: at.clone(), at, shape: Shape::Envelope };
@@ -298,35 +309,24 @@ impl<'b> Document<'b> {
     }
 }
 
-// === impl Shape ===
-
-impl Shape {
-    /// Number and shape of a field.
-    fn field(self, name: &str) -> Option<(u32, Self)> {
-        Some(match (self, name) {
-            (Self::Object, "metadata") => (1, Self::ObjectMeta),
-            (Self::ObjectMeta, "name") => (1, Self::Text),
-            (Self::ObjectMeta, "generateName") => (2, Self::Text),
-            (Self::ObjectMeta, "namespace") => (3, Self::Text),
-            (Self::ObjectMeta, "resourceVersion") => (6, Self::Text),
-            (Self::ObjectMeta, "annotations") => (12, Self::Text),
-            (Self::List, "metadata") => (1, Self::ListMeta),
-            (Self::List, "items") => (2, Self::Object),
-            (Self::ListMeta, "resourceVersion") => (2, Self::Text),
-            (Self::ListMeta, "continue") => (3, Self::Text),
-            (Self::Status, "message") => (3, Self::Text),
-            (Self::Status, "details") => (5, Self::StatusDetails),
-            (Self::StatusDetails, "name") => (1, Self::Text),
-            (Self::WatchEvent, "type") => (1, Self::Text),
-            (Self::WatchEvent, "object") => (2, Self::RawExtension),
-            (Self::RawExtension, "raw") => (1, Self::Text),
-            (Self::Envelope, "typeMeta") => (1, Self::TypeMeta),
-            (Self::Envelope, "raw") => (2, Self::Text),
-            (Self::TypeMeta, "apiVersion") => (1, Self::Text),
-            (Self::TypeMeta, "kind") => (2, Self::Text),
-            _ => return None,
-        })
+/// A JSON or CBOR map that also says what it is.
+pub(super) fn with_type_meta(
+    map: &[u8],
+    encoding: Encoding,
+    api_version: &str,
+    kind: &str,
+) -> Vec<u8> {
+    if encoding == Encoding::Cbor {
+        return cbor::with_pairs(
+            map,
+            &[("kind", cbor_text(kind)), ("apiVersion", cbor_text(api_version))],
+        );
     }
+    let compact = compacted(map);
+    let rest = compact.strip_prefix(b"{").unwrap_or(&compact);
+    let comma: &[u8] = if rest == b"}" { b"" } else { b"," };
+    let (kind, api_version) = (json::quoted(kind), json::quoted(api_version));
+    [b"{\"kind\":", kind.as_slice(), b",\"apiVersion\":", &api_version, comma, rest].concat()
 }
 
 /// The first whole frame of a watch: where it stands, and where the next begins. `None` where it is not whole yet.
@@ -344,10 +344,22 @@ pub(super) fn first_frame(
                 return Ok(None);
             };
             let end = 4 + usize::try_from(u32::from_be_bytes(*length))
-                .map_err(|_| encoding.malformed())?;
+                .map_err(|_error| encoding.malformed())?;
             Ok((end <= stream.len()).then_some((4..end, end)))
         }
         Encoding::Cbor => Ok(cbor::item_end(stream, 0, 0).map(|end| (0..end, end))),
+    }
+}
+
+/// A frame with its length or newline.
+pub fn framed(frame: &[u8], encoding: Encoding) -> Vec<u8> {
+    match encoding {
+        Encoding::Json => [frame, b"\n"].concat(),
+        Encoding::Cbor => frame.to_vec(),
+        Encoding::Protobuf => {
+            let length = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+            [&length.to_be_bytes()[..], frame].concat()
+        }
     }
 }
 

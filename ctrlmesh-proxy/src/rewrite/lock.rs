@@ -127,7 +127,7 @@ fn rename_sent_name(
 ) -> Result<(), LockError> {
     match document.text(name) {
         Some(text) if text == rename.lock.name => {
-            edits.push(document.set_text(name, &rename.on_server))
+            edits.push(document.set_text(name, &rename.on_server));
         }
         Some(text) if rename.lock.reserves(&text) => {
             return Err(LockError::ReservedName { name: text.into_owned() });

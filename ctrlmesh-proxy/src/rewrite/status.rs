@@ -4,7 +4,7 @@
 
 use serde_json::json;
 
-use super::document::{Encoding, envelope, protobuf_field};
+use super::document::{Encoding, cbor_map, cbor_number, cbor_text, envelope, protobuf_field};
 use super::lock::LockError;
 use crate::decide::Refusal;
 
@@ -62,6 +62,19 @@ pub(super) fn protobuf(status: &Status) -> Vec<u8> {
     }
     message.extend(number(6, u32::from(status.code)));
     envelope("v1", "Status", &message)
+}
+
+/// A Status as CBOR.
+pub(super) fn cbor(status: &Status) -> Vec<u8> {
+    cbor_map(&[
+        ("kind", cbor_text("Status")),
+        ("apiVersion", cbor_text("v1")),
+        ("metadata", cbor_map(&[])),
+        ("status", cbor_text("Failure")),
+        ("message", cbor_text(&status.message)),
+        ("reason", cbor_text(status.reason)),
+        ("code", cbor_number(status.code)),
+    ])
 }
 
 /// A field of a number.

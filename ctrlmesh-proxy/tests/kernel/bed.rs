@@ -27,7 +27,7 @@ pub(crate) const TARGET_V6: &str = "[fd00:96::1]:443";
 pub(crate) const PROXY: u16 = 15_001;
 
 /// How long anything may take before the test gives up; nothing waits that long when it works.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) struct Bed {
     name: String,
@@ -98,7 +98,7 @@ impl Bed {
         self.path(suffix)
     }
 
-    /// Makes a second namespace, a node to the first one's pod: 10.244.1.1 and fd00:244::1 there, .5 and ::5 here.
+    /// Makes a second namespace, a node to the first one's pod: `10.244.1.1` and `fd00:244::1` there, `10.244.1.5` and `fd00:244::5` here.
     pub(crate) fn wire(&self, suffix: &str) {
         self.namespace(suffix);
         let (pod, node) = (self.name.clone(), format!("{}{suffix}", self.name));
@@ -146,6 +146,7 @@ impl Bed {
     }
 
     /// How a test attaches unless it is about something else: closed, one target per family, a listener that is held.
+    #[expect(clippy::unused_self, reason = "reads better where it is called")]
     pub(crate) fn attach(&self, cgroup: &Path) -> Attach {
         Attach {
             cgroup: cgroup.to_owned(),
@@ -175,6 +176,7 @@ impl Bed {
     }
 
     /// A proxy that answers with what the tables say of a connection.
+    #[expect(clippy::unused_self, reason = "reads better where it is called")]
     pub(crate) fn proxy(&self, originals: Originals, listener: TcpListener) -> Server {
         Server::start(listener, move |mut client: &TcpStream| {
             let original = originals.find(client.local_addr()?, client.peer_addr()?).unwrap();
@@ -416,7 +418,9 @@ fn must(command: &mut Command) {
 fn sweep() {
     let mount = Hierarchy::find().unwrap();
     for folder in [mount.mount(), Path::new("/run/netns"), Path::new(PINS)] {
-        let Ok(entries) = fs::read_dir(folder) else { continue };
+        let Ok(entries) = fs::read_dir(folder) else {
+            continue;
+        };
         for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
             let Some((pid, _)) = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'))
             else {

@@ -81,6 +81,22 @@ fn the_heartbeat_of_a_relay_is_shown() {
 }
 
 #[test]
+fn a_relay_shows_events_to_whoever_debugs() {
+    use std::io::{BufRead as _, BufReader};
+    let bed = Bed::new();
+    run(&mut attach(&bed, &["--report"]));
+    let mut command = bed.inside(&bed.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+    command.args(["intercept", "--pin-dir"]).arg(bed.pins()).args(["run", "--to", "15001"]);
+    command.env("RUST_LOG", "debug").env("NO_COLOR", "1").stderr(std::process::Stdio::piped());
+    let mut relay = crate::bed::Process(command.spawn().unwrap());
+    let mut lines = BufReader::new(relay.0.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("relay listens")));
+    assert_eq!(bed.connect(&bed.cgroup("pod"), "10.97.3.7:443", "bound").error, "ECONNREFUSED");
+    let event = lines.find(|line| line.contains("kernel event")).unwrap();
+    assert!(event.contains("bound_refused") && event.contains("10.97.3.7:443"), "{event}");
+}
+
+#[test]
 fn attaching_again_changes_the_attachment_in_place() {
     let bed = Bed::new();
     run(&mut attach(&bed, &[]));

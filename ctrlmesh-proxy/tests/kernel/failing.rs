@@ -93,7 +93,7 @@ fn a_lost_heartbeat_refuses_or_passes_as_the_pod_says() {
         let mut interceptor = bed.interceptor();
         let mut attach = bed.attach(&bed.cgroup("pod"));
         attach.fail_open = fail_open;
-        let max_age = Duration::from_secs(3600);
+        let max_age = Duration::from_hours(1);
         attach.heartbeat = Some(Heartbeat { number: Some(7), max_age });
         let _proxy = bed.enrol(&mut interceptor, &attach);
         let _target = bed.target(TARGET);

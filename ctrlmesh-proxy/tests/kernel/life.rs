@@ -95,6 +95,30 @@ fn what_is_no_cgroup_is_refused_by_name() {
 }
 
 #[test]
+fn a_cgroup_that_another_program_holds_exclusively_is_named() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    let slot = interceptor.attach(&bed.attach(&bed.cgroup("elsewhere"))).unwrap();
+    let pin = bed.pins().join(format!("pods/{slot}/connect4"));
+    let link = aya::programs::links::FdLink::from(
+        aya::programs::links::PinnedLink::from_pin(pin).unwrap(),
+    );
+    let program = link.info().unwrap().program_id().to_string();
+    // Without flags: nobody else may attach, here or below.
+    let attached = std::process::Command::new("bpftool")
+        .args(["cgroup", "attach"])
+        .arg(bed.cgroup("held"))
+        .args(["connect4", "id", &program])
+        .status();
+    assert!(attached.unwrap().success());
+    let pod = bed.cgroup("held/pod");
+    let error = interceptor.attach(&bed.attach(&pod)).unwrap_err();
+    assert!(matches!(error, Error::Exclusive { .. }), "{error}");
+    let left = interceptor.status().unwrap().attachments;
+    assert_eq!(left.len(), 1, "what could not be attached is not left half made: {left:?}");
+}
+
+#[test]
 fn pins_are_for_root_only() {
     use std::os::unix::fs::PermissionsExt as _;
     let bed = Bed::new();
@@ -160,7 +184,7 @@ fn a_thousand_pods_are_attached_and_work() {
     times.sort();
     let (p50, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
     eprintln!(
-        "{} pods: attach p50 {p50:?}, p99 {p99:?}; memory {} KiB, of which the loader's process {} KiB",
+        "{} pods: attach p50 {p50:?}, p99 {p99:?}; maps {} KiB, the loader grew by {} KiB",
         pods.len(),
         locked(&bed) / 1024,
         memory().saturating_sub(before)

@@ -2,6 +2,7 @@
 //!
 //! Needs root, cgroup2, and python3 as a client that knows nothing of us. Large counts run a tenth; all of it with
 //! `CTRLMESH_TEST_FULL=1`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod bed;
 mod command;

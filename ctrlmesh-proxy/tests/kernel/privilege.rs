@@ -13,7 +13,7 @@ fn with(bed: &Bed, capabilities: &str, arguments: &[&str]) -> Output {
     command.arg(plain.get_program()).args(plain.get_args()).output().unwrap()
 }
 
-fn attach<'a>(pod: &'a str) -> [&'a str; 7] {
+fn attach(pod: &str) -> [&str; 7] {
     ["attach", "--cgroup", pod, "--target", TARGET, "--to", "15001"]
 }
 

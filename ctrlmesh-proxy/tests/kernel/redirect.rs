@@ -6,7 +6,7 @@ use ctrlmesh_proxy::intercept::{Attach, Interceptor, listener};
 struct Enrolled {
     bed: Bed,
     pod: std::path::PathBuf,
-    _interceptor: Interceptor,
+    interceptor: Interceptor,
     _servers: Vec<crate::bed::Server>,
 }
 
@@ -22,7 +22,7 @@ fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
         [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::3:7]:443", "10.96.0.1:444"]
             .map(|address| bed.target(address)),
     );
-    Enrolled { bed, pod, _interceptor: interceptor, _servers: servers }
+    Enrolled { bed, pod, interceptor, _servers: servers }
 }
 
 impl Enrolled {
@@ -112,7 +112,9 @@ fn every_thread_is_redirected() {
     let bed = enrolled(|_, _| {});
     let seen: Vec<Seen> = bed.bed.client(&bed.pod, &["thread", "10.96.0.1", "443"]);
     assert_eq!(seen.len(), 8);
-    seen.iter().for_each(|seen| redirected(seen, TARGET));
+    for seen in &seen {
+        redirected(seen, TARGET);
+    }
 }
 
 #[test]
@@ -148,7 +150,7 @@ fn datagrams_are_not_redirected() {
 #[test]
 fn every_address_of_a_prefix_is_redirected_and_known_to_the_proxy() {
     let bed = enrolled(|_, attach| {
-        attach.targets = targets(&["10.64.0.0/10:443", "[fd00:97::/108]:443"])
+        attach.targets = targets(&["10.64.0.0/10:443", "[fd00:97::/108]:443"]);
     });
     redirected(&bed.connect("10.97.3.7:443", "blocking"), "10.97.3.7:443");
     redirected(&bed.connect("10.96.0.1:443", "nonblocking"), "10.96.0.1:443");
@@ -176,11 +178,11 @@ fn a_bound_socket_to_a_prefix_is_refused_or_passes_and_does_neither_silently() {
         });
         let seen = bed.connect(TARGET, "bound");
         if fail_open {
-            direct(&seen)
+            direct(&seen);
         } else {
-            assert_eq!(seen.error, "ECONNREFUSED")
+            assert_eq!(seen.error, "ECONNREFUSED");
         }
-        assert_eq!(bed._interceptor.status().unwrap().counters[counter], 1);
+        assert_eq!(bed.interceptor.status().unwrap().counters[counter], 1);
     }
 }
 
@@ -190,7 +192,7 @@ fn the_proxys_own_connections_pass() {
     direct(&bed.bed.connect(&bed.bed.cgroup("pod/proxy"), TARGET, "blocking"));
     direct(&bed.bed.connect(&bed.bed.cgroup("pod/proxy/worker"), TARGET, "blocking"));
     redirected(&bed.bed.connect(&bed.bed.cgroup("pod/operator"), TARGET, "blocking"), TARGET);
-    assert_eq!(bed._interceptor.status().unwrap().counters["own_connection"], 2);
+    assert_eq!(bed.interceptor.status().unwrap().counters["own_connection"], 2);
 }
 
 #[test]

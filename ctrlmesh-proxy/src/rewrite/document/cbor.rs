@@ -18,6 +18,9 @@ struct Head {
     end: usize,
 }
 
+/// The tag that marks a body as CBOR.
+const SELF_DESCRIBED: &[u8] = b"\xd9\xd9\xf7";
+
 const BYTES: u8 = 2;
 const TEXT: u8 = 3;
 const ARRAY: u8 = 4;
@@ -95,8 +98,32 @@ pub(super) fn string_like(item: &[u8], text: &str) -> Vec<u8> {
 }
 
 /// A byte string that spells `text`, as the API server writes text.
-pub(super) fn bytes(text: &str) -> Vec<u8> {
+pub(in crate::rewrite) fn text_item(text: &str) -> Vec<u8> {
     string(BYTES, text)
+}
+
+/// A number.
+pub(in crate::rewrite) fn number(number: u16) -> Vec<u8> {
+    written(0, usize::from(number))
+}
+
+/// A map, marked as CBOR as the API server marks objects.
+pub(in crate::rewrite) fn map(pairs: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let mut map = [SELF_DESCRIBED, &written(MAP, pairs.len())].concat();
+    map.extend(pairs.iter().flat_map(|(key, value)| [text_item(key), value.clone()].concat()));
+    map
+}
+
+/// The map with more pairs, which come first; the map itself where it has no count.
+pub(super) fn with_pairs(map: &[u8], pairs: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let found = untagged(map, 0).and_then(|at| head(map, at)).filter(|head| head.major == MAP);
+    let Some((head, count)) = found.and_then(|head| Some((head, head.argument?))) else {
+        return map.to_vec();
+    };
+    let mut extended = [SELF_DESCRIBED, &written(MAP, count + pairs.len())].concat();
+    extended.extend(pairs.iter().flat_map(|(key, value)| [text_item(key), value.clone()].concat()));
+    extended.extend(&map[head.end..]);
+    extended
 }
 
 /// Where the head of a definite array or map stands, and what it is for another count.
@@ -111,21 +138,15 @@ pub(super) fn counted_again(
 }
 
 /// A head of the shortest form.
-pub(super) fn written(major: u8, argument: usize) -> Vec<u8> {
+fn written(major: u8, argument: usize) -> Vec<u8> {
     let major = major << 5;
     let [.., third, second, first, last] = (argument as u64).to_be_bytes();
     match argument {
         0..=23 => vec![major | last],
-        24..=0xff => vec![major | 24, last],
-        0x100..=0xffff => vec![major | 25, first, last],
-        _ => vec![major | 26, third, second, first, last],
+        24..=0xff => vec![major | 0x18, last],
+        0x100..=0xffff => vec![major | 0x19, first, last],
+        _ => vec![major | 0x1a, third, second, first, last],
     }
-}
-
-/// How many pairs the map at `at` has, where it says so, and where the first begins.
-pub(super) fn map_pairs(body: &[u8], at: usize) -> Option<(usize, usize)> {
-    let map = head(body, untagged(body, at)?)?;
-    (map.major == MAP).then_some((map.argument?, map.end))
 }
 
 /// The end of the item at `start`; `None` where it is cut short or malformed.
@@ -177,7 +198,7 @@ fn untagged(body: &[u8], mut at: usize) -> Option<usize> {
 
 fn head(body: &[u8], at: usize) -> Option<Head> {
     let first = *body.get(at)?;
-    let (major, low) = (first >> 5, first & 31);
+    let (major, low) = (first >> 5, first & 0x1f);
     let length = match low {
         0..=23 => {
             return Some(Head { major, argument: Some(usize::from(low)), end: at + 1 });

@@ -85,7 +85,7 @@ pub(super) fn removals(items: &[Node], removed: &[bool]) -> Vec<Range<usize>> {
 }
 
 /// The text without the white space between its words.
-pub(super) fn compacted(text: &[u8]) -> Vec<u8> {
+pub(in crate::rewrite) fn compacted(text: &[u8]) -> Vec<u8> {
     let mut compact = Vec::with_capacity(text.len());
     let (mut quoted, mut escaped) = (false, false);
     for byte in text {

@@ -193,6 +193,24 @@ fn patches_of_every_kind_are_renamed() {
 }
 
 #[test]
+fn json_that_is_sent_as_yaml_is_json_and_yaml_is_nothing_that_can_be_edited() {
+    let apply = "application/apply-patch+yaml";
+    let body = br#"{"metadata":{"name":"op"}}"#;
+    assert_eq!(Encoding::of_body(apply, body), Some(Encoding::Json));
+    for yaml in [
+        "metadata:\n  name: op\n",
+        "{'metadata': {'name': 'op'}}",
+        "{metadata: {name: op}}",
+        "{} # x",
+    ] {
+        assert_eq!(Encoding::of_body(apply, yaml.as_bytes()), None, "{yaml}");
+    }
+    assert_eq!(Encoding::of_body("", body), Some(Encoding::Json));
+    assert_eq!(Encoding::of_body("Application/JSON; charset=utf-8", body), Some(Encoding::Json));
+    assert_eq!(Encoding::of_body("text/plain", body), None);
+}
+
+#[test]
 fn no_body_reaches_another_shards_lock() {
     for body in [
         r#"{"metadata":{"name":"op---s2"}}"#,

@@ -1,0 +1,231 @@
+//! Where in a watch are we?
+//!
+//! Takes the bytes of the stream as they come, and knows where frames end and which version the client has seen. It
+//! looks into one frame of each chunk at most, and only when it is asked.
+
+use std::ops::Range;
+
+use super::document::{self, Document, Encoding, Node};
+use crate::request::RequestInfo;
+
+mod difference;
+mod splice;
+
+pub use super::document::framed;
+pub use difference::{Difference, difference};
+pub use splice::{Ask, Expired, Splice, expired, list_accept};
+
+/// The longest frame that is waited for, in bytes: twenty of the largest objects that the API server takes.
+pub const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
+
+/// Frames up to this size are kept until somebody asks for their version, in bytes; larger ones are looked into at
+/// once, so that an idle watch holds little.
+const MAX_KEPT_BYTES: usize = 4096;
+
+/// The annotation of the bookmark that ends the initial events.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// A stream that is no watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// A frame is longer than is waited for.
+    #[error("a watch frame is longer than {MAX_FRAME_BYTES} bytes")]
+    TooLarge,
+    /// A frame is not of its encoding.
+    #[error("read a watch frame")]
+    Document(#[from] document::DocumentError),
+}
+
+/// Follows the frames of one watch.
+#[derive(Clone, Debug)]
+pub struct Frames {
+    encoding: Encoding,
+    phase: Phase,
+    at: Option<u64>,
+    /// The last frame, if nobody has looked into it.
+    kept: Vec<u8>,
+    /// A frame that has begun.
+    partial: Vec<u8>,
+}
+
+/// What the versions of events mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Events come in the order of their versions.
+    Live,
+    /// Events are objects that were there before, in any order; what comes after them shows that they ended.
+    Initial,
+    /// The same, but a bookmark ends them, and the client waits for it.
+    InitialUntilBookmark,
+}
+
+/// What an event says of the stream.
+struct Seen {
+    is_added: bool,
+    is_bookmark: bool,
+    ends_initial_events: bool,
+    version: Option<u64>,
+}
+
+/// The first whole frame of a stream: where it stands (without its length or newline), and where the next begins.
+///
+/// # Errors
+/// Where no frame of this encoding begins so.
+pub fn first_frame(
+    stream: &[u8],
+    encoding: Encoding,
+) -> Result<Option<(Range<usize>, usize)>, FrameError> {
+    let found = document::first_frame(stream, encoding)?;
+    let length = found.as_ref().map_or(stream.len(), |(_, next)| *next);
+    if length > MAX_FRAME_BYTES { Err(FrameError::TooLarge) } else { Ok(found) }
+}
+
+// === impl Frames ===
+
+impl Frames {
+    /// Of the answer to `request`, at its beginning.
+    pub fn new(encoding: Encoding, request: &RequestInfo<'_>) -> Self {
+        let query = request.query();
+        let version = query.text("resourceVersion").and_then(|version| version.parse::<u64>().ok());
+        let at = version.filter(|version| *version > 0);
+        let phase = match (query.is_set("sendInitialEvents"), at) {
+            (true, _) => Phase::InitialUntilBookmark,
+            (false, Some(_)) => Phase::Live,
+            (false, None) => Phase::Initial,
+        };
+        let at = at.filter(|_| phase == Phase::Live);
+        Self { encoding, phase, at, kept: Vec::new(), partial: Vec::new() }
+    }
+
+    /// Takes the next bytes; gives where the last frame that ends in them ends. All of them may be sent on.
+    ///
+    /// # Errors
+    /// Where they are no frames: what was sent on so far is right, but nothing more is known of the stream.
+    pub fn feed(&mut self, chunk: &[u8]) -> Result<Option<usize>, FrameError> {
+        if self.partial.is_empty() {
+            let end = self.take(chunk)?;
+            self.partial.extend(&chunk[end..]);
+            return Ok((end > 0).then_some(end));
+        }
+        let before = self.partial.len();
+        // A long line is not searched again with each of its chunks.
+        let goes_on = self.encoding == Encoding::Json && !chunk.contains(&b'\n');
+        if goes_on && before + chunk.len() <= MAX_FRAME_BYTES {
+            self.partial.extend(chunk);
+            return Ok(None);
+        }
+        let mut stream = std::mem::take(&mut self.partial);
+        stream.extend(chunk);
+        let end = self.take(&stream)?;
+        if end == 0 {
+            self.partial = stream;
+            return Ok(None);
+        }
+        self.partial = stream[end..].to_vec();
+        Ok(Some(end - before))
+    }
+
+    /// Whether nothing of a frame has been sent on that is not whole.
+    pub fn at_boundary(&self) -> bool {
+        self.partial.is_empty()
+    }
+
+    /// The version up to which the client has seen everything; `None` where that is not known.
+    pub fn at(&mut self) -> Option<u64> {
+        let kept = std::mem::take(&mut self.kept);
+        if !kept.is_empty() {
+            self.see(&kept);
+        }
+        self.at
+    }
+
+    /// Takes the whole frames at the beginning of `stream`; gives where they end.
+    fn take(&mut self, stream: &[u8]) -> Result<usize, FrameError> {
+        let (mut end, mut last) = (0, 0..0);
+        while let Some((frame, next)) = first_frame(&stream[end..], self.encoding)? {
+            let at = end + frame.start..end + frame.end;
+            end += next;
+            // An empty line is no event, and hides none.
+            if at.is_empty() {
+                continue;
+            }
+            last = at;
+            if self.phase != Phase::Live {
+                self.see(&stream[last.clone()]);
+            }
+        }
+        if self.phase == Phase::Live && !last.is_empty() {
+            self.keep(&stream[last]);
+        }
+        Ok(end)
+    }
+
+    fn keep(&mut self, frame: &[u8]) {
+        self.kept.clear();
+        if frame.len() > MAX_KEPT_BYTES {
+            self.kept.shrink_to_fit();
+            self.see(frame);
+        } else {
+            self.kept.extend(frame);
+        }
+    }
+
+    fn see(&mut self, frame: &[u8]) {
+        if self.phase != Phase::Live && begins_added(frame, self.encoding) {
+            return;
+        }
+        // A frame that cannot be read says nothing of the version, and so does an ERROR.
+        let Some(seen) = Seen::of(frame, self.encoding) else {
+            self.at = None;
+            return;
+        };
+        let ends = match self.phase {
+            Phase::Live => false,
+            Phase::Initial => !seen.is_added,
+            Phase::InitialUntilBookmark => seen.is_bookmark && seen.ends_initial_events,
+        };
+        if ends {
+            self.phase = Phase::Live;
+        }
+        if self.phase == Phase::Live {
+            self.at = seen.version;
+        }
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    fn of(frame: &[u8], encoding: Encoding) -> Option<Self> {
+        let document = Document { body: frame, encoding };
+        let event = document.event().ok()?;
+        let kind = document.text_of(&event, "type").ok()??;
+        let object = document.event_object(&event).ok()??;
+        let metadata = document.field(&object, "metadata").ok()??;
+        let version = document.text_of(&metadata, "resourceVersion").ok()?;
+        Some(Self {
+            is_added: kind == "ADDED",
+            is_bookmark: kind == "BOOKMARK",
+            ends_initial_events: kind == "BOOKMARK" && has_annotation(document, &metadata),
+            version: version.and_then(|version| version.parse().ok()),
+        })
+    }
+}
+
+/// Whether the annotation is among the metadata; its key occurs nowhere else in a bookmark.
+fn has_annotation(document: Document<'_>, metadata: &Node) -> bool {
+    let annotation = INITIAL_EVENTS_END.as_bytes();
+    document.body[metadata.at.clone()].windows(annotation.len()).any(|window| window == annotation)
+}
+
+/// Whether the first bytes already say that an object was there before.
+fn begins_added(frame: &[u8], encoding: Encoding) -> bool {
+    match encoding {
+        Encoding::Json => frame.starts_with(br#"{"type":"ADDED""#),
+        Encoding::Protobuf => frame.starts_with(b"\x0a\x05ADDED"),
+        Encoding::Cbor => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! How does a watch go on under another selector, without a relist?
+//!
+//! Three reads at one version `a`, the last that the client has seen: what joins is listed and sent as ADDED, what
+//! leaves is listed and sent as DELETED, and a watch of the new selector goes on from `a`. All see the same version, so
+//! nothing is missed, repeated or taken back in time. Where that cannot be, the watch ends with 410, and the client
+//! lists again.
+
+use ctrlmesh_common::selector::Selector;
+
+use super::difference;
+use crate::decide::Plan;
+use crate::request::{Query, RequestInfo};
+use crate::rewrite::document::Encoding;
+use crate::rewrite::list::{self, Change};
+use crate::rewrite::selector::{escaped, narrowed};
+use crate::rewrite::status::Status;
+
+/// Objects that are asked for at once.
+const PAGE: &str = "500";
+
+/// Parameters of a watch that a list does not take, or takes from us.
+const NOT_IN_LIST: [&str; 8] = [
+    "watch",
+    "resourceVersion",
+    "resourceVersionMatch",
+    "allowWatchBookmarks",
+    "sendInitialEvents",
+    "timeoutSeconds",
+    "limit",
+    "continue",
+];
+
+/// Parameters of a watch that say where it begins.
+const BEGINNING: [&str; 5] =
+    ["resourceVersion", "resourceVersionMatch", "sendInitialEvents", "limit", "continue"];
+
+/// What to ask the API server next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// A list, whose whole answer goes to [`Splice::answer`].
+    List(String),
+    /// A watch, whose answer goes on where the client's watch was cut.
+    Watch(String),
+}
+
+/// The watch cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Expired {
+    /// It is of a single object, by a path that names it.
+    #[error("a watch of one name cannot be limited anew")]
+    Named,
+    /// No selector says what joins or leaves.
+    #[error("the new limit cannot be compared with the old one")]
+    Incomparable,
+    /// The API server does not list at that version any more.
+    #[error("the API server answered {status} to a list at version {at}")]
+    Refused {
+        /// Its answer.
+        status: u16,
+        /// The version.
+        at: u64,
+    },
+    /// The list is in another encoding, of another version, or no list.
+    #[error("the API server's list cannot become events")]
+    Unreadable,
+}
+
+/// A watch that is being moved to another selector.
+#[derive(Clone, Debug)]
+pub struct Splice {
+    encoding: Encoding,
+    at: u64,
+    list_path: String,
+    watch_path: String,
+    query: Vec<u8>,
+    selector: Option<Selector>,
+    bookmarks: bool,
+    /// What is still to be listed, the last first.
+    lists: Vec<(Selector, Change)>,
+    /// The next page of the list at hand.
+    page: Option<String>,
+}
+
+/// The content type to accept for the lists of a splice.
+pub fn list_accept(encoding: Encoding) -> &'static str {
+    match encoding {
+        Encoding::Json => "application/json",
+        Encoding::Protobuf => "application/vnd.kubernetes.protobuf",
+        Encoding::Cbor => "application/cbor",
+    }
+}
+
+/// The frame that ends a watch, so that the client lists again.
+pub fn expired(encoding: Encoding, message: &str) -> Vec<u8> {
+    let status = Status {
+        code: 410,
+        reason: "Expired",
+        message: format!("ctrlmesh: {message}"),
+        retry_after: None,
+    };
+    list::error(encoding, &status)
+}
+
+// === impl Splice ===
+
+impl Splice {
+    /// Of the watch that `request` asked for, of which the client has seen everything up to `at`.
+    ///
+    /// `old` is the policy's selector that it had; `plan` is what the new policy says of it.
+    ///
+    /// # Errors
+    /// Where it cannot go on.
+    pub fn new(
+        request: &RequestInfo<'_>,
+        plan: &Plan,
+        encoding: Encoding,
+        at: u64,
+        old: Option<&Selector>,
+    ) -> Result<Self, Expired> {
+        if !request.name_in_path().is_empty() {
+            return Err(Expired::Named);
+        }
+        let everything = Selector::everything();
+        let new = plan.selector.as_ref().unwrap_or(&everything);
+        let difference =
+            difference(old.unwrap_or(&everything), new).ok_or(Expired::Incomparable)?;
+        let leaves = difference.leaves.into_iter().map(|selector| (selector, Change::Leaves));
+        let joins = difference.joins.into_iter().map(|selector| (selector, Change::Joins));
+        // The lock is renamed here; the selector is put in for each request.
+        let renamed =
+            crate::rewrite::target(request, &Plan { selector: None, lock: plan.lock.clone() });
+        let (path, query) = renamed.split_once('?').unwrap_or((&renamed, ""));
+        Ok(Self {
+            encoding,
+            at,
+            list_path: without_watch(request, path),
+            watch_path: path.to_owned(),
+            query: query.as_bytes().to_vec(),
+            selector: plan.selector.clone(),
+            bookmarks: request.query().is_set("allowWatchBookmarks"),
+            lists: leaves.rev().chain(joins.rev()).collect(),
+            page: None,
+        })
+    }
+
+    /// What to ask next. A list stays the same until it is answered.
+    pub fn ask(&self) -> Ask {
+        let Some((selector, _)) = self.lists.last() else {
+            let query = without(&self.query, &BEGINNING);
+            let query = self
+                .selector
+                .as_ref()
+                .map_or_else(|| query.clone(), |selector| narrowed(&query, selector));
+            return Ask::Watch(joined(
+                &self.watch_path,
+                &query,
+                &format!("resourceVersion={}", self.at),
+            ));
+        };
+        let query = narrowed(&without(&self.query, &NOT_IN_LIST), selector);
+        let where_from = match &self.page {
+            Some(token) => format!("limit={PAGE}&continue={}", escaped(token.as_bytes())),
+            None => format!("limit={PAGE}&resourceVersion={}&resourceVersionMatch=Exact", self.at),
+        };
+        Ask::List(joined(&self.list_path, &query, &where_from))
+    }
+
+    /// Takes the answer to a list; gives frames for the client.
+    ///
+    /// # Errors
+    /// Where the watch cannot go on. What was sent so far is right, and must be followed by [`expired`].
+    pub fn answer(
+        &mut self,
+        status: u16,
+        content_type: &str,
+        body: &[u8],
+    ) -> Result<Vec<u8>, Expired> {
+        if status != 200 {
+            return Err(Expired::Refused { status, at: self.at });
+        }
+        let Some((_, change)) = self.lists.last() else { return Err(Expired::Unreadable) };
+        if Encoding::of(content_type) != Some(self.encoding) {
+            return Err(Expired::Unreadable);
+        }
+        let listed =
+            list::events(body, self.encoding, *change).map_err(|_error| Expired::Unreadable)?;
+        if listed.version != self.at {
+            return Err(Expired::Unreadable);
+        }
+        let mut frames = listed.frames;
+        self.page = listed.next;
+        if self.page.is_none() {
+            self.lists.pop();
+        }
+        if self.lists.is_empty()
+            && self.bookmarks
+            && let Some(kind) = &listed.kind
+        {
+            frames.extend(list::bookmark(self.encoding, kind, self.at));
+        }
+        Ok(frames)
+    }
+}
+
+/// The path of the list of which this is the watch.
+fn without_watch(request: &RequestInfo<'_>, path: &str) -> String {
+    if !request.is_verb_in_path() {
+        return path.to_owned();
+    }
+    // The segment behind the version: `/api/v1/watch/…`, `/apis/group/v1/watch/…`.
+    let at = if request.api_prefix() == "apis" { 4 } else { 3 };
+    let segments = path.split('/').enumerate().filter(|(number, _)| *number != at);
+    segments.map(|(_, segment)| segment).collect::<Vec<_>>().join("/")
+}
+
+fn without(query: &[u8], keys: &[&str]) -> Vec<u8> {
+    let pairs = Query::new(query).pairs().filter(|pair| !keys.iter().any(|key| pair.is(key)));
+    pairs.map(|pair| pair.raw).collect::<Vec<_>>().join(&b'&')
+}
+
+fn joined(path: &str, query: &[u8], rest: &str) -> String {
+    let query = String::from_utf8_lossy(query);
+    if query.is_empty() { format!("{path}?{rest}") } else { format!("{path}?{query}&{rest}") }
+}
