@@ -7,7 +7,9 @@ mod http2;
 mod lock;
 mod refuse;
 mod reply;
+mod splice;
 mod view;
+mod watch;
 
 use std::future::Future;
 use std::io;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use harness::client::{Client, exchange_bytes, get, plain_get, read, tls};
+use harness::client::{Client, exchange_bytes, get, tls};
 use harness::pki::Pki;
 use harness::proxy::Proxy;
 use harness::upstream::{Upstream, streamed, whole};
 use harness::{soon, until};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version};
 use http_body_util::{BodyExt as _, Full};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

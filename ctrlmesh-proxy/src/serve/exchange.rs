@@ -26,6 +26,8 @@ use crate::serve::lock;
 use crate::serve::lock::LockedError;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply};
+use crate::serve::splice::Kept;
+use crate::serve::watch::Watch;
 use crate::upstream::SendError;
 
 /// When to come back after the API server could not be reached.
@@ -57,6 +59,8 @@ enum Failure {
 struct Extra {
     /// The lock's names, if it is renamed.
     rename: Option<Rename>,
+    /// What an open watch will need when the policy changes.
+    watch: Option<(Kept, Arc<Policy>)>,
     /// Whether the response may take as long as it likes.
     long_running: bool,
     /// How long the proxy has worked on the request until it was sent.
@@ -143,8 +147,14 @@ impl Session {
                 return Err(Failure::Refused(refusal));
             }
         };
-        let mut extra =
-            Extra { rename: None, long_running: info.is_long_running(), took: Duration::ZERO };
+        let is_watch = info.is_resource_request() && info.is_watch();
+        let watch = is_watch.then(|| (Kept::of(&request, target.clone()), policy));
+        let mut extra = Extra {
+            rename: None,
+            watch,
+            long_running: info.is_long_running(),
+            took: Duration::ZERO,
+        };
         let Some(plan) = plan else { return Ok((request, extra)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         if plan.selector.is_some() {
@@ -165,12 +175,16 @@ impl Session {
         response: Response<Relay>,
         extra: Extra,
     ) -> Result<Response<Content>, Failure> {
-        match extra.rename {
-            Some(rename) => Ok(lock::response(response, &rename)
-                .await
-                .map_err(Failure::Lock)?
-                .map(Content::Plain)),
-            None => Ok(response.map(Content::Plain)),
+        match (extra.watch, extra.rename) {
+            (Some((kept, policy)), rename) if response.status() == StatusCode::OK => {
+                let watch = Watch::new(self.clone(), kept, response, rename, policy);
+                Ok(watch.map(Content::Watch))
+            }
+            (_, Some(rename)) => {
+                let response = lock::response(response, &rename).await.map_err(Failure::Lock)?;
+                Ok(response.map(Content::Plain))
+            }
+            (_, None) => Ok(response.map(Content::Plain)),
         }
     }
 

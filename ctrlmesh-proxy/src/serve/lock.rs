@@ -47,8 +47,8 @@ pub(super) async fn request(
     if !read_body {
         return Ok(Request::from_parts(head, body));
     }
-    let encoding = encoding(&head.headers)?;
     let bytes = collect(body).await?;
+    let encoding = sent_encoding(&head.headers, &bytes)?;
     let renamed = lock::request(&bytes, encoding, rename).map_err(LockedError::Request)?;
     let body = replace(&mut head.headers, renamed, &bytes);
     Ok(Request::from_parts(head, body))
@@ -76,6 +76,16 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, LockedError> {
     }
     let Some(kind) = headers.get(header::CONTENT_TYPE) else { return Ok(Encoding::Json) };
     kind.to_str().ok().and_then(Encoding::of).ok_or(LockedError::Encoding)
+}
+
+/// The same of what a client sends, which may call its JSON YAML.
+fn sent_encoding(headers: &HeaderMap, body: &[u8]) -> Result<Encoding, LockedError> {
+    let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::to_str).transpose();
+    let kind = kind.map_err(|_unfit| LockedError::Encoding)?.unwrap_or_default();
+    if headers.contains_key(header::CONTENT_ENCODING) {
+        return Err(LockedError::Encoding);
+    }
+    Encoding::of_body(kind, body).ok_or(LockedError::Encoding)
 }
 
 async fn collect(body: Relay) -> Result<Bytes, LockedError> {

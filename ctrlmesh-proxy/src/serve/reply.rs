@@ -8,6 +8,7 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use crate::body::{BodyError, Relay};
 use crate::metrics::Open;
+use crate::serve::watch::Watch;
 
 /// The body of a response to a client. The request counts as under way until it is dropped.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) struct Reply {
 pub(super) enum Content {
     /// The API server, or the proxy itself.
     Plain(Relay),
+    /// A watch of the API server, which follows the policy.
+    Watch(Box<Watch>),
 }
 
 impl Body for Reply {
@@ -33,18 +36,21 @@ impl Body for Reply {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.get_mut().content {
             Content::Plain(body) => Pin::new(body).poll_frame(cx),
+            Content::Watch(watch) => watch.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.content {
             Content::Plain(body) => body.is_end_stream(),
+            Content::Watch(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Plain(body) => body.size_hint(),
+            Content::Watch(_) => SizeHint::default(),
         }
     }
 }

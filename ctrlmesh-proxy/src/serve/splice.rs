@@ -1,0 +1,231 @@
+//! Which reads lead an open watch from one selector to another?
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::selector::Selector;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Limited};
+use thiserror::Error;
+use tokio::time;
+use tracing::debug;
+
+use crate::body::Relay;
+use crate::decide;
+use crate::decide::{Decision, LockPlan, Plan};
+use crate::request::{RequestInfo, TargetError};
+use crate::rewrite::Encoding;
+use crate::rewrite::watch;
+use crate::rewrite::watch::{Ask, Expired, Splice};
+use crate::serve::Session;
+use crate::upstream::SendError;
+
+/// How large a list of what joins or leaves may be: beyond it the client reads it itself, after 410.
+const MAX_LIST_BYTES: usize = 64 << 20;
+
+/// What of a watch request is needed to ask for the like again.
+#[derive(Clone)]
+pub(super) struct Kept {
+    /// Scheme and authority as they came.
+    uri: Uri,
+    /// The client's own target: its selector, not ours.
+    target: PathAndQuery,
+    headers: HeaderMap,
+}
+
+/// How a splice ended.
+pub(super) enum Spliced {
+    /// The watch goes on.
+    Joined {
+        /// What the client gets first.
+        frames: Bytes,
+        /// What was asked for.
+        target: PathAndQuery,
+        /// The new watch.
+        response: Response<Relay>,
+    },
+    /// The watch ends with this frame.
+    Expired(Bytes),
+}
+
+/// Why a watch cannot go on.
+#[derive(Debug, Error)]
+enum SpliceError {
+    #[error("read the watch's own request")]
+    Request(#[source] TargetError),
+    #[error("lead over to a new selector")]
+    Expired(#[source] Expired),
+    #[error("lead over from a version that is not known")]
+    NoVersion,
+    #[error("ask the API server")]
+    Upstream(#[source] SendError),
+    #[error("ask the API server in time")]
+    Timeout,
+    #[error("read a list of at most {MAX_LIST_BYTES} bytes")]
+    List,
+    #[error("ask for what no request can name")]
+    Target,
+    #[error("lead over to another name of the leader-election lock")]
+    Lock,
+    #[error("lead a table over")]
+    Table,
+    #[error("begin a watch, which was answered by {status}")]
+    Watch { status: StatusCode },
+}
+
+// === impl Kept ===
+
+impl Kept {
+    /// Keeps what is needed of a watch request.
+    pub(super) fn of(request: &Request<Relay>, target: PathAndQuery) -> Self {
+        Self { uri: request.uri().clone(), target, headers: request.headers().clone() }
+    }
+
+    /// What the client asked for.
+    pub(super) fn info(&self) -> Result<RequestInfo<'_>, TargetError> {
+        RequestInfo::parse("GET", self.target.as_str())
+    }
+
+    /// How to ask for a list of what the watch is of.
+    fn list_accept(&self, encoding: Encoding) -> Result<HeaderValue, SpliceError> {
+        let client = self.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+        let client = client.unwrap_or_default();
+        if client.contains("as=Table") {
+            return Err(SpliceError::Table);
+        }
+        let mut accept = watch::list_accept(encoding).to_owned();
+        if client.contains("as=PartialObjectMetadata") {
+            accept.push_str(";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1");
+        }
+        HeaderValue::try_from(accept).map_err(|_unfit| SpliceError::Target)
+    }
+
+    /// A request for `target` in the client's name.
+    fn request(&self, target: PathAndQuery) -> Result<Request<Relay>, SpliceError> {
+        let mut parts = self.uri.clone().into_parts();
+        parts.path_and_query = Some(target);
+        let mut request = Request::new(Relay::Empty);
+        *request.method_mut() = Method::GET;
+        *request.uri_mut() = Uri::from_parts(parts).map_err(|_unfit| SpliceError::Target)?;
+        *request.headers_mut() = self.headers.clone();
+        // What is read here is looked at.
+        request.headers_mut().remove(header::ACCEPT_ENCODING);
+        Ok(request)
+    }
+}
+
+impl fmt::Debug for Kept {
+    /// Headers hold the client's credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+/// Leads a watch over from the policy `old` to `new`, from the version `at` on.
+pub(super) async fn run(
+    session: Rc<Session>,
+    kept: Rc<Kept>,
+    encoding: Encoding,
+    at: Option<u64>,
+    old: Arc<Policy>,
+    new: Arc<Policy>,
+) -> Spliced {
+    let deadline = session.server.response_timeout;
+    let reads = reads(&session, &kept, encoding, at, [&old, &new]);
+    let done = time::timeout(deadline, reads).await.unwrap_or(Err(SpliceError::Timeout));
+    done.unwrap_or_else(|error| {
+        debug!(error = &error as &dyn std::error::Error, "watch expires");
+        Spliced::Expired(watch::expired(encoding, "the proxy's policy changed").into())
+    })
+}
+
+async fn reads(
+    session: &Session,
+    kept: &Kept,
+    encoding: Encoding,
+    at: Option<u64>,
+    policies: [&Policy; 2],
+) -> Result<Spliced, SpliceError> {
+    let info = kept.info().map_err(SpliceError::Request)?;
+    let at = at.ok_or(SpliceError::NoVersion)?;
+    let [old, new] = policies;
+    if !same_lock(old, new, &info) {
+        return Err(SpliceError::Lock);
+    }
+    let accept = kept.list_accept(encoding)?;
+    let plan = Plan { selector: selector(new, &info), lock: lock(new, &info) };
+    let old = selector(old, &info);
+    let splice = Splice::new(&info, &plan, encoding, at, old.as_ref());
+    let mut splice = splice.map_err(SpliceError::Expired)?;
+    let mut frames = Vec::new();
+    loop {
+        match splice.ask() {
+            Ask::List(target) => {
+                let mut request = kept.request(path(&target)?)?;
+                request.headers_mut().insert(header::ACCEPT, accept.clone());
+                let (status, kind, body) = list(session, request).await?;
+                let more =
+                    splice.answer(status.as_u16(), &kind, &body).map_err(SpliceError::Expired)?;
+                frames.extend_from_slice(&more);
+            }
+            Ask::Watch(target) => {
+                let target = path(&target)?;
+                let request = kept.request(target.clone())?;
+                let response =
+                    session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)?;
+                let status = response.status();
+                if status != StatusCode::OK {
+                    return Err(SpliceError::Watch { status });
+                }
+                return Ok(Spliced::Joined { frames: frames.into(), target, response });
+            }
+        }
+    }
+}
+
+/// Status, content type and body of a list.
+async fn list(
+    session: &Session,
+    request: Request<Relay>,
+) -> Result<(StatusCode, String, Bytes), SpliceError> {
+    let response = session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)?;
+    let (head, body) = response.into_parts();
+    let kind = head
+        .headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok())
+        .unwrap_or_default();
+    let body =
+        Limited::new(body, MAX_LIST_BYTES).collect().await.map_err(|_broken| SpliceError::List)?;
+    Ok((head.status, kind.to_owned(), body.to_bytes()))
+}
+
+fn path(target: &str) -> Result<PathAndQuery, SpliceError> {
+    target.parse().map_err(|_unfit| SpliceError::Target)
+}
+
+/// What limits the objects that a watch is of.
+///
+/// Not by way of a decision: that would refuse an old version, which is just what is led over here.
+pub(super) fn selector(policy: &Policy, info: &RequestInfo<'_>) -> Option<Selector> {
+    policy.selector_for(info.api_group(), info.resource())
+}
+
+/// Whether two policies mean the same lock for what a watch is of.
+pub(super) fn same_lock(one: &Policy, other: &Policy, info: &RequestInfo<'_>) -> bool {
+    lock(one, info) == lock(other, info)
+}
+
+/// What is renamed for a watch: the decision without the limits, which have no say in it.
+fn lock(policy: &Policy, info: &RequestInfo<'_>) -> Option<LockPlan> {
+    policy.lock.as_ref()?;
+    let alone = Policy { limits: Vec::new(), ..policy.clone() };
+    match decide::decide(&alone, info) {
+        Decision::Rewrite(plan) => plan.lock,
+        Decision::Pass | Decision::Refuse(_) => None,
+    }
+}

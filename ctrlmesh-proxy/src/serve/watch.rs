@@ -1,0 +1,298 @@
+//! How does an open watch follow the policy?
+//!
+//! Outside a change its bytes pass as they come. At a change it is cut at the end of a frame, what joins and what
+//! leaves is read at the version that the client last saw, and it goes on with the new selector. Where that cannot be
+//! done it ends with 410, and the client lists anew. At shutdown it ends at the end of a frame.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use ctrlmesh_common::policy::Policy;
+use http::{HeaderMap, Response};
+use hyper::body::{Body as _, Frame};
+use tracing::debug;
+
+use crate::body::{BodyError, Relay};
+use crate::decide::Rename;
+use crate::metrics::Open;
+use crate::request::RequestInfo;
+use crate::rewrite::Encoding;
+use crate::rewrite::lock;
+use crate::rewrite::watch;
+use crate::rewrite::watch::{FrameError, Frames};
+use crate::serve::Session;
+use crate::serve::splice;
+use crate::serve::splice::{Kept, Spliced};
+
+/// A watch, on its way to the client.
+pub(super) struct Watch {
+    session: Rc<Session>,
+    kept: Rc<Kept>,
+    upstream: Relay,
+    /// What is known of its frames; nothing where they are compressed.
+    frames: Option<(Encoding, Frames)>,
+    rename: Option<Renaming>,
+    in_force: Arc<Policy>,
+    /// Wakes this watch at the next change of the policy, and at shutdown.
+    alarm: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    state: State,
+    _open: Open,
+}
+
+/// Frames whose lock is renamed pass one by one.
+struct Renaming {
+    rename: Rename,
+    partial: BytesMut,
+}
+
+enum State {
+    /// Bytes pass.
+    Passing,
+    /// The policy changed: the watch is to be cut as soon as a frame ends.
+    Cutting,
+    /// The reads between the old watch and the new one are under way.
+    Splicing(Pin<Box<dyn Future<Output = Spliced>>>),
+    /// Nothing comes any more.
+    Ended,
+}
+
+// === impl Watch ===
+
+impl Watch {
+    /// Begins to pass on a watch that the API server granted under the policy `in_force`.
+    pub(super) fn new(
+        session: Rc<Session>,
+        kept: Kept,
+        response: Response<Relay>,
+        rename: Option<Rename>,
+        in_force: Arc<Policy>,
+    ) -> Response<Box<Self>> {
+        let frames = kept.info().ok().and_then(|info| frames(&info, response.headers()));
+        let open = session.server.metrics.watch();
+        response.map(|upstream| {
+            Box::new(Self {
+                session,
+                kept: Rc::new(kept),
+                upstream,
+                frames,
+                rename: rename.map(|rename| Renaming { rename, partial: BytesMut::new() }),
+                in_force,
+                alarm: None,
+                state: State::Passing,
+                _open: open,
+            })
+        })
+    }
+
+    /// What the client gets next.
+    pub(super) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        loop {
+            self.look_up(cx);
+            if matches!(self.state, State::Cutting) && self.at_boundary() {
+                self.cut();
+            }
+            match &mut self.state {
+                State::Ended => return Poll::Ready(None),
+                State::Splicing(splicing) => {
+                    let spliced = ready!(splicing.as_mut().poll(cx));
+                    if let Some(bytes) = self.resume(spliced) {
+                        return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                    }
+                }
+                State::Passing | State::Cutting => {
+                    match ready!(Pin::new(&mut self.upstream).poll_frame(cx)) {
+                        Some(Ok(frame)) => {
+                            if let Some(frame) = self.pass(frame) {
+                                return Poll::Ready(Some(frame));
+                            }
+                        }
+                        last => return Poll::Ready(last),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notices shutdown and changes of the policy, and makes sure to be woken at the next.
+    fn look_up(&mut self, cx: &mut Context<'_>) {
+        let changed = self.session.policy.has_changed_since(&self.in_force);
+        let draining = self.session.server.drain.has_started();
+        if matches!(self.state, State::Passing) && (changed || draining) {
+            self.alarm = None;
+            if draining || self.concerns_us() {
+                self.state = State::Cutting;
+            }
+        }
+        if self.alarm.is_none() && !draining {
+            let mut alarm = self.session.policy.alarm(&self.session.server.drain);
+            // What it would say now was looked up above.
+            if alarm.as_mut().poll(cx).is_pending() {
+                self.alarm = Some(alarm);
+            }
+        }
+    }
+
+    /// Whether the new policy means another watch; if not, it is in force from here on.
+    fn concerns_us(&mut self) -> bool {
+        let now = self.session.policy.current();
+        let Ok(info) = self.kept.info() else { return true };
+        let same = splice::selector(&now, &info) == splice::selector(&self.in_force, &info)
+            && splice::same_lock(&now, &self.in_force, &info);
+        if same {
+            self.in_force = now;
+        }
+        !same
+    }
+
+    fn at_boundary(&self) -> bool {
+        // Compressed frames have no end that we see, and renamed ones pass only whole.
+        self.rename.is_some() || self.frames.as_ref().is_none_or(|(_, frames)| frames.at_boundary())
+    }
+
+    /// Ends the old watch, and begins to read what leads over to the new one.
+    fn cut(&mut self) {
+        self.upstream = Relay::Empty;
+        self.state = State::Ended;
+        let Some((encoding, mut frames)) = self.frames.take() else { return };
+        if self.session.server.drain.has_started() {
+            return;
+        }
+        let now = self.session.policy.current();
+        let old = std::mem::replace(&mut self.in_force, now.clone());
+        let (session, kept) = (self.session.clone(), self.kept.clone());
+        let reads = splice::run(session, kept, encoding, frames.at(), old, now);
+        self.state = State::Splicing(Box::pin(reads));
+    }
+
+    /// Goes on with the new watch; what is returned comes before its first byte.
+    fn resume(&mut self, spliced: Spliced) -> Option<Bytes> {
+        let metrics = self.session.server.metrics.clone();
+        let bytes = match spliced {
+            Spliced::Joined { frames, target, response } => {
+                metrics.spliced.inc();
+                let info = RequestInfo::parse("GET", target.as_str()).ok();
+                self.frames = info.and_then(|info| self::frames(&info, response.headers()));
+                self.upstream = response.into_body();
+                self.state = State::Passing;
+                self.rename_all(frames)
+            }
+            Spliced::Expired(error) => {
+                metrics.expired.inc();
+                self.state = State::Ended;
+                error
+            }
+        };
+        (!bytes.is_empty()).then_some(bytes)
+    }
+
+    /// The frames of a splice, with their lock renamed.
+    fn rename_all(&mut self, bytes: Bytes) -> Bytes {
+        let Some((renaming, (encoding, _))) = self.rename.as_mut().zip(self.frames.as_ref()) else {
+            return bytes;
+        };
+        renaming.partial.clear();
+        renaming.partial.extend_from_slice(&bytes);
+        match renaming.take(*encoding, |_| Ok(())) {
+            Ok(bytes) => bytes,
+            Err(_) => {
+                self.state = State::Ended;
+                watch::expired(*encoding, "the leader-election lock cannot be renamed").into()
+            }
+        }
+    }
+
+    /// What of a piece of the old watch goes to the client.
+    fn pass(&mut self, frame: Frame<Bytes>) -> Option<Result<Frame<Bytes>, BodyError>> {
+        let mut data = match frame.into_data() {
+            Ok(data) => data,
+            Err(trailers) => return Some(Ok(trailers)),
+        };
+        let Some((encoding, frames)) = &mut self.frames else { return Some(Ok(Frame::data(data))) };
+        if let Some(renaming) = &mut self.rename {
+            data = match renaming.pass(&data, *encoding, frames) {
+                Ok(data) => data,
+                Err(error) => return Some(Err(error)),
+            };
+            return (!data.is_empty()).then_some(Ok(Frame::data(data)));
+        }
+        let fed = match frames.feed(&data) {
+            Ok(fed) => fed,
+            Err(error) => {
+                debug!(error = &error as &dyn std::error::Error, "watch is not made of frames");
+                return Some(Err(BodyError::GivenUp));
+            }
+        };
+        if matches!(self.state, State::Cutting)
+            && let Some(end) = fed
+        {
+            // The rest belongs to a frame of the watch that ends here.
+            data.truncate(end);
+            self.cut();
+        }
+        Some(Ok(Frame::data(data)))
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("kept", &self.kept).finish_non_exhaustive()
+    }
+}
+
+// === impl Renaming ===
+
+impl Renaming {
+    /// The whole frames that `data` completes, with their lock renamed.
+    fn pass(
+        &mut self,
+        data: &[u8],
+        encoding: Encoding,
+        frames: &mut Frames,
+    ) -> Result<Bytes, BodyError> {
+        self.partial.extend_from_slice(data);
+        let passed = self.take(encoding, |frame| frames.feed(frame).map(drop))?;
+        if self.partial.len() > lock::MAX_BODY_BYTES {
+            return Err(BodyError::GivenUp);
+        }
+        Ok(passed)
+    }
+
+    /// Takes out all whole frames; each is shown before it is changed.
+    fn take(
+        &mut self,
+        encoding: Encoding,
+        mut show: impl FnMut(&[u8]) -> Result<(), FrameError>,
+    ) -> Result<Bytes, BodyError> {
+        let mut taken = Vec::new();
+        let given_up = |_broken| BodyError::GivenUp;
+        while let Some((frame, next)) =
+            watch::first_frame(&self.partial, encoding).map_err(given_up)?
+        {
+            show(&self.partial[..next]).map_err(given_up)?;
+            let renamed = lock::frame(&self.partial[frame], encoding, &self.rename);
+            if let Some(renamed) = renamed.map_err(|_broken| BodyError::GivenUp)? {
+                taken.extend(watch::framed(&renamed, encoding));
+            }
+            self.partial.advance(next);
+        }
+        Ok(taken.into())
+    }
+}
+
+/// How to read the frames of a watch, if they can be read.
+fn frames(info: &RequestInfo<'_>, headers: &HeaderMap) -> Option<(Encoding, Frames)> {
+    if headers.contains_key(http::header::CONTENT_ENCODING) {
+        return None;
+    }
+    let kind = headers.get(http::header::CONTENT_TYPE)?.to_str().ok()?;
+    let encoding = Encoding::of(kind)?;
+    Some((encoding, Frames::new(encoding, info)))
+}
