@@ -1,6 +1,6 @@
 //! Makes a bare Debian 12 machine ready, or says what one has to install.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
@@ -220,34 +220,27 @@ fn build_linker() -> Result<()> {
     })
 }
 
-/// Builds cargo-deny, which only `lint` needs.
+/// Builds a cargo subcommand that only one of our commands needs, once per machine; gives its program.
 ///
 /// # Errors
 /// Where it cannot be built.
-pub fn cargo_deny() -> Result<()> {
-    let target = tools::cargo_deny();
-    if succeeds(Command::new(&target).arg("--version")) {
-        return Ok(());
+pub fn cargo_tool(name: &str, version: &str, why: &str) -> Result<PathBuf> {
+    let folder = tools::cache().join(name).join(version);
+    let program = folder.join("bin").join(name);
+    if succeeds(Command::new(&program).arg("--version")) {
+        return Ok(program);
     }
-    let folder = target.ancestors().nth(2).context("the folder of a tool")?;
-    step("build cargo-deny, for lint (2 to 5 min, once per machine)", || {
-        tools::put(folder, |staged| {
+    step(&format!("build {name}, {why}, once per machine"), || {
+        tools::put(&folder, |staged| {
             let mut command = Command::new("cargo");
             with_own_toolchain(&mut command)
-                .args([
-                    "install",
-                    "--quiet",
-                    "cargo-deny",
-                    "--version",
-                    tools::CARGO_DENY,
-                    "--locked",
-                    "--root",
-                ])
+                .args(["install", "--quiet", name, "--version", version, "--locked", "--root"])
                 .arg(staged)
                 .current_dir(root());
             run(&mut command)
         })
-    })
+    })?;
+    Ok(program)
 }
 
 #[cfg(test)]
