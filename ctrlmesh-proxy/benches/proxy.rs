@@ -3,6 +3,12 @@
 //! `cargo bench -p ctrlmesh-proxy -- request|list|watch|rule|idle [--quick]`. All contestants run at once and are asked
 //! in turn; every other round goes from the last to the first. CPU is what the kernel counts for a contestant's
 //! processes. Each figure is the median of the rounds, with the least and the greatest.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::large_futures,
+    reason = "a bench prints, or panics"
+)]
 #![allow(clippy::disallowed_methods, reason = "benches are not drained")]
 #![allow(clippy::cast_precision_loss, reason = "what is counted is far below 2^52")]
 

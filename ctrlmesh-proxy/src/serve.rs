@@ -11,6 +11,7 @@ mod splice;
 mod view;
 mod watch;
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
@@ -67,6 +68,8 @@ pub struct Server {
 pub enum Policies {
     /// One pod's: the sidecar's.
     One(Current),
+    /// Each pod's own, by the slot that the kernel gave it; a pod that is not here is not served.
+    BySlot(HashMap<PodSlot, Current>),
 }
 
 /// What the requests of one client connection share.
@@ -92,7 +95,7 @@ impl Server {
             let policy = self.policies.of(origin.pod);
             match target.zip(policy) {
                 Some((target, policy)) => {
-                    Box::pin(self.clone().begin(stream, target, policy)).await
+                    Box::pin(self.clone().begin(stream, target, policy)).await;
                 }
                 None => self.metrics.client_error(ClientError::NoDestination),
             }
@@ -109,7 +112,7 @@ impl Server {
         };
         match peeked {
             Ok(1) if first[0] == TLS_HANDSHAKE => {
-                self.terminate(stream, target, policy, deadline).await
+                self.terminate(stream, target, policy, deadline).await;
             }
             Ok(1) => self.pass(stream, &target.address).await,
             // Gone before it said anything.
@@ -159,7 +162,7 @@ impl Server {
                 }
             }
             Err(error) => {
-                debug!(error = &error as &dyn std::error::Error, "opaque connection refused")
+                debug!(error = &error as &dyn std::error::Error, "opaque connection refused");
             }
         }
         drop(open);
@@ -179,9 +182,11 @@ impl Server {
 
 impl Policies {
     /// The policy of the pod that a connection comes from, if it is known.
-    fn of(&self, _pod: Option<PodSlot>) -> Option<Current> {
-        match self {
-            Policies::One(current) => Some(current.clone()),
+    fn of(&self, pod: Option<PodSlot>) -> Option<Current> {
+        match (self, pod) {
+            (Policies::One(current), _) => Some(current.clone()),
+            (Policies::BySlot(pods), Some(pod)) => pods.get(&pod).cloned(),
+            (Policies::BySlot(_), None) => None,
         }
     }
 }

@@ -1,4 +1,5 @@
 //! What passes through untouched, and what is bounded, between an operator and a scripted API server.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
 mod harness;

@@ -1,4 +1,5 @@
 //! What a client may not do to the proxy, and that the others live on while it tries.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
 mod harness;

@@ -1,16 +1,18 @@
 //! What SIGTERM does to what is under way.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
 mod harness;
 
 use std::sync::Arc;
 
-use harness::client::{Client, get, plain_get, read};
+use harness::client::{Client, get, plain_get};
 use harness::pki::Pki;
 use harness::proxy::Proxy;
 use harness::upstream::{Upstream, streamed, whole};
 use harness::{soon, until};
 use http::{StatusCode, Version};
+use http_body_util::BodyExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
@@ -77,7 +79,9 @@ async fn a_watch_ends_cleanly() {
     for version in BOTH {
         let pki = Pki::new();
         let upstream = Upstream::http(pki.server(PROTOCOLS), |_| async {
-            let (mut send, response) = streamed();
+            let (mut send, mut response) = streamed();
+            let json = http::HeaderValue::from_static("application/json");
+            response.headers_mut().insert("content-type", json);
             tokio::spawn(async move {
                 let event = r#"{"type":"ADDED","object":{"metadata":{"resourceVersion":"7"}}}"#;
                 send.send_data(format!("{event}\n").into()).await.unwrap();
@@ -88,10 +92,12 @@ async fn a_watch_ends_cleanly() {
         .await;
         let proxy = Proxy::start(&pki, upstream.address, &[]);
         let mut client = Client::connect(&pki, proxy.address, version).await;
-        let watch = client.send(get("/api/v1/pods?watch=true")).await.unwrap();
+        let mut watch = client.send(get("/api/v1/pods?watch=true")).await.unwrap().into_body();
+        let event = soon("an event", watch.frame()).await.unwrap().unwrap();
+        assert!(event.into_data().unwrap().ends_with(b"}\n"));
         proxy.terminate();
-        let answer = read(watch).await;
-        assert!(answer.body.ends_with(b"}\n"), "{version:?}");
+        let rest = soon("the end", watch.collect()).await.unwrap();
+        assert!(rest.to_bytes().is_empty(), "{version:?}");
         assert!(proxy.ended().await.success());
     }
 }

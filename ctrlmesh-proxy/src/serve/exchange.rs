@@ -84,7 +84,7 @@ impl Session {
         let mut counted = Counted { session: &self, verb, outcome: Outcome::Aborted };
         let answered = match &info {
             Ok(info) => self.relay(request, info, &target, begun, informed).await,
-            Err(error) => Err(Failure::BadRequest(error.clone())),
+            Err(error) => Err(Failure::BadRequest(*error)),
         };
         let response = match answered {
             Ok(response) => {
@@ -162,8 +162,9 @@ impl Session {
         }
         if let Some(plan) = plan.lock {
             metrics.renamed.inc();
-            request =
-                lock::request(request, &plan.rename, plan.in_body).await.map_err(Failure::Lock)?;
+            request = Box::pin(lock::request(request, &plan.rename, plan.in_body))
+                .await
+                .map_err(Failure::Lock)?;
             extra.rename = Some(plan.rename);
         }
         Ok((request, extra))
@@ -181,7 +182,8 @@ impl Session {
                 Ok(watch.map(Content::Watch))
             }
             (_, Some(rename)) => {
-                let response = lock::response(response, &rename).await.map_err(Failure::Lock)?;
+                let response =
+                    Box::pin(lock::response(response, &rename)).await.map_err(Failure::Lock)?;
                 Ok(response.map(Content::Plain))
             }
             (_, None) => Ok(response.map(Content::Plain)),

@@ -98,7 +98,9 @@ async fn answer(session: Rc<Session>, request: Request<RecvStream>, respond: Sen
         // A client that is gone needs no answer.
         let _gone = respond.borrow_mut().send_informational(early);
     };
-    let Some(answered) = unless_reset(&respond, session.exchange(request, informed)).await else {
+    // Apart, so that a watch does not hold for hours the room that its request took.
+    let exchange = Box::pin(unless_reset(&respond, session.exchange(request, informed)));
+    let Some(answered) = exchange.await else {
         return;
     };
     let mut respond = respond.into_inner();

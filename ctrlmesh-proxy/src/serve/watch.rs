@@ -200,13 +200,10 @@ impl Watch {
         };
         renaming.partial.clear();
         renaming.partial.extend_from_slice(&bytes);
-        match renaming.take(*encoding, |_| Ok(())) {
-            Ok(bytes) => bytes,
-            Err(_) => {
-                self.state = State::Ended;
-                watch::expired(*encoding, "the leader-election lock cannot be renamed").into()
-            }
-        }
+        renaming.take(*encoding, |_| Ok(())).unwrap_or_else(|_broken| {
+            self.state = State::Ended;
+            watch::expired(*encoding, "the leader-election lock cannot be renamed").into()
+        })
     }
 
     /// What of a piece of the old watch goes to the client.

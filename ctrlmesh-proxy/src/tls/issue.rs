@@ -173,7 +173,7 @@ impl Presented {
             }
             Ok(None) => {}
             Err(error) => {
-                warn!(error = &error as &dyn std::error::Error, "serving certificate kept")
+                warn!(error = &error as &dyn std::error::Error, "serving certificate kept");
             }
         }
     }

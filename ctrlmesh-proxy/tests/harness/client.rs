@@ -44,7 +44,8 @@ impl Client {
         let mut tasks = JoinSet::new();
         let send = if version == Version::HTTP_2 {
             let stream = TokioIo::new(tls(pki, address, "h2").await);
-            let (send, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+            let (send, connection) =
+                Box::pin(http2::handshake(TokioExecutor::new(), stream)).await.unwrap();
             tasks.spawn(async move { drop(connection.await) });
             Send::Http2(send)
         } else {

@@ -134,6 +134,6 @@ pub(crate) fn streamed() -> (Sender<Bytes, io::Error>, Response<Body>) {
 async fn read(request: Request<Incoming>) -> Seen {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     Seen { method: head.method, target, headers: head.headers, body }
 }

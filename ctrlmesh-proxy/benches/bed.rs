@@ -4,7 +4,8 @@ pub(crate) mod backend;
 pub(crate) mod load;
 pub(crate) mod process;
 pub(crate) mod relay;
-#[path = "../../tests/harness/pki.rs"]
+#[path = "../tests/harness/pki.rs"]
+#[allow(dead_code, reason = "the harness of the tests has more")]
 pub(crate) mod pki;
 
 use std::fmt;
@@ -33,7 +34,8 @@ pub(crate) enum Kind {
 /// All contestants, running.
 pub(crate) struct Bed {
     pub(crate) pki: Pki,
-    pub(crate) backend: Process,
+    #[expect(dead_code, reason = "held: it runs until it is dropped")]
+    backend: Process,
     contestants: Vec<(Kind, Process)>,
 }
 
