@@ -49,7 +49,7 @@ fn main() {
         .unwrap();
     match arguments.as_slice() {
         ["backend", address, dir] => {
-            runtime.block_on(backend::run(address.parse().unwrap(), Path::new(dir)))
+            runtime.block_on(backend::run(address.parse().unwrap(), Path::new(dir)));
         }
         ["relay", address, dir, to] => {
             runtime.block_on(relay::run(
