@@ -230,9 +230,13 @@ fn show(title: &str, bed: &Bed, mut figures: Figures) {
     columns.sort_unstable();
     columns.dedup();
     print!("\n### {title}\n\n| |");
-    columns.iter().for_each(|column| print!(" {} |", &column[2..]));
+    for column in &columns {
+        print!(" {} |", &column[2..]);
+    }
     print!("\n| --- |");
-    columns.iter().for_each(|_| print!(" --- |"));
+    for _ in &columns {
+        print!(" --- |");
+    }
     println!();
     for kind in bed.kinds() {
         print!("| {kind} |");

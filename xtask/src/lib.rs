@@ -5,9 +5,9 @@ pub mod tools;
 
 mod run;
 
-pub mod setup;
-
 pub mod build_ebpf;
+
+pub mod setup;
 
 pub mod layering;
 

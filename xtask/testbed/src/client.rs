@@ -1,6 +1,5 @@
 //! Clients of the bed's API server: as its administrator, or as a pod.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -8,12 +7,11 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 use serde_json::json;
 
+use crate::access;
 use crate::control_plane::ControlPlane;
-use crate::pki::Pki;
 
 /// How long [`retry`] goes on.
 const RETRY_FOR: Duration = Duration::from_secs(30);
@@ -33,7 +31,7 @@ impl ControlPlane {
     /// # Errors
     /// Where the kubeconfig cannot be read.
     pub async fn client(&self) -> Result<Client> {
-        client(&self.kubeconfig()).await
+        access::client(&self.kubeconfig()).await
     }
 
     /// Makes a namespace called `<prefix>-<random>`, so that tests do not meet.
@@ -122,37 +120,4 @@ where
             result => return result,
         }
     }
-}
-
-/// Whether the API server says that it is ready.
-pub(crate) async fn is_ready(kubeconfig: &Path) -> bool {
-    let Ok(client) = client(kubeconfig).await else {
-        return false;
-    };
-    let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else {
-        return false;
-    };
-    client.request_text(request).await.is_ok_and(|answer| answer == "ok")
-}
-
-/// A kubeconfig, in YAML, for the administrator.
-pub(crate) fn kubeconfig(url: &str, pki: &Pki) -> String {
-    let (ca, certificate, key) =
-        (pki.ca.display(), pki.admin.certificate.display(), pki.admin.key.display());
-    format!(
-        "apiVersion: v1\n\
-         kind: Config\n\
-         current-context: testbed\n\
-         contexts: [{{name: testbed, context: {{cluster: testbed, user: admin}}}}]\n\
-         clusters: [{{name: testbed, cluster: {{server: \"{url}\", certificate-authority: \"{ca}\"}}}}]\n\
-         users: [{{name: admin, user: {{client-certificate: \"{certificate}\", client-key: \"{key}\"}}}}]\n"
-    )
-}
-
-async fn client(kubeconfig: &Path) -> Result<Client> {
-    // Another test of the process may have installed it already.
-    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
-    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    Ok(Client::try_from(config)?)
 }

@@ -10,7 +10,7 @@ use std::{fs, io, thread};
 use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
 
-use crate::client;
+use crate::access;
 use crate::pki::Pki;
 use crate::supervise::Supervised;
 use crate::tools::Tools;
@@ -99,7 +99,7 @@ impl ControlPlane {
             .context("start kube-apiserver")?;
         let url = format!("https://127.0.0.1:{secure}");
         let mut this = Self { controller_manager: None, apiserver, etcd, folder, pki, url };
-        fs::write(this.kubeconfig(), client::kubeconfig(&this.url, &this.pki))
+        fs::write(this.kubeconfig(), access::kubeconfig(&this.url, &this.pki))
             .context("write the kubeconfig")?;
         this.wait_until_ready()?;
         if options.controller_manager {
@@ -238,7 +238,7 @@ fn apiserver(
 fn is_ready(kubeconfig: &Path) -> bool {
     let ask = || -> io::Result<bool> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(runtime.block_on(client::is_ready(kubeconfig)))
+        Ok(runtime.block_on(access::is_ready(kubeconfig)))
     };
     thread::scope(|scope| matches!(scope.spawn(ask).join(), Ok(Ok(true))))
 }

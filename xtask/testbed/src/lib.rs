@@ -9,6 +9,8 @@ mod tools;
 
 mod pki;
 
+mod access;
+
 mod control_plane;
 
 mod client;
