@@ -49,7 +49,7 @@ fn main() {
         .unwrap();
     match arguments.as_slice() {
         ["backend", address, dir] => {
-            runtime.block_on(backend::run(address.parse().unwrap(), Path::new(dir)))
+            runtime.block_on(backend::run(address.parse().unwrap(), Path::new(dir)));
         }
         ["relay", address, dir, to] => {
             runtime.block_on(relay::run(
@@ -230,9 +230,11 @@ fn show(title: &str, bed: &Bed, mut figures: Figures) {
     columns.sort_unstable();
     columns.dedup();
     print!("\n### {title}\n\n| |");
-    columns.iter().for_each(|column| print!(" {} |", &column[2..]));
+    for column in &columns {
+        print!(" {} |", &column[2..]);
+    }
     print!("\n| --- |");
-    columns.iter().for_each(|_| print!(" --- |"));
+    print!("{}", " --- |".repeat(columns.len()));
     println!();
     for kind in bed.kinds() {
         print!("| {kind} |");
