@@ -13,4 +13,6 @@ pub mod layering;
 
 pub mod lint;
 
+pub mod fuzz;
+
 pub mod test;

@@ -81,9 +81,9 @@ fn layers() -> Result<()> {
 }
 
 fn dependencies() -> Result<()> {
-    setup::cargo_deny()?;
+    let program = setup::cargo_tool("cargo-deny", tools::CARGO_DENY, "for lint (2 to 5 min)")?;
     let deny = |checks: &[&str]| {
-        let mut command = Command::new(tools::cargo_deny());
+        let mut command = Command::new(&program);
         command
             .args(["--locked", "check", "--hide-inclusion-graph"])
             .args(checks)

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::{build_ebpf, lint, setup, test};
+use xtask::{build_ebpf, fuzz, lint, setup, test};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -27,6 +27,8 @@ enum Command {
     Test(test::Options),
     /// Write the definitions of our resources into deploy/crds
     Crds,
+    /// Feed raw bytes to the pure core, until something breaks or the time is over
+    Fuzz(fuzz::Options),
     /// Measure, side by side with what we compare with
     Bench(test::Bench),
 }
@@ -38,6 +40,7 @@ fn main() -> Result<ExitCode> {
         Command::Lint => lint::check_all()?,
         Command::Test(options) => return test::run_tiers(&options),
         Command::Crds => lint::write_definitions()?,
+        Command::Fuzz(options) => fuzz::run_targets(&options)?,
         Command::Bench(bench) => test::bench(&bench)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -1,10 +1,10 @@
 //! Makes a bare Debian 12 machine ready, or says what one has to install.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::run::{root, run, say, step, succeeds, with_own_toolchain};
 use crate::{build_ebpf, tools};
@@ -75,17 +75,7 @@ pub fn run_setup() -> Result<Readiness> {
         }
         install(&packages)?;
     }
-    if env::var_os(tools::ASSETS).is_none_or(|folder| folder.is_empty()) {
-        let missing =
-            CONTROL_PLANE.iter().filter(|(program, ..)| !tools::control_plane(program).is_file());
-        for (program, package, time) in missing.collect::<Vec<_>>() {
-            check_go()?;
-            let what = format!(
-                "build {program}, for a real API server in tests (about {time}, once per machine)"
-            );
-            step(&what, || build_go(program, package))?;
-        }
-    }
+    control_plane()?;
     if !build_ebpf::has_linker() {
         step(
             "build bpf-linker, for the kernel programs (about 1 min, once per machine)",
@@ -94,6 +84,27 @@ pub fn run_setup() -> Result<Readiness> {
     }
     say(&format!("everything is there; what we built is in {}", tools::cache().display()));
     Ok(Readiness::Ready)
+}
+
+/// Builds what is missing of the control plane; a folder that the user names is used as it is.
+fn control_plane() -> Result<()> {
+    let missing =
+        CONTROL_PLANE.iter().filter(|(program, ..)| !tools::control_plane(program).is_file());
+    for (program, package, time) in missing {
+        if let Some(folder) = env::var_os(tools::ASSETS).filter(|folder| !folder.is_empty()) {
+            let optional = *program == "kube-controller-manager";
+            let what = format!("{program} is not in {}={}", tools::ASSETS, folder.display());
+            ensure!(optional, "{what}; put it there, or unset {} and it is built", tools::ASSETS);
+            say(&format!("{what}; tests that need it will fail"));
+            continue;
+        }
+        check_go()?;
+        let what = format!(
+            "build {program}, for a real API server in tests (about {time}, once per machine)"
+        );
+        step(&what, || build_go(program, package))?;
+    }
+    Ok(())
 }
 
 fn missing_packages() -> Vec<(&'static str, &'static str)> {
@@ -209,34 +220,27 @@ fn build_linker() -> Result<()> {
     })
 }
 
-/// Builds cargo-deny, which only `lint` needs.
+/// Builds a cargo subcommand that only one of our commands needs, once per machine; gives its program.
 ///
 /// # Errors
 /// Where it cannot be built.
-pub fn cargo_deny() -> Result<()> {
-    let target = tools::cargo_deny();
-    if succeeds(Command::new(&target).arg("--version")) {
-        return Ok(());
+pub fn cargo_tool(name: &str, version: &str, why: &str) -> Result<PathBuf> {
+    let folder = tools::cache().join(name).join(version);
+    let program = folder.join("bin").join(name);
+    if succeeds(Command::new(&program).arg("--version")) {
+        return Ok(program);
     }
-    let folder = target.ancestors().nth(2).context("the folder of a tool")?;
-    step("build cargo-deny, for lint (2 to 5 min, once per machine)", || {
-        tools::put(folder, |staged| {
+    step(&format!("build {name}, {why}, once per machine"), || {
+        tools::put(&folder, |staged| {
             let mut command = Command::new("cargo");
             with_own_toolchain(&mut command)
-                .args([
-                    "install",
-                    "--quiet",
-                    "cargo-deny",
-                    "--version",
-                    tools::CARGO_DENY,
-                    "--locked",
-                    "--root",
-                ])
+                .args(["install", "--quiet", name, "--version", version, "--locked", "--root"])
                 .arg(staged)
                 .current_dir(root());
             run(&mut command)
         })
-    })
+    })?;
+    Ok(program)
 }
 
 #[cfg(test)]

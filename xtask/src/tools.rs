@@ -25,6 +25,9 @@ pub const BPF_LINKER: &str = "0.13.0";
 /// The release of cargo-deny.
 pub const CARGO_DENY: &str = "0.20.2";
 
+/// The release of cargo-fuzz.
+pub const CARGO_FUZZ: &str = "0.13.2";
+
 /// The folder of the programs that we build: `$CTRLMESH_TOOLS`, else `ctrlmesh` in `$XDG_CACHE_HOME`, else in `~/.cache`.
 pub fn cache() -> PathBuf {
     let folder = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -46,11 +49,6 @@ pub fn control_plane(program: &str) -> PathBuf {
 /// The linker of the kernel programs, as we build it.
 pub fn bpf_linker() -> PathBuf {
     cache().join("bpf-linker").join(format!("{BPF_LINKER}-llvm22")).join("bin/bpf-linker")
-}
-
-/// cargo-deny, as we build it.
-pub fn cargo_deny() -> PathBuf {
-    cache().join("cargo-deny").join(CARGO_DENY).join("bin/cargo-deny")
 }
 
 /// Whether a program of this name is on `$PATH`.

@@ -10,21 +10,6 @@ use ctrlmesh_common::kernel::{
 use super::pin::Pins;
 use super::{Error, privilege};
 
-/// Every map that is pinned: name, in the order of the kernel's `maps.rs`.
-pub(super) const NAMES: [&str; 11] = [
-    "MEMBERS",
-    "PODS",
-    "TARGETS",
-    "DESTINATIONS",
-    "TABLES",
-    "LISTENERS",
-    "HEARTBEATS",
-    "INBOUND",
-    "INBOUND_LISTENERS",
-    "COUNTERS",
-    "EVENTS",
-];
-
 /// What the loader writes.
 pub(super) struct Maps {
     pub(super) members: HashMap<MapData, u64, Member>,

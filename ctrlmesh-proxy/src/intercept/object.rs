@@ -9,8 +9,8 @@ use aya::programs::{
 };
 use aya::{Ebpf, EbpfError, EbpfLoader};
 
-use super::pin::Pins;
-use super::{Error, map, privilege};
+use super::pin::{self, Pins};
+use super::{Error, privilege};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ctrlmesh.o"));
 
@@ -40,7 +40,7 @@ impl Object {
             return Err(Error::NoObject);
         }
         let mut loader = EbpfLoader::new();
-        for name in map::NAMES {
+        for name in pin::MAPS {
             loader.map_pin_path(name, pins.map(name));
         }
         for (name, entries) in [("MEMBERS", limits.cgroups), ("TARGETS", limits.targets)] {

@@ -26,6 +26,21 @@ use super::{Error, privilege};
 
 const BPFFS: &str = "/sys/fs/bpf";
 
+/// Every map that is pinned: name, in the order of the kernel's `maps.rs`.
+pub(super) const MAPS: [&str; 11] = [
+    "MEMBERS",
+    "PODS",
+    "TARGETS",
+    "DESTINATIONS",
+    "TABLES",
+    "LISTENERS",
+    "HEARTBEATS",
+    "INBOUND",
+    "INBOUND_LISTENERS",
+    "COUNTERS",
+    "EVENTS",
+];
+
 /// A pod's place on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(transparent)]
@@ -102,10 +117,14 @@ impl Pins {
         Ok(())
     }
 
-    /// Whether anything was ever pinned here.
+    /// Whether anything was ever pinned here. Not while the first loader is at it.
     pub(super) fn exist(&self) -> Result<bool, Error> {
-        let pods = self.pods();
-        pods.try_exists().map_err(|error| refused("look into", &pods, error))
+        for path in MAPS.map(|name| self.map(name)) {
+            if !path.try_exists().map_err(|error| refused("look for", &path, error))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Waits until no other process changes anything. The lock ends with the file.

@@ -159,7 +159,13 @@ async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
     let mut events = None;
     loop {
         ticks.tick().await;
-        outside(pins)?;
+        match outside(pins) {
+            Err(error @ Error::Inside(_)) => return Err(error),
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "attachments unknown");
+            }
+            Ok(()) => {}
+        }
         if let Err(error) = beat(pins, port) {
             tracing::warn!(error = &error as &dyn std::error::Error, "heartbeat failed");
         }

@@ -81,6 +81,23 @@ fn the_heartbeat_of_a_relay_is_shown() {
 }
 
 #[test]
+fn a_relay_may_start_before_anything_is_attached() {
+    let bed = Bed::new();
+    // As if a loader had just begun: its folders are there, and no maps yet.
+    drop(bed.interceptor());
+    for map in std::fs::read_dir(bed.pins().join("maps")).unwrap().flatten() {
+        std::fs::remove_file(map.path()).unwrap();
+    }
+    let mut relay = bed.relay();
+    let _target = bed.target(TARGET);
+    run(&mut attach(&bed, &["--heartbeat", "60000"]));
+    crate::bed::until("the relay beats", || {
+        bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer.starts_with("target")
+    });
+    assert!(relay.0.try_wait().unwrap().is_none(), "the relay ended");
+}
+
+#[test]
 fn a_relay_shows_events_to_whoever_debugs() {
     use std::io::{BufRead as _, BufReader};
     let bed = Bed::new();
