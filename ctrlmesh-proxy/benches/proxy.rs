@@ -234,9 +234,7 @@ fn show(title: &str, bed: &Bed, mut figures: Figures) {
         print!(" {} |", &column[2..]);
     }
     print!("\n| --- |");
-    for _ in &columns {
-        print!(" --- |");
-    }
+    print!("{}", " --- |".repeat(columns.len()));
     println!();
     for kind in bed.kinds() {
         print!("| {kind} |");

@@ -1,5 +1,6 @@
 //! What a client may not do to the proxy, and that the others live on while it tries.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
 mod harness;
