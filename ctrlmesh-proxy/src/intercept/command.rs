@@ -7,8 +7,6 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use tokio::runtime;
-use tracing::level_filters::LevelFilter;
-use tracing_subscriber::EnvFilter;
 
 use super::attach::{Attach, Heartbeat, ListenerCheck, Options};
 use super::cgroup::Hierarchy;
@@ -17,6 +15,7 @@ use super::relay::Relay;
 use super::status::Status;
 use super::target::{Target, Targets};
 use super::{Error, default_pins};
+use crate::telemetry::{self, LogFormat};
 
 /// `ctrlmesh-proxy intercept`
 #[derive(Debug, Args)]
@@ -151,9 +150,7 @@ fn detach(options: Options, arguments: DetachArguments) -> anyhow::Result<()> {
 }
 
 fn relay(options: Options, port: u16) -> anyhow::Result<()> {
-    let filter =
-        EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    telemetry::init(LogFormat::Text)?;
     let runtime =
         runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(Relay { pins: options.pins, port }.run()).map_err(Error::into)

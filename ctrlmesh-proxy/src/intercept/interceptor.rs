@@ -143,7 +143,7 @@ impl Interceptor {
         Ok(dead)
     }
 
-    /// Says which socket takes the redirected connections of a pod attached with [`ListenerCheck::Held`]. When the socket
+    /// Says which socket takes the redirected connections of a pod attached with `ListenerCheck::Held`. When the socket
     /// closes, or its process dies, the kernel knows at once.
     ///
     /// # Errors
