@@ -322,7 +322,7 @@ async fn each_client_connection_has_one_upstream_connection_of_its_own() {
 }
 
 #[tokio::test]
-async fn one_hundred_requests_at_once_share_a_connection_and_do_not_wait_for_each_other() {
+async fn an_abandoned_request_holds_up_no_other_on_its_connection() {
     let pki = Pki::new();
     let release = Arc::<Notify>::default();
     let released = release.clone();

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::run::{cargo, root, run, say, watch};
@@ -18,6 +18,16 @@ use crate::{build_ebpf, setup, tools};
 
 /// Variable with which tests take their full counts.
 const FULL: &str = "CTRLMESH_TEST_FULL";
+
+/// Benchmarks, and the target that each is in.
+const BENCHES: [(&str, &str); 6] = [
+    ("connect", "connect"),
+    ("request", "proxy"),
+    ("list", "proxy"),
+    ("watch", "proxy"),
+    ("rule", "proxy"),
+    ("idle", "proxy"),
+];
 
 /// What to run.
 #[derive(Args, Clone, Debug)]
@@ -36,7 +46,7 @@ pub struct Options {
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Bench {
-    /// Which benchmark; without it, all of them
+    /// Which benchmark (connect, request, list, watch, rule or idle); without it, all of them
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take a few samples only: minutes become seconds
@@ -144,18 +154,27 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
 /// Runs benchmarks.
 ///
 /// # Errors
-/// Where one cannot be built, or fails.
+/// Where one does not exist, cannot be built, or fails.
 pub fn bench(bench: &Bench) -> Result<()> {
+    let chosen: Vec<_> = BENCHES
+        .iter()
+        .filter(|(name, _)| bench.name.as_deref().is_none_or(|wanted| wanted == *name))
+        .collect();
+    let names = BENCHES.map(|(name, _)| name).join(", ");
+    ensure!(!chosen.is_empty(), "there is no such benchmark; there are {names}");
     build_ebpf::build()?;
-    let mut command = cargo(&["bench", "--package", "ctrlmesh-proxy", "--locked"]);
-    match &bench.name {
-        Some(name) => command.args(["--bench", name]),
-        None => command.arg("--benches"),
-    };
-    if bench.quick {
-        command.args(["--", "--quick"]);
+    for (name, target) in chosen {
+        let mut command = cargo(&["bench", "--package", "ctrlmesh-proxy", "--locked"]);
+        command.args(["--bench", target, "--"]);
+        if name != target {
+            command.arg(name);
+        }
+        if bench.quick {
+            command.arg("--quick");
+        }
+        run(&mut command)?;
     }
-    run(&mut command)
+    Ok(())
 }
 
 /// The test targets of all crates, by tier.

@@ -70,7 +70,6 @@ fn entering_a_pods_namespace_takes_one_more_and_it_is_named() {
             .args(["--bounding-set", given, "--inh-caps", given])
             .arg(std::env::current_exe().unwrap());
         command.args([
-            "--ignored",
             "--exact",
             "--nocapture",
             "privilege::listens_in_the_namespace_of_the_environment",
@@ -83,10 +82,10 @@ fn entering_a_pods_namespace_takes_one_more_and_it_is_named() {
     }
 }
 
+/// The part of the child in the test above; by itself it does nothing.
 #[test]
-#[ignore = "run by another test, with fewer capabilities"]
 fn listens_in_the_namespace_of_the_environment() {
-    let path = std::env::var_os("CTRLMESH_TEST_NAMESPACE").unwrap();
+    let Some(path) = std::env::var_os("CTRLMESH_TEST_NAMESPACE") else { return };
     let namespace = Namespace::open(path.as_ref()).unwrap();
     if let Err(error) = listener::outbound(&namespace, PROXY) {
         panic!("{error}");
