@@ -49,7 +49,7 @@ pub fn build() -> Result<()> {
             "--target",
             "bpfel-unknown-none",
         ])
-        .env("PATH", format!("{path}:{}", folder.display()))
+        .env("PATH", format!("{}:{path}", folder.display()))
         .current_dir(&crate_folder);
     run(&mut command)?;
     place(&crate_folder.join("target/bpfel-unknown-none/release/ctrlmesh"), &object)
@@ -65,6 +65,11 @@ pub fn nightly() -> Option<String> {
         with_own_toolchain(&mut command).args(["+nightly", "--print", "sysroot"]).output().ok()?;
     let sysroot = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
     sysroot.join("lib/rustlib/src/rust/library/core").is_dir().then(|| "nightly".to_owned())
+}
+
+/// Whether there is a toolchain to build with.
+pub fn has_toolchain() -> bool {
+    nightly().is_some() || has_debian_source() && has_linker()
 }
 
 /// Whether a linker is there, on `$PATH` or in our cache.

@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::tools;
+
 /// Variables by which the cargo and rustc that run us would reach into those that we run for another toolchain.
 const TOOLCHAIN_VARIABLES: [&str; 8] = [
     "CARGO",
@@ -27,7 +29,10 @@ pub(crate) fn root() -> PathBuf {
 /// A cargo command in the root of the checkout, with the toolchain that the checkout pins.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new("cargo");
-    command.args(arguments).current_dir(root());
+    command.args(arguments).current_dir(root()).env(tools::CACHE, tools::cache());
+    if let Some(folder) = tools::assets() {
+        command.env(tools::ASSETS, folder);
+    }
     command
 }
 

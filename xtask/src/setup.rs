@@ -1,24 +1,26 @@
 //! Makes a bare Debian 12 machine ready, or says what one has to install.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 
 use crate::run::{root, run, say, step, succeeds, with_own_toolchain};
 use crate::{build_ebpf, tools};
 
 /// Debian's packages, and what each is for.
-const PACKAGES: [(&str, &str); 10] = [
+const PACKAGES: [(&str, &str); 12] = [
     ("bpftool", "sizes and run times of the kernel programs"),
     ("curl", "tests of the proxy with a client that is not ours"),
+    ("g++", "bpf-linker"),
     ("gcc", "the TLS library"),
     ("iproute2", "network namespaces of the kernel tests"),
     ("iptables", "the benchmark: what we are compared with"),
     ("libc6-dev", "the TLS library"),
     ("libcap2-bin", "tests that drop capabilities"),
     ("nginx-light", "the benchmark: what we are compared with"),
+    ("procps", "the test bed: kill"),
     ("python3", "clients of the kernel tests"),
     ("util-linux", "network namespaces of the kernel tests"),
 ];
@@ -68,22 +70,24 @@ impl From<Readiness> for ExitCode {
 /// Where something cannot be installed or built.
 pub fn run_setup() -> Result<Readiness> {
     let packages = missing_packages();
-    if !packages.is_empty() {
-        if !may_install() {
-            say_what_to_install(&packages);
-            return Ok(Readiness::NotReady);
-        }
+    let mut readiness = Readiness::Ready;
+    if !packages.is_empty() && may_install() {
         install(&packages)?;
+    } else if !packages.is_empty() {
+        say_what_to_install(&packages);
+        readiness = Readiness::NotReady;
     }
     control_plane()?;
-    if !build_ebpf::has_linker() {
+    if !build_ebpf::has_linker() && readiness == Readiness::Ready {
         step(
             "build bpf-linker, for the kernel programs (about 1 min, once per machine)",
             build_linker,
         )?;
     }
-    say(&format!("everything is there; what we built is in {}", tools::cache().display()));
-    Ok(Readiness::Ready)
+    if readiness == Readiness::Ready {
+        say(&format!("everything is there; what we built is in {}", tools::cache().display()));
+    }
+    Ok(readiness)
 }
 
 /// Builds what is missing of the control plane; a folder that the user names is used as it is.
@@ -91,12 +95,11 @@ fn control_plane() -> Result<()> {
     let missing =
         CONTROL_PLANE.iter().filter(|(program, ..)| !tools::control_plane(program).is_file());
     for (program, package, time) in missing {
-        if let Some(folder) = env::var_os(tools::ASSETS).filter(|folder| !folder.is_empty()) {
-            let optional = *program == "kube-controller-manager";
-            let what = format!("{program} is not in {}={}", tools::ASSETS, folder.display());
-            ensure!(optional, "{what}; put it there, or unset {} and it is built", tools::ASSETS);
-            say(&format!("{what}; tests that need it will fail"));
-            continue;
+        if let Some(folder) = tools::assets().filter(|_| *program != "kube-controller-manager") {
+            let (variable, folder) = (tools::ASSETS, folder.display());
+            bail!(
+                "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
+            );
         }
         check_go()?;
         let what = format!(
@@ -119,7 +122,8 @@ fn is_installed(package: &str) -> bool {
 
 /// Whether this is Debian and we are root.
 fn may_install() -> bool {
-    let debian = Path::new("/etc/debian_version").exists() && tools::on_path("apt-get");
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let debian = release.lines().any(|line| line == "ID=debian") && tools::on_path("apt-get");
     let root = Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n");
     debian && root
 }

@@ -28,9 +28,11 @@ pub const CARGO_DENY: &str = "0.20.2";
 /// The release of cargo-fuzz.
 pub const CARGO_FUZZ: &str = "0.13.2";
 
+/// A program of the control plane that assets folders usually lack; ours is used then.
+const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+
 /// The folder of the programs that we build: `$CTRLMESH_TOOLS`, else `ctrlmesh` in `$XDG_CACHE_HOME`, else in `~/.cache`.
 pub fn cache() -> PathBuf {
-    let folder = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     folder(CACHE)
         .or_else(|| Some(folder("XDG_CACHE_HOME")?.join("ctrlmesh")))
         .or_else(|| Some(folder("HOME")?.join(".cache/ctrlmesh")))
@@ -39,11 +41,24 @@ pub fn cache() -> PathBuf {
 
 /// A program of the control plane: `etcd`, `kube-apiserver` or `kube-controller-manager`.
 pub fn control_plane(program: &str) -> PathBuf {
-    match env::var_os(ASSETS).filter(|folder| !folder.is_empty()) {
-        Some(folder) => PathBuf::from(folder).join(program),
-        None if program == "etcd" => cache().join("etcd").join(ETCD).join(program),
-        None => cache().join("kubernetes").join(KUBERNETES).join(program),
+    match assets() {
+        Some(folder) if folder.join(program).is_file() || program != CONTROLLER_MANAGER => {
+            folder.join(program)
+        }
+        _ if program == "etcd" => cache().join("etcd").join(ETCD).join(program),
+        _ => cache().join("kubernetes").join(KUBERNETES).join(program),
     }
+}
+
+/// The folder of programs to use instead of ours, where the user names one.
+pub fn assets() -> Option<PathBuf> {
+    folder(ASSETS)
+}
+
+/// The folder that a variable names, made absolute: tests run in other folders than we do.
+fn folder(variable: &str) -> Option<PathBuf> {
+    let value = env::var_os(variable).filter(|value| !value.is_empty())?;
+    std::path::absolute(value).ok()
 }
 
 /// The linker of the kernel programs, as we build it.

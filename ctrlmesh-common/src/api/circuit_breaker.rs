@@ -85,7 +85,7 @@ pub struct RateLimiting {
 #[serde(rename_all = "camelCase")]
 pub struct Bucket {
     /// How many requests may be made at once. At least 1.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 4_294_967_295_u32), extend("format" = "int64"))]
     pub burst: u32,
     /// In which time `limit` requests may be made: a duration such as 1s, 10m or 1h30m, greater than zero.
     #[schemars(
@@ -96,6 +96,7 @@ pub struct Bucket {
         .message(rules::POSITIVE_DURATION_MESSAGE))]
     pub interval: String,
     /// How many requests may be made in `interval`. 0 allows none.
+    #[schemars(range(min = 0, max = 4_294_967_295_u32), extend("format" = "int64"))]
     pub limit: u32,
 }
 

@@ -74,7 +74,7 @@ pub struct Controller {
     /// shard gets a lock of its own, `<leaderElectionName>---<ShardingConfig name>`.
     #[schemars(
         length(min = 1, max = 200),
-        regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+        regex(pattern = rules::SUBDOMAIN)
     )]
     pub leader_election_name: String,
 }
@@ -161,15 +161,15 @@ pub struct Root {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disable: Option<bool>,
     /// What the names of the shards begin with: `<prefix>-0-canary`, `<prefix>-<id>-normal`.
-    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    #[schemars(length(min = 1, max = 200), regex(pattern = rules::SUBDOMAIN))]
     pub prefix: String,
     /// The `StatefulSet`, in this namespace, whose pods are divided among the shards, by ordinal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = rules::SUBDOMAIN))]
     pub target_stateful_set: Option<String>,
     /// The Deployment, in this namespace, whose pods are divided among the shards, as they are admitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = rules::SUBDOMAIN))]
     pub target_deployment: Option<String>,
     /// A first shard of chosen namespaces and hashes, for a new version. Absent: no canary.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,11 +1,17 @@
 //! Are the limits of a shard ones that can be enforced?
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{LabelSelector, Limit, RelatedResources};
 use ctrlmesh_common::resource::{ResourceMatch, WILDCARD};
 
 use super::{Report, parsed, required_selector};
+
+/// How many pairs of a group and a resource the limits of a shard may name.
+const MAX_PAIRS: usize = 2048;
+
+/// How many entries of resources the limits of a shard may have.
+const MAX_ENTRIES: usize = 128;
 
 /// Checks every limit by itself, and that no resource is limited twice.
 pub(super) fn check(limits: &[Limit], report: &mut Report) {
@@ -32,6 +38,30 @@ pub(super) fn check(limits: &[Limit], report: &mut Report) {
         resources(&inner, limit.resources(), report);
     }
     limited_twice(limits, report);
+    too_many(limits, report);
+}
+
+/// Comparing shards takes every named group with every named resource: what a person writes is far below this, and what
+/// is far above would keep the webhook busy.
+fn too_many(limits: &[Limit], report: &mut Report) {
+    let related = || limits.iter().flat_map(Limit::resources);
+    let groups: BTreeSet<&str> =
+        related().flat_map(|related| &related.api_groups).map(String::as_str).collect();
+    let resources: BTreeSet<&str> =
+        related().flat_map(|related| &related.resources).map(String::as_str).collect();
+    let pairs = groups.len() * resources.len();
+    if pairs > MAX_PAIRS || related().count() > MAX_ENTRIES {
+        report.error(
+            "spec.limits",
+            format!(
+                "{} groups and {} resources in {} entries are too many; their product may be \
+                 {MAX_PAIRS}, the entries {MAX_ENTRIES}",
+                groups.len(),
+                resources.len(),
+                related().count()
+            ),
+        );
+    }
 }
 
 /// Checks a list of resources.

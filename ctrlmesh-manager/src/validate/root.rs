@@ -3,14 +3,24 @@
 use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{Canary, Root};
+use ctrlmesh_common::names::is_dns_subdomain;
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
 use super::{Report, limits};
 
 /// Checks the rule by which shards are made.
 pub(super) fn check(root: &Root, report: &mut Report) {
-    if root.prefix.is_empty() {
-        report.error("spec.root.prefix", "is empty; the names of the shards begin with it");
+    let names = [
+        ("prefix", Some(&root.prefix)),
+        ("targetStatefulSet", root.target_stateful_set.as_ref()),
+        ("targetDeployment", root.target_deployment.as_ref()),
+    ];
+    for (field, name) in names {
+        if let Some(name) = name.filter(|name| !is_dns_subdomain(name)) {
+            let problem =
+                format!("{name:?} is no lower-case DNS subdomain, such as \"my-operator\"");
+            report.error(format!("spec.root.{field}"), problem);
+        }
     }
     if root.target_stateful_set.is_some() == root.target_deployment.is_some() {
         report.error(

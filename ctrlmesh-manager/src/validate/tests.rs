@@ -114,3 +114,23 @@ fn a_manifest_that_cannot_be_read_names_line_and_field() {
     let kridge = text.replace("ctrlmesh.", "kridge.").replace("limits: 5", "limits: []");
     assert_eq!(read_sharding_configs(&kridge).unwrap().len(), 1);
 }
+
+#[test]
+fn limits_that_would_keep_the_webhook_busy_are_refused() {
+    let names = |kind: &str, limit: usize| {
+        (0..32).map(|at| format!("{kind}{limit}x{at}")).collect::<Vec<_>>().join(", ")
+    };
+    let limits = (0..64).map(|limit| {
+        let (groups, resources) = (names("g", limit), names("r", limit));
+        format!(
+            "{{relateResources: [{{apiGroups: [{groups}], resources: [{resources}]}}], selector: {{matchLabels: {{team: a}}}}}}"
+        )
+    });
+    let limits = format!("[{}]", limits.collect::<Vec<_>>().join(", "));
+    let found = errors(&shards(&[("one", &limits), ("other", &limits)]));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(
+        found[0].contains("2048 groups and 2048 resources in 64 entries are too many"),
+        "{found:?}"
+    );
+}

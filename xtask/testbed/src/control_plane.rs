@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tempfile::TempDir;
 
 use crate::access;
 use crate::pki::Pki;
-use crate::supervise::Supervised;
+use crate::supervise::{Folder, Supervised};
 use crate::tools::Tools;
 
 /// How long the API server may take until it is ready. It takes 3 to 4 s on an idle machine.
@@ -41,11 +40,11 @@ pub struct Options {
 /// A running control plane. It ends when it is dropped, and at the latest with this process.
 #[derive(Debug)]
 pub struct ControlPlane {
-    // Dropped in this order: etcd ends last, and its supervisor removes the folder.
+    // Dropped in this order: the folder last.
     controller_manager: Option<Supervised>,
     apiserver: Supervised,
     etcd: Supervised,
-    folder: PathBuf,
+    folder: Folder,
     pki: Pki,
     url: String,
 }
@@ -84,18 +83,14 @@ impl ControlPlane {
     }
 
     fn start_once(tools: &Tools, options: &Options) -> Result<Self> {
-        let folder =
-            TempDir::with_prefix("ctrlmesh-testbed-").context("make a temporary folder")?.keep();
-        let pki = Pki::make(&folder.join("pki")).context("make certificates")?;
+        let folder = Folder::make().context("make a temporary folder")?;
+        let path = folder.path();
+        let pki = Pki::make(&path.join("pki")).context("make certificates")?;
         let [client, peer, secure] = free_ports()?;
-        let etcd = Supervised::start(
-            &etcd(tools, &folder, client, peer),
-            &folder.join("etcd.log"),
-            Some(&folder),
-        )
-        .context("start etcd")?;
-        let command = apiserver(tools, &folder, &pki, options, (client, secure))?;
-        let apiserver = Supervised::start(&command, &folder.join("kube-apiserver.log"), None)
+        let etcd = Supervised::start(&etcd(tools, path, client, peer), &path.join("etcd.log"))
+            .context("start etcd")?;
+        let command = apiserver(tools, path, &pki, options, (client, secure))?;
+        let apiserver = Supervised::start(&command, &path.join("kube-apiserver.log"))
             .context("start kube-apiserver")?;
         let url = format!("https://127.0.0.1:{secure}");
         let mut this = Self { controller_manager: None, apiserver, etcd, folder, pki, url };
@@ -115,7 +110,7 @@ impl ControlPlane {
 
     /// A kubeconfig with which one is a member of `system:masters`.
     pub fn kubeconfig(&self) -> PathBuf {
-        self.folder.join("kubeconfig")
+        self.folder.path().join("kubeconfig")
     }
 
     /// The certificate, in PEM, that the API server's is signed with.
@@ -125,12 +120,12 @@ impl ControlPlane {
 
     /// A folder that is removed with the control plane.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.folder.path()
     }
 
     /// The audit log, one JSON event a line, where [`Options::audit`] asked for it.
     pub fn audit_log(&self) -> PathBuf {
-        self.folder.join("audit.log")
+        self.folder.path().join("audit.log")
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
@@ -143,13 +138,13 @@ impl ControlPlane {
                 ensure!(
                     program.runs(),
                     "{name} ended before it was ready:\n{}",
-                    tail(&self.folder, name)
+                    tail(self.folder.path(), name)
                 );
             }
             if Instant::now() > deadline {
                 bail!(
                     "kube-apiserver is not ready after {READY_WITHIN:?}:\n{}",
-                    tail(&self.folder, "kube-apiserver")
+                    tail(self.folder.path(), "kube-apiserver")
                 );
             }
             thread::sleep(Duration::from_millis(50));
@@ -163,7 +158,7 @@ impl ControlPlane {
         command
             .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
             .arg(format!("--secure-port={secure}"))
-            .arg(format!("--cert-dir={}", self.folder.join("controller-manager").display()))
+            .arg(format!("--cert-dir={}", self.folder.path().join("controller-manager").display()))
             .arg(format!(
                 "--service-account-private-key-file={}",
                 self.pki.service_account_key.display()
@@ -174,9 +169,9 @@ impl ControlPlane {
                 "--leader-elect=false",
                 "--use-service-account-credentials",
             ]);
-        let log = self.folder.join("kube-controller-manager.log");
+        let log = self.folder.path().join("kube-controller-manager.log");
         self.controller_manager =
-            Some(Supervised::start(&command, &log, None).context("start kube-controller-manager")?);
+            Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);
         Ok(())
     }
 }

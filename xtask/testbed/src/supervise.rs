@@ -1,19 +1,19 @@
 //! Who ends what was started?
 //!
-//! A shell, in a process group of its own so that Ctrl-C does not reach it, starts a program and then reads its
-//! standard input, which is a pipe that only this process holds. However this process ends (return, panic, SIGKILL),
-//! the kernel closes the pipe; the shell then kills the program, and removes the folder that it was given.
+//! Shells, in process groups of their own so that Ctrl-C does not reach them, that read their standard input, which is a
+//! pipe that only this process holds. However this process ends (return, panic, SIGKILL), the kernel closes the pipe;
+//! a shell then kills its program, or removes its folder.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// `$0` is the folder to remove (or empty), the rest is the command. The reader is a loop of the shell and not `cat`, so
-/// that nothing is left when it is killed because the program ended first. Removing is tried for 5 s: another program
-/// of the same folder may still be writing.
-const SCRIPT: &str = r#"
+/// `$@` is the command. The reader is a loop of the shell and not `cat`, so that nothing is left when it is killed
+/// because the program ended first.
+const RUN: &str = r#"
 exec 3<&0
 "$@" </dev/null 3<&- &
 program=$!
@@ -23,12 +23,20 @@ exec 3<&- </dev/null
 wait "$program" 2>/dev/null
 status=$?
 kill -KILL "$reader" 2>/dev/null
+exit "$status"
+"#;
+
+/// `$0` is the folder: made here, so that there is no moment in which it is there and nobody would remove it. Removing
+/// is tried for 5 s: a program that is being killed may still be writing.
+const KEEP: &str = r#"
+mkdir -m 700 "$0" || exit
+echo made
+while read -r _; do :; done
 tries=50
-while [ -n "$0" ] && [ -e "$0" ] && [ "$tries" -gt 0 ]; do
+while [ -e "$0" ] && [ "$tries" -gt 0 ]; do
     rm -rf "$0" 2>/dev/null || sleep 0.1
     tries=$((tries - 1))
 done
-exit "$status"
 "#;
 
 /// A program that ends, at the latest, with this process.
@@ -37,18 +45,24 @@ pub(crate) struct Supervised {
     shell: Child,
 }
 
+/// A folder that is removed, at the latest, with this process.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    shell: Child,
+    path: PathBuf,
+}
+
 // === impl Supervised ===
 
 impl Supervised {
-    /// Starts `command`, its output going to `log`; `remove` is removed once it has ended.
+    /// Starts `command`, its output going to `log`.
     ///
     /// # Errors
     /// Where the log cannot be opened or the shell not be started.
-    pub(crate) fn start(command: &Command, log: &Path, remove: Option<&Path>) -> io::Result<Self> {
+    pub(crate) fn start(command: &Command, log: &Path) -> io::Result<Self> {
         let output = File::create(log)?;
         let shell = Command::new("sh")
-            .args(["-c", SCRIPT])
-            .arg(remove.unwrap_or(Path::new("")))
+            .args(["-c", RUN, "sh"])
             .arg(command.get_program())
             .args(command.get_args())
             .stdin(Stdio::piped())
@@ -63,18 +77,59 @@ impl Supervised {
     pub(crate) fn runs(&mut self) -> bool {
         matches!(self.shell.try_wait(), Ok(None))
     }
-
-    /// Ends the program, and returns when it has ended.
-    pub(crate) fn end(&mut self) {
-        drop(self.shell.stdin.take());
-        if let Err(error) = self.shell.wait() {
-            debug_assert!(false, "wait for a supervisor: {error}");
-        }
-    }
 }
 
 impl Drop for Supervised {
     fn drop(&mut self) {
-        self.end();
+        end(&mut self.shell);
+    }
+}
+
+// === impl Folder ===
+
+impl Folder {
+    /// Makes a folder in the one for temporary files.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub(crate) fn make() -> io::Result<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ctrlmesh-testbed-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let mut shell = Command::new("sh")
+            .args(["-c", KEEP])
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let mut said = String::new();
+        if let Some(output) = shell.stdout.take() {
+            BufReader::new(output).read_line(&mut said)?;
+        }
+        match said.as_str() {
+            "made\n" => Ok(Self { shell, path }),
+            _ => Err(io::Error::other(format!("make {}", path.display()))),
+        }
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        end(&mut self.shell);
+    }
+}
+
+/// Closes the pipe, and returns when the shell has done its work.
+fn end(shell: &mut Child) {
+    drop(shell.stdin.take());
+    if let Err(error) = shell.wait() {
+        debug_assert!(false, "wait for a supervisor: {error}");
     }
 }

@@ -92,6 +92,65 @@ fn nothing_is_left_when_a_control_plane_is_dropped() -> Result<()> {
 }
 
 #[test]
+fn nothing_is_left_when_the_process_is_killed_while_it_starts() -> Result<()> {
+    for _ in 0..5 {
+        let mut child = Command::new(env::current_exe()?)
+            .args(["--exact", "starts_a_control_plane_for_its_parent"])
+            .env(ROLE, "KILL")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let prefix = format!("ctrlmesh-testbed-{}-", child.id());
+        until("the folder to appear", || {
+            Ok(folders()?.iter().any(|name| name.starts_with(&prefix)))
+        })?;
+        child.kill()?;
+        child.wait()?;
+        until("the folder to go", || Ok(!folders()?.iter().any(|name| name.starts_with(&prefix))))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_program_that_does_not_start_says_why() -> Result<()> {
+    let assets = tempfile::tempdir()?;
+    for (program, script) in
+        [("etcd", "#!/bin/sh\necho 'as asked' >&2\nexit 1\n"), ("kube-apiserver", "#!/bin/sh\n")]
+    {
+        fs::write(assets.path().join(program), script)?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(assets.path().join(program), mode)?;
+    }
+    let output = Command::new(env::current_exe()?)
+        .args(["--exact", "starts_a_control_plane_for_its_parent", "--nocapture"])
+        .env(ROLE, "KILL")
+        .env("KUBEBUILDER_ASSETS", assets.path())
+        .output()?;
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(!output.status.success() && said.contains("as asked"), "{said}");
+    Ok(())
+}
+
+/// The names of all folders of control planes.
+fn folders() -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(env::temp_dir())? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names)
+}
+
+/// Waits for a condition, for at most 20 s.
+fn until(what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds()? {
+        ensure!(Instant::now() < deadline, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+#[test]
 fn nothing_is_left_when_the_process_panics_is_interrupted_or_killed() -> Result<()> {
     for end in ["panic", "INT", "KILL"] {
         let mut child = Command::new(env::current_exe()?)
