@@ -111,8 +111,8 @@ fn beats(pod: &Pod) -> bool {
     let beat = unsafe { ptr::read_volatile(beat) };
     // SAFETY: the helper has no arguments.
     let now = unsafe { helpers::bpf_ktime_get_coarse_ns() };
-    // The coarse clock may lag behind the beat.
-    now < beat || now - beat < pod.max_age_ns
+    // Zero is a proxy that never beat. The coarse clock may lag behind the beat.
+    beat != 0 && (now < beat || now - beat < pod.max_age_ns)
 }
 
 /// Whether a proxy would accept the connection.

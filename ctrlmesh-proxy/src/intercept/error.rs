@@ -33,6 +33,14 @@ pub enum Error {
         /// Where cgroups are.
         mount: PathBuf,
     },
+    /// Only what is below a pod may be excepted from it.
+    #[error("{path} is not below {pod}, so its connections cannot be excepted")]
+    NotBelow {
+        /// What was to pass.
+        path: PathBuf,
+        /// The cgroup that is attached.
+        pod: PathBuf,
+    },
     /// The root would catch the proxy itself.
     #[error("{0} is the root of all cgroups: attach at a pod's or a container's")]
     RootCgroup(PathBuf),

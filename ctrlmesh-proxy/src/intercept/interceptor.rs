@@ -115,7 +115,7 @@ impl Interceptor {
         self.forget(record.slot)
     }
 
-    /// Removes what belongs to cgroups that are gone, and what a crashed loader left half made.
+    /// Removes what belongs to this owner's cgroups that are gone, and what a crashed loader left half made.
     ///
     /// # Errors
     /// If a pin or an entry cannot be removed.
@@ -125,7 +125,8 @@ impl Interceptor {
             .pins
             .records()?
             .into_iter()
-            .filter(Record::lives)
+            // Another owner may see cgroups by another path: only it can say that one is gone.
+            .filter(|record| record.owner != self.owner || record.lives())
             .map(|record| record.slot)
             .collect();
         let dead: Vec<Slot> =
@@ -255,7 +256,13 @@ impl Interceptor {
             .iter()
             .map(|path| self.hierarchy.cgroup(path))
             .collect::<Result<Vec<_>, _>>()?;
-        let table = table::ensure(&mut self.maps, &pod.targets)?;
+        let below =
+            |passing: &&Cgroup| passing.id != cgroup.id && passing.path.starts_with(&cgroup.path);
+        if let Some(stranger) = except.iter().find(|passing| !below(passing)) {
+            let (path, pod) = (stranger.path.clone(), cgroup.path.clone());
+            return Err(Error::NotBelow { path, pod });
+        }
+        let table = table::ensure(&mut self.maps, &self.owner, &pod.targets)?;
         let value = pod.entry(slot, table);
         self.maps.pods.set(slot.index(), value, 0).map_err(Error::map("PODS"))?;
         for passing in &except {

@@ -24,9 +24,9 @@ struct Plan {
     retire: Vec<(u8, Target)>,
 }
 
-/// The table of this name, made to hold exactly these targets.
-pub(super) fn ensure(maps: &mut Maps, targets: &Targets) -> Result<u16, Error> {
-    let name = fingerprint(&targets.name);
+/// The owner's table of this name, made to hold exactly these targets.
+pub(super) fn ensure(maps: &mut Maps, owner: &str, targets: &Targets) -> Result<u16, Error> {
+    let name = fingerprint(&format!("{owner}\0{}", targets.name));
     let table = place(maps, name)?;
     let plan = plan(&entries(maps, table)?, &targets.list)?;
     maps.tables.set(u32::from(table), Table { name }, 0).map_err(Error::map("TABLES"))?;

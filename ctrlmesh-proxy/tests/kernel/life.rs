@@ -73,6 +73,26 @@ fn another_owners_cgroup_is_left_alone() {
 }
 
 #[test]
+fn another_owner_neither_sweeps_nor_retargets_nor_excepts_a_pod() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    bed.interceptor().attach(&bed.attach(&pod)).unwrap();
+    let mut other = Interceptor::open(bed.options("other")).unwrap();
+    let mut attach = bed.attach(&bed.cgroup("pod-of-other"));
+    attach.targets.list.clear();
+    other.attach(&attach).unwrap();
+    attach.except = vec![pod.clone()];
+    let error = other.attach(&attach).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("{} is not below ", pod.display())), "{error}");
+    std::fs::remove_dir(&pod).unwrap();
+    other.sweep().unwrap();
+    let left = other.status().unwrap().attachments;
+    let of_test = left.iter().find(|attachment| attachment.owner == "test").unwrap();
+    assert!(!of_test.targets.is_empty(), "{of_test:?}");
+    assert_eq!(bed.interceptor().sweep().unwrap().len(), 1);
+}
+
+#[test]
 fn what_is_no_cgroup_is_refused_by_name() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
