@@ -157,10 +157,11 @@ impl Requirement {
                     .try_for_each(|value| check_value(value))
                     .map_err(RequirementError::Value)?;
             }
-            Condition::Exists
-            | Condition::DoesNotExist
-            | Condition::GreaterThan(_)
-            | Condition::LessThan(_) => {}
+            // The bound is written as a value, and a value has no sign.
+            Condition::GreaterThan(bound) | Condition::LessThan(bound) => {
+                check_value(&bound.to_string()).map_err(RequirementError::Value)?;
+            }
+            Condition::Exists | Condition::DoesNotExist => {}
         }
         Ok(Self { key, condition })
     }

@@ -105,6 +105,12 @@ fn bounds_compare_integers_and_nothing_else() {
 }
 
 #[test]
+fn a_bound_that_cannot_be_written_is_refused() {
+    assert!(Requirement::new("a", Condition::GreaterThan(-5)).is_err());
+    assert!(Requirement::new("a", Condition::LessThan(0)).is_ok());
+}
+
+#[test]
 fn selectors_overlap_unless_a_label_decides_between_them() {
     let cases = [
         ("a=b", "a=c", false),

@@ -79,7 +79,8 @@ fn limited_twice(limits: &[Limit], report: &mut Report) {
     let mut seen: BTreeMap<(&str, &str), String> = BTreeMap::new();
     for (at, limit) in limits.iter().enumerate() {
         for (inner, related) in limit.resources().iter().enumerate() {
-            let field = format!("spec.limits[{at}].relateResources[{inner}]");
+            let nested = if limit.object_selector.is_some() { ".objectSelector" } else { "" };
+            let field = format!("spec.limits[{at}]{nested}.relateResources[{inner}]");
             for (group, resource) in names(related) {
                 if let Some(first) = seen.insert((group, resource), field.clone()) {
                     let named = if group.is_empty() {
