@@ -5,12 +5,8 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::run::{cargo, root, run, say};
+use crate::run::{CRATES, cargo, root, run, say};
 use crate::{layering, setup, tools};
-
-/// The crates of the workspace.
-const CRATES: [&str; 5] =
-    ["ctrlmesh-common", "ctrlmesh-manager", "ctrlmesh-proxy", "xtask", "xtask/testbed"];
 
 /// Runs every check; the first that fails ends it.
 ///

@@ -21,6 +21,10 @@ const TOOLCHAIN_VARIABLES: [&str; 8] = [
     "RUSTUP_TOOLCHAIN",
 ];
 
+/// The crates of the workspace.
+pub(crate) const CRATES: [&str; 5] =
+    ["ctrlmesh-common", "ctrlmesh-manager", "ctrlmesh-proxy", "xtask", "xtask/testbed"];
+
 /// The root of the checkout.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -82,6 +86,11 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|status| status.success())
+}
+
+/// Whether we are root.
+pub(crate) fn is_root() -> bool {
+    Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n")
 }
 
 /// Says something to the person who waits.

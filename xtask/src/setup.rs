@@ -6,7 +6,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::run::{root, run, say, step, succeeds, with_own_toolchain};
+use crate::run::{is_root, root, run, say, step, succeeds, with_own_toolchain};
 use crate::{build_ebpf, tools};
 
 /// Debian's packages, and what each is for.
@@ -124,8 +124,7 @@ fn is_installed(package: &str) -> bool {
 fn may_install() -> bool {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let debian = release.lines().any(|line| line == "ID=debian") && tools::on_path("apt-get");
-    let root = Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n");
-    debian && root
+    debian && is_root()
 }
 
 fn say_what_to_install(packages: &[(&str, &str)]) {

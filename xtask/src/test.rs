@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
-use crate::run::{cargo, root, run, say, watch};
+use crate::run::{CRATES, cargo, is_root, root, run, say, watch};
 use crate::setup::Readiness;
 use crate::{build_ebpf, setup, tools};
 
@@ -183,8 +183,7 @@ pub fn bench(bench: &Bench) -> Result<()> {
 /// The test targets of all crates, by tier.
 fn targets() -> Result<BTreeMap<Tier, Vec<String>>> {
     let mut targets: BTreeMap<Tier, Vec<String>> = BTreeMap::new();
-    for name in ["ctrlmesh-common", "ctrlmesh-manager", "ctrlmesh-proxy", "xtask", "xtask/testbed"]
-    {
+    for name in CRATES {
         let Ok(entries) = fs::read_dir(root().join(name).join("tests")) else { continue };
         for entry in entries {
             let path = entry?.path();
@@ -274,10 +273,6 @@ fn print(outcomes: &[(Tier, Outcome)], strict: bool) -> Result<()> {
         "{verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out"
     );
     writeln!(out, "\ntest result: {line}").context("print the result")
-}
-
-fn is_root() -> bool {
-    Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n")
 }
 
 fn has_cgroup2() -> bool {

@@ -58,14 +58,7 @@ pub(super) fn explain<E: StdError + Send + Sync + 'static>(
     if !denied(&error) {
         return other(error);
     }
-    let effective = fs::read_to_string("/proc/self/status")
-        .map(|status| effective(&status))
-        .unwrap_or_default();
-    Error::Capability {
-        doing: doing.into(),
-        missing: missing(effective, &NEEDED),
-        source: Box::new(error),
-    }
+    lacking(doing, error, &NEEDED)
 }
 
 /// The same for entering a network namespace.
@@ -77,14 +70,20 @@ pub(super) fn explain_namespace(
     if !denied(&error) {
         return other(error);
     }
+    lacking(doing, error, &[NAMESPACE])
+}
+
+/// Which of the `needed` capabilities this process lacks, and what came of it.
+fn lacking<E: StdError + Send + Sync + 'static>(
+    doing: impl Into<String>,
+    error: E,
+    needed: &[(u32, &'static str)],
+) -> Error {
     let effective = fs::read_to_string("/proc/self/status")
         .map(|status| effective(&status))
         .unwrap_or_default();
-    Error::Capability {
-        doing: doing.into(),
-        missing: missing(effective, &[NAMESPACE]),
-        source: Box::new(error),
-    }
+    let missing = missing(effective, needed);
+    Error::Capability { doing: doing.into(), missing, source: Box::new(error) }
 }
 
 /// Whether the system refused for want of permission.
