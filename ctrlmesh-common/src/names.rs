@@ -27,9 +27,48 @@ pub mod label {
     pub const AUTO_SHARDING_ROOT: &str = "ctrlmesh.kusionstack.io/auto-sharding-root";
     /// On any resource of ours: `"true"` skips the admission webhook.
     pub const IGNORE_VALIDATE: &str = "ctrlmesh.kusionstack.io/ignore-validate";
+    /// On pods: `"true"` leaves the arguments of their containers alone where a kubeconfig is given to them.
+    pub const DISABLE_FAKE_KUBECONFIG_ARG: &str =
+        "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-arg";
+    /// On pods: `"true"` leaves the variable `KUBECONFIG` alone where a kubeconfig is given to them.
+    pub const DISABLE_FAKE_KUBECONFIG_ENV: &str =
+        "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-env";
+    /// On pods of a Deployment, set by Kubernetes: which revision of its template they have.
+    pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
     /// On pods of a StatefulSet, set by Kubernetes: their own name.
     pub const STATEFULSET_POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 }
+
+/// Keys of annotations on pods.
+pub mod annotation {
+    /// How connections reach the proxy: `ebpf`, `env` or `kubeconfig`.
+    pub const INTERCEPTION: &str = "ctrlmesh.kusionstack.io/interception";
+    /// `"true"` puts a proxy of its own into the pod; implied by the interceptions `env` and `kubeconfig`.
+    pub const SIDECAR: &str = "ctrlmesh.kusionstack.io/sidecar";
+    /// `"true"` lets the operator reach the API server directly while its proxy is away.
+    pub const FAIL_OPEN: &str = "ctrlmesh.kusionstack.io/fail-open";
+    /// The sidecar's resources, as the JSON of a container's `resources`.
+    pub const PROXY_RESOURCE: &str = "ctrlmesh.kusionstack.io/proxy-resource";
+    /// Variables for containers, as JSON: `[{"name": CONTAINER, "env": [{"key": K, "value": V}]}]`.
+    pub const ENV_INJECT: &str = "ctrlmesh.kusionstack.io/env-inject";
+    /// The kubeconfig that the pod's containers read; set by the manager.
+    pub const KUBECONFIG: &str = "ctrlmesh.kusionstack.io/kubeconfig";
+}
+
+/// ConfigMaps that hold a CA, one of each in every namespace with enrolled pods, and their keys.
+pub mod root_ca {
+    /// The API server's own, which Kubernetes puts into every namespace.
+    pub const CLUSTER: &str = "kube-root-ca.crt";
+    /// The mesh's.
+    pub const MESH: &str = "ctrlmesh-root-ca";
+    /// Key, in both, of the CA alone.
+    pub const KEY: &str = "ca.crt";
+    /// Key, in the mesh's, of its CA and the API server's together: what operators that may fail open trust.
+    pub const FAIL_OPEN_KEY: &str = "fail-open-ca.crt";
+}
+
+/// Who a token for the manager is made out to.
+pub const TOKEN_AUDIENCE: &str = "ctrlmesh";
 
 /// TCP ports.
 pub mod port {
@@ -39,6 +78,8 @@ pub mod port {
     pub const PROXY_REDIRECTED: u16 = 15_001;
     /// The proxy's health, readiness and metrics.
     pub const PROXY_ADMIN: u16 = 5441;
+    /// The manager's gRPC, to which proxies connect.
+    pub const MANAGER_GRPC: u16 = 8071;
 }
 
 /// What separates the lock's name from the shard's in a per-shard leader-election lock.
