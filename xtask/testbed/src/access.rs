@@ -9,29 +9,24 @@ use kube::{Client, Config};
 
 use crate::pki::Pki;
 
-/// How long one question about readiness may take: a server that accepts connections may still answer nothing.
+/// How long one answer may take: a server that accepts connections may still say nothing.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Whether the API server says that it is ready.
 pub(crate) async fn is_ready(kubeconfig: &Path) -> bool {
-    let Ok(client) = client(kubeconfig).await else { return false };
-    says_ok(client, "/readyz").await
+    get(kubeconfig, "/readyz").await.is_some_and(|answer| answer == "ok")
 }
 
-/// Whether the program that serves HTTPS on this port of loopback says that it is well. Its certificate is its own.
-pub(crate) async fn is_healthy(port: u16) -> bool {
-    install_provider();
-    let Ok(url) = format!("https://127.0.0.1:{port}").parse() else { return false };
-    let mut config = Config::new(url);
-    config.accept_invalid_certs = true;
-    let Ok(client) = Client::try_from(config) else { return false };
-    says_ok(client, "/healthz").await
+/// Whether a controller manager is at work: only it makes the default service account.
+pub(crate) async fn has_controllers(kubeconfig: &Path) -> bool {
+    get(kubeconfig, "/api/v1/namespaces/default/serviceaccounts/default").await.is_some()
 }
 
-async fn says_ok(client: Client, path: &str) -> bool {
-    let Ok(request) = http::Request::get(path).body(Vec::new()) else { return false };
-    let answer = tokio::time::timeout(ANSWER_WITHIN, client.request_text(request)).await;
-    matches!(answer, Ok(Ok(text)) if text == "ok")
+/// What the API server answers, where it does, in time and well.
+async fn get(kubeconfig: &Path, path: &str) -> Option<String> {
+    let client = client(kubeconfig).await.ok()?;
+    let request = http::Request::get(path).body(Vec::new()).ok()?;
+    tokio::time::timeout(ANSWER_WITHIN, client.request_text(request)).await.ok()?.ok()
 }
 
 /// A kubeconfig, in YAML, for the administrator.
@@ -50,13 +45,9 @@ pub(crate) fn kubeconfig(url: &str, pki: &Pki) -> String {
 
 /// A client as the kubeconfig says.
 pub(crate) async fn client(kubeconfig: &Path) -> Result<Client> {
-    install_provider();
+    // Another test of the process may have installed it already.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)
-}
-
-fn install_provider() {
-    // Another test of the process may have installed it already.
-    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
 }

@@ -23,9 +23,6 @@ const TRIES: u32 = 4;
 /// How many bytes of a program's log an error shows.
 const LOG_TAIL_BYTES: usize = 3000;
 
-/// The program that runs Kubernetes' own controllers.
-const CONTROLLER_MANAGER: &str = "kube-controller-manager";
-
 /// Every request, with who made it and what came of it; no bodies.
 const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
 
@@ -99,8 +96,7 @@ impl ControlPlane {
         let mut this = Self { controller_manager: None, apiserver, etcd, folder, pki, url };
         fs::write(this.kubeconfig(), access::kubeconfig(&this.url, &this.pki))
             .context("write the kubeconfig")?;
-        let kubeconfig = this.kubeconfig();
-        this.wait_until_ready("kube-apiserver", || answer(access::is_ready(&kubeconfig)))?;
+        this.wait_until_ready()?;
         if options.controller_manager {
             this.start_controller_manager(tools)?;
         }
@@ -132,26 +128,23 @@ impl ControlPlane {
         self.folder.path().join("audit.log")
     }
 
-    /// Waits until the program called `name` is ready; fails at once where it, or one that it needs, ends.
-    fn wait_until_ready(&mut self, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
+    fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
-        while !is_ready() {
-            let programs = [
-                ("etcd", Some(&mut self.etcd)),
-                ("kube-apiserver", Some(&mut self.apiserver)),
-                (CONTROLLER_MANAGER, self.controller_manager.as_mut()),
-            ];
-            for (name, program) in programs {
+        let kubeconfig = self.kubeconfig();
+        while !answer(access::is_ready(&kubeconfig)) {
+            for (name, program) in
+                [("etcd", &mut self.etcd), ("kube-apiserver", &mut self.apiserver)]
+            {
                 ensure!(
-                    program.is_none_or(Supervised::runs),
+                    program.runs(),
                     "{name} ended before it was ready:\n{}",
                     tail(self.folder.path(), name)
                 );
             }
             if Instant::now() > deadline {
                 bail!(
-                    "{name} is not ready after {READY_WITHIN:?}:\n{}",
-                    tail(self.folder.path(), name)
+                    "kube-apiserver is not ready after {READY_WITHIN:?}:\n{}",
+                    tail(self.folder.path(), "kube-apiserver")
                 );
             }
             thread::sleep(Duration::from_millis(50));
@@ -176,10 +169,27 @@ impl ControlPlane {
                 "--leader-elect=false",
                 "--use-service-account-credentials",
             ]);
-        let log = self.folder.path().join(format!("{CONTROLLER_MANAGER}.log"));
+        let log = self.folder.path().join("kube-controller-manager.log");
         self.controller_manager =
             Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);
-        self.wait_until_ready(CONTROLLER_MANAGER, || answer(access::is_healthy(secure)))
+        self.wait_for_controllers()
+    }
+
+    fn wait_for_controllers(&mut self) -> Result<()> {
+        let deadline = Instant::now() + READY_WITHIN;
+        let kubeconfig = self.kubeconfig();
+        while !answer(access::has_controllers(&kubeconfig)) {
+            let runs = self.controller_manager.as_mut().is_some_and(Supervised::runs);
+            let log = || tail(self.folder.path(), "kube-controller-manager");
+            ensure!(runs, "kube-controller-manager ended before it worked:\n{}", log());
+            ensure!(
+                Instant::now() < deadline,
+                "kube-controller-manager does not work after {READY_WITHIN:?}:\n{}",
+                log()
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
     }
 }
 
