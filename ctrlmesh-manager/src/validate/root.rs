@@ -66,7 +66,7 @@ fn check_resources(root: &Root, report: &mut Report) {
     let divided = entries.map(|(at, resources)| {
         (format!("spec.root.resourceSelector[{at}]"), resources.relate_resources.as_slice())
     });
-    limits::covered_twice(&divided.collect::<Vec<_>>(), report);
+    limits::covered_twice("spec.root.resourceSelector", &divided.collect::<Vec<_>>(), report);
 }
 
 /// Checks the canary; returns its hashes.
