@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::bed::{Bed, PROXY, Process, Seen, TARGET, TARGET_V6, until_seen};
-use ctrlmesh_proxy::intercept::{Heartbeat, ListenerCheck, listener};
+use ctrlmesh_proxy::intercept::{Heartbeat, Limits, ListenerCheck, listener};
 
 /// Longest that a refusal may take, in milliseconds.
 const REFUSED_WITHIN: f64 = 10.0;
@@ -150,7 +150,7 @@ fn a_relay_that_is_stopped_loses_its_heartbeat() {
 fn a_caller_whom_no_table_knows_is_refused() {
     let bed = Bed::new();
     let options = ctrlmesh_proxy::intercept::Options {
-        limits: ctrlmesh_proxy::intercept::Limits { cgroups: Some(1), targets: None },
+        limits: Limits { cgroups: Some(1), ..Limits::default() },
         ..bed.options("test")
     };
     let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
@@ -174,7 +174,7 @@ fn a_caller_whom_no_table_knows_is_refused() {
 fn a_full_table_leaves_an_open_pod_alone() {
     let bed = Bed::new();
     let options = ctrlmesh_proxy::intercept::Options {
-        limits: ctrlmesh_proxy::intercept::Limits { cgroups: None, targets: Some(1) },
+        limits: Limits { targets: Some(1), ..Limits::default() },
         ..bed.options("test")
     };
     let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
@@ -193,7 +193,7 @@ fn a_full_table_leaves_an_open_pod_alone() {
 fn a_full_table_closes_a_closed_pod() {
     let bed = Bed::new();
     let options = ctrlmesh_proxy::intercept::Options {
-        limits: ctrlmesh_proxy::intercept::Limits { cgroups: None, targets: Some(1) },
+        limits: Limits { targets: Some(1), ..Limits::default() },
         ..bed.options("test")
     };
     let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();

@@ -57,16 +57,17 @@ def connect(sock, address, how):
 
 
 def once(host, port, how="blocking"):
-    """One connection: what the client sees of it."""
+    """One connection: what the client sees of it. `how` is one way to connect, or several joined by `+`."""
+    ways, how = how.split("+"), how.split("+")[-1]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     seen = {}
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         patient(sock)
-        if how == "v6only":
+        if "v6only" in ways:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         elif family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        if how == "bound":
+        if "bound" in ways:
             sock.bind(("", 0))
         start = time.perf_counter()
         try:
@@ -142,8 +143,10 @@ def hammer(host, port):
                 counts["broken"] += 1
             elif answer == "target %s\n" % local:
                 counts["direct"] += 1
-            else:
+            elif answer.startswith("target ") or answer.startswith("proxy "):
                 counts["proxied"] += 1
+            else:
+                counts["broken"] += 1
     return counts
 
 
