@@ -104,6 +104,12 @@ impl Bed {
         PathBuf::from(format!("/run/netns/{}{suffix}", self.name))
     }
 
+    /// The network namespace that a process is in.
+    #[expect(clippy::unused_self, reason = "reads better where it is called")]
+    pub(crate) fn network(&self, process: &Process) -> PathBuf {
+        fs::read_link(format!("/proc/{}/ns/net", process.0.id())).unwrap()
+    }
+
     pub(crate) fn net(&self) -> Namespace {
         Namespace::open(&self.path("")).unwrap()
     }
@@ -150,11 +156,22 @@ impl Bed {
     pub(crate) fn target_in(&self, suffix: &str, address: &str) -> Server {
         let address: SocketAddr = address.parse().unwrap();
         let namespace = Namespace::open(&self.path(suffix)).unwrap();
-        let listener = namespace.run(|| TcpListener::bind(address)).unwrap().unwrap();
-        Server::start(listener, |mut client: &TcpStream| {
-            let peer = client.peer_addr()?;
-            writeln!(client, "target {}", SocketAddr::new(peer.ip().to_canonical(), peer.port()))
-        })
+        answering(namespace.run(|| TcpListener::bind(address)).unwrap().unwrap())
+    }
+
+    /// The same, with a socket that takes no IPv4.
+    pub(crate) fn target_v6only(&self, address: &str) -> Server {
+        use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage};
+        use std::os::fd::AsRawFd as _;
+        let address: SocketAddr = address.parse().unwrap();
+        let bound = self.net().run(|| {
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let socket = socket::socket(AddressFamily::Inet6, SockType::Stream, flags, None)?;
+            socket::setsockopt(&socket, socket::sockopt::Ipv6V6Only, &true)?;
+            socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
+            socket::listen(&socket, Backlog::new(16)?).map(|()| socket)
+        });
+        answering(TcpListener::from(bound.unwrap().unwrap()))
     }
 
     /// A proxy that answers with what the tables say of a connection.
@@ -218,11 +235,25 @@ impl Bed {
         command
     }
 
-    /// Starts a client that hammers until [`Process::finish`].
+    /// Starts a client that hammers until [`Process::finish`], and says in a line that it has connected for the first time.
     pub(crate) fn hammer(&self, cgroup: &Path, address: &str) -> Process {
+        self.hammer_in("", cgroup, address)
+    }
+
+    pub(crate) fn hammer_in(&self, suffix: &str, cgroup: &Path, address: &str) -> Process {
         let (host, port) = split(address);
-        let command = &mut self.peer("", cgroup, &["hammer", &host, &port]);
+        let command = &mut self.peer(suffix, cgroup, &["hammer", &host, &port]);
         Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Starts a client that holds connections; a line on its stdin makes it say what came in.
+    pub(crate) fn hold(&self, cgroup: &Path, address: &str, connections: usize) -> Process {
+        let (host, port) = split(address);
+        let command = &mut self.peer("", cgroup, &["hold", &host, &port, &connections.to_string()]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Process(command.spawn().unwrap());
+        assert_eq!(process.line(), "holding");
+        process
     }
 
     /// Starts our binary.
@@ -242,11 +273,16 @@ impl Bed {
             &PROXY.to_string(),
         ]);
         let child = Process(command.env("RUST_LOG", "warn").spawn().unwrap());
+        self.listening(PROXY);
+        child
+    }
+
+    /// Waits until somebody listens in the namespace.
+    pub(crate) fn listening(&self, port: u16) {
         let net = self.net();
         until("the relay listens", || {
-            net.run(|| TcpStream::connect(("127.0.0.1", PROXY))).unwrap().is_ok()
+            net.run(|| TcpStream::connect(("127.0.0.1", port))).unwrap().is_ok()
         });
-        child
     }
 }
 
@@ -254,6 +290,14 @@ impl Drop for Bed {
     fn drop(&mut self) {
         remains::remove(&self.name);
     }
+}
+
+/// Says who connected, as it sees it.
+fn answering(listener: TcpListener) -> Server {
+    Server::start(listener, |mut client: &TcpStream| {
+        let peer = client.peer_addr()?;
+        writeln!(client, "target {}", SocketAddr::new(peer.ip().to_canonical(), peer.port()))
+    })
 }
 
 pub(crate) fn targets(list: &[&str]) -> Targets {

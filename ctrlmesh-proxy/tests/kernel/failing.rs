@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::bed::{Bed, PROXY, Process, Seen, TARGET, TARGET_V6, until_seen};
-use ctrlmesh_proxy::intercept::{Heartbeat, Limits, ListenerCheck, listener};
+use ctrlmesh_proxy::intercept::{Heartbeat, ListenerCheck, listener};
 
 /// Longest that a refusal may take, in milliseconds.
 const REFUSED_WITHIN: f64 = 10.0;
@@ -144,81 +144,6 @@ fn a_relay_that_is_stopped_loses_its_heartbeat() {
     until_seen("the heartbeat is lost", connect, |seen| seen.error == "ECONNREFUSED");
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
     until_seen("the relay beats again", connect, |seen| seen.answer.starts_with("target"));
-}
-
-#[test]
-fn a_caller_whom_no_table_knows_is_refused() {
-    let bed = Bed::new();
-    let options = ctrlmesh_proxy::intercept::Options {
-        limits: Limits { cgroups: Some(1), ..Limits::default() },
-        ..bed.options("test")
-    };
-    let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
-    interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
-    let second = bed.attach(&bed.cgroup("second"));
-    let error = interceptor.attach(&second).unwrap_err();
-    assert_eq!(error.to_string(), "table MEMBERS is full: it holds 1 entries");
-    let _target = bed.target(TARGET);
-    assert_eq!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").error, "ECONNREFUSED");
-    assert_eq!(
-        (counted(&interceptor, "table_full"), counted(&interceptor, "not_enrolled")),
-        (1, 1)
-    );
-    // There is room again: the same call attaches it properly.
-    interceptor.detach(&bed.cgroup("first")).unwrap();
-    let _proxy = bed.enrol(&mut interceptor, &second);
-    assert!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").answer.starts_with("proxy"));
-}
-
-#[test]
-fn a_full_table_leaves_an_open_pod_alone() {
-    let bed = Bed::new();
-    let options = ctrlmesh_proxy::intercept::Options {
-        limits: Limits { targets: Some(1), ..Limits::default() },
-        ..bed.options("test")
-    };
-    let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
-    let mut attach = bed.attach(&bed.cgroup("pod"));
-    attach.fail_open = true;
-    let error = interceptor.attach(&attach).unwrap_err();
-    assert!(error.to_string().starts_with("table TARGETS is full"), "{error}");
-    let _target = bed.target(TARGET);
-    let seen = bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
-    assert_eq!(seen.answer, format!("target {}", seen.local));
-    assert_eq!(counted(&interceptor, "table_full"), 1);
-    assert!(interceptor.status().unwrap().attachments.is_empty());
-}
-
-#[test]
-fn a_full_table_closes_a_closed_pod() {
-    let bed = Bed::new();
-    let options = ctrlmesh_proxy::intercept::Options {
-        limits: Limits { targets: Some(1), ..Limits::default() },
-        ..bed.options("test")
-    };
-    let mut interceptor = ctrlmesh_proxy::intercept::Interceptor::open(options).unwrap();
-    interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap_err();
-    let _targets = [bed.target(TARGET), bed.target(TARGET_V6)];
-    for target in [TARGET, TARGET_V6] {
-        assert_eq!(bed.connect(&bed.cgroup("pod"), target, "blocking").error, "ECONNREFUSED");
-    }
-    let status = interceptor.status().unwrap();
-    assert_eq!((status.attachments.len(), status.attachments[0].to), (1, 0));
-}
-
-#[test]
-fn a_pod_that_is_attached_keeps_its_targets_when_more_do_not_fit() {
-    let bed = Bed::new();
-    let mut interceptor = bed.interceptor();
-    let mut attach = bed.attach(&bed.cgroup("pod"));
-    let _proxy = bed.enrol(&mut interceptor, &attach);
-    attach.targets.list = (0..=255).map(|n| format!("10.1.0.{n}:443").parse().unwrap()).collect();
-    let error = interceptor.attach(&attach).unwrap_err();
-    assert_eq!(error.to_string(), "table DESTINATIONS is full: it holds 255 entries");
-    assert_eq!(
-        bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer,
-        format!("proxy 0 {TARGET}")
-    );
 }
 
 #[test]

@@ -111,6 +111,19 @@ def twice(host, port):
     return seen
 
 
+def hold(host, port, count):
+    """So many connections at once; after a line on stdin, what comes in on each."""
+    socks = [socket.create_connection((host, int(port)), 10) for _ in range(int(count))]
+    print("holding", flush=True)
+    seen = []
+    while sys.stdin.readline():
+        for sock in socks:
+            patient(sock)
+            seen.append({"peer": name(sock.getpeername()), "answer": sock.makefile().readline().strip()})
+        print(json.dumps(seen), flush=True)
+    return seen
+
+
 def datagram(host, port):
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         patient(sock)
@@ -122,6 +135,7 @@ def datagram(host, port):
 def hammer(host, port):
     """Connects until stdin ends. Direct is a connection whose own name is the one that the target saw."""
     counts = {"proxied": 0, "direct": 0, "refused": 0, "broken": 0, "errors": {}}
+    first = True
     while not select.select([sys.stdin], [], [], 0)[0]:
         with socket.socket() as sock:
             patient(sock)
@@ -139,6 +153,8 @@ def hammer(host, port):
                 code = errno.errorcode.get(error.errno, str(error))
                 counts["errors"][code] = counts["errors"].get(code, 0) + 1
                 continue
+            if first:
+                first = print("connected", flush=True)
             if not answer.endswith("\n"):
                 counts["broken"] += 1
             elif answer == "target %s\n" % local:
@@ -180,5 +196,5 @@ def proxy(port):
 
 
 command, arguments = sys.argv[1], sys.argv[2:]
-run = {"once": once, "thread": in_thread, "fork": by_fork, "twice": twice, "datagram": datagram, "hammer": hammer, "proxy": proxy}
+run = {"once": once, "thread": in_thread, "fork": by_fork, "twice": twice, "hold": hold, "datagram": datagram, "hammer": hammer, "proxy": proxy}
 print(json.dumps(run[command](*arguments)), flush=True)

@@ -1,6 +1,6 @@
 //! Processes of a test, and what clients say they saw.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::Child;
 
 use serde::de::DeserializeOwned;
@@ -37,12 +37,13 @@ impl Process {
         line.trim().to_owned()
     }
 
-    /// Ends stdin and reads the answer.
+    /// Ends stdin and reads the answer, the last line.
     pub(crate) fn finish<T: DeserializeOwned>(mut self) -> T {
         drop(self.0.stdin.take());
-        let answer = serde_json::from_reader(self.0.stdout.take().unwrap()).unwrap();
+        let mut text = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
         assert!(self.0.wait().unwrap().success());
-        answer
+        serde_json::from_str(text.lines().last().unwrap()).unwrap()
     }
 
     /// SIGKILL, and wait.
