@@ -7,9 +7,11 @@
 mod bed;
 mod command;
 mod failing;
+mod full;
 mod inbound;
 mod life;
 mod original;
 mod privilege;
 mod redirect;
+mod slots;
 mod upgrade;
