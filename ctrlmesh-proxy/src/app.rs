@@ -28,7 +28,7 @@ use crate::node::{Node, NodeError, Settings};
 use crate::policy;
 use crate::policy::LoadError;
 use crate::readiness::{BlockReady, Readiness};
-use crate::serve::{Policies, Server};
+use crate::serve::{Policies, Served, Server};
 use crate::tls;
 use crate::tls::TlsError;
 use crate::tls::issue::Presented;
@@ -121,7 +121,8 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
         Address::Socket(address) => address.ip().to_string(),
         Address::Host(host, _) => host.clone(),
     };
-    let (acceptor, workers) = process.start([name], Some(target), Policies::One(policy))?;
+    let served = Served { policy, history: Arc::default(), gone: None };
+    let (acceptor, workers) = process.start([name], Some(target), Policies::One(served))?;
     for address in &args.listen {
         let listener = listen("operators", *address).await?;
         let (acceptor, stop) = (acceptor.clone(), drain.clone());

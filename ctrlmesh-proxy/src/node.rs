@@ -276,7 +276,7 @@ impl Node {
         let name = pod.name.to_string();
         let source = Some(pod.policy.clone());
         let policy = policy::enforce(source, name, &self.metrics, &self.drain, gone.clone())?;
-        let served = Served { policy, gone: Some(gone.clone()) };
+        let served = Served { policy, history: Arc::default(), gone: Some(gone.clone()) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(network, &pod.network, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;

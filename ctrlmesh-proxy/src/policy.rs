@@ -16,9 +16,11 @@ use tokio::sync::watch;
 mod sharding;
 mod file;
 mod enforce;
+mod history;
 
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load};
+pub use history::{Forgotten, History, InForce, Reading};
 pub use sharding::ShardingError;
 
 /// The policy that holds, and a way to learn of the next.
