@@ -55,7 +55,7 @@ pub mod annotation {
     pub const KUBECONFIG: &str = "ctrlmesh.kusionstack.io/kubeconfig";
 }
 
-/// ConfigMaps that hold a CA, one of each in every namespace with enrolled pods, and their keys.
+/// `ConfigMaps` that hold a CA, one of each in every namespace with enrolled pods, and their keys.
 pub mod root_ca {
     /// The API server's own, which Kubernetes puts into every namespace.
     pub const CLUSTER: &str = "kube-root-ca.crt";

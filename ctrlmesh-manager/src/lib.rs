@@ -3,3 +3,5 @@
 
 pub mod definitions;
 pub mod validate;
+pub mod pod;
+pub mod shard;

@@ -7,7 +7,7 @@ use std::fmt;
 
 use ctrlmesh_common::api::{LabelSelector, ShardingConfig, ShardingConfigSpec};
 use ctrlmesh_common::names;
-use ctrlmesh_common::selector::{Labels, RequirementError, Selector};
+use ctrlmesh_common::selector::{Labels, RequirementError, Selector, check_value};
 
 mod limits;
 mod overlap;
@@ -50,6 +50,7 @@ pub fn sharding_config(
     pods: Option<&[PodLabels]>,
 ) -> Report {
     let mut report = Report::default();
+    name(config, &mut report);
     spec(&config.spec, &mut report);
     if report.errors.is_empty() && config.spec.root.is_none() {
         let others: Vec<&ShardingConfig> =
@@ -94,6 +95,18 @@ impl Report {
 
     fn warning(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.warnings.push(Problem { field: field.into(), message: message.into() });
+    }
+}
+
+/// Pods carry the name of their shard, and shards that of their root, as a label.
+fn name(config: &ShardingConfig, report: &mut Report) {
+    if let Some(name) = &config.metadata.name
+        && check_value(name).is_err()
+    {
+        report.error(
+            "metadata.name",
+            "must be at most 63 characters, because it is the value of a label",
+        );
     }
 }
 
