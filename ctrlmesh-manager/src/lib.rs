@@ -5,3 +5,5 @@ pub mod definitions;
 pub mod validate;
 pub mod pod;
 pub mod shard;
+pub mod compile;
+pub mod manifest;

@@ -30,7 +30,7 @@ mod changes;
 mod share;
 
 pub use assign::{Seat, assign, by_ordinal, choose, unserved};
-pub use changes::{Changes, Conflict, changes};
+pub use changes::{Changes, Conflict, changes, is_of};
 pub use share::Share;
 
 /// Most values that the schema allows in one expression.
@@ -125,28 +125,22 @@ pub fn divide(
     if pinned.len() > MAX_VALUES {
         return Err(DivideError::TooManyNamespaces { namespaces: pinned.len() });
     }
-    let shards = shares.into_iter().map(|share| {
+    let made = shares.into_iter().map(|share| {
         let limits = limits(rule, &share, &pinned, labelling)?;
         Ok(Shard { config: config(root, &share, limits), share })
     });
-    shards.collect::<Result<_, _>>().map(Some)
+    made.collect::<Result<_, _>>().map(Some)
 }
 
 /// The ownership table, in no epoch yet, of these shards and of the pods that were given to them.
 pub fn table(shards: &[Shard], assignment: &BTreeMap<String, String>) -> Ownership {
-    let shares = || shards.iter().map(|shard| &shard.share);
-    Ownership {
-        epoch: 0,
-        slots: shares()
-            .flat_map(|share| share.slots.iter().map(|slot| (slot, share.name.clone())))
-            .collect(),
-        namespaces: shares()
-            .flat_map(|share| {
-                share.namespaces.iter().map(|name| (name.clone(), share.name.clone()))
-            })
-            .collect(),
-        pods: assignment.clone(),
+    let mut table = Ownership { pods: assignment.clone(), ..Ownership::default() };
+    for Share { name, slots, namespaces, .. } in shards.iter().map(|shard| &shard.share) {
+        table.slots.extend(slots.iter().map(|slot| (slot, name.clone())));
+        let pinned = namespaces.iter().map(|namespace| (namespace.clone(), name.clone()));
+        table.namespaces.extend(pinned);
     }
+    table
 }
 
 // === impl Labelling ===

@@ -83,10 +83,10 @@ pub fn assign(shares: &[Share], seats: &[Seat], settled: bool) -> BTreeMap<Strin
 
 /// The shards that no pod is of.
 pub fn unserved<'a>(
-    shares: &'a [Share],
+    shares: impl IntoIterator<Item = &'a Share>,
     assignment: &'a BTreeMap<String, String>,
 ) -> impl Iterator<Item = &'a str> {
-    let names = shares.iter().map(|share| share.name.as_str());
+    let names = shares.into_iter().map(|share| share.name.as_str());
     names.filter(|name| !assignment.values().any(|shard| shard == name))
 }
 

@@ -65,7 +65,7 @@ pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[ShardingConf
 }
 
 /// Whether `config` is a shard of `root`: its owner decides where it has one, else its label.
-fn is_of(root: &ShardingConfig, config: &ShardingConfig) -> bool {
+pub fn is_of(root: &ShardingConfig, config: &ShardingConfig) -> bool {
     let owners = config.metadata.owner_references.as_deref().unwrap_or_default();
     let maker = owners.iter().find(|owner| owner.controller == Some(true));
     match (&root.metadata.uid, maker) {
