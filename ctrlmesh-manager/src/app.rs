@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use http::header::USER_AGENT;
-use k8s_openapi::ByteString;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use prometheus_client::registry::Registry;
@@ -308,12 +307,7 @@ fn identity(args: &RunArgs) -> String {
 
 /// A certificate in PEM.
 fn pem(der: &[u8]) -> String {
-    // What Kubernetes' JSON calls bytes is base64.
-    let base64 = serde_json::to_value(ByteString(der.to_vec())).unwrap_or_default();
-    let base64 = base64.as_str().unwrap_or_default().as_bytes();
-    let lines = base64.chunks(64).map(|line| String::from_utf8_lossy(line) + "\n");
-    let body: String = lines.collect();
-    format!("-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n")
+    pem::encode(&pem::Pem::new("CERTIFICATE", der))
 }
 
 async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
