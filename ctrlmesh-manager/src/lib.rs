@@ -1,9 +1,15 @@
 //! The manager decides who owns what.
 #![forbid(unsafe_code)]
 
+pub mod telemetry;
+pub mod drain;
+pub mod readiness;
+pub mod metrics;
 pub mod definitions;
 pub mod validate;
 pub mod pod;
 pub mod shard;
 pub mod compile;
 pub mod manifest;
+pub mod tls;
+pub mod certs;
