@@ -84,9 +84,9 @@ pub struct Record {
     /// The ownership table of a root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ownership: Option<Ownership>,
-    /// The shards of a root, in order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub shards: Vec<String>,
+    /// The shards of a root, each with a hash of what it is told.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub shards: BTreeMap<String, String>,
     /// The shards of a root that have no pod, because there are more shards than pods, or not the right ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unserved: Vec<String>,
@@ -98,6 +98,8 @@ pub struct Record {
 pub struct Trouble {
     /// `KIND NAMESPACE/NAME`.
     pub object: String,
+    /// The ShardingConfigs that it is about, by `NAMESPACE/NAME`.
+    pub configs: Vec<String>,
     /// What is wrong with it.
     pub message: String,
 }
@@ -181,6 +183,7 @@ fn placed<'a>(
 fn selected_twice(pod: &Member, one: &str, other: &str) -> Trouble {
     Trouble {
         object: format!("Pod {}", pod.name),
+        configs: [one, other].map(|name| format!("{}/{name}", pod.name.namespace)).into(),
         message: format!(
             "is of ShardingConfig {one:?} and of {other:?}; a pod can be in one shard only"
         ),

@@ -51,7 +51,7 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
             }
             Ok(None) => {}
             Err(error) => {
-                troubles.push(Trouble { object: object(root), message: error.to_string() });
+                troubles.push(trouble(root, error.to_string()));
                 failed.push(undivided(root));
             }
         }
@@ -60,11 +60,7 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
     for config in configs.iter().filter(|config| config.spec.root.is_none()) {
         if !operators[..roots].iter().any(|root| root.is_shard(config)) {
             let report = validate::sharding_config(config, &[], None);
-            let invalid = |problem: &validate::Problem| Trouble {
-                object: object(config),
-                message: problem.to_string(),
-            };
-            troubles.extend(report.errors.iter().map(invalid));
+            troubles.extend(report.errors.iter().map(|error| trouble(config, error.to_string())));
             operators.push(alone(config, report.errors.is_empty()));
         }
     }
@@ -72,9 +68,13 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
     (operators, troubles)
 }
 
-/// `KIND NAMESPACE/NAME`.
-pub(super) fn object(config: &ShardingConfig) -> String {
-    format!("ShardingConfig {}/{}", namespace(config), name(config))
+fn trouble(config: &ShardingConfig, message: String) -> Trouble {
+    let config = full_name(config);
+    Trouble { object: format!("ShardingConfig {config}"), configs: vec![config], message }
+}
+
+fn full_name(config: &ShardingConfig) -> String {
+    format!("{}/{}", namespace(config), name(config))
 }
 
 /// The name of a ShardingConfig.
@@ -130,10 +130,9 @@ impl Operator<'_> {
     /// The first ShardingConfig from which none follows.
     pub(super) fn policies(&self) -> Result<BTreeMap<String, Policy>, Trouble> {
         let of = |config: &ShardingConfig| {
-            let trouble = |message| Trouble { object: object(config), message };
             let policy = share::policy(config, self.namespace());
-            let policy = policy.map_err(|error| trouble(error.to_string()))?;
-            policy.check().map_err(|error| trouble(error.to_string()))?;
+            let policy = policy.map_err(|error| trouble(config, error.to_string()))?;
+            policy.check().map_err(|error| trouble(config, error.to_string()))?;
             Ok((name(config).to_owned(), policy))
         };
         match &self.division {
@@ -167,7 +166,7 @@ impl Operator<'_> {
 
     /// The root, or the ShardingConfig that stands by itself, as `NAMESPACE/NAME`.
     pub(super) fn full_name(&self) -> String {
-        format!("{}/{}", namespace(self.config), name(self.config))
+        full_name(self.config)
     }
 
     /// Its status.
@@ -214,7 +213,8 @@ fn divided<'a>(
     let first = first_ordinals.get(&format!("{}/{set}", namespace(root)));
     let first_ordinal = first.copied().unwrap_or_default();
     let written = written(root);
-    let mut pods = shard::assign(&shares, &seats(root, &rule, near.iter().copied()), false);
+    let seats = seats(root, &rule, near.iter().copied());
+    let mut pods = shard::assign(&shares, &seats, is_settled(&seats));
     pods.extend(near.iter().filter_map(|pod| {
         let before = written.as_ref().and_then(|written| written.shard_of(&pod.name.name));
         let share = seated(&shares, &rule, first_ordinal, pod, before.or(pod.recorded()))?;
@@ -273,6 +273,11 @@ fn seats<'a>(
         })
     });
     seats.collect()
+}
+
+/// Whether no rollout is under way and no pod about to be replaced: then pods may move to shards that lack them.
+fn is_settled(seats: &[Seat]) -> bool {
+    seats.iter().all(|seat| !seat.leaving && seat.revision == seats[0].revision)
 }
 
 fn is_candidate(root: &ShardingConfig, pod: &Member) -> bool {

@@ -37,7 +37,7 @@ pub(super) fn of(
             let changed = after.epoch != before.epoch;
             Ownership { epoch: if changed { next } else { before.epoch }, ..after }
         }),
-        shards: policies.keys().filter(|_| operator.is_root()).cloned().collect(),
+        shards: if operator.is_root() { alone(policies) } else { BTreeMap::new() },
         unserved: operator.unserved(),
     }
 }
@@ -52,6 +52,14 @@ fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
 /// Whether a pod is of another shard than before.
 fn moved(before: &Ownership, after: &Ownership) -> bool {
     after.pods.iter().any(|(pod, shard)| before.pods.get(pod).is_some_and(|one| one != shard))
+}
+
+/// The shards, each with the hash that it would have by itself.
+fn alone(policies: &BTreeMap<String, Policy>) -> BTreeMap<String, String> {
+    let digest = |(name, policy): (&String, &Policy)| {
+        (name.clone(), digest(None, &[(name.clone(), policy.clone())].into()))
+    };
+    policies.iter().map(digest).collect()
 }
 
 /// A hash of who owns what, pods aside, and of what each shard is told.

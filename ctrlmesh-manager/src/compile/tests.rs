@@ -210,6 +210,31 @@ fn what_the_roots_status_says_of_a_pod_counts_before_its_label() {
 }
 
 #[test]
+fn a_deployments_pods_move_to_a_shard_without_any_once_no_rollout_is_under_way() {
+    let pod = |name: &str, revision: &str, shard: &str| {
+        let mut pod = pod(
+            name,
+            &[(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, shard)],
+        );
+        let name = format!("op-{revision}");
+        pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name });
+        pod
+    };
+    let rule = "targetDeployment: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let served = |pods: &[Member]| {
+        let compiled = compiled(&[root(rule)], pods, &Compiled::default());
+        compiled.operators["ops/root"].unserved.is_empty()
+    };
+    let mut pods = vec![pod("a", "1", "r-1-normal"), pod("b", "1", "r-1-normal")];
+    assert!(served(&pods));
+    pods.push(pod("c", "2", "r-1-normal"));
+    assert!(!served(&pods), "a rollout moves nobody");
+    pods.remove(2);
+    pods[0].leaving = true;
+    assert!(!served(&pods), "its successor will be given the other shard");
+}
+
+#[test]
 fn epochs_go_on_from_what_was_written_down() {
     let pods = [pod("p", &[("shard", "a")])];
     let text = shard("a", "{team: a}") + "status: {epoch: 41}\n";
