@@ -170,7 +170,7 @@ pub struct Receipt {
     /// Whether the proxy is connected.
     #[prost(bool, tag = "4")]
     pub connected: bool,
-    /// When it was last heard of, in seconds since 1970.
+    /// When it was last heard of, in milliseconds since 1970.
     #[prost(uint64, tag = "5")]
     pub last_contact: u64,
 }

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use ctrlmesh_manager::config::RunArgs;
+use ctrlmesh_manager::{app, telemetry};
 
 mod command;
 
@@ -24,6 +26,8 @@ enum Command {
     Validate(command::Validate),
     /// Print the policy of every pod in files, without a cluster; exits with 1 where something is wrong
     Compile(command::Compile),
+    /// Run in a cluster, beside any number of replicas
+    Run(Box<RunArgs>),
 }
 
 fn main() -> Result<ExitCode> {
@@ -31,5 +35,10 @@ fn main() -> Result<ExitCode> {
         Command::Crds(crds) => crds.run(),
         Command::Validate(validate) => validate.run(),
         Command::Compile(compile) => compile.run(),
+        Command::Run(arguments) => {
+            telemetry::init(arguments.log_format)?;
+            let clean = app::run(*arguments)?;
+            Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
     }
 }

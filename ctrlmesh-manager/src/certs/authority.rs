@@ -153,9 +153,10 @@ impl Names {
         };
         let every = |address| GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(address, 0));
         let dns = self.dns.iter().cloned().map(GeneralSubtree::DnsName);
-        let excluded = match self.addresses.is_empty() {
-            true => vec![every(Ipv4Addr::UNSPECIFIED.into()), every(Ipv6Addr::UNSPECIFIED.into())],
-            false => Vec::new(),
+        let excluded = if self.addresses.is_empty() {
+            vec![every(Ipv4Addr::UNSPECIFIED.into()), every(Ipv6Addr::UNSPECIFIED.into())]
+        } else {
+            Vec::new()
         };
         NameConstraints {
             permitted_subtrees: dns.chain(self.addresses.iter().map(one)).collect(),
@@ -188,7 +189,7 @@ fn address(constraint: &[u8]) -> Option<IpAddr> {
 }
 
 fn ia5(name: &str) -> Result<Ia5String, AuthorityError> {
-    Ia5String::try_from(name).map_err(|_| AuthorityError::Name { name: name.to_owned() })
+    Ia5String::try_from(name).map_err(|_unfit| AuthorityError::Name { name: name.to_owned() })
 }
 
 // === impl Authority ===

@@ -155,8 +155,9 @@ impl Line {
     pub fn bundle(&self) -> String {
         let next = self.next.iter().map(Authority::pem);
         let all = [self.current.pem()].into_iter().chain(next);
-        let all = all.chain(self.previous.iter().map(String::as_str));
-        all.map(|pem| format!("{}\n", pem.trim_end())).collect()
+        all.chain(self.previous.iter().map(String::as_str))
+            .flat_map(|pem| [pem.trim_end(), "\n"])
+            .collect()
     }
 
     /// Reads a line from the data of a Secret.

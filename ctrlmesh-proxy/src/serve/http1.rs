@@ -21,10 +21,10 @@ use tracing::debug;
 
 use crate::body::Relay;
 use crate::metrics::ClientError;
-use crate::serve::Session;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;
 use crate::serve::reply::Reply;
+use crate::serve::{Session, unless_gone};
 use crate::tunnel;
 
 /// The largest head of a request: what the API server takes (Go's default, and its slack).
@@ -124,10 +124,14 @@ async fn answer(
 /// Carries on with what the connection becomes.
 fn switch(session: &Session, client: OnUpgrade, upstream: OnUpgrade) {
     let open = session.server.metrics.tunnel();
+    let gone = session.gone.clone();
     session.server.drain.spawn_local(async move {
-        if let Err(error) = tunnel::upgraded(client, upstream).await {
-            debug!(error = &error as &dyn std::error::Error, "tunnel broke");
-        }
+        let tunnel = async {
+            if let Err(error) = tunnel::upgraded(client, upstream).await {
+                debug!(error = &error as &dyn std::error::Error, "tunnel broke");
+            }
+        };
+        unless_gone(gone.as_ref(), tunnel).await;
         drop(open);
     });
 }
