@@ -236,13 +236,19 @@ impl Bed {
     }
 
     /// Starts a client that hammers until [`Process::finish`], and says in a line that it has connected for the first time.
-    pub(crate) fn hammer(&self, cgroup: &Path, address: &str) -> Process {
-        self.hammer_in("", cgroup, address)
+    pub(crate) fn hammer(&self, cgroup: &Path, address: &str, expected: &str) -> Process {
+        self.hammer_in("", cgroup, address, expected)
     }
 
-    pub(crate) fn hammer_in(&self, suffix: &str, cgroup: &Path, address: &str) -> Process {
+    pub(crate) fn hammer_in(
+        &self,
+        suffix: &str,
+        cgroup: &Path,
+        address: &str,
+        expected: &str,
+    ) -> Process {
         let (host, port) = split(address);
-        let command = &mut self.peer(suffix, cgroup, &["hammer", &host, &port]);
+        let command = &mut self.peer(suffix, cgroup, &["hammer", &host, &port, expected]);
         Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 
