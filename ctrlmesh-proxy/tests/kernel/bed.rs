@@ -99,6 +99,13 @@ impl Bed {
         must(Command::new("ip").args(["-n", &name]).args(command.split(' ')));
     }
 
+    /// What is local in the first namespace.
+    pub(crate) fn local_routes(&self) -> String {
+        let mut command = Command::new("ip");
+        let command = command.args(["-n", &self.name, "-6", "route", "show", "table", "local"]);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    }
+
     /// Path of a namespace.
     pub(crate) fn path(&self, suffix: &str) -> PathBuf {
         PathBuf::from(format!("/run/netns/{}{suffix}", self.name))
