@@ -137,7 +137,7 @@ impl Bed {
         Client::connect(pki, address, version).await.ask(request).await
     }
 
-    fn upstream(&self) -> SocketAddr {
+    pub(crate) fn upstream(&self) -> SocketAddr {
         self.plane.url().strip_prefix("https://").unwrap().parse().unwrap()
     }
 
