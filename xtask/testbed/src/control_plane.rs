@@ -23,6 +23,9 @@ const TRIES: u32 = 4;
 /// How many bytes of a program's log an error shows.
 const LOG_TAIL_BYTES: usize = 3000;
 
+/// The program that runs Kubernetes' own controllers.
+const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+
 /// Every request, with who made it and what came of it; no bodies.
 const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
 
@@ -96,7 +99,8 @@ impl ControlPlane {
         let mut this = Self { controller_manager: None, apiserver, etcd, folder, pki, url };
         fs::write(this.kubeconfig(), access::kubeconfig(&this.url, &this.pki))
             .context("write the kubeconfig")?;
-        this.wait_until_ready()?;
+        let kubeconfig = this.kubeconfig();
+        this.wait_until_ready("kube-apiserver", || answer(access::is_ready(&kubeconfig)))?;
         if options.controller_manager {
             this.start_controller_manager(tools)?;
         }
@@ -128,23 +132,26 @@ impl ControlPlane {
         self.folder.path().join("audit.log")
     }
 
-    fn wait_until_ready(&mut self) -> Result<()> {
+    /// Waits until the program called `name` is ready; fails at once where it, or one that it needs, ends.
+    fn wait_until_ready(&mut self, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
-        let kubeconfig = self.kubeconfig();
-        while !is_ready(&kubeconfig) {
-            for (name, program) in
-                [("etcd", &mut self.etcd), ("kube-apiserver", &mut self.apiserver)]
-            {
+        while !is_ready() {
+            let programs = [
+                ("etcd", Some(&mut self.etcd)),
+                ("kube-apiserver", Some(&mut self.apiserver)),
+                (CONTROLLER_MANAGER, self.controller_manager.as_mut()),
+            ];
+            for (name, program) in programs {
                 ensure!(
-                    program.runs(),
+                    program.is_none_or(Supervised::runs),
                     "{name} ended before it was ready:\n{}",
                     tail(self.folder.path(), name)
                 );
             }
             if Instant::now() > deadline {
                 bail!(
-                    "kube-apiserver is not ready after {READY_WITHIN:?}:\n{}",
-                    tail(self.folder.path(), "kube-apiserver")
+                    "{name} is not ready after {READY_WITHIN:?}:\n{}",
+                    tail(self.folder.path(), name)
                 );
             }
             thread::sleep(Duration::from_millis(50));
@@ -169,10 +176,10 @@ impl ControlPlane {
                 "--leader-elect=false",
                 "--use-service-account-credentials",
             ]);
-        let log = self.folder.path().join("kube-controller-manager.log");
+        let log = self.folder.path().join(format!("{CONTROLLER_MANAGER}.log"));
         self.controller_manager =
             Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);
-        Ok(())
+        self.wait_until_ready(CONTROLLER_MANAGER, || answer(access::is_healthy(secure)))
     }
 }
 
@@ -229,11 +236,12 @@ fn apiserver(
     Ok(command)
 }
 
-/// Asks `/readyz`, on a thread of its own: the caller may itself run inside an async runtime, where no other may start.
-fn is_ready(kubeconfig: &Path) -> bool {
+/// Waits for `question` on a thread of its own: the caller may itself run inside an async runtime, where no other may
+/// start.
+fn answer(question: impl Future<Output = bool> + Send) -> bool {
     let ask = || -> io::Result<bool> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(runtime.block_on(access::is_ready(kubeconfig)))
+        Ok(runtime.block_on(question))
     };
     thread::scope(|scope| matches!(scope.spawn(ask).join(), Ok(Ok(true))))
 }
