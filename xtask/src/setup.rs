@@ -10,18 +10,25 @@ use crate::run::{is_root, root, run, say, step, succeeds, with_own_toolchain};
 use crate::{build_ebpf, tools};
 
 /// Debian's packages, and what each is for.
-const PACKAGES: [(&str, &str); 12] = [
+const PACKAGES: [(&str, &str); 19] = [
     ("bpftool", "sizes and run times of the kernel programs"),
+    ("conntrack", "the node bed: kube-proxy"),
+    ("containerd", "the node bed"),
+    ("containernetworking-plugins", "the node bed: pods' networks"),
     ("curl", "tests of the proxy with a client that is not ours"),
     ("g++", "bpf-linker"),
     ("gcc", "the TLS library"),
     ("iproute2", "network namespaces of the kernel tests"),
     ("iptables", "the benchmark: what we are compared with"),
+    ("kmod", "the node bed: kube-proxy"),
     ("libc6-dev", "the TLS library"),
     ("libcap2-bin", "tests that drop capabilities"),
+    ("nftables", "the node bed: kube-proxy"),
     ("nginx-light", "the benchmark: what we are compared with"),
     ("procps", "the test bed: kill"),
     ("python3", "clients of the kernel tests"),
+    ("runc", "the node bed"),
+    ("socat", "the node bed: port-forward"),
     ("util-linux", "network namespaces of the kernel tests"),
 ];
 
@@ -34,11 +41,15 @@ const EBPF_PACKAGES: [(&str, &str); 5] = [
     ("rustc-web", "the kernel programs: a compiler that fits bpf-linker's LLVM"),
 ];
 
-/// The programs of the test bed's control plane: name, Go package, and about how long the first build takes.
-const CONTROL_PLANE: [(&str, &str, &str); 3] = [
+/// The programs of the test beds: name, Go package, and about how long the first build takes.
+const CONTROL_PLANE: [(&str, &str, &str); 7] = [
     ("etcd", "go.etcd.io/etcd/server/v3", "1 min"),
     ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", "3 to 5 min"),
     ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", "1 min"),
+    ("kubelet", "k8s.io/kubernetes/cmd/kubelet", "2 min"),
+    ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", "30 s"),
+    ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", "30 s"),
+    ("kubectl", "k8s.io/kubernetes/cmd/kubectl", "30 s"),
 ];
 
 /// The oldest Go that builds them.
@@ -95,7 +106,7 @@ fn control_plane() -> Result<()> {
     let missing =
         CONTROL_PLANE.iter().filter(|(program, ..)| !tools::control_plane(program).is_file());
     for (program, package, time) in missing {
-        if let Some(folder) = tools::assets().filter(|_| *program != "kube-controller-manager") {
+        if let Some(folder) = tools::assets().filter(|_| tools::is_of_assets(program)) {
             let (variable, folder) = (tools::ASSETS, folder.display());
             bail!(
                 "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
@@ -103,7 +114,7 @@ fn control_plane() -> Result<()> {
         }
         check_go()?;
         let what = format!(
-            "build {program}, for a real API server in tests (about {time}, once per machine)"
+            "build {program}, for a real Kubernetes in tests (about {time}, once per machine)"
         );
         step(&what, || build_go(program, package))?;
     }
