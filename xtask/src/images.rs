@@ -82,7 +82,7 @@ impl Image {
     fn source(self) -> Source {
         match self {
             Self::Proxy | Self::Manager => Source::Crate,
-            Self::ExampleOperator => Source::Go("deploy/example-operator", "."),
+            Self::ExampleOperator => Source::Go("deploy/example-operator", "./cmd"),
             Self::Pause => Source::Go("xtask/control-plane", "./pause"),
             Self::Probe => Source::Go("xtask/control-plane", "./probe"),
         }
