@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::{fs, io};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
-use ctrlmesh_common::api::{ShardingConfig, read_sharding_configs};
-use ctrlmesh_manager::{definitions, validate};
+use ctrlmesh_common::names;
+use ctrlmesh_manager::definitions;
+use ctrlmesh_manager::validate::{self, Verdict};
 
 /// Decides which replica of an operator owns which objects.
 #[derive(Parser)]
@@ -27,7 +28,7 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         output: Option<PathBuf>,
     },
-    /// Check ShardingConfigs in files, without a cluster; exits with 1 where one would be refused
+    /// Check our resources in files, without a cluster; exits with 1 where one would be refused, or none is there
     Validate {
         /// A YAML or JSON file; may be given several times, and all are checked together
         #[arg(short, long = "filename", value_name = "FILE", required = true)]
@@ -52,27 +53,34 @@ fn main() -> Result<ExitCode> {
 }
 
 fn check_files(files: &[PathBuf]) -> Result<ExitCode> {
-    let mut configs: Vec<ShardingConfig> = Vec::new();
-    for file in files {
+    let documents = files.iter().map(|file| {
         let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
-        configs.extend(
-            read_sharding_configs(&text).with_context(|| format!("parse {}", file.display()))?,
-        );
-    }
-    let mut refused = false;
-    for config in &configs {
-        let report = validate::sharding_config(config, &configs, None);
-        refused |= !report.errors.is_empty();
-        print(config, &report)?;
-    }
+        let documents = serde_saphyr::from_multiple(&text)
+            .with_context(|| format!("parse {}", file.display()))?;
+        Ok((file.display().to_string(), documents))
+    });
+    let verdicts = validate::manifests(&documents.collect::<Result<Vec<_>>>()?);
+    verdicts.iter().try_for_each(print)?;
+    ensure!(
+        verdicts.iter().any(|verdict| verdict.report.is_some()),
+        "nothing to check: there is no resource of {} in these files",
+        names::GROUP
+    );
+    let refused = verdicts.iter().any(Verdict::is_refused);
     Ok(if refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn print(config: &ShardingConfig, report: &validate::Report) -> io::Result<()> {
+fn print(verdict: &Verdict) -> io::Result<()> {
     let mut out = stdout().lock();
-    let name = config.metadata.name.as_deref().unwrap_or("(without name)");
-    let verdict = if report.errors.is_empty() { "ok" } else { "refused" };
-    writeln!(out, "ShardingConfig {name}: {verdict}")?;
+    let Verdict { kind, name, place, report } = verdict;
+    let name = if name.is_empty() { "(without name)" } else { name };
+    let said = match report {
+        None => "passed over",
+        Some(_) if verdict.is_refused() => "refused",
+        Some(_) => "ok",
+    };
+    writeln!(out, "{kind} {name} ({place}): {said}")?;
+    let Some(report) = report else { return Ok(()) };
     report.errors.iter().try_for_each(|problem| writeln!(out, "  error: {problem}"))?;
     report.warnings.iter().try_for_each(|problem| writeln!(out, "  warning: {problem}"))
 }

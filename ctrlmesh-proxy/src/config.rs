@@ -6,11 +6,13 @@ use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, value_parser};
 use ctrlmesh_common::names::port;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 
+use crate::intercept;
+use crate::intercept::{Targets, default_pins};
 use crate::policy::PolicyArgs;
 use crate::telemetry::LogFormat;
 use crate::tls::issue::Source;
@@ -87,6 +89,28 @@ pub struct SidecarArgs {
     pub common: CommonArgs,
 }
 
+/// What `node` is told.
+#[derive(Clone, Debug, Args)]
+pub struct NodeArgs {
+    /// File with the pods of this node that are served, in JSON or YAML; read again when it changes.
+    #[arg(long, env = "CTRLMESH_PROXY_PODS", value_name = "FILE")]
+    pub pods: PathBuf,
+    /// What is redirected: ADDRESS:PORT or PREFIX/LENGTH:PORT, IPv6 in brackets; may be repeated. The default is what
+    /// Kubernetes tells every pod of the API server.
+    #[arg(long, env = "CTRLMESH_PROXY_TARGET", value_name = "TARGET", value_delimiter = ',')]
+    pub target: Vec<intercept::Target>,
+    /// Where redirected connections arrive in each pod's network namespace.
+    #[arg(long, env = "CTRLMESH_PROXY_REDIRECT_PORT", value_name = "PORT",
+          default_value_t = port::PROXY_REDIRECTED, value_parser = value_parser!(u16).range(1..))]
+    pub redirect_port: u16,
+    /// Folder of the pins, on a BPF file system.
+    #[arg(long, env = "CTRLMESH_PROXY_PIN_DIR", value_name = "DIR", default_value_os_t = default_pins())]
+    pub pin_dir: PathBuf,
+    /// What all modes are told.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
 /// An API server's URL.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Upstream {
@@ -117,6 +141,9 @@ pub enum ConfigError {
     /// Neither the flag nor the environment names an API server.
     #[error("which API server: give --upstream, or run where KUBERNETES_SERVICE_HOST is set")]
     NoUpstream,
+    /// Neither the flag nor the environment says what is to be redirected.
+    #[error("which connections: give --target, or run where KUBERNETES_SERVICE_HOST is an address")]
+    NoTarget,
     /// Not two files.
     #[error("`{seen}` is not of the form CERT,KEY")]
     MeshCa {
@@ -183,6 +210,25 @@ impl SidecarArgs {
             .or_else(Upstream::of_the_cluster)
             .ok_or(ConfigError::NoUpstream)?
             .target()
+    }
+}
+
+// === impl NodeArgs ===
+
+impl NodeArgs {
+    /// What is redirected.
+    ///
+    /// # Errors
+    ///
+    /// Fails when nothing was named, and the environment names no address either.
+    pub fn targets(&self) -> Result<Targets, ConfigError> {
+        let mut list = self.target.clone();
+        if list.is_empty() {
+            let told = Upstream::of_the_cluster().ok_or(ConfigError::NoTarget)?;
+            let host = told.host.parse::<IpAddr>().map_err(|_unfit| ConfigError::NoTarget)?;
+            list.push(SocketAddr::new(host, told.port).into());
+        }
+        Ok(Targets { name: "api server".to_owned(), list })
     }
 }
 

@@ -101,6 +101,8 @@ pub struct Metrics {
     added: Histogram,
     open: Gauges,
     epochs: Family<PodLabels, Gauge>,
+    served: Gauge,
+    waiting: Gauge,
 }
 
 /// What exists now.
@@ -171,6 +173,8 @@ impl Metrics {
                 CLIENT_ERRORS,
             ),
             open: gauges(to),
+            served: gauge(to, "pods_served", "Pods whose connections are served, in node mode"),
+            waiting: gauge(to, "pods_waiting", "Pods that cannot be served yet, in node mode"),
             added: added(to),
             epochs: epochs(to),
             registry: Registry::default(),
@@ -234,6 +238,17 @@ impl Metrics {
     pub fn epoch(&self, pod: &str, epoch: u64) {
         let epoch = i64::try_from(epoch).unwrap_or(i64::MAX);
         self.epochs.get_or_create(&PodLabels { pod: pod.to_owned() }).set(epoch);
+    }
+
+    /// Shows no epoch for `pod` any more.
+    pub fn forget(&self, pod: &str) {
+        self.epochs.remove(&PodLabels { pod: pod.to_owned() });
+    }
+
+    /// Shows how many pods of the node are served, and how many wait for it.
+    pub fn pods(&self, served: usize, waiting: usize) {
+        self.served.set(i64::try_from(served).unwrap_or(i64::MAX));
+        self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
     }
 
     /// Everything, in the text format of `OpenMetrics`.

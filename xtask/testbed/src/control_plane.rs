@@ -229,6 +229,23 @@ impl ControlPlane {
         let log = self.folder.path().join("kube-controller-manager.log");
         self.controller_manager =
             Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);
+        self.wait_for_controllers()
+    }
+
+    fn wait_for_controllers(&mut self) -> Result<()> {
+        let deadline = Instant::now() + READY_WITHIN;
+        let kubeconfig = self.kubeconfig();
+        while !access::wait_for(async || access::has_controllers(&kubeconfig).await)? {
+            let runs = self.controller_manager.as_mut().is_some_and(Supervised::runs);
+            let log = || self.folder.log("kube-controller-manager");
+            ensure!(runs, "kube-controller-manager ended before it worked:\n{}", log());
+            ensure!(
+                Instant::now() < deadline,
+                "kube-controller-manager does not work after {READY_WITHIN:?}:\n{}",
+                log()
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
         Ok(())
     }
 }
