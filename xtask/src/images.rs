@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
@@ -103,18 +104,20 @@ pub fn run_images(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds images into `target/images`; gives the archives.
+/// Builds images into `target/images`, or `target/images/quick`; gives the archives.
 ///
 /// # Errors
 /// Where a program cannot be built, or an image is larger than it may be.
 pub fn build(images: &[Image], quick: bool) -> Result<Vec<PathBuf>> {
-    let folder = root().join("target/images");
+    // Several may build at once, also in one process: who is last wins, and a reader sees a whole archive.
+    static BUILDS: AtomicU32 = AtomicU32::new(0);
+    let folder = root().join(if quick { "target/images/quick" } else { "target/images" });
     fs::create_dir_all(&folder)?;
     let mut archives = Vec::new();
     for image in images {
         let archive = folder.join(format!("{}.tar", image.program()));
-        // Several may build at once; who is last wins, and a reader sees a whole archive.
-        let scratch = folder.join(format!(".{}.{}", image.program(), std::process::id()));
+        let (process, build) = (std::process::id(), BUILDS.fetch_add(1, Ordering::Relaxed));
+        let scratch = folder.join(format!(".{}.{process}.{build}", image.program()));
         fs::create_dir_all(&scratch)?;
         let result = build_one(*image, quick, &scratch);
         let moved = result.and_then(|built| Ok(fs::rename(built, &archive)?));
