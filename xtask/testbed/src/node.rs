@@ -18,7 +18,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node as NodeObject;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Api;
 use xtask::images::{self, Image};
 
@@ -182,6 +184,30 @@ impl Node {
         Ok(())
     }
 
+    /// Kills everything that runs on the node at once, and starts the node again on the same folder, as after a power cut.
+    /// Its control plane goes on; disks are as they were, and what was in memory is gone, pinned kernel programs too.
+    ///
+    /// # Errors
+    /// Where it does not come back.
+    pub fn reboot(&mut self) -> Result<()> {
+        self.keeper.reboot()?;
+        let kubeconfig = self.control_plane.kubeconfig();
+        let beat = || {
+            access::wait_for(async || heartbeat(&kubeconfig).await).map_err(Into::into).flatten()
+        };
+        let last = beat()?;
+        let deadline = Instant::now() + READY_WITHIN;
+        while beat()? == last {
+            ensure!(
+                Instant::now() < deadline,
+                "kubelet does not come back\n{}",
+                logs(self.folder())
+            );
+            thread::sleep(LOOK_EVERY);
+        }
+        self.wait_until_ready()
+    }
+
     /// Waits until somebody ends the node from outside.
     ///
     /// # Errors
@@ -271,6 +297,13 @@ async fn missing(kubeconfig: &Path) -> Result<Option<&'static str>> {
     let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
     let ready = conditions.iter().any(|is| is.type_ == "Ready" && is.status == "True");
     Ok((!ready).then_some("kubelet does not say that it is ready"))
+}
+
+/// When kubelet last said that it lives.
+async fn heartbeat(kubeconfig: &Path) -> Result<Option<MicroTime>> {
+    let leases: Api<Lease> = Api::namespaced(access::client(kubeconfig).await?, "kube-node-lease");
+    let lease = leases.get_opt(NAME).await?;
+    Ok(lease.and_then(|lease| lease.spec?.renew_time))
 }
 
 /// Writes a file so that whoever waits for it finds it whole.

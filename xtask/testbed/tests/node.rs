@@ -215,6 +215,41 @@ fn pods_go_on_while_kubelet_and_containerd_are_killed_and_come_back() -> Result<
     })
 }
 
+#[test]
+fn pods_come_back_after_a_power_cut_and_what_was_in_memory_does_not() -> Result<()> {
+    let mut node = Node::start(&Options::default())?;
+    let touch = |node: &Node, file: &str| -> Result<()> {
+        ensure!(node.command("touch")?.arg(file).status()?.success(), "touch {file}");
+        Ok(())
+    };
+    touch(&node, "/run/in-memory")?;
+    touch(&node, "/var/lib/on-disk")?;
+    let kubectl = |node: &Node, arguments: &[&str]| -> Result<String> {
+        let mut command = Command::new(xtask::tools::control_plane("kubectl"));
+        command.arg("--kubeconfig").arg(node.control_plane().kubeconfig()).args(arguments);
+        let output = command.stderr(Stdio::inherit()).output()?;
+        ensure!(output.status.success(), "{arguments:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let image = format!("--image={}", Image::Probe.name());
+    kubectl(&node, &["create", "deployment", "web", &image, "--", "/probe", "serve"])?;
+    kubectl(&node, &["rollout", "status", "deployment/web", "--timeout=60s"])?;
+    node.reboot()?;
+    let restarts = "jsonpath={.items[0].status.containerStatuses[0].restartCount}";
+    until("the pod to run again", || {
+        let count = kubectl(&node, &["get", "pods", "-l", "app=web", "-o", restarts])?;
+        Ok((count == "1").then_some(()))
+    })?;
+    kubectl(&node, &["rollout", "status", "deployment/web", "--timeout=60s"])?;
+    let get = ["exec", "deployment/web", "--", "/probe", "get", "http://127.0.0.1:8080/"];
+    ensure!(kubectl(&node, &get)?.starts_with("web-"));
+    let there = |file: &str| -> Result<bool> {
+        Ok(node.command("test")?.args(["-e", file]).status()?.success())
+    };
+    ensure!(there("/var/lib/on-disk")? && !there("/run/in-memory")?);
+    Ok(())
+}
+
 /// The file in the node's folder that names the program's process.
 fn pid_file(program: Program) -> &'static str {
     match program {

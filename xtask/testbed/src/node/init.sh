@@ -15,29 +15,36 @@ echo "$1 ${22}" >"$folder/init.new"
 mv "$folder/init.new" "$folder/init"
 
 # One wire to the machine. The index of its end there is nobody else's, so the addresses that follow from it are not either.
-device=ctrlm${name#ctrlmesh-node-}
-device=${device%-*}
-ip link set lo up
-ip link add eth0 type veth peer name "$device" netns /proc/self/fd/4
-outside() { nsenter --net=/proc/self/fd/4 -- "$@"; }
-index=$(outside cat "/sys/class/net/$device/ifindex")
-echo "$device $index" >"$folder/device"
-number=$((index % 16384))
-link=10.213.$((number / 64))
-last=$((number % 64 * 4))
-pods=10.214.$((number % 256))
-taken=$(outside ip -4 -oneline route show match "$link.$((last + 1))" | grep -v '^default' || true)
-if [ -n "$taken" ]; then
-    echo "this machine uses the node's addresses itself: $taken"
-    exit 1
+connect() {
+    device=ctrlm${name#ctrlmesh-node-}
+    device=${device%-*}
+    ip link set lo up
+    ip link add eth0 type veth peer name "$device" netns /proc/self/fd/4
+    outside() { nsenter --net=/proc/self/fd/4 -- "$@"; }
+    index=$(outside cat "/sys/class/net/$device/ifindex")
+    echo "$device $index" >"$folder/device"
+    number=$((index % 16384))
+    link=10.213.$((number / 64))
+    last=$((number % 64 * 4))
+    pods=10.214.$((number % 256))
+    taken=$(outside ip -4 -oneline route show match "$link.$((last + 1))" | grep -v '^default' || true)
+    if [ -n "$taken" ]; then
+        echo "this machine uses the node's addresses itself: $taken"
+        exit 1
+    fi
+    outside ip address add "$link.$((last + 1))/30" dev "$device"
+    outside ip link set "$device" up
+    ip address add "$link.$((last + 2))/30" dev eth0
+    ip link set eth0 up
+    ip route add default via "$link.$((last + 1))"
+    echo "$link.$((last + 2)) $pods.0/24" >"$folder/network.new"
+    mv "$folder/network.new" "$folder/network"
+}
+# Where the node is booted again, it has that already.
+if [ ! -e "$folder/network" ]; then
+    connect
 fi
-outside ip address add "$link.$((last + 1))/30" dev "$device"
-outside ip link set "$device" up
-ip address add "$link.$((last + 2))/30" dev eth0
-ip link set eth0 up
-ip route add default via "$link.$((last + 1))"
-echo "$link.$((last + 2)) $pods.0/24" >"$folder/network.new"
-mv "$folder/network.new" "$folder/network"
+read -r address _ <"$folder/network"
 exec 4<&-
 hostname node
 
@@ -83,7 +90,7 @@ mount --make-rshared /
 
 # In version 2 only cgroups without processes can have controllers.
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
-    mkdir /sys/fs/cgroup/machine
+    mkdir -p /sys/fs/cgroup/machine
     echo 0 >/sys/fs/cgroup/machine/cgroup.procs
     for controller in $(cat /sys/fs/cgroup/cgroup.controllers); do
         echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control
@@ -106,7 +113,7 @@ keep() {
 exec 3<&0
 keep containerd "$folder/containerd.toml" containerd --config "$folder/containerd.toml" &
 keep kubelet "$folder/kubelet.yaml" "$kubelet" --config "$folder/kubelet.yaml" --kubeconfig "$folder/kubelet.kubeconfig" \
-    --hostname-override node --node-ip "$link.$((last + 2))" --cert-dir "$folder/kubelet" &
+    --hostname-override node --node-ip "$address" --cert-dir "$folder/kubelet" &
 keep kube-proxy "$folder/kube-proxy.yaml" "$kube_proxy" --config "$folder/kube-proxy.yaml" &
 (while read -r _; do :; done) <&3 &
 exec 3<&-

@@ -8,7 +8,7 @@ use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use crate::supervise;
@@ -19,11 +19,17 @@ const PREFIX: &str = "ctrlmesh-node-";
 /// How often we look whether a node was ended.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// How long it may take until a node that is booted again has a first process.
+const BOOTED_WITHIN: Duration = Duration::from_secs(30);
+
 /// Functions of the shell that end a node.
 const TEARDOWN: &str = include_str!("teardown.sh");
 
 /// What the shell does.
 const KEEP: &str = include_str!("keep.sh");
+
+/// What runs the node's first process.
+const BOOT: &str = include_str!("boot.sh");
 
 /// What the node's first process does.
 const INIT: &str = include_str!("init.sh");
@@ -45,7 +51,7 @@ impl Keeper {
     pub(crate) fn start(kubelet: &Path, kube_proxy: &Path) -> io::Result<Self> {
         let mut shell = shell(KEEP)
             .arg(env::temp_dir())
-            .arg(INIT)
+            .args([BOOT, INIT])
             .args([kubelet, kube_proxy])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -72,6 +78,25 @@ impl Keeper {
     /// Whether the node's first process is there, which it is from a moment after the start on.
     pub(crate) fn runs(&self) -> bool {
         first_process(&self.folder).is_some()
+    }
+
+    /// Kills the node's first process, and with it everything on the node; waits until there is another.
+    ///
+    /// # Errors
+    /// Where there is none, or no other comes.
+    pub(crate) fn reboot(&self) -> io::Result<()> {
+        let gone = || io::Error::other("the node's first process is gone");
+        let before = first_process(&self.folder).ok_or_else(gone)?;
+        fs::write(self.folder.join("reboot"), [])?;
+        let status = Command::new("kill").args(["-KILL", &before.to_string()]).status()?;
+        let deadline = Instant::now() + BOOTED_WITHIN;
+        while status.success() && Instant::now() < deadline {
+            if first_process(&self.folder).is_some_and(|now| now != before) {
+                return Ok(());
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        Err(gone())
     }
 
     /// Waits until somebody ends the node.
@@ -195,8 +220,12 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let (nobody, output) = io::pipe().unwrap();
         drop(nobody);
-        let status =
-            shell(KEEP).arg(home.path()).arg("exit").stdin(Stdio::null()).stdout(output).status();
+        let status = shell(KEEP)
+            .arg(home.path())
+            .args(["exit", "exit"])
+            .stdin(Stdio::null())
+            .stdout(output)
+            .status();
         assert!(status.is_ok());
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
     }
