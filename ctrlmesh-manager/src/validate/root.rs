@@ -4,9 +4,13 @@ use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{Canary, Root};
 use ctrlmesh_common::names::is_dns_subdomain;
+use ctrlmesh_common::selector::check_value;
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
 use super::{Report, limits};
+
+/// The longest text that is added to the prefix.
+const LONGEST_SUFFIX: &str = "-32-normal";
 
 /// Checks the rule by which shards are made.
 pub(super) fn check(root: &Root, report: &mut Report) {
@@ -21,6 +25,9 @@ pub(super) fn check(root: &Root, report: &mut Report) {
                 format!("{name:?} is no lower-case DNS subdomain, such as \"my-operator\"");
             report.error(format!("spec.root.{field}"), problem);
         }
+    }
+    if check_value(&format!("{}{LONGEST_SUFFIX}", root.prefix)).is_err() {
+        report.error("spec.root.prefix", format!("must be at most {} characters, because the names of the shards begin with it and are the values of a label", 63 - LONGEST_SUFFIX.len()));
     }
     if root.target_stateful_set.is_some() == root.target_deployment.is_some() {
         report.error(
