@@ -263,9 +263,14 @@ pub struct ShardingConfigStatus {
     /// Whether it is a root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_root: Option<bool>,
-    /// Grows with every change of the ownership table.
+    /// Grows with every change of what the operator's proxies are told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
+    /// A hash of what they are told in this epoch: a replica of the manager that would tell something else waits until
+    /// the leader has written it here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub policy_digest: Option<String>,
     /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

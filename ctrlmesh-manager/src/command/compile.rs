@@ -15,7 +15,7 @@ use super::{Labels, manifests, verdict};
 /// What is asked for.
 #[derive(Args)]
 pub(crate) struct Compile {
-    /// A YAML or JSON file with ShardingConfigs, Pods and Namespaces, or a folder of such; may be given several times
+    /// A YAML or JSON file with ShardingConfigs, and the pods, workloads and namespaces that they speak of, or a folder of such; may be given several times
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
     /// What this command printed before: what has not changed since keeps its epoch
@@ -44,6 +44,7 @@ impl Compile {
             configs: &manifests.configs,
             members: &members,
             namespaces: &manifests.namespaces,
+            first_ordinals: &manifests.first_ordinals,
             labelling: &self.labels.labelling(),
         };
         let compiled = compile(world, &before.policies);
