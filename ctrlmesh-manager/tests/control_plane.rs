@@ -10,7 +10,6 @@ use ctrlmesh_common::selector::{Labels, Selector};
 use ctrlmesh_manager::validate;
 use ctrlmesh_testbed::{ControlPlane, retry};
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 use kube::{Client, ResourceExt as _};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{fs, future::Future};
@@ -17,16 +17,17 @@ use ctrlmesh_manager::certs::serving;
 use ctrlmesh_manager::certs::vault::{Vault, Wanted};
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::identity::Reviewer;
-use ctrlmesh_manager::lease::{self, Candidate};
+use ctrlmesh_manager::lease::{self, Candidate, Leadership};
 use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::pod::PodName;
-use ctrlmesh_manager::push::{Accounts, Push, PushMetrics};
+use ctrlmesh_manager::push::{Accounts, Push, PushMetrics, Relay};
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::manager::{ConnectError, Link, Manager};
 use ctrlmesh_testbed::ControlPlane;
 use kube::Client;
 use prometheus_client::encoding::text;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -55,6 +56,7 @@ pub(crate) struct Bed {
     pub(crate) address: SocketAddr,
     pub(crate) folder: TempDir,
     registry: Registry,
+    leadership: Leadership,
     /// What serves; taken when it is stopped.
     drain: Drain,
 }
@@ -82,8 +84,20 @@ impl Bed {
         let address = listener.local_addr().unwrap();
         let folder = TempDir::new().unwrap();
         let drain = Drain::default();
-        let mut bed =
-            Self { plane, client, namespace, board, vault, address, folder, registry, drain };
+        let this = candidate("this", &address.to_string());
+        let leadership = lease::campaign(client.clone(), &namespace, this, &drain);
+        let mut bed = Self {
+            plane,
+            client,
+            namespace,
+            board,
+            vault,
+            address,
+            folder,
+            registry,
+            leadership,
+            drain,
+        };
         fs::write(bed.path("manager.crt"), bed.vault.current().manager.bundle()).unwrap();
         fs::write(bed.path("mesh.crt"), bed.vault.current().mesh.bundle()).unwrap();
         bed.serve(listener);
@@ -95,6 +109,9 @@ impl Bed {
         self.stop().await;
         self.drain = Drain::default();
         self.board = Arc::default();
+        let this = candidate("this", &self.address.to_string());
+        let client = self.client.clone();
+        self.leadership = lease::campaign(client, &self.namespace, this, &self.drain);
         let listener = eventually("the address to be free", async || {
             TcpListener::bind(self.address).await.ok()
         });
@@ -110,12 +127,6 @@ impl Bed {
     fn serve(&mut self, listener: TcpListener) {
         self.registry = Registry::with_prefix(PREFIX);
         let refusals = Refusals::register(&mut self.registry);
-        let candidate = Candidate {
-            lease: "push".to_owned(),
-            identity: "test".to_owned(),
-            address: self.address.to_string(),
-            leader: Default::default(),
-        };
         let push = Arc::new(Push {
             board: self.board.clone(),
             reviewer: Reviewer::new(self.client.clone(), &mut self.registry),
@@ -124,12 +135,7 @@ impl Bed {
                 node: format!("{}/node", self.namespace),
                 manager: format!("{}/manager", self.namespace),
             },
-            leadership: lease::campaign(
-                self.client.clone(),
-                &self.namespace,
-                candidate,
-                &self.drain,
-            ),
+            leadership: self.leadership.clone(),
             refusals: refusals.clone(),
             metrics: PushMetrics::register(&mut self.registry),
             drain: self.drain.clone(),
@@ -185,12 +191,25 @@ impl Bed {
 
     /// Publishes policies of pods of a node.
     pub(crate) fn publish(&self, notices: &[(&TestPod, &str, Policy)]) {
-        self.board.publish(notices.iter().map(|(pod, node, policy)| Notice {
-            pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },
-            uid: pod.uid.clone(),
-            node: Some((*node).to_owned()),
-            policy: policy.clone(),
-        }));
+        self.board.publish(notices_of(notices));
+    }
+
+    /// The board of another replica, which tells this one, as soon as this one leads.
+    pub(crate) async fn other_replica(&self, token: &Path) -> Arc<Board> {
+        eventually("this one to lead", async || self.leadership.is_held().then_some(())).await;
+        let board = Arc::<Board>::default();
+        let candidate = candidate("other", "127.0.0.1:1");
+        let (client, drain) = (self.client.clone(), &self.drain);
+        let relay = Relay {
+            board: board.clone(),
+            leadership: lease::campaign(client, &self.namespace, candidate, drain),
+            vault: self.vault.clone(),
+            name: "127.0.0.1".to_owned(),
+            token: token.to_owned(),
+            drain: drain.clone(),
+        };
+        drain.spawn(relay.run());
+        board
     }
 
     /// What the pod's proxy said last.
@@ -236,6 +255,26 @@ pub(crate) fn of_pod(pod: &TestPod) -> Hello {
 
 pub(crate) fn of_node(node: &str) -> Hello {
     Hello { node: node.to_owned(), ..Hello::default() }
+}
+
+/// What is published of pods, each on a node.
+pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Notice> {
+    let notices = notices.iter().map(|(pod, node, policy)| Notice {
+        pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },
+        uid: pod.uid.clone(),
+        node: Some((*node).to_owned()),
+        policy: policy.clone(),
+    });
+    notices.collect()
+}
+
+fn candidate(identity: &str, address: &str) -> Candidate {
+    Candidate {
+        lease: "push".to_owned(),
+        identity: identity.to_owned(),
+        address: address.to_owned(),
+        leader: Gauge::default(),
+    }
 }
 
 /// A policy that shows only the ConfigMaps that `selector` matches.

@@ -1,9 +1,12 @@
 //! Policies reach real proxies, which go on without the manager.
 
 use std::fs;
+use std::time::SystemTime;
 
 use ctrlmesh_common::policy::Lock;
 use ctrlmesh_common::wire::{Known, Report, Said, Verdict};
+use ctrlmesh_manager::board::Receipt;
+use ctrlmesh_manager::pod::PodName;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, Config};
@@ -11,9 +14,9 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use serde_json::json;
 
-use crate::bed::{AUDIENCE, Bed, eventually, of_node, of_pod, policy, soon, until};
+use crate::bed::{AUDIENCE, Bed, eventually, notices_of, of_node, of_pod, policy, soon, until};
 use crate::process::Sidecar;
-use crate::token::TestPod;
+use crate::token::{self, TestPod};
 
 const API: &str = "https://kubernetes.default.svc";
 
@@ -43,7 +46,7 @@ async fn with_objects(bed: &Bed) {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
         "metadata": {"name": "operator"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
         "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": bed.namespace}],
     });
     let bindings: Api<k8s_openapi::api::rbac::v1::RoleBinding> =
@@ -217,8 +220,8 @@ async fn a_client_that_does_not_read_holds_up_nobody_and_is_told_the_newest() {
     let (slow, quick) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-b").await);
     let publish = |epoch: u64| {
         // Large, so that a few fill every window and buffer on the way.
-        let selector =
-            format!("a in ({}{epoch})", "value-that-is-long-enough-to-be-large,".repeat(4000));
+        let values: Vec<String> = (0..4000).map(|n| format!("value-{n:040}-{epoch}")).collect();
+        let selector = format!("a in ({})", values.join(","));
         bed.publish(&[
             (&slow, "node-a", policy(epoch, &selector)),
             (&quick, "node-b", policy(epoch, "a=1")),
@@ -262,4 +265,32 @@ async fn the_same_pod_has_one_stream_and_the_newer_one_counts() {
     until("its verdict", || bed.receipt(&pod).is_some_and(|one| one.connected)).await;
     drop(new);
     until("it to be gone", || bed.receipt(&pod).is_some_and(|one| !one.connected)).await;
+}
+
+#[tokio::test]
+async fn the_leader_learns_what_proxies_told_another_replica() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let manager = token::pod(&bed.client, &bed.namespace, "manager-1", "manager", "node-a").await;
+    let token = bed.path("manager-token");
+    fs::write(&token, manager.token(&bed.client, AUDIENCE).await).unwrap();
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    let board = bed.other_replica(&token).await;
+    board.publish(notices_of(&[(&pod, "node-a", policy(1, "a=1"))]));
+    let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
+    for (epoch, refused) in [(7, None), (8, Some("because".to_owned()))] {
+        let receipt = Receipt {
+            uid: pod.uid.clone(),
+            node: None,
+            epoch,
+            refused: refused.clone(),
+            connected: true,
+            last_contact: SystemTime::now(),
+        };
+        board.receive(&name, receipt);
+        until("the leader to know", || {
+            bed.receipt(&pod).is_some_and(|one| one.epoch == epoch && one.refused == refused)
+        })
+        .await;
+    }
 }

@@ -3,12 +3,14 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use clap::Parser;
+use ctrlmesh_proxy::config::SidecarArgs;
 use ctrlmesh_testbed::ControlPlane;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
@@ -42,15 +44,21 @@ pub(crate) struct Replica {
     pub(crate) metrics: SocketAddr,
 }
 
-/// The proxy, built once: cargo builds the programs of the tested crate only.
-static PROXY: LazyLock<PathBuf> = LazyLock::new(|| {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--locked", "--package", "ctrlmesh-proxy"])
-        .status();
-    assert!(built.unwrap().success());
-    let manager = Path::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"));
-    manager.with_file_name("ctrlmesh-proxy")
-});
+/// What the proxy is told, by its environment.
+#[derive(Parser)]
+struct ProxyArguments {
+    #[command(flatten)]
+    sidecar: SidecarArgs,
+}
+
+/// A proxy, in a process that [`Sidecar`] starts: this very program, so that no other has to be built.
+#[test]
+#[ignore = "this is not a test but a proxy, which tests start"]
+fn proxy() {
+    let arguments = ProxyArguments::parse_from(["sidecar"]).sidecar;
+    ctrlmesh_proxy::telemetry::init(arguments.common.log_format).unwrap();
+    assert!(ctrlmesh_proxy::app::sidecar(arguments).unwrap());
+}
 
 // === impl Program ===
 
@@ -149,19 +157,26 @@ impl Sidecar {
 
     /// Starts one that may not serve yet.
     pub(crate) fn begin(bed: &Bed, pod: &TestPod) -> Program {
-        let mut command = Command::new(&*PROXY);
+        let token = bed.path(&format!("token-{}", pod.name));
+        let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["sidecar", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
-            .args(["--log-format", "json", "--threads", "1", "--upstream", bed.plane.url()])
-            .arg("--upstream-ca")
-            .arg(bed.plane.ca())
-            .args(["--pod", &format!("{}/{}", pod.namespace, pod.name)])
-            .args(["--manager", &bed.address.to_string(), "--manager-ca"])
-            .arg(bed.path("manager.crt"))
-            .arg("--token")
-            .arg(bed.path(&format!("token-{}", pod.name)))
-            .arg("--state-dir")
-            .arg(Self::state(bed, pod));
+            .args(["--ignored", "--exact", "process::proxy", "--nocapture"])
+            .stdout(Stdio::null());
+        for (name, value) in [
+            ("LISTEN", "127.0.0.1:0".to_owned()),
+            ("ADMIN_LISTEN", "127.0.0.1:0".to_owned()),
+            ("LOG_FORMAT", "json".to_owned()),
+            ("THREADS", "1".to_owned()),
+            ("UPSTREAM", bed.plane.url().to_owned()),
+            ("UPSTREAM_CA", bed.plane.ca().display().to_string()),
+            ("POD", format!("{}/{}", pod.namespace, pod.name)),
+            ("MANAGER", bed.address.to_string()),
+            ("MANAGER_CA", bed.path("manager.crt").display().to_string()),
+            ("TOKEN", token.display().to_string()),
+            ("STATE_DIR", Self::state(bed, pod).display().to_string()),
+        ] {
+            command.env(format!("CTRLMESH_PROXY_{name}"), value);
+        }
         Program::start(&mut command)
     }
 

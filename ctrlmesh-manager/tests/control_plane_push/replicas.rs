@@ -1,6 +1,7 @@
 //! Several managers at once.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ async fn namespace() -> (&'static ControlPlane, Client, String) {
 }
 
 /// The certificate that it presents to who believes `bundle`.
-async fn presented(replica: &Replica, bundle: &str) -> Option<CertificateDer<'static>> {
+async fn presented(address: SocketAddr, bundle: &str) -> Option<CertificateDer<'static>> {
     let mut roots = RootCertStore::empty();
     for one in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
         roots.add(one.unwrap()).unwrap();
@@ -44,7 +45,7 @@ async fn presented(replica: &Replica, bundle: &str) -> Option<CertificateDer<'st
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let stream = TcpStream::connect(replica.webhooks).await.unwrap();
+    let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.ok()?;
     stream.get_ref().1.peer_certificates().map(|chain| chain[0].clone().into_owned())
@@ -82,11 +83,13 @@ async fn managers_that_start_together_make_one_authority() {
     assert_eq!(manager_ca.matches("BEGIN").count(), 1);
     let mut certificates = BTreeSet::new();
     for replica in &replicas {
-        certificates.insert(presented(replica, &manager_ca).await.unwrap().to_vec());
+        for address in [replica.grpc, replica.webhooks] {
+            certificates.insert(presented(address, &manager_ca).await.unwrap().to_vec());
+        }
     }
     assert_eq!(certificates.len(), 4, "each has its own key");
     let mesh = bundle(&client, &namespace, "ca.crt").await.unwrap();
-    assert!(presented(&replicas[0], &mesh).await.is_none(), "the mesh's does not vouch for it");
+    assert!(presented(replicas[0].grpc, &mesh).await.is_none(), "the mesh's does not vouch for it");
     let both = bundle(&client, &namespace, "fail-open-ca.crt").await.unwrap();
     assert!(both.starts_with(&mesh) && both.matches("BEGIN").count() == 2);
 }

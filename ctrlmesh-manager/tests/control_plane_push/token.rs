@@ -70,8 +70,9 @@ impl TestPod {
         let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &self.namespace);
         let request: TokenRequest =
             serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
-        let made = accounts.create_token_request(&self.account, &PostParams::default(), &request);
-        made.await.unwrap().status.unwrap().token
+        let parameters = PostParams::default();
+        let made = accounts.create_token_request(&self.account, &parameters, &request).await;
+        made.unwrap().status.unwrap().token.unwrap()
     }
 }
 
