@@ -15,19 +15,22 @@ use crate::slots::{COUNT, Slot};
 #[cfg_attr(feature = "api", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Ownership {
-    /// Grows with every change of the table, and with nothing else. From 1; 0 is a table that was never written.
+    /// Grows with every change of the table, and with nothing else. From 1; default 0, a table that was never
+    /// written.
     #[serde(default)]
     #[cfg_attr(feature = "api", schemars(with = "i64", range(min = 0)))]
     pub epoch: u64,
-    /// The shard of each slot, "0" to "31". A slot that is missing belongs to nobody.
+    /// The shard of each slot, "0" to "31". A slot that is missing belongs to nobody; absent or empty: all
+    /// do.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "api", schemars(schema_with = "schema::slots"))]
     pub slots: BTreeMap<Slot, String>,
-    /// The shard of each namespace that is pinned; here the slot of its name does not count.
+    /// The shard of each namespace that is pinned; here the slot of its name does not count. Absent or empty:
+    /// none is.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
     pub namespaces: BTreeMap<String, String>,
-    /// The shard of each of the operator's pods.
+    /// The shard of each of the operator's pods. Absent or empty: it has none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
     pub pods: BTreeMap<String, String>,

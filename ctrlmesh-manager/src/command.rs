@@ -53,11 +53,18 @@ impl Labels {
 /// Reads files, and the files of folders that are YAML or JSON, in the order of their names.
 fn manifests(paths: &[PathBuf]) -> Result<Manifests> {
     let mut manifests = Manifests::default();
-    for file in files(paths)? {
-        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    for (file, text) in read(paths)? {
         manifests.read(&text).with_context(|| format!("parse {}", file.display()))?;
     }
     Ok(manifests)
+}
+
+fn read(paths: &[PathBuf]) -> Result<Vec<(PathBuf, String)>> {
+    let text = |file: PathBuf| {
+        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        Ok((file, text))
+    };
+    files(paths)?.into_iter().map(text).collect()
 }
 
 fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {

@@ -22,7 +22,7 @@ struct Arguments {
 enum Command {
     /// Print the CustomResourceDefinitions, or write them into a folder
     Crds(command::Crds),
-    /// Check ShardingConfigs in files, without a cluster; exits with 1 where one would be refused
+    /// Check our resources in files, without a cluster; exits with 1 where one would be refused, or none is there
     Validate(command::Validate),
     /// Print the policy of every pod in files, without a cluster; exits with 1 where something is wrong
     Compile(command::Compile),

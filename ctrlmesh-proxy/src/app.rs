@@ -27,10 +27,10 @@ use crate::manager::Manager;
 use crate::metrics::Metrics;
 use crate::node::{Node, NodeError, Settings};
 use crate::policy;
-use crate::policy::client::{self, Served};
+use crate::policy::client;
 use crate::policy::{LoadError, StoreError};
 use crate::readiness::{BlockReady, Readiness};
-use crate::serve::{Policies, Server};
+use crate::serve::{Policies, Served, Server};
 use crate::tls;
 use crate::tls::TlsError;
 use crate::tls::issue::{Presented, Source};
@@ -126,7 +126,8 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
         None => policy::enforce(args.policy.source(), pod, metrics, drain, never)?,
         Some(manager) => {
             let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
-            let told = client::follow(manager.clone(), Served::Pod(pod.clone()), metrics, drain)?;
+            let told =
+                client::follow(manager.clone(), client::Served::Pod(pod.clone()), metrics, drain)?;
             // Nothing is served before it is known what.
             let Some(policy) = client::policy_of(pod, told, metrics, drain).await else {
                 return Ok(true);
@@ -140,7 +141,8 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
         Address::Host(host, _) => host.clone(),
     };
     let source = process.certificate(&[name], manager).await?;
-    let (acceptor, workers) = process.start(source, Some(target), Policies::One(policy))?;
+    let served = Served { policy, history: Arc::default(), gone: None };
+    let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
         let listener = listen("operators", *address).await?;
         let (acceptor, stop) = (acceptor.clone(), drain.clone());

@@ -16,11 +16,13 @@ use tokio::sync::watch;
 mod sharding;
 mod file;
 mod enforce;
+mod history;
 mod store;
 pub mod client;
 
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load};
+pub use history::{Forgotten, History, InForce, Reading};
 pub use sharding::ShardingError;
 pub use store::{Held, StoreError, Told};
 

@@ -1,15 +1,15 @@
-//! `validate`: would these ShardingConfigs be accepted?
+//! `validate`: would the resources in these files be accepted?
 
 use std::io::{self, Write as _, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_manager::validate::{self, Report};
+use ctrlmesh_common::names;
+use ctrlmesh_manager::validate::{self, Verdict};
 
-use super::{manifests, verdict};
+use super::{read, verdict};
 
 /// What is asked for.
 #[derive(Args)]
@@ -23,22 +23,34 @@ pub(crate) struct Validate {
 
 impl Validate {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let configs = manifests(&self.filename)?.configs;
-        let mut refused = false;
-        for config in &configs {
-            let report = validate::sharding_config(config, &configs, None);
-            refused |= !report.errors.is_empty();
-            print(config, &report)?;
-        }
-        Ok(verdict(refused))
+        let parsed = |(file, text): (PathBuf, String)| {
+            let documents = serde_saphyr::from_multiple(&text)
+                .with_context(|| format!("parse {}", file.display()))?;
+            Ok((file.display().to_string(), documents))
+        };
+        let files = read(&self.filename)?.into_iter().map(parsed).collect::<Result<Vec<_>>>()?;
+        let verdicts = validate::manifests(&files);
+        verdicts.iter().try_for_each(print)?;
+        ensure!(
+            verdicts.iter().any(|verdict| verdict.report.is_some()),
+            "nothing to check: there is no resource of {} in these files",
+            names::GROUP
+        );
+        Ok(verdict(verdicts.iter().any(Verdict::is_refused)))
     }
 }
 
-fn print(config: &ShardingConfig, report: &Report) -> io::Result<()> {
+fn print(verdict: &Verdict) -> io::Result<()> {
     let mut out = stdout().lock();
-    let name = config.metadata.name.as_deref().unwrap_or("(without name)");
-    let verdict = if report.errors.is_empty() { "ok" } else { "refused" };
-    writeln!(out, "ShardingConfig {name}: {verdict}")?;
+    let Verdict { kind, name, place, report } = verdict;
+    let name = if name.is_empty() { "(without name)" } else { name };
+    let said = match report {
+        None => "passed over",
+        Some(_) if verdict.is_refused() => "refused",
+        Some(_) => "ok",
+    };
+    writeln!(out, "{kind} {name} ({place}): {said}")?;
+    let Some(report) = report else { return Ok(()) };
     report.errors.iter().try_for_each(|problem| writeln!(out, "  error: {problem}"))?;
     report.warnings.iter().try_for_each(|problem| writeln!(out, "  warning: {problem}"))
 }
