@@ -33,7 +33,7 @@ use crate::label::LabelMetrics;
 use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
-use crate::push::{Accounts, Push, PushMetrics};
+use crate::push::{Accounts, Push, PushMetrics, Relay};
 use crate::readiness::Readiness;
 use crate::telemetry;
 use crate::tls::{self, Presented};
@@ -186,6 +186,7 @@ async fn start(
         drain,
     };
     keep_certificates(&context, &presented);
+    tell_leader(&context);
     serve_proxies(
         &context,
         &presented,
@@ -218,6 +219,22 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>) {
         namespaces.insert(own.clone());
         namespaces
     }));
+}
+
+/// Tells the leader what proxies say here, where this replica can say who it is.
+fn tell_leader(context: &Context) {
+    let Some(token) = context.args.token.clone() else {
+        return warn!("without --token this replica cannot tell the leader what its proxies say");
+    };
+    let relay = Relay {
+        board: context.board.clone(),
+        leadership: context.leadership.clone(),
+        vault: context.vault.clone(),
+        name: context.args.service_name(),
+        token,
+        drain: context.drain.clone(),
+    };
+    context.drain.spawn_until_started(relay.run());
 }
 
 fn serve_proxies(

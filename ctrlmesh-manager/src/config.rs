@@ -145,9 +145,14 @@ pub struct DurationError {
 // === impl RunArgs ===
 
 impl RunArgs {
+    /// The DNS name of the Service behind which all replicas are.
+    pub fn service_name(&self) -> String {
+        format!("{}.{}.svc", self.service, self.namespace)
+    }
+
     /// By what the manager is known to those who call it.
     pub fn names(&self) -> Names {
-        let service = format!("{}.{}.svc", self.service, self.namespace);
+        let service = self.service_name();
         let names = [service.clone(), format!("{service}.cluster.local")];
         Names::of(names.into_iter().chain(self.serving_name.iter().cloned()))
     }

@@ -36,14 +36,15 @@ const NODE_PROGRAMS: [&str; 7] = [
 const NODE_PACKAGES: [&str; 7] =
     ["containerd", "runc", "conntrack", "nft", "socat", "ip", "nsenter"];
 
-/// Benchmarks, and the target that each is in.
-const BENCHES: [(&str, &str); 6] = [
-    ("connect", "connect"),
-    ("request", "proxy"),
-    ("list", "proxy"),
-    ("watch", "proxy"),
-    ("rule", "proxy"),
-    ("idle", "proxy"),
+/// Benchmarks, and the crate and target that each is in.
+const BENCHES: [(&str, &str, &str); 7] = [
+    ("connect", "ctrlmesh-proxy", "connect"),
+    ("request", "ctrlmesh-proxy", "proxy"),
+    ("list", "ctrlmesh-proxy", "proxy"),
+    ("watch", "ctrlmesh-proxy", "proxy"),
+    ("rule", "ctrlmesh-proxy", "proxy"),
+    ("idle", "ctrlmesh-proxy", "proxy"),
+    ("manager", "ctrlmesh-manager", "manager"),
 ];
 
 /// What to run.
@@ -66,7 +67,7 @@ pub struct Options {
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Bench {
-    /// Which benchmark (connect, request, list, watch, rule or idle); without it, all of them
+    /// Which benchmark (connect, request, list, watch, rule, idle or manager); without it, all of them
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take a few samples only: minutes become seconds
@@ -204,13 +205,13 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
 pub fn bench(bench: &Bench) -> Result<()> {
     let chosen: Vec<_> = BENCHES
         .iter()
-        .filter(|(name, _)| bench.name.as_deref().is_none_or(|wanted| wanted == *name))
+        .filter(|(name, ..)| bench.name.as_deref().is_none_or(|wanted| wanted == *name))
         .collect();
-    let names = BENCHES.map(|(name, _)| name).join(", ");
+    let names = BENCHES.map(|(name, ..)| name).join(", ");
     ensure!(!chosen.is_empty(), "there is no such benchmark; there are {names}");
     build_ebpf::build()?;
-    for (name, target) in chosen {
-        let mut command = cargo(&["bench", "--package", "ctrlmesh-proxy", "--locked"]);
+    for (name, package, target) in chosen {
+        let mut command = cargo(&["bench", "--package", package, "--locked"]);
         command.args(["--bench", target, "--"]);
         if name != target {
             command.arg(name);
