@@ -26,7 +26,7 @@ pub use label_selector::{Expression, LabelSelector, SelectorOperator};
 pub use manager_state::*;
 pub use sharding_config::*;
 pub use target_status::TargetStatus;
-pub use yaml::{ReadError, read_sharding_configs};
+pub use yaml::{ReadError, documents, read_sharding_configs};
 
 /// The definitions of all our resources, as they are installed into a cluster.
 pub fn definitions() -> [CustomResourceDefinition; 4] {

@@ -20,3 +20,5 @@ pub mod api;
 pub mod policy;
 #[cfg(feature = "api")]
 pub mod share;
+#[cfg(feature = "wire")]
+pub mod wire;

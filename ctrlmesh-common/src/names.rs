@@ -74,6 +74,29 @@ pub mod root_ca {
     pub const KEY: &str = "ca.crt";
     /// Key, in the mesh's, of its CA and the API server's together: what operators that may fail open trust.
     pub const FAIL_OPEN_KEY: &str = "fail-open-ca.crt";
+    /// Key, in the mesh's, of the CA that vouches for the manager, to its proxies: the mesh's own may speak for the API
+    /// server only.
+    pub const MANAGER_KEY: &str = "manager-ca.crt";
+}
+
+/// What the API server is called inside the cluster.
+pub mod api_server {
+    /// By what pods know it, in every cluster.
+    pub const NAMES: [&str; 7] = [
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+        "localhost",
+        "127.0.0.1",
+        "::1",
+    ];
+    /// The namespace of its Service and `EndpointSlices`.
+    pub const NAMESPACE: &str = "default";
+    /// Its Service.
+    pub const SERVICE: &str = "kubernetes";
+    /// The label of `EndpointSlices` with the name of their Service.
+    pub const SLICE_LABEL: &str = "kubernetes.io/service-name";
 }
 
 /// The Secret, in the manager's namespace, that holds the key of the mesh's CA.

@@ -10,7 +10,7 @@ use ctrlmesh_common::api::{
     ShardingConfigSpec,
 };
 use ctrlmesh_common::names;
-use ctrlmesh_common::selector::{Labels, RequirementError, Selector};
+use ctrlmesh_common::selector::{Labels, RequirementError, Selector, check_value};
 use regex::RegexBuilder;
 
 mod schema;
@@ -63,6 +63,7 @@ pub fn sharding_config(
     pods: Option<&[PodLabels]>,
 ) -> Report {
     let mut report = Report::default();
+    name(config, &mut report);
     spec(&config.spec, &mut report);
     lock(config, &mut report);
     schema::of_object("ShardingConfig", config, &mut report);
@@ -139,6 +140,18 @@ impl Report {
 
     fn warning(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.warnings.push(Problem { field: field.into(), message: message.into() });
+    }
+}
+
+/// Pods carry the name of their shard, and shards that of their root, as a label.
+fn name(config: &ShardingConfig, report: &mut Report) {
+    if let Some(name) = &config.metadata.name
+        && check_value(name).is_err()
+    {
+        report.error(
+            "metadata.name",
+            "must be at most 63 characters, because it is the value of a label",
+        );
     }
 }
 

@@ -24,6 +24,8 @@ use crate::resource::ResourceMatch;
     doc = "A shard of an operator, some of its pods and a share of the objects; or, with root, the rule that makes all its shards.",
     validation = Rule::new("!has(self.spec.controller) || size(self.spec.controller.leaderElectionName) + size(self.metadata.name) <= 250")
         .message("spec.controller.leaderElectionName: together with metadata.name at most 250 characters, because the shard's own lock is called <leaderElectionName>---<name>"),
+    validation = Rule::new("size(self.metadata.name) <= 63")
+        .message("metadata.name: at most 63 characters, because pods carry it as a label"),
     printcolumn(name = "Root", type_ = "boolean", json_path = ".status.isRoot", description = "Whether it makes shards"),
     printcolumn(name = "Shards", type_ = "string", json_path = ".status.root.childShardingConfigs", description = "The shards of a root"),
     printcolumn(name = "Epoch", type_ = "integer", json_path = ".status.epoch", description = "Grows with every change of ownership"),
@@ -164,8 +166,9 @@ pub struct Root {
     /// Stops making and changing shards; those that are there stay as they are. Default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disable: Option<bool>,
-    /// What the names of the shards begin with: `<prefix>-0-canary`, `<prefix>-<id>-normal`.
-    #[schemars(length(min = 1, max = 200), regex(pattern = rules::SUBDOMAIN))]
+    /// What the names of the shards begin with: `<prefix>-0-canary`, `<prefix>-<id>-normal`. At most 53
+    /// characters, because pods carry the whole name as a label.
+    #[schemars(length(min = 1, max = 53), regex(pattern = rules::SUBDOMAIN))]
     pub prefix: String,
     /// The `StatefulSet`, in this namespace, whose pods are divided among the shards, by ordinal. Absent
     /// where `targetDeployment` is there; exactly one of the two is required.
@@ -267,9 +270,14 @@ pub struct ShardingConfigStatus {
     /// Whether it is a root. Absent until the status is first written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_root: Option<bool>,
-    /// Grows with every change of the ownership table. Absent: there was no table yet.
+    /// Grows with every change of what the operator's proxies are told. Absent: there was no table yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
+    /// A hash of what they are told in this epoch: a replica of the manager that would tell something else waits until
+    /// the leader has written it here. Absent: there was no table yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub policy_digest: Option<String>,
     /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong). Absent
     /// or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
