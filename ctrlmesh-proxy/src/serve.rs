@@ -25,7 +25,6 @@ use tokio::sync::Notify;
 use tokio::time;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tracing::debug;
 
 use crate::accept::{Accepted, PodSlot};
@@ -34,6 +33,7 @@ use crate::metrics::{ClientError, Metrics};
 use crate::policy::Current;
 use crate::serve::view::View;
 use crate::tls;
+use crate::tls::stream::ServerStream;
 use crate::tunnel;
 use crate::upstream::{Address, Dialer, Target, Upstream};
 
@@ -140,7 +140,7 @@ impl Server {
             }
             Some(Ok(stream)) => stream,
         };
-        let http2 = stream.get_ref().1.alpn_protocol() == Some(tls::ALPN_HTTP2);
+        let http2 = stream.protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
         let upstream = Upstream::new(http2, self.dialer.clone(), target, leaving.clone());
         let session =
@@ -191,9 +191,6 @@ impl Policies {
     }
 }
 
-async fn handshake(
-    config: Arc<ServerConfig>,
-    stream: TcpStream,
-) -> io::Result<TlsStream<TcpStream>> {
-    TlsAcceptor::from(config).accept(stream).await
+async fn handshake(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<ServerStream> {
+    TlsAcceptor::from(config).accept(stream).await.map(ServerStream::from)
 }
