@@ -20,13 +20,14 @@ use crate::{build_ebpf, setup, tools};
 const FULL: &str = "CTRLMESH_TEST_FULL";
 
 /// Benchmarks, and the target that each is in.
-const BENCHES: [(&str, &str); 6] = [
+const BENCHES: [(&str, &str); 7] = [
     ("connect", "connect"),
     ("request", "proxy"),
     ("list", "proxy"),
     ("watch", "proxy"),
     ("rule", "proxy"),
     ("idle", "proxy"),
+    ("profile", "proxy"),
 ];
 
 /// What to run.
@@ -46,7 +47,7 @@ pub struct Options {
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Bench {
-    /// Which benchmark (connect, request, list, watch, rule or idle); without it, all of them
+    /// Which benchmark (connect, request, list, watch, rule, idle or profile); without it, all of them
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Take a few samples only: minutes become seconds
