@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::names::LOCK_SEPARATOR;
+use crate::names::{self, LOCK_SEPARATOR, MAX_SUBDOMAIN_BYTES};
 use crate::resource::{ResourceMatch, ResourceMatchError};
 use crate::selector::Selector;
 
@@ -98,12 +98,16 @@ pub enum PolicyError {
     },
 }
 
-/// Longest name of an object, in bytes.
-const MAX_NAME_BYTES: usize = 253;
-
 // === impl Policy ===
 
 impl Policy {
+    /// The policy of a pod that is enrolled and belongs to no shard: every resource is limited to no object, where the
+    /// default, without limits, would let everything pass.
+    pub fn nothing() -> Self {
+        let limit = Limit { selector: Selector::nothing(), ..Limit::default() };
+        Self { limits: vec![limit], ..Self::default() }
+    }
+
     /// What limits `resource` of the API group `group`: all limits that cover it, at once.
     ///
     /// `None` where nothing does.
@@ -155,7 +159,7 @@ impl Limit {
 impl Lock {
     /// The name on the server.
     pub fn per_shard(&self) -> String {
-        format!("{}{LOCK_SEPARATOR}{}", self.name, self.shard)
+        names::lock(&self.name, &self.shard)
     }
 
     /// Whether `name` is one that only the server may know: this lock's, or another shard's.
@@ -172,14 +176,18 @@ impl Lock {
             }
         }
         let name = self.per_shard();
-        if name.len() > MAX_NAME_BYTES { Err(PolicyError::LockTooLong { name }) } else { Ok(()) }
+        if name.len() > MAX_SUBDOMAIN_BYTES {
+            Err(PolicyError::LockTooLong { name })
+        } else {
+            Ok(())
+        }
     }
 }
 
 fn is_object_name(name: &str) -> bool {
     let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = name.as_bytes();
-    bytes.len() <= MAX_NAME_BYTES
+    bytes.len() <= MAX_SUBDOMAIN_BYTES
         && bytes.iter().all(|byte| inner(byte) || matches!(byte, b'-' | b'.'))
         && bytes.first().is_some_and(inner)
         && bytes.last().is_some_and(inner)
@@ -235,6 +243,14 @@ mod tests {
     fn a_limit_without_resources_covers_every_resource() {
         let policy = Policy { limits: vec![limit(&[], "a=1")], ..Policy::default() };
         assert!(policy.selector_for("example.com", "widgets").is_some());
+    }
+
+    #[test]
+    fn the_policy_of_a_pod_without_a_shard_lets_no_object_pass() {
+        let policy = Policy::nothing();
+        let selector = policy.selector_for("example.com", "widgets").unwrap();
+        assert!(!selector.overlaps(&Selector::everything()));
+        assert_eq!(Selector::parse(&selector.to_string()), Ok(selector));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::{stdin, stdout};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ctrlmesh_proxy::config::SidecarArgs;
+use ctrlmesh_proxy::config::{NodeArgs, SidecarArgs};
 use ctrlmesh_proxy::{app, classify, intercept, telemetry};
 
 /// Sits between an operator and its API server, and gives each replica its own share of the objects.
@@ -20,6 +20,8 @@ struct Arguments {
 enum Command {
     /// Serves one pod, from inside it, without any privilege.
     Sidecar(Box<SidecarArgs>),
+    /// Serves the pods of a node, whose connections it has the kernel redirect.
+    Node(Box<NodeArgs>),
     /// Redirects the connections of a cgroup to a proxy, with eBPF.
     Intercept(intercept::command::Arguments),
     /// Prints what the API server makes of each `METHOD TARGET` line on stdin, as one JSON object a line.
@@ -30,11 +32,19 @@ fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
         Command::Sidecar(arguments) => {
             telemetry::init(arguments.common.log_format)?;
-            let clean = app::sidecar(*arguments)?;
-            return Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return app::sidecar(*arguments).map(code).map_err(Into::into);
+        }
+        Command::Node(arguments) => {
+            telemetry::init(arguments.common.log_format)?;
+            return app::node(*arguments).map(code).map_err(Into::into);
         }
         Command::Intercept(arguments) => intercept::command::run(arguments)?,
         Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Failure where something had to be cut.
+fn code(clean: bool) -> ExitCode {
+    if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

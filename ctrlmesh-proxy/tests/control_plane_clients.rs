@@ -15,7 +15,7 @@ use harness::proxy::Proxy;
 use serde_json::{Value, json};
 use xtask::tools;
 
-/// A namespace, and a proxy that shows of its ConfigMaps only those with `slot=0`.
+/// A namespace, and a proxy that shows of its `ConfigMap`s only those with `slot=0`.
 struct Bed {
     pki: Pki,
     proxy: Proxy,
@@ -72,7 +72,7 @@ impl Bed {
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(tool("kubectl"));
+        let mut command = Command::new(built(tools::control_plane("kubectl")));
         command
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
@@ -130,8 +130,7 @@ impl Drop for Watching {
 }
 
 /// A program that `cargo xtask setup` built.
-fn tool(name: &str) -> PathBuf {
-    let program = tools::control_plane(name);
+fn built(program: PathBuf) -> PathBuf {
     assert!(program.is_file(), "{} is not there: run `cargo xtask setup`", program.display());
     program
 }
@@ -232,7 +231,7 @@ async fn curl_works_over_both_protocols() {
 #[tokio::test(flavor = "multi_thread")]
 async fn h2spec_finds_no_fault() {
     let bed = Bed::new().await;
-    let output = Command::new(tool("h2spec"))
+    let output = Command::new(built(tools::h2spec()))
         .args(["--host", "127.0.0.1", "--port", &bed.proxy.address.port().to_string()])
         .args(["--tls", "--insecure", "--path", "/version", "--timeout", "10"])
         .output()

@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{env, fs, io, process};
 
 /// Variable that names the folder of the programs that we build.
@@ -19,6 +20,9 @@ pub const KUBERNETES: &str = "v1.36.3";
 /// The release of etcd that the test bed runs.
 pub const ETCD: &str = "v3.6.8";
 
+/// The release of h2spec, as `xtask/h2spec/go.mod` names it.
+pub const H2SPEC: &str = "v2.2.1";
+
 /// The release of bpf-linker, and the LLVM that it is built with.
 pub const BPF_LINKER: &str = "0.13.0";
 
@@ -28,8 +32,11 @@ pub const CARGO_DENY: &str = "0.20.2";
 /// The release of cargo-fuzz.
 pub const CARGO_FUZZ: &str = "0.13.2";
 
-/// A program of the control plane that assets folders usually lack; ours is used then.
-const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+/// The programs that a folder of [`ASSETS`] must have; of all others ours is used where it lacks them.
+const OF_ASSETS: [&str; 2] = ["etcd", "kube-apiserver"];
+
+/// After what time a build that nobody touches, and whose process is no more, has been interrupted.
+const ABANDONED_AFTER: Duration = Duration::from_hours(1);
 
 /// The folder of the programs that we build: `$CTRLMESH_TOOLS`, else `ctrlmesh` in `$XDG_CACHE_HOME`, else in `~/.cache`.
 pub fn cache() -> PathBuf {
@@ -39,10 +46,10 @@ pub fn cache() -> PathBuf {
         .unwrap_or_else(|| PathBuf::from(".cache/ctrlmesh"))
 }
 
-/// A program of the control plane: `etcd`, `kube-apiserver` or `kube-controller-manager`.
+/// A program of Kubernetes, such as `kube-apiserver` or `kubelet`, or `etcd`.
 pub fn control_plane(program: &str) -> PathBuf {
     match assets() {
-        Some(folder) if folder.join(program).is_file() || program != CONTROLLER_MANAGER => {
+        Some(folder) if folder.join(program).is_file() || is_of_assets(program) => {
             folder.join(program)
         }
         _ if program == "etcd" => cache().join("etcd").join(ETCD).join(program),
@@ -55,10 +62,20 @@ pub fn assets() -> Option<PathBuf> {
     folder(ASSETS)
 }
 
+/// Whether a folder of [`ASSETS`] must have this program.
+pub fn is_of_assets(program: &str) -> bool {
+    OF_ASSETS.contains(&program)
+}
+
 /// The folder that a variable names, made absolute: tests run in other folders than we do.
 fn folder(variable: &str) -> Option<PathBuf> {
     let value = env::var_os(variable).filter(|value| !value.is_empty())?;
     std::path::absolute(value).ok()
+}
+
+/// What asks a server whether it speaks HTTP/2, as we build it.
+pub fn h2spec() -> PathBuf {
+    cache().join("h2spec").join(H2SPEC).join("h2spec")
 }
 
 /// The linker of the kernel programs, as we build it.
@@ -69,7 +86,51 @@ pub fn bpf_linker() -> PathBuf {
 /// Whether a program of this name is on `$PATH`.
 pub fn on_path(program: &str) -> bool {
     let folders = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&folders).any(|folder| folder.join(program).is_file())
+    // What only root uses is not on everybody's path.
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    env::split_paths(&folders).chain(system).any(|folder| folder.join(program).is_file())
+}
+
+/// Removes what builds that were interrupted left in the cache: what is named as [`staged`] names it, by a process that
+/// is no more. What was touched a short time ago stays: its process may be of another container.
+pub fn sweep() {
+    for tool in entries(&cache()) {
+        let versions = entries(&tool);
+        let programs =
+            versions.iter().filter(|path| !is_staged(path)).flat_map(|path| entries(path));
+        for left in programs.chain(versions.iter().cloned()).filter(|path| is_staged(path)) {
+            if is_abandoned(&left) {
+                // Where it cannot be removed, it is only in the way of nobody.
+                drop(fs::remove_dir_all(&left).or_else(|_| fs::remove_file(&left)));
+            }
+        }
+    }
+}
+
+/// Where a build is put together, beside where it will stand.
+pub fn staged(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or(OsStr::new("tool")).to_string_lossy();
+    target.with_file_name(format!(".{name}.{}", process::id()))
+}
+
+fn is_staged(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let process: Option<u32> = name.rsplit('.').next().and_then(|number| number.parse().ok());
+    let gone =
+        process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists());
+    let touched = fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let old =
+        touched.and_then(|touched| touched.elapsed().ok()).is_some_and(|age| age > ABANDONED_AFTER);
+    gone && old
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
 /// Builds into a folder beside `target`, and puts it in place by a rename.
@@ -77,8 +138,7 @@ pub fn on_path(program: &str) -> bool {
 /// # Errors
 /// Where `build` fails, or a folder cannot be made or moved.
 pub fn put(target: &Path, build: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let name = target.file_name().unwrap_or(OsStr::new("tool")).to_string_lossy();
-    let staged = target.with_file_name(format!(".{name}.{}", process::id()));
+    let staged = staged(target);
     fs::create_dir_all(&staged)?;
     let result = build(&staged).and_then(|()| Ok(replace(&staged, target)?));
     if staged.exists() {
@@ -100,7 +160,27 @@ fn replace(staged: &Path, target: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
+
+    #[test]
+    fn only_what_an_ended_process_left_long_ago_is_abandoned() {
+        let folder = env::temp_dir().join(format!("ctrlmesh-sweep-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let long_ago = SystemTime::now() - 2 * ABANDONED_AFTER;
+        let left = |name: &str, at: SystemTime| {
+            let path = folder.join(name);
+            fs::File::create(&path).unwrap().set_modified(at).unwrap();
+            is_abandoned(&path)
+        };
+        // No process has so high a number.
+        assert!(left(".etcd.4194305", long_ago));
+        assert!(!left(".etcd.4194306", SystemTime::now()), "it may be of another container");
+        assert!(!left(&format!(".etcd.{}", process::id()), long_ago), "we are still at it");
+        assert!(!left(".keep", long_ago), "it is none of ours");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_failed_build_leaves_nothing_and_a_later_one_replaces_it() {

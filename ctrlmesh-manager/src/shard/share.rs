@@ -1,0 +1,117 @@
+//! How are slots, namespaces and pods divided among the shards of a root?
+
+use std::collections::BTreeSet;
+
+use ctrlmesh_common::api::{Canary, Root};
+use ctrlmesh_common::names;
+use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
+
+use super::Labelling;
+
+/// What one shard owns: some slots, and some namespaces whatever their slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The shard's name.
+    pub name: String,
+    /// Whether it is the canary.
+    pub canary: bool,
+    /// How many pods it should have.
+    pub replicas: usize,
+    /// The slots that it owns, but for the namespaces that another shard pins.
+    pub slots: SlotSet,
+    /// The namespaces that it pins; only a canary does.
+    pub namespaces: BTreeSet<String>,
+}
+
+/// By which label a shard's objects are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// By their slot.
+    Slots(SlotSet),
+    /// By their namespace; objects of cluster scope by what stands there for their slot.
+    Namespaces(BTreeSet<String>),
+}
+
+// === impl Share ===
+
+impl Share {
+    /// By which label its objects are asked for, where the namespaces of the cluster are `known`.
+    pub(super) fn asked(&self, labelling: &Labelling, known: &BTreeSet<String>) -> Asked {
+        if self.namespaces.is_empty() {
+            return Asked::Slots(self.slots);
+        }
+        let of_slots = known.iter().filter(|name| self.slots.contains(labelling.hash.slot(name)));
+        let of_cluster = self.slots.iter().map(Labelling::cluster_namespace);
+        Asked::Namespaces(of_slots.chain(&self.namespaces).cloned().chain(of_cluster).collect())
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// The namespaces that it lists.
+    pub(super) fn listed(&self) -> BTreeSet<String> {
+        match self {
+            Self::Slots(_) => BTreeSet::new(),
+            Self::Namespaces(names) => names.clone(),
+        }
+    }
+}
+
+/// The shares of a valid `root`, the canary first, then by number.
+pub(super) fn of(root: &Root, hash: NamespaceHash) -> Vec<Share> {
+    let hashes = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| slots(&canary.in_shard_hash));
+    let canary = root.canary.as_ref().map(|canary| Share {
+        name: called(root, 0),
+        canary: true,
+        replicas: count(canary.replicas),
+        slots: hashes,
+        namespaces: pinned(canary, hashes, hash),
+    });
+    canary.into_iter().chain(normal(root, hashes)).collect()
+}
+
+/// The namespaces of the canary that its hashes do not give it anyway; then all of them, so that they are listed
+/// wherever one has to be.
+fn pinned(canary: &Canary, hashes: SlotSet, hash: NamespaceHash) -> BTreeSet<String> {
+    let by_hash = canary.in_namespaces.iter().all(|name| hashes.contains(hash.slot(name)));
+    if by_hash { BTreeSet::new() } else { canary.in_namespaces.iter().cloned().collect() }
+}
+
+fn normal(root: &Root, canary: SlotSet) -> Vec<Share> {
+    let share = |id: usize, replicas, slots| Share {
+        name: called(root, id),
+        canary: false,
+        replicas: count(replicas),
+        slots,
+        namespaces: BTreeSet::new(),
+    };
+    if let Some(auto) = &root.auto {
+        let parts = canary.complement().divide(count(auto.sharding_size));
+        let parts = parts.into_iter().enumerate();
+        return parts.map(|(at, part)| share(at + 1, auto.every_shard_replicas, part)).collect();
+    }
+    let manual = root.manual.iter();
+    let mut shares: Vec<(usize, Share)> = manual
+        .map(|manual| {
+            let id = count(manual.id);
+            (id, share(id, manual.replicas.unwrap_or(1), slots(&manual.hashes)))
+        })
+        .collect();
+    shares.sort_by_key(|(id, _)| *id);
+    shares.into_iter().map(|(_, share)| share).collect()
+}
+
+/// The validation has found the prefix to be short enough.
+fn called(root: &Root, id: usize) -> String {
+    names::shard(&root.prefix, id).unwrap_or_else(|too_long| too_long.name)
+}
+
+fn slots(hashes: &[String]) -> SlotSet {
+    hashes.iter().filter_map(|hash| hash.parse::<Slot>().ok()).collect()
+}
+
+/// A number that the validation has found to be positive.
+fn count(number: i32) -> usize {
+    usize::try_from(number).unwrap_or_default()
+}
