@@ -97,11 +97,11 @@ async fn a_response_arrives_as_it_was_sent_with_nothing_added() {
     lines[1..].sort_unstable();
     let expected = [
         "HTTP/1.1 200 OK",
-        "audit-id: 7",
-        "connection: close",
-        "content-length: 2",
-        "warning: 299 - \"a\"",
-        "warning: 299 - \"b\"",
+        "Audit-Id: 7",
+        "Connection: close",
+        "Content-Length: 2",
+        "Warning: 299 - \"a\"",
+        "Warning: 299 - \"b\"",
     ];
     assert_eq!((lines.as_slice(), body), (&expected[..], "ok"));
 }
