@@ -351,3 +351,19 @@ async fn a_request_that_expects_100_hears_it_over_http2_when_the_api_server_says
     let mut said = soon("the answer", answer).await.unwrap().into_body();
     assert_eq!(soon("its body", said.data()).await.unwrap().unwrap(), "body");
 }
+
+#[tokio::test]
+async fn an_api_server_that_accepts_and_says_nothing_is_503_within_the_connect_deadline() {
+    let pki = Pki::new();
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let deadline = ["--connect-timeout", "200ms", "--response-timeout", "1h"];
+    let proxy = Proxy::start(&pki, silent.local_addr().unwrap(), &deadline);
+    for version in BOTH {
+        let mut client = Client::connect(&pki, proxy.address, version).await;
+        for target in ["/api/v1/pods", "/api/v1/pods?watch=1"] {
+            let answer = client.get(target).await;
+            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{version:?}");
+            assert!(answer.headers.contains_key("retry-after"));
+        }
+    }
+}

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use harness::client::{Client, get, tls};
 use harness::pki::Pki;
 use harness::proxy::Proxy;
+use harness::random::Random;
 use harness::soon;
 use harness::upstream::{Upstream, streamed, whole};
 use http::{StatusCode, Version};
@@ -81,13 +82,8 @@ async fn what_is_not_tls_passes_to_the_api_server_as_it_is() {
 
 /// What a stream carries that means nothing to anyone: every byte, in no order.
 fn noise(seed: u64) -> Vec<u8> {
-    let mut state = seed;
-    let mut next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state.to_be_bytes()[0]
-    };
-    (0..BYTES).map(|_| next()).collect()
+    let mut random = Random(seed);
+    (0..BYTES).map(|_| random.next().to_be_bytes()[0]).collect()
 }
 
 /// An API server that upgrades what is asked for, sends noise, reads until the client has said all, and answers that.
