@@ -49,6 +49,8 @@ pub struct Labelling {
     pub hash_key: String,
     /// Key of the label with the namespace.
     pub namespace_key: String,
+    /// Key of the label that says that an object is given to shards.
+    pub control_key: String,
     /// How a namespace's name becomes a slot.
     pub hash: NamespaceHash,
 }
@@ -176,6 +178,7 @@ impl Default for Labelling {
         Self {
             hash_key: label::SHARDING_HASH.to_owned(),
             namespace_key: label::NAMESPACE.to_owned(),
+            control_key: label::CONTROL.to_owned(),
             hash: NamespaceHash::default(),
         }
     }

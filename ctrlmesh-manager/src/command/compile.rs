@@ -8,9 +8,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use ctrlmesh_manager::compile::{Compiled, World, compile};
+use ctrlmesh_manager::config::LabelArgs;
 use ctrlmesh_manager::pod::Member;
 
-use super::{Labels, manifests, verdict};
+use super::{exit_code, manifests};
 
 /// What is asked for.
 #[derive(Args)]
@@ -22,7 +23,7 @@ pub(crate) struct Compile {
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
     #[command(flatten)]
-    labels: Labels,
+    labels: LabelArgs,
 }
 
 // === impl Compile ===
@@ -49,6 +50,6 @@ impl Compile {
         };
         let compiled = compile(world, &before.policies);
         write!(stdout(), "{}", serde_saphyr::to_string(&compiled)?)?;
-        Ok(verdict(!compiled.troubles.is_empty()))
+        Ok(exit_code(!compiled.troubles.is_empty()))
     }
 }

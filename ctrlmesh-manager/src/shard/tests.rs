@@ -171,6 +171,7 @@ fn an_own_label_key_and_hash_are_used_throughout() {
     let labelling = Labelling {
         hash_key: "example.com/hash".to_owned(),
         namespace_key: "example.com/ns".to_owned(),
+        control_key: "example.com/control".to_owned(),
         hash: NamespaceHash::Kusionstack,
     };
     // ns-a is in slot 15 of the predecessors' hash.
