@@ -45,6 +45,17 @@ fn main() {
     runtime.block_on(measure(proxies));
 }
 
+/// What was measured.
+#[derive(Debug, Default)]
+struct Measured {
+    connected: Duration,
+    changes: Vec<Duration>,
+    resident: (u64, u64),
+    bytes: (usize, usize),
+    started: Duration,
+    back: Duration,
+}
+
 async fn measure(count: usize) {
     let plane = ControlPlane::start(&Options::default()).unwrap();
     let namespace = plane.namespace("bench").await.unwrap();
@@ -52,48 +63,41 @@ async fn measure(count: usize) {
     let pods = pods::create(&plane, &namespace, count).await;
     eprintln!("{count} pods made in {:?}", begun.elapsed());
     let mut manager = served::Manager::start(&plane, &namespace, &pods, None);
-    let idle = manager.resident();
+    let mut measured = Measured { resident: (manager.resident(), 0), ..Measured::default() };
     let begun = Instant::now();
-    let proxies = proxies::Proxies::start(&plane, &pods, &manager);
+    let proxies = proxies::Proxies::start(&pods, &manager);
     manager.ask("connected", count);
-    let connected = begun.elapsed();
-    let mut times = Vec::new();
+    measured.connected = begun.elapsed();
     for _ in 0..CHANGES {
-        times.extend(manager.change(count));
+        measured.changes.extend(manager.change(count));
     }
-    times.sort();
-    let at = |part: f64| {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "an index"
-        )]
-        let index = (part * (times.len() - 1) as f64) as usize;
-        times[index]
-    };
-    let full = manager.resident();
-    let (down, up) = proxies.bytes();
+    measured.changes.sort();
+    measured.resident.1 = manager.resident();
+    measured.bytes = proxies.bytes();
     let address = manager.address();
     manager.kill();
     let begun = Instant::now();
     let mut manager = served::Manager::start(&plane, &namespace, &pods, Some(address));
-    let started = begun.elapsed();
+    measured.started = begun.elapsed();
     manager.ask("connected", count);
-    let back = begun.elapsed();
+    measured.back = begun.elapsed();
+    measured.print(count);
+}
 
-    println!("| {count} proxies on one manager | |\n| --- | --- |");
-    println!("| all connected, from nothing | {connected:.1?} |");
-    println!("| one change of every policy, until it is acknowledged: p50 | {:.0?} |", at(0.5));
-    println!("| p99 | {:.0?} |", at(0.99));
-    println!("| all | {:.0?} |", at(1.0));
-    println!(
-        "| resident memory without a proxy, and with all | {} MB, {} MB |",
-        idle >> 20,
-        full >> 20
-    );
-    println!("| bytes of messages a client and change, down and up | {down}, {up} |");
-    println!("| killed and restarted: listening after | {started:.1?} |");
-    println!("| all proxies back after | {back:.1?} (target {BACK:?}) |");
-    drop(proxies);
+impl Measured {
+    fn print(&self, count: usize) {
+        let last = self.changes.len() - 1;
+        let at = |hundredths: usize| self.changes[last * hundredths / 100];
+        let (idle, full) = (self.resident.0 >> 20, self.resident.1 >> 20);
+        println!("| {count} proxies on one manager | |\n| --- | --- |");
+        println!("| all connected, from nothing | {:.1?} |", self.connected);
+        println!("| one change of every policy, until it is acknowledged: p50 | {:.0?} |", at(50));
+        println!("| p99 | {:.0?} |", at(99));
+        println!("| all | {:.0?} |", at(100));
+        println!("| resident memory without a proxy, and with all | {idle} MB, {full} MB |");
+        let (down, up) = self.bytes;
+        println!("| bytes of messages a client and change, down and up | {down}, {up} |");
+        println!("| killed and restarted: listening after | {:.1?} |", self.started);
+        println!("| all proxies back after | {:.1?} (target {BACK:?}) |", self.back);
+    }
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Verdict};
 use ctrlmesh_proxy::drain::Drain;
 use ctrlmesh_proxy::manager::Manager;
-use ctrlmesh_testbed::ControlPlane;
 use prost::Message as _;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -39,7 +38,7 @@ struct Counted {
 
 impl Proxies {
     /// Starts one for each pod.
-    pub(crate) fn start(_plane: &ControlPlane, pods: &[OnePod], manager: &served::Manager) -> Self {
+    pub(crate) fn start(pods: &[OnePod], manager: &served::Manager) -> Self {
         let folder = TempDir::new().unwrap();
         let (mut tasks, counted) = (JoinSet::new(), Arc::<Counted>::default());
         for pod in pods {

@@ -72,7 +72,7 @@ async fn a_token_that_the_api_server_does_not_vouch_for_to_us_proves_nothing() {
     // Signed by the API server's own key, and still good: what the next one differs in is its age.
     let young = token::shifted(bed.plane, &good, Duration::ZERO);
     assert_eq!(refusal(bed.follow(&young, of_pod(&pod)).await), Code::Ok);
-    let expired = token::shifted(bed.plane, &good, Duration::from_secs(3600));
+    let expired = token::shifted(bed.plane, &good, Duration::from_hours(1));
     let (signed, signature) = good.rsplit_once('.').unwrap();
     // Not the last letter: some of its bits mean nothing.
     let other = if signature.starts_with('A') { "B" } else { "A" };

@@ -40,7 +40,7 @@ use tonic::{Status, Streaming};
 use crate::token::{self, TestPod};
 
 /// How long a condition may take to come true before a test fails: generous, because nothing waits for it in vain.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) const AUDIENCE: &str = "ctrlmesh";
 
@@ -277,7 +277,7 @@ fn candidate(identity: &str, address: &str) -> Candidate {
     }
 }
 
-/// A policy that shows only the ConfigMaps that `selector` matches.
+/// A policy that shows only the `ConfigMaps` that `selector` matches.
 pub(crate) fn policy(epoch: u64, selector: &str) -> Policy {
     let resources =
         ResourceMatch { api_groups: vec![String::new()], resources: vec!["configmaps".to_owned()] };

@@ -29,7 +29,7 @@ async fn operator(bed: &Bed, pod: &TestPod, sidecar: &Sidecar) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// The numbers of the ConfigMaps that it sees.
+/// The names of the `ConfigMaps` that it sees.
 async fn seen(client: &Client, namespace: &str) -> Option<Vec<String>> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let list = maps.list(&ListParams::default()).await.ok()?;

@@ -1,8 +1,9 @@
 //! The API server asks, and is answered.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ctrlmesh_manager::certs::authority::{Authority, Names};
 use ctrlmesh_manager::drain::Drain;
@@ -43,51 +44,64 @@ fn handler() -> Handler {
     })
 }
 
-#[tokio::test]
-async fn the_api_server_is_answered_and_what_goes_wrong_is_a_failure_of_that_review_only() {
-    let plane = ControlPlane::shared();
-    let client = plane.client().await.unwrap();
-    let namespace = plane.namespace("webhooks").await.unwrap();
-    let names = Names::of(["127.0.0.1"]);
-    let now = std::time::SystemTime::now();
+/// Serves webhooks; where, and who vouches for it (PEM).
+async fn served(registry: &mut Registry, drain: &Drain) -> (SocketAddr, String) {
+    let (names, now) = (Names::of(["127.0.0.1"]), SystemTime::now());
     let authority = Authority::make("test", &names, Duration::from_hours(1), now).unwrap();
     let leaf = authority.issue(&names, now).unwrap();
     let key = PrivatePkcs8KeyDer::from(leaf.key).into();
     let key = CertifiedKey::from_der(leaf.chain, key, &tls::provider()).unwrap();
     let server = tls::server(Arc::new(Presented::new(key)), &[tls::ALPN_HTTP2]).unwrap();
-
-    let mut registry = Registry::with_prefix(PREFIX);
     let route = Route { path: "/test", deadline: Duration::from_millis(500), handler: handler() };
-    let drain = Drain::default();
     let webhook = Arc::new(Webhook {
         routes: BTreeMap::from([(route.path, route)]),
-        metrics: WebhookMetrics::register(&mut registry),
+        metrics: WebhookMetrics::register(registry),
         drain: drain.clone(),
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let address = listener.local_addr().unwrap();
     let limits = Limits { connections: 10, unproven: 10, unproven_of_one: 10 };
-    let listen = Listen::new(limits, Refusals::register(&mut registry));
+    let listen = Listen::new(limits, Refusals::register(registry));
     let serve = move |stream, admission| webhook.clone().serve(stream, admission);
-    drain.spawn(listen.run(listener, TlsAcceptor::from(Arc::new(server)), drain.clone(), serve));
+    let acceptor = TlsAcceptor::from(Arc::new(server));
+    drain.spawn(listen.run(listener, acceptor, drain.clone(), serve));
+    (address, authority.pem().to_owned())
+}
 
-    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+/// Asks `address` about `ConfigMaps` of `namespace`.
+fn configuration(namespace: &str, address: SocketAddr, ca: &str) -> ValidatingWebhookConfiguration {
     let configuration = json!({
         "metadata": {"name": namespace},
         "webhooks": [{
             "name": "test.ctrlmesh.kusionstack.io",
             "clientConfig": {
-                "url": format!("https://127.0.0.1:{port}/test"),
-                "caBundle": ByteString(authority.pem().as_bytes().to_vec()),
+                "url": format!("https://{address}/test"),
+                "caBundle": ByteString(ca.as_bytes().to_vec()),
             },
             "sideEffects": "None",
             "admissionReviewVersions": ["v1"],
             "failurePolicy": "Fail",
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}],
+            "rules": [{
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "operations": ["CREATE"],
+                "resources": ["configmaps"],
+            }],
         }],
     });
-    let configuration = serde_json::from_value(configuration).unwrap();
+    serde_json::from_value(configuration).unwrap()
+}
+
+#[tokio::test]
+async fn the_api_server_is_answered_and_what_goes_wrong_is_a_failure_of_that_review_only() {
+    let plane = ControlPlane::shared();
+    let client = plane.client().await.unwrap();
+    let namespace = plane.namespace("webhooks").await.unwrap();
+    let (mut registry, drain) = (Registry::with_prefix(PREFIX), Drain::default());
+    let (address, ca) = served(&mut registry, &drain).await;
+    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let configuration = configuration(&namespace, address, &ca);
     configurations.create(&PostParams::default(), &configuration).await.unwrap();
     let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
     let create = async |name: &str| {
