@@ -191,7 +191,8 @@ async fn answer(
     let body = body.map_err(|_broken| Unanswered::Body)?.to_bytes();
     let review: AdmissionReview<DynamicObject> =
         serde_json::from_slice(&body).map_err(Unanswered::Malformed)?;
-    let question = review.request.ok_or(Unanswered::Empty)?;
+    // Takes the version of the review along, in which it is answered.
+    let question: AdmissionRequest<_> = review.try_into().map_err(|_empty| Unanswered::Empty)?;
     let answer = AssertUnwindSafe((route.handler)(question)).catch_unwind();
     let answer = time::timeout(route.deadline, answer).await;
     let answer = answer.map_err(|_elapsed| Unanswered::Late { within: route.deadline })?;
