@@ -62,8 +62,8 @@ impl Manager {
     pub(crate) async fn address(&self, purpose: &str) -> Result<SocketAddr> {
         retry(|| async {
             let log = self.log();
-            let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-            ensure!(child.try_wait()?.is_none(), "it ended:\n{log}");
+            let ended = self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait()?;
+            ensure!(ended.is_none(), "it ended:\n{log}");
             let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
             let line = lines.into_iter().find(|line| line["purpose"] == purpose);
             let line = line.with_context(|| format!("not yet:\n{log}"))?;
