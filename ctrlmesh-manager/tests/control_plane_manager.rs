@@ -2,20 +2,23 @@
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_common::api::{CircuitBreaker, ShardingConfig};
+use ctrlmesh_common::api::{CircuitBreaker, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::{annotation, label, root_ca};
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_testbed::{ControlPlane, retry};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use harness::manager::Manager;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
@@ -28,9 +31,10 @@ const NAMESPACE: &str = "ctrlmesh-system";
 /// What is listed from the start.
 const LISTED: &str = "groupVersionKinds:\n  v1: [ConfigMap]\n  rbac.authorization.k8s.io/v1: [ClusterRole]\n  widgets.example.com/v1: ['*']\n";
 
+static STARTED: OnceCell<Result<Manager, String>> = OnceCell::const_new();
+
 /// One manager for all tests of this binary, with its webhooks registered; started once, also where that failed.
 async fn managed() -> Result<Client> {
-    static STARTED: OnceCell<Result<Manager, String>> = OnceCell::const_new();
     let client = ControlPlane::shared().client().await?;
     let started = || async { start(&client).await.map_err(|error| format!("{error:#}")) };
     match STARTED.get_or_init(started).await {
@@ -49,7 +53,8 @@ async fn start(client: &Client) -> Result<Manager> {
     create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
     let early = json!({"metadata": {"name": "early"}});
     create::<ConfigMap>(&Api::namespaced(client.clone(), "default"), early).await?;
-    let manager = Manager::start(ControlPlane::shared(), NAMESPACE, &["--label-rate", "1000"])?;
+    let more = ["--label-rate", "1000", "--identity", "manager-0"];
+    let manager = Manager::start(ControlPlane::shared(), NAMESPACE, &more)?;
     let webhooks = manager.address("webhooks").await?;
     let hook = |path: &str, rule: Value, policy: &str| {
         json!({
@@ -62,7 +67,10 @@ async fn start(client: &Client) -> Result<Manager> {
     let validating = json!({"metadata": metadata, "webhooks": [hook("validate", ours, "Fail")]});
     create::<ValidatingWebhookConfiguration>(&Api::all(client.clone()), validating).await?;
     let pods = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]});
-    let mutating = json!({"metadata": metadata, "webhooks": [hook("inject", pods, "Fail")]});
+    // Secrets are not listed: only the webhook labels them, as it would all where the API server cannot.
+    let secrets = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["secrets"], "operations": ["CREATE", "UPDATE"]});
+    let hooks = [hook("inject", pods, "Fail"), hook("label", secrets, "Ignore")];
+    let mutating = json!({"metadata": metadata, "webhooks": hooks});
     create::<MutatingWebhookConfiguration>(&Api::all(client.clone()), mutating).await?;
     // The webhooks are asked once the API server knows the CA, and answer once everything was seen.
     let probe: ShardingConfig = serde_json::from_value(shard("probe", "probe", "probe"))?;
@@ -72,6 +80,11 @@ async fn start(client: &Client) -> Result<Manager> {
         .await
         .with_context(|| manager.log())?;
     Ok(manager)
+}
+
+async fn create_dynamic(api: &Api<DynamicObject>, object: Value) -> Result<()> {
+    api.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+    Ok(())
 }
 
 async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
@@ -263,6 +276,103 @@ async fn the_api_server_itself_labels_what_is_created() -> Result<()> {
     create(&accounts, json!({"metadata": {"name": "default"}})).await?;
     let pod = create(&pods, not_listed).await?;
     ensure!(pod.labels().is_empty(), "{:?}", pod.labels());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_webhook_labels_where_the_api_server_does_not() -> Result<()> {
+    let client = managed().await?;
+    let namespace = ControlPlane::shared().namespace("secrets").await?;
+    let secrets: Api<Secret> = Api::namespaced(client, &namespace);
+    let mut made = create(&secrets, json!({"metadata": {"name": "a"}})).await?;
+    has(&made, &wanted(&namespace))?;
+    made.labels_mut().clear();
+    let after = secrets.replace("a", &PostParams::default(), &made).await?;
+    has(&after, &wanted(&namespace))
+}
+
+#[tokio::test]
+async fn the_managers_are_listed_for_those_who_knew_the_predecessors() -> Result<()> {
+    let client = managed().await?;
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
+    let endpoint = |name: &str, address: &str| json!({"addresses": [address], "targetRef": {"kind": "Pod", "name": name}});
+    let slice = json!({
+        "metadata": {"name": "managers", "labels": {"kubernetes.io/service-name": "ctrlmesh-manager"}}, "addressType": "IPv4",
+        "endpoints": [endpoint("manager-0", "10.0.0.1"), endpoint("manager-1", "10.0.0.2")],
+    });
+    create(&slices, slice).await?;
+    let managers: Api<ManagerState> = Api::all(client);
+    retry(|| async {
+        let status = managers.get("ctrlmesh-manager").await?.status.unwrap_or_default();
+        let leads: Vec<bool> = status.endpoints.iter().map(|one| one.leader).collect();
+        ensure!(leads == [true, false], "{status:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// Makes objects of a kind of its own, which is not listed yet: everything is left to the watches.
+async fn make_many(client: &Client, spaces: u32, each: u32) -> Result<Api<DynamicObject>> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("many.example.com", "v1", "Thing"));
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let schema = json!({"openAPIV3Schema": {"type": "object"}});
+    let definition = json!({
+        "metadata": {"name": "things.many.example.com"},
+        "spec": {"group": "many.example.com", "scope": "Namespaced", "names": {"plural": "things", "kind": "Thing"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": schema}]},
+    });
+    create(&definitions, definition).await?;
+    let things: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    retry(|| async { things.list(&ListParams::default().limit(1)).await }).await?;
+    let made = stream::iter(0..spaces).map(|number| {
+        let (client, resource, namespaces) = (client.clone(), resource.clone(), namespaces.clone());
+        async move {
+            let name = format!("many-{number}");
+            create(&namespaces, json!({"metadata": {"name": name}})).await?;
+            let things: Api<DynamicObject> = Api::namespaced_with(client, &name, &resource);
+            for thing in 0..each {
+                let thing = json!({"apiVersion": "many.example.com/v1", "kind": "Thing", "metadata": {"name": format!("t-{thing}")}});
+                create_dynamic(&things, thing).await?;
+            }
+            anyhow::Ok(())
+        }
+    });
+    made.buffer_unordered(16).try_collect::<Vec<()>>().await?;
+    Ok(things)
+}
+
+/// 100 namespaces and 1,000 objects; with `--full`, 5,000 and 50,000.
+#[tokio::test]
+async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
+    let client = managed().await?;
+    let full = std::env::var_os("CTRLMESH_TEST_FULL").is_some();
+    let (spaces, each) = if full { (5000, 10) } else { (100, 10) };
+    let manager = STARTED.get().and_then(|started| started.as_ref().ok()).context("no manager")?;
+    let things = make_many(&client, spaces, each).await?;
+    let before = manager.resident_kilobytes()?;
+    let start = Instant::now();
+    let listed = format!("{LISTED}  many.example.com/v1: [Thing]\n");
+    let list = json!({"data": {"resource-config": listed}});
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
+    maps.patch("ctrlmesh-sharding-resource", &PatchParams::default(), &Patch::Merge(list)).await?;
+    let mut most = before;
+    let unlabelled = ListParams::default().labels(&format!("!{}", label::SHARDING_HASH)).limit(1);
+    loop {
+        most = most.max(manager.resident_kilobytes()?);
+        if things.list_metadata(&unlabelled).await?.items.is_empty() {
+            break;
+        }
+        ensure!(start.elapsed() < Duration::from_mins(20), "not done");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    eprintln!(
+        "{} objects in {spaces} namespaces labelled in {:?}; resident {before} kB before, {most} kB at most",
+        spaces * each,
+        start.elapsed()
+    );
+    // A page of metadata is what may be held, not the objects.
+    ensure!(most < before + 64 * 1024, "{before} kB, then {most} kB");
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //!
 //! A shell starts it, and kills it when the pipe that only this process holds is closed, however this process ends.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
@@ -56,6 +57,17 @@ impl Manager {
     /// What it has said.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How much memory it has, in kB.
+    pub(crate) fn resident_kilobytes(&self) -> Result<u64> {
+        let shell = self.child.lock().unwrap_or_else(PoisonError::into_inner).id();
+        let children = fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"))?;
+        let manager = children.split_whitespace().next().context("no child")?;
+        let status = fs::read_to_string(format!("/proc/{manager}/status"))?;
+        let line =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches("kB").trim().parse()?)
     }
 
     /// Where it listens for `purpose`, once it does.
