@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use http::header::USER_AGENT;
-use k8s_openapi::ByteString;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use prometheus_client::registry::Registry;
@@ -34,7 +33,7 @@ use crate::label::LabelMetrics;
 use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
-use crate::push::{Accounts, Push, PushMetrics};
+use crate::push::{Accounts, Push, PushMetrics, Relay};
 use crate::readiness::Readiness;
 use crate::telemetry;
 use crate::tls::{self, Presented};
@@ -187,6 +186,7 @@ async fn start(
         drain,
     };
     keep_certificates(&context, &presented);
+    tell_leader(&context);
     serve_proxies(
         &context,
         &presented,
@@ -219,6 +219,22 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>) {
         namespaces.insert(own.clone());
         namespaces
     }));
+}
+
+/// Tells the leader what proxies say here, where this replica can say who it is.
+fn tell_leader(context: &Context) {
+    let Some(token) = context.args.token.clone() else {
+        return warn!("without --token this replica cannot tell the leader what its proxies say");
+    };
+    let relay = Relay {
+        board: context.board.clone(),
+        leadership: context.leadership.clone(),
+        vault: context.vault.clone(),
+        name: context.args.service_name(),
+        token,
+        drain: context.drain.clone(),
+    };
+    context.drain.spawn_until_started(relay.run());
 }
 
 fn serve_proxies(
@@ -322,12 +338,7 @@ fn identity(args: &RunArgs) -> String {
 
 /// A certificate in PEM.
 fn pem(der: &[u8]) -> String {
-    // What Kubernetes' JSON calls bytes is base64.
-    let base64 = serde_json::to_value(ByteString(der.to_vec())).unwrap_or_default();
-    let base64 = base64.as_str().unwrap_or_default().as_bytes();
-    let lines = base64.chunks(64).map(|line| String::from_utf8_lossy(line) + "\n");
-    let body: String = lines.collect();
-    format!("-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n")
+    pem::encode(&pem::Pem::new("CERTIFICATE", der))
 }
 
 async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {

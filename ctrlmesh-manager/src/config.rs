@@ -151,9 +151,14 @@ impl RunArgs {
         self.identity.clone().unwrap_or_else(host).trim().to_owned()
     }
 
+    /// The DNS name of the Service behind which all replicas are.
+    pub fn service_name(&self) -> String {
+        format!("{}.{}.svc", self.service, self.namespace)
+    }
+
     /// By what the manager is known to those who call it.
     pub fn names(&self) -> Names {
-        let service = format!("{}.{}.svc", self.service, self.namespace);
+        let service = self.service_name();
         let names = [service.clone(), format!("{service}.cluster.local")];
         Names::of(names.into_iter().chain(self.serving_name.iter().cloned()))
     }

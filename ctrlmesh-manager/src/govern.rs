@@ -151,7 +151,7 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
     let args = &context.args;
     let settings = Arc::new(Settings {
         image: args.proxy_image.clone(),
-        manager: format!("{}.{}.svc:{}", args.service, args.namespace, port::MANAGER_GRPC),
+        manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     });
     let (known, labels, roots) = (plans.clone(), Arc::clone(labelling), context.roots.clone());
     let inject = move |asked: Asked| {

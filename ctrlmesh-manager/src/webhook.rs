@@ -191,8 +191,9 @@ async fn answer(
     let body = body.map_err(|_broken| Unanswered::Body)?.to_bytes();
     let review: AdmissionReview<DynamicObject> =
         serde_json::from_slice(&body).map_err(Unanswered::Malformed)?;
-    // Takes the version of the review along, in which it is answered.
-    let question: AdmissionRequest<_> = review.try_into().map_err(|_empty| Unanswered::Empty)?;
+    // That it is of this version goes into the answer.
+    let question: AdmissionRequest<DynamicObject> =
+        review.try_into().map_err(|_nothing| Unanswered::Empty)?;
     let answer = AssertUnwindSafe((route.handler)(question)).catch_unwind();
     let answer = time::timeout(route.deadline, answer).await;
     let answer = answer.map_err(|_elapsed| Unanswered::Late { within: route.deadline })?;

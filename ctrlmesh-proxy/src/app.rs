@@ -23,15 +23,18 @@ use crate::accept::{Accepted, Acceptor, Origin, Thread};
 use crate::admin::Admin;
 use crate::config::{CommonArgs, ConfigError, NodeArgs, SidecarArgs};
 use crate::drain::Drain;
+use crate::manager::Manager;
 use crate::metrics::Metrics;
 use crate::node::{Node, NodeError, Settings};
 use crate::policy;
-use crate::policy::LoadError;
+use crate::policy::client;
+use crate::policy::{LoadError, StoreError};
 use crate::readiness::{BlockReady, Readiness};
-use crate::serve::{Policies, Server};
+use crate::serve::{Policies, Served, Server};
 use crate::tls;
 use crate::tls::TlsError;
-use crate::tls::issue::Presented;
+use crate::tls::issue::{Presented, Source};
+use crate::tls::signed::Signed;
 use crate::tls::trust::Trust;
 use crate::upstream::{Address, Dialer, Target};
 
@@ -47,6 +50,9 @@ pub enum AppError {
     /// There is no policy that could be applied.
     #[error("read the policy")]
     Policy(#[from] LoadError),
+    /// What the manager says cannot be kept.
+    #[error("keep what the manager says")]
+    Store(#[from] StoreError),
     /// The pods of a node cannot be served.
     #[error("serve the pods of this node")]
     Node(#[from] NodeError),
@@ -115,13 +121,28 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
     let Process { metrics, drain, .. } = &process;
     let pod = args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default();
     let never = CancellationToken::new();
-    let policy = policy::enforce(args.policy.source(), pod, metrics, drain, never)?;
+    let manager = args.manager.manager();
+    let policy = match &manager {
+        None => policy::enforce(args.policy.source(), pod, metrics, drain, never)?,
+        Some(manager) => {
+            let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
+            let told =
+                client::follow(manager.clone(), client::Served::Pod(pod.clone()), metrics, drain)?;
+            // Nothing is served before it is known what.
+            let Some(policy) = client::policy_of(pod, told, metrics, drain).await else {
+                return Ok(true);
+            };
+            policy
+        }
+    };
     let target = args.target()?;
     let name = match &target.address {
         Address::Socket(address) => address.ip().to_string(),
         Address::Host(host, _) => host.clone(),
     };
-    let (acceptor, workers) = process.start([name], Some(target), Policies::One(policy))?;
+    let source = process.certificate(&[name], manager).await?;
+    let served = Served { policy, history: Arc::default(), gone: None };
+    let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
         let listener = listen("operators", *address).await?;
         let (acceptor, stop) = (acceptor.clone(), drain.clone());
@@ -137,7 +158,8 @@ async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     let targets = args.targets()?;
     let names: Vec<String> = targets.addresses().map(|address| address.to_string()).collect();
     let (served, by_slot) = watch::channel(Arc::default());
-    let (acceptor, workers) = process.start(names, None, Policies::BySlot(by_slot))?;
+    let source = process.certificate(&names, None).await?;
+    let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot))?;
     let (pods, port, pins) = (args.pods, args.redirect_port, args.pin_dir);
     let settings = Settings { pods, targets, port, pins };
     let node = Node::open(settings, acceptor, served, process.drain.clone())?;
@@ -153,15 +175,30 @@ impl Process {
         Self { args, metrics, readiness, drain }
     }
 
-    /// Starts the serving threads; what is presented carries `names`.
+    /// Where the certificate comes from that carries `names`; the manager signs it where nothing else was said.
+    async fn certificate(
+        &self,
+        names: &[String],
+        manager: Option<Manager>,
+    ) -> Result<Source, ConfigError> {
+        match manager.filter(|_| self.args.lacks_certificate()) {
+            None => self.args.certificate(names),
+            Some(manager) => {
+                let names = self.args.names(names);
+                Ok(Signed::new(manager, names, self.drain.clone()).source().await)
+            }
+        }
+    }
+
+    /// Starts the serving threads, which present what comes from `source`.
     fn start(
         &self,
-        names: impl IntoIterator<Item = String>,
+        source: Source,
         target: Option<Target>,
         policies: Policies,
     ) -> Result<(Acceptor, Vec<JoinHandle<()>>), AppError> {
         let drain = &self.drain;
-        let presented = Arc::new(Presented::load(self.args.certificate(names)?)?);
+        let presented = Arc::new(Presented::load(source)?);
         let parts = Parts {
             tls: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?),
             tls_http1: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP1])?),

@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use crate::intercept;
 use crate::intercept::{Targets, default_pins};
+use crate::manager::ManagerArgs;
 use crate::policy::PolicyArgs;
 use crate::telemetry::LogFormat;
 use crate::tls::issue::Source;
@@ -81,9 +82,12 @@ pub struct SidecarArgs {
     /// The API server, as https://HOST:PORT; the default is what Kubernetes tells every pod.
     #[arg(long, env = "CTRLMESH_PROXY_UPSTREAM", value_name = "URL")]
     pub upstream: Option<Upstream>,
-    /// Where the pod's policy comes from; without one everything passes.
+    /// Where the pod's policy comes from; without one, and without a manager, everything passes.
     #[command(flatten)]
     pub policy: PolicyArgs,
+    /// The manager, that tells the policy instead.
+    #[command(flatten)]
+    pub manager: ManagerArgs,
     /// What all modes are told.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -144,6 +148,9 @@ pub enum ConfigError {
     /// Neither the flag nor the environment says what is to be redirected.
     #[error("which connections: give --target, or run where KUBERNETES_SERVICE_HOST is an address")]
     NoTarget,
+    /// A manager was named, but no pod.
+    #[error("which pod: give --pod beside --manager")]
+    NoPod,
     /// Not two files.
     #[error("`{seen}` is not of the form CERT,KEY")]
     MeshCa {
@@ -151,7 +158,7 @@ pub enum ConfigError {
         seen: String,
     },
     /// Nothing to present to operators.
-    #[error("which certificate: give --mesh-ca, or --tls-cert and --tls-key")]
+    #[error("which certificate: give --manager, --mesh-ca, or --tls-cert and --tls-key")]
     NoCertificate,
     /// Not a duration.
     #[error("`{seen}` is not a duration such as 500ms, 5s or 2m")]
@@ -169,21 +176,28 @@ impl CommonArgs {
     /// # Errors
     ///
     /// Fails when neither a certificate nor a CA was given.
-    pub fn certificate(
-        &self,
-        names: impl IntoIterator<Item = String>,
-    ) -> Result<Source, ConfigError> {
+    pub fn certificate(&self, names: &[String]) -> Result<Source, ConfigError> {
         match (&self.mesh_ca, &self.tls_cert, &self.tls_key) {
             (Some(ca), ..) => Ok(Source::MeshCa {
                 cert: ca.cert.clone(),
                 key: ca.key.clone(),
-                names: self.tls_name.iter().cloned().chain(names).collect(),
+                names: self.names(names),
             }),
             (None, Some(cert), Some(key)) => {
                 Ok(Source::Files { cert: cert.clone(), key: key.clone() })
             }
             _ => Err(ConfigError::NoCertificate),
         }
+    }
+
+    /// Whether neither a certificate nor a CA was given.
+    pub fn lacks_certificate(&self) -> bool {
+        self.mesh_ca.is_none() && self.tls_cert.is_none()
+    }
+
+    /// The names that were asked for, and `more`.
+    pub fn names(&self, more: &[String]) -> Vec<String> {
+        self.tls_name.iter().chain(more).cloned().collect()
     }
 
     /// How many threads serve connections.

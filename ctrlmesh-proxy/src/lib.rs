@@ -9,6 +9,7 @@ pub mod readiness;
 pub mod metrics;
 pub mod body;
 pub mod watched;
+pub mod manager;
 pub mod intercept;
 pub mod policy;
 pub mod accept;

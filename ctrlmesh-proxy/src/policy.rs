@@ -16,10 +16,15 @@ use tokio::sync::watch;
 mod sharding;
 mod file;
 mod enforce;
+mod history;
+mod store;
+pub mod client;
 
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load};
+pub use history::{Forgotten, History, InForce, Reading};
 pub use sharding::ShardingError;
+pub use store::{Held, StoreError, Told};
 
 /// The policy that holds, and a way to learn of the next.
 pub type Current = watch::Receiver<Arc<Policy>>;
@@ -53,7 +58,7 @@ pub struct PolicyArgs {
 }
 
 /// A pod's namespace and name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodName {
     /// The namespace.
     pub namespace: String,

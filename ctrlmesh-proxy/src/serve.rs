@@ -33,7 +33,7 @@ use tracing::debug;
 use crate::accept::{Accepted, PodSlot};
 use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics};
-use crate::policy::Current;
+use crate::policy::{Current, History};
 use crate::serve::view::View;
 use crate::tls;
 use crate::tunnel;
@@ -69,7 +69,7 @@ pub struct Server {
 #[derive(Clone, Debug)]
 pub enum Policies {
     /// One pod's: the sidecar's.
-    One(Current),
+    One(Served),
     /// Each pod's own, by the slot that the kernel gave it; a pod that is not here is not served.
     BySlot(Receiver<Arc<HashMap<PodSlot, Served>>>),
 }
@@ -79,6 +79,8 @@ pub enum Policies {
 pub struct Served {
     /// What it may see.
     pub policy: Current,
+    /// What it could see before.
+    pub history: Arc<History>,
     /// Cancelled once the pod is served no more: its connections end then.
     pub gone: Option<CancellationToken>,
 }
@@ -156,8 +158,8 @@ impl Server {
         let http2 = stream.get_ref().1.alpn_protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
         let upstream = Upstream::new(http2, self.dialer.clone(), target, leaving.clone());
-        let Served { policy, gone } = served;
-        let policy = View::of(policy);
+        let Served { policy, history, gone } = served;
+        let policy = View::of(policy, history);
         let session = Rc::new(Session { server: self, upstream, policy, gone, leaving });
         if http2 {
             Box::pin(http2::serve(session, stream, deadline)).await;
@@ -198,7 +200,7 @@ impl Policies {
     /// The pod that a connection comes from, if it is served.
     fn of(&self, pod: Option<PodSlot>) -> Option<Served> {
         match (self, pod) {
-            (Policies::One(current), _) => Some(Served { policy: current.clone(), gone: None }),
+            (Policies::One(served), _) => Some(served.clone()),
             (Policies::BySlot(pods), Some(pod)) => pods.borrow().get(&pod).cloned(),
             (Policies::BySlot(_), None) => None,
         }

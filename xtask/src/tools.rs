@@ -29,8 +29,8 @@ pub const CARGO_DENY: &str = "0.20.2";
 /// The release of cargo-fuzz.
 pub const CARGO_FUZZ: &str = "0.13.2";
 
-/// A program of the control plane that assets folders usually lack; ours is used then.
-const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+/// The programs that a folder of [`ASSETS`] must have; of all others ours is used where it lacks them.
+const OF_ASSETS: [&str; 2] = ["etcd", "kube-apiserver"];
 
 /// After what time a build that nobody touches, and whose process is no more, has been interrupted.
 const ABANDONED_AFTER: Duration = Duration::from_hours(1);
@@ -43,10 +43,10 @@ pub fn cache() -> PathBuf {
         .unwrap_or_else(|| PathBuf::from(".cache/ctrlmesh"))
 }
 
-/// A program of the control plane: `etcd`, `kube-apiserver` or `kube-controller-manager`.
+/// A program of Kubernetes, such as `kube-apiserver` or `kubelet`, or `etcd`.
 pub fn control_plane(program: &str) -> PathBuf {
     match assets() {
-        Some(folder) if folder.join(program).is_file() || program != CONTROLLER_MANAGER => {
+        Some(folder) if folder.join(program).is_file() || is_of_assets(program) => {
             folder.join(program)
         }
         _ if program == "etcd" => cache().join("etcd").join(ETCD).join(program),
@@ -57,6 +57,11 @@ pub fn control_plane(program: &str) -> PathBuf {
 /// The folder of programs to use instead of ours, where the user names one.
 pub fn assets() -> Option<PathBuf> {
     folder(ASSETS)
+}
+
+/// Whether a folder of [`ASSETS`] must have this program.
+pub fn is_of_assets(program: &str) -> bool {
+    OF_ASSETS.contains(&program)
 }
 
 /// The folder that a variable names, made absolute: tests run in other folders than we do.

@@ -7,10 +7,10 @@ use ctrlmesh_common::resource::{ResourceMatch, WILDCARD};
 
 use super::{Report, parsed, required_selector};
 
-/// How many pairs of a group and a resource the limits of a shard may name.
+/// How many pairs of a group and a resource the limits of a shard, or what a root divides, may name.
 const MAX_PAIRS: usize = 2048;
 
-/// How many entries of resources the limits of a shard may have.
+/// How many entries of resources they may have.
 const MAX_ENTRIES: usize = 128;
 
 /// Checks every limit by itself, and that no resource is limited twice.
@@ -37,39 +37,11 @@ pub(super) fn check(limits: &[Limit], report: &mut Report) {
         }
         resources(&inner, limit.resources(), report);
     }
-    if too_many(limits, report) {
-        return;
-    }
     let covered = limits.iter().enumerate().map(|(at, limit)| {
         let nested = if limit.object_selector.is_some() { ".objectSelector" } else { "" };
         (format!("spec.limits[{at}]{nested}"), limit.resources())
     });
-    covered_twice(&covered.collect::<Vec<_>>(), report);
-}
-
-/// Comparing shards takes every named group with every named resource: what a person writes is far below this, and what
-/// is far above would keep the webhook busy.
-fn too_many(limits: &[Limit], report: &mut Report) -> bool {
-    let related = || limits.iter().flat_map(Limit::resources);
-    let groups: BTreeSet<&str> =
-        related().flat_map(|related| &related.api_groups).map(String::as_str).collect();
-    let resources: BTreeSet<&str> =
-        related().flat_map(|related| &related.resources).map(String::as_str).collect();
-    let pairs = groups.len() * resources.len();
-    let too_many = pairs > MAX_PAIRS || related().count() > MAX_ENTRIES;
-    if too_many {
-        report.error(
-            "spec.limits",
-            format!(
-                "{} groups and {} resources in {} entries are too many; their product may be \
-                 {MAX_PAIRS}, the entries {MAX_ENTRIES}",
-                groups.len(),
-                resources.len(),
-                related().count()
-            ),
-        );
-    }
-    too_many
+    covered_twice("spec.limits", &covered.collect::<Vec<_>>(), report);
 }
 
 /// Checks a list of resources.
@@ -82,8 +54,15 @@ pub(super) fn resources(field: &str, resources: &[RelatedResources], report: &mu
 }
 
 /// Each resource may be covered by one entry only, however it is spelled: where two would, one person reads that both
-/// hold, and another that the more specific one does. `entries` are each a field and its resources.
-pub(super) fn covered_twice(entries: &[(String, &[RelatedResources])], report: &mut Report) {
+/// hold, and another that the more specific one does. `entries`, all of `list`, are each a field and its resources.
+pub(super) fn covered_twice(
+    list: &str,
+    entries: &[(String, &[RelatedResources])],
+    report: &mut Report,
+) {
+    if too_many(list, entries, report) {
+        return;
+    }
     for (at, (field, resources)) in entries.iter().enumerate() {
         let earlier = entries[..at].iter();
         let twice = earlier.filter_map(|(first, others)| {
@@ -99,6 +78,31 @@ pub(super) fn covered_twice(entries: &[(String, &[RelatedResources])], report: &
             );
         }
     }
+}
+
+/// Comparing takes every named group with every named resource: what a person writes is far below this, and what is far
+/// above would keep the webhook busy.
+fn too_many(list: &str, entries: &[(String, &[RelatedResources])], report: &mut Report) -> bool {
+    let related = || entries.iter().flat_map(|(_, resources)| resources.iter());
+    let groups: BTreeSet<&str> =
+        related().flat_map(|related| &related.api_groups).map(String::as_str).collect();
+    let resources: BTreeSet<&str> =
+        related().flat_map(|related| &related.resources).map(String::as_str).collect();
+    let pairs = groups.len() * resources.len();
+    let too_many = pairs > MAX_PAIRS || related().count() > MAX_ENTRIES;
+    if too_many {
+        report.error(
+            list,
+            format!(
+                "{} groups and {} resources in {} entries are too many; their product may be \
+                 {MAX_PAIRS}, the entries {MAX_ENTRIES}",
+                groups.len(),
+                resources.len(),
+                related().count()
+            ),
+        );
+    }
+    too_many
 }
 
 fn at_entry(field: &str, entry: Option<usize>) -> String {

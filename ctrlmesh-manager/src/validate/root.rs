@@ -52,13 +52,6 @@ pub(super) fn check(root: &Root, report: &mut Report) {
     }
 }
 
-/// Pods carry the name of their shard as a label.
-fn prefix(prefix: &str, report: &mut Report) {
-    if prefix.len() > MAX_PREFIX_BYTES {
-        report.error("spec.root.prefix", format!("must be at most {MAX_PREFIX_BYTES} characters, because the names of the shards begin with it and are the values of a label"));
-    }
-}
-
 /// Checks which resources are divided.
 fn check_resources(root: &Root, report: &mut Report) {
     for (at, resources) in root.resource_selector.iter().enumerate() {
@@ -74,7 +67,14 @@ fn check_resources(root: &Root, report: &mut Report) {
     let divided = entries.map(|(at, resources)| {
         (format!("spec.root.resourceSelector[{at}]"), resources.relate_resources.as_slice())
     });
-    limits::covered_twice(&divided.collect::<Vec<_>>(), report);
+    limits::covered_twice("spec.root.resourceSelector", &divided.collect::<Vec<_>>(), report);
+}
+
+/// Pods carry the name of their shard as a label.
+fn prefix(prefix: &str, report: &mut Report) {
+    if prefix.len() > MAX_PREFIX_BYTES {
+        report.error("spec.root.prefix", format!("must be at most {MAX_PREFIX_BYTES} characters, because the names of the shards begin with it and are the values of a label"));
+    }
 }
 
 /// Checks the canary; returns its hashes.

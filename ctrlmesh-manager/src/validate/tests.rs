@@ -374,4 +374,10 @@ fn limits_that_would_keep_the_webhook_busy_are_refused() {
         found[0].contains("2048 groups and 2048 resources in 64 entries are too many"),
         "{found:?}"
     );
+    let many = (0..64).map(|at| format!("{{apiGroups: ['g{at}'], resources: [pods]}}"));
+    let many = format!("{{relateResources: [{}]}}", many.collect::<Vec<_>>().join(", "));
+    let divided = format!(", resourceSelector: [{many}, {many}, {many}]");
+    let found = sharding_config(&root("root", "", "op", &divided), &[], None).errors;
+    assert_eq!(found[0].field, "spec.root.resourceSelector");
+    assert!(found[0].message.contains("in 192 entries are too many"), "{found:?}");
 }

@@ -1,11 +1,12 @@
 //! The smallest proxy there is: bytes both ways to the original destination, so that anyone can see redirection work.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ctrlmesh_common::kernel::{NATIVE_IPV6, Pod};
 use tokio::net::{TcpListener as AsyncListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -13,16 +14,21 @@ use tokio::{signal, time};
 
 use super::cgroup::Hierarchy;
 use super::event::Events;
+use super::listener::Namespace;
 use super::original::Originals;
-use super::pin::Pins;
+use super::pin::{Pins, Slot};
+use super::record::{Record, State};
 use super::status::{Attachment, Status};
-use super::{Error, map, status};
+use super::{Error, cgroup, listener, map, status};
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 256;
 
 /// How often the relay beats, looks for new attachments and reads events.
 const TICK: Duration = Duration::from_millis(250);
+
+/// How long the relay waits when the system has no room for another connection.
+const NO_ROOM: Duration = Duration::from_millis(100);
 
 /// How long a target may take to answer a SYN.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -34,11 +40,36 @@ pub(super) struct Relay {
     pub(super) port: u16,
 }
 
+/// Where a relay takes connections.
+struct Place {
+    port: u16,
+    /// Inode of the network namespace.
+    namespace: u64,
+    /// Whether our prefix is local.
+    ipv6: bool,
+}
+
 // === impl Relay ===
 
 impl Relay {
     /// Relays until the process is told to stop.
     pub(super) async fn run(self) -> Result<(), Error> {
+        let own = Namespace::own()?;
+        // Before anybody can be sent there.
+        let prefix = listener::make_prefix_local(&own);
+        if let Err(error) = &prefix {
+            let error = error as &dyn std::error::Error;
+            tracing::info!(error, "no IPv6 of our own, native IPv6 goes over IPv4");
+        }
+        let place = Place { port: self.port, namespace: own.inode()?, ipv6: prefix.is_ok() };
+        let relayed = self.relay(&place).await;
+        if let Ok(true) = prefix {
+            listener::make_prefix_foreign(&own)?;
+        }
+        relayed
+    }
+
+    async fn relay(self, place: &Place) -> Result<(), Error> {
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, self.port));
         let failed = |source| Error::Listen { address, source };
         let listener = listen(address).and_then(AsyncListener::from_std).map_err(failed)?;
@@ -47,7 +78,7 @@ impl Relay {
             // Ends only on an error that will not pass.
             result = accept(&listener, &self.pins) => result.map_err(failed),
             // Ends if going on would mean talking to itself.
-            result = tick(&self.pins, self.port) => result,
+            result = tick(&self.pins, place) => result,
             // Told to stop.
             () = stopped() => Ok(()),
         }
@@ -88,6 +119,7 @@ async fn accept(listener: &AsyncListener, pins: &Path) -> io::Result<()> {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     let mut originals = None;
+    let mut refused = 0_u64;
     loop {
         while connections.try_join_next().is_some() {}
         let Ok(permit) = room.clone().acquire_owned().await else {
@@ -96,6 +128,17 @@ async fn accept(listener: &AsyncListener, pins: &Path) -> io::Result<()> {
         let (client, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) if transient(&error) => continue,
+            // Connections wait where they are until others have ended.
+            Err(error) if no_room(&error) => {
+                refused += 1;
+                tracing::warn!(
+                    refused,
+                    error = &error as &dyn std::error::Error,
+                    "no room for another connection"
+                );
+                time::sleep(NO_ROOM).await;
+                continue;
+            }
             Err(error) => return Err(error),
         };
         // The tables exist once something is attached, which may be after the relay has started.
@@ -118,6 +161,12 @@ fn transient(error: &io::Error) -> bool {
     )
 }
 
+/// Errors of a system that has too much of something.
+fn no_room(error: &io::Error) -> bool {
+    use nix::libc::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    [EMFILE, ENFILE, ENOBUFS, ENOMEM].map(Some).contains(&error.raw_os_error())
+}
+
 async fn relay(mut client: TcpStream, peer: SocketAddr, originals: Option<&Originals>) {
     let Ok(local) = client.local_addr() else {
         return;
@@ -129,7 +178,7 @@ async fn relay(mut client: TcpStream, peer: SocketAddr, originals: Option<&Origi
         }
     };
     // Whoever dials the port itself, from inside or outside, gets nothing.
-    let Some(original) = original.filter(|_| loopback(local.ip())) else {
+    let Some(original) = original.filter(|_| inside(peer.ip())) else {
         return tracing::debug!(client.addr = %peer, local.addr = %local, "not a redirected connection");
     };
     let target = original.target;
@@ -148,13 +197,15 @@ async fn relay(mut client: TcpStream, peer: SocketAddr, originals: Option<&Origi
     }
 }
 
-fn loopback(ip: IpAddr) -> bool {
-    ip.to_canonical().is_loopback()
+/// Whether this is one of our own addresses. From outside nobody can send to 127/8, but to our IPv6 prefix; then the
+/// sender's address is not ours, or it never gets an answer.
+fn inside(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// Beats for every attachment that leads here, and shows events to whoever debugs. Ends when this process gets
+/// Beats for every attachment that leads here, says whether native IPv6 does, and shows events to whoever debugs. Ends when this process gets
 /// intercepted itself.
-async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
+async fn tick(pins: &Path, place: &Place) -> Result<(), Error> {
     let mut ticks = time::interval(TICK);
     let mut events = None;
     loop {
@@ -166,7 +217,7 @@ async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
             }
             Ok(()) => {}
         }
-        if let Err(error) = beat(pins, port) {
+        if let Err(error) = beat(pins, place) {
             tracing::warn!(error = &error as &dyn std::error::Error, "heartbeat failed");
         }
         if tracing::enabled!(tracing::Level::DEBUG) {
@@ -178,21 +229,38 @@ async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
     }
 }
 
-fn beat(root: &Path, port: u16) -> Result<(), Error> {
+/// Beats for the pods that lead here. One whose processes are all in other network namespaces has another proxy at the
+/// same port; one without processes may get some that are here.
+fn beat(root: &Path, place: &Place) -> Result<(), Error> {
     let pins = Pins::at(root);
     if !pins.exist()? {
         return Ok(());
     }
     let mut maps = map::Maps::open(&pins)?;
-    for record in pins.records()? {
+    let attached = |record: &Record| record.state == State::Attached;
+    for record in pins.records()?.into_iter().filter(attached) {
         let pod = maps.pods.get(&record.slot.index(), 0).map_err(Error::map("PODS"))?;
-        if pod.port == port.to_be() {
-            maps.heartbeats
-                .set(pod.heartbeat, status::now(), 0)
-                .map_err(Error::map("HEARTBEATS"))?;
+        let namespaces = cgroup::namespaces(&record.cgroup.path);
+        let here = namespaces.contains_key(&place.namespace);
+        if pod.port != place.port.to_be() || !here && !namespaces.is_empty() {
+            continue;
+        }
+        maps.heartbeats.set(pod.heartbeat, status::now(), 0).map_err(Error::map("HEARTBEATS"))?;
+        let native = pod.flags & NATIVE_IPV6 != 0;
+        if here && namespaces.len() == 1 && native != place.ipv6 {
+            say_native(&pins, &mut maps, record.slot, place.ipv6)?;
         }
     }
     Ok(())
+}
+
+/// Says whether native IPv6 reaches us. With the lock, because loaders write the same entry.
+fn say_native(pins: &Pins, maps: &mut map::Maps, slot: Slot, native: bool) -> Result<(), Error> {
+    let _lock = pins.lock()?;
+    let pod = maps.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
+    let flag = if native { NATIVE_IPV6 } else { 0 };
+    let pod = Pod { flags: pod.flags & !NATIVE_IPV6 | flag, ..pod };
+    maps.pods.set(slot.index(), pod, 0).map_err(Error::map("PODS"))
 }
 
 async fn stopped() {

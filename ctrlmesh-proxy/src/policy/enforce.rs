@@ -46,7 +46,7 @@ pub fn enforce(
 }
 
 /// Shows the epoch in force, until shutdown or until the pod is `gone`.
-async fn show(
+pub(super) async fn show(
     mut current: Current,
     pod: String,
     metrics: Arc<Metrics>,

@@ -26,9 +26,9 @@ use crate::upstream::{Dialer, SendError, Target};
 /// Room for one response: 1 MiB feeds 1 GB/s at a round trip of a millisecond.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// Room for all responses of a connection. More than one stream's, so that a list nobody reads does not hold up the
-/// watches beside it; this also bounds what one client can make the proxy keep.
-const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Room for all responses of a connection: for each of the streams that a client may open, and one more, so that lists
+/// nobody reads hold up no watch beside them. What a client makes the proxy keep is what it asked for and does not read.
+const CONNECTION_WINDOW_BYTES: u32 = 251 * STREAM_WINDOW_BYTES;
 
 /// The largest frame that the API server may send: fewer frames for large lists.
 const MAX_FRAME_BYTES: u32 = 256 << 10;

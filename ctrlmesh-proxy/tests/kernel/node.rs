@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
-use ctrlmesh_common::kernel;
+use ctrlmesh_common::kernel::Code;
 use ctrlmesh_proxy::intercept::Status;
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -179,7 +179,10 @@ async fn a_pod_that_dials_the_address_of_another_gets_nothing() {
     served(&proxy, 2.0).await;
     // The same port: the proxy tells pods apart by the address.
     let mut a = node.operator_at("a", "a", ([127, 0, 0, 1], PROXY).into());
-    let address = |pod| Ipv4Addr::from(u32::from_be(kernel::encode(node.slot(pod), 1)));
+    let address = |pod| {
+        let code = Code { generation: 0, slot: node.slot(pod), index: 1 };
+        Ipv4Addr::from(code.ipv4().to_ne_bytes())
+    };
     assert_eq!(a.ask(&format!("@{} {POD}", address("a"))), shows("a"));
     let seen = node.upstream.seen.lock().unwrap().len();
     let answer = a.ask(&format!("@{} {POD}", address("b")));
