@@ -333,9 +333,7 @@ fn named(mut config: Config, agent: &'static str) -> Config {
 fn identity(args: &RunArgs) -> String {
     use std::hash::{BuildHasher as _, RandomState};
 
-    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = args.identity.clone().unwrap_or_else(host);
-    format!("{}_{:016x}", name.trim(), RandomState::new().hash_one(std::process::id()))
+    format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
 }
 
 /// A certificate in PEM.

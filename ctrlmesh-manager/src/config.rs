@@ -145,6 +145,12 @@ pub struct DurationError {
 // === impl RunArgs ===
 
 impl RunArgs {
+    /// What this replica is called: the host's name, which is the pod's, unless another was given.
+    pub fn replica(&self) -> String {
+        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        self.identity.clone().unwrap_or_else(host).trim().to_owned()
+    }
+
     /// The DNS name of the Service behind which all replicas are.
     pub fn service_name(&self) -> String {
         format!("{}.{}.svc", self.service, self.namespace)

@@ -24,6 +24,7 @@ use crate::label::{LabelMetrics, Labeller, Pace};
 use crate::lease::Leadership;
 use crate::plan::{self, Plan, Plans};
 use crate::pod::PodName;
+use crate::roster::Roster;
 use crate::shard::Labelling;
 use crate::status::Contact;
 use crate::telemetry;
@@ -60,19 +61,41 @@ pub fn start(context: &Context, background: Client, metrics: LabelMetrics) -> Ve
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
+    drain.spawn_until_started(roster(context).run());
+    keep_labels(context, background, Arc::clone(&labelling), cache, metrics);
+    routes(context, &plans, &labelling)
+}
+
+fn roster(context: &Context) -> Roster {
+    Roster {
+        client: context.client.clone(),
+        namespace: context.args.namespace.clone(),
+        service: context.args.service.clone(),
+        replica: context.args.replica(),
+        leadership: context.leadership.clone(),
+    }
+}
+
+/// Labels, whenever this replica leads.
+fn keep_labels(
+    context: &Context,
+    background: Client,
+    labelling: Arc<Labelling>,
+    cache: Arc<Cache>,
+    metrics: LabelMetrics,
+) {
     let leadership = context.leadership.clone();
-    let labels = Labeller {
+    let labels = Arc::new(Labeller {
         client: background.clone(),
         namespace: context.args.namespace.clone(),
-        labelling: Arc::clone(&labelling),
+        labelling,
         cache,
         recorder: Recorder::new(background, REPORTER.into()),
         metrics,
         may_write: move || leadership.is_held(),
         pace: Pace::per_second(context.args.labels.label_rate),
-    };
-    let (labels, drain) = (Arc::new(labels), drain.clone());
-    let mut leadership = context.leadership.clone();
+    });
+    let (drain, mut leadership) = (context.drain.clone(), context.leadership.clone());
     context.drain.spawn_until_started(async move {
         loop {
             leadership.held().await;
@@ -84,7 +107,6 @@ pub fn start(context: &Context, background: Client, metrics: LabelMetrics) -> Ve
             }
         }
     });
-    routes(context, &plans, &labelling)
 }
 
 /// Publishes what proxies may be told, whenever that changes.
@@ -129,7 +151,7 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
     let args = &context.args;
     let settings = Arc::new(Settings {
         image: args.proxy_image.clone(),
-        manager: format!("{}.{}.svc:{}", args.service, args.namespace, port::MANAGER_GRPC),
+        manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     });
     let (known, labels, roots) = (plans.clone(), Arc::clone(labelling), context.roots.clone());
     let inject = move |asked: Asked| {

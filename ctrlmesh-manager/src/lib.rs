@@ -28,6 +28,7 @@ pub mod push;
 pub mod config;
 pub mod context;
 pub mod webhook;
+pub mod roster;
 pub mod govern;
 pub mod admin;
 pub mod app;

@@ -9,6 +9,8 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::json;
 
+pub(crate) mod manager;
+
 /// Installs our definitions and waits until they are served, rules and all.
 pub(crate) async fn install(client: &Client) -> Result<()> {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
