@@ -1,5 +1,5 @@
 //! A recorded request arrives byte by byte, but for the selector, and so does its response.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
 mod harness;
 
