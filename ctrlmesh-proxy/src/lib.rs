@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod telemetry;
+pub mod explain;
 pub mod drain;
 pub mod readiness;
 pub mod metrics;
@@ -22,3 +23,4 @@ pub mod config;
 pub mod serve;
 pub mod admin;
 pub mod app;
+pub mod run;

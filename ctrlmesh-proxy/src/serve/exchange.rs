@@ -17,6 +17,7 @@ use tracing::{debug, info};
 use crate::body::Relay;
 use crate::decide;
 use crate::decide::{Decision, Plan, Refusal, Rename};
+use crate::explain;
 use crate::metrics::{Outcome, UpstreamError};
 use crate::request::{RequestInfo, TargetError};
 use crate::rewrite;
@@ -144,6 +145,7 @@ impl Session {
             Decision::Rewrite(plan) => Some(plan),
             Decision::Refuse(refusal) => {
                 metrics.refused.inc();
+                explain::refused(info.verb(), target.as_str(), &refusal);
                 return Err(Failure::Refused(refusal));
             }
         };
@@ -157,6 +159,8 @@ impl Session {
         };
         let Some(plan) = plan else { return Ok((request, extra)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
+        let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
+        explain::rewritten(info.verb(), target.as_str(), sent);
         if plan.selector.is_some() {
             metrics.injected.inc();
         }

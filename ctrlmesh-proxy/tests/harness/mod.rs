@@ -4,6 +4,7 @@
 pub(crate) mod client;
 pub(crate) mod pki;
 pub(crate) mod proxy;
+pub(crate) mod run;
 pub(crate) mod upstream;
 
 use std::future::Future;
