@@ -7,7 +7,9 @@
 #![expect(unreachable_pub, reason = "`KubeSchema` repeats each type inside a function")]
 
 mod rules;
+mod duration;
 mod label_selector;
+mod target_status;
 mod circuit_breaker;
 mod fault_injection;
 mod manager_state;
@@ -18,11 +20,13 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt as _;
 
 pub use circuit_breaker::*;
+pub use duration::parse_duration;
 pub use fault_injection::*;
 pub use label_selector::{Expression, LabelSelector, SelectorOperator};
 pub use manager_state::*;
 pub use sharding_config::*;
-pub use yaml::{ReadError, read_sharding_configs};
+pub use target_status::TargetStatus;
+pub use yaml::{ReadError, documents, read_sharding_configs};
 
 /// The definitions of all our resources, as they are installed into a cluster.
 pub fn definitions() -> [CustomResourceDefinition; 4] {

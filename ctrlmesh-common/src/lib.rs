@@ -12,7 +12,13 @@ pub mod selector;
 pub mod resource;
 #[cfg(feature = "core")]
 pub mod slots;
+#[cfg(feature = "core")]
+pub mod ownership;
 #[cfg(feature = "api")]
 pub mod api;
 #[cfg(feature = "core")]
 pub mod policy;
+#[cfg(feature = "api")]
+pub mod share;
+#[cfg(feature = "wire")]
+pub mod wire;

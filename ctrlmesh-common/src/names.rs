@@ -15,6 +15,9 @@ pub const KRIDGE_GROUP: &str = "kridge.kusionstack.io";
 pub mod label {
     /// On objects and namespaces: the slot, `"0"` to `"31"`, that the namespace falls into.
     pub const SHARDING_HASH: &str = "ctrlmesh.kusionstack.io/sharding-hash";
+    /// On objects and namespaces: the slot, as the predecessors' program writes it (their documents say
+    /// [`SHARDING_HASH`]); a cluster that they labelled is taken over with the manager's `--label-sharding-hash`.
+    pub const SHARD_HASH: &str = "ctrlmesh.kusionstack.io/shard-hash";
     /// On objects: the name of their namespace, so that a selector can pin it.
     pub const NAMESPACE: &str = "ctrlmesh.kusionstack.io/namespace";
     /// On objects: `"true"` where ctrlmesh decides who owns them.
@@ -27,9 +30,102 @@ pub mod label {
     pub const AUTO_SHARDING_ROOT: &str = "ctrlmesh.kusionstack.io/auto-sharding-root";
     /// On any resource of ours: `"true"` skips the admission webhook.
     pub const IGNORE_VALIDATE: &str = "ctrlmesh.kusionstack.io/ignore-validate";
+    /// On pods: `"true"` leaves the arguments of their containers alone where a kubeconfig is given to them.
+    pub const DISABLE_FAKE_KUBECONFIG_ARG: &str =
+        "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-arg";
+    /// On pods: `"true"` leaves the variable `KUBECONFIG` alone where a kubeconfig is given to them.
+    pub const DISABLE_FAKE_KUBECONFIG_ENV: &str =
+        "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-env";
+    /// On pods: the name of the volume of theirs that holds a kubeconfig already.
+    pub const KUBECONFIG_VOLUME: &str = "ctrlmesh.kusionstack.io/kubeconfig-volume";
+    /// On a `CircuitBreaker`: `"true"` switches it off.
+    pub const DISABLE_CIRCUIT_BREAKER: &str = "circuitbreaker.ctrlmesh.kusionstack.io/disable";
+    /// On a `FaultInjection`: `"true"` switches it off.
+    pub const DISABLE_FAULT_INJECTION: &str = "faultinjection.ctrlmesh.kusionstack.io/disable";
+    /// On pods of a Deployment, set by Kubernetes: which revision of its template they have.
+    pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
     /// On pods of a StatefulSet, set by Kubernetes: their own name.
     pub const STATEFULSET_POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 }
+
+/// Keys of annotations on pods.
+pub mod annotation {
+    /// How connections reach the proxy: `ebpf`, `env` or `kubeconfig`.
+    pub const INTERCEPTION: &str = "ctrlmesh.kusionstack.io/interception";
+    /// `"true"` puts a proxy of its own into the pod; implied by the interceptions `env` and `kubeconfig`.
+    pub const SIDECAR: &str = "ctrlmesh.kusionstack.io/sidecar";
+    /// `"true"` lets the operator reach the API server directly while its proxy is away.
+    pub const FAIL_OPEN: &str = "ctrlmesh.kusionstack.io/fail-open";
+    /// The sidecar's resources, as the JSON of a container's `resources`.
+    pub const PROXY_RESOURCE: &str = "ctrlmesh.kusionstack.io/proxy-resource";
+    /// Variables for containers, as JSON: `[{"name": CONTAINER, "env": [{"key": K, "value": V}]}]`.
+    pub const ENV_INJECT: &str = "ctrlmesh.kusionstack.io/env-inject";
+    /// The kubeconfig that the pod's containers read; set by the manager.
+    pub const KUBECONFIG: &str = "ctrlmesh.kusionstack.io/kubeconfig";
+}
+
+/// `ConfigMaps` that hold a CA, one of each in every namespace with enrolled pods, and their keys.
+pub mod root_ca {
+    /// The API server's own, which Kubernetes puts into every namespace.
+    pub const CLUSTER: &str = "kube-root-ca.crt";
+    /// The mesh's.
+    pub const MESH: &str = "ctrlmesh-root-ca";
+    /// Key, in both, of the CA alone.
+    pub const KEY: &str = "ca.crt";
+    /// Key, in the mesh's, of its CA and the API server's together: what operators that may fail open trust.
+    pub const FAIL_OPEN_KEY: &str = "fail-open-ca.crt";
+    /// Key, in the mesh's, of the CA that vouches for the manager, to its proxies: the mesh's own may speak for the API
+    /// server only.
+    pub const MANAGER_KEY: &str = "manager-ca.crt";
+}
+
+/// What the API server is called inside the cluster.
+pub mod api_server {
+    /// By what pods know it, in every cluster.
+    pub const NAMES: [&str; 7] = [
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+        "localhost",
+        "127.0.0.1",
+        "::1",
+    ];
+    /// The namespace of its Service and `EndpointSlices`.
+    pub const NAMESPACE: &str = "default";
+    /// Its Service.
+    pub const SERVICE: &str = "kubernetes";
+    /// The label of `EndpointSlices` with the name of their Service.
+    pub const SLICE_LABEL: &str = "kubernetes.io/service-name";
+}
+
+/// The Secret, in the manager's namespace, that holds the key of the mesh's CA.
+pub const CA_SECRET: &str = "ctrlmesh-ca";
+
+/// The `ConfigMap`, in the manager's namespace, that lists the resources whose objects are labelled.
+pub mod resource_list {
+    /// Its name.
+    pub const NAME: &str = "ctrlmesh-sharding-resource";
+    /// Its key, with YAML of the form `groupVersionKinds: {v1: [Pod], apps/v1: ['*']}`.
+    pub const KEY: &str = "resource-config";
+}
+
+/// The kubeconfig that pods with the interception `kubeconfig` are given.
+pub mod fake_kubeconfig {
+    /// The `ConfigMap` that holds it, in the pods' namespace.
+    pub const NAME: &str = "fake-kubeconfig";
+    /// The folder at which it is mounted.
+    pub const FOLDER: &str = "/etc/kubernetes/kubeconfig";
+}
+
+/// The name of the one `ManagerState`, of which the managers' leader writes the status.
+pub const MANAGER_STATE: &str = "ctrlmesh-manager";
+
+/// Keeps roots, circuit breakers and fault injections until what they did is undone.
+pub const FINALIZER: &str = "finalizer.ctrlmesh.kusionstack.io/protected";
+
+/// Who a token for the manager is made out to.
+pub const TOKEN_AUDIENCE: &str = "ctrlmesh";
 
 /// TCP ports.
 pub mod port {
@@ -37,15 +133,62 @@ pub mod port {
     pub const PROXY_API: u16 = 5443;
     /// The proxy's listener for connections that the kernel redirected.
     pub const PROXY_REDIRECTED: u16 = 15_001;
+    /// The proxy's own webhook listener, to which the owner of an object is handed its admission reviews.
+    pub const PROXY_WEBHOOK: u16 = 5445;
     /// The proxy's health, readiness and metrics.
     pub const PROXY_ADMIN: u16 = 5441;
+    /// The manager's gRPC, to which proxies connect.
+    pub const MANAGER_GRPC: u16 = 8071;
+    /// The manager's metrics.
+    pub const MANAGER_METRICS: u16 = 8080;
+    /// The manager's health and readiness.
+    pub const MANAGER_PROBES: u16 = 8081;
+    /// The manager's webhooks.
+    pub const MANAGER_WEBHOOK: u16 = 9443;
 }
 
 /// What separates the lock's name from the shard's in a per-shard leader-election lock.
 pub const LOCK_SEPARATOR: &str = "---";
 
-/// Longest DNS subdomain, in bytes.
-const MAX_SUBDOMAIN_BYTES: usize = 253;
+/// Longest DNS subdomain, and so the longest name of an object, in bytes.
+pub const MAX_SUBDOMAIN_BYTES: usize = 253;
+
+/// Longest name of a shard, in bytes: its pods carry it as the value of a label.
+pub const MAX_SHARD_BYTES: usize = 63;
+
+/// Longest prefix of a root, in bytes: with the longest ending, `-32-normal`, it is a shard's name.
+pub const MAX_PREFIX_BYTES: usize = MAX_SHARD_BYTES - "-32-normal".len();
+
+/// A name that is longer than a name of its kind may be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} has {} bytes, at most {max} are allowed", name.len())]
+pub struct TooLong {
+    /// The name that was made.
+    pub name: String,
+    /// The length that is allowed, in bytes.
+    pub max: usize,
+}
+
+/// The name of a root's shard: of the canary where `id` is 0, of a normal one from 1.
+///
+/// # Errors
+/// Where the name would be longer than [`MAX_SHARD_BYTES`]; never, where `prefix` has at most [`MAX_PREFIX_BYTES`] and
+/// `id` is at most 32.
+pub fn shard(prefix: &str, id: usize) -> Result<String, TooLong> {
+    let kind = if id == 0 { "canary" } else { "normal" };
+    let name = format!("{prefix}-{id}-{kind}");
+    if name.len() > MAX_SHARD_BYTES {
+        Err(TooLong { name, max: MAX_SHARD_BYTES })
+    } else {
+        Ok(name)
+    }
+}
+
+/// The name of the shard's own leader-election lock; no object is called so where it has more than
+/// [`MAX_SUBDOMAIN_BYTES`].
+pub fn lock(leader_election_name: &str, shard: &str) -> String {
+    format!("{leader_election_name}{LOCK_SEPARATOR}{shard}")
+}
 
 /// Whether `name` is a lower-case DNS subdomain (RFC 1123), as most objects' names are.
 pub fn is_dns_subdomain(name: &str) -> bool {
@@ -62,6 +205,22 @@ pub fn is_dns_subdomain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shards_are_called_as_the_predecessors_call_them() {
+        assert_eq!(shard("op", 0).as_deref(), Ok("op-0-canary"));
+        assert_eq!(shard("op", 12).as_deref(), Ok("op-12-normal"));
+        assert_eq!(lock("op-lock", "op-12-normal"), "op-lock---op-12-normal");
+    }
+
+    #[test]
+    fn a_name_that_a_prefix_of_the_allowed_length_makes_is_a_labels_value() {
+        let longest = "p".repeat(MAX_PREFIX_BYTES);
+        assert!((0..=32).all(|id| shard(&longest, id).is_ok()));
+        let error = shard(&"p".repeat(MAX_PREFIX_BYTES + 1), 32).unwrap_err();
+        assert_eq!((error.name.len(), error.max), (64, 63));
+        assert!(error.to_string().ends_with("has 64 bytes, at most 63 are allowed"), "{error}");
+    }
 
     #[test]
     fn a_subdomain_is_lower_case_labels_with_dots_between() {

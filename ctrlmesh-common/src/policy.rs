@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::names::LOCK_SEPARATOR;
+use crate::names::{self, LOCK_SEPARATOR, MAX_SUBDOMAIN_BYTES};
 use crate::resource::{ResourceMatch, ResourceMatchError};
 use crate::selector::Selector;
 
@@ -98,9 +98,6 @@ pub enum PolicyError {
     },
 }
 
-/// Longest name of an object, in bytes.
-const MAX_NAME_BYTES: usize = 253;
-
 // === impl Policy ===
 
 impl Policy {
@@ -155,7 +152,7 @@ impl Limit {
 impl Lock {
     /// The name on the server.
     pub fn per_shard(&self) -> String {
-        format!("{}{LOCK_SEPARATOR}{}", self.name, self.shard)
+        names::lock(&self.name, &self.shard)
     }
 
     /// Whether `name` is one that only the server may know: this lock's, or another shard's.
@@ -172,14 +169,18 @@ impl Lock {
             }
         }
         let name = self.per_shard();
-        if name.len() > MAX_NAME_BYTES { Err(PolicyError::LockTooLong { name }) } else { Ok(()) }
+        if name.len() > MAX_SUBDOMAIN_BYTES {
+            Err(PolicyError::LockTooLong { name })
+        } else {
+            Ok(())
+        }
     }
 }
 
 fn is_object_name(name: &str) -> bool {
     let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = name.as_bytes();
-    bytes.len() <= MAX_NAME_BYTES
+    bytes.len() <= MAX_SUBDOMAIN_BYTES
         && bytes.iter().all(|byte| inner(byte) || matches!(byte, b'-' | b'.'))
         && bytes.first().is_some_and(inner)
         && bytes.last().is_some_and(inner)

@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
 /// How many slots there are.
 pub const COUNT: u8 = 32;
 
@@ -17,6 +19,14 @@ pub struct Slot(u8);
 pub struct NotASlot {
     /// What was given.
     pub number: i64,
+}
+
+/// A text that is no slot, as it is written in a label.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a slot: slots are \"0\" to \"31\"")]
+pub struct ParseSlotError {
+    /// What was given.
+    pub text: String,
 }
 
 /// A set of slots.
@@ -65,6 +75,28 @@ impl TryFrom<i64> for Slot {
 impl fmt::Display for Slot {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(out)
+    }
+}
+
+impl std::str::FromStr for Slot {
+    type Err = ParseSlotError;
+
+    fn from_str(text: &str) -> Result<Self, ParseSlotError> {
+        let number = text.parse().ok().filter(|number: &u8| *number < COUNT);
+        let slot = number.map(Self).filter(|slot| slot.to_string() == text);
+        slot.ok_or_else(|| ParseSlotError { text: text.to_owned() })
+    }
+}
+
+impl Serialize for Slot {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Slot {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 
@@ -206,6 +238,17 @@ mod tests {
         assert_eq!(Slot::try_from(31).map(Slot::number), Ok(31));
         assert_eq!(Slot::try_from(32), Err(NotASlot { number: 32 }));
         assert_eq!(Slot::try_from(-1), Err(NotASlot { number: -1 }));
+    }
+
+    #[test]
+    fn a_slot_is_read_only_as_it_is_printed() {
+        for number in 0..32 {
+            let slot = Slot::try_from(number).unwrap();
+            assert_eq!(slot.to_string().parse(), Ok(slot));
+        }
+        for wrong in ["", "32", "-1", "+1", "07", " 7", "7 "] {
+            assert!(wrong.parse::<Slot>().is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

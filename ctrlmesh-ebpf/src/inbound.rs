@@ -9,6 +9,8 @@ use crate::maps;
 
 const AF_INET: u32 = 2;
 const IPPROTO_TCP: u32 = 6;
+/// A socket was chosen already.
+const EEXIST: i32 = -17;
 /// The first byte of an IPv4 loopback address, as it lies in memory.
 const LOOPBACK_MASK: u32 = u32::from_ne_bytes([255, 0, 0, 0]);
 const LOOPBACK: u32 = u32::from_ne_bytes([127, 0, 0, 0]);
@@ -34,17 +36,19 @@ pub(crate) fn take(ctx: &SkLookupContext) -> u32 {
         )
     };
     // SAFETY: the kernel gave a valid entry, which is not freed while a program runs.
-    let Some(inbound) = (unsafe { maps::INBOUND.get(&InboundKey { address, port }) }) else {
+    let Some(inbound) = (unsafe { maps::INBOUND.get(InboundKey { address, port }) }) else {
         return sk_action::SK_PASS;
     };
     let outcome = if own {
         Outcome::InboundOwn
-    } else if maps::INBOUND_LISTENERS.redirect_sk_lookup(ctx, inbound.listener, 0).is_ok() {
-        Outcome::InboundTaken
-    } else if inbound.flags & FAIL_OPEN != 0 {
-        Outcome::InboundPassed
     } else {
-        Outcome::InboundRefused
+        match maps::INBOUND_LISTENERS.redirect_sk_lookup(ctx, inbound.listener, 0) {
+            Ok(()) => Outcome::InboundTaken,
+            // Another program has chosen a socket: ours, while it is replaced, or somebody's who came first.
+            Err(EEXIST) => Outcome::Decided,
+            Err(_) if inbound.flags & FAIL_OPEN != 0 => Outcome::InboundPassed,
+            Err(_) => Outcome::InboundRefused,
+        }
     };
     maps::count(outcome);
     if matches!(outcome, Outcome::InboundRefused) { sk_action::SK_DROP } else { sk_action::SK_PASS }

@@ -46,6 +46,16 @@ macro_rules! words {
     }};
 }
 
+/// Loads a field that the kernel replaces by a pointer.
+macro_rules! pointer {
+    ($base:expr, $($field:tt)+) => {{
+        // SAFETY: `$base` is a context pointer that the kernel gave.
+        let field = unsafe { &raw const (*$base).$($field)+ };
+        // SAFETY: the field lies in the context.
+        unsafe { field.read() }
+    }};
+}
+
 /// Stores a `u32` into a field of the structure that `$base` points to.
 macro_rules! store {
     ($type:ty, $base:expr, $offset:expr, $value:expr) => {{
@@ -63,4 +73,4 @@ macro_rules! store {
     }};
 }
 
-pub(crate) use {store, word, words};
+pub(crate) use {pointer, store, word, words};

@@ -24,8 +24,8 @@ fn connect4(ctx: SockAddrContext) -> i32 {
     redirect::connect::<false>(&ctx)
 }
 
-/// `connect()` of an IPv6 socket, to IPv4-mapped addresses too. Fails as `connect4` does. The proxy is reached over
-/// IPv4: a socket with `IPV6_V6ONLY` gets `ENETUNREACH` from the kernel, and never the target.
+/// `connect()` of an IPv6 socket, to IPv4-mapped addresses too. Fails as `connect4` does. Where our prefix is not local
+/// the proxy is reached over IPv4, which a socket with `IPV6_V6ONLY` cannot: it fails as if nothing listened.
 #[cgroup_sock_addr(connect6)]
 fn connect6(ctx: SockAddrContext) -> i32 {
     redirect::connect::<true>(&ctx)

@@ -95,7 +95,7 @@ pub(crate) fn member() -> Option<Member> {
 
 #[inline(always)]
 fn lookup(cgroup: u64) -> Option<Member> {
-    let member = MEMBERS.get_ptr(&cgroup)?;
+    let member = MEMBERS.get_ptr(cgroup)?;
     // SAFETY: the kernel gave a valid pointer; entries are replaced as a whole, and never freed while a program runs.
     Some(unsafe { *member })
 }

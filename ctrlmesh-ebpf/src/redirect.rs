@@ -1,7 +1,7 @@
 //! Where does a connection go: to the proxy, to its target, or nowhere?
 
 use core::mem::{offset_of, size_of};
-use core::ptr;
+use core::{hint, ptr};
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::{
@@ -11,11 +11,12 @@ use aya_ebpf::helpers::generated as helpers;
 use aya_ebpf::maps::lpm_trie::Key;
 use aya_ebpf::programs::{SockAddrContext, SockoptContext};
 use ctrlmesh_common::kernel::{
-    self, Address, CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, Destination, EVENT_SAMPLE, Event,
-    FAIL_OPEN, Outcome, Pod, REPORT, ROLE_PASS, TargetKey, TargetMatch,
+    self, Address, CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, Code, Decoded, Destination,
+    EVENT_SAMPLE, Event, FAIL_OPEN, Member, NATIVE_IPV6, Outcome, Pod, REPORT, ROLE_PASS,
+    TargetKey, TargetMatch,
 };
 
-use crate::load::{store, word, words};
+use crate::load::{pointer, store, word, words};
 use crate::maps;
 
 const AF_INET: u32 = 2;
@@ -28,6 +29,8 @@ const SO_ORIGINAL_DST: u32 = 80;
 const ECONNREFUSED: i32 = 111;
 /// Bytes of the part of the tuple that names an IPv4 connection.
 const TUPLE_BYTES: u32 = 12;
+/// Every bit of a negative 32-bit number, as the helper wants it.
+const CURRENT_NETNS: u64 = (BPF_F_CURRENT_NETNS as i64).cast_unsigned();
 /// 127.0.0.1 in network byte order.
 const LOCALHOST: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
 
@@ -55,6 +58,10 @@ fn decide<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
     if word!(bpf_sock_addr, base, protocol) != IPPROTO_TCP {
         return Outcome::OtherProtocol;
     }
+    // SAFETY: the helper has no arguments.
+    if unsafe { helpers::bpf_get_retval() } < 0 {
+        return Outcome::Decided;
+    }
     let Some(member) = maps::member() else {
         return Outcome::NotEnrolled;
     };
@@ -68,11 +75,13 @@ fn decide<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
         return Outcome::NotEnrolled;
     }
     let (address, port) = named::<V6>(ctx);
-    let key = Key::new(kernel::prefix_bits(0), TargetKey { table: pod.table, port, address });
+    let key = Key::new(kernel::prefix_bits(0), TargetKey { table: member.table, port, address });
     let Some(&target) = maps::TARGETS.get(&key) else {
-        return Outcome::OtherTarget;
+        // Not a target any more where another link has sent it to the proxy already.
+        let sent = kernel::is_encoded(address);
+        return if sent { Outcome::Decided } else { Outcome::OtherTarget };
     };
-    let outcome = redirect::<V6>(ctx, member.slot, pod, target, address);
+    let outcome = redirect::<V6>(ctx, member, pod, target, address);
     if pod.flags & REPORT != 0 {
         report(outcome, member.slot, address, port);
     }
@@ -82,7 +91,7 @@ fn decide<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
 #[inline(always)]
 fn redirect<const V6: bool>(
     ctx: &SockAddrContext,
-    slot: u16,
+    member: Member,
     pod: &Pod,
     target: TargetMatch,
     address: Address,
@@ -91,14 +100,37 @@ fn redirect<const V6: bool>(
     if pod.flags & CHECK_HEARTBEAT != 0 && !beats(pod) {
         return if open { Outcome::NoHeartbeatPassed } else { Outcome::NoHeartbeatRefused };
     }
-    if !listens(ctx, slot, pod) {
+    if !listens(ctx, member.slot, pod) {
         return if open { Outcome::NoListenerPassed } else { Outcome::NoListenerRefused };
     }
-    if target.host_bits != 0 && !carry::<V6>(ctx, address.host(target.host_bits)) {
+    let host = address.host(target.host_bits);
+    let Member { generation, slot, .. } = member;
+    let code = Code { generation, slot, index: target.index };
+    let native = V6 && address.ipv4().is_none();
+    if native && pod.flags & NATIVE_IPV6 != 0 {
+        write::<V6>(ctx, code.ipv6(host), pod.port);
+        return Outcome::Redirected;
+    }
+    if native && v6only(ctx) {
+        return if open { Outcome::V6OnlyPassed } else { Outcome::V6OnlyRefused };
+    }
+    if target.host_bits != 0 && !source::<V6>(ctx, kernel::encode_host(host)) {
         return if open { Outcome::BoundPassed } else { Outcome::BoundRefused };
     }
-    write::<V6>(ctx, Address::mapped(kernel::encode(slot, target.index)), pod.port);
+    write::<V6>(ctx, Address::mapped(code.ipv4()), pod.port);
     Outcome::Redirected
+}
+
+/// Whether the socket cannot reach the proxy over IPv4. The kernel shows no program the option itself, but lets no such
+/// socket have an IPv4 source. A socket that is bound to a port cannot be asked: the kernel ends its `connect()` with
+/// `ENETUNREACH` if it is for IPv6 only.
+#[inline(always)]
+fn v6only(ctx: &SockAddrContext) -> bool {
+    let socket = pointer!(ctx.sock_addr, __bindgen_anon_1.sk);
+    if socket.is_null() || word!(bpf_sock, socket, src_port) != 0 {
+        return false;
+    }
+    !source::<true>(ctx, LOCALHOST)
 }
 
 /// Whether the proxy's last beat is young enough.
@@ -132,13 +164,7 @@ fn listens(ctx: &SockAddrContext, slot: u16, pod: &Pod) -> bool {
         tuple.__bindgen_anon_1.ipv4.dport = pod.port;
         // SAFETY: the tuple is as long as said.
         let socket = unsafe {
-            helpers::bpf_sk_lookup_tcp(
-                ctx.as_ptr(),
-                &raw mut tuple,
-                TUPLE_BYTES,
-                BPF_F_CURRENT_NETNS as u64,
-                0,
-            )
+            helpers::bpf_sk_lookup_tcp(ctx.as_ptr(), &raw mut tuple, TUPLE_BYTES, CURRENT_NETNS, 0)
         };
         return release(socket);
     }
@@ -156,10 +182,9 @@ fn release(socket: *mut bpf_sock) -> bool {
     true
 }
 
-/// Lets the source address carry the open bits of a prefix. Fails if the socket is bound to a port already.
+/// Gives the socket this IPv4 source, which can carry the open bits of a prefix. Fails if it is bound to a port already.
 #[inline(always)]
-fn carry<const V6: bool>(ctx: &SockAddrContext, host: u32) -> bool {
-    let source = kernel::encode_host(host);
+fn source<const V6: bool>(ctx: &SockAddrContext, source: u32) -> bool {
     let base = ctx.sock_addr;
     // A `sockaddr_in6` or a `sockaddr_in`, with port 0: the kernel chooses one when it connects.
     if V6 {
@@ -171,34 +196,29 @@ fn carry<const V6: bool>(ctx: &SockAddrContext, host: u32) -> bool {
 
 #[inline(always)]
 fn bind<const N: usize>(base: *mut bpf_sock_addr, mut name: [u32; N]) -> bool {
+    let bytes = const { (size_of::<[u32; N]>() as u32).cast_signed() };
     // SAFETY: the address is as long as said.
-    unsafe { helpers::bpf_bind(base, name.as_mut_ptr().cast(), size_of::<[u32; N]>() as i32) == 0 }
+    unsafe { helpers::bpf_bind(base, name.as_mut_ptr().cast(), bytes) == 0 }
 }
 
 /// Answers `getpeername()` with the original address.
 #[inline(always)]
 pub(crate) fn peer<const V6: bool>(ctx: &SockAddrContext) -> i32 {
     let (address, port) = named::<V6>(ctx);
-    let Some((slot, index)) = address.ipv4().and_then(kernel::decode) else {
-        return PASS;
-    };
-    let Some(pod) = maps::PODS.get(u32::from(slot)) else {
-        return PASS;
-    };
-    if pod.port != port {
+    // Before anything else: of most connections the answer stays.
+    if !kernel::is_encoded(address) {
         return PASS;
     }
-    // SAFETY: the context is valid, and the kernel loads the field.
-    let socket = unsafe { (*ctx.sock_addr).__bindgen_anon_1.sk };
+    let socket = pointer!(ctx.sock_addr, __bindgen_anon_1.sk);
     if socket.is_null() {
         return PASS;
     }
-    let source = ipv4_of(
+    let source = address_of(
         word!(bpf_sock, socket, family),
         word!(bpf_sock, socket, src_ip4),
         words!(bpf_sock, socket, src_ip6),
     );
-    if let Some((original, port)) = explain(pod.table, index, source) {
+    if let Some((original, port)) = explain(address, port, source) {
         write::<V6>(ctx, original, port);
     }
     PASS
@@ -214,44 +234,39 @@ pub(crate) fn original_destination(ctx: &SockoptContext) -> i32 {
     {
         return PASS;
     }
-    // SAFETY: the context is valid, and the kernel loads the field.
-    let socket = unsafe { (*base).__bindgen_anon_1.sk };
+    let socket = pointer!(base, __bindgen_anon_1.sk);
     if socket.is_null() {
         return PASS;
     }
     let family = word!(bpf_sock, socket, family);
     let local =
-        ipv4_of(family, word!(bpf_sock, socket, src_ip4), words!(bpf_sock, socket, src_ip6));
+        address_of(family, word!(bpf_sock, socket, src_ip4), words!(bpf_sock, socket, src_ip6));
     let source =
-        ipv4_of(family, word!(bpf_sock, socket, dst_ip4), words!(bpf_sock, socket, dst_ip6));
-    let Some((slot, index)) = kernel::decode(local) else {
-        return PASS;
-    };
-    let Some(pod) = maps::PODS.get(u32::from(slot)) else {
-        return PASS;
-    };
-    let Some((original, port)) = explain(pod.table, index, source) else {
+        address_of(family, word!(bpf_sock, socket, dst_ip4), words!(bpf_sock, socket, dst_ip6));
+    let port = (word!(bpf_sock, socket, src_port) as u16).to_be();
+    let Some((original, port)) = explain(local, port, source) else {
         return PASS;
     };
     answer(base, original, port);
     PASS
 }
 
-/// The original address and port behind an index.
+/// The original address and port of a connection that was sent to `address` and `port` of a proxy.
 #[inline(always)]
-fn explain(table: u16, index: u8, source: u32) -> Option<(Address, u16)> {
-    let entry: &Destination = maps::DESTINATIONS.get(kernel::entry(table, index))?;
-    let original = kernel::original(entry, source)?;
-    Some((original, entry.port))
+fn explain(address: Address, port: u16, source: Address) -> Option<(Address, u16)> {
+    let Decoded { code, host } = Decoded::read(address, source)?;
+    let pod = maps::PODS.get(u32::from(code.slot)).filter(|pod| pod.port == port)?;
+    // The compiler knows that it is small and would leave the mask out; the verifier does not.
+    let table = pod.table(hint::black_box(code.generation))?;
+    let entry: &Destination = maps::DESTINATIONS.get(kernel::entry(table, code.index))?;
+    Some((kernel::original(entry, host)?, entry.port))
 }
 
 /// Fills the answer of `SO_ORIGINAL_DST`: a `sockaddr_in` or a `sockaddr_in6`. One that is too short stays as it is.
 #[inline(always)]
 fn answer(base: *mut bpf_sockopt, original: Address, port: u16) {
-    // SAFETY: the context is valid, and the kernel loads the field.
-    let value = unsafe { (*base).__bindgen_anon_2.optval }.cast::<u32>();
-    // SAFETY: the context is valid, and the kernel loads the field.
-    let end = unsafe { (*base).__bindgen_anon_3.optval_end } as usize;
+    let value = pointer!(base, __bindgen_anon_2.optval).cast::<u32>();
+    let end = pointer!(base, __bindgen_anon_3.optval_end) as usize;
     let port = u32::from(port) << 16;
     let [a, b, c, d] = original.0;
     let bytes = if original.ipv4().is_some() {
@@ -317,10 +332,10 @@ fn write<const V6: bool>(ctx: &SockAddrContext, address: Address, port: u16) {
     store!(bpf_sock_addr, base, offset_of!(bpf_sock_addr, user_port), port);
 }
 
-/// The IPv4 address of a socket of either family; nonsense, but no encoded address, for native IPv6.
+/// The address of a socket of either family.
 #[inline(always)]
-fn ipv4_of(family: u32, ipv4: u32, ipv6: [u32; 4]) -> u32 {
-    if family == AF_INET { ipv4 } else { Address(ipv6).ipv4().unwrap_or_default() }
+fn address_of(family: u32, ipv4: u32, ipv6: [u32; 4]) -> Address {
+    if family == AF_INET { Address::mapped(ipv4) } else { Address(ipv6) }
 }
 
 /// Reports refusals and passes always, redirected connections now and then.

@@ -1,5 +1,25 @@
 //! The manager decides who owns what.
 #![forbid(unsafe_code)]
 
+pub mod telemetry;
+pub mod drain;
+pub mod readiness;
+pub mod metrics;
 pub mod definitions;
 pub mod validate;
+pub mod pod;
+pub mod shard;
+pub mod compile;
+pub mod manifest;
+pub mod tls;
+pub mod lease;
+pub mod certs;
+pub mod identity;
+pub mod board;
+pub mod listen;
+pub mod push;
+pub mod config;
+pub mod context;
+pub mod webhook;
+pub mod admin;
+pub mod app;

@@ -5,13 +5,26 @@
 
 use std::fmt;
 
-use ctrlmesh_common::api::{LabelSelector, ShardingConfig, ShardingConfigSpec};
+use ctrlmesh_common::api::{
+    self, CircuitBreaker, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
+    ShardingConfigSpec,
+};
 use ctrlmesh_common::names;
-use ctrlmesh_common::selector::{Labels, RequirementError, Selector};
+use ctrlmesh_common::selector::{Labels, RequirementError, Selector, check_value};
+use regex::RegexBuilder;
 
+mod schema;
 mod limits;
 mod overlap;
 mod root;
+mod breaker;
+mod fault;
+mod manifests;
+
+pub use manifests::{Verdict, manifests};
+
+/// How much memory a compiled regular expression may take: proxies hold every one.
+const MAX_REGEX_BYTES: usize = 1 << 20;
 
 /// What is wrong with one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,15 +63,48 @@ pub fn sharding_config(
     pods: Option<&[PodLabels]>,
 ) -> Report {
     let mut report = Report::default();
+    name(config, &mut report);
     spec(&config.spec, &mut report);
-    if report.errors.is_empty() && config.spec.root.is_none() {
-        let others: Vec<&ShardingConfig> =
-            others.iter().filter(|other| other.metadata.name != config.metadata.name).collect();
+    lock(config, &mut report);
+    schema::of_object("ShardingConfig", config, &mut report);
+    if report.errors.is_empty() {
+        let beside = |other: &&ShardingConfig| {
+            other.metadata.namespace == config.metadata.namespace
+                && other.metadata.name != config.metadata.name
+        };
+        let others: Vec<&ShardingConfig> = others.iter().filter(beside).collect();
         overlap::with_others(config, &others, &mut report);
-        if let Some(pods) = pods {
+        if let Some(pods) = pods.filter(|_| config.spec.root.is_none()) {
             overlap::of_pods(config, &others, pods, &mut report);
         }
     }
+    report
+}
+
+/// Checks `breaker` by itself.
+pub fn circuit_breaker(breaker: &CircuitBreaker) -> Report {
+    let mut report = Report::default();
+    breaker::check(&breaker.spec, &mut report);
+    schema::of_object("CircuitBreaker", breaker, &mut report);
+    report
+}
+
+/// Checks `injection` by itself.
+pub fn fault_injection(injection: &FaultInjection) -> Report {
+    let mut report = Report::default();
+    fault::check(&injection.spec, &mut report);
+    schema::of_object("FaultInjection", injection, &mut report);
+    report
+}
+
+/// Checks `state` by itself.
+pub fn manager_state(state: &ManagerState) -> Report {
+    let mut report = Report::default();
+    if state.metadata.name.as_deref() != Some(names::MANAGER_STATE) {
+        let message = format!("must be {}; there is one ManagerState", names::MANAGER_STATE);
+        report.error("metadata.name", message);
+    }
+    schema::of_object("ManagerState", state, &mut report);
     report
 }
 
@@ -97,6 +143,18 @@ impl Report {
     }
 }
 
+/// Pods carry the name of their shard, and shards that of their root, as a label.
+fn name(config: &ShardingConfig, report: &mut Report) {
+    if let Some(name) = &config.metadata.name
+        && check_value(name).is_err()
+    {
+        report.error(
+            "metadata.name",
+            "must be at most 63 characters, because it is the value of a label",
+        );
+    }
+}
+
 fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
     if let Some(controller) = &spec.controller
         && !names::is_dns_subdomain(&controller.leader_election_name)
@@ -106,23 +164,10 @@ fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
             "must be the name of the operator's lock, a lower-case DNS subdomain",
         );
     }
-    if let Some(webhook) = &spec.webhook {
-        if webhook.cert_dir.is_empty() {
-            report.error(
-                "spec.webhook.certDir",
-                "is empty; it must be the folder of the webhook's certificate",
-            );
-        }
-        if !(1..=65535).contains(&webhook.port) {
-            report.error(
-                "spec.webhook.port",
-                format!("{} is no TCP port; allowed are 1 to 65535", webhook.port),
-            );
-        }
-    }
     match (&spec.root, &spec.selector) {
-        (Some(_), Some(_)) => {
+        (Some(_), Some(selector)) => {
             report.warning("spec.selector", "is ignored, because a root owns no pods itself");
+            required_selector("spec.selector", selector, report);
         }
         (Some(_), None) => {}
         (None, Some(selector)) => required_selector("spec.selector", selector, report),
@@ -136,6 +181,43 @@ fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
         None => {}
     }
     limits::check(&spec.limits, report);
+}
+
+/// Each shard has a lock of its own, and its name has to be one that an object can have.
+fn lock(config: &ShardingConfig, report: &mut Report) {
+    let (Some(controller), Some(name)) = (&config.spec.controller, &config.metadata.name) else {
+        return;
+    };
+    let lock = names::lock(&controller.leader_election_name, name);
+    if lock.len() > names::MAX_SUBDOMAIN_BYTES {
+        report.error(
+            "spec.controller.leaderElectionName",
+            format!(
+                "makes, with metadata.name, the name {lock:?} for the shard's own lock, of {} characters; at most {} are allowed",
+                lock.len(),
+                names::MAX_SUBDOMAIN_BYTES
+            ),
+        );
+    }
+}
+
+/// Checks a duration, as Go writes it, that must not be zero.
+fn positive_duration(field: &str, text: &str, report: &mut Report) {
+    if api::parse_duration(text).is_none_or(|duration| duration.is_zero()) {
+        report.error(
+            field,
+            format!("{text:?} must be a duration greater than zero, such as 500ms, 10s or 1h30m"),
+        );
+    }
+}
+
+/// Checks a regular expression.
+fn regular_expression(field: &str, text: &str, report: &mut Report) {
+    if let Err(error) = RegexBuilder::new(text).size_limit(MAX_REGEX_BYTES).build() {
+        // The last line says what is wrong; those above draw where.
+        let reason = error.to_string().lines().last().unwrap_or_default().to_owned();
+        report.error(field, format!("{text:?} is no regular expression of RE2's syntax: {reason}"));
+    }
 }
 
 /// Checks a selector that has to restrict something.

@@ -111,11 +111,12 @@ impl Drop for Place {
 // === impl Acceptor ===
 
 impl Acceptor {
-    /// Accepts until shutdown; `origin` says of a connection's own address whose it is, and nothing where it is unknown.
+    /// Accepts until shutdown; `origin` says of a connection's own address and its client's whose it is, and nothing
+    /// where it is unknown.
     pub async fn run(
         self,
         listener: TcpListener,
-        origin: impl Fn(SocketAddr) -> Option<Origin> + Send,
+        origin: impl Fn(SocketAddr, SocketAddr) -> Option<Origin> + Send,
         drain: Drain,
     ) {
         loop {
@@ -140,7 +141,7 @@ impl Acceptor {
         &self,
         stream: tokio::net::TcpStream,
         client: SocketAddr,
-        origin: &impl Fn(SocketAddr) -> Option<Origin>,
+        origin: &impl Fn(SocketAddr, SocketAddr) -> Option<Origin>,
     ) {
         self.metrics.accepted.inc();
         let open: usize =
@@ -154,7 +155,7 @@ impl Acceptor {
         else {
             return;
         };
-        let Some(origin) = stream.local_addr().ok().and_then(origin) else {
+        let Some(origin) = stream.local_addr().ok().and_then(|own| origin(own, client)) else {
             self.metrics.client_error(ClientError::NoDestination);
             return;
         };

@@ -16,20 +16,25 @@ use tokio::signal::unix;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::accept::{Accepted, Acceptor, Origin, Thread};
 use crate::admin::Admin;
-use crate::config::{CommonArgs, ConfigError, SidecarArgs};
+use crate::config::{CommonArgs, ConfigError, NodeArgs, SidecarArgs};
 use crate::drain::Drain;
+use crate::manager::Manager;
 use crate::metrics::Metrics;
+use crate::node::{Node, NodeError, Settings};
 use crate::policy;
-use crate::policy::{Current, LoadError, PolicyArgs};
-use crate::readiness::Readiness;
-use crate::serve::{Policies, Server};
+use crate::policy::client;
+use crate::policy::{LoadError, StoreError};
+use crate::readiness::{BlockReady, Readiness};
+use crate::serve::{Policies, Served, Server};
 use crate::tls;
 use crate::tls::TlsError;
-use crate::tls::issue::Presented;
+use crate::tls::issue::{Presented, Source};
+use crate::tls::signed::Signed;
 use crate::tls::trust::Trust;
 use crate::upstream::{Address, Dialer, Target};
 
@@ -45,6 +50,12 @@ pub enum AppError {
     /// There is no policy that could be applied.
     #[error("read the policy")]
     Policy(#[from] LoadError),
+    /// What the manager says cannot be kept.
+    #[error("keep what the manager says")]
+    Store(#[from] StoreError),
+    /// The pods of a node cannot be served.
+    #[error("serve the pods of this node")]
+    Node(#[from] NodeError),
     /// The TLS library does not do what is needed.
     #[error("set up TLS")]
     Library(#[from] rustls::Error),
@@ -76,6 +87,14 @@ pub(crate) struct Parts {
     pub(crate) drain: Drain,
 }
 
+/// What every mode begins with.
+struct Process {
+    args: CommonArgs,
+    metrics: Arc<Metrics>,
+    readiness: Readiness,
+    drain: Drain,
+}
+
 /// Runs `ctrlmesh-proxy sidecar` until SIGTERM or SIGINT; returns whether everything ended in time.
 ///
 /// # Errors
@@ -86,40 +105,140 @@ pub fn sidecar(args: SidecarArgs) -> Result<bool, AppError> {
     runtime.block_on(run_sidecar(args))
 }
 
+/// Runs `ctrlmesh-proxy node` until SIGTERM or SIGINT; returns whether everything ended in time.
+///
+/// # Errors
+///
+/// Fails when it cannot start.
+pub fn node(args: NodeArgs) -> Result<bool, AppError> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
+    runtime.block_on(run_node(args))
+}
+
 async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
-    let metrics = Metrics::new();
-    let readiness = Readiness::default();
-    let starting = readiness.block("listeners");
-    let drain = Drain::default();
+    let process = Process::new(args.common.clone());
+    let starting = process.readiness.block("listeners");
+    let Process { metrics, drain, .. } = &process;
+    let pod = args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default();
+    let never = CancellationToken::new();
+    let manager = args.manager.manager();
+    let policy = match &manager {
+        None => policy::enforce(args.policy.source(), pod, metrics, drain, never)?,
+        Some(manager) => {
+            let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
+            let told =
+                client::follow(manager.clone(), client::Served::Pod(pod.clone()), metrics, drain)?;
+            // Nothing is served before it is known what.
+            let Some(policy) = client::policy_of(pod, told, metrics, drain).await else {
+                return Ok(true);
+            };
+            policy
+        }
+    };
     let target = args.target()?;
-    let policies = Policies::One(policy(&args.policy, &metrics, &drain)?);
-    let (parts, presented) =
-        Parts::new(args.common.clone(), Some(target), policies, metrics.clone(), drain.clone())?;
-    drain.spawn(presented.follow(drain.clone()));
-    drain.spawn(parts.trust.clone().follow(drain.clone()));
-    let (threads, workers) = parts.start()?;
-    let admin = Admin { metrics: metrics.clone(), readiness, drain: drain.clone() };
-    let acceptor = Acceptor { threads, max_connections: args.common.max_connections, metrics };
+    let name = match &target.address {
+        Address::Socket(address) => address.ip().to_string(),
+        Address::Host(host, _) => host.clone(),
+    };
+    let source = process.certificate(&[name], manager).await?;
+    let served = Served { policy, history: Arc::default(), gone: None };
+    let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
         let listener = listen("operators", *address).await?;
-        let drain = drain.clone();
-        let acceptor = acceptor.clone();
-        drain.spawn(acceptor.run(listener, |_| Some(Origin::default()), drain.clone()));
+        let (acceptor, stop) = (acceptor.clone(), drain.clone());
+        drain.spawn(acceptor.run(listener, |_, _| Some(Origin::default()), stop));
     }
     drop(acceptor);
-    let pages = admin.run(listen("admin", args.common.admin_listen).await?);
-    drop(starting);
-    tokio::select! {
-        // The pages are served for as long as the process lives.
-        () = pages => Ok(true),
-        clean = shutdown(drain, args.common.drain_timeout) => {
-            let clean = clean?;
-            for worker in workers {
-                if worker.join().is_err() {
-                    warn!("a serving thread panicked");
-                }
+    process.finish(workers, Some(starting)).await
+}
+
+async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
+    let process = Process::new(args.common.clone());
+    let starting = process.readiness.block("pods");
+    let targets = args.targets()?;
+    let names: Vec<String> = targets.addresses().map(|address| address.to_string()).collect();
+    let (served, by_slot) = watch::channel(Arc::default());
+    let source = process.certificate(&names, None).await?;
+    let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot))?;
+    let (pods, port, pins) = (args.pods, args.redirect_port, args.pin_dir);
+    let settings = Settings { pods, targets, port, pins };
+    let node = Node::open(settings, acceptor, served, process.drain.clone())?;
+    process.drain.spawn(node.run(starting));
+    process.finish(workers, None).await
+}
+
+// === impl Process ===
+
+impl Process {
+    fn new(args: CommonArgs) -> Self {
+        let (metrics, readiness, drain) = (Metrics::new(), Readiness::default(), Drain::default());
+        Self { args, metrics, readiness, drain }
+    }
+
+    /// Where the certificate comes from that carries `names`; the manager signs it where nothing else was said.
+    async fn certificate(
+        &self,
+        names: &[String],
+        manager: Option<Manager>,
+    ) -> Result<Source, ConfigError> {
+        match manager.filter(|_| self.args.lacks_certificate()) {
+            None => self.args.certificate(names),
+            Some(manager) => {
+                let names = self.args.names(names);
+                Ok(Signed::new(manager, names, self.drain.clone()).source().await)
             }
-            Ok(clean)
+        }
+    }
+
+    /// Starts the serving threads, which present what comes from `source`.
+    fn start(
+        &self,
+        source: Source,
+        target: Option<Target>,
+        policies: Policies,
+    ) -> Result<(Acceptor, Vec<JoinHandle<()>>), AppError> {
+        let drain = &self.drain;
+        let presented = Arc::new(Presented::load(source)?);
+        let parts = Parts {
+            tls: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?),
+            tls_http1: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP1])?),
+            trust: Arc::new(Trust::load(&self.args.upstream_ca)?),
+            http1_only: Arc::default(),
+            args: self.args.clone(),
+            target,
+            policies,
+            metrics: self.metrics.clone(),
+            drain: drain.clone(),
+        };
+        drain.spawn(presented.follow(drain.clone()));
+        drain.spawn(parts.trust.clone().follow(drain.clone()));
+        let (threads, workers) = parts.start()?;
+        let max_connections = self.args.max_connections;
+        Ok((Acceptor { threads, max_connections, metrics: self.metrics.clone() }, workers))
+    }
+
+    /// Shows the pages until told to stop, and stops.
+    async fn finish(
+        self,
+        workers: Vec<JoinHandle<()>>,
+        starting: Option<BlockReady>,
+    ) -> Result<bool, AppError> {
+        let Self { args, metrics, readiness, drain } = self;
+        let admin = Admin { metrics, readiness, drain: drain.clone() };
+        let pages = admin.run(listen("admin", args.admin_listen).await?);
+        drop(starting);
+        tokio::select! {
+            // The pages are served for as long as the process lives.
+            () = pages => Ok(true),
+            clean = shutdown(drain, args.drain_timeout) => {
+                let clean = clean?;
+                for worker in workers {
+                    if worker.join().is_err() {
+                        warn!("a serving thread panicked");
+                    }
+                }
+                Ok(clean)
+            }
         }
     }
 }
@@ -127,32 +246,6 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
 // === impl Parts ===
 
 impl Parts {
-    fn new(
-        args: CommonArgs,
-        target: Option<Target>,
-        policies: Policies,
-        metrics: Arc<Metrics>,
-        drain: Drain,
-    ) -> Result<(Self, Arc<Presented>), AppError> {
-        let names = target.iter().map(|target| match &target.address {
-            Address::Socket(address) => address.ip().to_string(),
-            Address::Host(host, _) => host.clone(),
-        });
-        let presented = Arc::new(Presented::load(args.certificate(names)?)?);
-        let parts = Self {
-            tls: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?),
-            tls_http1: Arc::new(tls::server(presented.clone(), &[tls::ALPN_HTTP1])?),
-            trust: Arc::new(Trust::load(&args.upstream_ca)?),
-            http1_only: Arc::default(),
-            args,
-            target,
-            policies,
-            metrics,
-            drain,
-        };
-        Ok((parts, presented))
-    }
-
     /// Starts the serving threads.
     pub(crate) fn start(&self) -> Result<(Vec<Thread>, Vec<JoinHandle<()>>), AppError> {
         let mut threads = Vec::new();
@@ -212,44 +305,6 @@ impl Parts {
             metrics: self.metrics,
             drain,
         })
-    }
-}
-
-/// The policy from where the arguments say, followed until shutdown.
-fn policy(args: &PolicyArgs, metrics: &Arc<Metrics>, drain: &Drain) -> Result<Current, AppError> {
-    let source = args.source();
-    let first = source.as_ref().map(policy::load).transpose()?.unwrap_or_default();
-    let (sender, current) = watch::channel(Arc::new(first));
-    let stop = drain.clone();
-    drain.spawn(async move {
-        let following = async move {
-            match source {
-                Some(source) => policy::follow(source, sender).await,
-                // Nothing can change, but whoever waits for a change is to wait.
-                None => sender.closed().await,
-            }
-        };
-        tokio::select! {
-            () = stop.started() => {}
-            () = following => {}
-        }
-    });
-    let pod =
-        args.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
-    drain.spawn(show(current.clone(), pod, metrics.clone(), drain.clone()));
-    Ok(current)
-}
-
-/// Shows the epoch in force, until shutdown.
-async fn show(mut current: Current, pod: String, metrics: Arc<Metrics>, drain: Drain) {
-    loop {
-        let epoch = current.borrow_and_update().epoch;
-        metrics.epoch(&pod, epoch);
-        info!(pod, epoch, "policy in force");
-        tokio::select! {
-            () = drain.started() => return,
-            changed = current.changed() => if changed.is_err() { return },
-        }
     }
 }
 

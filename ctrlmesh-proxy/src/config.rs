@@ -6,11 +6,14 @@ use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, value_parser};
 use ctrlmesh_common::names::port;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 
+use crate::intercept;
+use crate::intercept::{Targets, default_pins};
+use crate::manager::ManagerArgs;
 use crate::policy::PolicyArgs;
 use crate::telemetry::LogFormat;
 use crate::tls::issue::Source;
@@ -79,9 +82,34 @@ pub struct SidecarArgs {
     /// The API server, as https://HOST:PORT; the default is what Kubernetes tells every pod.
     #[arg(long, env = "CTRLMESH_PROXY_UPSTREAM", value_name = "URL")]
     pub upstream: Option<Upstream>,
-    /// Where the pod's policy comes from; without one everything passes.
+    /// Where the pod's policy comes from; without one, and without a manager, everything passes.
     #[command(flatten)]
     pub policy: PolicyArgs,
+    /// The manager, that tells the policy instead.
+    #[command(flatten)]
+    pub manager: ManagerArgs,
+    /// What all modes are told.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// What `node` is told.
+#[derive(Clone, Debug, Args)]
+pub struct NodeArgs {
+    /// File with the pods of this node that are served, in JSON or YAML; read again when it changes.
+    #[arg(long, env = "CTRLMESH_PROXY_PODS", value_name = "FILE")]
+    pub pods: PathBuf,
+    /// What is redirected: ADDRESS:PORT or PREFIX/LENGTH:PORT, IPv6 in brackets; may be repeated. The default is what
+    /// Kubernetes tells every pod of the API server.
+    #[arg(long, env = "CTRLMESH_PROXY_TARGET", value_name = "TARGET", value_delimiter = ',')]
+    pub target: Vec<intercept::Target>,
+    /// Where redirected connections arrive in each pod's network namespace.
+    #[arg(long, env = "CTRLMESH_PROXY_REDIRECT_PORT", value_name = "PORT",
+          default_value_t = port::PROXY_REDIRECTED, value_parser = value_parser!(u16).range(1..))]
+    pub redirect_port: u16,
+    /// Folder of the pins, on a BPF file system.
+    #[arg(long, env = "CTRLMESH_PROXY_PIN_DIR", value_name = "DIR", default_value_os_t = default_pins())]
+    pub pin_dir: PathBuf,
     /// What all modes are told.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -117,6 +145,12 @@ pub enum ConfigError {
     /// Neither the flag nor the environment names an API server.
     #[error("which API server: give --upstream, or run where KUBERNETES_SERVICE_HOST is set")]
     NoUpstream,
+    /// Neither the flag nor the environment says what is to be redirected.
+    #[error("which connections: give --target, or run where KUBERNETES_SERVICE_HOST is an address")]
+    NoTarget,
+    /// A manager was named, but no pod.
+    #[error("which pod: give --pod beside --manager")]
+    NoPod,
     /// Not two files.
     #[error("`{seen}` is not of the form CERT,KEY")]
     MeshCa {
@@ -124,7 +158,7 @@ pub enum ConfigError {
         seen: String,
     },
     /// Nothing to present to operators.
-    #[error("which certificate: give --mesh-ca, or --tls-cert and --tls-key")]
+    #[error("which certificate: give --manager, --mesh-ca, or --tls-cert and --tls-key")]
     NoCertificate,
     /// Not a duration.
     #[error("`{seen}` is not a duration such as 500ms, 5s or 2m")]
@@ -142,21 +176,28 @@ impl CommonArgs {
     /// # Errors
     ///
     /// Fails when neither a certificate nor a CA was given.
-    pub fn certificate(
-        &self,
-        names: impl IntoIterator<Item = String>,
-    ) -> Result<Source, ConfigError> {
+    pub fn certificate(&self, names: &[String]) -> Result<Source, ConfigError> {
         match (&self.mesh_ca, &self.tls_cert, &self.tls_key) {
             (Some(ca), ..) => Ok(Source::MeshCa {
                 cert: ca.cert.clone(),
                 key: ca.key.clone(),
-                names: self.tls_name.iter().cloned().chain(names).collect(),
+                names: self.names(names),
             }),
             (None, Some(cert), Some(key)) => {
                 Ok(Source::Files { cert: cert.clone(), key: key.clone() })
             }
             _ => Err(ConfigError::NoCertificate),
         }
+    }
+
+    /// Whether neither a certificate nor a CA was given.
+    pub fn lacks_certificate(&self) -> bool {
+        self.mesh_ca.is_none() && self.tls_cert.is_none()
+    }
+
+    /// The names that were asked for, and `more`.
+    pub fn names(&self, more: &[String]) -> Vec<String> {
+        self.tls_name.iter().chain(more).cloned().collect()
     }
 
     /// How many threads serve connections.
@@ -183,6 +224,25 @@ impl SidecarArgs {
             .or_else(Upstream::of_the_cluster)
             .ok_or(ConfigError::NoUpstream)?
             .target()
+    }
+}
+
+// === impl NodeArgs ===
+
+impl NodeArgs {
+    /// What is redirected.
+    ///
+    /// # Errors
+    ///
+    /// Fails when nothing was named, and the environment names no address either.
+    pub fn targets(&self) -> Result<Targets, ConfigError> {
+        let mut list = self.target.clone();
+        if list.is_empty() {
+            let told = Upstream::of_the_cluster().ok_or(ConfigError::NoTarget)?;
+            let host = told.host.parse::<IpAddr>().map_err(|_unfit| ConfigError::NoTarget)?;
+            list.push(SocketAddr::new(host, told.port).into());
+        }
+        Ok(Targets { name: "api server".to_owned(), list })
     }
 }
 

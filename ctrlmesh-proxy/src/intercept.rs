@@ -8,8 +8,10 @@ mod error;
 mod privilege;
 mod target;
 pub mod cgroup;
+mod route;
 pub mod listener;
 mod pin;
+mod record;
 mod map;
 mod object;
 mod link;
@@ -18,11 +20,14 @@ mod original;
 mod event;
 mod status;
 mod attach;
+mod enrol;
 mod interceptor;
+mod serving;
+mod uninstall;
 mod relay;
 pub mod command;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use attach::{Attach, Heartbeat, ListenerCheck, Options};
 pub use error::Error;
@@ -33,6 +38,10 @@ pub use original::{Original, Originals};
 pub use pin::{Slot, default_pins};
 pub use status::{Attachment, Status};
 pub use target::{InvalidTarget, Target, Targets};
+pub use uninstall::uninstall;
 
 /// Address from which the proxy connects to a webhook's real server: connections from loopback are not taken over.
 pub const INBOUND_SOURCE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+/// The same for a server that listens on IPv6 only.
+pub const INBOUND_SOURCE_V6: Ipv6Addr = Ipv6Addr::LOCALHOST;

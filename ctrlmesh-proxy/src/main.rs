@@ -5,7 +5,7 @@ use std::io::{stdin, stdout};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ctrlmesh_proxy::config::SidecarArgs;
+use ctrlmesh_proxy::config::{NodeArgs, SidecarArgs};
 use ctrlmesh_proxy::run::{ChildArgs, RunArgs};
 use ctrlmesh_proxy::{app, classify, intercept, run, telemetry};
 
@@ -21,6 +21,8 @@ struct Arguments {
 enum Command {
     /// Serves one pod, from inside it, without any privilege.
     Sidecar(Box<SidecarArgs>),
+    /// Serves the pods of a node, whose connections it has the kernel redirect.
+    Node(Box<NodeArgs>),
     /// Runs any operator through a shard, with nothing installed in the cluster.
     Run(Box<RunArgs>),
     /// Becomes the command of `run`.
@@ -36,8 +38,11 @@ fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
         Command::Sidecar(arguments) => {
             telemetry::init(arguments.common.log_format)?;
-            let clean = app::sidecar(*arguments)?;
-            return Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return app::sidecar(*arguments).map(code).map_err(Into::into);
+        }
+        Command::Node(arguments) => {
+            telemetry::init(arguments.common.log_format)?;
+            return app::node(*arguments).map(code).map_err(Into::into);
         }
         Command::Run(arguments) => return Ok(run::run(&arguments)),
         Command::Become(arguments) => return Ok(run::become_command(arguments)),
@@ -45,4 +50,9 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Failure where something had to be cut.
+fn code(clean: bool) -> ExitCode {
+    if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

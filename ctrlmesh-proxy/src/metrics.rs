@@ -3,7 +3,7 @@
 //! Every series of the request path is looked up once, at start: counting is one atomic addition.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
@@ -101,6 +101,20 @@ pub struct Metrics {
     added: Histogram,
     open: Gauges,
     epochs: Family<PodLabels, Gauge>,
+    /// What is known of the manager.
+    pub manager: ManagerMetrics,
+    served: Gauge,
+    waiting: Gauge,
+}
+
+/// What is known of the manager.
+#[derive(Clone, Debug)]
+pub struct ManagerMetrics {
+    /// 1 while it tells policies.
+    pub connected: Gauge,
+    /// Policies that could not be put in force.
+    pub refused: Counter,
+    last_contact: Gauge,
 }
 
 /// What exists now.
@@ -171,8 +185,11 @@ impl Metrics {
                 CLIENT_ERRORS,
             ),
             open: gauges(to),
+            served: gauge(to, "pods_served", "Pods whose connections are served, in node mode"),
+            waiting: gauge(to, "pods_waiting", "Pods that cannot be served yet, in node mode"),
             added: added(to),
             epochs: epochs(to),
+            manager: ManagerMetrics::register(to),
             registry: Registry::default(),
         };
         Arc::new(Self { registry, ..metrics })
@@ -236,6 +253,17 @@ impl Metrics {
         self.epochs.get_or_create(&PodLabels { pod: pod.to_owned() }).set(epoch);
     }
 
+    /// Shows no epoch for `pod` any more.
+    pub fn forget(&self, pod: &str) {
+        self.epochs.remove(&PodLabels { pod: pod.to_owned() });
+    }
+
+    /// Shows how many pods of the node are served, and how many wait for it.
+    pub fn pods(&self, served: usize, waiting: usize) {
+        self.served.set(i64::try_from(served).unwrap_or(i64::MAX));
+        self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+    }
+
     /// Everything, in the text format of `OpenMetrics`.
     ///
     /// # Errors
@@ -245,6 +273,25 @@ impl Metrics {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
+    }
+}
+
+// === impl ManagerMetrics ===
+
+impl ManagerMetrics {
+    fn register(to: &mut Registry) -> Self {
+        let contact = "When the manager last said something, in seconds since 1970";
+        Self {
+            connected: gauge(to, "manager_connected", "1 while the manager tells policies"),
+            refused: counter(to, "policies_refused", "Policies that could not be put in force"),
+            last_contact: gauge(to, "manager_last_contact_seconds", contact),
+        }
+    }
+
+    /// The manager said something.
+    pub fn heard(&self, at: SystemTime) {
+        let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.last_contact.set(i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
     }
 }
 

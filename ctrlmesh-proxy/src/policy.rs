@@ -4,6 +4,7 @@
 //! sends into it. Here the policy comes from a file, and the file is read again when it changes. One that cannot be
 //! read is refused, and the last good policy stays.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,11 +13,18 @@ use clap::Args;
 use ctrlmesh_common::policy::Policy;
 use tokio::sync::watch;
 
-mod file;
 mod sharding;
+mod file;
+mod enforce;
+mod history;
+mod store;
+pub mod client;
 
+pub use enforce::enforce;
 pub use file::{LoadError, follow, load};
+pub use history::{Forgotten, History, InForce, Reading};
 pub use sharding::ShardingError;
+pub use store::{Held, StoreError, Told};
 
 /// The policy that holds, and a way to learn of the next.
 pub type Current = watch::Receiver<Arc<Policy>>;
@@ -50,7 +58,7 @@ pub struct PolicyArgs {
 }
 
 /// A pod's namespace and name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodName {
     /// The namespace.
     pub namespace: String,
@@ -82,7 +90,7 @@ pub struct PodLabelError {
 }
 
 /// Where the policy comes from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A file that holds it.
     Policy(PathBuf),
@@ -131,6 +139,12 @@ impl FromStr for PodName {
         let parts = parts.filter(|(_, name)| !name.contains('/'));
         let (namespace, name) = parts.ok_or_else(|| PodNameError { text: text.to_owned() })?;
         Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+}
+
+impl fmt::Display for PodName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 

@@ -4,23 +4,23 @@
 //! whose connections the kernel leads there. Signals, exit code, terminal and output are the command's own. Everything
 //! that is made is gone afterwards; what a killed run leaves, the next one sweeps.
 
-mod error;
 mod kubeconfig;
 mod source;
 mod through;
 mod cluster;
 mod identity;
-mod generate;
 mod folder;
-mod account;
+mod isolate;
+mod error;
+mod generate;
 mod args;
 mod program;
 mod signals;
 mod terminal;
+mod account;
 mod child;
 mod supervise;
 mod bridge;
-mod isolate;
 mod route;
 mod proxy;
 mod report;

@@ -22,16 +22,18 @@ use std::time::Duration;
 use rustls::ServerConfig;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio::sync::watch::Receiver;
 use tokio::time;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::accept::{Accepted, PodSlot};
 use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics};
-use crate::policy::Current;
+use crate::policy::{Current, History};
 use crate::serve::view::View;
 use crate::tls;
 use crate::tunnel;
@@ -67,9 +69,20 @@ pub struct Server {
 #[derive(Clone, Debug)]
 pub enum Policies {
     /// One pod's: the sidecar's.
-    One(Current),
+    One(Served),
     /// Each pod's own, by the slot that the kernel gave it; a pod that is not here is not served.
-    BySlot(HashMap<PodSlot, Current>),
+    BySlot(Receiver<Arc<HashMap<PodSlot, Served>>>),
+}
+
+/// A pod that is served.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// What it may see.
+    pub policy: Current,
+    /// What it could see before.
+    pub history: Arc<History>,
+    /// Cancelled once the pod is served no more: its connections end then.
+    pub gone: Option<CancellationToken>,
 }
 
 /// What the requests of one client connection share.
@@ -78,6 +91,7 @@ struct Session {
     server: Rc<Server>,
     upstream: Upstream,
     policy: View,
+    gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
     leaving: Rc<Notify>,
 }
@@ -92,10 +106,11 @@ impl Server {
         debug!(client.addr = %client, pod = ?origin.pod, "connected");
         if let Ok(stream) = TcpStream::from_std(stream) {
             let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
-            let policy = self.policies.of(origin.pod);
-            match target.zip(policy) {
-                Some((target, policy)) => {
-                    Box::pin(self.clone().begin(stream, target, policy)).await;
+            match target.zip(self.policies.of(origin.pod)) {
+                Some((target, served)) => {
+                    let gone = served.gone.clone();
+                    let serving = Box::pin(self.clone().begin(stream, target, served));
+                    unless_gone(gone.as_ref(), serving).await;
                 }
                 None => self.metrics.client_error(ClientError::NoDestination),
             }
@@ -104,7 +119,7 @@ impl Server {
         drop((open, place));
     }
 
-    async fn begin(self: Rc<Self>, stream: TcpStream, target: Target, policy: Current) {
+    async fn begin(self: Rc<Self>, stream: TcpStream, target: Target, served: Served) {
         let deadline = Instant::now() + self.header_timeout;
         let mut first = [0];
         let Some(peeked) = self.in_time(deadline, stream.peek(&mut first)).await else {
@@ -112,7 +127,7 @@ impl Server {
         };
         match peeked {
             Ok(1) if first[0] == TLS_HANDSHAKE => {
-                self.terminate(stream, target, policy, deadline).await;
+                self.terminate(stream, target, served, deadline).await;
             }
             Ok(1) => self.pass(stream, &target.address).await,
             // Gone before it said anything.
@@ -125,7 +140,7 @@ impl Server {
         self: Rc<Self>,
         stream: TcpStream,
         target: Target,
-        policy: Current,
+        served: Served,
         deadline: Instant,
     ) {
         let http1_only = self.dialer.http1_only.load(Ordering::Relaxed);
@@ -143,8 +158,9 @@ impl Server {
         let http2 = stream.get_ref().1.alpn_protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
         let upstream = Upstream::new(http2, self.dialer.clone(), target, leaving.clone());
-        let session =
-            Rc::new(Session { server: self, upstream, policy: View::of(policy), leaving });
+        let Served { policy, history, gone } = served;
+        let policy = View::of(policy, history);
+        let session = Rc::new(Session { server: self, upstream, policy, gone, leaving });
         if http2 {
             Box::pin(http2::serve(session, stream, deadline)).await;
         } else {
@@ -181,13 +197,21 @@ impl Server {
 // === impl Policies ===
 
 impl Policies {
-    /// The policy of the pod that a connection comes from, if it is known.
-    fn of(&self, pod: Option<PodSlot>) -> Option<Current> {
+    /// The pod that a connection comes from, if it is served.
+    fn of(&self, pod: Option<PodSlot>) -> Option<Served> {
         match (self, pod) {
-            (Policies::One(current), _) => Some(current.clone()),
-            (Policies::BySlot(pods), Some(pod)) => pods.get(&pod).cloned(),
+            (Policies::One(served), _) => Some(served.clone()),
+            (Policies::BySlot(pods), Some(pod)) => pods.borrow().get(&pod).cloned(),
             (Policies::BySlot(_), None) => None,
         }
+    }
+}
+
+/// Does `work` to its end, or to the end of the pod that it is done for.
+async fn unless_gone(gone: Option<&CancellationToken>, work: impl Future<Output = ()>) {
+    match gone {
+        Some(gone) => drop(gone.run_until_cancelled(work).await),
+        None => work.await,
     }
 }
 

@@ -1,6 +1,7 @@
 //! How is TLS ended towards the operator, and begun anew towards the API server?
 
 pub mod issue;
+pub mod signed;
 pub mod trust;
 
 use std::io;

@@ -131,8 +131,7 @@ async fn what_the_command_leaves_running_ends_with_it() {
         );
         let output = output(pins.run(&bed, &[], &script)).await;
         let text = stdout(&output);
-        let (folder, left) =
-            text.split_once('\n').map(|(line, pid)| (cgroup(line), pid)).unwrap();
+        let (folder, left) = text.split_once('\n').map(|(line, pid)| (cgroup(line), pid)).unwrap();
         assert_eq!(output.status.code(), Some(4), "ignoring: {ignoring}");
         assert!(stderr(&output).contains("processes, which end with it"), "{}", stderr(&output));
         // Perhaps nobody has buried it yet.

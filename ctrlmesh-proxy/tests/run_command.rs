@@ -33,7 +33,7 @@ async fn a_command_sees_only_its_shard_and_its_token_passes_through() {
     let output = output(bed.client(&LIMIT, &["/api/v1/pods?limit=5", "/api/v1/nodes"])).await;
     let expected =
         "200 /api/v1/pods?labelSelector=slot%20in%20%280%2C1%29&limit=5\n200 /api/v1/nodes";
-    assert_eq!(stdout(&output).replace("+", "%20"), expected, "{}", stderr(&output));
+    assert_eq!(stdout(&output), expected, "{}", stderr(&output));
     assert_eq!(bed.upstream.last().headers["authorization"], "Bearer secret");
     assert_eq!(stderr(&output), "ctrlmesh: 2 requests, 1 injected, 0 refused");
     assert!(output.status.success());
@@ -243,17 +243,18 @@ async fn the_shard_follows_its_file_while_the_command_runs() {
     run.line();
     assert!(bed.upstream.last().target.ends_with("leases/lead---one"), "the lock is the shard's");
     run.say();
-    assert!(run.line().contains("slot%3D4"));
+    let line = run.line();
+    assert!(line.contains("%284%29"), "{line}");
     write("'5'");
     for _ in targets {
         run.say();
         let line = run.line();
-        if line.contains("slot%3D5") {
+        if line.contains("%285%29") {
             run.send(Signal::SIGTERM);
             run.ended().await;
             return;
         }
-        assert!(line.contains("slot%3D4"), "{line}");
+        assert!(line.contains("%284%29"), "{line}");
         thread::sleep(std::time::Duration::from_millis(20));
     }
     panic!("the policy never changed");
@@ -278,39 +279,52 @@ async fn what_is_rewritten_is_explained_as_it_happens() {
     }
 }
 
+/// The command is not run, and the message says why.
+async fn refused(bed: &Bed, flags: &[&str], why: &str) {
+    let output = output(bed.run(flags, &["true"])).await;
+    let text = stderr(&output);
+    assert!(text.contains(why) && output.status.code() == Some(125), "{flags:?}: {text}");
+    bed.nothing_is_left();
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn every_failure_says_what_to_do() {
+async fn arguments_that_make_no_sense_are_refused_with_what_to_do() {
     let bed = Bed::new().await;
-    let fails = async |flags: &[&str], why: &str| {
-        let output = output(bed.run(flags, &["true"])).await;
-        let text = stderr(&output);
-        assert!(text.contains(why) && output.status.code() == Some(125), "{flags:?}: {text}");
-        bed.nothing_is_left();
-    };
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    fails(&["--port", &port], "leave --port out").await;
-    fails(&["--kubeconfig", "/nowhere"], "read the kubeconfig `/nowhere`").await;
-    fails(&["--context", "prod"], "it has dev, nobody").await;
-    fails(&["--limit", "pods", "--selector", "a in"], "parse the selector").await;
+    refused(&bed, &["--port", &port], "leave --port out").await;
+    refused(&bed, &["--kubeconfig", "/nowhere"], "read the kubeconfig `/nowhere`").await;
+    refused(&bed, &["--context", "prod"], "it has dev, nobody").await;
+    refused(&bed, &["--limit", "pods", "--selector", "a in"], "parse the selector").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_that_select_nothing_are_refused_with_what_to_do() {
+    let bed = Bed::new().await;
     let shards = bed.pki.path("shards");
-    let sharding = ["--sharding-config", shards.to_str().unwrap()];
-    fails(&sharding, "No such file").await;
-    let head =
-        "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: ";
+    let flags = ["--sharding-config", shards.to_str().unwrap()];
+    refused(&bed, &flags, "No such file").await;
+    let head = |name: &str| {
+        format!(
+            "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}}}\n"
+        )
+    };
+    let two = format!("{}spec: {{}}\n---\n{}spec: {{}}", head("a"), head("b"));
     for (text, why) in [
-        (":".to_owned(), "line 1"),
+        (":".to_owned(), "read the ShardingConfigs: document 1"),
         (String::new(), "no ShardingConfig that limits anything"),
-        (format!("{head}r}}\nspec: {{root: {{prefix: x}}}}"), "of a root"),
-        (format!("{head}e}}\nspec: {{limits: []}}"), "selects nothing"),
-        (
-            format!("{head}a}}\nspec: {{}}\n---\n{head}b}}\nspec: {{}}"),
-            "--shard must name one of those in the file (a, b)",
-        ),
+        (head("r") + "spec: {root: {prefix: x}}", "of a root"),
+        (head("e") + "spec: {limits: []}", "selects nothing"),
+        (two, "--shard must name one of those in the file (a, b)"),
     ] {
         fs::write(&shards, text).unwrap();
-        fails(&sharding, why).await;
+        refused(&bed, &flags, why).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubeconfigs_that_cannot_be_served_are_refused_with_what_to_do() {
+    let bed = Bed::new().await;
     for (cluster, why) in [
         (json!({"insecure-skip-tls-verify": true}), "--certificate-authority FILE"),
         (json!({"certificate-authority": "mesh.crt"}), "UnknownIssuer"),
@@ -321,26 +335,19 @@ async fn every_failure_says_what_to_do() {
             json!({"server": "https://127.0.0.1:1", "certificate-authority": "real.crt"}),
             "does `kubectl version` reach it",
         ),
-        (
-            json!({"proxy-url": "https://p", "certificate-authority": "real.crt"}),
-            "the proxy of proxy-url",
-        ),
+        (json!({"proxy-url": "https://p", "certificate-authority": "real.crt"}), "proxy-url"),
     ] {
         bed.kubeconfig(cluster, json!({}));
-        fails(&[], why).await;
+        refused(&bed, &[], why).await;
     }
     fs::write(bed.file(), "clusters: []").unwrap();
-    fails(&[], "no current-context").await;
+    refused(&bed, &[], "no current-context").await;
     fs::write(bed.file(), "clusters: [").unwrap();
-    fails(&[], "parse the kubeconfig").await;
+    refused(&bed, &[], "parse the kubeconfig").await;
     fs::remove_file(bed.file()).unwrap();
     let mut run = bed.run(&[], &["true"]);
-    let output = output({
-        run.env_remove("KUBERNETES_SERVICE_HOST");
-        run
-    })
-    .await;
-    assert!(stderr(&output).contains("which cluster"), "{}", stderr(&output));
+    run.env_remove("KUBERNETES_SERVICE_HOST");
+    assert!(stderr(&output(run).await).contains("which cluster"));
 }
 
 /// A proxy of that kind, which leads to one server however it is called.
@@ -434,7 +441,8 @@ async fn at_a_terminal(run: Command, steps: Value) -> String {
     for (name, value) in run.get_envs().filter_map(|(name, value)| Some((name, value?))) {
         terminal.env(name, value);
     }
-    let output = output(terminal).await;
+    // It has patience of its own.
+    let output = task::spawn_blocking(move || terminal.output().unwrap()).await.unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     stdout(&output)
 }
@@ -454,7 +462,7 @@ raise SystemExit(5)
 #[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_reaches_the_command_once() {
     let bed = Bed::new().await;
-    for line in ["RUN\n", "RUN | cat; (exit ${PIPESTATUS[0]})\n"] {
+    for line in ["RUN\n", "RUN | (trap '' INT; cat); (exit ${PIPESTATUS[0]})\n"] {
         let steps = json!([
             {"see": "> "}, {"type": line}, {"see": "waiting"}, {"type": "\u{3}"},
             {"see": "interrupts 1"}, {"see": "ctrlmesh: 0 requests"},
@@ -502,6 +510,29 @@ async fn in_the_background_the_command_is_paused_when_it_asks_for_the_terminal()
         {"type": "until jobs | grep -q Stopped; do sleep 0.05; done; echo pau$((1+1))sed\n"}, {"see": "pau2sed"},
         {"type": "fg\n"}, {"see": "shards"}, {"type": "one\n"}, {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"},
         {"see": "> "}, {"type": "echo code=$?\n"}, {"see": "code=0"},
+    ]);
+    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
+    at_a_terminal(run, steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_no_shell_would_take_over_nothing_is_paused() {
+    let bed = Bed::new().await;
+    // `exec` leaves nobody behind: we are the session's leader.
+    let steps = json!([
+        {"see": "> "}, {"type": "exec RUN\n"}, {"see": "ready"}, {"type": "\u{1a}"}, {"type": "one\n"},
+        {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"}, {"see": "ctrlmesh: 0 requests"},
+    ]);
+    at_a_terminal(bed.run(&[], &["python3", "-c", SHOUTING]), steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_that_runs_the_command_is_paused_with_it() {
+    let bed = Bed::new().await;
+    let steps = json!([
+        {"see": "> "}, {"type": "(RUN; echo af$((1+1))er)\n"}, {"see": "ready"}, {"type": "\u{1a}"}, {"see": "Stopped"},
+        {"see": "> "}, {"type": "fg\n"}, {"see": "shards"}, {"type": "one\n"}, {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"},
+        {"see": "af2er"}, {"see": "> "},
     ]);
     let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
     at_a_terminal(run, steps).await;

@@ -6,38 +6,81 @@ use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::run::{root, run, with_own_toolchain};
+use crate::run::{root, run, say, with_own_toolchain};
 use crate::tools;
 
 /// Debian's compiler, which fits Debian's LLVM.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
-/// Builds the kernel programs into `target/bpf/ctrlmesh.o`, where the proxy looks for them.
+/// A toolchain that can build for the kernel: what it is called, and its cargo.
+struct Toolchain {
+    name: &'static str,
+    cargo: Command,
+}
+
+/// Builds the kernel programs into `target/bpf/ctrlmesh.o`, where the proxy looks for them, with the first toolchain
+/// that can.
 ///
 /// # Errors
-/// Where no toolchain is there, or it fails.
+/// Where no toolchain is there, or none can.
 pub fn build() -> Result<()> {
     let (crate_folder, object) =
         (root().join("ctrlmesh-ebpf"), root().join("target/bpf/ctrlmesh.o"));
-    let mut command = if let Some(toolchain) = nightly() {
-        let mut command = Command::new("cargo");
-        with_own_toolchain(&mut command).arg(format!("+{toolchain}"));
-        command
-    } else if has_debian_source() && has_linker() {
-        let mut command = Command::new("cargo");
-        // Debian's compiler is a stable one; this lets it build `core` as a nightly one does.
-        with_own_toolchain(&mut command).env("RUSTC", DEBIAN_RUSTC).env("RUSTC_BOOTSTRAP", "1");
-        command
-    } else {
-        bail!(
-            "no toolchain for the kernel programs. Either\n  \
-             rustup toolchain install nightly --component rust-src, and bpf-linker on your PATH; or, on Debian 12,\n  \
-             apt-get install rustc-web rust-web-src llvm-22-dev libpolly-22-dev libzstd-dev, and `cargo xtask setup`"
-        )
-    };
+    first(toolchains(), |toolchain| build_with(toolchain, &crate_folder))?;
+    place(&crate_folder.join("target/bpfel-unknown-none/release/ctrlmesh"), &object)
+}
+
+/// Tries one after the other, and says which failed, and why, before it goes on.
+fn first(toolchains: Vec<Toolchain>, build: impl Fn(Toolchain) -> Result<()>) -> Result<()> {
+    let mut failure = None;
+    for toolchain in toolchains {
+        let name = toolchain.name;
+        if let Some(error) = failure.take() {
+            say(&format!("{error:#}\ntrying {name}"));
+        }
+        match build(toolchain) {
+            Ok(()) => return Ok(()),
+            Err(error) => {
+                failure = Some(error.context(format!("{name} did not build the kernel programs")));
+            }
+        }
+    }
+    let hint = "Either\n  \
+        rustup toolchain install nightly --component rust-src, and bpf-linker on your PATH; or, on Debian 12,\n  \
+        apt-get install rustc-web rust-web-src llvm-22-dev libpolly-22-dev libzstd-dev, and `cargo xtask setup`";
+    match failure {
+        Some(error) => {
+            bail!("{error:#}\nno other toolchain for the kernel programs is there. {hint}")
+        }
+        None => bail!("no toolchain for the kernel programs. {hint}"),
+    }
+}
+
+/// Those that are there, the usual one first.
+fn toolchains() -> Vec<Toolchain> {
+    let mut toolchains = Vec::new();
+    if let Some(toolchain) = nightly() {
+        let mut cargo = Command::new("cargo");
+        with_own_toolchain(&mut cargo).arg(format!("+{toolchain}"));
+        toolchains.push(Toolchain { name: "the nightly toolchain", cargo });
+    }
     let linker = tools::bpf_linker();
-    let folder = linker.parent().context("the folder of bpf-linker")?;
-    let path = env::var("PATH").unwrap_or_default();
+    if let Some(folder) = linker.parent().filter(|_| has_debian_source() && linker.is_file()) {
+        let path = env::var("PATH").unwrap_or_default();
+        let mut cargo = Command::new("cargo");
+        // Debian's compiler is a stable one; this lets it build `core` as a nightly one does. The linker is the one
+        // that was built with the same LLVM.
+        with_own_toolchain(&mut cargo)
+            .env("RUSTC", DEBIAN_RUSTC)
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("PATH", format!("{}:{path}", folder.display()));
+        toolchains.push(Toolchain { name: "Debian's rustc-web", cargo });
+    }
+    toolchains
+}
+
+fn build_with(toolchain: Toolchain, crate_folder: &Path) -> Result<()> {
+    let mut command = toolchain.cargo;
     command
         .args([
             "build",
@@ -49,10 +92,8 @@ pub fn build() -> Result<()> {
             "--target",
             "bpfel-unknown-none",
         ])
-        .env("PATH", format!("{}:{path}", folder.display()))
-        .current_dir(&crate_folder);
-    run(&mut command)?;
-    place(&crate_folder.join("target/bpfel-unknown-none/release/ctrlmesh"), &object)
+        .current_dir(crate_folder);
+    run(&mut command)
 }
 
 /// A nightly toolchain that has the source of `core`, where bpf-linker is on `$PATH`.
@@ -69,7 +110,7 @@ pub fn nightly() -> Option<String> {
 
 /// Whether there is a toolchain to build with.
 pub fn has_toolchain() -> bool {
-    nightly().is_some() || has_debian_source() && has_linker()
+    !toolchains().is_empty()
 }
 
 /// Whether a linker is there, on `$PATH` or in our cache.
@@ -93,4 +134,40 @@ fn place(built: &Path, object: &Path) -> Result<()> {
     let staged = object.with_extension("o.new");
     fs::write(&staged, bytes)?;
     Ok(fs::rename(&staged, object)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn toolchain(name: &'static str) -> Toolchain {
+        Toolchain { name, cargo: Command::new("true") }
+    }
+
+    #[test]
+    fn where_the_first_toolchain_fails_the_next_is_tried() {
+        let tried = RefCell::new(Vec::new());
+        let built = first(vec![toolchain("a"), toolchain("b"), toolchain("c")], |toolchain| {
+            tried.borrow_mut().push(toolchain.name);
+            if toolchain.name == "b" { Ok(()) } else { bail!("no linker") }
+        });
+        assert!(built.is_ok());
+        assert_eq!(*tried.borrow(), ["a", "b"]);
+    }
+
+    #[test]
+    fn where_none_can_it_is_said_what_to_install_for_either() {
+        let failed = first(vec![toolchain("a")], |_| bail!("no linker")).unwrap_err().to_string();
+        assert!(failed.starts_with("a did not build the kernel programs: no linker"), "{failed}");
+        let none = first(Vec::new(), |_| Ok(())).unwrap_err().to_string();
+        for said in [failed, none] {
+            assert!(
+                said.contains("rustup toolchain install nightly --component rust-src"),
+                "{said}"
+            );
+            assert!(said.contains("apt-get install rustc-web"), "{said}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! What is checked without running anything of ours.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -8,13 +9,22 @@ use anyhow::{Result, ensure};
 use crate::run::{CRATES, cargo, root, run, say};
 use crate::{layering, setup, tools};
 
+/// The main workspace.
+const MANIFEST: &str = "Cargo.toml";
+
+/// The workspaces beside the main one, each with a lock file of its own.
+const OTHER_WORKSPACES: [&str; 2] = ["ctrlmesh-ebpf/Cargo.toml", "fuzz/Cargo.toml"];
+
 /// Runs every check; the first that fails ends it.
 ///
 /// # Errors
 /// The check that failed.
 pub fn check_all() -> Result<()> {
     run(&mut cargo(&["fmt", "--all", "--check"]))?;
-    run(cargo(&["fmt", "--check", "--manifest-path"]).arg("ctrlmesh-ebpf/Cargo.toml"))?;
+    for workspace in OTHER_WORKSPACES {
+        run(cargo(&["fmt", "--check", "--manifest-path"]).arg(workspace))?;
+        locked(workspace)?;
+    }
     manifests()?;
     layers()?;
     run(&mut cargo(&[
@@ -26,6 +36,7 @@ pub fn check_all() -> Result<()> {
         "--deny",
         "warnings",
     ]))?;
+    kernel_programs()?;
     dependencies()?;
     let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--locked"]);
     run(doc.env("RUSTDOCFLAGS", "--deny warnings"))?;
@@ -76,14 +87,42 @@ fn layers() -> Result<()> {
     Ok(())
 }
 
+/// Whether the lock file of a workspace is what its manifest asks for.
+fn locked(manifest: &str) -> Result<()> {
+    let mut command = cargo(&["metadata", "--locked", "--format-version", "1", "--manifest-path"]);
+    let output = command.arg(manifest).output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the lock file beside {manifest} is stale:\n{text}");
+    Ok(())
+}
+
+/// The kernel programs are built for a target without clippy, but the machine's own can check them: nothing is linked.
+/// Their assembly is a feature of nightly compilers.
+fn kernel_programs() -> Result<()> {
+    let mut clippy = cargo(&["clippy", "--locked", "--target-dir", "target/bpf-lint"]);
+    clippy.args(["--manifest-path", "ctrlmesh-ebpf/Cargo.toml", "--", "--deny", "warnings"]);
+    run(clippy.env("RUSTC_BOOTSTRAP", "1"))
+}
+
 fn dependencies() -> Result<()> {
     let program = setup::cargo_tool("cargo-deny", tools::CARGO_DENY, "for lint (2 to 5 min)")?;
+    for manifest in [MANIFEST].into_iter().chain(OTHER_WORKSPACES) {
+        check_dependencies(&program, manifest)?;
+    }
+    Ok(())
+}
+
+fn check_dependencies(program: &Path, manifest: &str) -> Result<()> {
     let deny = |checks: &[&str]| {
-        let mut command = Command::new(&program);
-        command
-            .args(["--locked", "check", "--hide-inclusion-graph"])
-            .args(checks)
-            .current_dir(root());
+        let mut command = Command::new(program);
+        command.args(["--locked", "--manifest-path", manifest, "--config", "deny.toml", "check"]);
+        command.args(["--hide-inclusion-graph", "--allow", "license-exception-not-encountered"]);
+        if manifest != MANIFEST {
+            // The configuration is the main workspace's, and speaks of crates that are only there.
+            command.args(["--allow", "license-not-encountered", "--allow", "unmatched-skip"]);
+            command.args(["--allow", "unnecessary-skip"]);
+        }
+        command.args(checks).current_dir(root());
         command
     };
     run(&mut deny(&["licenses", "bans", "sources"]))?;
@@ -93,8 +132,10 @@ fn dependencies() -> Result<()> {
     let unreachable = text.contains("failed to fetch advisory database")
         || text.contains("failed to load advisory database");
     if unreachable {
-        say("lint: advisories are not checked, because their database cannot be had here");
+        say(&format!(
+            "lint: advisories of {manifest} are not checked, because their database cannot be had here"
+        ));
     }
-    ensure!(output.status.success() || unreachable, "advisories:\n{text}");
+    ensure!(output.status.success() || unreachable, "advisories of {manifest}:\n{text}");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Makes a bare Debian 12 machine ready, or says what one has to install.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
@@ -9,30 +9,37 @@ use anyhow::{Context as _, Result, bail};
 use crate::run::{is_root, root, run, say, step, succeeds, with_own_toolchain};
 use crate::{build_ebpf, tools};
 
-/// Debian's packages, and what each is for.
-const PACKAGES: [(&str, &str); 12] = [
-    ("bpftool", "sizes and run times of the kernel programs"),
-    ("curl", "tests of the proxy with a client that is not ours"),
-    ("g++", "bpf-linker"),
-    ("gcc", "the TLS library"),
-    ("iproute2", "network namespaces of the kernel tests"),
-    ("iptables", "the benchmark: what we are compared with"),
-    ("libc6-dev", "the TLS library"),
-    ("libcap2-bin", "tests that drop capabilities"),
-    ("nginx-light", "the benchmark: what we are compared with"),
-    ("procps", "the test bed: kill"),
-    ("python3", "clients of the kernel tests"),
-    ("util-linux", "network namespaces of the kernel tests"),
+/// What is needed: Debian's package, what it is for, and a program or file by which it is known where it was not
+/// installed by dpkg.
+type Need = (&'static str, &'static str, &'static str);
+
+/// Debian's packages.
+const PACKAGES: [Need; 11] = [
+    ("bpftool", "sizes and run times of the kernel programs", "bpftool"),
+    ("curl", "tests of the proxy with a client that is not ours", "curl"),
+    ("g++", "bpf-linker", "g++"),
+    ("gcc", "the TLS library", "gcc"),
+    ("iproute2", "network namespaces of the kernel tests", "ip"),
+    ("iptables", "the benchmark: what we are compared with", "iptables"),
+    ("libc6-dev", "the TLS library", "/usr/include/stdlib.h"),
+    ("nginx-light", "the benchmark: what we are compared with", "nginx"),
+    ("procps", "the test bed: kill", "ps"),
+    ("python3", "clients of the kernel tests", "python3"),
+    ("util-linux", "network namespaces and capabilities of the kernel tests", "setpriv"),
 ];
 
 /// More of Debian's packages, where there is no nightly toolchain with `rust-src` and bpf-linker.
-const EBPF_PACKAGES: [(&str, &str); 5] = [
-    ("libpolly-22-dev", "bpf-linker"),
-    ("libzstd-dev", "bpf-linker"),
-    ("llvm-22-dev", "bpf-linker"),
-    ("rust-web-src", "the kernel programs: the source of `core`"),
-    ("rustc-web", "the kernel programs: a compiler that fits bpf-linker's LLVM"),
+const EBPF_PACKAGES: [Need; 5] = [
+    ("libpolly-22-dev", "bpf-linker", ""),
+    ("libzstd-dev", "bpf-linker", "/usr/include/zstd.h"),
+    ("llvm-22-dev", "bpf-linker", ""),
+    ("rust-web-src", "the kernel programs: the source of `core`", ""),
+    ("rustc-web", "the kernel programs: a compiler that fits bpf-linker's LLVM", ""),
 ];
+
+/// What other systems need instead of these.
+const NIGHTLY: Need =
+    ("nightly Rust", "the kernel programs: with rust-src, and bpf-linker on your PATH", "");
 
 /// The programs of the test bed's control plane: name, Go package, and about how long the first build takes.
 const CONTROL_PLANE: [(&str, &str, &str); 3] = [
@@ -69,6 +76,7 @@ impl From<Readiness> for ExitCode {
 /// # Errors
 /// Where something cannot be installed or built.
 pub fn run_setup() -> Result<Readiness> {
+    tools::sweep();
     let packages = missing_packages();
     let mut readiness = Readiness::Ready;
     if !packages.is_empty() && may_install() {
@@ -110,45 +118,70 @@ fn control_plane() -> Result<()> {
     Ok(())
 }
 
-fn missing_packages() -> Vec<(&'static str, &'static str)> {
-    let ebpf = if build_ebpf::nightly().is_some() { &[][..] } else { &EBPF_PACKAGES };
-    PACKAGES.iter().chain(ebpf).copied().filter(|(name, _)| !is_installed(name)).collect()
+fn missing_packages() -> Vec<Need> {
+    let ebpf = match build_ebpf::nightly() {
+        Some(_) => &[][..],
+        None if is_debian() => &EBPF_PACKAGES,
+        None => &[NIGHTLY],
+    };
+    PACKAGES.iter().chain(ebpf).copied().filter(|need| !is_there(need)).collect()
 }
 
-fn is_installed(package: &str) -> bool {
-    let status = Command::new("dpkg-query").args(["-W", "-f", "${Status}", package]).output();
-    status.is_ok_and(|output| output.stdout == b"install ok installed")
+/// Whether dpkg has installed it, or it came another way.
+fn is_there(&(package, _, known_by): &Need) -> bool {
+    let other = match known_by {
+        "" => false,
+        file if file.starts_with('/') => Path::new(file).is_file(),
+        program => tools::on_path(program),
+    };
+    other || {
+        let arguments = ["-W", "-f", "${Status}\n", package];
+        let output = Command::new("dpkg-query").args(arguments).output();
+        output.is_ok_and(|output| is_installed(&String::from_utf8_lossy(&output.stdout)))
+    }
+}
+
+/// Whether dpkg says so, of one architecture at least: each has a line.
+fn is_installed(status: &str) -> bool {
+    status.lines().any(|line| line == "install ok installed")
+}
+
+fn is_debian() -> bool {
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    release.lines().any(|line| line == "ID=debian") && tools::on_path("apt-get")
 }
 
 /// Whether this is Debian and we are root.
 fn may_install() -> bool {
-    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let debian = release.lines().any(|line| line == "ID=debian") && tools::on_path("apt-get");
-    debian && is_root()
+    is_debian() && is_root()
 }
 
-fn say_what_to_install(packages: &[(&str, &str)]) {
+fn say_what_to_install(needs: &[Need]) {
     say(
         "This machine lacks what the tests need, and I can install it only as root and on Debian. Please install:",
     );
-    for (name, why) in packages {
+    for (name, why, _) in needs {
         say(&format!("  {name:<16} {why}"));
     }
-    let names: Vec<&str> = packages.iter().map(|(name, _)| *name).collect();
-    say(&format!("On Debian 12: apt-get install {}", names.join(" ")));
+    let packages: Vec<&str> =
+        needs.iter().filter(|need| **need != NIGHTLY).map(|(name, ..)| *name).collect();
+    if !packages.is_empty() {
+        let note = if is_debian() { "" } else { " (other systems call some of them differently)" };
+        say(&format!("On Debian 12: apt-get install {}{note}", packages.join(" ")));
+    }
     say(
         "Instead of rustc-web, rust-web-src, llvm-22-dev, libpolly-22-dev and libzstd-dev you can have a nightly",
     );
     say("toolchain with rust-src, and bpf-linker on your PATH. Go must be 1.26 or newer.");
 }
 
-fn install(packages: &[(&str, &str)]) -> Result<()> {
-    for (name, why) in packages {
+fn install(packages: &[Need]) -> Result<()> {
+    for (name, why, _) in packages {
         say(&format!("missing: {name} ({why})"));
     }
     step("install Debian packages (about 1 min)", || {
         run_apt(&["update", "-q"])?;
-        let names = packages.iter().map(|(name, _)| *name);
+        let names = packages.iter().map(|(name, ..)| *name);
         run_apt(
             &["install", "-q", "-y", "--no-install-recommends"]
                 .into_iter()
@@ -190,7 +223,7 @@ fn build_go(program: &str, package: &str) -> Result<()> {
     let target = tools::control_plane(program);
     let folder = target.parent().context("the folder of a tool")?;
     fs::create_dir_all(folder)?;
-    let staged = folder.join(format!(".{program}.{}", std::process::id()));
+    let staged = tools::staged(&target);
     let (major, minor) = tools::KUBERNETES
         .trim_start_matches('v')
         .rsplit_once('.')
@@ -249,6 +282,21 @@ pub fn cargo_tool(name: &str, version: &str, why: &str) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_package_of_several_architectures_is_installed_where_one_is() {
+        assert!(is_installed("install ok installed\n"));
+        assert!(is_installed("deinstall ok config-files\ninstall ok installed\n"));
+        assert!(!is_installed("deinstall ok config-files\n") && !is_installed(""));
+    }
+
+    #[test]
+    fn what_did_not_come_from_dpkg_is_known_by_its_program_or_file() {
+        assert!(is_there(&("no-such-package", "", "/proc/self/status")));
+        assert!(is_there(&("no-such-package", "", "cargo")));
+        assert!(!is_there(&("no-such-package", "", "no-such-program")));
+        assert!(!is_there(&("no-such-package", "", "")));
+    }
 
     #[test]
     fn the_version_of_go_is_read_from_what_go_says() {

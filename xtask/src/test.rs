@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
@@ -72,7 +73,8 @@ pub enum Tier {
 struct Outcome {
     passed: usize,
     failed: usize,
-    ignored: usize,
+    /// The tests that are marked with `#[ignore]`, each with its reason.
+    ignored: Vec<String>,
     /// Whether everything was built and run.
     complete: bool,
     /// Why it was not run.
@@ -118,6 +120,27 @@ impl Tier {
 // === impl Outcome ===
 
 impl Outcome {
+    /// Adds what a run of cargo printed, and whether it succeeded.
+    fn add(&mut self, (lines, complete): (Vec<String>, bool)) {
+        self.complete &= complete;
+        for (passed, failed) in lines.iter().filter_map(|line| counts(line)) {
+            self.passed += passed;
+            self.failed += failed;
+        }
+        self.ignored.extend(lines.iter().filter_map(|line| ignored(line)));
+    }
+
+    /// Why something of it was not run, or not well.
+    fn why(&self) -> String {
+        match &self.skipped {
+            Some(reason) => reason.clone(),
+            None if !self.complete && self.failed == 0 => {
+                "did not build, or a test binary ended early".to_owned()
+            }
+            None => self.ignored.join(", "),
+        }
+    }
+
     fn is_good(&self, strict: bool) -> bool {
         match &self.skipped {
             Some(_) => !strict,
@@ -131,6 +154,7 @@ impl Outcome {
 /// # Errors
 /// Where something cannot be set up or started. Failed tests are not errors but an exit code.
 pub fn run_tiers(options: &Options) -> Result<ExitCode> {
+    let start = Instant::now();
     match setup::run_setup() {
         Ok(Readiness::Ready) => {}
         Ok(Readiness::NotReady) => say("going on with the tiers that can run without"),
@@ -149,7 +173,7 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
             outcomes.push((*tier, run_tier(*tier, names, options, programs.is_ok())?));
         }
     }
-    print(&outcomes, strict)?;
+    print(&outcomes, strict, start.elapsed())?;
     let good = outcomes.iter().all(|(_, outcome)| outcome.is_good(strict));
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -211,39 +235,48 @@ fn run_tier(tier: Tier, targets: &[String], options: &Options, programs: bool) -
     if let Some(reason) = tier.obstacle() {
         return Ok(Outcome { skipped: Some(reason), ..Outcome::default() });
     }
-    let mut command = cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]);
-    if tier == Tier::Unit {
-        command.args(["--lib", "--bins"]);
-    } else if targets.is_empty() {
+    if tier != Tier::Unit && targets.is_empty() {
         return Ok(Outcome { complete: true, ..Outcome::default() });
     }
-    for target in targets {
-        command.args(["--test", target]);
-    }
-    command.args(&options.filter);
-    if options.full {
-        command.env(FULL, "1");
-    }
     say(&format!("\n==> tier {}", tier.name()));
-    let (lines, complete) = watch(&mut command)?;
-    let mut outcome = Outcome { complete, ..Outcome::default() };
-    lines.iter().filter_map(|line| counts(line)).for_each(|(passed, failed, ignored)| {
-        outcome.passed += passed;
-        outcome.failed += failed;
-        outcome.ignored += ignored;
-    });
+    let mut outcome = Outcome { complete: true, ..Outcome::default() };
+    if tier == Tier::Unit {
+        outcome.add(watch(&mut test(&["--lib", "--bins"], options))?);
+        // Examples in documentation are built one by one, so they are a run of their own.
+        outcome.add(watch(&mut test(&["--doc"], options))?);
+    } else {
+        let names = targets.iter().flat_map(|target| ["--test", target.as_str()]);
+        outcome.add(watch(&mut test(&names.collect::<Vec<_>>(), options))?);
+    }
     Ok(outcome)
 }
 
-/// The counts in a closing line of libtest.
-fn counts(line: &str) -> Option<(usize, usize, usize)> {
+fn test(what: &[&str], options: &Options) -> Command {
+    let mut command = cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]);
+    command.args(what).args(&options.filter);
+    if options.full {
+        command.env(FULL, "1");
+    }
+    command
+}
+
+/// What libtest says of a test that is marked with `#[ignore]`: its name and why.
+fn ignored(line: &str) -> Option<String> {
+    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+    let reason = rest.strip_prefix(", ").unwrap_or("no reason is given");
+    Some(format!("{name} ({reason})"))
+}
+
+/// The counts in a closing line of libtest: passed and failed.
+fn counts(line: &str) -> Option<(usize, usize)> {
     let rest = line.strip_prefix("test result: ")?.split_once(". ")?.1;
     let count =
         |unit: &str| rest.split("; ").find_map(|part| part.strip_suffix(unit)?.trim().parse().ok());
-    Some((count("passed")?, count("failed")?, count("ignored")?))
+    Some((count("passed")?, count("failed")?))
 }
 
-fn print(outcomes: &[(Tier, Outcome)], strict: bool) -> Result<()> {
+/// Prints the table, and the line with which libtest ends.
+fn print(outcomes: &[(Tier, Outcome)], strict: bool, taken: Duration) -> Result<()> {
     let mut out = stdout().lock();
     writeln!(
         out,
@@ -253,11 +286,7 @@ fn print(outcomes: &[(Tier, Outcome)], strict: bool) -> Result<()> {
     let (mut passed, mut failed, mut ignored) = (0, 0, 0);
     for (tier, outcome) in outcomes {
         let Outcome { passed: good, failed: bad, ignored: left, .. } = outcome;
-        let why = match &outcome.skipped {
-            Some(reason) => reason.as_str(),
-            None if !outcome.complete && *bad == 0 => "did not build, or a test binary ended early",
-            None => "",
-        };
+        let (left, why) = (left.len(), outcome.why());
         let skipped = if outcome.skipped.is_some() { "all".to_owned() } else { left.to_string() };
         writeln!(
             out,
@@ -268,11 +297,17 @@ fn print(outcomes: &[(Tier, Outcome)], strict: bool) -> Result<()> {
         (passed, failed, ignored) = (passed + good, failed + bad, ignored + left);
         failed += usize::from(!outcome.is_good(strict) && *bad == 0);
     }
+    let line = closing_line(passed, failed, ignored, taken);
+    writeln!(out, "\n{line}").context("print the result")
+}
+
+fn closing_line(passed: usize, failed: usize, ignored: usize, taken: Duration) -> String {
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    let line = format!(
-        "{verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; 0 filtered out"
-    );
-    writeln!(out, "\ntest result: {line}").context("print the result")
+    format!(
+        "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; \
+         0 filtered out; finished in {:.2}s",
+        taken.as_secs_f64()
+    )
 }
 
 fn has_cgroup2() -> bool {
@@ -287,8 +322,32 @@ mod tests {
     #[test]
     fn the_closing_line_of_a_test_binary_is_counted() {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.10s";
-        assert_eq!(counts(line), Some((12, 3, 1)));
+        assert_eq!(counts(line), Some((12, 3)));
         assert_eq!(counts("test parses ... ok"), None);
+    }
+
+    #[test]
+    fn the_closing_line_is_one_that_a_reader_of_libtest_knows() {
+        let line = closing_line(12, 0, 1, Duration::from_millis(61_500));
+        assert_eq!(
+            line,
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 61.50s"
+        );
+        assert_eq!(counts(&line), Some((12, 0)));
+    }
+
+    #[test]
+    fn ignored_tests_are_named_with_their_reason() {
+        let lines = [
+            "test a::b ... ok",
+            "test a::c ... ignored, needs a kernel of next year",
+            "test a::d ... ignored",
+            "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        ];
+        let mut outcome = Outcome { complete: true, ..Outcome::default() };
+        outcome.add((lines.map(str::to_owned).to_vec(), true));
+        assert_eq!((outcome.passed, outcome.failed, outcome.ignored.len()), (1, 0, 2));
+        assert_eq!(outcome.why(), "a::c (needs a kernel of next year), a::d (no reason is given)");
     }
 
     #[test]

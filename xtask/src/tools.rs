@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{env, fs, io, process};
 
 /// Variable that names the folder of the programs that we build.
@@ -30,6 +31,9 @@ pub const CARGO_FUZZ: &str = "0.13.2";
 
 /// A program of the control plane that assets folders usually lack; ours is used then.
 const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+
+/// After what time a build that nobody touches, and whose process is no more, has been interrupted.
+const ABANDONED_AFTER: Duration = Duration::from_hours(1);
 
 /// The folder of the programs that we build: `$CTRLMESH_TOOLS`, else `ctrlmesh` in `$XDG_CACHE_HOME`, else in `~/.cache`.
 pub fn cache() -> PathBuf {
@@ -69,7 +73,51 @@ pub fn bpf_linker() -> PathBuf {
 /// Whether a program of this name is on `$PATH`.
 pub fn on_path(program: &str) -> bool {
     let folders = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&folders).any(|folder| folder.join(program).is_file())
+    // What only root uses is not on everybody's path.
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    env::split_paths(&folders).chain(system).any(|folder| folder.join(program).is_file())
+}
+
+/// Removes what builds that were interrupted left in the cache: what is named as [`staged`] names it, by a process that
+/// is no more. What was touched a short time ago stays: its process may be of another container.
+pub fn sweep() {
+    for tool in entries(&cache()) {
+        let versions = entries(&tool);
+        let programs =
+            versions.iter().filter(|path| !is_staged(path)).flat_map(|path| entries(path));
+        for left in programs.chain(versions.iter().cloned()).filter(|path| is_staged(path)) {
+            if is_abandoned(&left) {
+                // Where it cannot be removed, it is only in the way of nobody.
+                drop(fs::remove_dir_all(&left).or_else(|_| fs::remove_file(&left)));
+            }
+        }
+    }
+}
+
+/// Where a build is put together, beside where it will stand.
+pub fn staged(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap_or(OsStr::new("tool")).to_string_lossy();
+    target.with_file_name(format!(".{name}.{}", process::id()))
+}
+
+fn is_staged(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let process: Option<u32> = name.rsplit('.').next().and_then(|number| number.parse().ok());
+    let gone =
+        process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists());
+    let touched = fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let old =
+        touched.and_then(|touched| touched.elapsed().ok()).is_some_and(|age| age > ABANDONED_AFTER);
+    gone && old
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
 /// Builds into a folder beside `target`, and puts it in place by a rename.
@@ -77,8 +125,7 @@ pub fn on_path(program: &str) -> bool {
 /// # Errors
 /// Where `build` fails, or a folder cannot be made or moved.
 pub fn put(target: &Path, build: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let name = target.file_name().unwrap_or(OsStr::new("tool")).to_string_lossy();
-    let staged = target.with_file_name(format!(".{name}.{}", process::id()));
+    let staged = staged(target);
     fs::create_dir_all(&staged)?;
     let result = build(&staged).and_then(|()| Ok(replace(&staged, target)?));
     if staged.exists() {
@@ -100,7 +147,27 @@ fn replace(staged: &Path, target: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
+
+    #[test]
+    fn only_what_an_ended_process_left_long_ago_is_abandoned() {
+        let folder = env::temp_dir().join(format!("ctrlmesh-sweep-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let long_ago = SystemTime::now() - 2 * ABANDONED_AFTER;
+        let left = |name: &str, at: SystemTime| {
+            let path = folder.join(name);
+            fs::File::create(&path).unwrap().set_modified(at).unwrap();
+            is_abandoned(&path)
+        };
+        // No process has so high a number.
+        assert!(left(".etcd.4194305", long_ago));
+        assert!(!left(".etcd.4194306", SystemTime::now()), "it may be of another container");
+        assert!(!left(&format!(".etcd.{}", process::id()), long_ago), "we are still at it");
+        assert!(!left(".keep", long_ago), "it is none of ours");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_failed_build_leaves_nothing_and_a_later_one_replaces_it() {

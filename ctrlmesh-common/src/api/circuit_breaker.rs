@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{LabelSelector, rules};
+use super::{LabelSelector, TargetStatus, rules};
 
 /// Limits how often the selected pods may do something, and what they may talk to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]
@@ -31,15 +31,19 @@ use super::{LabelSelector, rules};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct CircuitBreakerSpec {
-    /// Which pods, of this namespace, are held back. Required, with at least one requirement.
+    /// Which pods, of this namespace, are held back. Required, with at least one requirement: an empty selector would
+    /// mean every pod of the namespace, which nobody may mean by leaving something out. To mean it, ask for the label
+    /// `ctrlmesh.kusionstack.io/enable-proxy`, with the operator Exists.
     #[x_kube(validation = Rule::new(rules::HAS_REQUIREMENT)
         .message(rules::HAS_REQUIREMENT_MESSAGE))]
     pub selector: LabelSelector,
-    /// Limits on how often. At most 64, with distinct names.
+    /// Limits on how often; each that a request falls under has to let it pass. Absent or empty: no limit. At most 64,
+    /// with distinct names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub rate_limitings: Vec<RateLimiting>,
-    /// Rules on what may be talked to. At most 64, with distinct names.
+    /// Rules on what may be talked to; all must let a request pass. Absent or empty: no rule. At most 64, with distinct
+    /// names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub traffic_intercept_rules: Vec<TrafficInterceptRule>,
@@ -58,24 +62,29 @@ pub struct RateLimiting {
     /// The limit's name, distinct within the resource.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// How much is allowed.
+    /// How much is allowed: a token bucket. Absent: nothing is counted, which only the trigger policies `ForceOpened` and
+    /// `ForceClosed` allow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Bucket>,
-    /// When the breaker opens. Default Normal.
+    /// When the breaker opens. Normal: when the bucket is empty, until it recovers. `LimiterOnly`: never, requests beyond
+    /// the bucket are refused one by one. `ForceOpened`: it is open, `ForceClosed`: it is closed, whatever the bucket
+    /// says. Default Normal.
     #[serde(default)]
     pub trigger_policy: TriggerPolicy,
-    /// How an open breaker closes again. Default: Manual.
+    /// How a breaker that has opened closes again; used with the trigger policy Normal only. Absent: Manual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recover_policy: Option<RecoverPolicy>,
-    /// The requests to the API server that are counted. At most 64.
+    /// The requests to the API server that are counted: those that any of the rules matches. Absent or empty: none. At
+    /// least one rule, here or in `restRules`, is required. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resource_rules: Vec<ResourceRule>,
-    /// The requests to other servers that are counted. At most 64.
+    /// The requests to other servers that are counted: those that any of the rules matches. Absent or empty: none. At
+    /// most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub rest_rules: Vec<RestRule>,
-    /// Free-form properties, kept for compatibility.
+    /// Free-form properties, kept for compatibility; nothing reads them. Absent or empty: none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub properties: BTreeMap<String, String>,
 }
@@ -84,7 +93,8 @@ pub struct RateLimiting {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Bucket {
-    /// How many requests may be made at once. At least 1.
+    /// How many requests may be made at once: what the bucket holds. At least 1, because a bucket that holds nothing
+    /// never lets a request pass; to refuse all, there is the trigger policy `ForceOpened`.
     #[schemars(range(min = 1, max = 4_294_967_295_u32), extend("format" = "int64"))]
     pub burst: u32,
     /// In which time `limit` requests may be made: a duration such as 1s, 10m or 1h30m, greater than zero.
@@ -95,7 +105,8 @@ pub struct Bucket {
     #[x_kube(validation = Rule::new(rules::POSITIVE_DURATION)
         .message(rules::POSITIVE_DURATION_MESSAGE))]
     pub interval: String,
-    /// How many requests may be made in `interval`. 0 allows none.
+    /// How many requests may be made in `interval`: what flows into the bucket in that time. 0: nothing does, so after
+    /// the first `burst` requests none is allowed.
     #[schemars(range(min = 0, max = 4_294_967_295_u32), extend("format" = "int64"))]
     pub limit: u32,
 }
@@ -120,10 +131,11 @@ pub enum TriggerPolicy {
 #[x_kube(validation = Rule::new("self.type != 'SleepingWindow' || has(self.sleepingWindowSize)")
     .message("sleepingWindowSize: is required with the type SleepingWindow"))]
 pub struct RecoverPolicy {
-    /// Manual or `SleepingWindow`.
+    /// Manual: a user closes it, by changing the resource. `SleepingWindow`: it closes after `sleepingWindowSize`.
     #[serde(rename = "type")]
     pub kind: RecoverType,
-    /// For how long the breaker stays open: a duration such as 10m, greater than zero.
+    /// For how long the breaker stays open: a duration such as 10m, greater than zero. Required with the type
+    /// `SleepingWindow`. Absent with Manual, where it is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 32),
@@ -150,7 +162,7 @@ pub struct ResourceRule {
     /// API groups; `""` is the core group, `"*"` is every group.
     #[schemars(length(min = 1, max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub api_groups: Vec<String>,
-    /// Resources, `resource/subresource` included; `"*"` is every resource.
+    /// Resources, `resource/subresource` included; `"*"` is every resource and subresource.
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 127)), extend("x-kubernetes-list-type" = "atomic"))]
     pub resources: Vec<String>,
     /// API verbs such as create, update or delete; `"*"` is every verb.
@@ -210,20 +222,20 @@ pub enum ContentType {
     Regexp,
 }
 
-/// What the proxies reported.
+/// What the proxies reported. Absent until one has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CircuitBreakerStatus {
-    /// The `metadata.generation` that this status speaks of.
+    /// The `metadata.generation` that this status speaks of. Absent until it is first written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// When this status was last written.
+    /// When this status was last written. Absent until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_updated_time: Option<Time>,
-    /// A hash of the spec that the proxies should have.
+    /// A hash of the spec that the proxies should have. Absent until the manager has made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_spec_hash: Option<String>,
-    /// Each selected pod.
+    /// Each selected pod. Absent or empty: no pod is selected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub target_status: Vec<BreakerTargetStatus>,
@@ -233,19 +245,10 @@ pub struct CircuitBreakerStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BreakerTargetStatus {
-    /// The pod's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod_name: Option<String>,
-    /// The pod's address.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "podIP")]
-    pub pod_ip: Option<String>,
-    /// A hash of the spec that the pod's proxy has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config_hash: Option<String>,
-    /// What is wrong, if anything.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-    /// The state of each limit.
+    /// The pod and what its proxy has.
+    #[serde(flatten)]
+    pub target: TargetStatus,
+    /// The state of each limit. Absent or empty: the pod's proxy has reported none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub limiting_snapshots: Vec<LimitingSnapshot>,
@@ -259,7 +262,7 @@ pub struct LimitingSnapshot {
     pub name: String,
     /// Opened (requests are refused) or Closed.
     pub state: BreakerState,
-    /// When the state last changed.
+    /// When the state last changed. Absent: it never has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
 }

@@ -5,7 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{LabelSelector, rules};
+use super::{LabelSelector, TargetStatus, rules};
 
 /// Delays or fails some requests of the selected pods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, CustomResource, KubeSchema)]
@@ -25,14 +25,16 @@ use super::{LabelSelector, rules};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct FaultInjectionSpec {
-    /// Which pods, of this namespace, meet the faults. Required, with at least one requirement.
+    /// Which pods, of this namespace, meet the faults. Required, with at least one requirement: a fault that is left
+    /// without a selector is refused and does not hit every pod of the namespace. To mean every one, ask for the label
+    /// `ctrlmesh.kusionstack.io/enable-proxy`, with the operator Exists.
     #[x_kube(validation = Rule::new(rules::HAS_REQUIREMENT)
         .message(rules::HAS_REQUIREMENT_MESSAGE))]
     pub selector: LabelSelector,
     /// Switches all faults off. Default false.
     #[serde(default)]
     pub disabled: bool,
-    /// The faults; the first that matches a request is done to it. At most 64.
+    /// The faults; the first that matches a request is done to it. Absent or empty: none. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub http_fault: Vec<HttpFault>,
@@ -44,20 +46,21 @@ pub struct FaultInjectionSpec {
 #[x_kube(validation = Rule::new("has(self.delay) || has(self.abort)")
     .message("delay: at least one of delay and abort is required; the fault would do nothing"))]
 pub struct HttpFault {
-    /// The fault's name, for logs and metrics.
+    /// The fault's name, for logs and metrics. Absent: it is called by its number, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub name: Option<String>,
-    /// Delays the request.
+    /// Delays the request. Absent: no delay. At least one of `delay` and `abort` is required; with both, the request is
+    /// delayed and then answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay: Option<Delay>,
-    /// Answers the request with an error.
+    /// Answers the request with an error, and the API server never sees it. Absent: the request goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abort: Option<Abort>,
-    /// Which requests. Absent: all.
+    /// Which requests: those that any of `resources` and any of `httpMatch` match. Absent: all.
     #[serde(default, rename = "match", skip_serializing_if = "Option::is_none")]
     pub matches: Option<FaultMatch>,
-    /// When. Absent: always.
+    /// When, in UTC; all fields that are there must agree. Absent: always.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effective_time: Option<EffectiveTime>,
 }
@@ -97,11 +100,11 @@ pub struct Abort {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultMatch {
-    /// Requests to the API server. At most 64.
+    /// Requests to the API server, of which any must match. Absent or empty: every request. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub resources: Vec<FaultResources>,
-    /// Requests by their HTTP form. At most 64.
+    /// Requests by their HTTP form, of which any must match. Absent or empty: every request. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub http_match: Vec<HttpMatch>,
@@ -111,19 +114,19 @@ pub struct FaultMatch {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultResources {
-    /// API groups; `""` is the core group, `"*"` is every group.
+    /// API groups; `""` is the core group, `"*"` is every group. Absent or empty: every group. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub api_groups: Vec<String>,
-    /// Namespaces; `"*"` is every namespace.
+    /// Namespaces; `"*"` is every namespace. Absent or empty: every namespace, and what is in none. At most 1024.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub namespaces: Vec<String>,
-    /// Resources; `"*"` is every resource.
+    /// Resources, `resource/subresource` included; `"*"` is every resource. Absent or empty: every resource. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 127)), extend("x-kubernetes-list-type" = "atomic"))]
     pub resources: Vec<String>,
-    /// API verbs; `"*"` is every verb.
+    /// API verbs such as list or update; `"*"` is every verb. Absent or empty: every verb. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub verbs: Vec<String>,
@@ -133,17 +136,17 @@ pub struct FaultResources {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpMatch {
-    /// The host that is talked to.
+    /// The host that is talked to, without port. Absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<TextMatch>,
-    /// The path of the URL.
+    /// The path of the URL, without its query. Absent: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<TextMatch>,
-    /// The HTTP method, such as POST.
+    /// The HTTP method, such as POST; `"*"` is every method. Absent: every method.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), regex(pattern = rules::METHOD))]
     pub method: Option<String>,
-    /// Headers that must all be there. At most 32.
+    /// Headers that must all be there. Absent or empty: none is asked for. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub headers: Vec<HeaderMatch>,
@@ -154,11 +157,11 @@ pub struct HttpMatch {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.exact) != has(self.regex)").message("exact: exactly one of exact and regex is required"))]
 pub struct TextMatch {
-    /// The whole text.
+    /// The whole text, in just this case. Absent where `regex` is there; exactly one of the two is required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub exact: Option<String>,
-    /// A regular expression that must match the whole text.
+    /// A regular expression, in the syntax of RE2, that must match the whole text. Absent where `exact` is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub regex: Option<String>,
@@ -180,61 +183,44 @@ pub struct HeaderMatch {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EffectiveTime {
-    /// From this time of the day, "HH:MM:SS". A start after the end reaches over midnight.
+    /// From this time of the day, "HH:MM:SS" in UTC. A start after the end reaches over midnight, and then the day is
+    /// the one that it starts on. Absent: from midnight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8), regex(pattern = rules::TIME_OF_DAY))]
     pub start_time: Option<String>,
-    /// Until this time of the day, "HH:MM:SS".
+    /// Until this time of the day, "HH:MM:SS" in UTC. Absent: until midnight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8), regex(pattern = rules::TIME_OF_DAY))]
     pub end_time: Option<String>,
-    /// Days of the week, 0 (Sunday) to 6.
+    /// Days of the week in UTC, 0 (Sunday) to 6. Absent or empty: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 7), inner(range(min = 0, max = 6)), extend("x-kubernetes-list-type" = "set"))]
     pub days_of_week: Vec<i32>,
-    /// Days of the month, 1 to 31.
+    /// Days of the month in UTC, 1 to 31. Absent or empty: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 31), inner(range(min = 1, max = 31)), extend("x-kubernetes-list-type" = "set"))]
     pub days_of_month: Vec<i32>,
-    /// Months, 1 to 12.
+    /// Months in UTC, 1 to 12. Absent or empty: every month.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 12), inner(range(min = 1, max = 12)), extend("x-kubernetes-list-type" = "set"))]
     pub months: Vec<i32>,
 }
 
-/// What the proxies reported.
+/// What the proxies reported. Absent until one has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultInjectionStatus {
-    /// The `metadata.generation` that this status speaks of.
+    /// The `metadata.generation` that this status speaks of. Absent until it is first written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// When this status was last written.
+    /// When this status was last written. Absent until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_updated_time: Option<Time>,
-    /// A hash of the spec that the proxies should have.
+    /// A hash of the spec that the proxies should have. Absent until the manager has made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_spec_hash: Option<String>,
-    /// Each selected pod.
+    /// Each selected pod. Absent or empty: no pod is selected.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    pub target_status: Vec<FaultTargetStatus>,
-}
-
-/// The faults in one pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct FaultTargetStatus {
-    /// The pod's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod_name: Option<String>,
-    /// The pod's address.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "podIP")]
-    pub pod_ip: Option<String>,
-    /// A hash of the spec that the pod's proxy has.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config_hash: Option<String>,
-    /// What is wrong, if anything.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
+    pub target_status: Vec<TargetStatus>,
 }

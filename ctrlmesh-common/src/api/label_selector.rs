@@ -20,11 +20,11 @@ use crate::selector::{Condition, Requirement, RequirementError, Selector};
         .message("matchLabels: every key must be a label key: an optional DNS subdomain and '/', then 1 to 63 of A-Z a-z 0-9 - _ . with an alphanumeric at both ends")
 )]
 pub struct LabelSelector {
-    /// Labels that must be there with just these values. At most 64.
+    /// Labels that must be there with just these values, all of them. Absent or empty: none is asked for. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "match_labels_schema")]
     pub match_labels: BTreeMap<String, String>,
-    /// Requirements on labels, each with an operator. At most 64.
+    /// Requirements on labels, each with an operator; all must hold. Absent or empty: none is asked for. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub match_expressions: Vec<Expression>,

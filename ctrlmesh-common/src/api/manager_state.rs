@@ -1,4 +1,6 @@
 //! `ManagerState`: where the managers are. Kept for those who read it; ours do not need it.
+//!
+//! It has no short name: there is one object, which few ever ask for, and the predecessors have none either.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
@@ -34,21 +36,21 @@ pub struct ManagerStateSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NoSpec {}
 
-/// What the leader observed.
+/// What the leader observed. Absent until one has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ManagerStateStatus {
-    /// The namespace that the managers run in.
+    /// The namespace that the managers run in. Absent until it is first written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Each manager.
+    /// Each manager. Absent or empty: none was seen.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub endpoints: Vec<ManagerEndpoint>,
-    /// Where the managers listen.
+    /// Where the managers listen. Absent until it is first written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ports: Option<ManagerPorts>,
-    /// When this status was last written.
+    /// When this status was last written. Absent until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_timestamp: Option<Time>,
 }
@@ -70,10 +72,10 @@ pub struct ManagerEndpoint {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ManagerPorts {
-    /// The port of the leader's gRPC.
+    /// The TCP port of the leader's gRPC. Absent: the leader has none of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc_leader_election_port: Option<i32>,
-    /// The port of every manager's gRPC.
+    /// The TCP port of every manager's gRPC. Absent: 8071.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc_non_leader_election_port: Option<i32>,
 }

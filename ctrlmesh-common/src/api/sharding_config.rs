@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{LabelSelector, rules};
+use crate::ownership::Ownership;
 use crate::resource::ResourceMatch;
 
 /// A shard of an operator, or, with `root`, the rule that makes all its shards.
@@ -23,6 +24,8 @@ use crate::resource::ResourceMatch;
     doc = "A shard of an operator, some of its pods and a share of the objects; or, with root, the rule that makes all its shards.",
     validation = Rule::new("!has(self.spec.controller) || size(self.spec.controller.leaderElectionName) + size(self.metadata.name) <= 250")
         .message("spec.controller.leaderElectionName: together with metadata.name at most 250 characters, because the shard's own lock is called <leaderElectionName>---<name>"),
+    validation = Rule::new("size(self.metadata.name) <= 63")
+        .message("metadata.name: at most 63 characters, because pods carry it as a label"),
     printcolumn(name = "Root", type_ = "boolean", json_path = ".status.isRoot", description = "Whether it makes shards"),
     printcolumn(name = "Shards", type_ = "string", json_path = ".status.root.childShardingConfigs", description = "The shards of a root"),
     printcolumn(name = "Epoch", type_ = "integer", json_path = ".status.epoch", description = "Grows with every change of ownership"),
@@ -41,8 +44,8 @@ use crate::resource::ResourceMatch;
         .message("root: can be neither added nor removed. Delete the ShardingConfig and create another")
 )]
 pub struct ShardingConfigSpec {
-    /// Which pods, of this namespace, belong to the shard. Required unless `root` is set; a root owns no pods itself,
-    /// and there it is accepted and ignored. Immutable.
+    /// Which pods, of this namespace, belong to the shard. Required unless `root` is set. A root owns no pods itself:
+    /// there it is absent, or ignored. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(
         validation = Rule::new("self == oldSelf").message("is immutable. Delete the ShardingConfig and create another"),
@@ -56,12 +59,13 @@ pub struct ShardingConfigSpec {
     /// The operator's admission webhook. Absent: it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<Webhook>,
-    /// The share of objects: each limit restricts some resources to the objects that its selector matches; where
-    /// several limits cover a resource, all must match. Required unless `root` is set. At most 64.
+    /// The share of objects: each limit restricts some resources to the objects that its selector matches. A resource
+    /// may be covered by one limit only. Required unless `root` is set; absent or empty there, and not used. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub limits: Vec<Limit>,
-    /// Makes this a root: it owns nothing itself, and its shards are made and kept by the manager.
+    /// Makes this a root: it owns nothing itself, and its shards are made and kept by the manager. Absent: this is a
+    /// shard. Can be neither added nor removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<Root>,
 }
@@ -105,7 +109,8 @@ pub struct Limit {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub relate_resources: Vec<RelatedResources>,
-    /// Which objects of them the shard may see.
+    /// Which objects of them the shard may see. Required, with at least one requirement; absent only where
+    /// `objectSelector` is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new(rules::HAS_REQUIREMENT)
         .message("must have at least one requirement in matchLabels or matchExpressions; without one the limit limits nothing"))]
@@ -123,7 +128,7 @@ pub struct ObjectSelector {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub relate_resources: Vec<RelatedResources>,
-    /// Which objects of them the shard may see.
+    /// Which objects of them the shard may see. Required, with at least one requirement.
     #[x_kube(validation = Rule::new(rules::HAS_REQUIREMENT)
         .message("must have at least one requirement in matchLabels or matchExpressions; without one the limit limits nothing"))]
     pub selector: LabelSelector,
@@ -140,7 +145,8 @@ pub struct RelatedResources {
     /// API groups; `""` is the core group, `["*"]` is every group. 1 to 64.
     #[schemars(length(min = 1, max = 64), inner(length(max = 253), regex(pattern = r"^(\*|([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?)$")), extend("x-kubernetes-list-type" = "set"))]
     pub api_groups: Vec<String>,
-    /// Resources in their plural, lower-case form, without subresource; `["*"]` is every resource. 1 to 64.
+    /// Resources in their plural, lower-case form; `["*"]` is every resource. A subresource such as
+    /// `deployments/status` is refused: it belongs to its object, and is limited with `deployments`. 1 to 64.
     #[schemars(length(min = 1, max = 64), inner(length(max = 63), regex(pattern = r"^(\*|[a-z]([-a-z0-9]*[a-z0-9])?)$")), extend("x-kubernetes-list-type" = "set"))]
     pub resources: Vec<String>,
 }
@@ -160,24 +166,29 @@ pub struct Root {
     /// Stops making and changing shards; those that are there stay as they are. Default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disable: Option<bool>,
-    /// What the names of the shards begin with: `<prefix>-0-canary`, `<prefix>-<id>-normal`.
-    #[schemars(length(min = 1, max = 200), regex(pattern = rules::SUBDOMAIN))]
+    /// What the names of the shards begin with: `<prefix>-0-canary`, `<prefix>-<id>-normal`. At most 53
+    /// characters, because pods carry the whole name as a label.
+    #[schemars(length(min = 1, max = 53), regex(pattern = rules::SUBDOMAIN))]
     pub prefix: String,
-    /// The `StatefulSet`, in this namespace, whose pods are divided among the shards, by ordinal.
+    /// The `StatefulSet`, in this namespace, whose pods are divided among the shards, by ordinal. Absent
+    /// where `targetDeployment` is there; exactly one of the two is required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = rules::SUBDOMAIN))]
     pub target_stateful_set: Option<String>,
     /// The Deployment, in this namespace, whose pods are divided among the shards, as they are admitted.
+    /// Absent where `targetStatefulSet` is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = rules::SUBDOMAIN))]
     pub target_deployment: Option<String>,
     /// A first shard of chosen namespaces and hashes, for a new version. Absent: no canary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<Canary>,
-    /// Divides what the canary leaves evenly. Exactly one of `auto` and `manual` is required.
+    /// Divides what the canary leaves evenly. Absent where `manual` is there; exactly one of the two is required, unless
+    /// `disable` is true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<Auto>,
-    /// Divides what the canary leaves as written here. Every hash must be in exactly one shard.
+    /// Divides what the canary leaves as written here. Every hash must be in exactly one shard. Absent or empty where
+    /// `auto` is there. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["id"]))]
     pub manual: Vec<Manual>,
@@ -211,11 +222,11 @@ pub struct Canary {
     /// How many pods the canary has: the ordinals 0 to `replicas` - 1. At least 1.
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: i32,
-    /// Namespaces that the canary owns. At most 1024.
+    /// Namespaces that the canary owns. Absent or empty: none by name; then `inShardHash` is required. At most 1024.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub in_namespaces: Vec<String>,
-    /// Hashes of namespaces, "0" to "31", that the canary owns.
+    /// Hashes of namespaces, "0" to "31", that the canary owns. Absent or empty: none; then `inNamespaces` is required.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 2), regex(pattern = rules::SLOT)), extend("x-kubernetes-list-type" = "set"))]
     pub in_shard_hash: Vec<String>,
@@ -249,27 +260,31 @@ pub struct Manual {
     pub replicas: Option<i32>,
 }
 
-/// What the manager observed.
+/// What the manager observed. Absent until it has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ShardingConfigStatus {
-    /// The `metadata.generation` that this status speaks of.
+    /// The `metadata.generation` that this status speaks of. Absent until it is first written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Whether it is a root.
+    /// Whether it is a root. Absent until the status is first written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_root: Option<bool>,
-    /// Grows with every change of the ownership table.
+    /// Grows with every change of the ownership table. Absent: there was no table yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
-    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong).
+    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong). Absent
+    /// or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// What a root has made.
+    /// What a root has made. Absent: this is no root, or it has made nothing yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<RootStatus>,
-    /// The pods of the shard.
+    /// Who owns what: written by the manager's leader only, read by everybody else. Absent until it is first written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ownership: Option<Ownership>,
+    /// The pods of the shard. Absent or empty: it has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub pods: Vec<PodStatus>,
@@ -279,7 +294,7 @@ pub struct ShardingConfigStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RootStatus {
-    /// The names of its shards.
+    /// The names of its shards. Absent or empty: it has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub child_sharding_configs: Vec<String>,
@@ -291,13 +306,13 @@ pub struct RootStatus {
 pub struct PodStatus {
     /// The pod's name.
     pub name: String,
-    /// The node that it runs on.
+    /// The node that it runs on. Absent until it is scheduled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// The epoch that its proxy has acknowledged last.
+    /// The epoch that its proxy has acknowledged last. Absent: none yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
-    /// When its proxy was last in touch.
+    /// When its proxy was last in touch. Absent: it never was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_contact: Option<Time>,
 }

@@ -67,7 +67,7 @@ pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadErro
 
 /// The documents of a YAML stream, each behind as many empty lines as it has lines before it, so that an error names
 /// the line of the file.
-fn documents(text: &str) -> impl Iterator<Item = String> {
+pub fn documents(text: &str) -> impl Iterator<Item = String> {
     let mut starts = vec![0];
     let lines: Vec<&str> = text.lines().collect();
     starts.extend(

@@ -38,11 +38,17 @@ pub enum Outcome {
     EventLost = 15,
     /// The loader found a table full; counted by the loader, not per connection.
     TableFull = 16,
+    /// An `IPV6_V6ONLY` socket, and our IPv6 prefix is not local in its namespace: refused.
+    V6OnlyRefused = 17,
+    /// An `IPV6_V6ONLY` socket, and our IPv6 prefix is not local: passed, because the pod fails open.
+    V6OnlyPassed = 18,
+    /// Decided already by another link, at a cgroup below or during an upgrade: left as it is.
+    Decided = 19,
 }
 
 impl Outcome {
     /// Every outcome, in the order of the counters.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::Redirected,
         Self::OtherTarget,
         Self::OwnConnection,
@@ -60,6 +66,9 @@ impl Outcome {
         Self::InboundPassed,
         Self::EventLost,
         Self::TableFull,
+        Self::V6OnlyRefused,
+        Self::V6OnlyPassed,
+        Self::Decided,
     ];
 
     /// Name in the status and in the metrics.
@@ -82,6 +91,9 @@ impl Outcome {
             Self::InboundPassed => "inbound_passed",
             Self::EventLost => "event_lost",
             Self::TableFull => "table_full",
+            Self::V6OnlyRefused => "v6only_refused",
+            Self::V6OnlyPassed => "v6only_passed",
+            Self::Decided => "decided",
         }
     }
 
@@ -94,6 +106,7 @@ impl Outcome {
                 | Self::NoListenerRefused
                 | Self::NoHeartbeatRefused
                 | Self::BoundRefused
+                | Self::V6OnlyRefused
         )
     }
 }

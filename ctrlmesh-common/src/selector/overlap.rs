@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::syntax::MAX_NAME_BYTES;
 use super::{Condition, Requirement};
 
 /// Whether some labels satisfy all of `requirements`.
@@ -39,22 +40,26 @@ fn candidates<'a>(conditions: &[&'a Condition]) -> Option<BTreeSet<&'a str>> {
     })
 }
 
-/// Whether an integer lies within every bound. A label's value has no sign, so it is at least 0; and it may have
-/// leading zeros, so finitely many forbidden values never exhaust one integer.
+/// Whether a value satisfies conditions of which none names the values that it may have.
+///
+/// Without bounds one always does: values are forbidden one by one, and there are more than anybody can list. With
+/// bounds an integer has to lie within them. A label's value has no sign, so it is at least 0; and it may have zeros in
+/// front, so each integer can be written in at least 45 ways, and a free one is found soon.
 fn range_satisfiable(conditions: &[&Condition]) -> bool {
-    let (mut above, mut below) = (-1_i64, None);
+    let (mut least, mut most) = (0_i64, i64::MAX);
+    let mut bounded = false;
     for condition in conditions {
         match condition {
-            Condition::GreaterThan(bound) => above = above.max(*bound),
-            Condition::LessThan(bound) => {
-                below = Some(below.map_or(*bound, |least: i64| least.min(*bound)));
-            }
+            Condition::GreaterThan(i64::MAX) | Condition::LessThan(i64::MIN) => return false,
+            Condition::GreaterThan(bound) => (bounded, least) = (true, least.max(bound + 1)),
+            Condition::LessThan(bound) => (bounded, most) = (true, most.min(bound - 1)),
             _ => {}
         }
     }
-    match (above.checked_add(1), below) {
-        (Some(least), Some(below)) => least < below,
-        (Some(_), None) => true,
-        (None, _) => false,
-    }
+    let free = |value: &str| conditions.iter().all(|condition| condition.admits(Some(value)));
+    !bounded
+        || (least..=most).any(|integer| {
+            let digits = integer.to_string().len();
+            (digits..=MAX_NAME_BYTES).any(|width| free(&format!("{integer:0width$}")))
+        })
 }

@@ -3,7 +3,7 @@
 use crate::names::is_dns_subdomain;
 
 /// Longest name part of a key, and longest value, in bytes.
-const MAX_NAME_BYTES: usize = 63;
+pub(super) const MAX_NAME_BYTES: usize = 63;
 
 /// A key that no label may have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -111,6 +111,23 @@ fn a_bound_that_cannot_be_written_is_refused() {
 }
 
 #[test]
+fn forbidden_values_exhaust_an_integer_only_where_each_spelling_of_it_is_forbidden() {
+    let between = Selector::parse("x>4,x<6").unwrap();
+    let spellings = |widths: std::ops::RangeInclusive<usize>| {
+        let values = widths.map(|width| format!("{:0width$}", 5)).collect();
+        let requirement = Requirement::new("x", Condition::NotIn(values)).unwrap();
+        Selector::from_iter([requirement])
+    };
+    assert!(between.overlaps(&spellings(1..=62)), "one of 63 digits is left");
+    assert!(!between.overlaps(&spellings(1..=63)));
+    assert!(Selector::parse("x>4,x<7").unwrap().overlaps(&spellings(1..=63)), "6 is left");
+    let greatest = Selector::parse("x>9223372036854775806").unwrap();
+    assert!(greatest.overlaps(&Selector::everything()));
+    assert!(!Selector::parse("x>9223372036854775807").unwrap().overlaps(&Selector::everything()));
+    assert!(!Selector::parse("x<0").unwrap().overlaps(&Selector::everything()));
+}
+
+#[test]
 fn selectors_overlap_unless_a_label_decides_between_them() {
     let cases = [
         ("a=b", "a=c", false),

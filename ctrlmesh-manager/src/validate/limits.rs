@@ -1,16 +1,16 @@
 //! Are the limits of a shard ones that can be enforced?
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{LabelSelector, Limit, RelatedResources};
 use ctrlmesh_common::resource::{ResourceMatch, WILDCARD};
 
 use super::{Report, parsed, required_selector};
 
-/// How many pairs of a group and a resource the limits of a shard may name.
+/// How many pairs of a group and a resource the limits of a shard, or what a root divides, may name.
 const MAX_PAIRS: usize = 2048;
 
-/// How many entries of resources the limits of a shard may have.
+/// How many entries of resources they may have.
 const MAX_ENTRIES: usize = 128;
 
 /// Checks every limit by itself, and that no resource is limited twice.
@@ -37,31 +37,11 @@ pub(super) fn check(limits: &[Limit], report: &mut Report) {
         }
         resources(&inner, limit.resources(), report);
     }
-    limited_twice(limits, report);
-    too_many(limits, report);
-}
-
-/// Comparing shards takes every named group with every named resource: what a person writes is far below this, and what
-/// is far above would keep the webhook busy.
-fn too_many(limits: &[Limit], report: &mut Report) {
-    let related = || limits.iter().flat_map(Limit::resources);
-    let groups: BTreeSet<&str> =
-        related().flat_map(|related| &related.api_groups).map(String::as_str).collect();
-    let resources: BTreeSet<&str> =
-        related().flat_map(|related| &related.resources).map(String::as_str).collect();
-    let pairs = groups.len() * resources.len();
-    if pairs > MAX_PAIRS || related().count() > MAX_ENTRIES {
-        report.error(
-            "spec.limits",
-            format!(
-                "{} groups and {} resources in {} entries are too many; their product may be \
-                 {MAX_PAIRS}, the entries {MAX_ENTRIES}",
-                groups.len(),
-                resources.len(),
-                related().count()
-            ),
-        );
-    }
+    let covered = limits.iter().enumerate().map(|(at, limit)| {
+        let nested = if limit.object_selector.is_some() { ".objectSelector" } else { "" };
+        (format!("spec.limits[{at}]{nested}"), limit.resources())
+    });
+    covered_twice("spec.limits", &covered.collect::<Vec<_>>(), report);
 }
 
 /// Checks a list of resources.
@@ -73,40 +53,104 @@ pub(super) fn resources(field: &str, resources: &[RelatedResources], report: &mu
     }
 }
 
-/// A resource that is named twice is most likely a mistake: both limits would have to match. A wildcard beside a name
-/// is not: it adds to it.
-fn limited_twice(limits: &[Limit], report: &mut Report) {
-    let mut seen: BTreeMap<(&str, &str), String> = BTreeMap::new();
-    for (at, limit) in limits.iter().enumerate() {
-        for (inner, related) in limit.resources().iter().enumerate() {
-            let nested = if limit.object_selector.is_some() { ".objectSelector" } else { "" };
-            let field = format!("spec.limits[{at}]{nested}.relateResources[{inner}]");
-            for (group, resource) in names(related) {
-                if let Some(first) = seen.insert((group, resource), field.clone()) {
-                    let named = if group.is_empty() {
-                        resource.to_owned()
-                    } else {
-                        format!("{resource}.{group}")
-                    };
-                    report.error(&field, format!("limits {named} twice, first in {first}; one limit per resource is allowed"));
-                }
-            }
-        }
+/// Each resource may be covered by one entry only, however it is spelled: where two would, one person reads that both
+/// hold, and another that the more specific one does. `entries`, all of `list`, are each a field and its resources.
+pub(super) fn covered_twice(
+    list: &str,
+    entries: &[(String, &[RelatedResources])],
+    report: &mut Report,
+) {
+    if too_many(list, entries, report) {
+        return;
     }
-    let mut everything =
-        limits.iter().enumerate().filter(|(_, limit)| limit.resources().is_empty());
-    if let Some((second, _)) = everything.nth(1) {
-        report.error(
-            format!("spec.limits[{second}]"),
-            "limits every resource twice; one limit without relateResources is allowed",
-        );
+    for (at, (field, resources)) in entries.iter().enumerate() {
+        let earlier = entries[..at].iter();
+        let twice = earlier.filter_map(|(first, others)| {
+            let (mine, theirs, what) = common(resources, others)?;
+            Some((at_entry(field, mine), what, at_entry(first, theirs)))
+        });
+        if let Some((field, what, first)) = twice.into_iter().next() {
+            report.error(
+                field,
+                format!(
+                    "covers {what} a second time, first in {first}; one entry per resource is allowed, with all requirements in its selector"
+                ),
+            );
+        }
     }
 }
 
-fn names(related: &RelatedResources) -> impl Iterator<Item = (&str, &str)> {
-    related.api_groups.iter().flat_map(|group| {
-        related.resources.iter().map(move |resource| (group.as_str(), resource.as_str()))
+/// Comparing takes every named group with every named resource: what a person writes is far below this, and what is far
+/// above would keep the webhook busy.
+fn too_many(list: &str, entries: &[(String, &[RelatedResources])], report: &mut Report) -> bool {
+    let related = || entries.iter().flat_map(|(_, resources)| resources.iter());
+    let groups: BTreeSet<&str> =
+        related().flat_map(|related| &related.api_groups).map(String::as_str).collect();
+    let resources: BTreeSet<&str> =
+        related().flat_map(|related| &related.resources).map(String::as_str).collect();
+    let pairs = groups.len() * resources.len();
+    let too_many = pairs > MAX_PAIRS || related().count() > MAX_ENTRIES;
+    if too_many {
+        report.error(
+            list,
+            format!(
+                "{} groups and {} resources in {} entries are too many; their product may be \
+                 {MAX_PAIRS}, the entries {MAX_ENTRIES}",
+                groups.len(),
+                resources.len(),
+                related().count()
+            ),
+        );
+    }
+    too_many
+}
+
+fn at_entry(field: &str, entry: Option<usize>) -> String {
+    entry.map_or_else(|| field.to_owned(), |at| format!("{field}.relateResources[{at}]"))
+}
+
+/// Where two lists first cover the same resource: the entry of each (`None`: the list is empty, and covers all), and
+/// which resource.
+type Common = (Option<usize>, Option<usize>, String);
+
+fn common(one: &[RelatedResources], other: &[RelatedResources]) -> Option<Common> {
+    let everything = || "every resource".to_owned();
+    match (one.first(), other.first()) {
+        (None, None) => return Some((None, None, everything())),
+        (None, Some(theirs)) => return Some((None, Some(0), shared(theirs, theirs)?)),
+        (Some(mine), None) => return Some((Some(0), None, shared(mine, mine)?)),
+        (Some(_), Some(_)) => {}
+    }
+    let pairs = one.iter().enumerate();
+    let mut pairs =
+        pairs.flat_map(|mine| other.iter().enumerate().map(move |theirs| (mine, theirs)));
+    pairs.find_map(|((mine, one), (theirs, other))| {
+        Some((Some(mine), Some(theirs), shared(one, other)?))
     })
+}
+
+/// What both entries cover.
+fn shared(one: &RelatedResources, other: &RelatedResources) -> Option<String> {
+    let group = in_both(&one.api_groups, &other.api_groups)?;
+    let resource = in_both(&one.resources, &other.resources)?;
+    Some(match (group, resource) {
+        (WILDCARD, WILDCARD) => "every resource".to_owned(),
+        ("", WILDCARD) => "every resource of the core group".to_owned(),
+        (group, WILDCARD) => format!("every resource of {group}"),
+        ("" | WILDCARD, resource) => resource.to_owned(),
+        (group, resource) => format!("{resource}.{group}"),
+    })
+}
+
+/// The first name that both lists mean; the wildcard where both have it.
+fn in_both<'a>(one: &'a [String], other: &'a [String]) -> Option<&'a str> {
+    let any = |names: &[String]| names.iter().any(|name| is_wildcard(name));
+    let found = match (any(one), any(other)) {
+        (true, _) => other.first(),
+        (false, true) => one.first(),
+        (false, false) => one.iter().find(|name| other.contains(name)),
+    };
+    found.map(String::as_str)
 }
 
 /// Whether a name stands for everything.

@@ -4,9 +4,13 @@ use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{Canary, Root};
 use ctrlmesh_common::names::is_dns_subdomain;
+use ctrlmesh_common::selector::check_value;
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
 use super::{Report, limits};
+
+/// The longest text that is added to the prefix.
+const LONGEST_SUFFIX: &str = "-32-normal";
 
 /// Checks the rule by which shards are made.
 pub(super) fn check(root: &Root, report: &mut Report) {
@@ -22,34 +26,28 @@ pub(super) fn check(root: &Root, report: &mut Report) {
             report.error(format!("spec.root.{field}"), problem);
         }
     }
+    if check_value(&format!("{}{LONGEST_SUFFIX}", root.prefix)).is_err() {
+        report.error("spec.root.prefix", format!("must be at most {} characters, because the names of the shards begin with it and are the values of a label", 63 - LONGEST_SUFFIX.len()));
+    }
     if root.target_stateful_set.is_some() == root.target_deployment.is_some() {
         report.error(
             "spec.root.targetStatefulSet",
             "exactly one of targetStatefulSet and targetDeployment is required",
         );
     }
-    for (at, resources) in root.resource_selector.iter().enumerate() {
-        let field = format!("spec.root.resourceSelector[{at}]");
-        limits::resources(&field, &resources.relate_resources, report);
-        limits::optional_selector(
-            &format!("{field}.selector"),
-            resources.selector.as_ref(),
-            report,
-        );
-    }
+    check_resources(root, report);
     let canary = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| check_canary(canary, report));
+    if let Some(auto) = &root.auto {
+        let left = canary.complement().len();
+        if !usize::try_from(auto.sharding_size).is_ok_and(|size| (1..=left).contains(&size)) {
+            report.error("spec.root.auto.shardingSize", format!("{} shards cannot be made: allowed are 1 to {left}, the hashes that the canary leaves", auto.sharding_size));
+        }
+    }
     if root.disable == Some(true) {
         return;
     }
     match (&root.auto, root.manual.is_empty()) {
-        (Some(auto), true) => {
-            let left = canary.complement().len();
-            if usize::try_from(auto.sharding_size).is_ok_and(|size| (1..=left).contains(&size)) {
-                positive("spec.root.auto.everyShardReplicas", auto.every_shard_replicas, report);
-            } else {
-                report.error("spec.root.auto.shardingSize", format!("{} shards cannot be made: allowed are 1 to {left}, the hashes that the canary leaves", auto.sharding_size));
-            }
-        }
+        (Some(_), true) => {}
         (None, false) => check_manual(root, canary, report),
         (Some(_), false) | (None, true) => {
             report.error(
@@ -60,9 +58,26 @@ pub(super) fn check(root: &Root, report: &mut Report) {
     }
 }
 
+/// Checks which resources are divided.
+fn check_resources(root: &Root, report: &mut Report) {
+    for (at, resources) in root.resource_selector.iter().enumerate() {
+        let field = format!("spec.root.resourceSelector[{at}]");
+        limits::resources(&field, &resources.relate_resources, report);
+        limits::optional_selector(
+            &format!("{field}.selector"),
+            resources.selector.as_ref(),
+            report,
+        );
+    }
+    let entries = root.resource_selector.iter().enumerate();
+    let divided = entries.map(|(at, resources)| {
+        (format!("spec.root.resourceSelector[{at}]"), resources.relate_resources.as_slice())
+    });
+    limits::covered_twice("spec.root.resourceSelector", &divided.collect::<Vec<_>>(), report);
+}
+
 /// Checks the canary; returns its hashes.
 fn check_canary(canary: &Canary, report: &mut Report) -> SlotSet {
-    positive("spec.root.canary.replicas", canary.replicas, report);
     if canary.in_namespaces.is_empty() && canary.in_shard_hash.is_empty() {
         report.error(
             "spec.root.canary.inNamespaces",
@@ -82,7 +97,6 @@ fn check_manual(root: &Root, canary: SlotSet, report: &mut Report) {
                 format!("{} is not a number from 1 that no other shard has", shard.id),
             );
         }
-        positive(&format!("{field}.replicas"), shard.replicas.unwrap_or(1), report);
         let hashes = hashes(&format!("{field}.hashes"), &shard.hashes, report);
         let twice = owned.intersection(hashes);
         if !twice.is_empty() {
@@ -122,10 +136,4 @@ fn hashes(field: &str, hashes: &[String], report: &mut Report) -> SlotSet {
         }
     }
     slots
-}
-
-fn positive(field: &str, number: i32, report: &mut Report) {
-    if number < 1 {
-        report.error(field, format!("{number} is too few; at least 1 is required"));
-    }
 }

@@ -61,12 +61,253 @@ fn a_wildcard_covers_resources_that_nobody_names() {
     assert_eq!(errors(&shards(&[("one", all), ("other", excluding)])), Vec::<String>::new());
 }
 
+/// One `ShardingConfig` of the namespace `a`: its name, its labels, and its spec, in YAML's flow style.
+fn config(name: &str, labels: &str, spec: &str) -> ShardingConfig {
+    let text = format!(
+        "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
+         metadata: {{name: {name}, namespace: a, labels: {labels}}}\nspec: {spec}\n"
+    );
+    read_sharding_configs(&text).unwrap().remove(0)
+}
+
+/// A shard of the operator with this lock, if any, that sees objects of this team.
+fn shard(name: &str, lock: Option<&str>, team: &str) -> ShardingConfig {
+    let lock = lock
+        .map_or_else(String::new, |lock| format!("controller: {{leaderElectionName: {lock}}}, "));
+    let limits = format!("[{{selector: {{matchLabels: {{team: {team}}}}}}}]");
+    config(
+        name,
+        "{}",
+        &format!("{{{lock}selector: {{matchLabels: {{shard: {name}}}}}, limits: {limits}}}"),
+    )
+}
+
+/// A root whose rule has this in addition.
+fn root(name: &str, lock: &str, target: &str, more: &str) -> ShardingConfig {
+    let lock = if lock.is_empty() {
+        String::new()
+    } else {
+        format!("controller: {{leaderElectionName: {lock}}}, ")
+    };
+    let auto = "auto: {shardingSize: 2, everyShardReplicas: 1}";
+    config(
+        name,
+        "{}",
+        &format!("{{{lock}root: {{prefix: {name}, targetStatefulSet: {target}, {auto}{more}}}}}"),
+    )
+}
+
+fn errors_beside(config: &ShardingConfig, other: &ShardingConfig) -> Vec<String> {
+    let report = sharding_config(config, std::slice::from_ref(other), None);
+    report.errors.iter().map(Problem::to_string).collect()
+}
+
 #[test]
-fn limits_on_one_resource_are_all_in_force() {
-    // Only together do the two limits of `one` exclude `other`.
-    let both = "[{selector: {matchLabels: {team: a}}}, {relateResources: [{apiGroups: [''], resources: [pods]}], selector: {matchLabels: {tier: x}}}]";
-    let other = "[{selector: {matchLabels: {team: b}}}]";
-    assert_eq!(errors(&shards(&[("one", both), ("other", other)])), Vec::<String>::new());
+fn a_shard_without_a_lock_could_be_of_any_operator() {
+    let (one, other) = (shard("one", None, "a"), shard("other", Some("lock"), "a"));
+    for (one, other) in [(&one, &other), (&other, &one), (&one, &shard("third", None, "a"))] {
+        let found = errors_beside(one, other);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("which could be of the same operator"), "{found:?}");
+        assert!(found[0].contains("both must name the lock"), "{found:?}");
+    }
+    assert_eq!(errors_beside(&one, &shard("other", Some("lock"), "b")), Vec::<String>::new());
+    let elsewhere = {
+        let mut other = other.clone();
+        other.metadata.namespace = Some("b".to_owned());
+        other
+    };
+    assert_eq!(errors_beside(&one, &elsewhere), Vec::<String>::new());
+}
+
+#[test]
+fn shards_with_different_locks_are_of_different_operators() {
+    let (one, other) = (shard("one", Some("x"), "a"), shard("other", Some("y"), "a"));
+    assert_eq!(errors_beside(&one, &other), Vec::<String>::new());
+}
+
+#[test]
+fn pods_that_are_named_tell_operators_apart_where_a_lock_does_not() {
+    let of = |name: &str, pod: &str| {
+        let selector = format!(
+            "{{matchExpressions: [{{key: {}, operator: In, values: [{pod}]}}]}}",
+            names::label::STATEFULSET_POD_NAME
+        );
+        config(
+            name,
+            "{}",
+            &format!(
+                "{{selector: {selector}, limits: [{{selector: {{matchLabels: {{team: a}}}}}}]}}"
+            ),
+        )
+    };
+    assert_eq!(errors_beside(&of("one", "op-0"), &of("other", "more-op-0")), Vec::<String>::new());
+    assert_eq!(errors_beside(&of("one", "op-0"), &of("other", "op-1")).len(), 1);
+    assert_eq!(
+        errors_beside(&of("one", "op-0"), &root("root", "", "other-op", "")),
+        Vec::<String>::new()
+    );
+    assert_eq!(errors_beside(&of("one", "op-0"), &root("root", "", "op", "")).len(), 1);
+}
+
+#[test]
+fn a_root_divides_everything_that_its_shards_could_own() {
+    let by_hand = shard("one", Some("lock"), "a");
+    let everything = root("root", "lock", "op", "");
+    let found = errors_beside(&everything, &by_hand);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].starts_with("spec.root: could own"), "{found:?}");
+    assert!(errors_beside(&by_hand, &everything)[0].starts_with("spec.limits: could own"));
+    let others = "resourceSelector: [{selector: {matchLabels: {team: b}}}]";
+    let apart = root("root", "lock", "op", &format!(", {others}"));
+    assert_eq!(errors_beside(&apart, &by_hand), Vec::<String>::new());
+    let off = root("root", "lock", "op", ", disable: true");
+    assert_eq!(errors_beside(&off, &by_hand), Vec::<String>::new(), "it makes no shards");
+}
+
+#[test]
+fn two_roots_never_divide_the_same_pods() {
+    let one = root("one", "x", "op", "");
+    let found = errors_beside(&one, &root("other", "y", "op", ""));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(
+        found[0].starts_with("spec.root.targetStatefulSet: is the target of root \"other\" too"),
+        "{found:?}"
+    );
+    assert_eq!(errors_beside(&one, &root("other", "y", "more", "")), Vec::<String>::new());
+    assert_eq!(errors_beside(&one, &root("other", "", "more", "")), Vec::<String>::new());
+    let found = errors_beside(&one, &root("other", "x", "more", ""));
+    assert!(found[0].starts_with("spec.root: could own objects"), "{found:?}");
+}
+
+#[test]
+fn a_root_is_not_compared_with_its_own_shards() {
+    let one = root("one", "lock", "op", "");
+    let spec = "{controller: {leaderElectionName: lock}, selector: {matchLabels: {a: b}}, limits: [{selector: {matchLabels: {team: a}}}]}";
+    let label = |root: &str| format!("{{{}: {root}}}", names::label::AUTO_SHARDING_ROOT);
+    let own = config("one-1-normal", &label("one"), spec);
+    assert_eq!(errors_beside(&one, &own), Vec::<String>::new());
+    assert_eq!(errors_beside(&own, &one), Vec::<String>::new());
+    assert_eq!(errors_beside(&one, &config("two-1-normal", &label("two"), spec)).len(), 1);
+}
+
+const PODS: &str = "[{apiGroups: [''], resources: [pods]}]";
+const ANY: &str = "[{apiGroups: ['*'], resources: ['*']}]";
+const APPS: &str =
+    "[{apiGroups: [''], resources: [services]}, {apiGroups: [apps], resources: ['*']}]";
+
+/// Resources of two limits that cover one resource twice, and what is said of it.
+const TWICE: [(&str, &str, &str); 8] = [
+    (
+        PODS,
+        PODS,
+        "spec.limits[1].relateResources[0]: covers pods a second time, first in spec.limits[0].relateResources[0]",
+    ),
+    (
+        PODS,
+        "[{apiGroups: ['*'], resources: [pods]}]",
+        "spec.limits[1].relateResources[0]: covers pods a second time",
+    ),
+    (
+        PODS,
+        "[{apiGroups: [''], resources: ['*']}]",
+        "spec.limits[1].relateResources[0]: covers pods a second time",
+    ),
+    (
+        APPS,
+        "[{apiGroups: [apps], resources: [deployments]}]",
+        "spec.limits[1].relateResources[0]: covers deployments.apps a second time, first in spec.limits[0].relateResources[1]",
+    ),
+    (
+        "[]",
+        ANY,
+        "spec.limits[1].relateResources[0]: covers every resource a second time, first in spec.limits[0];",
+    ),
+    (
+        ANY,
+        "[]",
+        "spec.limits[1]: covers every resource a second time, first in spec.limits[0].relateResources[0]",
+    ),
+    ("[]", "[]", "spec.limits[1]: covers every resource a second time"),
+    (
+        "[]",
+        PODS,
+        "spec.limits[1].relateResources[0]: covers pods a second time, first in spec.limits[0];",
+    ),
+];
+
+#[test]
+fn a_resource_is_limited_once_however_it_is_spelled() {
+    let limit = |resources: &str, team: &str| {
+        format!("{{relateResources: {resources}, selector: {{matchLabels: {{team: {team}}}}}}}")
+    };
+    for (first, second, expected) in TWICE {
+        // The second limit alone would leave nothing of what the first leaves.
+        let limits = format!("[{}, {}]", limit(first, "a"), limit(second, "b"));
+        let found = errors(&shards(&[("one", &limits)]));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with(expected), "{found:?}");
+        assert!(found[0].contains("one entry per resource is allowed"), "{found:?}");
+    }
+    let limits = format!("[{}, {}]", limit(PODS, "a"), limit(APPS, "b"));
+    assert_eq!(errors(&shards(&[("one", &limits)])), Vec::<String>::new());
+    // Two entries of one limit say the same of what both cover.
+    let both =
+        limit("[{apiGroups: [''], resources: [pods]}, {apiGroups: ['*'], resources: [pods]}]", "a");
+    assert_eq!(errors(&shards(&[("one", &format!("[{both}]"))])), Vec::<String>::new());
+    let divided =
+        format!(", resourceSelector: [{{relateResources: {PODS}}}, {{relateResources: {ANY}}}]");
+    let found = sharding_config(&root("root", "", "op", &divided), &[], None).errors;
+    assert_eq!(found[0].field, "spec.root.resourceSelector[1].relateResources[0]", "{found:?}");
+}
+
+#[test]
+fn what_the_schema_bounds_is_bounded_here() {
+    let of = |spec: &str| {
+        let report = sharding_config(&config("shard", "{}", spec), &[], None);
+        report.errors.iter().map(Problem::to_string).collect::<Vec<_>>()
+    };
+    let shard = |more: &str| {
+        format!(
+            "{{selector: {{matchLabels: {{a: b}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]{more}}}"
+        )
+    };
+    let (lock, folder) = ("l".repeat(201), "/".repeat(4097));
+    let labels = (0..65).map(|at| format!("k{at}: v")).collect::<Vec<_>>().join(", ");
+    let root = |more: &str| format!("{{root: {{prefix: a, targetStatefulSet: a, {more}}}}}");
+    let cases = [
+        (shard(&format!(", controller: {{leaderElectionName: {lock}}}")), "spec.controller.leaderElectionName: has 201 characters; allowed are 1 to 200"),
+        (shard(", controller: {leaderElectionName: My_Lock}"), "spec.controller.leaderElectionName: must be the name"),
+        (shard(&format!(", webhook: {{certDir: {folder}, port: 1}}")), "spec.webhook.certDir: has 4097 characters; allowed are 1 to 4096"),
+        (shard(", webhook: {certDir: '', port: 1}"), "spec.webhook.certDir: has 0 characters"),
+        (shard(", webhook: {certDir: a, port: 65536}"), "spec.webhook.port: 65536 is not allowed; allowed are 1 to 65535"),
+        (format!("{{selector: {{matchLabels: {{{labels}}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]}}"), "spec.selector.matchLabels: has 65 entries; at most 64 are allowed"),
+        (root("auto: {shardingSize: 2, everyShardReplicas: 0}"), "spec.root.auto.everyShardReplicas: 0 is not allowed; allowed are 1 to 1000"),
+        (root("disable: true, auto: {shardingSize: 33, everyShardReplicas: 1}"), "spec.root.auto.shardingSize: 33 shards cannot be made"),
+        (root("disable: true, manual: [{id: 33, hashes: ['0']}]"), "spec.root.manual[0].id: 33 is not allowed; allowed are 1 to 32"),
+        (root("auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1, inNamespaces: [a, a]}"), "spec.root.canary.inNamespaces[1]: is listed twice"),
+        (root("auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1001, inNamespaces: [A_]}"), "spec.root.canary.inNamespaces[0]: \"A_\" is not allowed; it must match"),
+        ("{selector: {}, root: {prefix: a, targetStatefulSet: a, auto: {shardingSize: 2, everyShardReplicas: 1}}}".to_owned(), "spec.selector: must have at least one requirement"),
+    ];
+    for (spec, expected) in cases {
+        let found = of(&spec);
+        assert!(found.iter().any(|found| found.starts_with(expected)), "{expected}: {found:?}");
+    }
+}
+
+#[test]
+fn the_name_of_the_shards_own_lock_must_be_one() {
+    let spec = |lock: usize| {
+        format!(
+            "{{controller: {{leaderElectionName: {}}}, selector: {{matchLabels: {{a: b}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]}}",
+            "l".repeat(lock)
+        )
+    };
+    let name = "n".repeat(60);
+    assert_eq!(sharding_config(&config(&name, "{}", &spec(190)), &[], None).errors, []);
+    let found = sharding_config(&config(&name, "{}", &spec(191)), &[], None).errors;
+    assert_eq!(found[0].field, "spec.controller.leaderElectionName");
+    assert!(found[0].message.ends_with("of 254 characters; at most 253 are allowed"), "{found:?}");
 }
 
 #[test]
@@ -133,4 +374,10 @@ fn limits_that_would_keep_the_webhook_busy_are_refused() {
         found[0].contains("2048 groups and 2048 resources in 64 entries are too many"),
         "{found:?}"
     );
+    let many = (0..64).map(|at| format!("{{apiGroups: ['g{at}'], resources: [pods]}}"));
+    let many = format!("{{relateResources: [{}]}}", many.collect::<Vec<_>>().join(", "));
+    let divided = format!(", resourceSelector: [{many}, {many}, {many}]");
+    let found = sharding_config(&root("root", "", "op", &divided), &[], None).errors;
+    assert_eq!(found[0].field, "spec.root.resourceSelector");
+    assert!(found[0].message.contains("in 192 entries are too many"), "{found:?}");
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ctrlmesh_common::kernel::{
-    CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, FAIL_OPEN, Pod, REPORT,
+    CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, FAIL_OPEN, GENERATIONS, NATIVE_IPV6, Pod, REPORT,
 };
 
 use super::object::Limits;
@@ -76,16 +76,15 @@ impl Options {
 // === impl Attach ===
 
 impl Attach {
-    /// What the kernel's programs read about the pod.
-    pub(super) fn entry(&self, slot: Slot, table: u16) -> Pod {
+    /// What the kernel's programs read about the pod, with a table in the place of the one before.
+    pub(super) fn entry(&self, slot: Slot, before: &Pod, table: u16) -> Pod {
         let max_age = self.heartbeat.map_or(Duration::ZERO, |beat| beat.max_age);
         Pod {
             max_age_ns: u64::try_from(max_age.as_nanos()).unwrap_or(u64::MAX),
-            flags: self.flags(),
+            flags: self.flags() | (before.flags & NATIVE_IPV6),
             heartbeat: self.heartbeat.and_then(|beat| beat.number).unwrap_or(slot.index()),
-            table,
             port: self.port.to_be(),
-            reserved: 0,
+            ..with_table(before, table)
         }
     }
 
@@ -100,5 +99,74 @@ impl Attach {
             | set(FAIL_OPEN, self.fail_open)
             | set(CHECK_HEARTBEAT, self.heartbeat.is_some())
             | set(REPORT, self.report)
+    }
+}
+
+/// The same pod with another table. Connections of the generation before are still explained by its table, older ones by
+/// none.
+pub(super) fn with_table(before: &Pod, table: u16) -> Pod {
+    let mut pod = *before;
+    let former = before.table(before.generation);
+    if former == Some(table) {
+        return pod;
+    }
+    pod.tables = Default::default();
+    if let Some(former) = former {
+        pod.generation = next_generation(before.generation);
+        set_table(&mut pod, before.generation, former);
+    }
+    let generation = pod.generation;
+    set_table(&mut pod, generation, table);
+    pod
+}
+
+/// What is left of a pod whose slot is free: where the generations go on.
+pub(super) fn vacated(before: &Pod) -> Pod {
+    Pod { generation: next_generation(before.generation), ..Pod::default() }
+}
+
+fn next_generation(generation: u16) -> u16 {
+    (generation + 1) % GENERATIONS
+}
+
+fn set_table(pod: &mut Pod, generation: u16, table: u16) {
+    if let Some(entry) = pod.tables.get_mut(usize::from(generation)) {
+        *entry = table;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_without_a_table_gets_its_first_in_the_generation_it_has() {
+        let pod = with_table(&Pod { generation: 5, ..Pod::default() }, 3);
+        assert_eq!((pod.generation, pod.table(5)), (5, Some(3)));
+    }
+
+    #[test]
+    fn the_same_table_changes_nothing() {
+        let pod = with_table(&Pod::default(), 3);
+        assert_eq!(with_table(&pod, 3), pod);
+    }
+
+    #[test]
+    fn another_table_begins_a_generation_and_the_one_before_is_still_explained() {
+        let pod = with_table(&with_table(&Pod::default(), 3), 4);
+        assert_eq!((pod.generation, pod.table(0), pod.table(1)), (1, Some(3), Some(4)));
+        let pod = with_table(&pod, 3);
+        assert_eq!((pod.table(0), pod.table(1), pod.table(2)), (None, Some(4), Some(3)));
+    }
+
+    #[test]
+    fn a_slot_that_is_given_again_explains_nothing_of_the_pod_before() {
+        let mut pod = with_table(&Pod::default(), 3);
+        for round in 1..40 {
+            let generation = pod.generation;
+            pod = with_table(&vacated(&pod), 3);
+            assert_eq!(pod.generation, round % GENERATIONS);
+            assert_eq!(pod.table(generation), None);
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! with underscores>.slice/<runtime>-<id>.scope`. Guaranteed pods have no folder for their class; below a kubelet in a
 //! container everything is nested once more. So pods are found by their own folder's name, wherever it is.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -106,6 +107,27 @@ impl Hierarchy {
         let found = find(&pod.path, 1, &|name| name == id || name.ends_with(&scope));
         self.cgroup(&found.ok_or_else(missing)?)
     }
+}
+
+/// Network namespaces of the processes in a cgroup and below it: inode, and a path by which each can be opened for as long
+/// as the process lives.
+pub(super) fn namespaces(cgroup: &Path) -> BTreeMap<u64, PathBuf> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![cgroup.to_owned()];
+    while let Some(folder) = folders.pop() {
+        // A folder or a process may go while we look: then it has no namespace any more.
+        let processes = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+        for process in processes.lines() {
+            let path = Path::new("/proc").join(process).join("ns/net");
+            if let Ok(namespace) = fs::metadata(&path) {
+                found.insert(namespace.ino(), path);
+            }
+        }
+        let below = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        folders.extend(below.map(|entry| entry.path()));
+    }
+    found
 }
 
 /// The mount point of the first cgroup2 file system in a `mountinfo`.

@@ -11,9 +11,11 @@ use tokio::runtime;
 use super::attach::{Attach, Heartbeat, ListenerCheck, Options};
 use super::cgroup::Hierarchy;
 use super::interceptor::Interceptor;
+use super::record::State;
 use super::relay::Relay;
 use super::status::Status;
 use super::target::{Target, Targets};
+use super::uninstall::uninstall;
 use super::{Error, default_pins};
 use crate::telemetry::{self, LogFormat};
 
@@ -38,6 +40,8 @@ enum Command {
     Status(StatusArguments),
     /// Stop redirecting
     Detach(DetachArguments),
+    /// Stop redirecting, and leave nothing in the kernel: no program, no table, no counter
+    Uninstall(UninstallArguments),
     /// Relay redirected connections to where they wanted to go, until stopped
     Run(RunArguments),
 }
@@ -82,6 +86,13 @@ struct DetachArguments {
 }
 
 #[derive(Debug, Args)]
+struct UninstallArguments {
+    /// Remove other owners' attachments too
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Args)]
 struct RunArguments {
     /// Port to listen on, as given to `attach --to`
     #[arg(long, value_name = "PORT", default_value_t = ctrlmesh_common::names::port::PROXY_REDIRECTED)]
@@ -105,6 +116,11 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Attach(arguments) => attach(options, arguments),
         Command::Status(arguments) => show(&Status::read(&options.pins)?, arguments.output),
         Command::Detach(arguments) => detach(options, arguments),
+        Command::Uninstall(arguments) => {
+            uninstall(&options, arguments.force)?;
+            writeln!(io::stdout(), "nothing is left below {}", options.pins.display())?;
+            Ok(())
+        }
         Command::Run(arguments) => relay(options, arguments.to),
     }
 }
@@ -170,10 +186,18 @@ fn show(status: &Status, output: Output) -> anyhow::Result<()> {
         let dead = if attachment.alive { "" } else { " (gone; `detach` sweeps it)" };
         writeln!(out, "slot {}  {}{dead}", attachment.slot, attachment.cgroup.display())?;
         writeln!(out, "  owner      {}", attachment.owner)?;
+        if attachment.state == State::Closed.name() {
+            writeln!(
+                out,
+                "  closed     a table was full: every connection is refused; attach it again"
+            )?;
+            continue;
+        }
         writeln!(out, "  targets    {}", attachment.targets.join(" "))?;
+        let ipv6 = if attachment.ipv6 { ", IPv6 natively" } else { "" };
         writeln!(
             out,
-            "  to         port {}, fails {}, checks {}",
+            "  to         port {}, fails {}, checks {}{ipv6}",
             attachment.to, attachment.fail, attachment.check
         )?;
         if let Some(age) = attachment.heartbeat_age {

@@ -106,6 +106,31 @@ pub enum Error {
         #[source]
         source: ProgramError,
     },
+    /// Somebody else's pod, one that is gone, or none.
+    #[error("number {number} is of no pod that `{owner}` has attached")]
+    NotYours {
+        /// Slot, or number of a heartbeat.
+        number: u32,
+        /// Who asked.
+        owner: String,
+    },
+    /// Two pods cannot have the webhook calls of one address and port.
+    #[error("webhook calls to {address} are taken for the pod in slot {slot}")]
+    Taken {
+        /// Address and port.
+        address: SocketAddr,
+        /// Who has them.
+        slot: u32,
+    },
+    /// The route of our IPv6 prefix.
+    #[error("make our IPv6 prefix local in network namespace {path}")]
+    Prefix {
+        /// Which namespace.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// Nothing is attached there.
     #[error("nothing is attached at {0}")]
     NotAttached(PathBuf),

@@ -1,8 +1,11 @@
 //! Links: how programs are attached, replaced without a gap, and found again.
 //!
 //! Replacing puts the new program beside the old one first, and takes the old one away after. Between the two both run,
-//! which is harmless: an address that was rewritten is no target, and one that was explained is no encoded address. A
-//! pin is replaced by `rename`, so that a crash at any point leaves one that is whole.
+//! which is harmless: what one has redirected, refused or explained the other leaves as it is, and only what passes counts
+//! twice. A pin is replaced by `rename`, so that a crash at any point leaves one that is whole.
+//!
+//! The kernel could exchange the program of a link at once (`BPF_LINK_UPDATE`), but aya 0.14 offers that for XDP and TCX
+//! links alone and hands out no file descriptor of a link, and to make the call ourselves would be `unsafe`.
 
 use std::fs::{self, File};
 
@@ -13,7 +16,11 @@ use super::cgroup::Cgroup;
 use super::listener::Namespace;
 use super::object::{HOOKS, Object};
 use super::pin::{Pins, Slot};
+use super::record::Record;
 use super::{Error, privilege};
+
+/// The program that takes webhook calls.
+pub(super) const INBOUND: &str = "inbound";
 
 /// Attaches every hook at a pod's cgroup, or replaces what is attached.
 pub(super) fn attach(
@@ -31,6 +38,18 @@ pub(super) fn attach(
     Ok(())
 }
 
+/// Whether every hook of a pod is attached, with the programs of this object, and nothing is left half made.
+pub(super) fn whole(pins: &Pins, record: &Record, fingerprint: &str) -> Result<bool, Error> {
+    let names = pins.names(record.slot)?;
+    let inbound = record.netns.is_none()
+        || record.inbound_object.as_deref() == Some(fingerprint)
+            && names.iter().any(|name| name == INBOUND);
+    Ok(inbound
+        && record.object.as_deref() == Some(fingerprint)
+        && HOOKS.iter().all(|hook| names.iter().any(|name| name == hook))
+        && !names.iter().any(|name| name.ends_with("-next")))
+}
+
 /// Attaches the inbound program at a pod's network namespace, or replaces it.
 pub(super) fn attach_inbound(
     object: &mut Object,
@@ -39,19 +58,32 @@ pub(super) fn attach_inbound(
     namespace: &Namespace,
 ) -> Result<(), Error> {
     let failed = |source| Error::Attach {
-        program: "inbound",
+        program: INBOUND,
         to: namespace.path().to_owned(),
         source: Box::new(source),
     };
     let link = object.attach_inbound(namespace.file())?;
     let link =
         link.map_err(|error| privilege::explain("attach program `inbound`", error, failed))?;
-    put(pins, slot, "inbound", link)
+    put(pins, slot, INBOUND, link)
+}
+
+/// Answers `SO_ORIGINAL_DST` in a proxy's cgroup for as long as the object lives.
+pub(super) fn attach_getsockopt(object: &mut Object, cgroup: &Cgroup) -> Result<(), Error> {
+    let folder = File::open(&cgroup.path).map_err(Error::file("open", &cgroup.path))?;
+    let failed = |source| Error::Attach {
+        program: "getsockopt",
+        to: cgroup.path.clone(),
+        source: Box::new(source),
+    };
+    let attached = object.attach_getsockopt(&folder)?;
+    attached.map_err(|error| privilege::explain("attach program `getsockopt`", error, failed))
 }
 
 /// Takes every link of a pod away.
 pub(super) fn detach(pins: &Pins, slot: Slot) -> Result<(), Error> {
-    for hook in HOOKS.into_iter().rev().chain(["inbound"]) {
+    for hook in HOOKS.into_iter().rev().chain([INBOUND]) {
+        pins.remove(slot, &format!("{hook}-next"))?;
         pins.remove(slot, hook)?;
     }
     Ok(())

@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::{io, thread};
 
@@ -19,7 +20,7 @@ use nix::sys::socket::{
     self, AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, sockopt,
 };
 
-use super::{Error, privilege};
+use super::{Error, privilege, route};
 
 /// Connections that wait for the proxy to accept them.
 const BACKLOG: i32 = 4096;
@@ -33,7 +34,7 @@ pub struct Namespace {
     own: bool,
 }
 
-/// The socket for redirected connections: port `port` on every loopback address, in both families.
+/// The socket for redirected connections: port `port` on every address that comes in by `lo`, in both families.
 ///
 /// # Errors
 /// If the namespace cannot be entered, or the port is taken there.
@@ -63,6 +64,18 @@ pub fn inbound(namespace: &Namespace, family: IpAddr) -> Result<TcpListener, Err
         .map_err(|errno| Error::Listen { address, source: errno.into() })
 }
 
+/// Makes our IPv6 prefix local in a pod's namespace, so that the socket for redirected connections gets those to native
+/// IPv6 targets too.
+///
+/// # Errors
+/// If the namespace cannot be entered, or has no IPv6.
+pub(super) fn make_prefix_local(namespace: &Namespace) -> Result<(), Error> {
+    let made = namespace.run(route::make_local)?;
+    let failed = |source| Error::Prefix { path: namespace.path.clone(), source };
+    let doing = || format!("make our IPv6 prefix local in {}", namespace.path.display());
+    made.map_err(|error| privilege::explain(doing(), error, failed))
+}
+
 // === impl Namespace ===
 
 impl Namespace {
@@ -81,6 +94,14 @@ impl Namespace {
     /// If `/proc` is not there.
     pub fn own() -> Result<Self, Error> {
         Ok(Self { own: true, ..Self::open(Path::new("/proc/self/ns/net"))? })
+    }
+
+    /// What the kernel calls it.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub(super) fn inode(&self) -> Result<u64, Error> {
+        Ok(self.file.metadata().map_err(Error::file("read", &self.path))?.ino())
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -12,6 +12,7 @@ use super::{Error, privilege};
 
 /// What the loader writes.
 pub(super) struct Maps {
+    pins: Pins,
     pub(super) members: HashMap<MapData, u64, Member>,
     pub(super) pods: Array<MapData, Pod>,
     pub(super) targets: LpmTrie<MapData, TargetKey, TargetMatch>,
@@ -29,6 +30,7 @@ pub(super) struct Maps {
 impl Maps {
     pub(super) fn open(pins: &Pins) -> Result<Self, Error> {
         Ok(Self {
+            pins: pins.clone(),
             members: open(pins, "MEMBERS")?,
             pods: open(pins, "PODS")?,
             targets: open(pins, "TARGETS")?,
@@ -40,6 +42,19 @@ impl Maps {
             inbound_listeners: open(pins, "INBOUND_LISTENERS")?,
             counters: open(pins, "COUNTERS")?,
         })
+    }
+
+    /// Why an entry was refused: a full table, or something else.
+    pub(super) fn refused(&self, table: &'static str, error: MapError) -> Error {
+        match error {
+            error if full(&error) => {
+                // Whoever made the map chose its size. A map that cannot be asked counts as empty.
+                let map = MapData::from_pin(self.pins.map(table));
+                let info = map.and_then(|map| map.info());
+                Error::Full { table, entries: info.map_or(0, |info| info.max_entries()) }
+            }
+            error => Error::map(table)(error),
+        }
     }
 
     /// How often each outcome happened, on all CPUs together.
@@ -85,9 +100,27 @@ fn data<M: TryFrom<Map, Error = MapError>>(path: &Path, name: &'static str) -> R
 }
 
 /// Whether the kernel refused an entry for want of room.
-pub(super) fn full(error: &MapError) -> bool {
+fn full(error: &MapError) -> bool {
     const NO_ROOM: [i32; 2] = [nix::libc::E2BIG, nix::libc::ENOSPC];
     matches!(error, MapError::SyscallError(error) if error.io_error.raw_os_error().is_some_and(|code| NO_ROOM.contains(&code)))
+}
+
+/// Removes the socket of an entry, if there is one.
+pub(super) fn clear(
+    sockets: &mut SockMap<MapData>,
+    index: u32,
+    name: &'static str,
+) -> Result<(), Error> {
+    match sockets.clear_index(&index) {
+        // Such a map says of an entry that is not there that it is invalid.
+        Err(MapError::SyscallError(error))
+            if error.io_error.raw_os_error() == Some(nix::libc::EINVAL) =>
+        {
+            Ok(())
+        }
+        Err(error) if !absent(&error) => Err(Error::map(name)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Whether there was no such entry.

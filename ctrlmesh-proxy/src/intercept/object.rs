@@ -17,13 +17,16 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ct
 /// Programs that are attached at a cgroup, in the order in which they are: whoever is redirected sees the original peer.
 pub(super) const HOOKS: [&str; 4] = ["getpeername4", "getpeername6", "connect4", "connect6"];
 
-/// Sizes of tables where a node wants others than the programs say. They count when the maps are made.
+/// Sizes of tables where a node wants others than the programs say. They count when the maps are made; that of pods
+/// counts for each loader, and is 4,096 at most.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
     /// Cgroups that can be enrolled.
     pub cgroups: Option<u32>,
     /// Targets in all tables.
     pub targets: Option<u32>,
+    /// Pods.
+    pub pods: Option<u32>,
 }
 
 /// The loaded object.

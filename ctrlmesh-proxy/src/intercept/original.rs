@@ -4,11 +4,11 @@
 //! only; a process inside the pod can dial any such address itself, so the answer is a hint where to send the bytes to,
 //! and no proof of who sends them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 
 use aya::maps::{Array, MapData};
-use ctrlmesh_common::kernel::{self, Address, Destination, Pod};
+use ctrlmesh_common::kernel::{self, Address, Decoded, Destination, Pod};
 
 use super::pin::{Pins, Slot};
 use super::{Error, map};
@@ -51,19 +51,21 @@ impl Originals {
     /// # Errors
     /// If the tables cannot be read.
     pub fn find(&self, local: SocketAddr, peer: SocketAddr) -> Result<Option<Original>, Error> {
-        let Some((slot, index)) = ipv4(local).and_then(kernel::decode) else {
+        let Some(Decoded { code, host }) = Decoded::read(address(local), address(peer)) else {
             return Ok(None);
         };
-        let slot = Slot::new(slot);
+        let slot = Slot::new(code.slot);
         let pod = self.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
-        if pod.port != local.port().to_be() {
+        let Some(table) = pod.table(code.generation).filter(|_| pod.port == local.port().to_be())
+        else {
             return Ok(None);
-        }
+        };
         let entry = self
             .destinations
-            .get(&kernel::entry(pod.table, index), 0)
+            .get(&kernel::entry(table, code.index), 0)
             .map_err(Error::map("DESTINATIONS"))?;
-        let address = kernel::original(&entry, ipv4(peer).unwrap_or_default());
+        let index = code.index;
+        let address = kernel::original(&entry, host);
         Ok(address.map(|address| Original {
             slot,
             index,
@@ -72,7 +74,6 @@ impl Originals {
     }
 }
 
-/// The IPv4 address of either family's socket, in network byte order.
-fn ipv4(address: SocketAddr) -> Option<u32> {
-    Address::from(IpAddr::to_canonical(&address.ip())).ipv4()
+fn address(address: SocketAddr) -> Address {
+    address.ip().into()
 }

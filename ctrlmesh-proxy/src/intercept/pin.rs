@@ -5,15 +5,16 @@
 //!   maps/PODS …
 //!   pods/<slot>/connect4 …            links; removing one detaches
 //!   pods/<slot>/cgroup -> /sys/fs/cgroup/…    records are symbolic links: a BPF file system knows no other text
-//!   pods/<slot>/{id,owner,object} -> …
+//!   pods/<slot>/{id,owner,state,object,netns,inbound-object} -> …
 //!   pods/<slot>/pass-<cgroup id> -> …
 //!   cgroups/<id> -> <slot>            written last, removed first
+//!   next -> <slot>                    where the search for a free slot goes on
 //! ```
 //! One process at a time changes anything: it holds a lock on the folder.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use ctrlmesh_common::kernel::{LAYOUT, MAX_PODS};
@@ -21,7 +22,6 @@ use nix::errno::Errno;
 use nix::mount::{self, MsFlags};
 use nix::sys::statfs::{self, BPF_FS_MAGIC};
 
-use super::cgroup::Cgroup;
 use super::{Error, privilege};
 
 const BPFFS: &str = "/sys/fs/bpf";
@@ -52,18 +52,6 @@ pub(super) struct Pins {
     root: PathBuf,
 }
 
-/// What is recorded about a pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
-    pub(super) slot: Slot,
-    pub(super) cgroup: Cgroup,
-    pub(super) owner: String,
-    /// Fingerprint of the object whose programs are attached; none while they are being attached.
-    pub(super) object: Option<String>,
-    /// Cgroups below whose connections pass.
-    pub(super) except: Vec<Cgroup>,
-}
-
 /// Where pins go unless told otherwise.
 pub fn default_pins() -> PathBuf {
     PathBuf::from(format!("{BPFFS}/ctrlmesh/v{LAYOUT}"))
@@ -85,6 +73,11 @@ impl Slot {
     /// Its index in maps.
     pub(super) fn index(self) -> u32 {
         u32::from(self.0)
+    }
+
+    /// Whether the maps have a place for it.
+    pub(super) fn real(self) -> bool {
+        self.index() < MAX_PODS
     }
 }
 
@@ -127,6 +120,11 @@ impl Pins {
         Ok(true)
     }
 
+    /// Whether the folder is there.
+    pub(super) fn made(&self) -> bool {
+        self.root.is_dir()
+    }
+
     /// Waits until no other process changes anything. The lock ends with the file.
     pub(super) fn lock(&self) -> Result<File, Error> {
         let file = File::open(&self.root).map_err(Error::file("open", &self.root))?;
@@ -140,102 +138,6 @@ impl Pins {
 
     pub(super) fn hook(&self, slot: Slot, hook: &str) -> PathBuf {
         self.pod(slot).join(hook)
-    }
-
-    /// Every pod, by slot. What was left half made is none.
-    pub(super) fn records(&self) -> Result<Vec<Record>, Error> {
-        let mut records: Vec<Record> =
-            self.slots()?.into_iter().filter_map(|slot| self.record(slot)).collect();
-        records.sort_by_key(|record| record.slot);
-        Ok(records)
-    }
-
-    /// The pod whose cgroup this is.
-    pub(super) fn find(&self, cgroup: &Cgroup) -> Result<Option<Record>, Error> {
-        let slot = match fs::read_link(self.entry(cgroup.id)) {
-            Ok(slot) => slot,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::file("read", self.entry(cgroup.id))(error)),
-        };
-        let slot = slot.to_str().and_then(|slot| slot.parse().ok()).map(Slot);
-        Ok(slot.and_then(|slot| self.record(slot)).filter(|record| record.cgroup.id == cgroup.id))
-    }
-
-    /// Slots that were made, recorded or not.
-    pub(super) fn slots(&self) -> Result<Vec<Slot>, Error> {
-        let folder = self.pods();
-        let entries = fs::read_dir(&folder).map_err(Error::file("read", &folder))?;
-        Ok(entries
-            .flatten()
-            .filter_map(|entry| Some(Slot(entry.file_name().to_str()?.parse().ok()?)))
-            .collect())
-    }
-
-    /// Takes a free slot and records who has it.
-    pub(super) fn claim(&self, cgroup: &Cgroup, owner: &str) -> Result<Slot, Error> {
-        let taken: std::collections::BTreeSet<Slot> = self.slots()?.into_iter().collect();
-        let free = (0..u16::try_from(MAX_PODS).unwrap_or(u16::MAX))
-            .map(Slot)
-            .find(|slot| !taken.contains(slot));
-        let slot = free.ok_or(Error::Full { table: "PODS", entries: MAX_PODS })?;
-        let folder = self.pod(slot);
-        DirBuilder::new().mode(0o700).create(&folder).map_err(Error::file("create", folder))?;
-        self.note(slot, "cgroup", &cgroup.path)?;
-        self.note(slot, "id", Path::new(&cgroup.id.to_string()))?;
-        self.note(slot, "owner", Path::new(owner))?;
-        let entry = self.entry(cgroup.id);
-        forget(&entry)?;
-        symlink(slot.to_string(), &entry).map_err(Error::file("write", entry))?;
-        Ok(slot)
-    }
-
-    /// Writes one record of a pod, replacing the former one.
-    pub(super) fn note(&self, slot: Slot, name: &str, text: &Path) -> Result<(), Error> {
-        let path = self.pod(slot).join(name);
-        let next = self.pod(slot).join(format!("{name}-next"));
-        forget(&next)?;
-        symlink(text, &next).map_err(Error::file("write", &next))?;
-        fs::rename(&next, &path).map_err(Error::file("write", path))
-    }
-
-    /// Removes one record or pin of a pod, if it is there.
-    pub(super) fn remove(&self, slot: Slot, name: &str) -> Result<(), Error> {
-        forget(&self.pod(slot).join(name))
-    }
-
-    /// Removes a pod's folder; links in it are detached.
-    pub(super) fn release(&self, slot: Slot) -> Result<(), Error> {
-        let folder = self.pod(slot);
-        if let Some(record) = self.record(slot) {
-            forget(&self.entry(record.cgroup.id))?;
-        }
-        for name in self.names(slot)? {
-            forget(&folder.join(name))?;
-        }
-        fs::remove_dir(&folder).map_err(Error::file("remove", folder))
-    }
-
-    /// Names of everything in a pod's folder.
-    pub(super) fn names(&self, slot: Slot) -> Result<Vec<String>, Error> {
-        let folder = self.pod(slot);
-        let entries = fs::read_dir(&folder).map_err(Error::file("read", folder))?;
-        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
-    }
-
-    fn record(&self, slot: Slot) -> Option<Record> {
-        let read = |name: &str| fs::read_link(self.pod(slot).join(name)).ok();
-        let text = |name: &str| read(name)?.into_os_string().into_string().ok();
-        let except = self.names(slot).ok()?.into_iter().filter_map(|name| {
-            let id = name.strip_prefix("pass-")?.parse().ok()?;
-            Some(Cgroup { path: read(&name)?, id })
-        });
-        Some(Record {
-            slot,
-            cgroup: Cgroup { path: read("cgroup")?, id: text("id")?.parse().ok()? },
-            owner: text("owner")?,
-            object: text("object"),
-            except: except.collect(),
-        })
     }
 
     /// Mounts the BPF file system at its usual place, if that is where the pins go. Nothing is mounted over another one,
@@ -258,7 +160,49 @@ impl Pins {
         statfs::statfs(existing).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC)
     }
 
-    fn entry(&self, cgroup: u64) -> PathBuf {
+    /// Removes everything but the pods, which are released before, the folder itself too.
+    pub(super) fn remove_all(&self) -> Result<(), Error> {
+        for folder in [self.cgroups(), self.maps(), self.pods()] {
+            for entry in fs::read_dir(&folder).map_err(Error::file("read", &folder))?.flatten() {
+                forget(&entry.path())?;
+            }
+            fs::remove_dir(&folder).map_err(Error::file("remove", &folder))?;
+        }
+        forget(&self.next())?;
+        fs::remove_dir(&self.root).map_err(Error::file("remove", &self.root))?;
+        // The folder of all versions, if this was the last.
+        match self.root.parent().filter(|parent| parent.ends_with("ctrlmesh")).map(fs::remove_dir) {
+            Some(Err(error)) if error.kind() != io::ErrorKind::DirectoryNotEmpty => {
+                Err(Error::file("remove", &self.root)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Names of everything in a pod's folder.
+    pub(super) fn names(&self, slot: Slot) -> Result<Vec<String>, Error> {
+        let folder = self.pod(slot);
+        let entries = fs::read_dir(&folder).map_err(Error::file("read", folder))?;
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+    }
+
+    /// Slots that were made, recorded or not.
+    pub(super) fn slots(&self) -> Result<Vec<Slot>, Error> {
+        let folder = self.pods();
+        let entries = fs::read_dir(&folder).map_err(Error::file("read", &folder))?;
+        Ok(entries
+            .flatten()
+            .filter_map(|entry| Some(Slot::new(entry.file_name().to_str()?.parse().ok()?)))
+            .collect())
+    }
+
+    /// Where the search for a free slot goes on.
+    pub(super) fn next(&self) -> PathBuf {
+        self.root.join("next")
+    }
+
+    /// Where it stands which slot has a cgroup.
+    pub(super) fn entry(&self, cgroup: u64) -> PathBuf {
         self.cgroups().join(cgroup.to_string())
     }
 
@@ -274,18 +218,9 @@ impl Pins {
         self.root.join("pods")
     }
 
-    fn pod(&self, slot: Slot) -> PathBuf {
+    /// A pod's folder.
+    pub(super) fn pod(&self, slot: Slot) -> PathBuf {
         self.pods().join(slot.to_string())
-    }
-}
-
-// === impl Record ===
-
-impl Record {
-    /// Whether the cgroup is still the one that was attached.
-    pub(super) fn lives(&self) -> bool {
-        use std::os::unix::fs::MetadataExt as _;
-        fs::metadata(&self.cgroup.path).is_ok_and(|folder| folder.ino() == self.cgroup.id)
     }
 }
 
@@ -298,7 +233,8 @@ fn errno(error: io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
 }
 
-fn forget(path: &Path) -> Result<(), Error> {
+/// Removes a file, if it is there.
+pub(super) fn forget(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::file("remove", path)(error))

@@ -1,11 +1,12 @@
 //! The smallest proxy there is: bytes both ways to the original destination, so that anyone can see redirection work.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ctrlmesh_common::kernel::{NATIVE_IPV6, Pod};
 use tokio::net::{TcpListener as AsyncListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -13,16 +14,21 @@ use tokio::{signal, time};
 
 use super::cgroup::Hierarchy;
 use super::event::Events;
+use super::listener::Namespace;
 use super::original::Originals;
-use super::pin::Pins;
+use super::pin::{Pins, Slot};
+use super::record::{Record, State};
 use super::status::{Attachment, Status};
-use super::{Error, map, status};
+use super::{Error, cgroup, listener, map, status};
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 256;
 
 /// How often the relay beats, looks for new attachments and reads events.
 const TICK: Duration = Duration::from_millis(250);
+
+/// How long the relay waits when the system has no room for another connection.
+const NO_ROOM: Duration = Duration::from_millis(100);
 
 /// How long a target may take to answer a SYN.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -32,6 +38,15 @@ const CONNECT: Duration = Duration::from_secs(10);
 pub(super) struct Relay {
     pub(super) pins: PathBuf,
     pub(super) port: u16,
+}
+
+/// Where a relay takes connections.
+struct Place {
+    port: u16,
+    /// Inode of the network namespace.
+    namespace: u64,
+    /// Whether our prefix is local.
+    ipv6: bool,
 }
 
 // === impl Relay ===
@@ -88,6 +103,7 @@ async fn accept(listener: &AsyncListener, pins: &Path) -> io::Result<()> {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     let mut originals = None;
+    let mut refused = 0_u64;
     loop {
         while connections.try_join_next().is_some() {}
         let Ok(permit) = room.clone().acquire_owned().await else {
@@ -96,6 +112,17 @@ async fn accept(listener: &AsyncListener, pins: &Path) -> io::Result<()> {
         let (client, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) if transient(&error) => continue,
+            // Connections wait where they are until others have ended.
+            Err(error) if no_room(&error) => {
+                refused += 1;
+                tracing::warn!(
+                    refused,
+                    error = &error as &dyn std::error::Error,
+                    "no room for another connection"
+                );
+                time::sleep(NO_ROOM).await;
+                continue;
+            }
             Err(error) => return Err(error),
         };
         // The tables exist once something is attached, which may be after the relay has started.
@@ -118,6 +145,12 @@ fn transient(error: &io::Error) -> bool {
     )
 }
 
+/// Errors of a system that has too much of something.
+fn no_room(error: &io::Error) -> bool {
+    use nix::libc::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    [EMFILE, ENFILE, ENOBUFS, ENOMEM].map(Some).contains(&error.raw_os_error())
+}
+
 async fn relay(mut client: TcpStream, peer: SocketAddr, originals: Option<&Originals>) {
     let Ok(local) = client.local_addr() else {
         return;
@@ -129,7 +162,7 @@ async fn relay(mut client: TcpStream, peer: SocketAddr, originals: Option<&Origi
         }
     };
     // Whoever dials the port itself, from inside or outside, gets nothing.
-    let Some(original) = original.filter(|_| loopback(local.ip())) else {
+    let Some(original) = original.filter(|_| inside(peer.ip())) else {
         return tracing::debug!(client.addr = %peer, local.addr = %local, "not a redirected connection");
     };
     let target = original.target;
@@ -148,15 +181,26 @@ async fn relay(mut client: TcpStream, peer: SocketAddr, originals: Option<&Origi
     }
 }
 
-fn loopback(ip: IpAddr) -> bool {
-    ip.to_canonical().is_loopback()
+/// Whether this is one of our own addresses. From outside nobody can send to 127/8, but to our IPv6 prefix; then the
+/// sender's address is not ours, or it never gets an answer.
+fn inside(ip: IpAddr) -> bool {
+    UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// Beats for every attachment that leads here, and shows events to whoever debugs. Ends when this process gets
+/// Beats for every attachment that leads here, makes our IPv6 prefix local for them, and shows events to whoever debugs. Ends when this process gets
 /// intercepted itself.
 async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
     let mut ticks = time::interval(TICK);
     let mut events = None;
+    let own = Namespace::own()?;
+    let prefix = listener::make_prefix_local(&own);
+    if let Err(error) = &prefix {
+        tracing::info!(
+            error = error as &dyn std::error::Error,
+            "no IPv6 of our own, native IPv6 goes over IPv4"
+        );
+    }
+    let place = Place { port, namespace: own.inode()?, ipv6: prefix.is_ok() };
     loop {
         ticks.tick().await;
         match outside(pins) {
@@ -166,7 +210,7 @@ async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
             }
             Ok(()) => {}
         }
-        if let Err(error) = beat(pins, port) {
+        if let Err(error) = beat(pins, &place) {
             tracing::warn!(error = &error as &dyn std::error::Error, "heartbeat failed");
         }
         if tracing::enabled!(tracing::Level::DEBUG) {
@@ -178,21 +222,36 @@ async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
     }
 }
 
-fn beat(root: &Path, port: u16) -> Result<(), Error> {
+/// Beats for the pods that lead here. One whose processes are all in other network namespaces has another proxy at the
+/// same port; one without processes may get some that are here.
+fn beat(root: &Path, place: &Place) -> Result<(), Error> {
     let pins = Pins::at(root);
     if !pins.exist()? {
         return Ok(());
     }
     let mut maps = map::Maps::open(&pins)?;
-    for record in pins.records()? {
+    let attached = |record: &Record| record.state == State::Attached;
+    for record in pins.records()?.into_iter().filter(attached) {
         let pod = maps.pods.get(&record.slot.index(), 0).map_err(Error::map("PODS"))?;
-        if pod.port == port.to_be() {
-            maps.heartbeats
-                .set(pod.heartbeat, status::now(), 0)
-                .map_err(Error::map("HEARTBEATS"))?;
+        let namespaces = cgroup::namespaces(&record.cgroup.path);
+        let here = namespaces.contains_key(&place.namespace);
+        if pod.port != place.port.to_be() || !here && !namespaces.is_empty() {
+            continue;
+        }
+        maps.heartbeats.set(pod.heartbeat, status::now(), 0).map_err(Error::map("HEARTBEATS"))?;
+        if place.ipv6 && here && namespaces.len() == 1 && pod.flags & NATIVE_IPV6 == 0 {
+            native(&pins, &mut maps, record.slot)?;
         }
     }
     Ok(())
+}
+
+/// Says that native IPv6 reaches us. With the lock, because loaders write the same entry.
+fn native(pins: &Pins, maps: &mut map::Maps, slot: Slot) -> Result<(), Error> {
+    let _lock = pins.lock()?;
+    let pod = maps.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
+    let pod = Pod { flags: pod.flags | NATIVE_IPV6, ..pod };
+    maps.pods.set(slot.index(), pod, 0).map_err(Error::map("PODS"))
 }
 
 async fn stopped() {

@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ctrlmesh_common::kernel::{CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, FAIL_OPEN, Pod};
+use ctrlmesh_common::kernel::{
+    CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, FAIL_OPEN, NATIVE_IPV6, Pod,
+};
 use nix::time::{self, ClockId};
 use serde::Serialize;
 
 use super::map::Maps;
 use super::object::HOOKS;
-use super::pin::{Pins, Record, Slot};
-use super::{Error, table};
+use super::pin::{Pins, Slot};
+use super::record::{Record, State};
+use super::{Error, link, table};
 
 /// Everything that is pinned.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -33,12 +36,16 @@ pub struct Attachment {
     pub alive: bool,
     /// Who attached it.
     pub owner: String,
+    /// `attached`, or `closed` where a full table left the pod without targets, and all its connections are refused.
+    pub state: &'static str,
     /// What is redirected.
     pub targets: Vec<String>,
-    /// The proxy's port; 0 where a full table left the pod without targets, and all its connections are refused.
+    /// The proxy's port; 0 where the pod is closed.
     pub to: u16,
     /// `closed` or `open`.
     pub fail: &'static str,
+    /// Whether native IPv6 targets go through our prefix, sockets for IPv6 only among them.
+    pub ipv6: bool,
     /// How it is known that the proxy listens: `listener`, `port` or `none`.
     pub check: &'static str,
     /// Age of the proxy's last beat, in seconds, where it counts.
@@ -65,7 +72,8 @@ impl Status {
     }
 
     pub(super) fn of(pins: &Pins, maps: &Maps) -> Result<Self, Error> {
-        let attachments = pins.records()?.into_iter().map(|record| attachment(pins, maps, record));
+        let records = pins.records()?.into_iter().filter(|record| record.state != State::Claimed);
+        let attachments = records.map(|record| attachment(pins, maps, record));
         let counters = maps.counts()?.into_iter().map(|(outcome, count)| (outcome.name(), count));
         Ok(Self {
             attachments: attachments.collect::<Result<_, _>>()?,
@@ -82,22 +90,29 @@ pub(super) fn now() -> u64 {
 }
 
 fn attachment(pins: &Pins, maps: &Maps, record: Record) -> Result<Attachment, Error> {
-    let pod = maps.pods.get(&record.slot.index(), 0).map_err(Error::map("PODS"))?;
-    let targets = if pod.port == 0 { Vec::new() } else { table::targets(maps, pod.table)? };
+    let open = record.state == State::Attached;
+    let pod = if open { maps.pods.get(&record.slot.index(), 0) } else { Ok(Pod::default()) };
+    let pod = pod.map_err(Error::map("PODS"))?;
+    let targets = match pod.table(pod.generation) {
+        Some(table) => table::targets(maps, table)?,
+        None => Vec::new(),
+    };
     let names = pins.names(record.slot)?;
     Ok(Attachment {
         slot: record.slot,
         alive: record.lives(),
         cgroup: record.cgroup.path,
         owner: record.owner,
+        state: record.state.name(),
         targets: targets.iter().map(ToString::to_string).collect(),
         to: u16::from_be(pod.port),
         fail: if pod.flags & FAIL_OPEN == 0 { "closed" } else { "open" },
+        ipv6: pod.flags & NATIVE_IPV6 != 0,
         check: check(&pod),
         heartbeat_age: age(maps, &pod)?,
         hooks: names
             .into_iter()
-            .filter(|name| HOOKS.contains(&name.as_str()) || name == "inbound")
+            .filter(|name| HOOKS.contains(&name.as_str()) || name == link::INBOUND)
             .collect(),
         except: record.except.into_iter().map(|cgroup| cgroup.path).collect(),
     })

@@ -1,19 +1,21 @@
 //! Tables of targets: which index stands for which address?
 //!
 //! An index that was given keeps its meaning while the table lives, for connections made earlier: what is no longer a
-//! target is retired, and its index is given again only when no fresh one is left.
+//! target is retired, and gets its index back if it becomes one again. When no fresh index is left, a fresh table takes
+//! over the name; the old one only explains, as long as a pod remembers it.
 
 use std::collections::BTreeSet;
 
-use ctrlmesh_common::kernel::{
-    self, Destination, MAX_TABLES, MAX_TARGETS, TABLE_ENTRIES, Table, TargetMatch,
-};
+use ctrlmesh_common::kernel::{self, Destination, MAX_TABLES, TABLE_ENTRIES, Table, TargetMatch};
 
 use aya::maps::lpm_trie::Key;
 
 use super::Error;
 use super::map::{self, Maps};
 use super::target::{Target, Targets};
+
+/// In the place of a name: a table that was replaced by a fresh one.
+const REPLACED: u64 = u64::MAX;
 
 /// What has to change in a table.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -24,25 +26,51 @@ struct Plan {
     retire: Vec<(u8, Target)>,
 }
 
+/// The table that a name stands for now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ensured {
+    /// Its number.
+    pub(super) table: u16,
+    /// The table that had the name, and has no fresh index left.
+    pub(super) replaced: Option<u16>,
+}
+
 /// The owner's table of this name, made to hold exactly these targets.
-pub(super) fn ensure(maps: &mut Maps, owner: &str, targets: &Targets) -> Result<u16, Error> {
+pub(super) fn ensure(maps: &mut Maps, owner: &str, targets: &Targets) -> Result<Ensured, Error> {
     let name = fingerprint(&format!("{owner}\0{}", targets.name));
-    let table = place(maps, name)?;
-    let plan = plan(&entries(maps, table)?, &targets.list)?;
-    maps.tables.set(u32::from(table), Table { name }, 0).map_err(Error::map("TABLES"))?;
-    let again = |index: u8| plan.set.iter().any(|(set, _)| *set == index);
-    // An index that is given again must stop meaning the old target before it means the new one.
-    for (_, target) in plan.retire.iter().filter(|(index, _)| again(*index)) {
-        unmatch(maps, table, *target)?;
+    let full = Error::Full { table: "DESTINATIONS", entries: TABLE_ENTRIES - 1 };
+    if let Some(table) = find(maps, name)? {
+        if let Some(plan) = plan(&entries(maps, table)?, &targets.list) {
+            carry_out(maps, table, &plan)?;
+            return Ok(Ensured { table, replaced: None });
+        }
+        let fresh = fill(maps, REPLACED, plan(&[], &targets.list).ok_or(full)?)?;
+        // The old one loses the name first: a name never stands for two.
+        set_head(maps, table, REPLACED)?;
+        set_head(maps, fresh, name)?;
+        return Ok(Ensured { table: fresh, replaced: Some(table) });
     }
+    let table = fill(maps, name, plan(&[], &targets.list).ok_or(full)?)?;
+    Ok(Ensured { table, replaced: None })
+}
+
+/// Makes a fresh table. If it does not fit, nothing is left of it.
+fn fill(maps: &mut Maps, name: u64, plan: Plan) -> Result<u16, Error> {
+    let table = find(maps, 0)?.ok_or(Error::Full { table: "TABLES", entries: MAX_TABLES - 1 })?;
+    set_head(maps, table, name)?;
+    carry_out(maps, table, &plan).or_else(|error| empty(maps, table).and(Err(error)))?;
+    Ok(table)
+}
+
+fn carry_out(maps: &mut Maps, table: u16, plan: &Plan) -> Result<(), Error> {
     // New ones before old ones go: if they do not fit, the old ones are still there.
     for (index, target) in &plan.set {
         set(maps, table, *index, *target)?;
     }
-    for (index, target) in plan.retire.iter().filter(|(index, _)| !again(*index)) {
+    for (index, target) in &plan.retire {
         retire(maps, table, *index, *target)?;
     }
-    Ok(table)
+    Ok(())
 }
 
 /// The targets that a table holds now.
@@ -52,44 +80,59 @@ pub(super) fn targets(maps: &Maps, table: u16) -> Result<Vec<Target>, Error> {
     Ok(live.map(|entry| Target::of(&entry)).collect())
 }
 
-/// Empties the tables that no pod uses.
-pub(super) fn collect(maps: &mut Maps, used: &BTreeSet<u16>) -> Result<(), Error> {
-    for table in (0..tables()).filter(|table| !used.contains(table)) {
-        if head(maps, table)?.name == 0 {
-            continue;
+/// Lets a table that was replaced, and that no pod uses any more, do nothing but explain.
+pub(super) fn close(maps: &mut Maps, table: u16) -> Result<(), Error> {
+    for (index, entry) in (0..=u8::MAX).zip(entries(maps, table)?) {
+        if entry.port != 0 && entry.retired == 0 {
+            retire(maps, table, index, Target::of(&entry))?;
         }
-        for (index, entry) in
-            (0..=u8::MAX).zip(entries(maps, table)?).filter(|(_, entry)| entry.port != 0)
-        {
-            if entry.retired == 0 {
-                unmatch(maps, table, Target::of(&entry))?;
-            }
-            write(maps, table, index, Destination::default())?;
-        }
-        maps.tables.set(u32::from(table), Table::default(), 0).map_err(Error::map("TABLES"))?;
     }
     Ok(())
 }
 
-fn tables() -> u16 {
-    u16::try_from(MAX_TABLES).unwrap_or(u16::MAX)
+/// Empties the tables that no pod uses or remembers.
+pub(super) fn collect(maps: &mut Maps, used: &BTreeSet<u16>) -> Result<(), Error> {
+    for table in tables().filter(|table| !used.contains(table)) {
+        if head(maps, table)?.name != 0 {
+            empty(maps, table)?;
+        }
+    }
+    Ok(())
+}
+
+fn empty(maps: &mut Maps, table: u16) -> Result<(), Error> {
+    for (index, entry) in
+        (0..=u8::MAX).zip(entries(maps, table)?).filter(|(_, entry)| entry.port != 0)
+    {
+        if entry.retired == 0 {
+            unmatch(maps, table, Target::of(&entry))?;
+        }
+        write(maps, table, index, Destination::default())?;
+    }
+    set_head(maps, table, 0)
+}
+
+/// Numbers of tables. The first is no table.
+fn tables() -> impl Iterator<Item = u16> {
+    1..u16::try_from(MAX_TABLES).unwrap_or(u16::MAX)
 }
 
 fn head(maps: &Maps, table: u16) -> Result<Table, Error> {
     maps.tables.get(&u32::from(table), 0).map_err(Error::map("TABLES"))
 }
 
-/// The table that has this name, or a free one.
-fn place(maps: &Maps, name: u64) -> Result<u16, Error> {
-    let mut free = None;
-    for table in 0..tables() {
-        match head(maps, table)?.name {
-            found if found == name => return Ok(table),
-            0 => free = free.or(Some(table)),
-            _ => {}
+fn set_head(maps: &mut Maps, table: u16, name: u64) -> Result<(), Error> {
+    maps.tables.set(u32::from(table), Table { name }, 0).map_err(Error::map("TABLES"))
+}
+
+/// The first table that has this name; with 0, the first that is free.
+fn find(maps: &Maps, name: u64) -> Result<Option<u16>, Error> {
+    for table in tables() {
+        if head(maps, table)?.name == name {
+            return Ok(Some(table));
         }
     }
-    free.ok_or(Error::Full { table: "TABLES", entries: MAX_TABLES })
+    Ok(None)
 }
 
 fn entries(maps: &Maps, table: u16) -> Result<Vec<Destination>, Error> {
@@ -97,14 +140,17 @@ fn entries(maps: &Maps, table: u16) -> Result<Vec<Destination>, Error> {
     all.collect::<Result<_, _>>().map_err(Error::map("DESTINATIONS"))
 }
 
-fn plan(entries: &[Destination], wanted: &[Target]) -> Result<Plan, Error> {
+/// What has to change so that a table with these entries holds what is wanted; `None` if there are not indices enough.
+fn plan(entries: &[Destination], wanted: &[Target]) -> Option<Plan> {
     let wanted: BTreeSet<_> = wanted.iter().copied().collect();
     let mut plan = Plan::default();
     let mut known = BTreeSet::new();
-    let (mut fresh, mut old, mut last) = (Vec::new(), Vec::new(), Vec::new());
+    let mut fresh = Vec::new();
+    let none = Destination::default();
+    let entries = entries.iter().chain(std::iter::repeat(&none));
     for (index, entry) in (0..=u8::MAX).zip(entries).skip(1) {
         let target = Target::of(entry);
-        let keep = entry.port != 0 && wanted.contains(&target);
+        let keep = wanted.contains(&target) && entry.port != 0;
         match (entry.port, entry.retired, keep) {
             (0, _, _) => fresh.push(index),
             (_, 0, true) => drop(known.insert(target)),
@@ -112,20 +158,15 @@ fn plan(entries: &[Destination], wanted: &[Target]) -> Result<Plan, Error> {
                 known.insert(target);
                 plan.set.push((index, target));
             }
-            (_, 0, false) => {
-                plan.retire.push((index, target));
-                last.push(index);
-            }
-            (_, _, false) => old.push(index),
+            (_, 0, false) => plan.retire.push((index, target)),
+            (_, _, false) => {}
         }
     }
-    let mut free = fresh.into_iter().chain(old).chain(last);
+    let mut fresh = fresh.into_iter();
     for target in wanted.difference(&known) {
-        let index =
-            free.next().ok_or(Error::Full { table: "DESTINATIONS", entries: TABLE_ENTRIES - 1 })?;
-        plan.set.push((index, *target));
+        plan.set.push((fresh.next()?, *target));
     }
-    Ok(plan)
+    Some(plan)
 }
 
 /// Explained first, matched after: an index that the kernel writes always has a meaning.
@@ -136,11 +177,7 @@ fn set(maps: &mut Maps, table: u16, index: u8, target: Target) -> Result<(), Err
     let inserted = maps.targets.insert(&Key::new(bits, key), value, 0);
     let Err(error) = inserted else { return Ok(()) };
     write(maps, table, index, Destination { retired: 1, ..target.destination() })?;
-    if map::full(&error) {
-        Err(Error::Full { table: "TARGETS", entries: MAX_TARGETS })
-    } else {
-        Err(Error::map("TARGETS")(error))
-    }
+    Err(maps.refused("TARGETS", error))
 }
 
 fn retire(maps: &mut Maps, table: u16, index: u8, target: Target) -> Result<(), Error> {
@@ -160,12 +197,12 @@ fn write(maps: &mut Maps, table: u16, index: u8, entry: Destination) -> Result<(
     maps.destinations.set(kernel::entry(table, index), entry, 0).map_err(Error::map("DESTINATIONS"))
 }
 
-/// FNV-1a, 64 bits; never 0, which marks a free table.
+/// FNV-1a, 64 bits; never a mark of a table without a name.
 fn fingerprint(name: &str) -> u64 {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    hash.max(1)
+    hash.clamp(1, REPLACED - 1)
 }
 
 #[cfg(test)]
@@ -219,21 +256,21 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_index_is_given_again_only_when_no_fresh_one_is_left() {
+    fn a_retired_index_is_never_given_to_another_target() {
         let mut entries = empty();
-        for round in 0..254 {
+        for round in 0..255 {
             entries = applied(entries, &[&format!("10.0.{round}.1:1")]);
             assert_eq!(live(&entries)[0].0, round + 1);
         }
-        entries = applied(entries, &["10.1.0.1:1", "10.1.0.2:1"]);
-        assert_eq!(live(&entries).iter().map(|(index, _)| *index).collect::<Vec<_>>(), [1, 255]);
+        assert_eq!(plan(&entries, &[target("10.1.0.1:1")]), None);
+        assert_eq!(live(&applied(entries, &["10.0.7.1:1"]))[0].0, 8);
     }
 
     #[test]
     fn a_table_holds_255_targets_and_no_more() {
         let many: Vec<_> = (0..=255).map(|n| target(&format!("10.0.0.{n}:1"))).collect();
-        assert!(plan(&empty(), &many[..255]).is_ok());
-        assert!(matches!(plan(&empty(), &many), Err(Error::Full { entries: 255, .. })));
+        assert!(plan(&empty(), &many[..255]).is_some());
+        assert_eq!(plan(&empty(), &many), None);
     }
 
     #[test]

@@ -53,6 +53,16 @@ pub enum InvalidTarget {
     },
 }
 
+// === impl Targets ===
+
+impl Targets {
+    /// The addresses of those that are no prefix.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let exact = self.list.iter().filter(|target| target.host_bits == 0);
+        exact.map(|target| target.address.into())
+    }
+}
+
 // === impl Target ===
 
 impl Target {

@@ -1,23 +1,15 @@
 //! What does the file say now?
-//!
-//! The file is looked at four times a second, through whatever symbolic links lead to it: that sees a file written in
-//! place, one renamed over it, and the swapped folder of a mounted ConfigMap alike, and costs less than a request.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ctrlmesh_common::policy::{Policy, PolicyError};
 use tokio::sync::watch;
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{ShardingError, Source, sharding};
-
-/// How often the file is looked at.
-const PERIOD: Duration = Duration::from_millis(250);
+use crate::watched::{PERIOD, Watched};
 
 /// The most that is read, in bytes: what a ConfigMap can hold, twice.
 const MAX_FILE_BYTES: u64 = 2 * 1024 * 1024;
@@ -53,15 +45,6 @@ pub enum LoadError {
     Sharding(#[from] ShardingError),
 }
 
-/// What tells one state of a file from another without reading it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    device: u64,
-    inode: u64,
-    bytes: u64,
-    changed: (i64, i64),
-}
-
 /// Reads the policy.
 ///
 /// # Errors
@@ -88,17 +71,14 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
 pub async fn follow(source: Source, sender: watch::Sender<Arc<Policy>>) {
     let mut ticks = time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Unknown at first: a change between the first reading and this one is not missed.
-    let mut seen = None;
+    let mut watched = Watched::new(source.file().clone());
     while !sender.is_closed() {
         tokio::select! {
             // The last receiver is gone.
             () = sender.closed() => return,
             _ = ticks.tick() => {}
         }
-        let now = stamp(source.file());
-        if now != seen {
-            seen = now;
+        if watched.changed() {
             take(&source, &sender);
         }
     }
@@ -130,15 +110,5 @@ fn parse(text: &str) -> Result<Policy, LoadError> {
         let (line, column) =
             error.location().map_or((0, 0), |location| (location.line(), location.column()));
         LoadError::Parse { line, column, source: Box::new(error) }
-    })
-}
-
-fn stamp(file: &Path) -> Option<Stamp> {
-    let metadata = fs::metadata(file).ok()?;
-    Some(Stamp {
-        device: metadata.dev(),
-        inode: metadata.ino(),
-        bytes: metadata.len(),
-        changed: (metadata.ctime(), metadata.ctime_nsec()),
     })
 }

@@ -13,7 +13,7 @@ mod splice;
 
 pub use super::document::framed;
 pub use difference::{Difference, difference};
-pub use splice::{Ask, Expired, Splice, expired, list_accept};
+pub use splice::{Ask, Expired, Splice, expired, list_accept, list_version, newest};
 
 /// The longest frame that is waited for, in bytes: twenty of the largest objects that the API server takes.
 pub const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;

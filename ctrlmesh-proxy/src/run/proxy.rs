@@ -27,7 +27,7 @@ use crate::config::CommonArgs;
 use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::policy;
-use crate::serve::Policies;
+use crate::serve::{Policies, Served};
 use crate::tls;
 use crate::tls::issue::Presented;
 use crate::tls::trust::Trust;
@@ -154,7 +154,11 @@ async fn begin(
         trust: setup.trust.clone(),
         http1_only: Arc::default(),
         target: Some(target),
-        policies: Policies::One(follow(setup.policy, setup.source, drain)),
+        policies: Policies::One(Served {
+            policy: follow(setup.policy, setup.source, drain),
+            history: Arc::default(),
+            gone: None,
+        }),
         metrics: metrics.clone(),
         drain: drain.clone(),
         args: setup.args.clone(),
@@ -165,7 +169,7 @@ async fn begin(
     let acceptor = Acceptor { threads, max_connections: setup.args.max_connections, metrics };
     setup.listener.set_nonblocking(true).map_err(RunError::Start)?;
     let listener = tokio::net::TcpListener::from_std(setup.listener).map_err(RunError::Start)?;
-    drain.spawn(acceptor.run(listener, |_| Some(Origin::default()), drain.clone()));
+    drain.spawn(acceptor.run(listener, |_, _| Some(Origin::default()), drain.clone()));
     Ok(workers)
 }
 

@@ -3,6 +3,7 @@
 //! Standard error is the command's too, so little: what goes wrong, with `--explain` what is rewritten, and one line at the
 //! end. Each line begins with our name.
 
+use std::env;
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Write as _};
@@ -19,16 +20,19 @@ use crate::explain;
 /// What stands before each line.
 const NAME: &str = "ctrlmesh";
 
+/// What is logged besides, as `RUST_LOG` would say it, which is the command's.
+const LOG: &str = "CTRLMESH_PROXY_RUN_LOG";
+
 /// Writes only what a person wants to know.
 struct Plain;
 
-/// Sends log lines to standard error: what is wrong, and with `explained` what is done. `RUST_LOG` adds to it.
+/// Sends log lines to standard error: what is wrong, and with `explained` what is done.
 pub(super) fn init(explained: bool) {
     use tracing_subscriber::util::SubscriberInitExt as _;
 
-    let usual =
-        if explained { format!("warn,{}=info", explain::TARGET) } else { "warn".to_owned() };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
+    let rest = env::var(LOG).unwrap_or_else(|_| "warn".to_owned());
+    let level = if explained { "info" } else { "off" };
+    let filter = EnvFilter::new(format!("{rest},{}={level}", explain::TARGET));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     // Whoever called us in a test has set it already.
     let _set = lines.with_ansi(false).event_format(Plain).finish().try_init();

@@ -17,6 +17,7 @@ use super::isolate::{IsolateError, Isolation};
 use super::signals::Event;
 use super::through::Through;
 use crate::intercept;
+use crate::upstream::Address;
 
 /// How often the API server's name is looked up again.
 const LOOK_UP: Duration = Duration::from_secs(30);
@@ -57,8 +58,11 @@ pub(super) fn open(
     }
 }
 
-/// Looks the API server's name up again and again, for as long as somebody listens.
+/// Looks the API server's name up again and again, if it has one, for as long as somebody listens.
 pub(super) fn follow(cluster: &Cluster, to: Sender<Event>) -> io::Result<()> {
+    if matches!(cluster.target.address, Address::Socket(_)) {
+        return Ok(());
+    }
     let (host, port) = (cluster.server.host.clone(), cluster.server.port);
     let looking = move || {
         loop {

@@ -104,13 +104,18 @@ impl Supervised {
             self.has_terminal = true;
             return self.resume();
         }
-        if asks || signal == Signal::SIGTSTP {
-            if terminal.is_of(self.pid) {
-                terminal.give(nix::unistd::getpgrp());
-            }
-            // The shell sees its job stop, and wakes us when it goes on.
-            let _stopped = signal::raise(Signal::SIGSTOP);
+        if !asks && signal != Signal::SIGTSTP {
+            return;
         }
+        if !terminal::is_watched() {
+            // Nobody would ever wake us.
+            return self.resume();
+        }
+        if terminal.is_of(self.pid) {
+            terminal.give(nix::unistd::getpgrp());
+        }
+        // The shell sees its job stop, whoever else is part of it, and wakes it when it goes on.
+        send(Pid::from_raw(0), Signal::SIGSTOP);
     }
 
     /// Goes on after a pause, in the foreground if we are there.

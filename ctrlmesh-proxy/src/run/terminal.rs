@@ -3,6 +3,7 @@
 //! The command has a process group of its own, so that Ctrl-C reaches it once and not by way of us as well. Where we are
 //! in the foreground, the command is put there; where it stops, so do we, so that the shell takes over.
 
+use std::fs;
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
 use std::os::unix::fs::FileTypeExt as _;
@@ -42,6 +43,24 @@ impl Terminal {
     }
 }
 
+/// Whether a shell takes over when our process group stops: somebody of our session, outside the group, who is the
+/// parent of somebody in it. The kernel asks the same before it lets Ctrl-Z stop anybody.
+pub(super) fn is_watched() -> bool {
+    let (group, session) = (unistd::getpgrp(), unistd::getsid(None));
+    let mut parent = unistd::getppid();
+    while unistd::getpgid(Some(parent)) == Ok(group) {
+        let Some(next) = parent_of(parent) else { return false };
+        parent = next;
+    }
+    parent.as_raw() > 0 && unistd::getsid(Some(parent)) == session
+}
+
+fn parent_of(process: Pid) -> Option<Pid> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().map(Pid::from_raw).filter(|parent| parent.as_raw() > 0)
+}
+
 /// Whether the command reads the terminal from the start. In a pipeline another program may be the one that does, so
 /// there the command gets it when it asks.
 pub(super) fn is_wanted() -> bool {
@@ -49,5 +68,5 @@ pub(super) fn is_wanted() -> bool {
 }
 
 fn is_pipe(path: &str) -> bool {
-    std::fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo())
+    fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo())
 }

@@ -2,10 +2,8 @@
 
 use std::error::Error;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_common::policy::Policy;
 use h2::Reason;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, header};
@@ -19,16 +17,18 @@ use crate::decide;
 use crate::decide::{Decision, Plan, Refusal, Rename};
 use crate::explain;
 use crate::metrics::{Outcome, UpstreamError};
+use crate::policy::Reading;
 use crate::request::{RequestInfo, TargetError};
 use crate::rewrite;
 use crate::rewrite::status::Status;
 use crate::serve::Session;
+use crate::serve::headers;
 use crate::serve::lock;
 use crate::serve::lock::LockedError;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply};
 use crate::serve::splice::Kept;
-use crate::serve::watch::Watch;
+use crate::serve::watch::{Asked, UpgradedWatch, Watch};
 use crate::upstream::SendError;
 
 /// When to come back after the API server could not be reached.
@@ -50,6 +50,10 @@ enum Failure {
     Target,
     #[error("rename the leader-election lock")]
     Lock(#[source] LockedError),
+    #[error("rename the leader-election lock in an upgraded connection")]
+    LockUpgraded,
+    #[error("lead this watch over from an earlier policy: list again")]
+    Late,
     #[error("ask the API server")]
     Upstream(#[source] SendError),
     #[error("ask the API server within {deadline:?}")]
@@ -60,8 +64,10 @@ enum Failure {
 struct Extra {
     /// The lock's names, if it is renamed.
     rename: Option<Rename>,
+    /// Held while a list is read under the policy.
+    _reading: Option<Reading>,
     /// What an open watch will need when the policy changes.
-    watch: Option<(Kept, Arc<Policy>)>,
+    watch: Option<Asked>,
     /// Whether the response may take as long as it likes.
     long_running: bool,
     /// How long the proxy has worked on the request until it was sent.
@@ -111,8 +117,7 @@ impl Session {
         begun: Instant,
         informed: impl FnMut(Response<()>),
     ) -> Result<Response<Content>, Failure> {
-        let policy = self.policy.current();
-        let (request, mut extra) = self.prepare(request, info, target, policy).await?;
+        let (request, mut extra) = self.prepare(request, info, target).await?;
         extra.took = begun.elapsed();
         let sending = self.upstream.send(request, informed);
         let response = if extra.long_running {
@@ -137,9 +142,13 @@ impl Session {
         mut request: Request<Relay>,
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
-        policy: Arc<Policy>,
     ) -> Result<(Request<Relay>, Extra), Failure> {
         let metrics = &self.server.metrics;
+        let mut reading = info.is_collection().then(|| self.policy.read());
+        let policy = match &reading {
+            Some(reading) => reading.policy().clone(),
+            None => self.policy.current(),
+        };
         let plan = match decide::decide(&policy, info) {
             Decision::Pass => None,
             Decision::Rewrite(plan) => Some(plan),
@@ -149,14 +158,12 @@ impl Session {
                 return Err(Failure::Refused(refusal));
             }
         };
-        let is_watch = info.is_resource_request() && info.is_watch();
-        let watch = is_watch.then(|| (Kept::of(&request, target.clone()), policy));
-        let mut extra = Extra {
-            rename: None,
-            watch,
-            long_running: info.is_long_running(),
-            took: Duration::ZERO,
-        };
+        let watched = reading.take_if(|_| info.is_watch());
+        let watch =
+            watched.map(|reading| self.watch(&request, info, target, reading)).transpose()?;
+        let long_running = info.is_long_running();
+        let took = Duration::ZERO;
+        let mut extra = Extra { rename: None, _reading: reading, watch, long_running, took };
         let Some(plan) = plan else { return Ok((request, extra)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
@@ -165,6 +172,9 @@ impl Session {
             metrics.injected.inc();
         }
         if let Some(plan) = plan.lock {
+            if extra.watch.is_some() && headers::upgrade(request.headers()).is_some() {
+                return Err(Failure::LockUpgraded);
+            }
             metrics.renamed.inc();
             request = Box::pin(lock::request(request, &plan.rename, plan.in_body))
                 .await
@@ -174,16 +184,37 @@ impl Session {
         Ok((request, extra))
     }
 
+    /// What is needed for a watch to follow the policy.
+    fn watch(
+        &self,
+        request: &Request<Relay>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+        in_force: Reading,
+    ) -> Result<Asked, Failure> {
+        let suspects =
+            self.policy.suspects(in_force.policy(), info).map_err(|_forgotten| Failure::Late)?;
+        // Nothing could be sent before its first message.
+        if !suspects.is_empty() && headers::upgrade(request.headers()).is_some() {
+            return Err(Failure::Late);
+        }
+        Ok(Asked { kept: Kept::of(request, target.clone()), in_force, suspects })
+    }
+
     /// Makes of a response what the client is to get.
     async fn finish(
         self: &Rc<Self>,
-        response: Response<Relay>,
+        mut response: Response<Relay>,
         extra: Extra,
     ) -> Result<Response<Content>, Failure> {
         match (extra.watch, extra.rename) {
-            (Some((kept, policy)), rename) if response.status() == StatusCode::OK => {
-                let watch = Watch::new(self.clone(), kept, response, rename, policy);
-                Ok(watch.map(Content::Watch))
+            (Some(asked), rename) if response.status() == StatusCode::OK => {
+                let watch = Watch::new(self.clone(), asked, response, rename);
+                Ok(watch.map_err(|_unreadable| Failure::Late)?.map(Content::Watch))
+            }
+            (Some(asked), _) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                response.extensions_mut().insert(UpgradedWatch::new(asked));
+                Ok(response.map(Content::Plain))
             }
             (_, Some(rename)) => {
                 let response =
@@ -198,9 +229,11 @@ impl Session {
     fn failed(&self, failure: &Failure) -> Result<Status, Abort> {
         Ok(match failure {
             Failure::Refused(refusal) => Status::from(refusal),
-            Failure::BadRequest(_) | Failure::Target | Failure::Lock(LockedError::Request(_)) => {
-                status(400, "BadRequest", failure)
-            }
+            Failure::BadRequest(_)
+            | Failure::Target
+            | Failure::LockUpgraded
+            | Failure::Lock(LockedError::Request(_)) => status(400, "BadRequest", failure),
+            Failure::Late => status(410, "Expired", failure),
             Failure::Lock(LockedError::TooLarge) => status(413, "RequestEntityTooLarge", failure),
             Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
             Failure::Lock(LockedError::Broken | LockedError::Response(_)) => {

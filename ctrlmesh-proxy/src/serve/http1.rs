@@ -1,8 +1,10 @@
 //! A client connection that carries one request at a time.
 
 use std::cell::Cell;
+use std::future;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderValue, Request, Response, StatusCode, header};
@@ -21,10 +23,11 @@ use tracing::debug;
 
 use crate::body::Relay;
 use crate::metrics::ClientError;
-use crate::serve::Session;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;
 use crate::serve::reply::Reply;
+use crate::serve::watch::UpgradedWatch;
+use crate::serve::{Session, unless_gone};
 use crate::tunnel;
 
 /// The largest head of a request: what the API server takes (Go's default, and its slack).
@@ -109,25 +112,48 @@ async fn answer(
     let mut response = session.clone().exchange(request, |_| {}).await?;
     let protocol = headers::upgrade(response.headers());
     let upstream = response.extensions_mut().remove::<OnUpgrade>();
+    let watch = response.extensions_mut().remove::<Arc<UpgradedWatch>>();
     headers::strip(response.headers_mut());
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         if let Some(protocol) = protocol {
             headers::set_upgrade(response.headers_mut(), protocol);
         }
         if let (Some(client), Some(upstream)) = (client, upstream) {
-            switch(&session, client, upstream);
+            switch(session, client, upstream, watch);
         }
     }
     Ok(response)
 }
 
 /// Carries on with what the connection becomes.
-fn switch(session: &Session, client: OnUpgrade, upstream: OnUpgrade) {
+fn switch(
+    session: Rc<Session>,
+    client: OnUpgrade,
+    upstream: OnUpgrade,
+    watch: Option<Arc<UpgradedWatch>>,
+) {
     let open = session.server.metrics.tunnel();
-    session.server.drain.spawn_local(async move {
-        if let Err(error) = tunnel::upgraded(client, upstream).await {
-            debug!(error = &error as &dyn std::error::Error, "tunnel broke");
-        }
+    let drain = session.server.drain.clone();
+    drain.spawn_local(async move {
+        let tunnel = async {
+            if let Err(error) = tunnel::upgraded(client, upstream).await {
+                debug!(error = &error as &dyn std::error::Error, "tunnel broke");
+            }
+        };
+        let replaced = async {
+            match &watch {
+                Some(watch) => watch.replaced(&session).await,
+                None => future::pending().await,
+            }
+        };
+        let tunnel = async {
+            tokio::select! {
+                // It would go on under a policy that holds no more.
+                () = replaced => {}
+                () = tunnel => {}
+            }
+        };
+        unless_gone(session.gone.as_ref(), tunnel).await;
         drop(open);
     });
 }

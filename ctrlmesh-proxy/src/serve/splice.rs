@@ -17,6 +17,7 @@ use tracing::debug;
 use crate::body::Relay;
 use crate::decide;
 use crate::decide::{Decision, LockPlan, Plan};
+use crate::policy::{InForce, Reading};
 use crate::request::{RequestInfo, TargetError};
 use crate::rewrite::Encoding;
 use crate::rewrite::watch;
@@ -27,6 +28,10 @@ use crate::upstream::SendError;
 /// How large a list of what joins or leaves may be: beyond it the client reads it itself, after 410.
 const MAX_LIST_BYTES: usize = 64 << 20;
 
+/// How to ask for a list of which only the version matters.
+const METADATA_ONLY: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+
 /// What of a watch request is needed to ask for the like again.
 #[derive(Clone)]
 pub(super) struct Kept {
@@ -35,6 +40,18 @@ pub(super) struct Kept {
     /// The client's own target: its selector, not ours.
     target: PathAndQuery,
     headers: HeaderMap,
+}
+
+/// From where to where a watch is led over.
+pub(super) struct Over {
+    /// The version up to which the client has seen everything.
+    pub(super) at: Option<u64>,
+    /// The policy under which it saw that, or those of which one may be that policy.
+    pub(super) old: Vec<Arc<InForce>>,
+    /// The policy that is in force.
+    pub(super) new: Arc<InForce>,
+    /// The watch that goes on from that version, where it was begun already.
+    pub(super) begun: Option<(PathAndQuery, Response<Relay>)>,
 }
 
 /// How a splice ended.
@@ -90,6 +107,18 @@ impl Kept {
         RequestInfo::parse("GET", self.target.as_str())
     }
 
+    /// Its target.
+    pub(super) fn target(&self) -> &PathAndQuery {
+        &self.target
+    }
+
+    /// Whether two policies mean the same watch.
+    pub(super) fn means_the_same(&self, one: &Policy, other: &Policy) -> bool {
+        self.info().is_ok_and(|info| {
+            selector(one, &info) == selector(other, &info) && same_lock(one, other, &info)
+        })
+    }
+
     /// How to ask for a list of what the watch is of.
     fn list_accept(&self, encoding: Encoding) -> Result<HeaderValue, SpliceError> {
         let client = self.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
@@ -125,18 +154,24 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// Leads a watch over from the policy `old` to `new`, from the version `at` on.
+/// Leads a watch over. Where one of several policies may be the one under which the client read, all of them are led
+/// over from: what it has already is sent again, as it is, and what it never had is deleted, which means nothing to it.
 pub(super) async fn run(
     session: Rc<Session>,
     kept: Rc<Kept>,
     encoding: Encoding,
-    at: Option<u64>,
-    old: Arc<Policy>,
-    new: Arc<Policy>,
+    over: Over,
+    reading: Option<Reading>,
 ) -> Spliced {
     let deadline = session.server.response_timeout;
-    let reads = reads(&session, &kept, encoding, at, [&old, &new]);
+    let past = over.old.clone();
+    let reads = reads(&session, &kept, encoding, over);
     let done = time::timeout(deadline, reads).await.unwrap_or(Err(SpliceError::Timeout));
+    drop(reading);
+    let asking = clear(&session, &kept, &past);
+    if time::timeout(deadline, asking).await.is_err() {
+        debug!("the API server does not say of which version it is");
+    }
     done.unwrap_or_else(|error| {
         debug!(error = &error as &dyn std::error::Error, "watch expires");
         Spliced::Expired(watch::expired(encoding, "the proxy's policy changed").into())
@@ -147,44 +182,84 @@ async fn reads(
     session: &Session,
     kept: &Kept,
     encoding: Encoding,
-    at: Option<u64>,
-    policies: [&Policy; 2],
+    over: Over,
 ) -> Result<Spliced, SpliceError> {
     let info = kept.info().map_err(SpliceError::Request)?;
-    let at = at.ok_or(SpliceError::NoVersion)?;
-    let [old, new] = policies;
-    if !same_lock(old, new, &info) {
-        return Err(SpliceError::Lock);
-    }
+    let at = over.at.ok_or(SpliceError::NoVersion)?;
     let accept = kept.list_accept(encoding)?;
-    let plan = Plan { selector: selector(new, &info), lock: lock(new, &info) };
-    let old = selector(old, &info);
-    let splice = Splice::new(&info, &plan, encoding, at, old.as_ref());
-    let mut splice = splice.map_err(SpliceError::Expired)?;
+    let plan = Plan { selector: selector(&over.new, &info), lock: lock(&over.new, &info) };
     let mut frames = Vec::new();
-    loop {
-        match splice.ask() {
-            Ask::List(target) => {
-                let mut request = kept.request(path(&target)?)?;
-                request.headers_mut().insert(header::ACCEPT, accept.clone());
-                let (status, kind, body) = list(session, request).await?;
-                let more =
-                    splice.answer(status.as_u16(), &kind, &body).map_err(SpliceError::Expired)?;
-                frames.extend_from_slice(&more);
-            }
-            Ask::Watch(target) => {
-                let target = path(&target)?;
-                let request = kept.request(target.clone())?;
-                let response =
-                    session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)?;
-                let status = response.status();
-                if status != StatusCode::OK {
-                    return Err(SpliceError::Watch { status });
-                }
-                return Ok(Spliced::Joined { frames: frames.into(), target, response });
-            }
+    let mut next = None;
+    for old in &over.old {
+        if !same_lock(old, &over.new, &info) {
+            return Err(SpliceError::Lock);
+        }
+        let old = selector(old, &info);
+        let splice = Splice::new(&info, &plan, encoding, at, old.as_ref());
+        let mut splice = splice.map_err(SpliceError::Expired)?;
+        next = Some(loop {
+            let target = match splice.ask() {
+                Ask::List(target) => target,
+                Ask::Watch(target) => break target,
+            };
+            let mut request = kept.request(path(&target)?)?;
+            request.headers_mut().insert(header::ACCEPT, accept.clone());
+            let (status, kind, body) = list(session, request).await?;
+            let more =
+                splice.answer(status.as_u16(), &kind, &body).map_err(SpliceError::Expired)?;
+            frames.extend_from_slice(&more);
+        });
+    }
+    let (target, response) = match over.begun {
+        Some(begun) => begun,
+        None => begin(session, kept, &next.ok_or(SpliceError::Target)?).await?,
+    };
+    Ok(Spliced::Joined { frames: frames.into(), target, response })
+}
+
+/// Begins the watch that goes on.
+async fn begin(
+    session: &Session,
+    kept: &Kept,
+    target: &str,
+) -> Result<(PathAndQuery, Response<Relay>), SpliceError> {
+    let target = path(target)?;
+    let request = kept.request(target.clone())?;
+    let response = session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)?;
+    match response.status() {
+        StatusCode::OK => Ok((target, response)),
+        status => Err(SpliceError::Watch { status }),
+    }
+}
+
+/// Asks for a version that is newer than whatever was read under policies that nobody reads under any more.
+async fn clear(session: &Session, kept: &Kept, past: &[Arc<InForce>]) {
+    let unread = past.iter().filter_map(|past| Some((past, past.unread()?)));
+    let unread: Vec<_> = unread.collect();
+    let Ok(info) = kept.info() else { return };
+    if unread.is_empty() {
+        return;
+    }
+    if let Ok(version) = version(session, kept, &info).await {
+        for (past, unread) in unread {
+            past.was_read_until(unread, (info.api_group(), info.resource()), version);
         }
     }
+}
+
+/// The version that a collection has now.
+async fn version(
+    session: &Session,
+    kept: &Kept,
+    info: &RequestInfo<'_>,
+) -> Result<u64, SpliceError> {
+    let now = session.policy.current();
+    let target = watch::newest(info, selector(&now, info).as_ref());
+    let mut request = kept.request(path(&target)?)?;
+    request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static(METADATA_ONLY));
+    let (_, kind, body) = list(session, request).await?;
+    let encoding = Encoding::of(&kind).ok_or(SpliceError::List)?;
+    watch::list_version(&body, encoding).ok_or(SpliceError::List)
 }
 
 /// Status, content type and body of a list.
@@ -211,12 +286,12 @@ fn path(target: &str) -> Result<PathAndQuery, SpliceError> {
 /// What limits the objects that a watch is of.
 ///
 /// Not by way of a decision: that would refuse an old version, which is just what is led over here.
-pub(super) fn selector(policy: &Policy, info: &RequestInfo<'_>) -> Option<Selector> {
+fn selector(policy: &Policy, info: &RequestInfo<'_>) -> Option<Selector> {
     policy.selector_for(info.api_group(), info.resource())
 }
 
 /// Whether two policies mean the same lock for what a watch is of.
-pub(super) fn same_lock(one: &Policy, other: &Policy, info: &RequestInfo<'_>) -> bool {
+fn same_lock(one: &Policy, other: &Policy, info: &RequestInfo<'_>) -> bool {
     lock(one, info) == lock(other, info)
 }
 

@@ -12,14 +12,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use ctrlmesh_common::policy::Policy;
+use http::response::Parts;
 use http::{HeaderMap, Response};
 use hyper::body::{Body as _, Frame};
+use thiserror::Error;
 use tracing::debug;
 
 use crate::body::{BodyError, Relay};
 use crate::decide::Rename;
 use crate::metrics::Open;
+use crate::policy::{InForce, Reading};
 use crate::request::RequestInfo;
 use crate::rewrite::Encoding;
 use crate::rewrite::lock;
@@ -27,7 +29,18 @@ use crate::rewrite::watch;
 use crate::rewrite::watch::{FrameError, Frames};
 use crate::serve::Session;
 use crate::serve::splice;
-use crate::serve::splice::{Kept, Spliced};
+use crate::serve::splice::{Kept, Over, Spliced};
+
+/// A watch that a client asked for.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// What is needed to ask for the like again.
+    pub(super) kept: Kept,
+    /// The policy under which it is asked for.
+    pub(super) in_force: Reading,
+    /// Those under which the client may have read what it goes on from.
+    pub(super) suspects: Vec<Arc<InForce>>,
+}
 
 /// A watch, on its way to the client.
 pub(super) struct Watch {
@@ -37,11 +50,19 @@ pub(super) struct Watch {
     /// What is known of its frames; nothing where they are compressed.
     frames: Option<(Encoding, Frames)>,
     rename: Option<Renaming>,
-    in_force: Arc<Policy>,
+    /// The policy under which the client reads.
+    in_force: Reading,
     /// Wakes this watch at the next change of the policy, and at shutdown.
     alarm: Option<Pin<Box<dyn Future<Output = ()>>>>,
     state: State,
     _open: Open,
+}
+
+/// A watch over a WebSocket, of which nothing is read: it ends when the policy changes, and the client lists again.
+#[derive(Debug)]
+pub(super) struct UpgradedWatch {
+    kept: Kept,
+    in_force: Reading,
 }
 
 /// Frames whose lock is renamed pass one by one.
@@ -49,6 +70,11 @@ struct Renaming {
     rename: Rename,
     partial: BytesMut,
 }
+
+/// The API server's answer to a watch is none whose frames can be read.
+#[derive(Debug, Error)]
+#[error("read the frames of the watch")]
+pub(super) struct Unreadable;
 
 enum State {
     /// Bytes pass.
@@ -64,29 +90,54 @@ enum State {
 // === impl Watch ===
 
 impl Watch {
-    /// Begins to pass on a watch that the API server granted under the policy `in_force`.
+    /// Begins to pass on a watch that the API server granted; where its client may have read what it goes on from under
+    /// another policy, it is led over first.
+    ///
+    /// # Errors
+    ///
+    /// Fails where it would have to be led over and its frames cannot be read.
     pub(super) fn new(
         session: Rc<Session>,
-        kept: Kept,
+        asked: Asked,
         response: Response<Relay>,
         rename: Option<Rename>,
-        in_force: Arc<Policy>,
-    ) -> Response<Box<Self>> {
+    ) -> Result<Response<Box<Self>>, Unreadable> {
+        let Asked { kept, in_force, suspects } = asked;
         let frames = kept.info().ok().and_then(|info| frames(&info, response.headers()));
         let open = session.server.metrics.watch();
-        response.map(|upstream| {
-            Box::new(Self {
-                session,
-                kept: Rc::new(kept),
-                upstream,
-                frames,
-                rename: rename.map(|rename| Renaming { rename, partial: BytesMut::new() }),
-                in_force,
-                alarm: None,
-                state: State::Passing,
-                _open: open,
-            })
-        })
+        let (head, upstream) = response.into_parts();
+        let mut this = Box::new(Self {
+            session,
+            kept: Rc::new(kept),
+            upstream,
+            frames,
+            rename: rename.map(|rename| Renaming { rename, partial: BytesMut::new() }),
+            in_force,
+            alarm: None,
+            state: State::Passing,
+            _open: open,
+        });
+        if !suspects.is_empty() {
+            this.begin_led_over(head.clone(), suspects)?;
+        }
+        Ok(Response::from_parts(head, this))
+    }
+
+    /// Leads a watch over that has just begun.
+    fn begin_led_over(&mut self, head: Parts, old: Vec<Arc<InForce>>) -> Result<(), Unreadable> {
+        let (encoding, frames) = self.frames.as_mut().ok_or(Unreadable)?;
+        let (encoding, at) = (*encoding, frames.at());
+        let upstream = std::mem::replace(&mut self.upstream, Relay::Empty);
+        let begun = Some((self.kept.target().clone(), Response::from_parts(head, upstream)));
+        let new = self.in_force.policy().clone();
+        self.lead_over(encoding, Over { at, old, new, begun }, None);
+        Ok(())
+    }
+
+    fn lead_over(&mut self, encoding: Encoding, over: Over, reading: Option<Reading>) {
+        let (session, kept) = (self.session.clone(), self.kept.clone());
+        let reads = splice::run(session, kept, encoding, over, reading);
+        self.state = State::Splicing(Box::pin(reads));
     }
 
     /// What the client gets next.
@@ -122,30 +173,33 @@ impl Watch {
     }
 
     /// Notices shutdown and changes of the policy, and makes sure to be woken at the next.
+    ///
+    /// The alarm is asked each time: one that was set while the last change was still being told is woken for that one
+    /// alone, and asking sets it anew.
     fn look_up(&mut self, cx: &mut Context<'_>) {
-        let changed = self.session.policy.has_changed_since(&self.in_force);
-        let draining = self.session.server.drain.has_started();
-        if matches!(self.state, State::Passing) && (changed || draining) {
-            self.alarm = None;
-            if draining || self.concerns_us() {
+        loop {
+            let changed = self.session.policy.has_changed_since(self.in_force.policy());
+            let draining = self.session.server.drain.has_started();
+            if matches!(self.state, State::Passing) && (draining || changed && self.concerns_us()) {
                 self.state = State::Cutting;
             }
-        }
-        if self.alarm.is_none() && !draining {
-            let mut alarm = self.session.policy.alarm(&self.session.server.drain);
-            // What it would say now was looked up above.
-            if alarm.as_mut().poll(cx).is_pending() {
-                self.alarm = Some(alarm);
+            if draining {
+                self.alarm = None;
+                return;
             }
+            let Session { policy, server, .. } = &*self.session;
+            let alarm = self.alarm.get_or_insert_with(|| policy.alarm(&server.drain));
+            if alarm.as_mut().poll(cx).is_pending() {
+                return;
+            }
+            self.alarm = None;
         }
     }
 
     /// Whether the new policy means another watch; if not, it is in force from here on.
     fn concerns_us(&mut self) -> bool {
-        let now = self.session.policy.current();
-        let Ok(info) = self.kept.info() else { return true };
-        let same = splice::selector(&now, &info) == splice::selector(&self.in_force, &info)
-            && splice::same_lock(&now, &self.in_force, &info);
+        let now = self.session.policy.read();
+        let same = self.kept.means_the_same(self.in_force.policy(), now.policy());
         if same {
             self.in_force = now;
         }
@@ -165,11 +219,11 @@ impl Watch {
         if self.session.server.drain.has_started() {
             return;
         }
-        let now = self.session.policy.current();
-        let old = std::mem::replace(&mut self.in_force, now.clone());
-        let (session, kept) = (self.session.clone(), self.kept.clone());
-        let reads = splice::run(session, kept, encoding, frames.at(), old, now);
-        self.state = State::Splicing(Box::pin(reads));
+        let now = self.session.policy.read();
+        let new = now.policy().clone();
+        let before = std::mem::replace(&mut self.in_force, now);
+        let over = Over { at: frames.at(), old: vec![before.policy().clone()], new, begun: None };
+        self.lead_over(encoding, over, Some(before));
     }
 
     /// Goes on with the new watch; what is returned comes before its first byte.
@@ -241,6 +295,25 @@ impl Watch {
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch").field("kept", &self.kept).finish_non_exhaustive()
+    }
+}
+
+// === impl UpgradedWatch ===
+
+impl UpgradedWatch {
+    /// Of a watch that the API server granted.
+    pub(super) fn new(asked: Asked) -> Arc<Self> {
+        Arc::new(Self { kept: asked.kept, in_force: asked.in_force })
+    }
+
+    /// Completes once it must end: the policy means another watch, or shutdown has begun.
+    pub(super) async fn replaced(&self, session: &Session) {
+        let drain = &session.server.drain;
+        while !drain.has_started()
+            && self.kept.means_the_same(self.in_force.policy(), &session.policy.current())
+        {
+            session.policy.alarm(drain).await;
+        }
     }
 }
 

@@ -27,7 +27,7 @@ use crate::tls::TlsError;
 pub const LEAF_VALIDITY: Duration = Duration::from_hours(24);
 
 /// When an issued certificate is replaced: two thirds of its life leave eight hours for a CA that is away.
-const LEAF_RENEWAL: Duration = Duration::from_hours(16);
+pub(super) const LEAF_RENEWAL: Duration = Duration::from_hours(16);
 
 /// How far a client's clock may be behind ours.
 const CLOCK_SKEW: Duration = Duration::from_mins(5);
@@ -198,7 +198,8 @@ fn load(source: &Source) -> Result<Current, TlsError> {
     Ok(Current { key: Arc::new(source.make(&files, now)?), made_from: files, made_at: now })
 }
 
-fn leaf(names: &[String], now: SystemTime) -> Result<CertificateParams, TlsError> {
+/// What a certificate for the API server's names and `names` says.
+pub(super) fn leaf(names: &[String], now: SystemTime) -> Result<CertificateParams, TlsError> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
     params.not_before = (now - CLOCK_SKEW).into();

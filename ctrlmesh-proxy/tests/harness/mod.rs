@@ -6,6 +6,7 @@ pub(crate) mod pki;
 pub(crate) mod proxy;
 pub(crate) mod run;
 pub(crate) mod upstream;
+pub(crate) mod watches;
 
 use std::future::Future;
 use std::time::Duration;

@@ -26,29 +26,30 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// `ctrlmesh-proxy sidecar` before `upstream`, with more arguments.
     pub(crate) fn start(pki: &Pki, upstream: SocketAddr, more: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"))
-            .args([
-                "sidecar",
-                "--listen",
-                "127.0.0.1:0",
-                "--admin-listen",
-                "127.0.0.1:0",
-                "--log-format",
-                "json",
-            ])
-            .args(["--threads", "2", "--upstream", &format!("https://{upstream}")])
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        command
+            .args(["sidecar", "--listen", "127.0.0.1:0"])
+            .args(["--upstream", &format!("https://{upstream}")])
+            .args(more);
+        Self::run(pki, command)
+    }
+
+    /// A mode of the proxy, with the arguments that all modes have.
+    pub(crate) fn run(pki: &Pki, mut command: Command) -> Self {
+        let mut child = command
+            .args(["--admin-listen", "127.0.0.1:0", "--log-format", "json", "--threads", "2"])
             .arg("--upstream-ca")
             .arg(pki.path("real.crt"))
             .arg("--mesh-ca")
             .arg(format!("{},{}", pki.path("mesh.crt").display(), pki.path("mesh.key").display()))
-            .args(more)
             .env("RUST_LOG", "info,ctrlmesh_proxy=debug")
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap());
         let (mut operators, mut admin, mut log) = (None, None, String::new());
-        while operators.is_none() || admin.is_none() {
+        // Each mode listens there last.
+        while admin.is_none() {
             let at = log.len();
             assert!(lines.read_line(&mut log).unwrap() > 0, "the proxy ended:\n{log}");
             let Ok(line) = serde_json::from_str::<Value>(&log[at..]) else {
@@ -69,7 +70,9 @@ impl Proxy {
                 rest.lock().unwrap().push_str(&String::from_utf8_lossy(&line[..read]));
             }
         });
-        Self { child, address: operators.unwrap(), admin: admin.unwrap(), log }
+        // A node's proxy listens in its pods, not here.
+        let address = operators.unwrap_or_else(|| SocketAddr::from(([0; 4], 0)));
+        Self { child, address, admin: admin.unwrap(), log }
     }
 
     pub(crate) fn log(&self) -> String {

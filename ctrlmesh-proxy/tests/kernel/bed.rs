@@ -1,11 +1,11 @@
 //! What a test stands on: cgroups, a network namespace and pins of its own, gone afterwards whatever happens.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+use std::process::{Command, Stdio};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, process, thread};
 
@@ -15,6 +15,13 @@ use ctrlmesh_proxy::intercept::{
     Attach, Interceptor, ListenerCheck, Options, Originals, Targets, listener,
 };
 use serde::de::DeserializeOwned;
+
+mod client;
+mod remains;
+mod server;
+
+pub(crate) use client::{Hammered, Process, Seen};
+pub(crate) use server::{Server, echo};
 
 /// Name of everything that tests make, followed by the process and a number.
 const PREFIX: &str = "ctrlmesh-test-";
@@ -34,37 +41,6 @@ pub(crate) struct Bed {
     cgroup: PathBuf,
 }
 
-/// A process of the test's, killed with the test.
-pub(crate) struct Process(pub(crate) Child);
-
-/// What a client saw of one connection.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(default)]
-pub(crate) struct Seen {
-    pub(crate) peer: String,
-    pub(crate) local: String,
-    pub(crate) answer: String,
-    pub(crate) error: String,
-    pub(crate) ms: f64,
-}
-
-/// What a hammering client saw.
-#[derive(Debug, serde::Deserialize)]
-pub(crate) struct Hammered {
-    pub(crate) proxied: u64,
-    pub(crate) direct: u64,
-    pub(crate) refused: u64,
-    pub(crate) broken: u64,
-    pub(crate) errors: std::collections::BTreeMap<String, u64>,
-}
-
-/// A thread that serves, until dropped.
-pub(crate) struct Server {
-    pub(crate) address: SocketAddr,
-    stop: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
 // === impl Bed ===
 
 impl Bed {
@@ -73,7 +49,7 @@ impl Bed {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         static SWEPT: Once = Once::new();
         assert!(nix::unistd::geteuid().is_root(), "the kernel tier needs root");
-        SWEPT.call_once(sweep);
+        SWEPT.call_once(remains::sweep);
         let name = format!("{PREFIX}{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let cgroup = Hierarchy::find().unwrap().mount().join(&name);
         let bed = Self { name, cgroup };
@@ -93,7 +69,7 @@ impl Bed {
             "addr add fd00:96::1/128 dev lo nodad",
             "addr add fd00:97::3:7/128 dev lo nodad",
         ] {
-            must(Command::new("ip").args(["-n", &name]).args(command.split(' ')));
+            self.ip(suffix, command);
         }
         self.path(suffix)
     }
@@ -117,9 +93,21 @@ impl Bed {
         }
     }
 
+    /// `ip`, in a namespace.
+    pub(crate) fn ip(&self, suffix: &str, command: &str) {
+        let name = format!("{}{suffix}", self.name);
+        must(Command::new("ip").args(["-n", &name]).args(command.split(' ')));
+    }
+
     /// Path of a namespace.
     pub(crate) fn path(&self, suffix: &str) -> PathBuf {
         PathBuf::from(format!("/run/netns/{}{suffix}", self.name))
+    }
+
+    /// The network namespace that a process is in.
+    #[expect(clippy::unused_self, reason = "reads better where it is called")]
+    pub(crate) fn network(&self, process: &Process) -> PathBuf {
+        fs::read_link(format!("/proc/{}/ns/net", process.0.id())).unwrap()
     }
 
     pub(crate) fn net(&self) -> Namespace {
@@ -168,11 +156,22 @@ impl Bed {
     pub(crate) fn target_in(&self, suffix: &str, address: &str) -> Server {
         let address: SocketAddr = address.parse().unwrap();
         let namespace = Namespace::open(&self.path(suffix)).unwrap();
-        let listener = namespace.run(|| TcpListener::bind(address)).unwrap().unwrap();
-        Server::start(listener, |mut client: &TcpStream| {
-            let peer = client.peer_addr()?;
-            writeln!(client, "target {}", SocketAddr::new(peer.ip().to_canonical(), peer.port()))
-        })
+        answering(namespace.run(|| TcpListener::bind(address)).unwrap().unwrap())
+    }
+
+    /// The same, with a socket that takes no IPv4.
+    pub(crate) fn target_v6only(&self, address: &str) -> Server {
+        use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage};
+        use std::os::fd::AsRawFd as _;
+        let address: SocketAddr = address.parse().unwrap();
+        let bound = self.net().run(|| {
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let socket = socket::socket(AddressFamily::Inet6, SockType::Stream, flags, None)?;
+            socket::setsockopt(&socket, socket::sockopt::Ipv6V6Only, &true)?;
+            socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
+            socket::listen(&socket, Backlog::new(16)?).map(|()| socket)
+        });
+        answering(TcpListener::from(bound.unwrap().unwrap()))
     }
 
     /// A proxy that answers with what the tables say of a connection.
@@ -187,11 +186,12 @@ impl Bed {
         })
     }
 
-    /// Attaches `cgroup`, and starts a proxy for it in the first namespace.
+    /// Attaches `cgroup`, and starts a proxy for it in the first namespace, IPv6 natively.
     pub(crate) fn enrol(&self, interceptor: &mut Interceptor, attach: &Attach) -> Server {
         let listener = listener::outbound(&self.net(), attach.port).unwrap();
         let slot = interceptor.attach(attach).unwrap();
         interceptor.listen(slot, &listener).unwrap();
+        interceptor.serve_ipv6(slot, &self.net()).unwrap();
         self.proxy(interceptor.originals().unwrap(), listener)
     }
 
@@ -235,11 +235,25 @@ impl Bed {
         command
     }
 
-    /// Starts a client that hammers until [`Process::finish`].
+    /// Starts a client that hammers until [`Process::finish`], and says in a line that it has connected for the first time.
     pub(crate) fn hammer(&self, cgroup: &Path, address: &str) -> Process {
+        self.hammer_in("", cgroup, address)
+    }
+
+    pub(crate) fn hammer_in(&self, suffix: &str, cgroup: &Path, address: &str) -> Process {
         let (host, port) = split(address);
-        let command = &mut self.peer("", cgroup, &["hammer", &host, &port]);
+        let command = &mut self.peer(suffix, cgroup, &["hammer", &host, &port]);
         Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Starts a client that holds connections; a line on its stdin makes it say what came in.
+    pub(crate) fn hold(&self, cgroup: &Path, address: &str, connections: usize) -> Process {
+        let (host, port) = split(address);
+        let command = &mut self.peer("", cgroup, &["hold", &host, &port, &connections.to_string()]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Process(command.spawn().unwrap());
+        assert_eq!(process.line(), "holding");
+        process
     }
 
     /// Starts our binary.
@@ -259,106 +273,30 @@ impl Bed {
             &PROXY.to_string(),
         ]);
         let child = Process(command.env("RUST_LOG", "warn").spawn().unwrap());
+        self.listening(PROXY);
+        child
+    }
+
+    /// Waits until somebody listens in the namespace.
+    pub(crate) fn listening(&self, port: u16) {
         let net = self.net();
         until("the relay listens", || {
-            net.run(|| TcpStream::connect(("127.0.0.1", PROXY))).unwrap().is_ok()
+            net.run(|| TcpStream::connect(("127.0.0.1", port))).unwrap().is_ok()
         });
-        child
     }
 }
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        remove(&self.name);
+        remains::remove(&self.name);
     }
 }
 
-// === impl Process ===
-
-impl Process {
-    /// Reads one line.
-    pub(crate) fn line(&mut self) -> String {
-        let mut line = String::new();
-        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        line.trim().to_owned()
-    }
-
-    /// Ends stdin and reads the answer.
-    pub(crate) fn finish<T: DeserializeOwned>(mut self) -> T {
-        drop(self.0.stdin.take());
-        let answer = serde_json::from_reader(self.0.stdout.take().unwrap()).unwrap();
-        assert!(self.0.wait().unwrap().success());
-        answer
-    }
-
-    /// SIGKILL, and wait.
-    pub(crate) fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Gone already, or goes now; both are well.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-// === impl Server ===
-
-impl Server {
-    fn start(
-        listener: TcpListener,
-        answer: impl Fn(&TcpStream) -> std::io::Result<()> + Send + 'static,
-    ) -> Self {
-        let address = listener.local_addr().unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let thread = thread::spawn(move || {
-            use std::os::fd::AsFd as _;
-            while !stopped.load(Ordering::Relaxed) {
-                let mut ready =
-                    [nix::poll::PollFd::new(listener.as_fd(), nix::poll::PollFlags::POLLIN)];
-                nix::poll::poll(&mut ready, 50u8).unwrap();
-                while let Ok((client, _)) = listener.accept() {
-                    client.set_nonblocking(false).unwrap();
-                    // A client that is gone already needs no answer.
-                    drop(answer(&client).and_then(|()| drain(client)));
-                }
-            }
-        });
-        Self { address, stop, thread: Some(thread) }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            assert!(thread.join().is_ok() || thread::panicking(), "a server panicked");
-        }
-    }
-}
-
-/// Waits until the client has closed: what it sent and nobody read would turn closing into a reset.
-fn drain(mut client: TcpStream) -> std::io::Result<()> {
-    client.shutdown(Shutdown::Write)?;
-    client.set_read_timeout(Some(PATIENCE))?;
-    std::io::copy(&mut client, &mut std::io::sink()).map(drop)
-}
-
-/// Answers datagrams.
-pub(crate) fn echo(bed: &Bed, address: &str) -> thread::JoinHandle<()> {
-    let address: SocketAddr = address.parse().unwrap();
-    let socket = bed.net().run(|| UdpSocket::bind(address)).unwrap().unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    thread::spawn(move || {
-        let mut buffer = [0; 64];
-        let (_, peer) = socket.recv_from(&mut buffer).unwrap();
-        socket.send_to(b"target", peer).unwrap();
+/// Says who connected, as it sees it.
+fn answering(listener: TcpListener) -> Server {
+    Server::start(listener, |mut client: &TcpStream| {
+        let peer = client.peer_addr()?;
+        writeln!(client, "target {}", SocketAddr::new(peer.ip().to_canonical(), peer.port()))
     })
 }
 
@@ -412,54 +350,4 @@ fn split(address: &str) -> (String, String) {
 fn must(command: &mut Command) {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// Removes what earlier runs left that did not end well.
-fn sweep() {
-    let mount = Hierarchy::find().unwrap();
-    for folder in [mount.mount(), Path::new("/run/netns"), Path::new(PINS)] {
-        let Ok(entries) = fs::read_dir(folder) else {
-            continue;
-        };
-        for name in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-            let Some((pid, _)) = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'))
-            else {
-                continue;
-            };
-            if !Path::new("/proc").join(pid).exists() {
-                remove(&name);
-            }
-        }
-    }
-}
-
-/// Ends the processes of a test and removes everything under its name; what is not there was removed already.
-fn remove(name: &str) {
-    let cgroup = Hierarchy::find().unwrap().mount().join(name);
-    drop(fs::write(cgroup.join("cgroup.kill"), "1"));
-    let start = Instant::now();
-    while cgroup.exists() && start.elapsed() < PATIENCE {
-        remove_cgroups(&cgroup);
-        thread::yield_now();
-    }
-    let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    for namespace in namespaces
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|found| found.starts_with(name))
-    {
-        let suffix = &namespace[name.len()..];
-        if suffix.is_empty() || !suffix.starts_with(|first: char| first.is_ascii_digit()) {
-            drop(Command::new("ip").args(["netns", "del", &namespace]).output());
-        }
-    }
-    drop(fs::remove_dir_all(Path::new(PINS).join(name)));
-}
-
-fn remove_cgroups(cgroup: &Path) {
-    let below = fs::read_dir(cgroup).into_iter().flatten().flatten();
-    for folder in below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        remove_cgroups(&folder.path());
-    }
-    // Busy until its processes are gone: the caller comes back.
-    drop(fs::remove_dir(cgroup));
 }

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use crate::bed::{Bed, TARGET};
+use crate::bed::{Bed, PROXY, TARGET, TARGET_V6};
 
 fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap();
@@ -179,4 +179,143 @@ fn errors_say_what_to_do() {
         bed.command(&["detach", "--owner", "other", "--cgroup"]).arg(bed.cgroup("pod")),
         "is already attached by `cli`",
     );
+}
+
+#[test]
+fn uninstalling_leaves_nothing_in_the_kernel() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    run(&mut attach(&bed, &[]));
+    let _target = bed.target(TARGET);
+    assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
+    let text = text(&run(&mut bed.command(&["uninstall"])));
+    assert_eq!(text, format!("nothing is left below {}\n", bed.pins().display()));
+    assert!(!bed.pins().exists());
+    let seen = bed.connect(&pod, TARGET, "blocking");
+    assert_eq!(seen.answer, format!("target {}", seen.local));
+    // There is nothing any more, which is what was asked for.
+    run(&mut bed.command(&["uninstall"]));
+    run(&mut attach(&bed, &[]));
+    assert_eq!(status(&bed)["counters"]["no_listener_refused"], 0, "new maps");
+}
+
+#[test]
+fn uninstalling_takes_another_owners_pods_only_when_told_to() {
+    let bed = Bed::new();
+    run(&mut attach(&bed, &["--owner", "other"]));
+    let output = bed.command(&["uninstall"]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("already attached by `other`"), "{error}");
+    assert_eq!(status(&bed)["attachments"].as_array().unwrap().len(), 1);
+    run(&mut bed.command(&["uninstall", "--force"]));
+    assert!(!bed.pins().exists());
+}
+
+#[test]
+fn the_folder_of_all_versions_goes_with_the_last() {
+    let bed = Bed::new();
+    let parent = bed.pins().join("ctrlmesh");
+    for version in ["v1", "v2"] {
+        let pins = parent.join(version);
+        let options = ctrlmesh_proxy::intercept::Options { pins, ..bed.options("test") };
+        drop(ctrlmesh_proxy::intercept::Interceptor::open(options.clone()).unwrap());
+        if version == "v2" {
+            ctrlmesh_proxy::intercept::uninstall(&options, false).unwrap();
+            assert!(parent.join("v1").exists() && !parent.join("v2").exists());
+            let options = ctrlmesh_proxy::intercept::Options { pins: parent.join("v1"), ..options };
+            ctrlmesh_proxy::intercept::uninstall(&options, false).unwrap();
+        }
+    }
+    assert!(!parent.exists());
+}
+
+#[test]
+fn a_relay_beats_for_pods_of_its_own_network_namespace_only() {
+    let bed = Bed::new();
+    bed.namespace("b");
+    let mut ages = Vec::new();
+    // The other one first: when the relay has come to ours, it has passed by that.
+    for (pod, suffix) in [("elsewhere", "b"), ("here", "")] {
+        let pod = bed.cgroup(pod);
+        let mut process = bed.inside(&pod, suffix, "cat");
+        let process = process.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        ages.push(crate::bed::Process(process));
+        let arguments = ["attach", "--target", TARGET, "--to", "15001", "--heartbeat", "60000"];
+        run(bed.command(&arguments).arg("--cgroup").arg(&pod));
+    }
+    let namespaces = || ages.iter().map(|process| bed.network(process)).collect::<Vec<_>>();
+    crate::bed::until("both are where they belong", || {
+        let found = namespaces();
+        found[0] != found[1] && !found.contains(&std::fs::read_link("/proc/self/ns/net").unwrap())
+    });
+    let _relay = bed.relay();
+    let age = |at: usize| status(&bed)["attachments"][at]["heartbeat_age"].as_f64().unwrap();
+    crate::bed::until("the relay beats", || age(1) < 30.0);
+    assert!(age(0) > age(1) + 30.0, "it beats for a pod of another namespace");
+}
+
+#[test]
+fn a_relay_takes_sockets_for_ipv6_only() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    run(attach(&bed, &[]).args(["--target", TARGET_V6]));
+    let mut process = bed.inside(&pod, "", "cat");
+    let process = process.stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let _process = crate::bed::Process(process);
+    let _relay = bed.relay();
+    let _target = bed.target(TARGET_V6);
+    crate::bed::until("native IPv6 goes to the relay", || {
+        status(&bed)["attachments"][0]["ipv6"] == true
+    });
+    let seen = bed.connect(&pod, TARGET_V6, "v6only");
+    assert!(seen.answer.starts_with("target ") && seen.peer == TARGET_V6, "{seen:?}");
+    assert_ne!(seen.answer, format!("target {}", seen.local), "relayed, not direct");
+    let text = text(&run(&mut bed.command(&["status"])));
+    assert!(text.contains("fails closed, checks port, IPv6 natively"), "{text}");
+}
+
+#[test]
+fn a_relay_relays_nothing_from_outside_the_pod() {
+    let bed = Bed::new();
+    bed.wire("b");
+    let attach = ["attach", "--target", TARGET, "--to", "15001", "--cgroup"];
+    run(bed.command(&attach).arg(bed.cgroup("pod")));
+    let _relay = bed.relay();
+    let _target = bed.target(TARGET);
+    bed.ip("b", "-6 route add fd63:746c:6d65:7368::/64 via fd00:244::5");
+    let outside = bed.cgroup("outside");
+    // The first target's address, as a process of the pod could dial it.
+    let address = "fd63:746c:6d65:7368::1";
+    crate::bed::until("from inside it leads to the target", || {
+        let seen = bed.connect(&outside, &format!("[{address}]:15001"), "blocking");
+        seen.answer.starts_with("target ")
+    });
+    let seen: crate::bed::Seen = bed.client_in("b", &outside, &["once", address, "15001"]);
+    assert_eq!((seen.answer.as_str(), seen.error.as_str()), ("", ""), "{seen:?}");
+}
+
+#[test]
+fn a_relay_without_room_for_another_connection_goes_on() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    run(&mut attach(&bed, &[]));
+    let mut command = bed.inside(&bed.cgroup("relay"), "", "prlimit");
+    command.args(["--nofile=24:24", env!("CARGO_BIN_EXE_ctrlmesh-proxy"), "intercept"]);
+    command.arg("--pin-dir").arg(bed.pins()).args(["run", "--to", "15001"]);
+    command.env("RUST_LOG", "warn").env("NO_COLOR", "1").stderr(std::process::Stdio::piped());
+    let mut relay = crate::bed::Process(command.spawn().unwrap());
+    let mut lines = {
+        use std::io::BufRead as _;
+        std::io::BufReader::new(relay.0.stderr.take().unwrap()).lines().map_while(Result::ok)
+    };
+    bed.listening(PROXY);
+    let _target = bed.target(TARGET);
+    let holding = bed.hold(&pod, TARGET, 40);
+    let line = lines.find(|line| line.contains("no room for another connection"));
+    assert!(line.unwrap().contains("refused=1"));
+    drop(holding);
+    crate::bed::until("there is room again", || {
+        bed.connect(&pod, TARGET, "blocking").answer.starts_with("target ")
+    });
+    assert!(relay.0.try_wait().unwrap().is_none(), "the relay ended");
 }

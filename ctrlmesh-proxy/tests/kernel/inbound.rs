@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpStream};
 
 use crate::bed::{Bed, Seen, Server};
-use ctrlmesh_proxy::intercept::{INBOUND_SOURCE, Interceptor, Slot, listener};
+use ctrlmesh_proxy::intercept::{INBOUND_SOURCE, INBOUND_SOURCE_V6, Interceptor, Slot, listener};
 
 const WEBHOOK: &str = "10.244.1.5:9443";
 const WEBHOOK_V6: &str = "[fd00:244::5]:9443";
@@ -76,12 +76,32 @@ fn the_proxy_reaches_the_real_server() {
     assert!(pod.counted("inbound_own") >= 1);
 }
 
+#[test]
+fn the_proxy_reaches_a_real_server_that_listens_on_ipv6_only() {
+    use std::io::Read as _;
+    const ONLY: &str = "[fd00:244::5]:9445";
+    let (mut pod, _proxy) = taken(false);
+    let address: SocketAddr = ONLY.parse().unwrap();
+    let listener = listener::inbound(&pod.bed.net(), address.ip()).unwrap();
+    let net = pod.bed.net();
+    pod.interceptor.take_inbound(pod.slot, &net, address, &listener, false).unwrap();
+    let _proxy = pod.bed.proxy(pod.interceptor.originals().unwrap(), listener);
+    let _server = pod.bed.target_v6only("[::]:9445");
+    assert_eq!(pod.call("fd00:244::5", "9445").answer, "proxy unknown");
+    let before = pod.counted("inbound_own");
+    let mut answer = String::new();
+    let source = SocketAddr::from((INBOUND_SOURCE_V6, 0));
+    let mut stream = net.run(|| connect_from(source, address)).unwrap();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("target [::1]:"), "{answer}");
+    assert!(pod.counted("inbound_own") > before);
+}
+
 fn connect_from(source: SocketAddr, target: SocketAddr) -> TcpStream {
     use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage};
     use std::os::fd::AsRawFd as _;
-    let socket =
-        socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
-            .unwrap();
+    let family = if source.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let socket = socket::socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
     socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(source)).unwrap();
     socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(target)).unwrap();
     TcpStream::from(socket)

@@ -240,7 +240,7 @@ fn a_thousand_pods_are_attached_and_work() {
 /// Cgroups that the kernel knows.
 fn members(bed: &Bed) -> Vec<u64> {
     let map = aya::maps::MapData::from_pin(bed.pins().join("maps/MEMBERS")).unwrap();
-    let map: aya::maps::HashMap<_, u64, u32> =
+    let map: aya::maps::HashMap<_, u64, u64> =
         aya::maps::Map::from_map_data(map).unwrap().try_into().unwrap();
     map.keys().collect::<Result<_, _>>().unwrap()
 }

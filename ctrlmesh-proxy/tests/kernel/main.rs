@@ -2,14 +2,21 @@
 //!
 //! Needs root, cgroup2, and python3 as a client that knows nothing of us. Large counts run a tenth; all of it with
 //! `CTRLMESH_TEST_FULL=1`.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
 
+#[path = "../harness/mod.rs"]
+mod harness;
 mod bed;
 mod command;
 mod failing;
+mod full;
 mod inbound;
 mod life;
+mod node;
 mod original;
 mod privilege;
 mod redirect;
+mod slots;
 mod upgrade;

@@ -3,10 +3,16 @@
 use std::process::Stdio;
 
 use crate::bed::{Bed, PROXY, Process, Seen, TARGET, TARGET_V6, targets};
-use ctrlmesh_proxy::intercept::{Interceptor, ListenerCheck};
+use ctrlmesh_proxy::intercept::{Interceptor, ListenerCheck, Slot};
 
 /// A proxy that is not ours: it asks for `SO_ORIGINAL_DST`, as the world's proxies do.
 fn foreign(bed: &Bed, interceptor: &mut Interceptor) -> Process {
+    let proxy = foreign_over_ipv4(bed, interceptor);
+    interceptor.serve_ipv6(Slot::new(0), &bed.net()).unwrap();
+    proxy
+}
+
+fn foreign_over_ipv4(bed: &Bed, interceptor: &mut Interceptor) -> Process {
     let mut attach = bed.attach(&bed.cgroup("pod"));
     attach.listener = ListenerCheck::Port;
     attach.targets = targets(&[TARGET, TARGET_V6, "10.97.0.0/16:443", "[fd00:97::/112]:443"]);
@@ -22,12 +28,20 @@ fn foreign(bed: &Bed, interceptor: &mut Interceptor) -> Process {
 fn so_original_dst_shows_the_original_to_a_proxy_in_both_families() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
-    let _proxy = foreign(&bed, &mut interceptor);
-    for target in [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::9]:443"] {
-        assert_eq!(
-            bed.connect(&bed.cgroup("pod"), target, "blocking").answer,
-            format!("proxy {target}")
-        );
+    let _proxy = foreign_over_ipv4(&bed, &mut interceptor);
+    let pod = bed.cgroup("pod");
+    for native in [false, true] {
+        if native {
+            interceptor.serve_ipv6(Slot::new(0), &bed.net()).unwrap();
+        }
+        for target in [TARGET, TARGET_V6, "10.97.3.7:443", "[fd00:97::9]:443"] {
+            let seen = bed.connect(&pod, target, "blocking");
+            assert_eq!(seen.answer, format!("proxy {target}"), "{seen:?}");
+        }
+    }
+    for target in [TARGET_V6, "[fd00:97::9]:443"] {
+        let seen = bed.connect(&pod, target, "v6only");
+        assert_eq!((&seen.answer, &*seen.peer), (&format!("proxy {target}"), target));
     }
     assert_eq!(
         bed.connect(&bed.cgroup("pod"), "[::ffff:10.96.0.1]:443", "blocking").answer,
@@ -85,6 +99,9 @@ fn getpeername_shows_the_original_to_the_client() {
     {
         let seen: Seen = bed.connect(&bed.cgroup("pod"), target, "blocking");
         assert_eq!(seen.peer, target, "{seen:?}");
+    }
+    for target in [TARGET_V6, "[fd00:97::9]:443"] {
+        assert_eq!(bed.connect(&bed.cgroup("pod"), target, "v6only").peer, target);
     }
 }
 

@@ -57,16 +57,17 @@ def connect(sock, address, how):
 
 
 def once(host, port, how="blocking"):
-    """One connection: what the client sees of it."""
+    """One connection: what the client sees of it. `how` is one way to connect, or several joined by `+`."""
+    ways, how = how.split("+"), how.split("+")[-1]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     seen = {}
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         patient(sock)
-        if how == "v6only":
+        if "v6only" in ways:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         elif family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        if how == "bound":
+        if "bound" in ways:
             sock.bind(("", 0))
         start = time.perf_counter()
         try:
@@ -110,6 +111,19 @@ def twice(host, port):
     return seen
 
 
+def hold(host, port, count):
+    """So many connections at once; after a line on stdin, what comes in on each."""
+    socks = [socket.create_connection((host, int(port)), 10) for _ in range(int(count))]
+    print("holding", flush=True)
+    seen = []
+    while sys.stdin.readline():
+        for sock in socks:
+            patient(sock)
+            seen.append({"peer": name(sock.getpeername()), "answer": sock.makefile().readline().strip()})
+        print(json.dumps(seen), flush=True)
+    return seen
+
+
 def datagram(host, port):
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         patient(sock)
@@ -121,6 +135,7 @@ def datagram(host, port):
 def hammer(host, port):
     """Connects until stdin ends. Direct is a connection whose own name is the one that the target saw."""
     counts = {"proxied": 0, "direct": 0, "refused": 0, "broken": 0, "errors": {}}
+    first = True
     while not select.select([sys.stdin], [], [], 0)[0]:
         with socket.socket() as sock:
             patient(sock)
@@ -138,12 +153,16 @@ def hammer(host, port):
                 code = errno.errorcode.get(error.errno, str(error))
                 counts["errors"][code] = counts["errors"].get(code, 0) + 1
                 continue
+            if first:
+                first = print("connected", flush=True)
             if not answer.endswith("\n"):
                 counts["broken"] += 1
             elif answer == "target %s\n" % local:
                 counts["direct"] += 1
-            else:
+            elif answer.startswith("target ") or answer.startswith("proxy "):
                 counts["proxied"] += 1
+            else:
+                counts["broken"] += 1
     return counts
 
 
@@ -177,5 +196,5 @@ def proxy(port):
 
 
 command, arguments = sys.argv[1], sys.argv[2:]
-run = {"once": once, "thread": in_thread, "fork": by_fork, "twice": twice, "datagram": datagram, "hammer": hammer, "proxy": proxy}
+run = {"once": once, "thread": in_thread, "fork": by_fork, "twice": twice, "hold": hold, "datagram": datagram, "hammer": hammer, "proxy": proxy}
 print(json.dumps(run[command](*arguments)), flush=True)

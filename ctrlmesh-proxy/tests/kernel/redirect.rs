@@ -61,9 +61,96 @@ fn ipv4_mapped_is_redirected() {
 }
 
 #[test]
-fn a_socket_for_ipv6_only_is_refused_and_does_not_bypass() {
-    let seen = enrolled(|_, _| {}).connect(TARGET_V6, "v6only");
-    assert_eq!((seen.error.as_str(), seen.answer.as_str()), ("ENETUNREACH", ""));
+fn a_socket_for_ipv6_only_is_redirected() {
+    let bed = enrolled(|_, _| {});
+    for how in ["v6only", "v6only+nonblocking", "v6only+uring", "v6only+bound", "v6only+fastopen"] {
+        redirected(&bed.connect(TARGET_V6, how), TARGET_V6);
+    }
+    assert_eq!(bed.interceptor.status().unwrap().counters["redirected"], 5);
+}
+
+#[test]
+fn a_socket_for_ipv6_only_is_redirected_to_every_address_of_a_prefix_even_if_it_is_bound() {
+    let bed = enrolled(|_, attach| attach.targets = targets(&["[fd00:97::/106]:443"]));
+    for how in ["blocking", "bound", "v6only", "v6only+bound"] {
+        redirected(&bed.connect("[fd00:97::3:7]:443", how), "[fd00:97::3:7]:443");
+        redirected(&bed.connect("[fd00:97::3f:ffff]:443", how), "[fd00:97::3f:ffff]:443");
+    }
+}
+
+#[test]
+fn without_our_prefix_a_socket_for_ipv6_only_is_refused_or_passes_and_is_counted() {
+    for (fail_open, counter) in [(false, "v6only_refused"), (true, "v6only_passed")] {
+        let bed = over_ipv4(fail_open);
+        for how in ["v6only", "v6only+nonblocking"] {
+            let seen = bed.connect(TARGET_V6, how);
+            if fail_open {
+                assert_eq!(seen.answer, format!("target {}", seen.local), "{seen:?}");
+            } else {
+                assert_eq!(seen.error, "ECONNREFUSED", "{seen:?}");
+            }
+        }
+        assert_eq!(bed.interceptor.status().unwrap().counters[counter], 2);
+    }
+}
+
+#[test]
+fn without_our_prefix_a_bound_socket_for_ipv6_only_does_not_bypass() {
+    assert_eq!(over_ipv4(false).connect(TARGET_V6, "v6only+bound").error, "ENETUNREACH");
+}
+
+#[test]
+fn without_our_prefix_ipv6_goes_over_ipv4() {
+    let bed = over_ipv4(false);
+    for how in ["blocking", "nonblocking", "uring", "bound"] {
+        let seen = bed.connect(TARGET_V6, how);
+        redirected(&seen, TARGET_V6);
+        assert!(seen.local.starts_with("[::ffff:127.0.0.1]:"), "{seen:?}");
+        assert_eq!(seen.peer, TARGET_V6);
+    }
+}
+
+#[test]
+fn a_namespace_without_ipv6_says_so_and_goes_on() {
+    let bed = Bed::new();
+    let off = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
+    bed.net().run(|| std::fs::write(off, "1")).unwrap().unwrap();
+    let mut interceptor = bed.interceptor();
+    let listener = listener::outbound(&bed.net(), PROXY).unwrap();
+    let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
+    interceptor.listen(slot, &listener).unwrap();
+    let error = interceptor.serve_ipv6(slot, &bed.net()).unwrap_err().to_string();
+    assert!(error.starts_with("make our IPv6 prefix local in "), "{error}");
+    assert!(!interceptor.status().unwrap().attachments[0].ipv6);
+    let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
+    redirected(&bed.connect(&bed.cgroup("pod"), TARGET, "blocking"), TARGET);
+}
+
+#[test]
+fn our_prefix_cannot_be_reached_from_outside_the_pod() {
+    let bed = enrolled(|_, _| {});
+    bed.bed.wire("b");
+    let outside = bed.bed.cgroup("outside");
+    let prefix = "fd63:746c:6d65:7368::/64 via fd00:244::5";
+    bed.bed.ip("b", &format!("-6 route add {prefix}"));
+    let address = "fd63:746c:6d65:7368::1";
+    let seen: Seen = bed.bed.client_in("b", &outside, &["once", address, "15001"]);
+    assert_eq!(seen.error, "ECONNREFUSED", "{seen:?}");
+    let seen = bed.bed.connect(&outside, &format!("[{address}]:15001"), "blocking");
+    assert_eq!(seen.answer, format!("proxy 0 {TARGET}"), "from inside it is: a hint, no proof");
+}
+
+/// A pod whose namespace does not have our prefix.
+fn over_ipv4(fail_open: bool) -> Enrolled {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let mut interceptor = bed.interceptor();
+    let listener = listener::outbound(&bed.net(), PROXY).unwrap();
+    let slot = interceptor.attach(&Attach { fail_open, ..bed.attach(&pod) }).unwrap();
+    interceptor.listen(slot, &listener).unwrap();
+    let proxy = bed.proxy(interceptor.originals().unwrap(), listener);
+    let servers = vec![proxy, bed.target(TARGET), bed.target(TARGET_V6)];
+    Enrolled { bed, pod, interceptor, _servers: servers }
 }
 
 #[test]

@@ -25,7 +25,12 @@ def main():
                 sys.exit(f"never saw {step['see']!r} in:\n{seen}")
             seen += os.read(terminal, 4096).decode(errors="replace")
         at = seen.index(step["see"], at) + len(step["see"])
-    os.write(terminal, b"exit\n")
+    try:
+        os.write(terminal, b"exit\n")
+        while os.read(terminal, 4096):
+            pass
+    except OSError:
+        pass  # Nobody is at the other end any more.
     os.waitpid(child, 0)
     print(seen)
 

@@ -1,6 +1,7 @@
 //! How does one reach an API server, given a kubeconfig?
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Result;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -8,15 +9,24 @@ use kube::{Client, Config};
 
 use crate::pki::Pki;
 
+/// How long one answer may take: a server that accepts connections may still say nothing.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
 /// Whether the API server says that it is ready.
 pub(crate) async fn is_ready(kubeconfig: &Path) -> bool {
-    let Ok(client) = client(kubeconfig).await else {
-        return false;
-    };
-    let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else {
-        return false;
-    };
-    client.request_text(request).await.is_ok_and(|answer| answer == "ok")
+    get(kubeconfig, "/readyz").await.is_some_and(|answer| answer == "ok")
+}
+
+/// Whether a controller manager is at work: only it makes the default service account.
+pub(crate) async fn has_controllers(kubeconfig: &Path) -> bool {
+    get(kubeconfig, "/api/v1/namespaces/default/serviceaccounts/default").await.is_some()
+}
+
+/// What the API server answers, where it does, in time and well.
+async fn get(kubeconfig: &Path, path: &str) -> Option<String> {
+    let client = client(kubeconfig).await.ok()?;
+    let request = http::Request::get(path).body(Vec::new()).ok()?;
+    tokio::time::timeout(ANSWER_WITHIN, client.request_text(request)).await.ok()?.ok()
 }
 
 /// A kubeconfig, in YAML, for the administrator.

@@ -131,7 +131,7 @@ impl ControlPlane {
     fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
         let kubeconfig = self.kubeconfig();
-        while !is_ready(&kubeconfig) {
+        while !answer(access::is_ready(&kubeconfig)) {
             for (name, program) in
                 [("etcd", &mut self.etcd), ("kube-apiserver", &mut self.apiserver)]
             {
@@ -172,6 +172,23 @@ impl ControlPlane {
         let log = self.folder.path().join("kube-controller-manager.log");
         self.controller_manager =
             Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);
+        self.wait_for_controllers()
+    }
+
+    fn wait_for_controllers(&mut self) -> Result<()> {
+        let deadline = Instant::now() + READY_WITHIN;
+        let kubeconfig = self.kubeconfig();
+        while !answer(access::has_controllers(&kubeconfig)) {
+            let runs = self.controller_manager.as_mut().is_some_and(Supervised::runs);
+            let log = || tail(self.folder.path(), "kube-controller-manager");
+            ensure!(runs, "kube-controller-manager ended before it worked:\n{}", log());
+            ensure!(
+                Instant::now() < deadline,
+                "kube-controller-manager does not work after {READY_WITHIN:?}:\n{}",
+                log()
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
         Ok(())
     }
 }
@@ -229,11 +246,12 @@ fn apiserver(
     Ok(command)
 }
 
-/// Asks `/readyz`, on a thread of its own: the caller may itself run inside an async runtime, where no other may start.
-fn is_ready(kubeconfig: &Path) -> bool {
+/// Waits for `question` on a thread of its own: the caller may itself run inside an async runtime, where no other may
+/// start.
+fn answer(question: impl Future<Output = bool> + Send) -> bool {
     let ask = || -> io::Result<bool> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(runtime.block_on(access::is_ready(kubeconfig)))
+        Ok(runtime.block_on(question))
     };
     thread::scope(|scope| matches!(scope.spawn(ask).join(), Ok(Ok(true))))
 }

@@ -27,8 +27,10 @@ exit "$status"
 "#;
 
 /// `$0` is the folder: made here, so that there is no moment in which it is there and nobody would remove it. Removing
-/// is tried for 5 s: a program that is being killed may still be writing.
+/// is tried for 5 s: a program that is being killed may still be writing. Where we are killed before we hear that it is
+/// made, the shell must not end by that, either.
 const KEEP: &str = r#"
+trap : PIPE
 mkdir -m 700 "$0" || exit
 echo made
 while read -r _; do :; done

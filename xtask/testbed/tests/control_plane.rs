@@ -51,7 +51,9 @@ async fn what_is_asked_for_is_there() -> Result<()> {
     let plane = ControlPlane::start(&options)?;
     let client = plane.client().await?;
     let namespace = plane.namespace("full").await?;
-    // Only a controller manager makes the default service account.
+    // Only a controller manager makes the default service account. That it works has been waited for.
+    let default: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+    default.get("default").await?;
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &namespace);
     ctrlmesh_testbed::retry(|| accounts.get("default")).await?;
     let request = http::Request::get("/metrics").body(Vec::new())?;

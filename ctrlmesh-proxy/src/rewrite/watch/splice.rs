@@ -101,6 +101,19 @@ pub fn expired(encoding: Encoding, message: &str) -> Vec<u8> {
     list::error(encoding, &status)
 }
 
+/// What to ask for the version that the collection of a watch has now: a list of one object.
+pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> String {
+    let path = String::from_utf8_lossy(request.raw_path());
+    let query = without(request.query().raw(), &NOT_IN_LIST);
+    let query = selector.map_or_else(|| query.clone(), |selector| narrowed(&query, selector));
+    joined(&without_watch(request, &path), &query, "limit=1")
+}
+
+/// The version of a list.
+pub fn list_version(body: &[u8], encoding: Encoding) -> Option<u64> {
+    list::events(body, encoding, Change::Joins).ok().map(|listed| listed.version)
+}
+
 // === impl Splice ===
 
 impl Splice {

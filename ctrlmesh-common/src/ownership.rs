@@ -1,0 +1,132 @@
+//! Who owns what? The ownership table of one operator.
+//!
+//! A namespace that is pinned belongs to its shard; every other object belongs to the shard of its slot. A slot that
+//! is missing belongs to nobody, which a table is allowed to say only while the slot moves from one shard to another.
+//! Maps from text to text, so that a rule in the API server can look an object up without a loop.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::slots::{COUNT, Slot};
+
+/// The ownership table of one operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "api", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Ownership {
+    /// Grows with every change of the table, and with nothing else. From 1; default 0, a table that was never
+    /// written.
+    #[serde(default)]
+    #[cfg_attr(feature = "api", schemars(with = "i64", range(min = 0)))]
+    pub epoch: u64,
+    /// The shard of each slot, "0" to "31". A slot that is missing belongs to nobody; absent or empty: all
+    /// do.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "api", schemars(schema_with = "schema::slots"))]
+    pub slots: BTreeMap<Slot, String>,
+    /// The shard of each namespace that is pinned; here the slot of its name does not count. Absent or empty:
+    /// none is.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
+    pub namespaces: BTreeMap<String, String>,
+    /// The shard of each of the operator's pods. Absent or empty: it has none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
+    pub pods: BTreeMap<String, String>,
+}
+
+// === impl Ownership ===
+
+impl Ownership {
+    /// The shard that owns the objects of `slot` in `namespace`; objects of cluster scope are in none.
+    pub fn owner(&self, slot: Slot, namespace: Option<&str>) -> Option<&str> {
+        namespace
+            .and_then(|namespace| self.namespaces.get(namespace))
+            .or_else(|| self.slots.get(&slot))
+            .map(String::as_str)
+    }
+
+    /// The shard of the pod called `pod`.
+    pub fn shard_of(&self, pod: &str) -> Option<&str> {
+        self.pods.get(pod).map(String::as_str)
+    }
+
+    /// Whether every object has an owner.
+    pub fn is_total(&self) -> bool {
+        self.slots.len() == usize::from(COUNT)
+    }
+
+    /// The same table as the successor of `before`: one epoch later where it says something else, and in the same
+    /// epoch where it does not.
+    #[must_use]
+    pub fn after(self, before: &Self) -> Self {
+        let same = Self { epoch: before.epoch, ..self };
+        if same == *before { same } else { Self { epoch: before.epoch.saturating_add(1), ..same } }
+    }
+}
+
+#[cfg(feature = "api")]
+mod schema {
+    use schemars::{Schema, SchemaGenerator, json_schema};
+
+    use crate::slots::COUNT;
+
+    /// By slot, the name of a shard.
+    pub(super) fn slots(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "object",
+            "maxProperties": COUNT,
+            "additionalProperties": { "type": "string", "maxLength": 253 },
+        })
+    }
+
+    /// By name, the name of a shard.
+    pub(super) fn names(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "object",
+            "maxProperties": 10000,
+            "additionalProperties": { "type": "string", "maxLength": 253 },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(number: i64) -> Slot {
+        Slot::try_from(number).unwrap()
+    }
+
+    fn table() -> Ownership {
+        Ownership {
+            epoch: 4,
+            slots: [(slot(7), "a".to_owned()), (slot(8), "b".to_owned())].into(),
+            namespaces: [("shop".to_owned(), "c".to_owned())].into(),
+            pods: [("op-0".to_owned(), "a".to_owned())].into(),
+        }
+    }
+
+    #[test]
+    fn a_pinned_namespace_counts_before_its_slot() {
+        let table = table();
+        assert_eq!(table.owner(slot(7), Some("pay")), Some("a"));
+        assert_eq!(table.owner(slot(7), Some("shop")), Some("c"));
+        assert_eq!(table.owner(slot(8), None), Some("b"));
+        assert_eq!(table.owner(slot(9), Some("pay")), None);
+        assert_eq!(table.shard_of("op-0"), Some("a"));
+        assert_eq!(table.shard_of("op-1"), None);
+        assert!(!table.is_total());
+    }
+
+    #[test]
+    fn the_epoch_grows_only_with_what_the_table_says() {
+        let same = Ownership { epoch: 0, ..table() };
+        assert_eq!(same.after(&table()), table());
+        let mut other = table();
+        other.pods.clear();
+        assert_eq!(other.after(&table()).epoch, 5);
+        assert_eq!(table().after(&Ownership::default()).epoch, 1);
+    }
+}

@@ -1,0 +1,79 @@
+//! Which policy follows from one ShardingConfig?
+
+use crate::api::{self, ShardingConfig};
+use crate::policy::{Limit, Lock, Mode, Policy};
+use crate::resource::ResourceMatch;
+use crate::selector::{RequirementError, Selector};
+
+/// A limit from which no policy follows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShareError {
+    /// Its selector is malformed.
+    #[error("spec.limits[{limit}].selector")]
+    Selector {
+        /// Which limit.
+        limit: usize,
+        /// What is wrong with it.
+        #[source]
+        source: RequirementError,
+    },
+    /// It has no selector.
+    #[error("spec.limits[{limit}].selector is missing")]
+    NoSelector {
+        /// Which limit.
+        limit: usize,
+    },
+}
+
+/// The policy, in epoch 0, of the pods of the shard `config` in `namespace`.
+///
+/// # Errors
+/// The first limit that is wrong.
+pub fn policy(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShareError> {
+    let lock = config.spec.controller.as_ref().map(|controller| Lock {
+        namespace: namespace.to_owned(),
+        name: controller.leader_election_name.clone(),
+        shard: config.metadata.name.clone().unwrap_or_default(),
+    });
+    let limits = config.spec.limits.iter().enumerate().map(|(at, limit)| compiled(at, limit));
+    Ok(Policy { epoch: 0, mode: Mode::Enforce, limits: limits.collect::<Result<_, _>>()?, lock })
+}
+
+fn compiled(at: usize, limit: &api::Limit) -> Result<Limit, ShareError> {
+    let objects = limit.objects().ok_or(ShareError::NoSelector { limit: at })?;
+    let selector =
+        Selector::try_from(objects).map_err(|source| ShareError::Selector { limit: at, source })?;
+    let relate_resources = limit.resources().iter().map(ResourceMatch::from).collect();
+    Ok(Limit { relate_resources, selector, changed_at: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(limits: &str) -> ShardingConfig {
+        let text = format!(
+            "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: one}}\n\
+             spec:\n  controller: {{leaderElectionName: op}}\n  limits: {limits}\n"
+        );
+        api::read_sharding_configs(&text).unwrap().remove(0)
+    }
+
+    #[test]
+    fn both_spellings_of_a_limit_give_the_same_policy() {
+        let ours = "[{relateResources: [{apiGroups: [''], resources: [pods]}], selector: {matchLabels: {team: a}}}]";
+        let nested = format!("[{{objectSelector: {}}}]", &ours[1..ours.len() - 1]);
+        let policy = policy(&config(ours), "ns").unwrap();
+        assert_eq!(policy, super::policy(&config(&nested), "ns").unwrap());
+        assert_eq!(policy.selector_for("", "pods").unwrap().to_string(), "team=a");
+        assert_eq!(policy.lock.unwrap().per_shard(), "op---one");
+    }
+
+    #[test]
+    fn a_limit_that_says_nothing_is_an_error_by_field() {
+        let missing = policy(&config("[{relateResources: []}]"), "ns").unwrap_err();
+        assert_eq!(missing, ShareError::NoSelector { limit: 0 });
+        let malformed = policy(&config("[{selector: {matchLabels: {'a b': c}}}]"), "ns");
+        assert!(malformed.unwrap_err().to_string().starts_with("spec.limits[0].selector"));
+    }
+}

@@ -1,0 +1,226 @@
+//! What do the manager and the proxies say to each other?
+//!
+//! Messages of gRPC (protobuf), kept by hand: a field keeps its number for ever, and one that has gone leaves its number
+//! unused. The version is in the service's name; what an older peer does not know it passes over. A policy travels as
+//! the JSON that it is everywhere else, and is refused by a proxy that does not understand all of it.
+
+use bytes::Bytes;
+use prost::Oneof;
+
+/// The call of a proxy that wants to be told policies: [`Report`]s go up, [`Update`]s come down.
+pub const FOLLOW: &str = "/ctrlmesh.v1.Mesh/Follow";
+
+/// The call of a proxy that wants a certificate: one [`SignRequest`], one [`Signed`].
+pub const SIGN: &str = "/ctrlmesh.v1.Mesh/Sign";
+
+/// The call of a replica that tells the leader what its proxies said: [`Receipts`] go up, one [`Relayed`] comes down.
+pub const RELAY: &str = "/ctrlmesh.v1.Mesh/Relay";
+
+/// Largest message that goes up, in bytes: a node's [`Hello`] knows 110 pods in some 100 bytes each.
+pub const MAX_REPORT_BYTES: usize = 64 * 1024;
+
+/// Largest message that comes down, in bytes: 250 pods of a node with 16 KiB of policy each.
+pub const MAX_UPDATE_BYTES: usize = 4 * 1024 * 1024;
+
+/// Longest reason for a refusal that is sent, in bytes.
+pub const MAX_REASON_BYTES: usize = 1024;
+
+/// One incarnation of a pod.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Message)]
+pub struct PodId {
+    /// Its namespace.
+    #[prost(string, tag = "1")]
+    pub namespace: String,
+    /// Its name.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Its UID; a proxy that does not know it leaves it empty.
+    #[prost(string, tag = "3")]
+    pub uid: String,
+}
+
+/// From a proxy.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Report {
+    /// What it says.
+    #[prost(oneof = "Said", tags = "1, 2")]
+    pub said: Option<Said>,
+}
+
+/// What a proxy says.
+#[derive(Clone, PartialEq, Eq, Oneof)]
+pub enum Said {
+    /// Whom it serves; comes first, and once.
+    #[prost(message, tag = "1")]
+    Hello(Hello),
+    /// What it did with a policy.
+    #[prost(message, tag = "2")]
+    Verdict(Verdict),
+}
+
+/// Whom a proxy serves: a node or a pod.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Hello {
+    /// The node whose pods it serves; empty where it serves one pod.
+    #[prost(string, tag = "1")]
+    pub node: String,
+    /// The pod that it serves.
+    #[prost(message, optional, tag = "2")]
+    pub pod: Option<PodId>,
+    /// The proxy's version, for people.
+    #[prost(string, tag = "3")]
+    pub version: String,
+    /// What it has already, and need not be told again.
+    #[prost(message, repeated, tag = "4")]
+    pub known: Vec<Known>,
+}
+
+/// A policy that a proxy has.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Known {
+    /// Whose it is.
+    #[prost(message, optional, tag = "1")]
+    pub pod: Option<PodId>,
+    /// Its [`digest`].
+    #[prost(fixed64, tag = "2")]
+    pub digest: u64,
+    /// Its epoch.
+    #[prost(uint64, tag = "3")]
+    pub epoch: u64,
+}
+
+/// What a proxy did with a policy.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Verdict {
+    /// Whose policy.
+    #[prost(message, optional, tag = "1")]
+    pub pod: Option<PodId>,
+    /// Its [`digest`].
+    #[prost(fixed64, tag = "2")]
+    pub digest: u64,
+    /// The epoch that is in force now: the policy's, or, where it was refused, that of the last good one.
+    #[prost(uint64, tag = "3")]
+    pub epoch: u64,
+    /// Why it was refused; empty where it is in force.
+    #[prost(string, tag = "4")]
+    pub refused: String,
+}
+
+/// To a proxy: what has changed since the last one. The first one says everything that the proxy does not know.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Update {
+    /// Policies, each to be answered with a [`Verdict`].
+    #[prost(message, repeated, tag = "1")]
+    pub policies: Vec<Entry>,
+    /// Pods of which the proxy is told nothing any more.
+    #[prost(message, repeated, tag = "2")]
+    pub gone: Vec<PodId>,
+}
+
+/// One pod's policy.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Entry {
+    /// Whose it is.
+    #[prost(message, optional, tag = "1")]
+    pub pod: Option<PodId>,
+    /// Its [`digest`].
+    #[prost(fixed64, tag = "2")]
+    pub digest: u64,
+    /// The policy, in JSON.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub policy: Bytes,
+}
+
+/// A request for a certificate.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct SignRequest {
+    /// A certificate signing request (PKCS #10) in DER: key and names count, whatever else it asks for does not.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub request: Bytes,
+}
+
+/// A certificate.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Signed {
+    /// The chain in DER, leaf first.
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub chain: Vec<Bytes>,
+}
+
+/// What the proxies of one replica said, to the leader.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Receipts {
+    /// What has changed since the last message.
+    #[prost(message, repeated, tag = "1")]
+    pub receipts: Vec<Receipt>,
+}
+
+/// What one pod's proxy said last.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Receipt {
+    /// Whose policy.
+    #[prost(message, optional, tag = "1")]
+    pub pod: Option<PodId>,
+    /// The epoch in force.
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    /// Why the newest policy was refused; empty where it is in force.
+    #[prost(string, tag = "3")]
+    pub refused: String,
+    /// Whether the proxy is connected.
+    #[prost(bool, tag = "4")]
+    pub connected: bool,
+    /// When it was last heard of, in milliseconds since 1970.
+    #[prost(uint64, tag = "5")]
+    pub last_contact: u64,
+}
+
+/// The answer to [`Receipts`], at the end.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Relayed {}
+
+/// Tells one text from another: FNV-1a of 64 bits. It finds what changed or broke, not what somebody forged.
+pub fn digest(text: &[u8]) -> u64 {
+    text.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_read_by_its_numbers() {
+        let report = Report {
+            said: Some(Said::Verdict(Verdict {
+                pod: Some(PodId { namespace: "n".into(), name: "p".into(), uid: "u".into() }),
+                digest: 1,
+                epoch: 3,
+                refused: String::new(),
+            })),
+        };
+        let bytes = report.encode_to_vec();
+        let expected = [
+            0x12, 22, 0x0a, 9, 0x0a, 1, b'n', 0x12, 1, b'p', 0x1a, 1, b'u', 0x11, 1, 0, 0, 0, 0, 0,
+            0, 0, 0x18, 3,
+        ];
+        assert_eq!(bytes, expected);
+        assert_eq!(Report::decode(&expected[..]).unwrap(), report);
+    }
+
+    #[test]
+    fn what_a_newer_peer_says_beside_is_passed_over() {
+        let newer = [0x78, 1, 0x0a, 1, b'n'];
+        let read = PodId::decode(&newer[..]).unwrap();
+        assert_eq!(read.namespace, "n");
+    }
+
+    #[test]
+    fn the_digest_is_fnv() {
+        assert_eq!(digest(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(digest(b"a"), 0xaf63_dc4c_8601_ec8c);
+    }
+}

@@ -1,0 +1,349 @@
+//! How do the parts become a process? The only file that knows all names.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::HeaderValue;
+use http::header::USER_AGENT;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use prometheus_client::registry::Registry;
+use rustls::crypto::aws_lc_rs;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::runtime::Builder;
+use tokio::signal::unix::{self, SignalKind};
+use tokio::time;
+use tokio_rustls::TlsAcceptor;
+use tracing::{info, warn};
+
+use crate::admin::Page;
+use crate::certs::roots::Roots;
+use crate::certs::serving::{self, ServingError};
+use crate::certs::vault::{Vault, VaultError, Wanted};
+use crate::config::RunArgs;
+use crate::context::Context;
+use crate::drain::Drain;
+use crate::identity::Reviewer;
+use crate::lease::{self, Candidate};
+use crate::listen::{Limits, Listen};
+use crate::metrics::{self, PREFIX, Refusals};
+use crate::push::{Accounts, Push, PushMetrics};
+use crate::readiness::Readiness;
+use crate::telemetry;
+use crate::tls::{self, Presented};
+use crate::webhook::{Route, Webhook, WebhookMetrics};
+
+/// How often it is tried to reach an API server that is not there yet.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Connections to the webhooks: some from each API server.
+const WEBHOOK_LIMITS: Limits = Limits { connections: 1024, unproven: 512, unproven_of_one: 128 };
+
+/// Proxies that have not proved themselves: they need milliseconds for that.
+const UNPROVEN: usize = 2048;
+
+/// The same, from one address.
+const UNPROVEN_OF_ONE: usize = 256;
+
+/// Why the manager cannot run.
+#[derive(Debug, Error)]
+pub enum AppError {
+    /// How the API server is reached is not known.
+    #[error("read how the API server is reached")]
+    Kubeconfig(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// There are no certificate authorities.
+    #[error("open the certificate authorities")]
+    Vault(#[from] VaultError),
+    /// There is no certificate.
+    #[error("prepare the manager's certificate")]
+    Serving(#[from] ServingError),
+    /// The TLS library does not do what is needed.
+    #[error("set up TLS")]
+    Library(#[from] rustls::Error),
+    /// An address cannot be listened at.
+    #[error("listen at {address}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The operating system gives no runtime or signal.
+    #[error("start the runtime")]
+    Runtime(#[source] io::Error),
+}
+
+/// What is counted.
+struct Counted {
+    registry: Arc<Registry>,
+    refusals: Refusals,
+    push: PushMetrics,
+    webhook: WebhookMetrics,
+    reviewer: Reviewer,
+    leader: prometheus_client::metrics::gauge::Gauge,
+}
+
+/// Where is listened.
+struct Listeners {
+    grpc: TcpListener,
+    webhook: TcpListener,
+}
+
+/// Runs `ctrlmesh-manager run` until SIGTERM or SIGINT; returns whether everything ended in time.
+///
+/// # Errors
+/// Where it cannot start.
+pub fn run(args: RunArgs) -> Result<bool, AppError> {
+    // Another thread may have installed it: it is the same one.
+    drop(aws_lc_rs::default_provider().install_default());
+    let runtime = Builder::new_multi_thread().enable_all().build().map_err(AppError::Runtime)?;
+    runtime.block_on(Box::pin(serve(args)))
+}
+
+async fn serve(args: RunArgs) -> Result<bool, AppError> {
+    let config = kube_config(&args).await?;
+    let cluster = config.root_cert.iter().flatten().map(|der| pem(der)).collect::<String>();
+    let unreachable = |error: kube::Error| AppError::Kubeconfig(Box::new(error));
+    let client = Client::try_from(config).map_err(unreachable)?;
+    let drain = Drain::default();
+    let readiness = Readiness::default();
+    let starting = readiness.block("certificates");
+    let counted = Counted::new(&client);
+    let probes = Page::Probes { readiness: readiness.clone(), drain: drain.clone() };
+    let probes = probes.run(listen("probes", args.listen_probes).await?);
+    let pages = Page::Metrics(counted.registry.clone());
+    let pages = pages.run(listen("metrics", args.listen_metrics).await?);
+    let work = async {
+        let stop = stop()?;
+        let mut stop = std::pin::pin!(stop);
+        let started = tokio::select! {
+            started = start(args.clone(), client, cluster, counted, readiness, drain.clone()) => started?,
+            () = &mut stop => return Ok(true),
+        };
+        drop(starting);
+        info!(namespace = started.args.namespace, "ready");
+        stop.await;
+        info!(deadline = ?args.drain_timeout, "draining");
+        let clean = drain.finish(args.drain_timeout).await;
+        info!(clean, "drained");
+        Ok(clean)
+    };
+    tokio::select! {
+        done = work => done,
+        // They are served for as long as the process lives.
+        () = probes => Ok(true),
+        () = pages => Ok(true),
+    }
+}
+
+/// Starts all parts.
+async fn start(
+    args: RunArgs,
+    client: Client,
+    cluster: String,
+    counted: Counted,
+    readiness: Readiness,
+    drain: Drain,
+) -> Result<Context, AppError> {
+    let listeners = Listeners {
+        grpc: listen("proxies", args.listen_grpc).await?,
+        webhook: listen("webhooks", args.listen_webhook).await?,
+    };
+    let vault = Arc::new(open(&client, &args).await?);
+    let presented = serving::first(&vault, &args.names())?;
+    let grpc = args.grpc_address.map_or_else(|| listeners.grpc.local_addr(), Ok);
+    let candidate = Candidate {
+        lease: args.service.clone(),
+        identity: identity(&args),
+        address: grpc.map_err(AppError::Runtime)?.to_string(),
+        leader: counted.leader.clone(),
+    };
+    let leadership = lease::campaign(client.clone(), &args.namespace, candidate, &drain);
+    let context = Context {
+        board: Arc::default(),
+        roots: Arc::new(Roots::new(client.clone(), vault.clone(), cluster)),
+        args: Arc::new(args),
+        client,
+        leadership,
+        vault,
+        readiness,
+        drain,
+    };
+    keep_certificates(&context, &presented);
+    serve_proxies(
+        &context,
+        &presented,
+        listeners.grpc,
+        &counted.refusals,
+        counted.push,
+        counted.reviewer,
+    )?;
+    serve_webhooks(
+        &context,
+        &presented,
+        listeners.webhook,
+        counted.refusals,
+        counted.webhook,
+        Vec::new(),
+    )?;
+    Ok(context)
+}
+
+fn keep_certificates(context: &Context, presented: &Arc<Presented>) {
+    let drain = &context.drain;
+    let (vault, leadership) = (context.vault.clone(), context.leadership.clone());
+    drain.spawn_until_started(vault.follow(leadership.clone()));
+    let (vault, names) = (context.vault.clone(), context.args.names());
+    drain.spawn_until_started(serving::follow(vault, names, presented.clone()));
+    let (board, own) = (context.board.clone(), context.args.namespace.clone());
+    drain.spawn_until_started(context.roots.clone().follow(leadership, move || {
+        let mut namespaces = board.namespaces();
+        // Node proxies are there.
+        namespaces.insert(own.clone());
+        namespaces
+    }));
+}
+
+fn serve_proxies(
+    context: &Context,
+    presented: &Arc<Presented>,
+    listener: TcpListener,
+    refusals: &Refusals,
+    metrics: PushMetrics,
+    reviewer: Reviewer,
+) -> Result<(), AppError> {
+    let args = &context.args;
+    let push = Arc::new(Push {
+        board: context.board.clone(),
+        reviewer,
+        vault: context.vault.clone(),
+        accounts: Accounts { node: args.node_account.clone(), manager: args.account.clone() },
+        leadership: context.leadership.clone(),
+        refusals: refusals.clone(),
+        metrics,
+        drain: context.drain.clone(),
+        sessions: Mutex::default(),
+    });
+    let limits = Limits {
+        connections: args.max_proxies,
+        unproven: UNPROVEN,
+        unproven_of_one: UNPROVEN_OF_ONE,
+    };
+    let tls = acceptor(presented, &[tls::ALPN_HTTP2])?;
+    let serve = move |stream, admission| push.clone().serve(stream, admission);
+    let listen = Listen::new(limits, refusals.clone());
+    context.drain.spawn(listen.run(listener, tls, context.drain.clone(), serve));
+    Ok(())
+}
+
+fn serve_webhooks(
+    context: &Context,
+    presented: &Arc<Presented>,
+    listener: TcpListener,
+    refusals: Refusals,
+    metrics: WebhookMetrics,
+    routes: Vec<Route>,
+) -> Result<(), AppError> {
+    let routes: BTreeMap<_, _> = routes.into_iter().map(|route| (route.path, route)).collect();
+    let webhook = Arc::new(Webhook { routes, metrics, drain: context.drain.clone() });
+    let tls = acceptor(presented, &[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?;
+    let serve = move |stream, admission| webhook.clone().serve(stream, admission);
+    let listen = Listen::new(WEBHOOK_LIMITS, refusals);
+    context.drain.spawn(listen.run(listener, tls, context.drain.clone(), serve));
+    Ok(())
+}
+
+fn acceptor(presented: &Arc<Presented>, protocols: &[&[u8]]) -> Result<TlsAcceptor, AppError> {
+    Ok(TlsAcceptor::from(Arc::new(tls::server(presented.clone(), protocols)?)))
+}
+
+/// Opens the vault, as soon as the API server is there.
+async fn open(client: &Client, args: &RunArgs) -> Result<Vault, VaultError> {
+    loop {
+        let wanted = Wanted {
+            api_server: args.api_server_name.clone(),
+            manager: args.names(),
+            validity: args.ca_validity,
+        };
+        match Box::pin(Vault::open(client.clone(), &args.namespace, wanted)).await {
+            Err(error @ (VaultError::Secret(_) | VaultError::Names(_))) => {
+                warn!(error = telemetry::chain(&error), "waiting for the API server");
+                time::sleep(RETRY).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+async fn kube_config(args: &RunArgs) -> Result<Config, AppError> {
+    let failed = |error: Box<dyn std::error::Error + Send + Sync>| AppError::Kubeconfig(error);
+    let mut config = match &args.kubeconfig {
+        Some(file) => {
+            let kubeconfig = Kubeconfig::read_from(file).map_err(|error| failed(error.into()))?;
+            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+                .await
+                .map_err(|error| failed(error.into()))?
+        }
+        None => Config::infer().await.map_err(|error| failed(error.into()))?,
+    };
+    let agent = concat!("ctrlmesh-manager/", env!("CARGO_PKG_VERSION"));
+    config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));
+    Ok(config)
+}
+
+/// The host's name, which is the pod's, and something that no replica before it had.
+fn identity(args: &RunArgs) -> String {
+    use std::hash::{BuildHasher as _, RandomState};
+
+    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = args.identity.clone().unwrap_or_else(host);
+    format!("{}_{:016x}", name.trim(), RandomState::new().hash_one(std::process::id()))
+}
+
+/// A certificate in PEM.
+fn pem(der: &[u8]) -> String {
+    pem::encode(&pem::Pem::new("CERTIFICATE", der))
+}
+
+async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
+    let failed = |source| AppError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    info!(purpose, address = %bound, "listening");
+    Ok(listener)
+}
+
+/// Completes when the process is asked to stop.
+fn stop() -> Result<impl Future<Output = ()>, AppError> {
+    let mut terminate = unix::signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
+    let mut interrupt = unix::signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+// === impl Counted ===
+
+impl Counted {
+    fn new(client: &Client) -> Self {
+        let mut registry = Registry::with_prefix(PREFIX);
+        let to = &mut registry;
+        let counted = Self {
+            refusals: Refusals::register(to),
+            push: PushMetrics::register(to),
+            webhook: WebhookMetrics::register(to),
+            reviewer: Reviewer::new(client.clone(), to),
+            leader: metrics::gauge(to, "leader", "1 where this replica writes"),
+            registry: Arc::default(),
+        };
+        Self { registry: Arc::new(registry), ..counted }
+    }
+}

@@ -1,0 +1,292 @@
+//! What is each pod to be told, and what did its proxy make of it?
+//!
+//! Only the newest is kept: who reads late reads what holds now, and nobody waits for a slow reader. A reader follows
+//! one node or one pod, and is woken by changes of that only.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::wire;
+use tokio::sync::watch;
+
+use crate::pod::PodName;
+
+/// What one pod is to be told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Notice {
+    /// The pod.
+    pub pod: PodName,
+    /// Its UID: another incarnation is told nothing.
+    pub uid: String,
+    /// The node that it is bound to, once it is.
+    pub node: Option<String>,
+    /// The policy.
+    pub policy: Policy,
+}
+
+/// A notice as it is sent.
+#[derive(Debug, PartialEq)]
+pub struct Posted {
+    /// The pod.
+    pub pod: PodName,
+    /// Its UID.
+    pub uid: String,
+    /// The node that it is bound to.
+    pub node: Option<String>,
+    /// The policy's epoch.
+    pub epoch: u64,
+    /// The policy's digest.
+    pub digest: u64,
+    /// The policy, in JSON.
+    pub policy: Bytes,
+}
+
+/// Whom somebody follows.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Subject {
+    /// All pods of a node.
+    Node(String),
+    /// One incarnation of a pod.
+    Pod(PodName, String),
+}
+
+/// What a pod's proxy said last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Receipt {
+    /// The pod's UID.
+    pub uid: String,
+    /// The pod's node, where it is known.
+    pub node: Option<String>,
+    /// The epoch that is in force at the proxy.
+    pub epoch: u64,
+    /// Why the newest policy was refused, where it was.
+    pub refused: Option<String>,
+    /// Whether the proxy is connected.
+    pub connected: bool,
+    /// When it was last heard of.
+    pub last_contact: SystemTime,
+}
+
+/// What all pods are to be told.
+#[derive(Debug)]
+pub struct Board {
+    posted: RwLock<Posts>,
+    readers: Mutex<HashMap<Subject, watch::Sender<()>>>,
+    /// Whether anything was ever published: before that nothing is known of any pod.
+    begun: watch::Sender<bool>,
+    receipts: Mutex<BTreeMap<PodName, Receipt>>,
+    receipts_changed: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Posts {
+    by_pod: BTreeMap<PodName, Arc<Posted>>,
+    by_node: HashMap<String, BTreeSet<PodName>>,
+}
+
+/// Follows one subject until it is dropped.
+#[derive(Debug)]
+pub struct Reader {
+    board: Arc<Board>,
+    subject: Subject,
+    changes: watch::Receiver<()>,
+}
+
+// === impl Board ===
+
+impl Default for Board {
+    fn default() -> Self {
+        Self {
+            posted: RwLock::default(),
+            readers: Mutex::default(),
+            begun: watch::Sender::new(false),
+            receipts: Mutex::default(),
+            receipts_changed: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Board {
+    /// Says what all pods are to be told from now on; whoever is not among `notices` is told nothing.
+    pub fn publish(&self, notices: impl IntoIterator<Item = Notice>) {
+        let next: BTreeMap<PodName, Arc<Posted>> = notices
+            .into_iter()
+            .map(|notice| (notice.pod.clone(), Arc::new(Posted::from(notice))))
+            .collect();
+        let changed = self.post(next);
+        {
+            let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+            for subject in &changed {
+                if let Some(sender) = readers.get_mut(subject) {
+                    sender.send_replace(());
+                }
+            }
+        }
+        self.forget_receipts();
+        self.begun.send_replace(true);
+    }
+
+    /// Takes what is to be told; returns whom it is news to.
+    fn post(&self, mut next: BTreeMap<PodName, Arc<Posted>>) -> BTreeSet<Subject> {
+        let mut posted = self.posted.write().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = BTreeSet::new();
+        for (pod, old) in &posted.by_pod {
+            match next.get_mut(pod) {
+                // What is the same stays the same allocation.
+                Some(new) if *new == *old => *new = old.clone(),
+                _ => changed.extend(old.subjects()),
+            }
+        }
+        for (pod, new) in &next {
+            if !posted.by_pod.get(pod).is_some_and(|old| Arc::ptr_eq(old, new)) {
+                changed.extend(new.subjects());
+            }
+        }
+        let mut by_node: HashMap<String, BTreeSet<PodName>> = HashMap::new();
+        for new in next.values() {
+            if let Some(node) = &new.node {
+                by_node.entry(node.clone()).or_default().insert(new.pod.clone());
+            }
+        }
+        *posted = Posts { by_pod: next, by_node };
+        changed
+    }
+
+    /// Waits until it was published for the first time.
+    pub async fn begun(&self) {
+        // The sender is ours, so it is there.
+        drop(self.begun.subscribe().wait_for(|begun| *begun).await);
+    }
+
+    /// The namespaces of all pods that are told something.
+    pub fn namespaces(&self) -> BTreeSet<String> {
+        let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
+        posted.by_pod.keys().map(|pod| pod.namespace.clone()).collect()
+    }
+
+    /// Follows `subject`.
+    pub fn follow(self: &Arc<Self>, subject: Subject) -> Reader {
+        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = readers.entry(subject.clone()).or_insert_with(|| watch::Sender::new(()));
+        let changes = sender.subscribe();
+        drop(readers);
+        Reader { board: self.clone(), subject, changes }
+    }
+
+    /// What the proxy of each pod said last.
+    pub fn receipts(&self) -> BTreeMap<PodName, Receipt> {
+        self.receipts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes whenever a receipt does; how often that is, the reader decides.
+    pub fn receipts_changed(&self) -> watch::Receiver<u64> {
+        self.receipts_changed.subscribe()
+    }
+
+    /// Takes what a pod's proxy said. Of another incarnation's nothing is kept, nor what is older.
+    pub fn receive(&self, pod: &PodName, receipt: Receipt) {
+        let current = self.uid(pod);
+        if current.is_none_or(|uid| uid != receipt.uid) {
+            return;
+        }
+        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        let newer =
+            |known: &Receipt| known.uid == receipt.uid && known.last_contact > receipt.last_contact;
+        if receipts.get(pod).is_some_and(newer) {
+            return;
+        }
+        receipts.insert(pod.clone(), receipt);
+        drop(receipts);
+        self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    fn uid(&self, pod: &PodName) -> Option<String> {
+        let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
+        posted.by_pod.get(pod).map(|posted| posted.uid.clone())
+    }
+
+    /// Of pods that are gone nothing is kept.
+    fn forget_receipts(&self) {
+        let uids: HashMap<PodName, String> = {
+            let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
+            posted.by_pod.values().map(|one| (one.pod.clone(), one.uid.clone())).collect()
+        };
+        self.receipts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|pod, receipt| uids.get(pod) == Some(&receipt.uid));
+    }
+}
+
+// === impl Posts ===
+
+impl Posts {
+    fn of(&self, subject: &Subject) -> Vec<Arc<Posted>> {
+        match subject {
+            Subject::Node(node) => {
+                let pods = self.by_node.get(node).into_iter().flatten();
+                pods.filter_map(|pod| self.by_pod.get(pod).cloned()).collect()
+            }
+            Subject::Pod(pod, uid) => {
+                let one = self.by_pod.get(pod).filter(|posted| posted.uid == *uid);
+                one.cloned().into_iter().collect()
+            }
+        }
+    }
+}
+
+// === impl Reader ===
+
+impl Reader {
+    /// What its pods are to be told now.
+    pub fn read(&mut self) -> Vec<Arc<Posted>> {
+        self.changes.mark_unchanged();
+        self.board.posted.read().unwrap_or_else(PoisonError::into_inner).of(&self.subject)
+    }
+
+    /// Waits until something of it has changed since it was read.
+    pub async fn changed(&mut self) {
+        if self.changes.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut readers = self.board.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        if readers.get(&self.subject).is_some_and(|sender| sender.receiver_count() <= 1) {
+            readers.remove(&self.subject);
+        }
+    }
+}
+
+// === impl Posted ===
+
+impl Posted {
+    fn subjects(&self) -> impl Iterator<Item = Subject> {
+        let node = self.node.clone().map(Subject::Node);
+        [Subject::Pod(self.pod.clone(), self.uid.clone())].into_iter().chain(node)
+    }
+}
+
+impl From<Notice> for Posted {
+    fn from(notice: Notice) -> Self {
+        // A policy's keys are texts and its values numbers, texts and lists of them: it can be written.
+        let policy = serde_json::to_vec(&notice.policy).unwrap_or_default();
+        Self {
+            pod: notice.pod,
+            uid: notice.uid,
+            node: notice.node,
+            epoch: notice.policy.epoch,
+            digest: wire::digest(&policy),
+            policy: policy.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+use std::time::Duration;
+
+use super::*;
+
+fn name(pod: &str) -> PodName {
+    PodName { namespace: "ns".to_owned(), name: pod.to_owned() }
+}
+
+fn notice(pod: &str, node: &str, epoch: u64) -> Notice {
+    Notice {
+        pod: name(pod),
+        uid: format!("uid-of-{pod}"),
+        node: Some(node.to_owned()),
+        policy: Policy { epoch, ..Policy::default() },
+    }
+}
+
+fn node(node: &str) -> Subject {
+    Subject::Node(node.to_owned())
+}
+
+fn receipt(pod: &str, epoch: u64) -> Receipt {
+    Receipt {
+        uid: format!("uid-of-{pod}"),
+        node: None,
+        epoch,
+        refused: None,
+        connected: true,
+        last_contact: SystemTime::UNIX_EPOCH + Duration::from_secs(epoch),
+    }
+}
+
+fn read(reader: &mut Reader) -> Vec<(String, u64)> {
+    reader.read().iter().map(|posted| (posted.pod.name.clone(), posted.epoch)).collect()
+}
+
+fn told(told: &[(&str, u64)]) -> Vec<(String, u64)> {
+    told.iter().map(|(pod, epoch)| ((*pod).to_owned(), *epoch)).collect()
+}
+
+/// Whether it is woken.
+fn woken(reader: &Reader) -> bool {
+    reader.changes.has_changed().unwrap()
+}
+
+#[test]
+fn a_reader_sees_its_own_node_only_and_only_the_newest() {
+    let board = Arc::new(Board::default());
+    let (mut one, mut two) = (board.follow(node("one")), board.follow(node("two")));
+    board.publish([notice("a", "one", 1), notice("b", "one", 1), notice("c", "two", 1)]);
+    board.publish([notice("a", "one", 2), notice("b", "one", 1), notice("c", "two", 1)]);
+    assert_eq!(read(&mut one), told(&[("a", 2), ("b", 1)]));
+    assert_eq!(read(&mut two), told(&[("c", 1)]));
+    board.publish([notice("a", "one", 2), notice("b", "one", 3), notice("c", "two", 1)]);
+    assert!(woken(&one) && !woken(&two), "what is not its own does not wake it");
+    board.publish([notice("a", "one", 2), notice("b", "two", 3), notice("c", "two", 1)]);
+    assert!(woken(&two));
+    assert_eq!(read(&mut one), told(&[("a", 2)]));
+    assert_eq!(read(&mut two), told(&[("b", 3), ("c", 1)]));
+}
+
+#[test]
+fn another_incarnation_is_told_nothing() {
+    let board = Arc::new(Board::default());
+    let subject = |uid: &str| Subject::Pod(name("a"), uid.to_owned());
+    let (mut old, mut new) = (board.follow(subject("old")), board.follow(subject("uid-of-a")));
+    board.publish([notice("a", "one", 1)]);
+    assert!(read(&mut old).is_empty());
+    assert_eq!(read(&mut new), told(&[("a", 1)]));
+    board.publish([]);
+    assert!(woken(&new));
+    assert!(read(&mut new).is_empty());
+}
+
+#[test]
+fn the_same_again_wakes_nobody() {
+    let board = Arc::new(Board::default());
+    let mut reader = board.follow(node("one"));
+    board.publish([notice("a", "one", 1)]);
+    let first = reader.read();
+    board.publish([notice("a", "one", 1)]);
+    assert!(!woken(&reader));
+    assert!(Arc::ptr_eq(&first[0], &reader.read()[0]));
+}
+
+#[test]
+fn who_does_not_read_any_more_is_forgotten() {
+    let board = Arc::new(Board::default());
+    let (one, other) = (board.follow(node("one")), board.follow(node("one")));
+    drop(one);
+    board.publish([notice("a", "one", 1)]);
+    assert!(woken(&other));
+    drop(other);
+    assert!(board.readers.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_receipt_is_kept_for_the_pod_that_is_there_and_never_replaced_by_an_older_one() {
+    let board = Arc::new(Board::default());
+    board.publish([notice("a", "one", 1)]);
+    let changes = board.receipts_changed();
+    board.receive(&name("a"), receipt("a", 2));
+    assert!(changes.has_changed().unwrap());
+    board.receive(&name("a"), receipt("a", 1));
+    board.receive(&name("a"), Receipt { uid: "old".to_owned(), ..receipt("a", 9) });
+    board.receive(&name("b"), receipt("b", 1));
+    assert_eq!(board.receipts(), BTreeMap::from([(name("a"), receipt("a", 2))]));
+    board.publish([]);
+    assert!(board.receipts().is_empty());
+}

@@ -1,0 +1,11 @@
+//! Who vouches for the manager and for its proxies, and how does everybody come to believe it?
+//!
+//! Two authorities. The mesh's vouches for proxies to operators, and may speak for the API server's names only; the
+//! manager's vouches for the manager, and may speak for that only. Neither can stand in for the other.
+
+pub mod authority;
+pub mod line;
+pub mod roots;
+pub mod servers;
+pub mod serving;
+pub mod vault;

@@ -1,0 +1,232 @@
+//! How does everybody come to believe the authorities?
+//!
+//! Pods through a ConfigMap in their namespace, which is there before they are; the API server through the `caBundle`
+//! of the webhook configurations. Both are put right for ever by the leader.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ctrlmesh_common::names::root_ca;
+use ctrlmesh_common::wire;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::time::{self, MissedTickBehavior};
+use tracing::{info, warn};
+
+use crate::certs::vault::Vault;
+use crate::lease::Leadership;
+use crate::telemetry;
+
+/// Who writes.
+const MANAGER: &str = "ctrlmesh-manager";
+
+/// The label of the webhook configurations that are ours.
+const PART_OF: &str = "app.kubernetes.io/part-of=ctrlmesh";
+
+/// How often everything is looked at.
+const PERIOD: Duration = Duration::from_secs(30);
+
+/// What believes in us could not be told.
+#[derive(Debug, thiserror::Error)]
+pub enum RootsError {
+    /// A `ConfigMap` could not be written.
+    #[error("write the ConfigMap `{}` in namespace {namespace:?}", root_ca::MESH)]
+    Write {
+        /// Where.
+        namespace: String,
+        /// Why.
+        #[source]
+        source: kube::Error,
+    },
+    /// The `ConfigMaps` could not be listed.
+    #[error("list the ConfigMaps `{}`", root_ca::MESH)]
+    List(#[source] kube::Error),
+    /// The webhook configurations could not be read or written.
+    #[error("keep the webhook configurations")]
+    Webhooks(#[source] kube::Error),
+}
+
+/// Tells everybody whom to believe.
+pub struct Roots {
+    client: Client,
+    vault: Arc<Vault>,
+    /// The cluster's own certificate authority, PEM.
+    cluster: String,
+    /// By namespace, the digest of what was written there.
+    written: Mutex<HashMap<String, u64>>,
+}
+
+// === impl Roots ===
+
+impl Roots {
+    /// `cluster` is the API server's own authority, in PEM.
+    pub fn new(client: Client, vault: Arc<Vault>, cluster: String) -> Self {
+        Self { client, vault, cluster, written: Mutex::default() }
+    }
+
+    /// Sees to it that the ConfigMap is in `namespace`: to be awaited before a pod is admitted there.
+    ///
+    /// # Errors
+    /// Where it cannot be written; the pod could not start without it.
+    pub async fn in_namespace(&self, namespace: &str) -> Result<(), RootsError> {
+        let data = self.data();
+        let digest = digest(&data);
+        let known =
+            self.written.lock().unwrap_or_else(PoisonError::into_inner).get(namespace).copied();
+        if known == Some(digest) {
+            return Ok(());
+        }
+        self.write(namespace, &data).await
+    }
+
+    /// Puts everything right for ever, where this replica leads. `namespaces` says which have enrolled pods.
+    pub async fn follow(
+        self: Arc<Self>,
+        leadership: Leadership,
+        namespaces: impl Fn() -> BTreeSet<String> + Send,
+    ) {
+        let mut changes = self.vault.changes();
+        let mut ticks = time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut election = leadership.clone();
+        loop {
+            election.held().await;
+            for result in [
+                self.repair(namespaces(), &leadership).await,
+                self.webhooks(&leadership).await.map_err(RootsError::Webhooks),
+            ] {
+                if let Err(error) = result {
+                    warn!(
+                        error = telemetry::chain(&error),
+                        "certificate authorities not published"
+                    );
+                }
+            }
+            tokio::select! {
+                _ = ticks.tick() => {}
+                gone = changes.changed() => if gone.is_err() { return },
+            }
+        }
+    }
+
+    /// Writes the ConfigMap wherever it is missing, or says something else.
+    async fn repair(
+        &self,
+        mut missing: BTreeSet<String>,
+        leadership: &Leadership,
+    ) -> Result<(), RootsError> {
+        let maps: Api<ConfigMap> = Api::all(self.client.clone());
+        let ours = ListParams::default().fields(&format!("metadata.name={}", root_ca::MESH));
+        let data = self.data();
+        let mut wrong = Vec::new();
+        for map in maps.list(&ours).await.map_err(RootsError::List)? {
+            let namespace = map.metadata.namespace.unwrap_or_default();
+            missing.remove(&namespace);
+            if map.data.as_ref() != Some(&data) {
+                wrong.push(namespace);
+            }
+        }
+        for namespace in missing.into_iter().chain(wrong) {
+            if !leadership.is_held() {
+                break;
+            }
+            // One namespace, such as one that is being removed, does not stand in another's way.
+            if let Err(error) = self.write(&namespace, &data).await {
+                warn!(error = telemetry::chain(&error), "certificate authorities not published");
+            }
+        }
+        Ok(())
+    }
+
+    async fn write(
+        &self,
+        namespace: &str,
+        data: &BTreeMap<String, String>,
+    ) -> Result<(), RootsError> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        let map = json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": root_ca::MESH},
+            "data": data,
+        });
+        let params = PatchParams::apply(MANAGER).force();
+        let written = maps.patch(root_ca::MESH, &params, &Patch::Apply(&map)).await;
+        written.map_err(|source| RootsError::Write { namespace: namespace.to_owned(), source })?;
+        info!(namespace, "certificate authorities published");
+        let digest = digest(data);
+        self.written
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(namespace.to_owned(), digest);
+        Ok(())
+    }
+
+    fn data(&self) -> BTreeMap<String, String> {
+        let authorities = self.vault.current();
+        let mesh = authorities.mesh.bundle();
+        let both = format!("{mesh}{}", self.cluster);
+        BTreeMap::from([
+            (root_ca::KEY.to_owned(), mesh),
+            (root_ca::FAIL_OPEN_KEY.to_owned(), both),
+            (root_ca::MANAGER_KEY.to_owned(), authorities.manager.bundle()),
+        ])
+    }
+
+    /// Tells the API server whom to believe when it calls our webhooks.
+    async fn webhooks(&self, leadership: &Leadership) -> Result<(), kube::Error> {
+        let bundle = ByteString(self.vault.current().manager.bundle().into_bytes());
+        let ours = ListParams::default().labels(PART_OF);
+        let validating: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        for mut one in validating.list(&ours).await? {
+            let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
+            let name = one.metadata.name.clone().unwrap_or_default();
+            if set(clients, &bundle) && leadership.is_held() {
+                told(&name, validating.replace(&name, &PostParams::default(), &one).await)?;
+            }
+        }
+        let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        for mut one in mutating.list(&ours).await? {
+            let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
+            let name = one.metadata.name.clone().unwrap_or_default();
+            if set(clients, &bundle) && leadership.is_held() {
+                told(&name, mutating.replace(&name, &PostParams::default(), &one).await)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether any of them had to be changed.
+fn set<'a>(
+    clients: impl Iterator<Item = &'a mut WebhookClientConfig>,
+    bundle: &ByteString,
+) -> bool {
+    let mut changed = false;
+    for client in clients.filter(|client| client.ca_bundle.as_ref() != Some(bundle)) {
+        client.ca_bundle = Some(bundle.clone());
+        changed = true;
+    }
+    changed
+}
+
+/// Somebody else's change in between is none of our business: the next look sees it.
+fn told<T>(name: &str, written: Result<T, kube::Error>) -> Result<(), kube::Error> {
+    match written {
+        Ok(_) => info!(configuration = name, "webhook configuration believes the manager"),
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+fn digest(data: &BTreeMap<String, String>) -> u64 {
+    wire::digest(json!(data).to_string().as_bytes())
+}

@@ -1,0 +1,245 @@
+//! Where are the authorities kept?
+//!
+//! In one Secret of the manager's namespace, which all replicas read. The first replica makes it, and of several firsts
+//! the API server lets one win. What changes later is written by the leader, on the version that it read.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use ctrlmesh_common::names;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{self, MissedTickBehavior};
+use tracing::{info, warn};
+
+use crate::certs::authority::{AuthorityError, Names};
+use crate::certs::line::{Data, Kind, Line, LineError};
+use crate::certs::servers;
+use crate::lease::Leadership;
+use crate::telemetry;
+
+/// How often the Secret is read: a change in it is told long before it matters.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// The authorities.
+#[derive(Clone, Debug)]
+pub struct Authorities {
+    /// Speaks for the API server.
+    pub mesh: Line,
+    /// Speaks for the manager.
+    pub manager: Line,
+}
+
+/// What the authorities are to be like.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// By what else than the usual names operators know the API server.
+    pub api_server: Vec<String>,
+    /// The manager's own names.
+    pub manager: Names,
+    /// How long an authority lives.
+    pub validity: Duration,
+}
+
+/// The authorities, as the Secret has them.
+pub struct Vault {
+    client: Client,
+    secrets: Api<Secret>,
+    wanted: Wanted,
+    /// What the API server was last known to be called.
+    names: RwLock<Names>,
+    current: watch::Sender<Arc<Authorities>>,
+}
+
+/// Why there are no authorities.
+#[derive(Debug, thiserror::Error)]
+pub enum VaultError {
+    /// The API server does not give or take the Secret.
+    #[error("read or write the Secret `{}`", names::CA_SECRET)]
+    Secret(#[source] kube::Error),
+    /// The Secret holds something else. It is not overwritten: whoever wrote it may miss it.
+    #[error("read the Secret `{}`; remove it to have it made anew", names::CA_SECRET)]
+    Content(#[from] LineError),
+    /// They cannot be made.
+    #[error("make a certificate authority")]
+    Make(#[from] AuthorityError),
+    /// What the API server is called is not known.
+    #[error("read what the API server is called")]
+    Names(#[source] kube::Error),
+}
+
+// === impl Authorities ===
+
+impl Authorities {
+    fn read(secret: &Secret) -> Result<Self, LineError> {
+        let empty = Data::new();
+        let data = secret.data.as_ref().unwrap_or(&empty);
+        Ok(Self { mesh: Line::read(Kind::Mesh, data)?, manager: Line::read(Kind::Manager, data)? })
+    }
+
+    fn write(&self, data: &mut Data) {
+        self.mesh.write(Kind::Mesh, data);
+        self.manager.write(Kind::Manager, data);
+    }
+
+    fn bundles(&self) -> [String; 2] {
+        [self.mesh.bundle(), self.manager.bundle()]
+    }
+}
+
+// === impl Vault ===
+
+impl Vault {
+    /// Reads the authorities, and makes them where there are none.
+    ///
+    /// # Errors
+    /// Where they can be neither read nor made.
+    pub async fn open(client: Client, namespace: &str, wanted: Wanted) -> Result<Self, VaultError> {
+        let secrets = Api::namespaced(client.clone(), namespace);
+        let names = servers::names(&client, &wanted.api_server).await.map_err(VaultError::Names)?;
+        let authorities = match secrets.get_opt(names::CA_SECRET).await {
+            Ok(Some(secret)) => Authorities::read(&secret)?,
+            Ok(None) => Box::pin(make(&secrets, &names, &wanted)).await?,
+            Err(error) => return Err(VaultError::Secret(error)),
+        };
+        let current = watch::Sender::new(Arc::new(authorities));
+        Ok(Self { client, secrets, wanted, names: RwLock::new(names), current })
+    }
+
+    /// The authorities.
+    pub fn current(&self) -> Arc<Authorities> {
+        self.current.borrow().clone()
+    }
+
+    /// The authorities, and a way to learn of a change.
+    pub fn changes(&self) -> watch::Receiver<Arc<Authorities>> {
+        self.current.subscribe()
+    }
+
+    /// Follows the Secret for ever; the leader also does what is due.
+    pub async fn follow(self: Arc<Self>, leadership: Leadership) {
+        let mut ticks = time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            if let Err(error) = Box::pin(self.look(&leadership)).await {
+                warn!(error = telemetry::chain(&error), "certificate authorities kept as they are");
+            }
+        }
+    }
+
+    async fn look(&self, leadership: &Leadership) -> Result<(), VaultError> {
+        match servers::names(&self.client, &self.wanted.api_server).await {
+            Ok(names) => *self.names.write().unwrap_or_else(PoisonError::into_inner) = names,
+            Err(error) => {
+                warn!(error = telemetry::chain(&error), "names of the API server kept as they are");
+            }
+        }
+        let Some(secret) =
+            self.secrets.get_opt(names::CA_SECRET).await.map_err(VaultError::Secret)?
+        else {
+            return self.restore(leadership).await;
+        };
+        let authorities = Authorities::read(&secret)?;
+        self.take(authorities.clone());
+        let now = SystemTime::now();
+        match self.tended(authorities, now)? {
+            Some(changed) if leadership.is_held() => self.replace(secret, changed).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// What the authorities are to become; nothing where they may stay.
+    fn tended(
+        &self,
+        mut authorities: Authorities,
+        now: SystemTime,
+    ) -> Result<Option<Authorities>, AuthorityError> {
+        let mesh = self.names.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut changed = false;
+        for (kind, line, names) in [
+            (Kind::Mesh, &mut authorities.mesh, &mesh),
+            (Kind::Manager, &mut authorities.manager, &self.wanted.manager),
+        ] {
+            if let Some(due) = line.due(names, now) {
+                *line = line.clone().step(due, kind, names, self.wanted.validity, now)?;
+                info!(authority = kind.called(), step = ?due, "certificate authority changed");
+                changed = true;
+            }
+        }
+        Ok(changed.then_some(authorities))
+    }
+
+    /// Writes on the version that was read: where somebody was faster, the next look sees what they wrote.
+    async fn replace(&self, mut secret: Secret, changed: Authorities) -> Result<(), VaultError> {
+        changed.write(secret.data.get_or_insert_default());
+        secret.metadata.managed_fields = None;
+        let written = self.secrets.replace(names::CA_SECRET, &PostParams::default(), &secret).await;
+        match written {
+            Ok(_) => self.take(changed),
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => return Err(VaultError::Secret(error)),
+        }
+        Ok(())
+    }
+
+    /// Somebody removed the Secret: what everybody believes is written again.
+    async fn restore(&self, leadership: &Leadership) -> Result<(), VaultError> {
+        if leadership.is_held() {
+            warn!(secret = names::CA_SECRET, "the certificate authorities were removed; restored");
+            let secret = secret_of(&self.current());
+            create(&self.secrets, &secret).await?;
+        }
+        Ok(())
+    }
+
+    fn take(&self, authorities: Authorities) {
+        self.current.send_if_modified(|current| {
+            let differs = current.bundles() != authorities.bundles()
+                || current.mesh.current.pem() != authorities.mesh.current.pem();
+            if differs {
+                *current = Arc::new(authorities);
+            }
+            differs
+        });
+    }
+}
+
+/// Makes the first authorities, unless another replica was faster.
+async fn make(
+    secrets: &Api<Secret>,
+    api_server: &Names,
+    wanted: &Wanted,
+) -> Result<Authorities, VaultError> {
+    let now = SystemTime::now();
+    let authorities = Authorities {
+        mesh: Line::begin(Kind::Mesh, api_server, wanted.validity, now)?,
+        manager: Line::begin(Kind::Manager, &wanted.manager, wanted.validity, now)?,
+    };
+    if create(secrets, &secret_of(&authorities)).await? {
+        info!(secret = names::CA_SECRET, "certificate authorities made");
+        return Ok(authorities);
+    }
+    let theirs = secrets.get(names::CA_SECRET).await.map_err(VaultError::Secret)?;
+    Ok(Authorities::read(&theirs)?)
+}
+
+/// Whether it was ours that was created.
+async fn create(secrets: &Api<Secret>, secret: &Secret) -> Result<bool, VaultError> {
+    match secrets.create(&PostParams::default(), secret).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(error) => Err(VaultError::Secret(error)),
+    }
+}
+
+fn secret_of(authorities: &Authorities) -> Secret {
+    let mut data = Data::new();
+    authorities.write(&mut data);
+    let mut secret = Secret { data: Some(data), ..Secret::default() };
+    secret.metadata.name = Some(names::CA_SECRET.to_owned());
+    secret.type_ = Some("Opaque".to_owned());
+    secret
+}

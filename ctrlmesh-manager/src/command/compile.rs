@@ -1,0 +1,53 @@
+//! `compile`: what would each pod's proxy be told?
+
+use std::fs;
+use std::io::{Write as _, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use ctrlmesh_manager::compile::{Compiled, World, compile};
+use ctrlmesh_manager::pod::Member;
+
+use super::{Labels, manifests, verdict};
+
+/// What is asked for.
+#[derive(Args)]
+pub(crate) struct Compile {
+    /// A YAML or JSON file with ShardingConfigs, Pods and Namespaces, or a folder of such; may be given several times
+    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    filename: Vec<PathBuf>,
+    /// What this command printed before: what has not changed since keeps its epoch
+    #[arg(long, value_name = "FILE")]
+    before: Option<PathBuf>,
+    #[command(flatten)]
+    labels: Labels,
+}
+
+// === impl Compile ===
+
+impl Compile {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let manifests = manifests(&self.filename)?;
+        let before = match &self.before {
+            Some(file) => {
+                let text =
+                    fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+                serde_saphyr::from_str(&text)
+                    .with_context(|| format!("parse {}", file.display()))?
+            }
+            None => Compiled::default(),
+        };
+        let members: Vec<Member> = manifests.pods.iter().map(Member::from).collect();
+        let world = World {
+            configs: &manifests.configs,
+            members: &members,
+            namespaces: &manifests.namespaces,
+            labelling: &self.labels.labelling(),
+        };
+        let compiled = compile(world, &before.policies);
+        write!(stdout(), "{}", serde_saphyr::to_string(&compiled)?)?;
+        Ok(verdict(!compiled.troubles.is_empty()))
+    }
+}

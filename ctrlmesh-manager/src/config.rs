@@ -1,0 +1,149 @@
+//! What was the manager told on its command line and in its environment?
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use ctrlmesh_common::names::port;
+use thiserror::Error;
+
+use crate::certs::authority::Names;
+use crate::telemetry::LogFormat;
+
+/// What `run` is told.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// How the API server is reached; without it as a pod does, or as kubectl
+    #[arg(long, env = "CTRLMESH_MANAGER_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The manager's own namespace
+    #[arg(long, env = "CTRLMESH_MANAGER_NAMESPACE", default_value = "ctrlmesh-system")]
+    pub namespace: String,
+    /// What this replica is called; the default is the host's name, which is the pod's
+    #[arg(long, env = "CTRLMESH_MANAGER_IDENTITY", value_name = "NAME")]
+    pub identity: Option<String>,
+    /// The Service behind which all replicas are
+    #[arg(
+        long,
+        env = "CTRLMESH_MANAGER_SERVICE",
+        default_value = "ctrlmesh-manager",
+        value_name = "NAME"
+    )]
+    pub service: String,
+    /// A further DNS name or address by which the manager is reached; may be repeated
+    #[arg(long, env = "CTRLMESH_MANAGER_SERVING_NAME", value_name = "NAME", value_delimiter = ',')]
+    pub serving_name: Vec<String>,
+    /// A further DNS name or address by which operators know the API server; may be repeated
+    #[arg(
+        long,
+        env = "CTRLMESH_MANAGER_API_SERVER_NAME",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub api_server_name: Vec<String>,
+    /// The service account of node proxies
+    #[arg(
+        long,
+        env = "CTRLMESH_MANAGER_NODE_ACCOUNT",
+        default_value = "ctrlmesh-system/ctrlmesh-node",
+        value_name = "NAMESPACE/NAME"
+    )]
+    pub node_account: String,
+    /// The service account of the manager itself
+    #[arg(
+        long,
+        env = "CTRLMESH_MANAGER_ACCOUNT",
+        default_value = "ctrlmesh-system/ctrlmesh-manager",
+        value_name = "NAMESPACE/NAME"
+    )]
+    pub account: String,
+    /// File with this replica's token, made out to `ctrlmesh`, with which it tells the leader what its proxies said
+    #[arg(long, env = "CTRLMESH_MANAGER_TOKEN", value_name = "FILE")]
+    pub token: Option<PathBuf>,
+    /// Where the leader reaches this replica's gRPC; the default is where it listens
+    #[arg(long, env = "CTRLMESH_MANAGER_GRPC_ADDRESS", value_name = "ADDRESS")]
+    pub grpc_address: Option<SocketAddr>,
+    /// How long a certificate authority lives
+    #[arg(long, env = "CTRLMESH_MANAGER_CA_VALIDITY", default_value = "8760h", value_name = "DURATION", value_parser = duration)]
+    pub ca_validity: Duration,
+    /// How many proxies may be connected
+    #[arg(long, env = "CTRLMESH_MANAGER_MAX_PROXIES", default_value_t = 20_000, value_name = "N")]
+    pub max_proxies: usize,
+    /// Where proxies connect
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_GRPC", value_name = "ADDRESS", default_value_t = any(port::MANAGER_GRPC))]
+    pub listen_grpc: SocketAddr,
+    /// Where the API server calls the webhooks
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_WEBHOOK", value_name = "ADDRESS", default_value_t = any(port::MANAGER_WEBHOOK))]
+    pub listen_webhook: SocketAddr,
+    /// Where liveness and readiness are served
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_PROBES", value_name = "ADDRESS", default_value_t = any(port::MANAGER_PROBES))]
+    pub listen_probes: SocketAddr,
+    /// Where metrics are served
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_METRICS", value_name = "ADDRESS", default_value_t = any(port::MANAGER_METRICS))]
+    pub listen_metrics: SocketAddr,
+    /// How long what is under way may take to end after SIGTERM
+    #[arg(long, env = "CTRLMESH_MANAGER_DRAIN_TIMEOUT", default_value = "20s", value_name = "DURATION", value_parser = duration)]
+    pub drain_timeout: Duration,
+    /// The form of log lines
+    #[arg(
+        long,
+        env = "CTRLMESH_MANAGER_LOG_FORMAT",
+        default_value = "text",
+        value_name = "FORMAT"
+    )]
+    pub log_format: LogFormat,
+}
+
+/// A text that is no duration.
+#[derive(Debug, Error)]
+#[error("`{seen}` is not a duration such as 500ms, 5s, 2m or 8760h")]
+pub struct DurationError {
+    /// What it is.
+    seen: String,
+}
+
+// === impl RunArgs ===
+
+impl RunArgs {
+    /// By what the manager is known to those who call it.
+    pub fn names(&self) -> Names {
+        let service = format!("{}.{}.svc", self.service, self.namespace);
+        let names = [service.clone(), format!("{service}.cluster.local")];
+        Names::of(names.into_iter().chain(self.serving_name.iter().cloned()))
+    }
+}
+
+fn any(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)
+}
+
+/// Reads `500ms`, `5s`, `2m`, `1h`.
+fn duration(text: &str) -> Result<Duration, DurationError> {
+    let wrong = || DurationError { seen: text.to_owned() };
+    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(digits);
+    let number: u32 = number.parse().map_err(|_unfit| wrong())?;
+    let unit = match unit {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_mins(1),
+        "h" => Duration::from_hours(1),
+        _ => return Err(wrong()),
+    };
+    Ok(unit * number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_needs_its_unit() {
+        assert_eq!(duration("250ms").unwrap(), Duration::from_millis(250));
+        assert_eq!(duration("8760h").unwrap(), Duration::from_hours(8760));
+        for wrong in ["5", "s", "-1s", "1.5s", "5 s", ""] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

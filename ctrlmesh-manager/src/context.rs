@@ -1,0 +1,34 @@
+//! What do all parts of a running manager share?
+
+use std::sync::Arc;
+
+use kube::Client;
+
+use crate::board::Board;
+use crate::certs::roots::Roots;
+use crate::certs::vault::Vault;
+use crate::config::RunArgs;
+use crate::drain::Drain;
+use crate::lease::Leadership;
+use crate::readiness::Readiness;
+
+/// What all parts of a running manager share.
+#[derive(Clone)]
+pub struct Context {
+    /// What the manager was told.
+    pub args: Arc<RunArgs>,
+    /// The API server.
+    pub client: Client,
+    /// What pods are to be told.
+    pub board: Arc<Board>,
+    /// Whether this replica writes.
+    pub leadership: Leadership,
+    /// The certificate authorities.
+    pub vault: Arc<Vault>,
+    /// Who believes them.
+    pub roots: Arc<Roots>,
+    /// What is still awaited.
+    pub readiness: Readiness,
+    /// Ends with it.
+    pub drain: Drain,
+}

@@ -1,0 +1,275 @@
+//! Which replica writes?
+//!
+//! The one that holds a Lease. It renews it every two seconds, each time on the version that it read; a replica that
+//! sees no new version for the time of the Lease takes it over, again on the version that it read, so that of several
+//! one wins. Clocks are not compared: each replica counts from when it saw a version for the first time. The holder
+//! stops being one two seconds before another could begin, by a clock that goes on while a process is stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::watch;
+use tokio::time::{self, Instant};
+use tracing::{debug, info};
+
+use crate::drain::Drain;
+use crate::telemetry;
+
+/// How long a Lease lasts after it was renewed.
+const LASTS: Duration = Duration::from_secs(8);
+
+/// How long the holder believes to hold it after it was renewed.
+const HOLDS: Duration = Duration::from_secs(6);
+
+/// How often it is renewed, or looked at.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// How long the API server may take.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// The annotation with the address at which the holder's gRPC is reached by the other replicas.
+const ADDRESS: &str = "ctrlmesh.kusionstack.io/grpc-address";
+
+/// Who asks for a Lease.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The Lease's name.
+    pub lease: String,
+    /// Who asks; no other replica may call itself so, nor the same one after a restart.
+    pub identity: String,
+    /// Where its gRPC is reached.
+    pub address: String,
+    /// 1 where it holds the Lease.
+    pub leader: Gauge,
+}
+
+/// Whether this replica writes.
+#[derive(Clone, Debug)]
+pub struct Leadership(watch::Receiver<State>);
+
+/// What is known of the Lease.
+#[derive(Clone, Debug, Default)]
+struct State {
+    /// Until when this replica holds it.
+    until: Option<Instant>,
+    /// Where the holder, if it is another, is reached.
+    other: Option<Arc<str>>,
+}
+
+/// The Lease as it was last seen.
+struct Seen {
+    version: String,
+    at: Instant,
+}
+
+/// Takes part in the election.
+struct Election {
+    candidate: Candidate,
+    leases: Api<Lease>,
+    seen: Option<Seen>,
+    state: watch::Sender<State>,
+}
+
+// === impl Leadership ===
+
+impl Leadership {
+    /// Whether this replica may write, at this very moment.
+    pub fn is_held(&self) -> bool {
+        self.0.borrow().until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Waits until this replica may write.
+    pub async fn held(&mut self) {
+        while !self.is_held() {
+            if self.0.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Waits until it may not write.
+    pub async fn lost(&mut self) {
+        while self.is_held() {
+            if self.0.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Where the replica that writes is reached, if it is another one.
+    pub fn other(&self) -> Option<Arc<str>> {
+        self.0.borrow().other.clone()
+    }
+
+    /// Waits until something about it changed.
+    pub async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Takes part in the election until shutdown, when the Lease is given back.
+pub fn campaign(
+    client: Client,
+    namespace: &str,
+    candidate: Candidate,
+    drain: &Drain,
+) -> Leadership {
+    let (state, leadership) = watch::channel(State::default());
+    let leases = Api::namespaced(client, namespace);
+    let election = Election { candidate, leases, seen: None, state };
+    drain.spawn(election.run(drain.clone()));
+    Leadership(leadership)
+}
+
+// === impl Election ===
+
+impl Election {
+    async fn run(mut self, drain: Drain) {
+        let mut ticks = time::interval(PERIOD);
+        loop {
+            let until = self.state.borrow().until;
+            let lapse = async {
+                match until {
+                    Some(until) => time::sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = drain.started() => return self.resign().await,
+                // It could not be renewed.
+                () = lapse => self.follow(None),
+                _ = ticks.tick() => self.try_once().await,
+            }
+        }
+    }
+
+    async fn try_once(&mut self) {
+        match time::timeout(DEADLINE, self.attempt()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!(error = telemetry::chain(&error), "lease not reached"),
+            Err(_elapsed) => debug!("lease not reached in time"),
+        }
+    }
+
+    /// Renews the Lease, takes it over, or sees that another holds it.
+    async fn attempt(&mut self) -> Result<(), kube::Error> {
+        let begun = Instant::now();
+        let Some(lease) = self.leases.get_opt(&self.candidate.lease).await? else {
+            let mut lease = Lease::default();
+            lease.metadata.name = Some(self.candidate.lease.clone());
+            self.fill(&mut lease);
+            let made = self.leases.create(&PostParams::default(), &lease).await;
+            return self.took(begun, made);
+        };
+        if self.may_take(&lease) {
+            let mut mine = lease;
+            self.fill(&mut mine);
+            let name = self.candidate.lease.clone();
+            let taken = self.leases.replace(&name, &PostParams::default(), &mine).await;
+            return self.took(begun, taken);
+        }
+        let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS));
+        self.follow(address.map(|address| Arc::from(address.as_str())));
+        Ok(())
+    }
+
+    /// Whether it is ours, nobody's, or has not been renewed for as long as it lasts.
+    fn may_take(&mut self, lease: &Lease) -> bool {
+        let version = lease.metadata.resource_version.clone().unwrap_or_default();
+        let now = Instant::now();
+        let seen = match &self.seen {
+            Some(seen) if seen.version == version => seen.at,
+            _ => {
+                self.seen = Some(Seen { version, at: now });
+                now
+            }
+        };
+        let spec = lease.spec.as_ref();
+        let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
+        let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
+        let lasts = seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let lasts = lasts.map_or(LASTS, Duration::from_secs);
+        holder.is_empty() || holder == self.candidate.identity || now >= seen + lasts
+    }
+
+    /// Makes it ours.
+    fn fill(&self, lease: &mut Lease) {
+        let now = MicroTime(Timestamp::now());
+        let spec = lease.spec.get_or_insert_default();
+        if spec.holder_identity.as_deref() != Some(&self.candidate.identity) {
+            spec.lease_transitions = Some(spec.lease_transitions.map_or(0, |count| count + 1));
+            spec.acquire_time = Some(now.clone());
+            spec.holder_identity = Some(self.candidate.identity.clone());
+        }
+        spec.lease_duration_seconds = i32::try_from(LASTS.as_secs()).ok();
+        spec.renew_time = Some(now);
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        annotations.insert(ADDRESS.to_owned(), self.candidate.address.clone());
+    }
+
+    fn took(
+        &mut self,
+        begun: Instant,
+        written: Result<Lease, kube::Error>,
+    ) -> Result<(), kube::Error> {
+        match written {
+            Ok(lease) => {
+                let version = lease.metadata.resource_version.unwrap_or_default();
+                self.seen = Some(Seen { version, at: begun });
+                let until = Some(begun + HOLDS);
+                if self.state.borrow().until.is_none() {
+                    info!(identity = self.candidate.identity, "leads from now on");
+                    self.candidate.leader.set(1);
+                }
+                self.state.send_replace(State { until, other: None });
+                Ok(())
+            }
+            // Another was faster.
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn follow(&mut self, other: Option<Arc<str>>) {
+        let led = self.state.borrow().until.is_some();
+        if led {
+            info!(identity = self.candidate.identity, "does not lead any more");
+            self.candidate.leader.set(0);
+        }
+        if led || self.state.borrow().other != other {
+            self.state.send_replace(State { until: None, other });
+        }
+    }
+
+    /// Gives the Lease back, so that another need not wait until it ends.
+    async fn resign(mut self) {
+        let led = self.state.borrow().until.is_some();
+        self.follow(None);
+        if !led {
+            return;
+        }
+        let give_back = async {
+            let mut lease = self.leases.get(&self.candidate.lease).await?;
+            let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+            if spec.holder_identity.as_deref() == Some(&self.candidate.identity) {
+                spec.holder_identity = None;
+                let name = &self.candidate.lease;
+                self.leases.replace(name, &PostParams::default(), &lease).await?;
+            }
+            Ok::<_, kube::Error>(())
+        };
+        match time::timeout(DEADLINE, give_back).await {
+            Ok(Ok(())) => debug!("lease given back"),
+            Ok(Err(error)) => debug!(error = telemetry::chain(&error), "lease not given back"),
+            Err(_elapsed) => debug!("lease not given back in time"),
+        }
+    }
+}

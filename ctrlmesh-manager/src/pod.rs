@@ -1,0 +1,195 @@
+//! What does the manager know of a pod?
+//!
+//! Little, so that it can be kept for many: who it is, its labels, and who made it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ctrlmesh_common::names::label;
+use ctrlmesh_common::selector::Labels;
+use k8s_openapi::api::core::v1;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// The kind of what makes the pods of a StatefulSet.
+const STATEFUL_SET: &str = "StatefulSet";
+
+/// The kind of what makes the pods of a Deployment.
+const REPLICA_SET: &str = "ReplicaSet";
+
+/// A pod's namespace and name, printed as `NAMESPACE/NAME`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+/// A text that names no pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not NAMESPACE/NAME")]
+pub struct PodNameError {
+    /// What was given.
+    pub text: String,
+}
+
+/// A pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Member {
+    /// Who it is. While it is being admitted, the name of a Deployment's pod is not known yet, and empty.
+    pub name: PodName,
+    /// Its labels.
+    pub labels: Labels,
+    /// What makes and replaces it.
+    pub maker: Option<Maker>,
+    /// Whether it is on its way out, or has ended: it keeps its shard, and stands in nobody's way.
+    pub leaving: bool,
+}
+
+/// What makes pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Maker {
+    /// `StatefulSet`, `ReplicaSet` or another.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+}
+
+// === impl PodName ===
+
+impl fmt::Display for PodName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl FromStr for PodName {
+    type Err = PodNameError;
+
+    fn from_str(text: &str) -> Result<Self, PodNameError> {
+        let parts = text.split_once('/').filter(|(_, name)| !name.contains('/'));
+        let parts = parts.filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
+        let (namespace, name) = parts.ok_or_else(|| PodNameError { text: text.to_owned() })?;
+        Ok(Self { namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+}
+
+impl Serialize for PodName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PodName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+// === impl Member ===
+
+impl Member {
+    /// Whether it asks to be served.
+    pub fn enrolled(&self) -> bool {
+        self.label(label::ENABLE_PROXY) == Some("true")
+    }
+
+    /// The shard that it was admitted under.
+    pub fn recorded(&self) -> Option<&str> {
+        self.label(label::SHARDING_CONFIG_INJECTED).filter(|name| !name.is_empty())
+    }
+
+    /// Its ordinal, where it is a pod of the StatefulSet called `name`.
+    pub fn ordinal_in(&self, name: &str) -> Option<u32> {
+        let ours = self.made_by(STATEFUL_SET, name)
+            || self.maker.is_none()
+                && self.label(label::STATEFULSET_POD_NAME) == Some(&self.name.name);
+        let digits = self.name.name.strip_prefix(name)?.strip_prefix('-')?;
+        let ordinal: u32 = digits.parse().ok()?;
+        (ours && ordinal.to_string() == digits).then_some(ordinal)
+    }
+
+    /// Its revision, where it is a pod of the Deployment called `name`.
+    pub fn revision_in(&self, name: &str) -> Option<&str> {
+        let revision = self.label(label::POD_TEMPLATE_HASH)?;
+        self.made_by(REPLICA_SET, &format!("{name}-{revision}")).then_some(revision)
+    }
+
+    fn made_by(&self, kind: &str, name: &str) -> bool {
+        self.maker.as_ref().is_some_and(|maker| maker.kind == kind && maker.name == name)
+    }
+
+    fn label(&self, key: &str) -> Option<&str> {
+        self.labels.get(key).map(String::as_str)
+    }
+}
+
+impl From<&v1::Pod> for Member {
+    fn from(pod: &v1::Pod) -> Self {
+        let meta = &pod.metadata;
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let owners = meta.owner_references.iter().flatten();
+        let maker = owners
+            .filter(|owner| owner.controller == Some(true))
+            .map(|owner| Maker { kind: owner.kind.clone(), name: owner.name.clone() })
+            .next();
+        Self {
+            name: PodName {
+                namespace: meta.namespace.clone().unwrap_or_default(),
+                name: meta.name.clone().unwrap_or_default(),
+            },
+            labels: meta.labels.clone().unwrap_or_default(),
+            maker,
+            leaving: meta.deletion_timestamp.is_some()
+                || matches!(phase, Some("Succeeded" | "Failed")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(name: &str, maker: Option<(&str, &str)>, labels: &[(&str, &str)]) -> Member {
+        Member {
+            name: PodName { namespace: "ns".to_owned(), name: name.to_owned() },
+            labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            maker: maker.map(|(kind, name)| Maker { kind: kind.to_owned(), name: name.to_owned() }),
+            leaving: false,
+        }
+    }
+
+    #[test]
+    fn the_ordinal_is_that_of_the_named_statefulset_only() {
+        let op = |name| member(name, Some((STATEFUL_SET, "op")), &[]);
+        assert_eq!(op("op-0").ordinal_in("op"), Some(0));
+        assert_eq!(op("op-12").ordinal_in("op"), Some(12));
+        for other in ["op", "op-", "op-01", "op-a", "op-1-2", "opx-1", "op--1", "op-+1"] {
+            assert_eq!(op(other).ordinal_in("op"), None, "{other}");
+        }
+        assert_eq!(op("op-1-2").ordinal_in("op-1"), None, "of another StatefulSet");
+        assert_eq!(member("op-3", None, &[]).ordinal_in("op"), None, "of nobody");
+        let label = [(label::STATEFULSET_POD_NAME, "op-3")];
+        assert_eq!(member("op-3", None, &label).ordinal_in("op"), Some(3), "as it says itself");
+        let set = Some((REPLICA_SET, "op"));
+        assert_eq!(member("op-3", set, &label).ordinal_in("op"), None, "whoever made it decides");
+    }
+
+    #[test]
+    fn the_revision_is_that_of_the_named_deployment_only() {
+        let hash = [(label::POD_TEMPLATE_HASH, "5c9")];
+        let pod = member("op-5c9-x", Some((REPLICA_SET, "op-5c9")), &hash);
+        assert_eq!(pod.revision_in("op"), Some("5c9"));
+        assert_eq!(pod.revision_in("op-5c9"), None);
+        assert_eq!(member("op-5c9-x", None, &hash).revision_in("op"), None);
+    }
+
+    #[test]
+    fn a_pods_name_is_read_as_it_is_printed() {
+        let name = PodName { namespace: "ns".to_owned(), name: "a".to_owned() };
+        assert_eq!(name.to_string().parse(), Ok(name));
+        for wrong in ["", "a", "/a", "ns/", "a/b/c"] {
+            assert!(wrong.parse::<PodName>().is_err(), "{wrong}");
+        }
+    }
+}

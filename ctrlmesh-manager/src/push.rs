@@ -1,0 +1,288 @@
+//! How are proxies told their policies?
+//!
+//! Over gRPC, on connections of their own: each call carries the token of a pod, and is answered with what concerns
+//! that pod, or, for the node proxies' own service account, the pods of that node. Who asks for anything else is refused
+//! before anything is looked up.
+
+mod relay;
+mod session;
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use ctrlmesh_common::wire::{self, Receipts, Relayed, Report, SignRequest, Signed, Update};
+use http::{HeaderMap, Request, Response, header};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::time;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::server::{ClientStreamingService, Grpc, StreamingService, UnaryService};
+use tonic::{Status, Streaming};
+use tonic_prost::ProstCodec;
+use tracing::{debug, info, warn};
+
+use crate::board::Board;
+use crate::certs::vault::Vault;
+use crate::drain::Drain;
+use crate::identity::{Identity, IdentityError, Reviewer};
+use crate::lease::Leadership;
+use crate::listen::Admission;
+use crate::metrics::{self, Refusals, Refused};
+use crate::telemetry;
+
+/// How long a connection may take to prove itself.
+const PROVE: Duration = Duration::from_secs(10);
+
+/// How often a silent connection is asked whether it is still there, and how long it may take to say so.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Calls that one connection may have at once: one to follow, one to sign, and room for one that is being ended.
+const MAX_CALLS: u32 = 8;
+
+/// Largest head of a call: a token, mostly.
+const MAX_HEAD_BYTES: u32 = 16 * 1024;
+
+/// How much may wait to be sent on one connection.
+const MAX_SEND_BYTES: usize = 64 * 1024;
+
+/// Who may ask for more than its own pod.
+#[derive(Clone, Debug)]
+pub struct Accounts {
+    /// The service account of node proxies, as `NAMESPACE/NAME`.
+    pub node: String,
+    /// The manager's own.
+    pub manager: String,
+}
+
+/// What is counted.
+#[derive(Clone, Debug)]
+pub struct PushMetrics {
+    clients: Gauge,
+    policies: Counter,
+    applied: Counter,
+    refused: Counter,
+    signed: Counter,
+}
+
+/// Tells proxies their policies.
+pub struct Push {
+    /// What to tell.
+    pub board: Arc<Board>,
+    /// Finds out who asks.
+    pub reviewer: Reviewer,
+    /// Signs certificates.
+    pub vault: Arc<Vault>,
+    /// Who may ask for more.
+    pub accounts: Accounts,
+    /// Whether what other replicas heard is taken here.
+    pub leadership: Leadership,
+    /// Counts who is refused.
+    pub refusals: Refusals,
+    /// Counts the rest.
+    pub metrics: PushMetrics,
+    /// Ends with it.
+    pub drain: Drain,
+    /// By UID of the pod that follows, a way to end it when it follows anew.
+    pub sessions: Mutex<HashMap<String, oneshot::Sender<()>>>,
+}
+
+/// One call.
+struct Call {
+    push: Arc<Push>,
+    identity: Arc<Identity>,
+    token: Arc<str>,
+}
+
+type Answering<T> = Pin<Box<dyn Future<Output = Result<tonic::Response<T>, Status>> + Send>>;
+
+// === impl PushMetrics ===
+
+impl PushMetrics {
+    /// Registers all.
+    pub fn register(to: &mut Registry) -> Self {
+        Self {
+            clients: metrics::gauge(to, "push_clients", "Proxies that follow their policies"),
+            policies: metrics::counter(to, "push_policies", "Policies sent to proxies"),
+            applied: metrics::counter(to, "push_applied", "Policies that proxies put in force"),
+            refused: metrics::counter(to, "push_refused", "Policies that proxies refused"),
+            signed: metrics::counter(to, "certificates_signed", "Certificates signed for proxies"),
+        }
+    }
+}
+
+// === impl Push ===
+
+impl Push {
+    /// Serves one connection until it ends.
+    pub async fn serve(self: Arc<Self>, stream: TlsStream<TcpStream>, admission: Arc<Admission>) {
+        let service = {
+            let (push, admission) = (self.clone(), admission.clone());
+            service_fn(move |request| push.clone().answer(request, admission.clone()))
+        };
+        let connection = http2::Builder::new(Tasks(self.drain.clone()))
+            .timer(TokioTimer::new())
+            .keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .max_concurrent_streams(MAX_CALLS)
+            .max_header_list_size(MAX_HEAD_BYTES)
+            .max_send_buf_size(MAX_SEND_BYTES)
+            .serve_connection(TokioIo::new(stream), service);
+        let mut connection = std::pin::pin!(connection);
+        let late = async {
+            time::sleep(PROVE).await;
+            if admission.is_proven() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            ended = connection.as_mut() => if let Err(error) = ended {
+                debug!(error = telemetry::chain(&error), "connection of a proxy broke");
+            },
+            // It has not proved itself in time.
+            () = late => self.refusals.count(Refused::Slow),
+            () = self.drain.started() => {
+                connection.as_mut().graceful_shutdown();
+                drop(connection.await);
+            }
+        }
+    }
+
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        admission: Arc<Admission>,
+    ) -> Result<Response<Body>, Infallible> {
+        let (identity, token) = match self.identify(request.headers()).await {
+            Ok(known) => known,
+            Err(status) => return Ok(status.into_http()),
+        };
+        admission.prove();
+        let path = request.uri().path().to_owned();
+        let call = Call { push: self, identity, token };
+        let response = match path.as_str() {
+            wire::FOLLOW => {
+                let codec = ProstCodec::<Update, Report>::default();
+                let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_REPORT_BYTES);
+                grpc.streaming(call, request).await
+            }
+            wire::SIGN => {
+                let codec = ProstCodec::<Signed, SignRequest>::default();
+                let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_REPORT_BYTES);
+                grpc.unary(call, request).await
+            }
+            wire::RELAY => {
+                let codec = ProstCodec::<Relayed, Receipts>::default();
+                let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_UPDATE_BYTES);
+                grpc.client_streaming(call, request).await
+            }
+            _ => Status::unimplemented("no such call").into_http(),
+        };
+        Ok(response)
+    }
+
+    async fn identify(&self, headers: &HeaderMap) -> Result<(Arc<Identity>, Arc<str>), Status> {
+        let token = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| value.strip_prefix("Bearer "));
+        let Some(token) = token else {
+            self.refusals.count(Refused::NoToken);
+            return Err(Status::unauthenticated("a service-account token is needed"));
+        };
+        let identity = self.reviewer.identify(token).await.map_err(|error| self.unknown(&error))?;
+        Ok((identity, Arc::from(token)))
+    }
+
+    fn unknown(&self, error: &IdentityError) -> Status {
+        self.refusals.count(error.reason());
+        let text = telemetry::chain(error);
+        match error.reason() {
+            Refused::Unavailable => {
+                warn!(error = text, "a proxy's token could not be reviewed");
+                Status::unavailable("the token cannot be reviewed now")
+            }
+            _ => Status::unauthenticated(text),
+        }
+    }
+
+    /// Refuses, and counts it.
+    fn refuse(&self, reason: Refused, identity: &Identity, status: Status) -> Status {
+        self.refusals.count(reason);
+        info!(pod = %identity.pod, reason = ?reason, error = status.message(), "refused");
+        status
+    }
+}
+
+// === impl Call ===
+
+impl StreamingService<Report> for Call {
+    type Response = Update;
+    type ResponseStream = ReceiverStream<Result<Update, Status>>;
+    type Future = Answering<Self::ResponseStream>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<Report>>) -> Self::Future {
+        let (push, identity, token) =
+            (self.push.clone(), self.identity.clone(), self.token.clone());
+        Box::pin(session::follow(push, identity, token, request.into_inner()))
+    }
+}
+
+impl UnaryService<SignRequest> for Call {
+    type Response = Signed;
+    type Future = Answering<Signed>;
+
+    fn call(&mut self, request: tonic::Request<SignRequest>) -> Self::Future {
+        let (push, identity) = (self.push.clone(), self.identity.clone());
+        Box::pin(async move { sign(&push, &identity, &request.into_inner().request) })
+    }
+}
+
+impl ClientStreamingService<Receipts> for Call {
+    type Response = Relayed;
+    type Future = Answering<Relayed>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<Receipts>>) -> Self::Future {
+        let (push, identity) = (self.push.clone(), self.identity.clone());
+        Box::pin(relay::take(push, identity, request.into_inner()))
+    }
+}
+
+fn sign(
+    push: &Push,
+    identity: &Identity,
+    request: &Bytes,
+) -> Result<tonic::Response<Signed>, Status> {
+    let signed = push.vault.current().mesh.current.sign(request, SystemTime::now());
+    let chain = signed.map_err(|error| {
+        let status = Status::invalid_argument(telemetry::chain(&error));
+        push.refuse(Refused::Csr, identity, status)
+    })?;
+    push.metrics.signed.inc();
+    debug!(pod = %identity.pod, "certificate signed");
+    let chain = chain.into_iter().map(|one| Bytes::copy_from_slice(&one)).collect();
+    Ok(tonic::Response::new(Signed { chain }))
+}
+
+/// Runs the parts of a connection.
+#[derive(Clone, Debug)]
+struct Tasks(Drain);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
+    fn execute(&self, task: F) {
+        self.0.spawn(task);
+    }
+}

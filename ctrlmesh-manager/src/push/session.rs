@@ -1,0 +1,395 @@
+//! One proxy that follows its policies, from its first word to its last.
+//!
+//! One task a proxy. What is to be told is read when there is room to send it, so a slow proxy is told the newest, never
+//! all that it missed, and a dead one costs what one message costs until its connection is given up.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Update, Verdict};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Response, Status, Streaming};
+use tracing::{debug, info, warn};
+
+use super::Push;
+use crate::board::{Posted, Reader, Receipt, Subject};
+use crate::identity::{Identity, IdentityError};
+use crate::metrics::{Open, Refused};
+use crate::pod::PodName;
+
+/// How long a proxy may take to say whom it serves.
+const HELLO: Duration = Duration::from_secs(10);
+
+/// After how long, at least, its token is reviewed again; up to half as long more, so that ten thousand are not reviewed
+/// together.
+const REVIEW_AGAIN: Duration = Duration::from_mins(4);
+
+/// Pods that one proxy may say it knows: more than the pods of any node.
+const MAX_KNOWN: usize = 1024;
+
+/// Bytes of policies after which a message is full; the rest goes into the next.
+const FULL_BYTES: usize = 1024 * 1024;
+
+/// Room for one message: the next is made when this one is on its way.
+const ROOM: usize = 1;
+
+/// A proxy that follows.
+struct Session {
+    push: Arc<Push>,
+    identity: Arc<Identity>,
+    token: Arc<str>,
+    reader: Reader,
+    inbound: Streaming<Report>,
+    outbound: mpsc::Sender<Result<Update, Status>>,
+    replaced: oneshot::Receiver<()>,
+    /// What it has been told.
+    told: HashMap<PodName, Told>,
+    /// Whether there may be something that it has not been told.
+    news: bool,
+    _open: Open,
+}
+
+/// What a proxy has been told of one pod.
+struct Told {
+    uid: String,
+    node: Option<String>,
+    digest: u64,
+    /// What is in force, and why not more, as far as the proxy has said.
+    epoch: u64,
+    refused: Option<String>,
+}
+
+/// What happened.
+enum Event {
+    Said(Result<Option<Report>, Status>),
+    News,
+    Room,
+    Review,
+    Replaced,
+    Shutdown,
+}
+
+type Answer = Response<ReceiverStream<Result<Update, Status>>>;
+
+/// Begins to tell a proxy its policies.
+pub(super) async fn follow(
+    push: Arc<Push>,
+    identity: Arc<Identity>,
+    token: Arc<str>,
+    mut inbound: Streaming<Report>,
+) -> Result<Answer, Status> {
+    let hello = hello(&push, &identity, &mut inbound).await?;
+    let subject = subject(&push, &identity, &hello)
+        .map_err(|status| push.refuse(Refused::Foreign, &identity, status))?;
+    if hello.known.len() > MAX_KNOWN {
+        let status = Status::invalid_argument("knows more pods than a node has");
+        return Err(push.refuse(Refused::Message, &identity, status));
+    }
+    push.board.begun().await;
+    let (end, replaced) = oneshot::channel();
+    {
+        let mut sessions = push.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        // The one before, if there is one, ends when its sender is dropped.
+        drop(sessions.insert(identity.uid.clone(), end));
+    }
+    let (outbound, answers) = mpsc::channel(ROOM);
+    let session = Session {
+        reader: push.board.follow(subject),
+        _open: Open::new(&push.metrics.clients),
+        push: push.clone(),
+        identity,
+        token,
+        inbound,
+        outbound,
+        replaced,
+        told: HashMap::new(),
+        news: false,
+    };
+    push.drain.spawn(session.run(hello));
+    Ok(Response::new(ReceiverStream::new(answers)))
+}
+
+async fn hello(
+    push: &Push,
+    identity: &Identity,
+    inbound: &mut Streaming<Report>,
+) -> Result<Hello, Status> {
+    let first = time::timeout(HELLO, inbound.message()).await;
+    let refuse = |reason, status| Err(push.refuse(reason, identity, status));
+    match first {
+        Ok(Ok(Some(Report { said: Some(Said::Hello(hello)) }))) => Ok(hello),
+        Ok(Ok(_)) => refuse(Refused::Message, Status::invalid_argument("says no hello")),
+        Ok(Err(status)) => refuse(Refused::Message, status),
+        Err(_elapsed) => refuse(Refused::Slow, Status::deadline_exceeded("says nothing")),
+    }
+}
+
+/// Whom the proxy may follow, where that is what it asks for.
+fn subject(push: &Push, identity: &Identity, hello: &Hello) -> Result<Subject, Status> {
+    if !hello.node.is_empty() {
+        if identity.account != push.accounts.node {
+            return Err(Status::permission_denied(
+                "its service account is not that of node proxies",
+            ));
+        }
+        return match &identity.node {
+            Some(node) if *node == hello.node => Ok(Subject::Node(node.clone())),
+            _ => Err(Status::permission_denied("its token is not of that node")),
+        };
+    }
+    let pod = hello.pod.as_ref().ok_or_else(|| Status::permission_denied("asks for nobody"))?;
+    let own = pod.namespace == identity.pod.namespace
+        && pod.name == identity.pod.name
+        && (pod.uid.is_empty() || pod.uid == identity.uid);
+    if !own {
+        return Err(Status::permission_denied("its token is not of that pod"));
+    }
+    Ok(Subject::Pod(identity.pod.clone(), identity.uid.clone()))
+}
+
+// === impl Session ===
+
+impl Session {
+    async fn run(mut self, hello: Hello) {
+        debug!(pod = %self.identity.pod, node = hello.node, version = hello.version, "follows");
+        let known = known(hello.known);
+        let status = match self.begin(known).await {
+            Ok(()) => self.go_on().await,
+            Err(status) => Some(status),
+        };
+        self.gone();
+        if let Some(status) = status {
+            debug!(pod = %self.identity.pod, error = status.message(), "is let go");
+            // Where there is no room, it is not listening either.
+            drop(self.outbound.try_send(Err(status)));
+        }
+    }
+
+    /// Tells everything that the proxy does not know.
+    async fn begin(&mut self, known: HashMap<PodName, (String, u64, u64)>) -> Result<(), Status> {
+        for posted in self.reader.read() {
+            if let Some((_, _, epoch)) = known.get(&posted.pod).filter(|(uid, digest, _)| {
+                (uid.is_empty() || *uid == posted.uid) && *digest == posted.digest
+            }) {
+                self.told.insert(posted.pod.clone(), Told::of(&posted, *epoch));
+                self.receipt(&posted.pod, true);
+            }
+        }
+        let mut update = self.update();
+        let gone = known.into_iter().filter(|(pod, _)| !self.told.contains_key(pod));
+        update.gone.extend(gone.map(|(pod, (uid, ..))| id(&pod, &uid)));
+        // The first is sent even where it says nothing: the proxy learns that it is up to date.
+        self.send(update).await
+    }
+
+    /// Until somebody ends it; the proxy is told why, where it is not the proxy itself.
+    async fn go_on(&mut self) -> Option<Status> {
+        let mut review = Box::pin(time::sleep(review_again()));
+        loop {
+            let event = tokio::select! {
+                said = self.inbound.message() => Event::Said(said),
+                () = self.reader.changed(), if !self.news => Event::News,
+                // Only whether there is room matters: who else would send?
+                _ = self.outbound.reserve(), if self.news => Event::Room,
+                () = &mut review => Event::Review,
+                // The sender is dropped when the same pod follows anew.
+                _ = &mut self.replaced => Event::Replaced,
+                () = self.push.drain.started() => Event::Shutdown,
+            };
+            let done = match event {
+                Event::Said(Ok(None)) => return None,
+                Event::Said(Ok(Some(report))) => self.heard(report),
+                Event::Said(Err(status)) => Err(self.unreadable(status)?),
+                Event::News => {
+                    self.news = true;
+                    Ok(())
+                }
+                Event::Room => self.tell().await,
+                Event::Review => {
+                    review.as_mut().reset(time::Instant::now() + review_again());
+                    self.review().await
+                }
+                Event::Replaced => Err(Status::aborted("the same pod follows anew")),
+                Event::Shutdown => Err(Status::unavailable("the manager ends")),
+            };
+            if let Err(status) = done {
+                return Some(status);
+            }
+        }
+    }
+
+    /// A message that cannot be read; nothing where the connection simply broke.
+    fn unreadable(&self, status: Status) -> Option<Status> {
+        let broken = matches!(status.code(), Code::Cancelled | Code::Unavailable | Code::Unknown);
+        (!broken).then(|| self.push.refuse(Refused::Message, &self.identity, status))
+    }
+
+    /// Takes the proxy's verdict on a policy that it was told.
+    fn heard(&mut self, report: Report) -> Result<(), Status> {
+        let Some(Said::Verdict(verdict)) = report.said else {
+            let status = Status::invalid_argument("says something else than a verdict");
+            return Err(self.push.refuse(Refused::Message, &self.identity, status));
+        };
+        let pod = verdict.pod.as_ref().map(name).unwrap_or_default();
+        let Some(told) = self.told.get_mut(&pod) else {
+            let status = Status::permission_denied("speaks of a pod that it was told nothing of");
+            return Err(self.push.refuse(Refused::Foreign, &self.identity, status));
+        };
+        // On what has been told since, the next verdict comes.
+        if told.digest == verdict.digest {
+            told.judge(verdict, &pod, &self.push);
+            self.receipt(&pod, true);
+        }
+        Ok(())
+    }
+
+    /// Whether its token is still good. Where that cannot be known it is.
+    async fn review(&mut self) -> Result<(), Status> {
+        match self.push.reviewer.identify_again(&self.token).await {
+            Ok(identity) if identity == self.identity => Ok(()),
+            Err(error @ (IdentityError::Review(_) | IdentityError::Late)) => {
+                drop(self.push.unknown(&error));
+                Ok(())
+            }
+            Ok(_) => Err(Status::unauthenticated("the token is another's now")),
+            Err(error) => Err(self.push.unknown(&error)),
+        }
+    }
+
+    /// Tells what the proxy does not know yet, if there is anything.
+    async fn tell(&mut self) -> Result<(), Status> {
+        let update = self.update();
+        if update.policies.is_empty() && update.gone.is_empty() {
+            return Ok(());
+        }
+        self.send(update).await
+    }
+
+    /// What the proxy does not know yet, as much as goes into one message.
+    fn update(&mut self) -> Update {
+        let now = self.reader.read();
+        let mut update = Update::default();
+        let mut bytes = 0;
+        self.news = false;
+        let here: HashMap<&PodName, &Posted> =
+            now.iter().map(|posted| (&posted.pod, &**posted)).collect();
+        self.told.retain(|pod, told| {
+            let stays = here.get(pod).is_some_and(|posted| posted.uid == told.uid);
+            if !stays {
+                update.gone.push(id(pod, &told.uid));
+            }
+            stays
+        });
+        for posted in &now {
+            let last = self.told.get(&posted.pod);
+            if last.is_some_and(|told| told.digest == posted.digest) {
+                continue;
+            }
+            if bytes >= FULL_BYTES {
+                self.news = true;
+                break;
+            }
+            bytes += posted.policy.len();
+            let epoch = last.map_or(0, |told| told.epoch);
+            self.told.insert(posted.pod.clone(), Told::of(posted, epoch));
+            update.policies.push(Entry {
+                pod: Some(id(&posted.pod, &posted.uid)),
+                digest: posted.digest,
+                policy: posted.policy.clone(),
+            });
+        }
+        update
+    }
+
+    async fn send(&mut self, update: Update) -> Result<(), Status> {
+        let count = update.policies.len();
+        let sent = tokio::select! {
+            sent = self.outbound.send(Ok(update)) => sent,
+            () = self.push.drain.started() => return Err(Status::unavailable("the manager ends")),
+        };
+        sent.map_err(|_closed| Status::cancelled("the proxy is gone"))?;
+        self.push.metrics.policies.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+        Ok(())
+    }
+
+    fn receipt(&self, pod: &PodName, connected: bool) {
+        let Some(told) = self.told.get(pod) else { return };
+        let receipt = Receipt {
+            uid: told.uid.clone(),
+            node: told.node.clone(),
+            epoch: told.epoch,
+            refused: told.refused.clone(),
+            connected,
+            last_contact: SystemTime::now(),
+        };
+        self.push.board.receive(pod, receipt);
+    }
+
+    /// Its proxy is not connected any more, unless it follows anew already.
+    fn gone(&mut self) {
+        if self.replaced.try_recv() == Err(oneshot::error::TryRecvError::Closed) {
+            return;
+        }
+        {
+            let mut sessions = self.push.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+            sessions.remove(&self.identity.uid);
+        }
+        for pod in self.told.keys() {
+            self.receipt(pod, false);
+        }
+    }
+}
+
+// === impl Told ===
+
+impl Told {
+    fn of(posted: &Posted, epoch: u64) -> Self {
+        Self {
+            uid: posted.uid.clone(),
+            node: posted.node.clone(),
+            digest: posted.digest,
+            epoch,
+            refused: None,
+        }
+    }
+
+    fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &Push) {
+        self.epoch = verdict.epoch;
+        self.refused = (!verdict.refused.is_empty()).then_some(verdict.refused);
+        if let Some(reason) = &self.refused {
+            push.metrics.refused.inc();
+            warn!(%pod, epoch = self.epoch, reason, "a proxy refused its policy");
+        } else {
+            push.metrics.applied.inc();
+            info!(%pod, epoch = self.epoch, "policy in force");
+        }
+    }
+}
+
+/// What a proxy need not be told again: by pod its UID, digest and epoch.
+fn known(known: Vec<Known>) -> HashMap<PodName, (String, u64, u64)> {
+    let known = known.into_iter().filter_map(|known| {
+        let pod = known.pod?;
+        Some((name(&pod), (pod.uid, known.digest, known.epoch)))
+    });
+    known.collect()
+}
+
+fn review_again() -> Duration {
+    let random = RandomState::new().hash_one(0_u8);
+    let more = REVIEW_AGAIN.as_millis() / 2;
+    let more = u128::from(random) % more.max(1);
+    REVIEW_AGAIN + Duration::from_millis(u64::try_from(more).unwrap_or_default())
+}
+
+fn name(pod: &PodId) -> PodName {
+    PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }
+}
+
+fn id(pod: &PodName, uid: &str) -> PodId {
+    PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: uid.to_owned() }
+}

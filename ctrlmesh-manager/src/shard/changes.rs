@@ -1,0 +1,91 @@
+//! What has to be done so that the shards of a root are what they should be?
+
+use std::collections::BTreeMap;
+
+use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::names::label;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::Shard;
+
+/// What has to be done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes {
+    /// Shards that are missing or say something else, as they should be: each is changed in place.
+    pub apply: Vec<ShardingConfig>,
+    /// Shards of the root that it no longer has, by name.
+    pub remove: Vec<String>,
+    /// Shards that cannot be changed.
+    pub conflicts: Vec<Conflict>,
+}
+
+/// A ShardingConfig that stands where a shard should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Conflict {
+    /// It is not the root's.
+    #[error(
+        "ShardingConfig {name:?} is not of this root; rename or delete it, or change spec.root.prefix"
+    )]
+    Foreign {
+        /// Its name.
+        name: String,
+    },
+    /// It selects its pods otherwise, which cannot be changed.
+    #[error(
+        "ShardingConfig {name:?} selects its pods otherwise, and spec.selector is immutable; delete it"
+    )]
+    Selector {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Compares the ShardingConfigs of the root's namespace with the shards that it should have.
+pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[ShardingConfig]) -> Changes {
+    let by_name: BTreeMap<&str, &ShardingConfig> =
+        existing.iter().map(|config| (name(config), config)).collect();
+    let mut changes = Changes::default();
+    for shard in wanted {
+        match by_name.get(shard.share.name.as_str()) {
+            Some(there) if !is_of(root, there) => {
+                changes.conflicts.push(Conflict::Foreign { name: shard.share.name.clone() });
+            }
+            Some(there) if there.spec.selector != shard.config.spec.selector => {
+                changes.conflicts.push(Conflict::Selector { name: shard.share.name.clone() });
+            }
+            Some(there) if says_the_same(there, &shard.config) => {}
+            _ => changes.apply.push(shard.config.clone()),
+        }
+    }
+    let orphans = by_name.values().filter(|config| {
+        is_of(root, config) && !wanted.iter().any(|shard| shard.share.name == name(config))
+    });
+    changes.remove = orphans.map(|config| name(config).to_owned()).collect();
+    changes
+}
+
+/// Whether `config` is a shard of `root`: its owner decides where it has one, else its label.
+pub fn is_of(root: &ShardingConfig, config: &ShardingConfig) -> bool {
+    let owners = config.metadata.owner_references.as_deref().unwrap_or_default();
+    let maker = owners.iter().find(|owner| owner.controller == Some(true));
+    match (&root.metadata.uid, maker) {
+        (Some(uid), Some(maker)) => maker.uid == *uid,
+        _ => root_label(&config.metadata) == Some(name(root)),
+    }
+}
+
+/// Whether nothing that the manager decides differs; what others add to the metadata is theirs.
+fn says_the_same(there: &ShardingConfig, wanted: &ShardingConfig) -> bool {
+    let owners = |meta: &ObjectMeta| meta.owner_references.clone().unwrap_or_default();
+    there.spec == wanted.spec
+        && root_label(&there.metadata) == root_label(&wanted.metadata)
+        && owners(&wanted.metadata).iter().all(|owner| owners(&there.metadata).contains(owner))
+}
+
+fn root_label(meta: &ObjectMeta) -> Option<&str> {
+    meta.labels.as_ref()?.get(label::AUTO_SHARDING_ROOT).map(String::as_str)
+}
+
+fn name(config: &ShardingConfig) -> &str {
+    config.metadata.name.as_deref().unwrap_or_default()
+}

@@ -1,0 +1,74 @@
+//! Can the limits and rules of a circuit breaker be applied?
+
+use ctrlmesh_common::api::{
+    CircuitBreakerSpec, ContentType, RateLimiting, RecoverPolicy, RecoverType,
+    TrafficInterceptRule, TriggerPolicy,
+};
+
+use super::{Report, positive_duration, regular_expression, required_selector};
+
+/// Checks every limit and every rule.
+pub(super) fn check(spec: &CircuitBreakerSpec, report: &mut Report) {
+    required_selector("spec.selector", &spec.selector, report);
+    if spec.rate_limitings.is_empty() && spec.traffic_intercept_rules.is_empty() {
+        report.warning(
+            "spec.rateLimitings",
+            "and trafficInterceptRules are empty: nothing is held back",
+        );
+    }
+    for (at, limiting) in spec.rate_limitings.iter().enumerate() {
+        check_limiting(&format!("spec.rateLimitings[{at}]"), limiting, report);
+    }
+    for (at, rule) in spec.traffic_intercept_rules.iter().enumerate() {
+        check_rule(&format!("spec.trafficInterceptRules[{at}]"), rule, report);
+    }
+}
+
+fn check_limiting(field: &str, limiting: &RateLimiting, report: &mut Report) {
+    let counts =
+        matches!(limiting.trigger_policy, TriggerPolicy::Normal | TriggerPolicy::LimiterOnly);
+    match &limiting.bucket {
+        Some(bucket) => {
+            positive_duration(&format!("{field}.bucket.interval"), &bucket.interval, report);
+        }
+        None if counts => report.error(
+            format!("{field}.bucket"),
+            "is required with the trigger policies Normal and LimiterOnly",
+        ),
+        None => {}
+    }
+    if limiting.resource_rules.is_empty() && limiting.rest_rules.is_empty() {
+        report.error(
+            format!("{field}.resourceRules"),
+            "at least one rule, here or in restRules, is required; the limit would apply to nothing",
+        );
+    }
+    if let Some(policy) = &limiting.recover_policy {
+        check_recovery(&format!("{field}.recoverPolicy"), policy, report);
+        if limiting.trigger_policy != TriggerPolicy::Normal {
+            report.warning(
+                format!("{field}.recoverPolicy"),
+                "is not used: only with the trigger policy Normal does the breaker open by itself",
+            );
+        }
+    }
+}
+
+fn check_recovery(field: &str, policy: &RecoverPolicy, report: &mut Report) {
+    let field = format!("{field}.sleepingWindowSize");
+    match &policy.sleeping_window_size {
+        Some(size) => positive_duration(&field, size, report),
+        None if policy.kind == RecoverType::SleepingWindow => {
+            report.error(field, "is required with the type SleepingWindow");
+        }
+        None => {}
+    }
+}
+
+fn check_rule(field: &str, rule: &TrafficInterceptRule, report: &mut Report) {
+    if rule.content_type == ContentType::Regexp {
+        for (at, content) in rule.contents.iter().enumerate() {
+            regular_expression(&format!("{field}.contents[{at}]"), content, report);
+        }
+    }
+}

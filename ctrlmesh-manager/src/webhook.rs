@@ -1,0 +1,249 @@
+//! How do the API server's questions reach those who answer them?
+//!
+//! HTTPS, HTTP/2 or HTTP/1.1. What is asked is an `AdmissionReview`; who answers is found by the path. What cannot be read,
+//! or is not answered in time, is an error to the API server, which then does as its configuration says.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use kube::core::DynamicObject;
+use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpStream;
+use tokio::time;
+use tokio_rustls::server::TlsStream;
+use tracing::{debug, warn};
+
+use crate::drain::Drain;
+use crate::listen::Admission;
+use crate::telemetry;
+
+/// Largest review that is read, in bytes: an object and what it was before, each as large as etcd takes one, in JSON.
+const MAX_REVIEW_BYTES: usize = 7 * 1024 * 1024;
+
+/// How long a review may take to arrive.
+const ARRIVE: Duration = Duration::from_secs(10);
+
+/// How long a connection may say nothing before its first request, and HTTP/1.1 between two.
+const IDLE: Duration = Duration::from_secs(90);
+
+/// Answers one question.
+pub type Handler = Arc<
+    dyn Fn(AdmissionRequest<DynamicObject>) -> BoxFuture<'static, AdmissionResponse> + Send + Sync,
+>;
+
+/// Who answers at a path.
+#[derive(Clone)]
+pub struct Route {
+    /// The path, such as `/validate`.
+    pub path: &'static str,
+    /// How long the answer may take; the API server waits for the time that its configuration says, so less than that.
+    pub deadline: Duration,
+    /// Who answers.
+    pub handler: Handler,
+}
+
+/// What was asked, and how it went.
+#[derive(Clone, Debug, Default)]
+pub struct WebhookMetrics(Family<Labels, Counter>);
+
+/// Answers the API server's questions.
+pub struct Webhook {
+    /// By path, who answers.
+    pub routes: BTreeMap<&'static str, Route>,
+    /// Counts.
+    pub metrics: WebhookMetrics,
+    /// Ends with it.
+    pub drain: Drain,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
+struct Labels {
+    path: &'static str,
+    outcome: &'static str,
+}
+
+/// A question that is not answered.
+#[derive(Debug, thiserror::Error)]
+enum Unanswered {
+    #[error("nobody answers at this path")]
+    Path,
+    #[error("only POST")]
+    Method,
+    #[error("the review did not arrive in time")]
+    Slow,
+    #[error("the review is larger than {MAX_REVIEW_BYTES} bytes, or did not arrive whole")]
+    Body,
+    #[error("this is no AdmissionReview")]
+    Malformed(#[source] serde_json::Error),
+    #[error("this AdmissionReview asks nothing")]
+    Empty,
+    #[error("no answer within {within:?}")]
+    Late { within: Duration },
+    #[error("the answer cannot be given; the manager's log says why")]
+    Panicked,
+}
+
+// === impl WebhookMetrics ===
+
+impl WebhookMetrics {
+    /// Registers all.
+    pub fn register(registry: &mut Registry) -> Self {
+        let this = Self::default();
+        let help =
+            "Admission reviews by path and outcome: allowed, denied, or failed to be answered";
+        registry.register("webhook_reviews", help, this.0.clone());
+        this
+    }
+
+    fn count(&self, path: &'static str, outcome: &'static str) {
+        self.0.get_or_create_owned(&Labels { path, outcome }).inc();
+    }
+}
+
+// === impl Webhook ===
+
+impl Webhook {
+    /// Serves one connection until it ends.
+    pub async fn serve(self: Arc<Self>, stream: TlsStream<TcpStream>, admission: Arc<Admission>) {
+        let service = {
+            let (webhook, admission) = (self.clone(), admission.clone());
+            service_fn(move |request| {
+                // The API server does not say who it is: whoever asks at all may stay.
+                admission.prove();
+                webhook.clone().respond(request)
+            })
+        };
+        let mut builder = auto::Builder::new(Tasks(self.drain.clone()));
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE);
+        builder.http2().timer(TokioTimer::new()).keep_alive_interval(IDLE);
+        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        let mut connection = std::pin::pin!(connection);
+        let late = async {
+            time::sleep(IDLE).await;
+            if admission.is_proven() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            ended = connection.as_mut() => if let Err(error) = ended {
+                debug!(error = %error, "connection of the API server broke");
+            },
+            // It asks nothing.
+            () = late => {}
+            () = self.drain.started() => {
+                connection.as_mut().graceful_shutdown();
+                drop(connection.await);
+            }
+        }
+    }
+
+    async fn respond(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, Infallible> {
+        let route = self.routes.get(request.uri().path());
+        let path = route.map_or("other", |route| route.path);
+        let answered = match route {
+            Some(route) => answer(route, request).await,
+            None => Err(Unanswered::Path),
+        };
+        Ok(match answered {
+            Ok(response) => {
+                self.metrics.count(path, if response.allowed { "allowed" } else { "denied" });
+                json(&response.into_review())
+            }
+            Err(error) => {
+                self.metrics.count(path, "failed");
+                warn!(path, error = telemetry::chain(&error), "admission review not answered");
+                error.response()
+            }
+        })
+    }
+}
+
+async fn answer(
+    route: &Route,
+    request: Request<Incoming>,
+) -> Result<AdmissionResponse, Unanswered> {
+    if request.method() != Method::POST {
+        return Err(Unanswered::Method);
+    }
+    let body = Limited::new(request.into_body(), MAX_REVIEW_BYTES).collect();
+    let body = time::timeout(ARRIVE, body).await.map_err(|_elapsed| Unanswered::Slow)?;
+    let body = body.map_err(|_broken| Unanswered::Body)?.to_bytes();
+    let review: AdmissionReview<DynamicObject> =
+        serde_json::from_slice(&body).map_err(Unanswered::Malformed)?;
+    let question = review.request.ok_or(Unanswered::Empty)?;
+    let answer = AssertUnwindSafe((route.handler)(question)).catch_unwind();
+    let answer = time::timeout(route.deadline, answer).await;
+    let answer = answer.map_err(|_elapsed| Unanswered::Late { within: route.deadline })?;
+    answer.map_err(|_panic| Unanswered::Panicked)
+}
+
+fn json(review: &AdmissionReview<DynamicObject>) -> Response<Full<Bytes>> {
+    // What came as JSON goes back as JSON.
+    let body = serde_json::to_vec(review).unwrap_or_default();
+    let mut response = Response::new(Full::new(body.into()));
+    let kind = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+// === impl Unanswered ===
+
+impl Unanswered {
+    fn response(&self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::new(format!("{self}\n").into()));
+        *response.status_mut() = match self {
+            Self::Path => StatusCode::NOT_FOUND,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Slow => StatusCode::REQUEST_TIMEOUT,
+            Self::Body => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Malformed(_) | Self::Empty => StatusCode::BAD_REQUEST,
+            Self::Late { .. } | Self::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        response
+    }
+}
+
+// === impl Route ===
+
+impl fmt::Debug for Route {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Route")
+            .field("path", &self.path)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs the parts of a connection.
+#[derive(Clone, Debug)]
+struct Tasks(Drain);
+
+impl<F> hyper::rt::Executor<F> for Tasks
+where
+    F: Future + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        self.0.spawn(async move { drop(task.await) });
+    }
+}

@@ -1,0 +1,74 @@
+//! The command line, as a user meets it.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::{fs, io, process};
+
+const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\n\
+    spec: {selector: {matchLabels: {a: b}}, limits: [{RESOURCES: [{apiGroups: [''], resources: [pods]}], selector: {matchLabels: {team: a}}}]}\n";
+
+/// A file that is there as long as the value.
+struct File(PathBuf);
+
+// === impl File ===
+
+impl File {
+    fn new(name: &str, text: &str) -> io::Result<Self> {
+        let file = format!("{}-{name}.yaml", process::id());
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(file);
+        fs::write(&path, text)?;
+        Ok(Self(path))
+    }
+
+    fn validate(&self) -> io::Result<Output> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"));
+        command.args(["validate", "-f"]).arg(&self.0).output()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.0));
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn a_good_manifest_is_ok() -> io::Result<()> {
+    let output = File::new("good", &SHARD.replace("RESOURCES", "relateResources"))?.validate()?;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(said(&output).contains("ShardingConfig a ("), "{}", said(&output));
+    Ok(())
+}
+
+#[test]
+fn a_misspelled_field_ends_with_1_and_names_the_field() -> io::Result<()> {
+    let output = File::new("typo", &SHARD.replace("RESOURCES", "relatedResources"))?.validate()?;
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("error: spec.limits[0].relatedResources: is not a field"));
+    Ok(())
+}
+
+#[test]
+fn a_list_is_looked_into() -> io::Result<()> {
+    let item = SHARD.replace("RESOURCES", "relatedResources").replace('\n', "\n  ");
+    let list = format!("apiVersion: v1\nkind: List\nitems:\n- {}\n", item.trim_end());
+    let output = File::new("list", &list)?.validate()?;
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("document 1, items[0]): refused"), "{}", said(&output));
+    Ok(())
+}
+
+#[test]
+fn a_file_with_nothing_to_check_is_an_error() -> io::Result<()> {
+    let foreign = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n";
+    for (name, text) in [("none", foreign), ("empty", "")] {
+        let output = File::new(name, text)?.validate()?;
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains("nothing to check"), "{}", said(&output));
+    }
+    Ok(())
+}

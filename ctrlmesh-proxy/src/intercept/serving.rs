@@ -1,0 +1,145 @@
+//! What a proxy says of itself once its pod is attached: which sockets listen, that it lives, what else it takes over.
+//!
+//! All of it is for pods that this owner has attached, and for no others.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+
+use ctrlmesh_common::kernel::{FAIL_OPEN, Inbound, InboundKey};
+
+use super::interceptor::Interceptor;
+use super::listener::{self, Namespace};
+use super::object::Object;
+use super::pin::Slot;
+use super::record::Record;
+use super::{Error, cgroup, link, status};
+
+impl Interceptor {
+    /// Says which socket takes the redirected connections of a pod attached with `ListenerCheck::Held`. When the socket
+    /// closes, or its process dies, the kernel knows at once.
+    ///
+    /// # Errors
+    /// If the socket does not listen, or the pod is not this owner's.
+    pub fn listen(&mut self, slot: Slot, listener: &TcpListener) -> Result<(), Error> {
+        let _lock = self.register.pins.lock()?;
+        self.register.owned(slot)?;
+        self.register.maps.listeners.set(slot.index(), listener, 0).map_err(Error::map("LISTENERS"))
+    }
+
+    /// Makes our IPv6 prefix local in the pod's network namespace, and sends its connections to native IPv6 targets there,
+    /// so that sockets for IPv6 only are redirected too. The pod's listener must be one of `listener::outbound`.
+    ///
+    /// # Errors
+    /// If the namespace has no IPv6 or cannot be entered, or the pod is not this owner's. The pod goes on over IPv4 then.
+    pub fn serve_ipv6(&mut self, slot: Slot, namespace: &Namespace) -> Result<(), Error> {
+        let _lock = self.register.pins.lock()?;
+        self.register.owned(slot)?;
+        listener::make_prefix_local(namespace)?;
+        self.register.native(slot)
+    }
+
+    /// Says that the proxy with this number lives.
+    ///
+    /// # Errors
+    /// If no pod of this owner has the number.
+    pub fn beat(&mut self, number: u32) -> Result<(), Error> {
+        let measured = |slot: &Slot| {
+            let pod = self.register.owned(*slot).and_then(|_| self.register.pod(*slot));
+            pod.is_ok_and(|pod| pod.heartbeat == number)
+        };
+        if !self.beating.get(&number).is_some_and(measured) {
+            let slots = self.register.pins.slots()?.into_iter().filter(|slot| slot.real());
+            let slot = slots.into_iter().find(measured);
+            let stranger = || Error::NotYours { number, owner: self.register.owner.clone() };
+            self.beating.insert(number, slot.ok_or_else(stranger)?);
+        }
+        self.register
+            .maps
+            .heartbeats
+            .set(number, status::now(), 0)
+            .map_err(Error::map("HEARTBEATS"))
+    }
+
+    /// Gives connections that arrive at `address` in a pod's network namespace to `listener`, one of
+    /// [`super::listener::inbound`] for its family. The proxy itself reaches the server behind from a loopback address:
+    /// [`super::INBOUND_SOURCE`], or [`super::INBOUND_SOURCE_V6`] for a server that listens on IPv6 only.
+    ///
+    /// # Errors
+    /// If the pod is not this owner's, the namespace is none, the address is another pod's, or a table is full.
+    pub fn take_inbound(
+        &mut self,
+        slot: Slot,
+        namespace: &Namespace,
+        address: SocketAddr,
+        listener: &TcpListener,
+        fail_open: bool,
+    ) -> Result<(), Error> {
+        let _lock = self.register.pins.lock()?;
+        let record = self.register.owned(slot)?;
+        let key = InboundKey { address: address.ip().into(), port: u32::from(address.port()) };
+        if let Ok(taken) = self.register.maps.inbound.get(&key, 0)
+            && taken.listener / 2 != slot.index()
+        {
+            return Err(Error::Taken { address, slot: taken.listener / 2 });
+        }
+        let entry = slot.index() * 2 + u32::from(address.is_ipv6());
+        let maps = &mut self.register.maps;
+        maps.inbound_listeners.set(entry, listener, 0).map_err(Error::map("INBOUND_LISTENERS"))?;
+        let value = Inbound { listener: entry, flags: if fail_open { FAIL_OPEN } else { 0 } };
+        let inserted = maps.inbound.insert(key, value, 0);
+        inserted.map_err(|error| maps.refused("INBOUND", error))?;
+        let inode = namespace.inode()?;
+        let same = record.netns.as_ref().is_some_and(|(_, known)| *known == inode);
+        if same && link::whole(&self.register.pins, &record, &Object::fingerprint())? {
+            return Ok(());
+        }
+        self.attach_inbound(slot, namespace, inode)
+    }
+
+    /// Answers `SO_ORIGINAL_DST` to the processes of a proxy's cgroup, for as long as this process lives: what it is for
+    /// is proxies that cannot read the tables.
+    ///
+    /// # Errors
+    /// If the cgroup is none.
+    pub fn answer_original_destination(&mut self, cgroup: &Path) -> Result<(), Error> {
+        let cgroup = self.register.hierarchy.cgroup(cgroup)?;
+        if !self.answered.contains(&cgroup) {
+            link::attach_getsockopt(&mut self.object, &cgroup)?;
+            self.answered.push(cgroup);
+        }
+        Ok(())
+    }
+
+    /// Replaces the webhook program of a pod that has one.
+    pub(super) fn replace_inbound(&mut self, record: &Record) -> Result<(), Error> {
+        let Some((path, inode)) = &record.netns else { return Ok(()) };
+        let Some(namespace) = reopen(record, path, *inode) else {
+            tracing::warn!(slot = %record.slot, "network namespace not found, webhook program not replaced");
+            return Ok(());
+        };
+        self.attach_inbound(record.slot, &namespace, *inode)
+    }
+
+    fn attach_inbound(
+        &mut self,
+        slot: Slot,
+        namespace: &Namespace,
+        inode: u64,
+    ) -> Result<(), Error> {
+        let pins = &self.register.pins;
+        pins.note(slot, "netns", namespace.path())?;
+        pins.note(slot, "netns-id", Path::new(&inode.to_string()))?;
+        link::attach_inbound(&mut self.object, pins, slot, namespace)?;
+        pins.note(slot, "inbound-object", Path::new(&Object::fingerprint()))
+    }
+}
+
+/// A pod's network namespace, by the path at which it was, or by a process of the pod.
+fn reopen(record: &Record, path: &Path, inode: u64) -> Option<Namespace> {
+    let is = |namespace: &Namespace| namespace.inode().is_ok_and(|found| found == inode);
+    let known = Namespace::open(path).ok().filter(is);
+    known.or_else(|| {
+        let path = cgroup::namespaces(&record.cgroup.path).remove(&inode)?;
+        Namespace::open(&path).ok().filter(is)
+    })
+}

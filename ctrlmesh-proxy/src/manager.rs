@@ -1,0 +1,352 @@
+//! How is the manager reached?
+//!
+//! Over HTTP/2 and TLS, believed by a certificate authority of its own, with the pod's token in every call. The token
+//! and the authority are read anew for each connection: both change under a proxy that runs for long.
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Args;
+use ctrlmesh_common::wire::{self, Report, SignRequest, Signed, Update};
+use http::uri::{PathAndQuery, Scheme};
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+use tokio::time;
+use tokio_rustls::TlsConnector;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::client::{Grpc, GrpcService};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::{Status, Streaming};
+use tonic_prost::ProstCodec;
+use tracing::debug;
+
+use crate::drain::Drain;
+
+/// How long it may take to connect, TLS included.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// How long the manager may take to begin an answer: it may have to ask the API server about the token.
+const ANSWER: Duration = Duration::from_secs(15);
+
+/// How often a silent manager is asked whether it is still there, and how long it may take to say so.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// How the manager is reached, on the command line.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ManagerArgs {
+    /// The manager, which tells the policy and signs the certificate; needs --manager-ca, --token and --state-dir.
+    #[arg(long, env = "CTRLMESH_PROXY_MANAGER", value_name = "HOST:PORT",
+          requires_all = ["manager_ca", "token", "state_dir"], conflicts_with_all = ["policy", "sharding_config"])]
+    pub manager: Option<Address>,
+    /// The CA that the manager's certificate is verified against; read for each connection.
+    #[arg(long, env = "CTRLMESH_PROXY_MANAGER_CA", value_name = "FILE")]
+    pub manager_ca: Option<PathBuf>,
+    /// The pod's token, made out to `ctrlmesh`; read for each connection.
+    #[arg(long, env = "CTRLMESH_PROXY_TOKEN", value_name = "FILE")]
+    pub token: Option<PathBuf>,
+    /// Folder in which what the manager said last is kept, for a start without it.
+    #[arg(long, env = "CTRLMESH_PROXY_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+}
+
+/// Where the manager is.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Address {
+    host: String,
+    port: u16,
+}
+
+/// A text that is no address.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("`{text}` is not HOST:PORT")]
+pub struct AddressError {
+    text: String,
+}
+
+/// How the manager is reached.
+#[derive(Clone, Debug)]
+pub struct Manager {
+    /// Where it is.
+    pub address: Address,
+    /// Who vouches for it.
+    pub ca: PathBuf,
+    /// Who the proxy is.
+    pub token: PathBuf,
+    /// Where what it said is kept.
+    pub state: PathBuf,
+}
+
+/// A connection to the manager.
+#[derive(Debug)]
+pub struct Link {
+    grpc: Grpc<Channel>,
+    authorization: MetadataValue<Ascii>,
+}
+
+/// Why the manager was not reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// A file cannot be read.
+    #[error("read `{path}`")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The authority's file holds none.
+    #[error("read a certificate authority from `{path}`")]
+    Ca {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The token's file holds none.
+    #[error("`{path}` holds no token")]
+    Token {
+        /// Which.
+        path: PathBuf,
+    },
+    /// The host is neither a DNS name nor an address.
+    #[error("`{host}` is no host")]
+    Host {
+        /// What it is.
+        host: String,
+    },
+    /// The TLS library does not do what is needed.
+    #[error("set up TLS")]
+    Library(#[source] rustls::Error),
+    /// The manager cannot be connected to, or is not who it should be.
+    #[error("connect to the manager")]
+    Connect(#[source] io::Error),
+    /// It did not answer in time.
+    #[error("connect to the manager in time")]
+    Late,
+    /// It does not speak HTTP/2.
+    #[error("begin HTTP/2 with the manager")]
+    Http(#[source] hyper::Error),
+}
+
+/// What sends gRPC calls.
+#[derive(Debug)]
+struct Channel(http2::SendRequest<Body>);
+
+// === impl ManagerArgs ===
+
+impl ManagerArgs {
+    /// How the manager is reached, where one was named.
+    pub fn manager(&self) -> Option<Manager> {
+        let (address, ca) = self.manager.clone().zip(self.manager_ca.clone())?;
+        let (token, state) = self.token.clone().zip(self.state_dir.clone())?;
+        Some(Manager { address, ca, token, state })
+    }
+}
+
+// === impl Address ===
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let wrong = || AddressError { text: text.to_owned() };
+        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let host = inner.unwrap_or(host);
+        let port = port.parse().map_err(|_unfit| wrong())?;
+        let whole = !host.is_empty() && (inner.is_some() || !host.contains(':'));
+        if whole { Ok(Self { host: host.to_owned(), port }) } else { Err(wrong()) }
+    }
+}
+
+// === impl Manager ===
+
+impl Manager {
+    /// Connects; what the connection is made of ends with `drain`.
+    ///
+    /// # Errors
+    /// Where the manager is not there, or not who it should be.
+    pub async fn connect(&self, drain: &Drain) -> Result<Link, ConnectError> {
+        let tls = self.tls()?;
+        let authorization = self.authorization()?;
+        time::timeout(CONNECT, Box::pin(self.open(tls, authorization, drain)))
+            .await
+            .map_err(|_elapsed| ConnectError::Late)?
+    }
+
+    async fn open(
+        &self,
+        tls: TlsConnector,
+        authorization: MetadataValue<Ascii>,
+        drain: &Drain,
+    ) -> Result<Link, ConnectError> {
+        let Address { host, port } = &self.address;
+        let unfit = || ConnectError::Host { host: host.clone() };
+        let name = ServerName::try_from(host.clone()).map_err(|_unfit| unfit())?;
+        let authority =
+            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let origin = Uri::builder().scheme(Scheme::HTTPS).authority(authority).path_and_query("/");
+        let origin = origin.build().map_err(|_unfit| unfit())?;
+        let stream =
+            TcpStream::connect((host.as_str(), *port)).await.map_err(ConnectError::Connect)?;
+        stream.set_nodelay(true).map_err(ConnectError::Connect)?;
+        let stream = Box::pin(tls.connect(name, stream)).await.map_err(ConnectError::Connect)?;
+        let mut http2 = http2::Builder::new(Tasks(drain.clone()));
+        http2
+            .timer(TokioTimer::new())
+            .keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .keep_alive_while_idle(true);
+        let begun = Box::pin(http2.handshake(TokioIo::new(stream))).await;
+        let (sender, connection) = begun.map_err(ConnectError::Http)?;
+        drain.spawn(async move {
+            if let Err(error) = connection.await {
+                debug!(error = &error as &dyn std::error::Error, "connection to the manager broke");
+            }
+        });
+        let grpc = Grpc::with_origin(Channel(sender), origin)
+            .max_decoding_message_size(wire::MAX_UPDATE_BYTES);
+        Ok(Link { grpc, authorization })
+    }
+
+    fn tls(&self) -> Result<TlsConnector, ConnectError> {
+        let failed = || ConnectError::Ca { path: self.ca.clone() };
+        let pem = read(&self.ca)?;
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(&pem) {
+            let certificate = certificate.map_err(|_unfit| failed())?;
+            roots.add(certificate).map_err(|_unfit| failed())?;
+        }
+        if roots.is_empty() {
+            return Err(failed());
+        }
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(ConnectError::Library)?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(TlsConnector::from(Arc::new(config)))
+    }
+
+    fn authorization(&self) -> Result<MetadataValue<Ascii>, ConnectError> {
+        let failed = || ConnectError::Token { path: self.token.clone() };
+        let text = read(&self.token)?;
+        let text = std::str::from_utf8(&text).map_err(|_unfit| failed())?.trim();
+        let value = (!text.is_empty()).then(|| format!("Bearer {text}").parse().ok()).flatten();
+        let mut value: MetadataValue<Ascii> = value.ok_or_else(failed)?;
+        value.set_sensitive(true);
+        Ok(value)
+    }
+}
+
+fn read(path: &PathBuf) -> Result<Vec<u8>, ConnectError> {
+    std::fs::read(path).map_err(|source| ConnectError::Read { path: path.clone(), source })
+}
+
+// === impl Link ===
+
+impl Link {
+    /// Begins to be told policies; `reports` begins with a hello.
+    ///
+    /// # Errors
+    /// Where the manager refuses, or is not there any more.
+    pub async fn follow(
+        &mut self,
+        reports: ReceiverStream<Report>,
+    ) -> Result<Streaming<Update>, Status> {
+        let request = self.request(reports);
+        self.ready().await?;
+        let codec = ProstCodec::<Report, Update>::default();
+        let path = PathAndQuery::from_static(wire::FOLLOW);
+        in_time(self.grpc.streaming(request, path, codec)).await
+    }
+
+    /// Has a certificate signing request (DER) signed; gives the chain, in DER, leaf first.
+    ///
+    /// # Errors
+    /// Where the manager refuses, or is not there any more.
+    pub async fn sign(&mut self, request: &[u8]) -> Result<Vec<CertificateDer<'static>>, Status> {
+        let request = self.request(SignRequest { request: Bytes::copy_from_slice(request) });
+        self.ready().await?;
+        let codec = ProstCodec::<SignRequest, Signed>::default();
+        let path = PathAndQuery::from_static(wire::SIGN);
+        let signed = in_time(self.grpc.unary(request, path, codec)).await?;
+        Ok(signed.chain.into_iter().map(|one| CertificateDer::from(one.to_vec())).collect())
+    }
+
+    fn request<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        request.metadata_mut().insert("authorization", self.authorization.clone());
+        request
+    }
+
+    async fn ready(&mut self) -> Result<(), Status> {
+        self.grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))
+    }
+}
+
+async fn in_time<T>(
+    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, Status> {
+    match time::timeout(ANSWER, call).await {
+        Ok(answer) => answer.map(tonic::Response::into_inner),
+        Err(_elapsed) => Err(Status::deadline_exceeded("the manager does not answer")),
+    }
+}
+
+// === impl Channel ===
+
+impl GrpcService<Body> for Channel {
+    type ResponseBody = Incoming;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), hyper::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}
+
+/// Runs the parts of a connection.
+#[derive(Clone, Debug)]
+struct Tasks(Drain);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
+    fn execute(&self, task: F) {
+        self.0.spawn(task);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_host_and_a_port() {
+        let parsed = |text: &str| text.parse::<Address>().map(|one| (one.host, one.port));
+        assert_eq!(parsed("manager.ns.svc:8071"), Ok(("manager.ns.svc".to_owned(), 8071)));
+        assert_eq!(parsed("[::1]:1"), Ok(("::1".to_owned(), 1)));
+        for wrong in ["", "a", "a:", ":1", "::1:1", "a:b", "a:70000"] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
+}

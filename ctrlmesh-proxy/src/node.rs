@@ -1,0 +1,359 @@
+//! Which pods of this node are served?
+//!
+//! Those of a list, once each is attached in the kernel, has a listener in its network namespace and a policy. In that
+//! order: from the first step on a pod's connections are refused, and they pass as its policy says after the last; a
+//! pod that cannot be served waits, refused or passed as it asked for, and is tried again. The list and what became of
+//! the pods are looked at four times a second; a pod that is gone, or no longer on the list, is let go of.
+
+mod network;
+mod pods;
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio::task;
+use tokio::time;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::accept::{Acceptor, PodSlot};
+use crate::drain::Drain;
+use crate::intercept;
+use crate::intercept::cgroup::{Cgroup, Hierarchy};
+use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
+use crate::metrics::Metrics;
+use crate::node::network::{NetworkId, Networks};
+use crate::policy;
+use crate::policy::{LoadError, PodName};
+use crate::readiness::BlockReady;
+use crate::serve::Served;
+use crate::watched::{PERIOD, Watched};
+
+pub use pods::{Place, Pod, PodsError};
+
+/// Whose the attachments are.
+const OWNER: &str = "node";
+
+/// How old the proxy's last beat may be before it counts as hanging: twenty beats.
+const BEAT_MAX_AGE: Duration = Duration::from_secs(5);
+
+/// How to serve a node.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The list of pods.
+    pub pods: PathBuf,
+    /// What of their connections is redirected.
+    pub targets: Targets,
+    /// Where that arrives in each network namespace.
+    pub port: u16,
+    /// Folder of the kernel's pins.
+    pub pins: PathBuf,
+}
+
+/// Keeps the kernel, the listeners and the policies as the list of pods says.
+pub struct Node {
+    watched: Watched,
+    wanted: Arc<Vec<Pod>>,
+    targets: Targets,
+    interceptor: Interceptor,
+    hierarchy: Hierarchy,
+    networks: Networks,
+    pods: HashMap<PodName, Enrolled>,
+    served: BySlot,
+    /// Whether the kernel may hold what nobody wants.
+    untidy: bool,
+    /// What each pod waits for, so that it is said once.
+    complaints: HashMap<PodName, String>,
+    metrics: Arc<Metrics>,
+    drain: Drain,
+}
+
+/// Where pods are published, by the slot that a connection names.
+pub type BySlot = watch::Sender<Arc<HashMap<PodSlot, Served>>>;
+
+/// Why a node cannot be served.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// The kernel does not let us.
+    #[error("prepare interception")]
+    Intercept(#[from] intercept::Error),
+    /// There is no list of pods.
+    #[error("read which pods to serve")]
+    Pods(#[from] PodsError),
+}
+
+/// Why a pod has to wait.
+#[derive(Debug, Error)]
+enum Waiting {
+    #[error("attach it in the kernel")]
+    Intercept(#[from] intercept::Error),
+    #[error("read its policy")]
+    Policy(#[from] LoadError),
+    #[error("find its network namespace {0}")]
+    Network(PathBuf),
+}
+
+/// A pod that the kernel knows.
+struct Enrolled {
+    pod: Pod,
+    cgroup: Cgroup,
+    slot: Slot,
+    serving: Option<Serving>,
+}
+
+/// A pod whose connections are taken.
+struct Serving {
+    network: NetworkId,
+    gone: CancellationToken,
+}
+
+// === impl Node ===
+
+impl Node {
+    /// Loads the kernel programs and reads the list for the first time.
+    ///
+    /// # Errors
+    /// If the kernel does not let us, or there is no list.
+    pub fn open(
+        settings: Settings,
+        acceptor: Acceptor,
+        served: BySlot,
+        drain: Drain,
+    ) -> Result<Self, NodeError> {
+        let wanted = Arc::new(pods::load(&settings.pods)?);
+        let options = Options { pins: settings.pins, ..Options::new(OWNER) };
+        let interceptor = Interceptor::open(options)?;
+        let originals = Arc::new(interceptor.originals()?);
+        let metrics = acceptor.metrics.clone();
+        let (port, open) = (settings.port, HashMap::new());
+        Ok(Self {
+            watched: Watched::new(settings.pods),
+            wanted,
+            targets: settings.targets,
+            interceptor,
+            hierarchy: Hierarchy::find()?,
+            networks: Networks { acceptor, originals, port, drain: drain.clone(), open },
+            pods: HashMap::new(),
+            served,
+            untidy: true,
+            complaints: HashMap::new(),
+            metrics,
+            drain,
+        })
+    }
+
+    /// Serves until shutdown; `starting` is dropped once all pods have been tried.
+    pub async fn run(mut self, starting: BlockReady) {
+        let mut starting = Some(starting);
+        let mut ticks = time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let drain = self.drain.clone();
+        loop {
+            tokio::select! {
+                biased;
+                // Shutdown: the listeners close, and the kernel refuses what comes.
+                () = drain.started() => return,
+                _ = ticks.tick() => self.pass().await,
+            }
+            drop(starting.take());
+        }
+    }
+
+    /// Looks at everything once.
+    async fn pass(&mut self) {
+        if self.watched.changed() {
+            self.read();
+        }
+        self.let_go();
+        let mut found: HashSet<PathBuf> = HashSet::new();
+        for pod in self.wanted.clone().iter() {
+            let before = self.pods.get(&pod.name).is_some_and(|pod| pod.serving.is_some());
+            if !before {
+                let served = self.serve(pod, &mut found);
+                self.note(&pod.name, served);
+                // Connections of other pods wait to be accepted on this thread.
+                task::yield_now().await;
+            }
+        }
+        found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
+        if self.untidy {
+            self.untidy = self.tidy(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
+        }
+        self.beat();
+        let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
+        self.metrics.pods(serving, self.wanted.len() - serving.min(self.wanted.len()));
+    }
+
+    fn read(&mut self) {
+        match pods::load(self.watched.file()) {
+            Ok(wanted) => self.wanted = Arc::new(wanted),
+            Err(error) => {
+                let error = anyhow::Error::from(error);
+                warn!(file = %self.watched.file().display(), error = format!("{error:#}"), "list of pods refused, the last one stays");
+            }
+        }
+    }
+
+    /// Lets go of the pods that are no longer what or where they were; in the kernel, that is done after those that are
+    /// still wanted were attached anew, so that nothing of theirs passes in between.
+    fn let_go(&mut self) {
+        let wanted: HashMap<&PodName, &Pod> =
+            self.wanted.iter().map(|pod| (&pod.name, pod)).collect();
+        let stale = self.pods.iter().filter(|(name, enrolled)| {
+            wanted.get(name).is_none_or(|pod| **pod != enrolled.pod) || !enrolled.lives()
+        });
+        let stale: Vec<PodName> = stale.map(|(name, _)| name.clone()).collect();
+        for name in stale {
+            if let Some(Enrolled { slot, serving, .. }) = self.pods.remove(&name) {
+                info!(pod = %name, "pod is served no more");
+                self.end(slot, serving);
+                self.metrics.forget(&name.to_string());
+                self.complaints.remove(&name);
+                self.untidy = true;
+            }
+        }
+    }
+
+    /// Attaches a pod and takes its connections, as far as that was not done before.
+    fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), Waiting> {
+        let slot = match self.pods.get(&pod.name) {
+            Some(enrolled) => enrolled.slot,
+            None => self.enrol(pod, found)?,
+        };
+        let network =
+            NetworkId::of(&pod.network).ok_or_else(|| Waiting::Network(pod.network.clone()))?;
+        let gone = CancellationToken::new();
+        let begun = self.begin(pod, slot, network, &gone);
+        let serving = Serving { network, gone };
+        if begun.is_err() {
+            self.end(slot, Some(serving));
+        } else if let Some(enrolled) = self.pods.get_mut(&pod.name) {
+            enrolled.serving = Some(serving);
+        }
+        begun
+    }
+
+    fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, Waiting> {
+        let cgroup = match &pod.place {
+            Place::Cgroup(path) => self.hierarchy.cgroup(path)?,
+            Place::Uid(uid) => self.hierarchy.pod(uid)?,
+        };
+        found.insert(cgroup.path.clone());
+        let own = self.hierarchy.own()?;
+        if own.starts_with(&cgroup.path) {
+            return Err(intercept::Error::Inside(cgroup.path).into());
+        }
+        let slot = self.interceptor.attach(&Attach {
+            cgroup: cgroup.path.clone(),
+            except: pod.except.clone(),
+            targets: self.targets.clone(),
+            port: self.networks.port,
+            fail_open: pod.fail_open,
+            listener: ListenerCheck::Held,
+            heartbeat: Some(Heartbeat { number: None, max_age: BEAT_MAX_AGE }),
+            report: false,
+        })?;
+        let enrolled = Enrolled { pod: pod.clone(), cgroup, slot, serving: None };
+        self.pods.insert(pod.name.clone(), enrolled);
+        Ok(slot)
+    }
+
+    /// Takes a pod's connections: first who serves them, then who accepts them, then who sends them.
+    fn begin(
+        &mut self,
+        pod: &Pod,
+        slot: Slot,
+        network: NetworkId,
+        gone: &CancellationToken,
+    ) -> Result<(), Waiting> {
+        let name = pod.name.to_string();
+        let source = Some(pod.policy.clone());
+        let policy = policy::enforce(source, name, &self.metrics, &self.drain, gone.clone())?;
+        let served = Served { policy, history: Arc::default(), gone: Some(gone.clone()) };
+        self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
+        let listener = self.networks.join(network, &pod.network, slot)?;
+        self.interceptor.beat(u32::from(slot.get()))?;
+        self.interceptor.listen(slot, listener)?;
+        Ok(())
+    }
+
+    /// Takes no more connections of a pod, and ends those that there are.
+    fn end(&mut self, slot: Slot, serving: Option<Serving>) {
+        let Some(Serving { network, gone }) = serving else { return };
+        self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
+        self.networks.leave(network, slot);
+        gone.cancel();
+    }
+
+    fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, Served>)) {
+        self.served.send_modify(|pods| change(Arc::make_mut(pods)));
+    }
+
+    /// Detaches what nobody wants: pods that are gone, and those that a former process was told to serve.
+    fn tidy(&mut self, found: &HashSet<PathBuf>) -> Result<(), intercept::Error> {
+        self.interceptor.sweep()?;
+        let attachments = self.interceptor.status()?.attachments.into_iter();
+        let own = attachments.filter(|attachment| attachment.owner == OWNER);
+        for orphan in own.filter(|attachment| !found.contains(&attachment.cgroup)) {
+            self.interceptor.detach(&orphan.cgroup)?;
+            info!(cgroup = %orphan.cgroup.display(), "detached");
+        }
+        Ok(())
+    }
+
+    fn beat(&mut self) {
+        let serving = self.pods.values().filter(|pod| pod.serving.is_some());
+        for slot in serving.map(|pod| u32::from(pod.slot.get())).collect::<Vec<_>>() {
+            if self.interceptor.beat(slot).inspect_err(warn_of("beat")).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Says what became of a pod, if that is news.
+    fn note(&mut self, name: &PodName, served: Result<(), Waiting>) {
+        let Err(error) = served else {
+            self.complaints.remove(name);
+            return info!(pod = %name, "pod is served");
+        };
+        let error = format!("{:#}", anyhow::Error::from(error));
+        if self.complaints.get(name) != Some(&error) {
+            warn!(pod = %name, error, "pod cannot be served yet");
+            self.complaints.insert(name.clone(), error);
+        }
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("wanted", &self.wanted).finish_non_exhaustive()
+    }
+}
+
+// === impl Enrolled ===
+
+impl Enrolled {
+    /// Whether its cgroup is still the one that was attached, and its network namespace, where it still has a name, the
+    /// one that is listened in.
+    fn lives(&self) -> bool {
+        let moved = |serving: &Serving| {
+            NetworkId::of(&self.pod.network).is_some_and(|now| now != serving.network)
+        };
+        is_cgroup(&self.cgroup.path, self.cgroup.id) && !self.serving.as_ref().is_some_and(moved)
+    }
+}
+
+fn is_cgroup(path: &Path, id: u64) -> bool {
+    fs::metadata(path).is_ok_and(|folder| folder.ino() == id)
+}
+
+fn warn_of(doing: &'static str) -> impl FnOnce(&intercept::Error) {
+    move |error| warn!(error = error as &dyn std::error::Error, doing, "the kernel does not let us")
+}

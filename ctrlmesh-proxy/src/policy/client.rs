@@ -1,0 +1,381 @@
+//! What does the manager say?
+//!
+//! One stream, for one pod or for all pods of a node, for as long as the proxy lives: where it ends, another is begun,
+//! after a time that is random so that ten thousand proxies do not come back together. What the manager says is put in
+//! force, kept in a file, and answered; what cannot be put in force is refused with the reason, and the last good policy
+//! stays. Without the manager the file says what holds.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::wire::{
+    Entry, Hello, Known, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::{task, time};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::enforce::show;
+use super::store::{Held, Store, Told};
+use super::{Current, PodName, StoreError};
+use crate::drain::Drain;
+use crate::manager::{ConnectError, Manager};
+use crate::metrics::{ManagerMetrics, Metrics};
+
+/// The longest wait before the first attempt after a stream has ended.
+const FIRST_WAIT: Duration = Duration::from_secs(2);
+
+/// The longest wait before any attempt: a manager that is back has all proxies back this much later.
+const LONGEST_WAIT: Duration = Duration::from_secs(8);
+
+/// The shortest wait.
+const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+
+/// Verdicts that may wait to be sent: those of one message.
+const VERDICTS: usize = 64;
+
+/// Whom the proxy serves.
+#[derive(Clone, Debug)]
+pub enum Served {
+    /// One pod, inside it.
+    Pod(PodName),
+    /// All pods of a node.
+    Node(String),
+}
+
+/// Follows what the manager says.
+#[derive(Debug)]
+pub struct Client {
+    manager: Manager,
+    served: Served,
+    store: Store,
+    told: watch::Sender<Arc<Told>>,
+    metrics: ManagerMetrics,
+    drain: Drain,
+}
+
+/// Why a stream ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("the manager says: {} ({:?})", .0.message(), .0.code())]
+    Status(#[from] tonic::Status),
+    #[error("the manager ended the stream")]
+    Over,
+}
+
+/// Why a policy is refused.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("parse the policy")]
+    Parse(#[from] serde_json::Error),
+    #[error("check the policy")]
+    Check(#[from] ctrlmesh_common::policy::PolicyError),
+}
+
+/// Begins to follow, from what is kept, until shutdown. A pod that is not there is one of which nothing is known.
+///
+/// # Errors
+/// Where what the manager says cannot be kept.
+pub fn follow(
+    manager: Manager,
+    served: Served,
+    metrics: &Metrics,
+    drain: &Drain,
+) -> Result<watch::Receiver<Arc<Told>>, StoreError> {
+    let store = Store::open(manager.state.clone())?;
+    let mut kept = store.load();
+    if let Served::Pod(pod) = &served {
+        // What is kept of another pod is not this one's.
+        kept.retain(|other, _| other == pod);
+    }
+    for (pod, held) in &kept {
+        info!(%pod, epoch = held.policy.epoch, "begins with the policy that was kept");
+    }
+    let (told, current) = watch::channel(Arc::new(kept));
+    let metrics = metrics.manager.clone();
+    let client = Client { manager, served, store, told, metrics, drain: drain.clone() };
+    let stop = drain.clone();
+    drain.spawn(async move {
+        tokio::select! {
+            // Shutdown.
+            () = stop.started() => {}
+            () = client.run() => {}
+        }
+    });
+    Ok(current)
+}
+
+/// The policy of `pod`, as soon as there is one, and followed until shutdown. Until then nothing is to be served: what
+/// passes without a policy has escaped its shard.
+pub async fn policy_of(
+    pod: PodName,
+    mut told: watch::Receiver<Arc<Told>>,
+    metrics: &Arc<Metrics>,
+    drain: &Drain,
+) -> Option<Current> {
+    let known = told.wait_for(|told| told.contains_key(&pod)).await.ok()?.clone();
+    let first = known.get(&pod)?.policy.clone();
+    let (sender, current) = watch::channel(first);
+    let never = CancellationToken::new();
+    let (shown, name) = (current.clone(), pod.to_string());
+    drain.spawn(show(shown, name, metrics.clone(), drain.clone(), never));
+    let stop = drain.clone();
+    drain.spawn(async move {
+        loop {
+            tokio::select! {
+                // Shutdown.
+                () = stop.started() => return,
+                changed = told.changed() => if changed.is_err() { return },
+            }
+            let now = told.borrow_and_update().get(&pod).map(|held| held.policy.clone());
+            if let Some(now) = now {
+                sender.send_if_modified(|current| {
+                    let differs = *current != now;
+                    *current = now;
+                    differs
+                });
+            }
+        }
+    });
+    Some(current)
+}
+
+// === impl Client ===
+
+impl Client {
+    async fn run(self) {
+        let mut wait = FIRST_WAIT;
+        loop {
+            let ended = self.attend(&mut wait).await;
+            self.metrics.connected.set(0);
+            let pause = SHORTEST_WAIT + random(wait);
+            warn!(
+                error = format!("{:#}", anyhow::Error::from(ended)),
+                retry = ?pause,
+                "the manager is away; the last policy stays"
+            );
+            time::sleep(pause).await;
+            wait = (wait * 2).min(LONGEST_WAIT);
+        }
+    }
+
+    /// One stream, until it ends.
+    async fn attend(&self, wait: &mut Duration) -> Ended {
+        match self.stream(wait).await {
+            Ok(()) => Ended::Over,
+            Err(ended) => ended,
+        }
+    }
+
+    async fn stream(&self, wait: &mut Duration) -> Result<(), Ended> {
+        let mut link = self.manager.connect(&self.drain).await?;
+        let (reports, outbound) = mpsc::channel(VERDICTS);
+        // There is room: nothing was sent yet.
+        drop(reports.try_send(Report { said: Some(Said::Hello(self.hello())) }));
+        let mut updates = link.follow(ReceiverStream::new(outbound)).await?;
+        while let Some(update) = updates.message().await? {
+            if self.metrics.connected.get() == 0 {
+                info!("the manager is there");
+                self.metrics.connected.set(1);
+                *wait = FIRST_WAIT;
+            }
+            self.metrics.heard(SystemTime::now());
+            for verdict in self.take(update).await {
+                let report = Report { said: Some(Said::Verdict(verdict)) };
+                if reports.send(report).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn hello(&self) -> Hello {
+        let told = self.told.borrow().clone();
+        let known = told.iter().map(|(pod, held)| Known {
+            pod: Some(id(pod, &held.uid)),
+            digest: held.digest,
+            epoch: held.policy.epoch,
+        });
+        let (node, pod) = match &self.served {
+            Served::Pod(pod) => (String::new(), Some(id(pod, ""))),
+            Served::Node(node) => (node.clone(), None),
+        };
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Hello { node, pod, version, known: known.collect() }
+    }
+
+    /// Puts in force what the manager said, keeps it, and says what came of it.
+    async fn take(&self, update: Update) -> Vec<Verdict> {
+        let before = self.told.borrow().clone();
+        let (after, verdicts) = taken(&before, update, matches!(self.served, Served::Node(_)));
+        for verdict in verdicts.iter().filter(|verdict| !verdict.refused.is_empty()) {
+            self.metrics.refused.inc();
+            warn!(reason = verdict.refused, "policy refused, the last one stays");
+        }
+        if after != *before {
+            let after = Arc::new(after);
+            self.told.send_replace(after.clone());
+            let store = self.store.clone();
+            // A disk may take its time.
+            let saved = task::spawn_blocking(move || store.save(&after)).await;
+            if let Ok(Err(error)) = saved {
+                let error = format!("{:#}", anyhow::Error::from(error));
+                warn!(
+                    error,
+                    "policy in force, but not kept: a restart without the manager has the one before"
+                );
+            }
+        }
+        verdicts
+    }
+}
+
+/// What is known after `update`, and what is said to it. Of a pod that is `gone` a node forgets the policy; inside the
+/// pod the last one stays, because what passes without one has escaped its shard.
+fn taken(before: &Told, update: Update, forgets: bool) -> (Told, Vec<Verdict>) {
+    let mut after = before.clone();
+    let mut verdicts = Vec::new();
+    for gone in update.gone {
+        let pod = name(&gone);
+        if forgets {
+            debug!(%pod, "nothing is said of the pod any more");
+            after.remove(&pod);
+        } else {
+            warn!(%pod, "the manager says nothing of this pod; the last policy stays");
+        }
+    }
+    for entry in update.policies {
+        let Some(id) = entry.pod.clone() else { continue };
+        let pod = name(&id);
+        // Of another incarnation of the pod nothing stays.
+        after
+            .remove(&pod)
+            .filter(|held| held.uid == id.uid || held.uid.is_empty())
+            .map_or_else(|| (), |held| drop(after.insert(pod.clone(), held)));
+        let digest = entry.digest;
+        let refused = match policy(&entry) {
+            Ok(policy) => {
+                let held = Held { uid: id.uid.clone(), digest, policy: Arc::new(policy) };
+                after.insert(pod.clone(), held);
+                String::new()
+            }
+            Err(refused) => reason(refused),
+        };
+        let epoch = after.get(&pod).map_or(0, |held| held.policy.epoch);
+        verdicts.push(Verdict { pod: Some(id), digest, epoch, refused });
+    }
+    (after, verdicts)
+}
+
+fn policy(entry: &Entry) -> Result<Policy, Refused> {
+    let policy: Policy = serde_json::from_slice(&entry.policy)?;
+    policy.check()?;
+    Ok(policy)
+}
+
+fn reason(refused: Refused) -> String {
+    let mut text = format!("{:#}", anyhow::Error::from(refused));
+    text.truncate(text.floor_char_boundary(MAX_REASON_BYTES));
+    text
+}
+
+fn id(pod: &PodName, uid: &str) -> PodId {
+    PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: uid.to_owned() }
+}
+
+fn name(pod: &PodId) -> PodName {
+    PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }
+}
+
+/// Up to `most`, at random.
+fn random(most: Duration) -> Duration {
+    let random = u128::from(RandomState::new().hash_one(0_u8)) % most.as_millis().max(1);
+    Duration::from_millis(u64::try_from(random).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, uid: &str, policy: &str) -> Entry {
+        let pod = PodId { namespace: "ns".to_owned(), name: name.to_owned(), uid: uid.to_owned() };
+        let digest = ctrlmesh_common::wire::digest(policy.as_bytes());
+        Entry { pod: Some(pod), digest, policy: policy.to_owned().into() }
+    }
+
+    fn update(policies: &[Entry]) -> Update {
+        Update { policies: policies.to_vec(), gone: Vec::new() }
+    }
+
+    fn epochs(told: &Told) -> Vec<(&str, u64)> {
+        told.iter().map(|(pod, held)| (pod.name.as_str(), held.policy.epoch)).collect()
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_applied_is_refused_with_the_reason_and_the_last_one_stays() {
+        let (told, verdicts) =
+            taken(&Told::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        assert_eq!(epochs(&told), [("a", 3)]);
+        assert_eq!((verdicts[0].epoch, verdicts[0].refused.as_str()), (3, ""));
+        for (wrong, why) in [
+            ("{", "EOF"),
+            (r#"{"epoch": 4, "fromTomorrow": 1}"#, "fromTomorrow"),
+            (r#"{"epoch": 4, "limits": [{"selector": "a in"}]}"#, "selector"),
+            (
+                r#"{"epoch": 4, "lock": {"namespace": "", "name": "n", "shard": "s"}}"#,
+                "lock.namespace",
+            ),
+        ] {
+            let (after, verdicts) = taken(&told, update(&[entry("a", "u", wrong)]), true);
+            assert_eq!(after, told, "{wrong}");
+            assert_eq!(verdicts[0].epoch, 3);
+            assert!(verdicts[0].refused.contains(why), "{}", verdicts[0].refused);
+        }
+    }
+
+    #[test]
+    fn one_that_is_wrong_does_not_stand_in_anothers_way() {
+        let both = update(&[entry("a", "u", "nonsense"), entry("b", "v", r#"{"epoch": 1}"#)]);
+        let (told, verdicts) = taken(&Told::new(), both, true);
+        assert_eq!(epochs(&told), [("b", 1)]);
+        assert_eq!(verdicts.len(), 2);
+    }
+
+    #[test]
+    fn of_a_pod_that_is_gone_a_node_forgets_the_policy_and_a_sidecar_does_not() {
+        let (told, _) = taken(&Told::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        let pod = PodId { namespace: "ns".to_owned(), name: "a".to_owned(), uid: "u".to_owned() };
+        let gone = Update { policies: Vec::new(), gone: vec![pod] };
+        assert_eq!(taken(&told, gone.clone(), true).0, Told::new());
+        assert_eq!(taken(&told, gone, false).0, told);
+    }
+
+    #[test]
+    fn another_incarnation_inherits_nothing() {
+        let (told, _) = taken(&Told::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        let (after, verdicts) = taken(&told, update(&[entry("a", "new", "nonsense")]), true);
+        assert_eq!(after, Told::new());
+        assert_eq!(verdicts[0].epoch, 0);
+    }
+
+    #[test]
+    fn a_reason_is_cut_where_a_letter_ends() {
+        let long =
+            serde_json::from_str::<Policy>(&format!(r#"{{"{}": 1}}"#, "\u{e4}".repeat(2000)));
+        let text = reason(long.unwrap_err().into());
+        assert!(text.len() <= MAX_REASON_BYTES && text.len() > MAX_REASON_BYTES - 4);
+    }
+
+    #[test]
+    fn waits_differ() {
+        let waits: std::collections::HashSet<_> = (0..50).map(|_| random(FIRST_WAIT)).collect();
+        assert!(waits.len() > 25 && waits.iter().all(|wait| *wait < FIRST_WAIT));
+    }
+}

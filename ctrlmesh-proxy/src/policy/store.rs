@@ -1,0 +1,254 @@
+//! What did the manager say last?
+//!
+//! Kept in one file, for a start without it. The file is replaced whole, so that it is the old one or the new one, and
+//! begins with a checksum of what follows: a file that broke is set aside, for people to look at, and not believed.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ctrlmesh_common::policy::{Policy, PolicyError};
+use ctrlmesh_common::wire;
+use serde::{Deserialize, Serialize};
+
+use super::PodName;
+
+/// The file's name.
+const FILE: &str = "policies";
+
+/// Where a file that broke is put.
+const BROKEN: &str = "policies.broken";
+
+/// Where the next file is written.
+const NEXT: &str = "policies.next";
+
+/// What the file begins with, before its checksum. The number changes with the format.
+const MAGIC: &str = "ctrlmesh-policies 1 ";
+
+/// What is known of the pods that are served, by pod.
+pub type Told = BTreeMap<PodName, Held>;
+
+/// What is known of one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The pod's UID.
+    pub uid: String,
+    /// The policy's digest, as the manager gave it.
+    pub digest: u64,
+    /// The policy.
+    pub policy: Arc<Policy>,
+}
+
+/// The folder of the file.
+#[derive(Clone, Debug)]
+pub(super) struct Store {
+    folder: PathBuf,
+}
+
+/// A file that is not believed, or cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It cannot be read.
+    #[error("read what the manager said last")]
+    Read(#[source] io::Error),
+    /// It cannot be written.
+    #[error("write what the manager said last")]
+    Write(#[source] io::Error),
+    /// It does not begin as such a file does.
+    #[error("this is no file of policies, or one of another version")]
+    Magic,
+    /// It broke.
+    #[error("the checksum is {seen:016x}, and ought to be {expected:016x}")]
+    Checksum {
+        /// That of what is there.
+        seen: u64,
+        /// What the file says.
+        expected: u64,
+    },
+    /// It is whole and says nothing that is understood.
+    #[error("parse what the manager said last")]
+    Parse(#[source] serde_json::Error),
+    /// A policy in it cannot be applied.
+    #[error("check the policy of {pod}")]
+    Check {
+        /// Whose.
+        pod: PodName,
+        /// Why.
+        #[source]
+        source: PolicyError,
+    },
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    pods: Vec<Entry>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    namespace: String,
+    name: String,
+    uid: String,
+    digest: u64,
+    policy: Policy,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// Keeps the file in `folder`, which is made where it is missing, for its owner only.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub(super) fn open(folder: PathBuf) -> Result<Self, StoreError> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        made.map_err(StoreError::Write)?;
+        Ok(Self { folder })
+    }
+
+    /// What the file says; nothing where there is none. One that is not believed is set aside, and why is said.
+    pub(super) fn load(&self) -> Told {
+        match self.read() {
+            Ok(told) => told,
+            Err(error) => {
+                let aside = self.folder.join(BROKEN);
+                let moved = fs::rename(self.folder.join(FILE), &aside);
+                let error = format!("{:#}", anyhow::Error::from(error));
+                tracing::warn!(error, aside = %aside.display(), moved = moved.is_ok(), "what the manager said last is not believed");
+                Told::new()
+            }
+        }
+    }
+
+    /// Replaces the file.
+    ///
+    /// # Errors
+    /// Where it cannot be written; the old one stays.
+    pub(super) fn save(&self, told: &Told) -> Result<(), StoreError> {
+        let pods = told.iter().map(|(pod, held)| Entry {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: held.uid.clone(),
+            digest: held.digest,
+            policy: held.policy.as_ref().clone(),
+        });
+        let content = serde_json::to_string(&Content { pods: pods.collect() });
+        let content = content.map_err(|error| StoreError::Write(error.into()))?;
+        let checksum = wire::digest(content.as_bytes());
+        let text = format!("{MAGIC}{checksum:016x}\n{content}\n");
+        replace(&self.folder, text.as_bytes()).map_err(StoreError::Write)
+    }
+
+    fn read(&self) -> Result<Told, StoreError> {
+        let text = match fs::read_to_string(self.folder.join(FILE)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Told::new()),
+            Err(error) => return Err(StoreError::Read(error)),
+        };
+        let (head, content) = text.split_once('\n').ok_or(StoreError::Magic)?;
+        let expected = head.strip_prefix(MAGIC).ok_or(StoreError::Magic)?;
+        let expected = u64::from_str_radix(expected, 16).map_err(|_unfit| StoreError::Magic)?;
+        let content = content.strip_suffix('\n').unwrap_or(content);
+        let seen = wire::digest(content.as_bytes());
+        if seen != expected {
+            return Err(StoreError::Checksum { seen, expected });
+        }
+        let content: Content = serde_json::from_str(content).map_err(StoreError::Parse)?;
+        content.pods.into_iter().map(Entry::checked).collect()
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    fn checked(self) -> Result<(PodName, Held), StoreError> {
+        let pod = PodName { namespace: self.namespace, name: self.name };
+        match self.policy.check() {
+            Ok(()) => Ok((
+                pod,
+                Held { uid: self.uid, digest: self.digest, policy: Arc::new(self.policy) },
+            )),
+            Err(source) => Err(StoreError::Check { pod, source }),
+        }
+    }
+}
+
+/// Whole, or not at all, also where the power goes.
+fn replace(folder: &Path, text: &[u8]) -> io::Result<()> {
+    let next = folder.join(NEXT);
+    let mut options = File::options();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
+    file.write_all(text)?;
+    file.sync_all()?;
+    fs::rename(&next, folder.join(FILE))?;
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn told(epoch: u64) -> Told {
+        let pod = PodName { namespace: "ns".to_owned(), name: "op-0".to_owned() };
+        let policy = Arc::new(Policy { epoch, ..Policy::default() });
+        Told::from([(pod, Held { uid: "u".to_owned(), digest: epoch, policy })])
+    }
+
+    fn store() -> (TempDir, Store) {
+        let folder = TempDir::new().unwrap();
+        let store = Store::open(folder.path().join("state")).unwrap();
+        (folder, store)
+    }
+
+    #[test]
+    fn what_was_kept_is_known_again() {
+        let (_folder, store) = store();
+        assert_eq!(store.load(), Told::new());
+        store.save(&told(1)).unwrap();
+        store.save(&told(2)).unwrap();
+        assert_eq!(store.load(), told(2));
+        let names: Vec<_> = fs::read_dir(&store.folder).unwrap().collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+    }
+
+    #[test]
+    fn a_file_that_broke_anywhere_is_set_aside() {
+        let (_folder, store) = store();
+        store.save(&told(1)).unwrap();
+        let whole = fs::read(store.folder.join(FILE)).unwrap();
+        for at in 0..whole.len() - 1 {
+            let mut broken = whole.clone();
+            broken[at] ^= 0x01;
+            fs::write(store.folder.join(FILE), &broken).unwrap();
+            assert_eq!(store.load(), Told::new(), "a bit of byte {at}");
+            assert_eq!(fs::read(store.folder.join(BROKEN)).unwrap(), broken);
+            fs::write(store.folder.join(FILE), &whole[..at]).unwrap();
+            assert_eq!(store.load(), Told::new(), "cut at byte {at}");
+            assert!(!store.folder.join(FILE).exists());
+        }
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_applied_is_not_believed_either() {
+        let (_folder, store) = store();
+        let mut wrong = told(1);
+        let lock = ctrlmesh_common::policy::Lock {
+            namespace: String::new(),
+            name: "op".to_owned(),
+            shard: "s".to_owned(),
+        };
+        let policy = Policy { lock: Some(lock), ..Policy::default() };
+        for held in wrong.values_mut() {
+            held.policy = Arc::new(policy.clone());
+        }
+        store.save(&wrong).unwrap();
+        assert_eq!(store.load(), Told::new());
+    }
+}

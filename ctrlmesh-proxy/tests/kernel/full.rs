@@ -1,0 +1,161 @@
+//! What happens when a node holds as much as it can?
+
+use std::os::unix::fs::symlink;
+
+use crate::bed::{Bed, TARGET, TARGET_V6};
+use ctrlmesh_proxy::intercept::{Attach, Error, Interceptor, Limits, Options};
+
+fn limited(bed: &Bed, limits: Limits) -> Interceptor {
+    Interceptor::open(Options { limits, ..bed.options("test") }).unwrap()
+}
+
+fn counted(interceptor: &Interceptor, name: &str) -> u64 {
+    interceptor.status().unwrap().counters[name]
+}
+
+fn states(interceptor: &Interceptor) -> Vec<&'static str> {
+    interceptor.status().unwrap().attachments.iter().map(|attachment| attachment.state).collect()
+}
+
+#[test]
+fn a_full_table_leaves_an_open_pod_alone() {
+    let bed = Bed::new();
+    let mut interceptor = limited(&bed, Limits { targets: Some(1), ..Limits::default() });
+    let mut attach = bed.attach(&bed.cgroup("pod"));
+    attach.fail_open = true;
+    let error = interceptor.attach(&attach).unwrap_err();
+    assert_eq!(error.to_string(), "table TARGETS is full: it holds 1 entries");
+    let _target = bed.target(TARGET);
+    let seen = bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
+    assert_eq!(seen.answer, format!("target {}", seen.local));
+    assert_eq!(counted(&interceptor, "table_full"), 1);
+    assert!(interceptor.status().unwrap().attachments.is_empty());
+}
+
+#[test]
+fn a_full_table_closes_a_closed_pod() {
+    let bed = Bed::new();
+    let mut interceptor = limited(&bed, Limits { targets: Some(1), ..Limits::default() });
+    interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap_err();
+    let _targets = [bed.target(TARGET), bed.target(TARGET_V6)];
+    for target in [TARGET, TARGET_V6] {
+        assert_eq!(bed.connect(&bed.cgroup("pod"), target, "blocking").error, "ECONNREFUSED");
+    }
+    let status = interceptor.status().unwrap();
+    assert_eq!((status.attachments.len(), status.attachments[0].to), (1, 0));
+}
+
+#[test]
+fn a_pod_that_is_attached_keeps_its_targets_when_more_do_not_fit() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    let mut attach = bed.attach(&bed.cgroup("pod"));
+    let _proxy = bed.enrol(&mut interceptor, &attach);
+    attach.targets.list = (0..=255).map(|n| format!("10.1.0.{n}:443").parse().unwrap()).collect();
+    let error = interceptor.attach(&attach).unwrap_err();
+    assert_eq!(error.to_string(), "table DESTINATIONS is full: it holds 255 entries");
+    assert_eq!(
+        bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer,
+        format!("proxy 0 {TARGET}")
+    );
+}
+
+#[test]
+fn a_caller_whom_no_table_knows_is_refused() {
+    let bed = Bed::new();
+    let mut interceptor = limited(&bed, Limits { cgroups: Some(1), ..Limits::default() });
+    interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
+    let second = bed.attach(&bed.cgroup("second"));
+    let error = interceptor.attach(&second).unwrap_err();
+    assert_eq!(error.to_string(), "table MEMBERS is full: it holds 1 entries");
+    let _target = bed.target(TARGET);
+    assert_eq!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").error, "ECONNREFUSED");
+    assert_eq!(
+        (counted(&interceptor, "table_full"), counted(&interceptor, "not_enrolled")),
+        (1, 1)
+    );
+    // There is room again: the same call attaches it properly.
+    interceptor.detach(&bed.cgroup("first")).unwrap();
+    let _proxy = bed.enrol(&mut interceptor, &second);
+    assert!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").answer.starts_with("proxy"));
+}
+
+#[test]
+fn a_closed_pod_stays_closed_when_the_next_attempt_fails_for_another_reason() {
+    let bed = Bed::new();
+    let mut interceptor = limited(&bed, Limits { cgroups: Some(1), ..Limits::default() });
+    interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
+    let second = bed.attach(&bed.cgroup("second"));
+    interceptor.attach(&second).unwrap_err();
+    let stranger = Attach { except: vec![bed.cgroup("stranger")], ..second.clone() };
+    assert!(matches!(interceptor.attach(&stranger), Err(Error::NotBelow { .. })));
+    let open = Attach { fail_open: true, ..second };
+    assert!(matches!(interceptor.attach(&open), Err(Error::Full { .. })));
+    interceptor.upgrade().unwrap();
+    drop(interceptor);
+    let interceptor = bed.interceptor();
+    assert_eq!(states(&interceptor), ["attached", "closed"]);
+    let _target = bed.target(TARGET);
+    assert_eq!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").error, "ECONNREFUSED");
+}
+
+#[test]
+fn what_a_loader_only_claimed_before_it_died_is_not_attached_by_the_next_and_swept() {
+    let bed = Bed::new();
+    let slot = bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
+    let folder = bed.pins().join("pods").join(slot.to_string());
+    for name in ["connect4", "connect6", "getpeername4", "getpeername6", "object", "state"] {
+        std::fs::remove_file(folder.join(name)).unwrap();
+    }
+    symlink("claimed", folder.join("state")).unwrap();
+    let mut next = bed.interceptor();
+    next.upgrade().unwrap();
+    assert!(!folder.join("connect4").exists() && states(&next).is_empty());
+    let _target = bed.target(TARGET);
+    let seen = bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
+    assert_eq!(seen.answer, format!("target {}", seen.local));
+    assert_eq!(next.sweep().unwrap(), [slot]);
+    assert!(!folder.exists());
+}
+
+#[test]
+fn with_every_slot_taken_a_closed_pod_is_refused_and_attached_when_there_is_room() {
+    let bed = Bed::new();
+    let mut interceptor = limited(&bed, Limits { pods: Some(1), ..Limits::default() });
+    interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
+    let second = bed.attach(&bed.cgroup("second"));
+    for attempt in 1..=2 {
+        let error = interceptor.attach(&second).unwrap_err();
+        assert_eq!(error.to_string(), "table PODS is full: it holds 1 entries");
+        assert_eq!(counted(&interceptor, "table_full"), attempt);
+        assert_eq!(states(&interceptor), ["attached", "closed"]);
+    }
+    let _targets = [bed.target(TARGET), bed.target(TARGET_V6)];
+    for target in [TARGET, TARGET_V6] {
+        assert_eq!(bed.connect(&bed.cgroup("second"), target, "blocking").error, "ECONNREFUSED");
+    }
+    interceptor.upgrade().unwrap();
+    assert_eq!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").error, "ECONNREFUSED");
+    interceptor.detach(&bed.cgroup("first")).unwrap();
+    let _proxy = bed.enrol(&mut interceptor, &second);
+    assert_eq!(states(&interceptor), ["attached"]);
+    let seen = bed.connect(&bed.cgroup("second"), TARGET, "blocking");
+    assert_eq!(seen.answer, format!("proxy 0 {TARGET}"));
+}
+
+#[test]
+fn with_every_slot_taken_an_open_pod_is_left_alone_and_a_closed_one_can_be_detached() {
+    let bed = Bed::new();
+    let mut interceptor = limited(&bed, Limits { pods: Some(1), ..Limits::default() });
+    interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
+    let open = Attach { fail_open: true, ..bed.attach(&bed.cgroup("open")) };
+    assert!(matches!(interceptor.attach(&open), Err(Error::Full { table: "PODS", .. })));
+    assert_eq!((counted(&interceptor, "table_full"), states(&interceptor).len()), (1, 1));
+    interceptor.attach(&bed.attach(&bed.cgroup("closed"))).unwrap_err();
+    interceptor.detach(&bed.cgroup("closed")).unwrap();
+    let _target = bed.target(TARGET);
+    for pod in ["open", "closed"] {
+        let seen = bed.connect(&bed.cgroup(pod), TARGET, "blocking");
+        assert_eq!(seen.answer, format!("target {}", seen.local), "{pod}");
+    }
+}

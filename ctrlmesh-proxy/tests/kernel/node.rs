@@ -1,0 +1,330 @@
+//! One proxy for all pods of a node: each gets its own policy, and nobody another's.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+
+use ctrlmesh_common::kernel::Code;
+use ctrlmesh_proxy::intercept::Status;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::bed::{Bed, PROXY, Process, Server};
+use crate::harness::pki::Pki;
+use crate::harness::proxy::Proxy;
+use crate::harness::until;
+use crate::harness::upstream::{Upstream, whole};
+
+const POD: &str = "/api/v1/pods";
+
+/// An API server on loopback of the node, whose address the pods' connections are redirected from.
+struct Node {
+    bed: Bed,
+    pki: Pki,
+    upstream: Upstream,
+}
+
+/// An operator's process.
+struct Operator {
+    #[expect(dead_code, reason = "held: the process ends with it")]
+    process: Process,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+// === impl Node ===
+
+impl Node {
+    /// The API server answers with what it was asked.
+    async fn new() -> Self {
+        let (bed, pki) = (Bed::new(), Pki::new());
+        let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| async move {
+            whole(StatusCode::OK, seen.target)
+        })
+        .await;
+        Self { bed, pki, upstream }
+    }
+
+    /// What the list says of a pod: its cgroup and network namespace are made, if need be.
+    fn pod(&self, name: &str) -> Value {
+        let network = self.bed.path(name);
+        if !network.exists() {
+            self.bed.namespace(name);
+        }
+        self.write_policy(name, &format!("team={name}"));
+        json!({
+            "pod": format!("ops/{name}"), "cgroup": self.bed.cgroup(name), "network": network,
+            "policy": format!("{name}.policy"),
+        })
+    }
+
+    fn write_policy(&self, name: &str, selector: &str) {
+        let policy = json!({"limits": [{"relateResources": [{"apiGroups": [""], "resources": ["pods"]}], "selector": selector}]});
+        self.write(&format!("{name}.policy"), &policy.to_string());
+    }
+
+    fn list(&self, pods: &[Value]) {
+        self.write("pods", &json!({"pods": pods}).to_string());
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.pki.path("next"), text).unwrap();
+        fs::rename(self.pki.path("next"), self.pki.path(name)).unwrap();
+    }
+
+    fn proxy(&self) -> Proxy {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        command
+            .args(["node", "--target", &self.upstream.address.to_string(), "--pods"])
+            .arg(self.pki.path("pods"))
+            .arg("--pin-dir")
+            .arg(self.bed.pins());
+        Proxy::run(&self.pki, command)
+    }
+
+    fn operator(&self, pod: &str) -> Operator {
+        self.operator_at(pod, pod, self.upstream.address)
+    }
+
+    /// An operator in the cgroup of `pod` and the network namespace of another, that takes `address` for the API server.
+    fn operator_at(&self, pod: &str, network: &str, address: SocketAddr) -> Operator {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernel/tls_peer.py");
+        let mut command = self.bed.inside(&self.bed.cgroup(pod), network, "/usr/bin/python3");
+        command
+            .args([script, &address.ip().to_string(), &address.port().to_string()])
+            .arg(self.pki.path("mesh.crt"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Operator { process: Process(child), stdin, stdout: BufReader::new(stdout) }
+    }
+
+    /// Who answers, without TLS, in a pod's own namespace: a connection that is not redirected ends there.
+    fn stranger(&self, pod: &str) -> Server {
+        self.bed.target_in(pod, &self.upstream.address.to_string())
+    }
+
+    fn status(&self) -> Status {
+        Status::read(&self.bed.pins()).unwrap()
+    }
+
+    fn slot(&self, pod: &str) -> u16 {
+        let cgroup = self.bed.cgroup(pod);
+        let attachments = self.status().attachments;
+        attachments.iter().find(|attached| attached.cgroup == cgroup).unwrap().slot.get()
+    }
+
+    fn attached(&self) -> Vec<PathBuf> {
+        self.status().attachments.into_iter().map(|attached| attached.cgroup).collect()
+    }
+}
+
+// === impl Operator ===
+
+impl Operator {
+    fn ask(&mut self, line: &str) -> Value {
+        writeln!(self.stdin, "{line}").unwrap();
+        let mut answer = String::new();
+        self.stdout.read_line(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    /// What the API server was asked, on a new connection.
+    fn anew(&mut self) -> Value {
+        self.ask(&format!("+{POD}"))
+    }
+}
+
+fn shows(team: &str) -> Value {
+    json!({"status": 200, "body": format!("{POD}?labelSelector=team%3D{team}")})
+}
+
+fn refused() -> Value {
+    json!({"error": "ECONNREFUSED"})
+}
+
+async fn served(proxy: &Proxy, count: f64) {
+    until("the pods to be served", || async {
+        (proxy.metric("ctrlmesh_proxy_pods_served").await - count).abs() < f64::EPSILON
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_pod_of_a_node_gets_its_own_policy_and_a_change_reaches_only_its_pod() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a"), node.pod("b")]);
+    let proxy = node.proxy();
+    served(&proxy, 2.0).await;
+    let (mut a, mut b) = (node.operator("a"), node.operator("b"));
+    assert_eq!((a.anew(), b.anew()), (shows("a"), shows("b")));
+    node.write_policy("a", "team=c");
+    until("the new policy, on the connection that stands", || {
+        let changed = a.ask(POD) == shows("c");
+        async move { changed }
+    })
+    .await;
+    assert_eq!(b.ask(POD), shows("b"));
+    assert!(proxy.metric(r#"ctrlmesh_proxy_policy_epoch{pod="ops/a"}"#).await.abs() < f64::EPSILON);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_dials_the_address_of_another_gets_nothing() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a"), node.pod("b")]);
+    let proxy = node.proxy();
+    served(&proxy, 2.0).await;
+    // The same port: the proxy tells pods apart by the address.
+    let mut a = node.operator_at("a", "a", ([127, 0, 0, 1], PROXY).into());
+    let address = |pod| {
+        let code = Code { generation: 0, slot: node.slot(pod), index: 1 };
+        Ipv4Addr::from(code.ipv4().to_ne_bytes())
+    };
+    assert_eq!(a.ask(&format!("@{} {POD}", address("a"))), shows("a"));
+    let seen = node.upstream.seen.lock().unwrap().len();
+    let answer = a.ask(&format!("@{} {POD}", address("b")));
+    assert!(answer["error"].is_string(), "{answer}");
+    assert_eq!(node.upstream.seen.lock().unwrap().len(), seen);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_share_a_network_namespace_have_policies_of_their_own() {
+    let node = Node::new().await;
+    let (first, mut second) = (node.pod("a"), node.pod("b"));
+    second["network"] = first["network"].clone();
+    node.list(&[first.clone(), second]);
+    let proxy = node.proxy();
+    served(&proxy, 2.0).await;
+    let (mut a, mut b) = (node.operator("a"), node.operator_at("b", "a", node.upstream.address));
+    assert_eq!((a.anew(), b.anew()), (shows("a"), shows("b")));
+    // One of them leaves: the socket that both use stays.
+    node.list(&[first]);
+    served(&proxy, 1.0).await;
+    assert_eq!(a.ask(POD), shows("a"));
+    assert_eq!(a.anew(), shows("a"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_proxy_is_away_its_pods_are_refused_and_afterwards_served_again() {
+    let node = Node::new().await;
+    let (a, b) = (node.pod("a"), node.pod("b"));
+    node.list(&[a.clone(), b]);
+    let proxy = node.proxy();
+    served(&proxy, 2.0).await;
+    let (mut first, mut second) = (node.operator("a"), node.operator("b"));
+    assert_eq!((first.anew(), second.anew()), (shows("a"), shows("b")));
+    let slot = node.slot("a");
+    let _strangers = [node.stranger("a"), node.stranger("b")];
+    drop(proxy);
+    assert_eq!((first.anew(), second.anew()), (refused(), refused()));
+    // One of them leaves the list meanwhile.
+    node.list(&[a]);
+    let proxy = node.proxy();
+    served(&proxy, 1.0).await;
+    assert_eq!(first.anew(), shows("a"));
+    assert_eq!(node.slot("a"), slot);
+    until("the other to be detached", || async { node.attached() == [node.bed.cgroup("a")] }).await;
+    assert_eq!(second.anew(), json!({"error": "SSLError"}), "not redirected");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_is_gone_is_let_go_of_and_the_others_notice_nothing() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a"), node.pod("b")]);
+    let proxy = node.proxy();
+    served(&proxy, 2.0).await;
+    let (mut a, mut b) = (node.operator("a"), node.operator("b"));
+    assert_eq!((a.anew(), b.anew()), (shows("a"), shows("b")));
+    drop(a);
+    let cgroup = node.bed.cgroup("a");
+    until("the cgroup to be empty", || async { fs::remove_dir(&cgroup).is_ok() }).await;
+    served(&proxy, 1.0).await;
+    until("the kernel to hold only the other", || async {
+        node.attached() == [node.bed.cgroup("b")]
+    })
+    .await;
+    let page = crate::harness::client::plain_get(proxy.admin, "/metrics").await.1;
+    assert!(!page.contains(r#"pod="ops/a""#) && page.contains(r#"pod="ops/b""#), "{page}");
+    assert_eq!(b.ask(POD), shows("b"));
+    // It comes back under its name, as a StatefulSet's pod does.
+    node.bed.cgroup("a");
+    served(&proxy, 2.0).await;
+    assert_eq!(node.operator("a").anew(), shows("a"));
+    assert_eq!(b.ask(POD), shows("b"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_off_the_list_is_served_no_more_and_its_connections_end() {
+    let node = Node::new().await;
+    let (a, b) = (node.pod("a"), node.pod("b"));
+    node.list(&[a, b.clone()]);
+    let proxy = node.proxy();
+    served(&proxy, 2.0).await;
+    let mut operator = node.operator("a");
+    assert_eq!(operator.anew(), shows("a"));
+    node.list(&[b]);
+    served(&proxy, 1.0).await;
+    until("its connections to end", || async {
+        proxy.metric("ctrlmesh_proxy_connections").await == 0.0
+    })
+    .await;
+    assert!(operator.ask(POD)["error"].is_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_without_a_policy_is_refused_until_it_has_one() {
+    let node = Node::new().await;
+    let (a, b) = (node.pod("a"), node.pod("b"));
+    fs::remove_file(node.pki.path("a.policy")).unwrap();
+    node.list(&[a, b]);
+    let proxy = node.proxy();
+    served(&proxy, 1.0).await;
+    assert!((proxy.metric("ctrlmesh_proxy_pods_waiting").await - 1.0).abs() < f64::EPSILON);
+    let mut operator = node.operator("a");
+    assert_eq!(operator.anew(), refused());
+    assert!(proxy.log().contains("a.policy") || proxy.log().contains("read its policy"));
+    node.write_policy("a", "team=late");
+    served(&proxy, 2.0).await;
+    assert_eq!(operator.anew(), shows("late"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_does_not_parse_is_refused_and_the_last_good_one_stays() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a")]);
+    let proxy = node.proxy();
+    served(&proxy, 1.0).await;
+    node.write("pods", "pods: [{pod: ops/a}]");
+    until("the refusal", || async { proxy.log().contains("exactly one of cgroup, uid") }).await;
+    assert_eq!(node.operator("a").anew(), shows("a"));
+    node.list(&[node.pod("a"), node.pod("b")]);
+    served(&proxy, 2.0).await;
+    assert_eq!(node.operator("b").anew(), shows("b"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_pod_is_attached_anew_without_passing_in_between() {
+    let node = Node::new().await;
+    let mut a = node.pod("a");
+    node.list(std::slice::from_ref(&a));
+    let proxy = node.proxy();
+    served(&proxy, 1.0).await;
+    let mut operator = node.operator("a");
+    assert_eq!(operator.anew(), shows("a"));
+    let (before, _stranger) = (node.slot("a"), node.stranger("a"));
+    node.write_policy("other", "team=other");
+    a["policy"] = json!("other.policy");
+    node.list(&[a]);
+    until("the other policy", || {
+        let answer = operator.anew();
+        // Cut off, perhaps, while it is attached anew; but never answered by another.
+        assert_ne!(answer["error"], "SSLError");
+        let changed = answer == shows("other");
+        async move { changed }
+    })
+    .await;
+    assert_eq!(node.slot("a"), before);
+}

@@ -1,0 +1,94 @@
+//! What comes after a policy change and goes on from before it.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod harness;
+
+use std::sync::atomic::Ordering;
+
+use harness::watches::{Bed, PODS, WATCH, event, pods, sees};
+use harness::{soon, until};
+use http::{StatusCode, Version};
+
+const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
+
+/// The client listed before the change and watches after it: nothing was open that could have gone over.
+#[tokio::test]
+async fn a_watch_that_begins_after_the_change_is_led_over_from_before_it() {
+    for version in BOTH {
+        let mut bed = Bed::new(&pods(1, "team=a")).await;
+        bed.client().await.get(PODS).await;
+        bed.change(&pods(2, "team=b")).await;
+        let (mut watching, seen) = bed.watch(version, WATCH, &[]).await;
+        assert!(seen.target.contains("labelSelector=team%3Db&"), "{}", seen.target);
+        assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+        assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
+        assert_eq!(watching.sees().await.0, "BOOKMARK");
+        watching.send.send_data(event("ADDED", "y", 7)).await.unwrap();
+        assert_eq!(watching.sees().await, sees("ADDED", "y"));
+    }
+}
+
+#[tokio::test]
+async fn a_list_that_is_answered_after_the_change_is_led_over_whatever_its_version() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    bed.slow.store(true, Ordering::SeqCst);
+    let mut client = bed.client().await;
+    let listing = tokio::spawn(async move { client.get(PODS).await });
+    soon("the list", bed.arrived.notified()).await;
+    bed.change(&pods(2, "team=b")).await;
+    // Another client goes over meanwhile: what is read under the old policy may still be newer than the version now.
+    bed.slow.store(false, Ordering::SeqCst);
+    let (mut other, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
+    assert_eq!(other.sees().await.0, "ADDED");
+    bed.release.notify_one();
+    assert_eq!(listing.await.unwrap().status, StatusCode::OK);
+    let later = "/api/v1/pods?watch=1&resourceVersion=20";
+    let (mut watching, _) = bed.watch(Version::HTTP_2, later, &[]).await;
+    assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+    assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
+}
+
+#[tokio::test]
+async fn once_everything_from_before_the_change_is_older_nothing_is_led_over() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    let (open, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
+    bed.change(&pods(2, "team=b")).await;
+    let (_, _send) = soon("the new watch", bed.watches.recv()).await.unwrap();
+    // The API server is asked for the version that it has now, 9, when nobody reads under the old policy any more.
+    until("the version", || async { bed.listed().iter().any(|list| list.ends_with("limit=1")) })
+        .await;
+    drop(open);
+    let before = bed.listed().len();
+    let newer = "/api/v1/pods?watch=1&resourceVersion=10";
+    let (mut watching, _) = bed.watch(Version::HTTP_2, newer, &[]).await;
+    watching.send.send_data(event("ADDED", "y", 11)).await.unwrap();
+    assert_eq!(watching.sees().await, sees("ADDED", "y"));
+    assert_eq!(bed.listed().len(), before);
+    // At 9 it may have read under either.
+    let same = "/api/v1/pods?watch=1&resourceVersion=9";
+    let (mut watching, _) = bed.watch(Version::HTTP_2, same, &[]).await;
+    assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+}
+
+#[tokio::test]
+async fn a_watch_from_before_several_changes_is_led_over_from_each() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    bed.client().await.get(PODS).await;
+    bed.change(&pods(2, "team=b")).await;
+    bed.client().await.get(PODS).await;
+    bed.change(&pods(3, "team=c")).await;
+    let (mut watching, _) =
+        bed.watch(Version::HTTP_2, "/api/v1/pods?watch=1&resourceVersion=5", &[]).await;
+    for (kind, name) in [
+        ("ADDED", "team in (c)"),
+        ("DELETED", "team in (a)"),
+        ("ADDED", "team in (c)"),
+        ("DELETED", "team in (b)"),
+    ] {
+        assert_eq!(watching.sees().await, sees(kind, name));
+    }
+    watching.send.send_data(event("ADDED", "y", 7)).await.unwrap();
+    assert_eq!(watching.sees().await, sees("ADDED", "y"));
+}

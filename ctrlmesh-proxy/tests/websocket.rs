@@ -1,0 +1,115 @@
+//! Watches over `WebSocket`s, of which the proxy reads nothing.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod harness;
+
+use std::sync::{Arc, Mutex};
+
+use harness::client::tls;
+use harness::proxy::Proxy;
+use harness::upstream::Upstream;
+use harness::watches::{Bed, LEASES, WATCH, leases, pods};
+use harness::{soon, until};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+/// Asks for a WebSocket, and returns the connection behind the head of the answer, and that head.
+async fn upgraded(
+    bed: &Bed,
+    target: &str,
+) -> (tokio_rustls::client::TlsStream<tokio::net::TcpStream>, String) {
+    let mut stream = tls(&bed.pki, bed.proxy.address, "http/1.1").await;
+    let head = format!(
+        "GET {target} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        answer.push(soon("the answer", stream.read_u8()).await.unwrap());
+    }
+    (stream, String::from_utf8(answer).unwrap())
+}
+
+/// An API server that upgrades everything, says so, and talks on until it is left.
+async fn websockets(policy: &Value) -> (Bed, Arc<Mutex<Vec<String>>>) {
+    let mut bed = Bed::new(policy).await;
+    let asked = Arc::<Mutex<Vec<String>>>::default();
+    let record = asked.clone();
+    let upstream = Upstream::bytes(bed.pki.server(&["http/1.1"]), move |mut stream| {
+        let record = record.clone();
+        async move {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            let head = String::from_utf8(head).unwrap();
+            record.lock().unwrap().push(head.lines().next().unwrap().to_owned());
+            let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nevent";
+            stream.write_all(switch.as_bytes()).await.unwrap();
+            let mut rest = Vec::new();
+            let _left = stream.read_to_end(&mut rest).await;
+        }
+    })
+    .await;
+    let file = bed.pki.path("policy");
+    bed.proxy = Proxy::start(&bed.pki, upstream.address, &["--policy", file.to_str().unwrap()]);
+    bed.upstream = upstream;
+    (bed, asked)
+}
+
+#[tokio::test]
+async fn a_websocket_watch_is_narrowed_and_ends_when_the_policy_means_another() {
+    let (bed, asked) = websockets(&pods(1, "team=a")).await;
+    let (mut stream, head) = upgraded(&bed, WATCH).await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    assert!(asked.lock().unwrap()[0].contains("?labelSelector=team%3Da&watch=1"));
+    let mut event = [0; 5];
+    soon("an event", stream.read_exact(&mut event)).await.unwrap();
+    // Not its own.
+    let mut other = pods(2, "team=a");
+    other["lock"] = json!({"namespace": "ops", "name": "lead", "shard": "s1"});
+    bed.change(&other).await;
+    assert_eq!(bed.proxy.metric("ctrlmesh_proxy_tunnels").await, 1.0);
+    bed.change(&pods(3, "team=b")).await;
+    let mut rest = Vec::new();
+    let _unclean = soon("the end", stream.read_to_end(&mut rest)).await;
+    assert!(rest.is_empty());
+    until("the tunnel to end", || async {
+        bed.proxy.metric("ctrlmesh_proxy_tunnels").await == 0.0
+    })
+    .await;
+    // What it knows is from before the change, and nothing could be sent before the first message.
+    let (_, head) = upgraded(&bed, WATCH).await;
+    assert!(head.starts_with("HTTP/1.1 410 "), "{head}");
+    let (_, head) = upgraded(&bed, "/api/v1/pods?watch=1").await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+}
+
+#[tokio::test]
+async fn a_websocket_watch_of_the_lock_is_refused() {
+    let (bed, asked) = websockets(&leases(1, "team=a")).await;
+    let (_, head) = upgraded(&bed, &format!("{LEASES}?watch=1")).await;
+    assert!(head.starts_with("HTTP/1.1 400 "), "{head}");
+    assert!(asked.lock().unwrap().is_empty());
+    let (_, head) =
+        upgraded(&bed, "/apis/coordination.k8s.io/v1/namespaces/other/leases?watch=1").await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+}
+
+#[tokio::test]
+async fn an_exec_does_not_end_when_the_policy_changes() {
+    let (bed, _) = websockets(&pods(1, "team=a")).await;
+    let (mut stream, head) = upgraded(&bed, "/api/v1/namespaces/x/pods/p/exec?command=sh").await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    let mut event = [0; 5];
+    soon("bytes", stream.read_exact(&mut event)).await.unwrap();
+    let (watch, _) = upgraded(&bed, WATCH).await;
+    bed.change(&pods(2, "team=b")).await;
+    until("the watch to end", || async { bed.proxy.metric("ctrlmesh_proxy_tunnels").await == 1.0 })
+        .await;
+    drop(watch);
+    stream.write_all(b"still here").await.unwrap();
+    assert_eq!(bed.proxy.metric("ctrlmesh_proxy_tunnels").await, 1.0);
+}
