@@ -22,3 +22,4 @@ pub mod lint;
 pub mod fuzz;
 
 pub mod test;
+pub mod bench;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::{build_ebpf, fuzz, images, lint, node, setup, test};
+use xtask::{bench, build_ebpf, fuzz, images, lint, node, setup, test};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -35,7 +35,7 @@ enum Command {
     /// Feed raw bytes to the pure core, until something breaks or the time is over
     Fuzz(fuzz::Options),
     /// Measure, side by side with what we compare with
-    Bench(test::Bench),
+    Bench(bench::Options),
 }
 
 fn main() -> Result<ExitCode> {
@@ -48,7 +48,7 @@ fn main() -> Result<ExitCode> {
         Command::Images(options) => images::run_images(&options)?,
         Command::Node(wish) => return node::run_wish(&wish),
         Command::Fuzz(options) => fuzz::run_targets(&options)?,
-        Command::Bench(bench) => test::bench(&bench)?,
+        Command::Bench(options) => bench::run_benches(&options)?,
     }
     Ok(ExitCode::SUCCESS)
 }

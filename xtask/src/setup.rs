@@ -101,6 +101,10 @@ pub fn run_setup() -> Result<Readiness> {
         readiness = Readiness::NotReady;
     }
     control_plane()?;
+    if !tools::h2spec().is_file() {
+        check_go()?;
+        step("build h2spec, which asks the proxy whether it speaks HTTP/2 (10 s)", build_h2spec)?;
+    }
     if !build_ebpf::has_linker() && readiness == Readiness::Ready {
         step(
             "build bpf-linker, for the kernel programs (about 1 min, once per machine)",
@@ -252,6 +256,17 @@ fn build_go(program: &str, package: &str) -> Result<()> {
     go.args(["build", "-trimpath", "-ldflags", &flags, "-o"]).arg(&staged).arg(package);
     run(go.current_dir(root().join("xtask/control-plane")).env("CGO_ENABLED", "0"))?;
     Ok(fs::rename(&staged, &target)?)
+}
+
+fn build_h2spec() -> Result<()> {
+    let folder = tools::h2spec();
+    let folder = folder.parent().context("the folder of a tool")?;
+    tools::put(folder, |staged| {
+        let mut go = Command::new("go");
+        go.args(["build", "-trimpath", "-ldflags", "-s -w", "-o"]).arg(staged.join("h2spec"));
+        go.arg("github.com/summerwind/h2spec/cmd/h2spec").env("CGO_ENABLED", "0");
+        run(go.current_dir(root().join("xtask/h2spec")))
+    })
 }
 
 fn build_linker() -> Result<()> {

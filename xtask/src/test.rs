@@ -10,10 +10,10 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 
-use crate::run::{CRATES, cargo, is_root, root, run, say, watch};
+use crate::run::{CRATES, cargo, is_root, root, say, watch};
 use crate::setup::Readiness;
 use crate::{build_ebpf, setup, tools};
 
@@ -36,16 +36,6 @@ const NODE_PROGRAMS: [&str; 7] = [
 const NODE_PACKAGES: [&str; 7] =
     ["containerd", "runc", "conntrack", "nft", "socat", "ip", "nsenter"];
 
-/// Benchmarks, and the target that each is in.
-const BENCHES: [(&str, &str); 6] = [
-    ("connect", "connect"),
-    ("request", "proxy"),
-    ("list", "proxy"),
-    ("watch", "proxy"),
-    ("rule", "proxy"),
-    ("idle", "proxy"),
-];
-
 /// What to run.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -61,17 +51,6 @@ pub struct Options {
     /// Take the full counts (1,000 restarts instead of 100)
     #[arg(long)]
     full: bool,
-}
-
-/// What to measure.
-#[derive(Args, Clone, Debug)]
-pub struct Bench {
-    /// Which benchmark (connect, request, list, watch, rule or idle); without it, all of them
-    #[arg(value_name = "NAME")]
-    name: Option<String>,
-    /// Take a few samples only: minutes become seconds
-    #[arg(long)]
-    quick: bool,
 }
 
 /// A tier of tests, the least powerful first.
@@ -195,32 +174,6 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     print(&outcomes, strict, start.elapsed())?;
     let good = outcomes.iter().all(|(_, outcome)| outcome.is_good(strict));
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Runs benchmarks.
-///
-/// # Errors
-/// Where one does not exist, cannot be built, or fails.
-pub fn bench(bench: &Bench) -> Result<()> {
-    let chosen: Vec<_> = BENCHES
-        .iter()
-        .filter(|(name, _)| bench.name.as_deref().is_none_or(|wanted| wanted == *name))
-        .collect();
-    let names = BENCHES.map(|(name, _)| name).join(", ");
-    ensure!(!chosen.is_empty(), "there is no such benchmark; there are {names}");
-    build_ebpf::build()?;
-    for (name, target) in chosen {
-        let mut command = cargo(&["bench", "--package", "ctrlmesh-proxy", "--locked"]);
-        command.args(["--bench", target, "--"]);
-        if name != target {
-            command.arg(name);
-        }
-        if bench.quick {
-            command.arg("--quick");
-        }
-        run(&mut command)?;
-    }
-    Ok(())
 }
 
 /// Which of the programs is not there: of those that we build, and of those of the system.

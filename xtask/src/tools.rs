@@ -20,6 +20,9 @@ pub const KUBERNETES: &str = "v1.36.3";
 /// The release of etcd that the test bed runs.
 pub const ETCD: &str = "v3.6.8";
 
+/// The release of h2spec, as `xtask/h2spec/go.mod` names it.
+pub const H2SPEC: &str = "v2.2.1";
+
 /// The release of bpf-linker, and the LLVM that it is built with.
 pub const BPF_LINKER: &str = "0.13.0";
 
@@ -68,6 +71,11 @@ pub fn is_of_assets(program: &str) -> bool {
 fn folder(variable: &str) -> Option<PathBuf> {
     let value = env::var_os(variable).filter(|value| !value.is_empty())?;
     std::path::absolute(value).ok()
+}
+
+/// What asks a server whether it speaks HTTP/2, as we build it.
+pub fn h2spec() -> PathBuf {
+    cache().join("h2spec").join(H2SPEC).join("h2spec")
 }
 
 /// The linker of the kernel programs, as we build it.
