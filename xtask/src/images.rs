@@ -20,9 +20,9 @@ pub struct Options {
     /// Build this image only; may be given several times; without it proxy, manager and example-operator
     #[arg(value_name = "NAME")]
     images: Vec<Image>,
-    /// Build proxy and manager without link-time optimisation: larger, and built in a third of the time
+    /// Build proxy and manager without optimisation, as for tests: slow, and built in no time
     #[arg(long)]
-    quick: bool,
+    debug: bool,
 }
 
 /// An image.
@@ -97,21 +97,21 @@ impl Image {
 pub fn run_images(options: &Options) -> Result<()> {
     let all = [Image::Proxy, Image::Manager, Image::ExampleOperator];
     let wanted = if options.images.is_empty() { &all[..] } else { &options.images };
-    for archive in build(wanted, options.quick)? {
+    for archive in build(wanted, options.debug)? {
         let bytes = fs::metadata(&archive)?.len();
         say(&format!("{} ({} kB)", archive.display(), bytes / 1000));
     }
     Ok(())
 }
 
-/// Builds images into `target/images`, or `target/images/quick`; gives the archives.
+/// Builds images into `target/images`, or `target/images/debug`; gives the archives.
 ///
 /// # Errors
 /// Where a program cannot be built, or an image is larger than it may be.
-pub fn build(images: &[Image], quick: bool) -> Result<Vec<PathBuf>> {
+pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
     // Several may build at once, also in one process: who is last wins, and a reader sees a whole archive.
     static BUILDS: AtomicU32 = AtomicU32::new(0);
-    let folder = root().join(if quick { "target/images/quick" } else { "target/images" });
+    let folder = root().join(if debug { "target/images/debug" } else { "target/images" });
     fs::create_dir_all(&folder)?;
     let mut archives = Vec::new();
     for image in images {
@@ -119,7 +119,7 @@ pub fn build(images: &[Image], quick: bool) -> Result<Vec<PathBuf>> {
         let (process, build) = (std::process::id(), BUILDS.fetch_add(1, Ordering::Relaxed));
         let scratch = folder.join(format!(".{}.{process}.{build}", image.program()));
         fs::create_dir_all(&scratch)?;
-        let result = build_one(*image, quick, &scratch);
+        let result = build_one(*image, debug, &scratch);
         let moved = result.and_then(|built| Ok(fs::rename(built, &archive)?));
         fs::remove_dir_all(&scratch)?;
         moved.with_context(|| format!("build the image {}", image.name()))?;
@@ -128,13 +128,13 @@ pub fn build(images: &[Image], quick: bool) -> Result<Vec<PathBuf>> {
     Ok(archives)
 }
 
-fn build_one(image: Image, quick: bool, scratch: &Path) -> Result<PathBuf> {
+fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
     let files = scratch.join("files");
     fs::create_dir(&files)?;
     let program = files.join(image.program());
     match image.source() {
         Source::Crate => {
-            build_crate(image.program(), quick, &program)?;
+            build_crate(image.program(), debug, &program)?;
             add_libraries(&program, &files)?;
         }
         Source::Go(module, package) => build_go(module, package, &program)?,
@@ -148,12 +148,12 @@ fn build_one(image: Image, quick: bool, scratch: &Path) -> Result<PathBuf> {
     let archive = scratch.join("archive");
     oci::write(&about, &files, scratch, &archive)?;
     let bytes = fs::metadata(&archive)?.len();
-    ensure!(quick || bytes <= LARGEST_BYTES, "{bytes} bytes are more than {LARGEST_BYTES}");
+    ensure!(debug || bytes <= LARGEST_BYTES, "{bytes} bytes are more than {LARGEST_BYTES}");
     Ok(archive)
 }
 
-fn build_crate(name: &str, quick: bool, program: &Path) -> Result<()> {
-    let profile = if quick { "quick-release" } else { "release" };
+fn build_crate(name: &str, debug: bool, program: &Path) -> Result<()> {
+    let (profile, folder) = if debug { ("dev", "debug") } else { ("release", "release") };
     if name == Image::Proxy.program() {
         build_ebpf::build()?;
     }
@@ -164,7 +164,7 @@ fn build_crate(name: &str, quick: bool, program: &Path) -> Result<()> {
         env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     // Names of functions stay, for backtraces; what only a debugger reads goes.
     let mut strip = Command::new("strip");
-    run(strip.arg("--strip-debug").arg("-o").arg(program).arg(target.join(profile).join(name)))
+    run(strip.arg("--strip-debug").arg("-o").arg(program).arg(target.join(folder).join(name)))
 }
 
 fn build_go(module: &str, package: &str, program: &Path) -> Result<()> {
