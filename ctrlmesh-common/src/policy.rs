@@ -101,6 +101,13 @@ pub enum PolicyError {
 // === impl Policy ===
 
 impl Policy {
+    /// The policy of a pod that is enrolled and belongs to no shard: every resource is limited to no object, where the
+    /// default, without limits, would let everything pass.
+    pub fn nothing() -> Self {
+        let limit = Limit { selector: Selector::nothing(), ..Limit::default() };
+        Self { limits: vec![limit], ..Self::default() }
+    }
+
     /// What limits `resource` of the API group `group`: all limits that cover it, at once.
     ///
     /// `None` where nothing does.
@@ -236,6 +243,14 @@ mod tests {
     fn a_limit_without_resources_covers_every_resource() {
         let policy = Policy { limits: vec![limit(&[], "a=1")], ..Policy::default() };
         assert!(policy.selector_for("example.com", "widgets").is_some());
+    }
+
+    #[test]
+    fn the_policy_of_a_pod_without_a_shard_lets_no_object_pass() {
+        let policy = Policy::nothing();
+        let selector = policy.selector_for("example.com", "widgets").unwrap();
+        assert!(!selector.overlaps(&Selector::everything()));
+        assert_eq!(Selector::parse(&selector.to_string()), Ok(selector));
     }
 
     #[test]

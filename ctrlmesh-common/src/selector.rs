@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
+use crate::names::label;
+
 mod overlap;
 mod parse;
 mod syntax;
@@ -74,6 +76,13 @@ impl Selector {
     /// Matches everything.
     pub fn everything() -> Self {
         Self::default()
+    }
+
+    /// Matches nothing: asks for a label that is there and is not.
+    pub fn nothing() -> Self {
+        let key = || label::SHARDING_HASH.to_owned();
+        let requirement = |condition| Requirement { key: key(), condition };
+        Self::from_iter([Condition::Exists, Condition::DoesNotExist].map(requirement))
     }
 
     /// Parses the string form.

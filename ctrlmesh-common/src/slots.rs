@@ -204,7 +204,7 @@ impl std::str::FromStr for NamespaceHash {
 }
 
 /// FNV-1a of 64 bits (draft-eastlake-fnv; Go's `hash/fnv`).
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub fn fnv1a(bytes: &[u8]) -> u64 {
     const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
     bytes.iter().fold(OFFSET_BASIS, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))

@@ -27,15 +27,23 @@ use crate::certs::vault::{Vault, VaultError, Wanted};
 use crate::config::RunArgs;
 use crate::context::Context;
 use crate::drain::Drain;
+use crate::govern;
 use crate::identity::Reviewer;
+use crate::label::LabelMetrics;
 use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
-use crate::push::{Accounts, Push, PushMetrics};
+use crate::push::{Accounts, Push, PushMetrics, Relay};
 use crate::readiness::Readiness;
 use crate::telemetry;
 use crate::tls::{self, Presented};
 use crate::webhook::{Route, Webhook, WebhookMetrics};
+
+/// The user agent of what others wait for.
+const AGENT: &str = concat!("ctrlmesh-manager/", env!("CARGO_PKG_VERSION"));
+
+/// The user agent of what can wait: labelling what is there already.
+const BACKGROUND: &str = concat!("ctrlmesh-manager-background/", env!("CARGO_PKG_VERSION"));
 
 /// How often it is tried to reach an API server that is not there yet.
 const RETRY: Duration = Duration::from_secs(1);
@@ -84,6 +92,7 @@ struct Counted {
     refusals: Refusals,
     push: PushMetrics,
     webhook: WebhookMetrics,
+    labels: LabelMetrics,
     reviewer: Reviewer,
     leader: prometheus_client::metrics::gauge::Gauge,
 }
@@ -109,7 +118,9 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
     let config = kube_config(&args).await?;
     let cluster = config.root_cert.iter().flatten().map(|der| pem(der)).collect::<String>();
     let unreachable = |error: kube::Error| AppError::Kubeconfig(Box::new(error));
-    let client = Client::try_from(config).map_err(unreachable)?;
+    let client = Client::try_from(config.clone()).map_err(unreachable)?;
+    // Told from the rest by its name, so that a flow schema can let it wait.
+    let background = Client::try_from(named(config, BACKGROUND)).map_err(unreachable)?;
     let drain = Drain::default();
     let readiness = Readiness::default();
     let starting = readiness.block("certificates");
@@ -122,7 +133,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
         let stop = stop()?;
         let mut stop = std::pin::pin!(stop);
         let started = tokio::select! {
-            started = start(args.clone(), client, cluster, counted, readiness, drain.clone()) => started?,
+            started = start(args.clone(), (client, background), cluster, counted, readiness, drain.clone()) => started?,
             () = &mut stop => return Ok(true),
         };
         drop(starting);
@@ -144,7 +155,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
 /// Starts all parts.
 async fn start(
     args: RunArgs,
-    client: Client,
+    (client, background): (Client, Client),
     cluster: String,
     counted: Counted,
     readiness: Readiness,
@@ -175,6 +186,7 @@ async fn start(
         drain,
     };
     keep_certificates(&context, &presented);
+    tell_leader(&context);
     serve_proxies(
         &context,
         &presented,
@@ -189,7 +201,7 @@ async fn start(
         listeners.webhook,
         counted.refusals,
         counted.webhook,
-        Vec::new(),
+        govern::start(&context, background, counted.labels),
     )?;
     Ok(context)
 }
@@ -207,6 +219,22 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>) {
         namespaces.insert(own.clone());
         namespaces
     }));
+}
+
+/// Tells the leader what proxies say here, where this replica can say who it is.
+fn tell_leader(context: &Context) {
+    let Some(token) = context.args.token.clone() else {
+        return warn!("without --token this replica cannot tell the leader what its proxies say");
+    };
+    let relay = Relay {
+        board: context.board.clone(),
+        leadership: context.leadership.clone(),
+        vault: context.vault.clone(),
+        name: context.args.service_name(),
+        token,
+        drain: context.drain.clone(),
+    };
+    context.drain.spawn_until_started(relay.run());
 }
 
 fn serve_proxies(
@@ -282,7 +310,7 @@ async fn open(client: &Client, args: &RunArgs) -> Result<Vault, VaultError> {
 
 async fn kube_config(args: &RunArgs) -> Result<Config, AppError> {
     let failed = |error: Box<dyn std::error::Error + Send + Sync>| AppError::Kubeconfig(error);
-    let mut config = match &args.kubeconfig {
+    let config = match &args.kubeconfig {
         Some(file) => {
             let kubeconfig = Kubeconfig::read_from(file).map_err(|error| failed(error.into()))?;
             Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -291,18 +319,21 @@ async fn kube_config(args: &RunArgs) -> Result<Config, AppError> {
         }
         None => Config::infer().await.map_err(|error| failed(error.into()))?,
     };
-    let agent = concat!("ctrlmesh-manager/", env!("CARGO_PKG_VERSION"));
+    Ok(named(config, AGENT))
+}
+
+/// The same with this user agent.
+fn named(mut config: Config, agent: &'static str) -> Config {
+    config.headers.retain(|(name, _)| *name != USER_AGENT);
     config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));
-    Ok(config)
+    config
 }
 
 /// The host's name, which is the pod's, and something that no replica before it had.
 fn identity(args: &RunArgs) -> String {
     use std::hash::{BuildHasher as _, RandomState};
 
-    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = args.identity.clone().unwrap_or_else(host);
-    format!("{}_{:016x}", name.trim(), RandomState::new().hash_one(std::process::id()))
+    format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
 }
 
 /// A certificate in PEM.
@@ -340,6 +371,7 @@ impl Counted {
             refusals: Refusals::register(to),
             push: PushMetrics::register(to),
             webhook: WebhookMetrics::register(to),
+            labels: LabelMetrics::register(to),
             reviewer: Reviewer::new(client.clone(), to),
             leader: metrics::gauge(to, "leader", "1 where this replica writes"),
             registry: Arc::default(),

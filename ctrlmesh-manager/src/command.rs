@@ -5,11 +5,7 @@ use std::process::ExitCode;
 use std::{fs, io};
 
 use anyhow::{Context as _, Result};
-use clap::Args;
-use ctrlmesh_common::names::label;
-use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_manager::manifest::Manifests;
-use ctrlmesh_manager::shard::Labelling;
 
 mod compile;
 mod crds;
@@ -19,52 +15,14 @@ pub(crate) use compile::Compile;
 pub(crate) use crds::Crds;
 pub(crate) use validate::Validate;
 
-/// How objects are labelled.
-#[derive(Args)]
-pub(crate) struct Labels {
-    /// Key of the label with the hash of an object's namespace
-    #[arg(long, env = "CTRLMESH_MANAGER_LABEL_SHARDING_HASH", default_value = label::SHARDING_HASH, value_name = "KEY")]
-    label_sharding_hash: String,
-    /// Key of the label with an object's namespace
-    #[arg(long, env = "CTRLMESH_MANAGER_LABEL_NAMESPACE", default_value = label::NAMESPACE, value_name = "KEY")]
-    label_namespace: String,
-    /// How a namespace becomes a hash: fnv1a, or kusionstack as the predecessors do it
-    #[arg(
-        long,
-        env = "CTRLMESH_MANAGER_SHARDING_HASH",
-        default_value = "fnv1a",
-        value_name = "HASH"
-    )]
-    sharding_hash: NamespaceHash,
-}
-
-// === impl Labels ===
-
-impl Labels {
-    fn labelling(&self) -> Labelling {
-        Labelling {
-            hash_key: self.label_sharding_hash.clone(),
-            namespace_key: self.label_namespace.clone(),
-            hash: self.sharding_hash,
-        }
-    }
-}
-
 /// Reads files, and the files of folders that are YAML or JSON, in the order of their names.
 fn manifests(paths: &[PathBuf]) -> Result<Manifests> {
     let mut manifests = Manifests::default();
-    for (file, text) in read(paths)? {
+    for file in files(paths)? {
+        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
         manifests.read(&text).with_context(|| format!("parse {}", file.display()))?;
     }
     Ok(manifests)
-}
-
-fn read(paths: &[PathBuf]) -> Result<Vec<(PathBuf, String)>> {
-    let text = |file: PathBuf| {
-        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
-        Ok((file, text))
-    };
-    files(paths)?.into_iter().map(text).collect()
 }
 
 fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
@@ -91,6 +49,6 @@ fn manifest_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Success, unless something was found wrong.
-fn verdict(wrong: bool) -> ExitCode {
+fn exit_code(wrong: bool) -> ExitCode {
     if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

@@ -1,24 +1,28 @@
 //! What is each pod's proxy told?
 //!
-//! Pure: takes ShardingConfigs, pods, namespaces and what was told before; gives one policy per pod and one ownership
-//! table per root, whatever the order in which it is given them. Shards are made from their root here too, so that
-//! nothing waits for them to be written, and what somebody edited by hand is told to nobody.
+//! Pure: takes what is in the cluster and what was told last; gives one policy per pod, and per operator what has to be
+//! written into its status, whatever the order in which it is given them. Shards are made from their root here too, so
+//! that nothing waits for them to be written, and what somebody edited by hand is told to nobody.
 //!
-//! An epoch grows only where a policy says something else than before. A ShardingConfig that is wrong, or a pod that two
-//! of them select, changes nothing: the last good policy stays, and the trouble is told.
+//! All pods of an operator are told one epoch, which is written into the status of its root (or of the ShardingConfig
+//! that stands by itself) together with a hash of what they are told. So every replica of the manager, and every one
+//! that is started later, knows the same epoch for the same policy, and no epoch grows without a change.
+//!
+//! A ShardingConfig that is wrong, or a pod that two of them select, changes nothing: the last good policy stays, and
+//! the trouble is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::Policy;
-use ctrlmesh_common::share;
 use serde::{Deserialize, Serialize};
 
 use crate::pod::{Member, PodName};
 use crate::shard::Labelling;
 
 mod operator;
+mod record;
 
 pub use operator::{Operator, operators};
 
@@ -31,6 +35,8 @@ pub struct World<'a> {
     pub members: &'a [Member],
     /// The namespaces.
     pub namespaces: &'a BTreeSet<String>,
+    /// The first ordinal of each `StatefulSet`, by `NAMESPACE/NAME`; 0 for those that are not there.
+    pub first_ordinals: &'a BTreeMap<String, u32>,
     /// How objects are labelled.
     pub labelling: &'a Labelling,
 }
@@ -39,15 +45,12 @@ pub struct World<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Compiled {
-    /// What each pod's proxy is told. A pod of no shard is not there.
+    /// What each pod's proxy is told. Of an enrolled pod that is not there nothing can be said: it keeps what it has.
     #[serde(default)]
     pub policies: BTreeMap<PodName, Told>,
-    /// The ownership table of each root, by `NAMESPACE/NAME`.
+    /// The operators whose ShardingConfigs are valid, by the `NAMESPACE/NAME` of the root or only ShardingConfig.
     #[serde(default)]
-    pub ownership: BTreeMap<String, Ownership>,
-    /// The shards of each root that have no pod, because there are more shards than pods, or not the right ones.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub unserved: BTreeMap<String, Vec<String>>,
+    pub operators: BTreeMap<String, Record>,
     /// What is wrong.
     #[serde(default)]
     pub troubles: Vec<Trouble>,
@@ -57,10 +60,36 @@ pub struct Compiled {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Told {
-    /// The ShardingConfig from which it follows.
-    pub shard: String,
+    /// The ShardingConfig from which it follows; none where no ShardingConfig selects the pod, and it sees nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<String>,
+    /// The operator, by `NAMESPACE/NAME`; none where there is no shard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operator: Option<String>,
     /// The policy.
     pub policy: Policy,
+}
+
+/// What the status of a root, or of a ShardingConfig that stands by itself, has to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Record {
+    /// The epoch of what the pods are told.
+    pub epoch: u64,
+    /// A hash of what they are told.
+    pub policy_digest: String,
+    /// Whether the status says so already. Until it does, no pod is told.
+    #[serde(default)]
+    pub written: bool,
+    /// The ownership table of a root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ownership: Option<Ownership>,
+    /// The shards of a root, each with a hash of what it is told.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub shards: BTreeMap<String, String>,
+    /// The shards of a root that have no pod, because there are more shards than pods, or not the right ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unserved: Vec<String>,
 }
 
 /// What is wrong with an object.
@@ -69,6 +98,8 @@ pub struct Told {
 pub struct Trouble {
     /// `KIND NAMESPACE/NAME`.
     pub object: String,
+    /// The ShardingConfigs that it is about, by `NAMESPACE/NAME`.
+    pub configs: Vec<String>,
     /// What is wrong with it.
     pub message: String,
 }
@@ -77,19 +108,33 @@ pub struct Trouble {
 pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
-    let members = placed(world.members, &operators);
-    let epochs = next_epochs(&operators, &members, before);
-    for (pod, places) in members {
+    let mut contents = Vec::new();
+    for operator in &operators {
+        let policies = operator.valid.then(|| operator.policies()).transpose();
+        let policies = policies.unwrap_or_else(|trouble| {
+            troubles.push(trouble);
+            None
+        });
+        contents.push(policies.map(|policies| {
+            let record = record::of(operator, &policies, world.configs);
+            let epoch = record.epoch;
+            compiled.operators.insert(operator.full_name(), record);
+            (epoch, policies)
+        }));
+    }
+    for (pod, places) in placed(world.members, &operators) {
         let last = before.get(&pod.name);
         let told = match places[..] {
-            [] => {
-                let kept = |last: &&Told| operators.iter().any(|one| one.failed(pod, &last.shard));
-                last.filter(kept).cloned()
-            }
-            [(at, config)] if operators[at].valid => {
-                tell(config, pod, last, epochs[at], &mut troubles)
-            }
-            [_] => last.cloned(),
+            [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
+            [] => Some(Told { shard: None, operator: None, policy: Policy::nothing() }),
+            [(at, shard)] => match &contents[at] {
+                Some((epoch, policies)) => policies.get(shard).map(|policy| Told {
+                    shard: Some(shard.to_owned()),
+                    operator: Some(operators[at].full_name()),
+                    policy: Policy { epoch: *epoch, ..policy.clone() },
+                }),
+                None => last.cloned(),
+            },
             [(_, one), (_, other), ..] => {
                 troubles.push(selected_twice(pod, one, other));
                 last.cloned()
@@ -97,22 +142,25 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
         };
         compiled.policies.extend(told.map(|told| (pod.name.clone(), told)));
     }
-    for operator in &operators {
-        let Some((root, table)) = operator.root().zip(operator.table()) else { continue };
-        let unserved = operator.unserved();
-        if !unserved.is_empty() {
-            compiled.unserved.insert(root.clone(), unserved);
-        }
-        compiled.ownership.insert(root, table);
-    }
     troubles.sort();
     troubles.dedup();
     compiled.troubles = troubles;
     compiled
 }
 
-/// By number of the operator, a shard.
-type Place<'a> = (usize, &'a ShardingConfig);
+/// What may be told now: nothing new of an operator whose status does not say so yet.
+pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeMap<PodName, Told> {
+    let told = compiled.policies.iter().filter_map(|(pod, told)| {
+        let record = told.operator.as_ref().and_then(|operator| compiled.operators.get(operator));
+        let written = record.is_none_or(|record| record.written);
+        let told = if written { Some(told) } else { before.get(pod) };
+        told.map(|told| (pod.clone(), told.clone()))
+    });
+    told.collect()
+}
+
+/// By number of the operator, the name of a shard.
+type Place<'a> = (usize, &'a str);
 
 /// The pods that are enrolled, in order, each with the shards that it is of.
 fn placed<'a>(
@@ -125,69 +173,19 @@ fn placed<'a>(
     }
     let places = |pod: &Member| {
         let near = by_namespace.get(pod.name.namespace.as_str()).into_iter().flatten();
-        near.filter_map(|at| Some((*at, operators[*at].shard_of(pod)?))).collect()
+        near.filter_map(|at| Some((*at, operator::name(operators[*at].shard_of(pod)?)))).collect()
     };
     let mut members: Vec<&Member> = members.iter().filter(|pod| pod.enrolled()).collect();
     members.sort_by_key(|pod| &pod.name);
     members.into_iter().map(|pod| (pod, places(pod))).collect()
 }
 
-/// By operator, the epoch of what changes now: later than all that its pods were told.
-fn next_epochs(
-    operators: &[Operator<'_>],
-    members: &[(&Member, Vec<Place<'_>>)],
-    before: &BTreeMap<PodName, Told>,
-) -> Vec<u64> {
-    let mut epochs: Vec<u64> = operators.iter().map(|operator| operator.epoch).collect();
-    for (pod, places) in members {
-        let last = before.get(&pod.name).map_or(0, |last| last.policy.epoch);
-        for (at, _) in places {
-            epochs[*at] = epochs[*at].max(last);
-        }
-    }
-    epochs.into_iter().map(|epoch| epoch.saturating_add(1)).collect()
-}
-
-/// The policy of `pod` in the shard `config`; the last one, epoch and all, where it says the same.
-fn tell(
-    config: &ShardingConfig,
-    pod: &Member,
-    last: Option<&Told>,
-    epoch: u64,
-    troubles: &mut Vec<Trouble>,
-) -> Option<Told> {
-    let mut failed = |message: String| {
-        troubles.push(Trouble { object: operator::object(config), message });
-        last.cloned()
-    };
-    let mut policy = match share::policy(config, &pod.name.namespace) {
-        Ok(policy) => policy,
-        Err(error) => return failed(error.to_string()),
-    };
-    if let Err(error) = policy.check() {
-        return failed(error.to_string());
-    }
-    let known = last.map(|last| &last.policy);
-    for limit in &mut policy.limits {
-        let same = known.iter().flat_map(|known| &known.limits).find(|known| {
-            known.selector == limit.selector && known.relate_resources == limit.relate_resources
-        });
-        limit.changed_at = same.and_then(|known| known.changed_at);
-    }
-    policy.epoch = known.map_or(0, |known| known.epoch);
-    if known != Some(&policy) {
-        policy.epoch = epoch.max(policy.epoch.saturating_add(1));
-    }
-    Some(Told { shard: operator::name(config).to_owned(), policy })
-}
-
-fn selected_twice(pod: &Member, one: &ShardingConfig, other: &ShardingConfig) -> Trouble {
+fn selected_twice(pod: &Member, one: &str, other: &str) -> Trouble {
     Trouble {
         object: format!("Pod {}", pod.name),
+        configs: [one, other].map(|name| format!("{}/{name}", pod.name.namespace)).into(),
         message: format!(
-            "is of ShardingConfig {:?} and of {:?}; a pod can be in one shard only",
-            operator::name(one),
-            operator::name(other)
+            "is of ShardingConfig {one:?} and of {other:?}; a pod can be in one shard only"
         ),
     }
 }

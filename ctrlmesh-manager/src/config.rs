@@ -5,10 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use ctrlmesh_common::names::port;
+use ctrlmesh_common::names::{label, port};
+use ctrlmesh_common::selector::{KeyError, check_key};
+use ctrlmesh_common::slots::NamespaceHash;
 use thiserror::Error;
 
 use crate::certs::authority::Names;
+use crate::shard::Labelling;
 use crate::telemetry::LogFormat;
 
 /// What `run` is told.
@@ -82,6 +85,17 @@ pub struct RunArgs {
     /// Where metrics are served
     #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_METRICS", value_name = "ADDRESS", default_value_t = any(port::MANAGER_METRICS))]
     pub listen_metrics: SocketAddr,
+    /// The image of the proxy that pods get beside their operator
+    #[arg(
+        long,
+        env = "CTRLMESH_MANAGER_PROXY_IMAGE",
+        default_value = concat!("ctrlmesh/proxy:", env!("CARGO_PKG_VERSION")),
+        value_name = "IMAGE"
+    )]
+    pub proxy_image: String,
+    /// How objects are labelled
+    #[command(flatten)]
+    pub labels: LabelArgs,
     /// How long what is under way may take to end after SIGTERM
     #[arg(long, env = "CTRLMESH_MANAGER_DRAIN_TIMEOUT", default_value = "20s", value_name = "DURATION", value_parser = duration)]
     pub drain_timeout: Duration,
@@ -95,6 +109,31 @@ pub struct RunArgs {
     pub log_format: LogFormat,
 }
 
+/// How objects are labelled.
+#[derive(Clone, Debug, Args)]
+pub struct LabelArgs {
+    /// Key of the label with the hash of an object's namespace
+    #[arg(long, env = "CTRLMESH_MANAGER_LABEL_SHARDING_HASH", default_value = label::SHARDING_HASH, value_name = "KEY", value_parser = label_key)]
+    pub label_sharding_hash: String,
+    /// Key of the label with an object's namespace
+    #[arg(long, env = "CTRLMESH_MANAGER_LABEL_NAMESPACE", default_value = label::NAMESPACE, value_name = "KEY", value_parser = label_key)]
+    pub label_namespace: String,
+    /// Key of the label that says that an object is given to shards
+    #[arg(long, env = "CTRLMESH_MANAGER_LABEL_CONTROL", default_value = label::CONTROL, value_name = "KEY", value_parser = label_key)]
+    pub label_control: String,
+    /// How a namespace becomes a hash: fnv1a, or kusionstack as the predecessors do it
+    #[arg(
+        long,
+        env = "CTRLMESH_MANAGER_SHARDING_HASH",
+        default_value = "fnv1a",
+        value_name = "HASH"
+    )]
+    pub sharding_hash: NamespaceHash,
+    /// How many objects that lack labels are labelled in a second, at most
+    #[arg(long, env = "CTRLMESH_MANAGER_LABEL_RATE", default_value_t = 100, value_name = "N")]
+    pub label_rate: u32,
+}
+
 /// A text that is no duration.
 #[derive(Debug, Error)]
 #[error("`{seen}` is not a duration such as 500ms, 5s, 2m or 8760h")]
@@ -106,12 +145,42 @@ pub struct DurationError {
 // === impl RunArgs ===
 
 impl RunArgs {
+    /// What this replica is called: the host's name, which is the pod's, unless another was given.
+    pub fn replica(&self) -> String {
+        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        self.identity.clone().unwrap_or_else(host).trim().to_owned()
+    }
+
+    /// The DNS name of the Service behind which all replicas are.
+    pub fn service_name(&self) -> String {
+        format!("{}.{}.svc", self.service, self.namespace)
+    }
+
     /// By what the manager is known to those who call it.
     pub fn names(&self) -> Names {
-        let service = format!("{}.{}.svc", self.service, self.namespace);
+        let service = self.service_name();
         let names = [service.clone(), format!("{service}.cluster.local")];
         Names::of(names.into_iter().chain(self.serving_name.iter().cloned()))
     }
+}
+
+// === impl LabelArgs ===
+
+impl LabelArgs {
+    /// What they say.
+    pub fn labelling(&self) -> Labelling {
+        Labelling {
+            hash_key: self.label_sharding_hash.clone(),
+            namespace_key: self.label_namespace.clone(),
+            control_key: self.label_control.clone(),
+            hash: self.sharding_hash,
+        }
+    }
+}
+
+/// A key that no label may have would be written into selectors and expressions all the same.
+fn label_key(text: &str) -> Result<String, KeyError> {
+    check_key(text).map(|()| text.to_owned())
 }
 
 fn any(port: u16) -> SocketAddr {

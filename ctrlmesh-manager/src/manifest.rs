@@ -3,13 +3,16 @@
 //! Reads what the manager decides by, ours and Kubernetes', one or many documents, also lists as `kubectl get` prints
 //! them; other kinds are passed over.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{self, ReadError, ShardingConfig};
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+use crate::pod;
 
 /// What was read.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,6 +23,8 @@ pub struct Manifests {
     pub pods: Vec<Pod>,
     /// The namespaces that there are, because they are listed or because something is in them.
     pub namespaces: BTreeSet<String>,
+    /// The ordinal at which each StatefulSet begins, by `NAMESPACE/NAME`.
+    pub first_ordinals: BTreeMap<String, u32>,
 }
 
 /// A file that cannot be read.
@@ -76,6 +81,7 @@ impl Manifests {
             match parsed::<Option<Kind>>(number, &document)?.and_then(|kind| kind.kind).as_deref() {
                 Some("Pod") => self.add_pod(parsed(number, &document)?),
                 Some("Namespace") => self.add_namespace(parsed(number, &document)?),
+                Some("StatefulSet") => self.add_stateful_set(&parsed(number, &document)?),
                 Some(kind) if kind.ends_with("List") => {
                     let list: List = parsed(number, &document)?;
                     for (item, value) in list.items.into_iter().enumerate() {
@@ -98,6 +104,7 @@ impl Manifests {
             "ShardingConfig" => self.add_config(serde_json::from_value(item)?),
             "Pod" => self.add_pod(serde_json::from_value(item)?),
             "Namespace" => self.add_namespace(serde_json::from_value(item)?),
+            "StatefulSet" => self.add_stateful_set(&serde_json::from_value(item)?),
             _ => {}
         }
         Ok(())
@@ -111,6 +118,12 @@ impl Manifests {
     fn add_pod(&mut self, pod: Pod) {
         self.namespaces.extend(pod.metadata.namespace.clone());
         self.pods.push(pod);
+    }
+
+    fn add_stateful_set(&mut self, set: &StatefulSet) {
+        let (name, first) = pod::first_ordinal(set);
+        self.namespaces.extend(set.metadata.namespace.clone());
+        self.first_ordinals.insert(name, first);
     }
 
     fn add_namespace(&mut self, namespace: Namespace) {

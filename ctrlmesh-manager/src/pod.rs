@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::selector::Labels;
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -38,6 +39,10 @@ pub struct PodNameError {
 pub struct Member {
     /// Who it is. While it is being admitted, the name of a Deployment's pod is not known yet, and empty.
     pub name: PodName,
+    /// Its UID, which no later pod of the same name has; empty while it is being admitted.
+    pub uid: String,
+    /// The node that it was given to.
+    pub node: Option<String>,
     /// Its labels.
     pub labels: Labels,
     /// What makes and replaces it.
@@ -138,12 +143,24 @@ impl From<&v1::Pod> for Member {
                 namespace: meta.namespace.clone().unwrap_or_default(),
                 name: meta.name.clone().unwrap_or_default(),
             },
+            uid: meta.uid.clone().unwrap_or_default(),
+            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
             maker,
             leaving: meta.deletion_timestamp.is_some()
                 || matches!(phase, Some("Succeeded" | "Failed")),
         }
     }
+}
+
+/// The name of a StatefulSet, as `NAMESPACE/NAME`, and the ordinal of its first pod.
+pub fn first_ordinal(set: &StatefulSet) -> (String, u32) {
+    let (namespace, name) = (set.metadata.namespace.as_deref(), set.metadata.name.as_deref());
+    let ordinals = set.spec.as_ref().and_then(|spec| spec.ordinals.as_ref());
+    let start = ordinals.and_then(|ordinals| ordinals.start);
+    let start = start.and_then(|start| u32::try_from(start).ok());
+    let name = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default());
+    (name, start.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -155,7 +172,7 @@ mod tests {
             name: PodName { namespace: "ns".to_owned(), name: name.to_owned() },
             labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
             maker: maker.map(|(kind, name)| Maker { kind: kind.to_owned(), name: name.to_owned() }),
-            leaving: false,
+            ..Member::default()
         }
     }
 

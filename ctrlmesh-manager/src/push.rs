@@ -4,8 +4,11 @@
 //! that pod, or, for the node proxies' own service account, the pods of that node. Who asks for anything else is refused
 //! before anything is looked up.
 
+mod link;
 mod relay;
 mod session;
+
+pub use relay::Relay;
 
 use std::collections::HashMap;
 use std::convert::Infallible;

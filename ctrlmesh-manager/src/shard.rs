@@ -3,10 +3,12 @@
 //! Pure: takes the root and the namespaces that are known, gives the shards as ShardingConfigs.
 //!
 //! A limit is one conjunction of requirements, and so is everything that a proxy can ask of the API server. A canary of
-//! hashes *or* namespaces is a union, which no conjunction says where both count. So there the canary becomes a set of
-//! namespaces: the pinned ones, and the known ones of its hashes. The other shards divide all 32 slots among them,
-//! without that set. That is a total function for whatever labels an object has, known namespace or not: one that the
-//! manager has not seen yet, and objects of cluster scope, are a normal shard's, until it has.
+//! hashes *or* namespaces is a union, which no conjunction says where both count. So there the canary asks by namespace
+//! only: the pinned ones, the known ones of its hashes, and, for objects of cluster scope, what their namespace label
+//! says instead (`cluster.<slot>`, which no namespace can be called). The others ask for their own hashes, without those
+//! namespaces. So no object is ever seen by the wrong shard: one in a namespace of the canary's hashes that the manager
+//! has not seen yet is seen by nobody, until it has; the ownership table, which is by hash first, names the canary all
+//! along.
 //!
 //! A shard selects its pods by the label that names it, which never changes, as the selector of a ShardingConfig must
 //! not; which pod carries the label is the manager's to decide (see `assign`).
@@ -20,7 +22,7 @@ use ctrlmesh_common::api::{
 use ctrlmesh_common::names::{self, label};
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::selector::Selector;
-use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
+use ctrlmesh_common::slots::{NamespaceHash, Slot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::validate::{self, Problem};
@@ -31,6 +33,7 @@ mod share;
 
 pub use assign::{Seat, assign, by_ordinal, choose, unserved};
 pub use changes::{Changes, Conflict, changes, is_of};
+use share::Asked;
 pub use share::Share;
 
 /// Most values that the schema allows in one expression.
@@ -46,6 +49,8 @@ pub struct Labelling {
     pub hash_key: String,
     /// Key of the label with the namespace.
     pub namespace_key: String,
+    /// Key of the label that says that an object is given to shards.
+    pub control_key: String,
     /// How a namespace's name becomes a slot.
     pub hash: NamespaceHash,
 }
@@ -73,7 +78,7 @@ pub enum DivideError {
     },
     /// More namespaces than one selector can name.
     #[error(
-        "spec.root.canary: {namespaces} namespaces are pinned or have one of its hashes; with both inNamespaces and inShardHash at most {MAX_VALUES} can"
+        "spec.root.canary: {namespaces} namespaces are pinned or have one of its hashes; with both inNamespaces and inShardHash at most {MAX_VALUES} can, those of cluster scope included"
     )]
     TooManyNamespaces {
         /// How many there are.
@@ -119,14 +124,17 @@ pub fn divide(
     if rule.disable == Some(true) {
         return Ok(None);
     }
-    let shares = share::of(rule, labelling.hash, namespaces);
-    let pinned: BTreeSet<String> =
-        shares.iter().flat_map(|share| share.namespaces.iter().cloned()).collect();
-    if pinned.len() > MAX_VALUES {
-        return Err(DivideError::TooManyNamespaces { namespaces: pinned.len() });
+    let asked = share::of(rule, labelling.hash).into_iter().map(|share| {
+        let asked = share.asked(labelling, namespaces);
+        (share, asked)
+    });
+    let asked: Vec<(Share, Asked)> = asked.collect();
+    let listed: BTreeSet<String> = asked.iter().flat_map(|(_, asked)| asked.listed()).collect();
+    if listed.len() > MAX_VALUES {
+        return Err(DivideError::TooManyNamespaces { namespaces: listed.len() });
     }
-    let made = shares.into_iter().map(|share| {
-        let limits = limits(rule, &share, &pinned, labelling)?;
+    let made = asked.into_iter().map(|(share, asked)| {
+        let limits = limits(rule, &share.name, &expressions(asked, &listed, labelling))?;
         Ok(Shard { config: config(root, &share, limits), share })
     });
     made.collect::<Result<_, _>>().map(Some)
@@ -145,27 +153,42 @@ pub fn table(shards: &[Shard], assignment: &BTreeMap<String, String>) -> Ownersh
 
 // === impl Labelling ===
 
+impl Labelling {
+    /// What stands as the namespace of an object of cluster scope whose name is in `slot`. No namespace is called so:
+    /// their names have no dots.
+    pub fn cluster_namespace(slot: Slot) -> String {
+        format!("cluster.{slot}")
+    }
+
+    /// The two labels of the objects in `namespace`, and of the namespace itself.
+    pub fn of_namespace(&self, namespace: &str) -> [(&str, String); 2] {
+        let slot = self.hash.slot(namespace);
+        [(&self.hash_key, slot.to_string()), (&self.namespace_key, namespace.to_owned())]
+    }
+
+    /// The two labels of the object of cluster scope called `name`, which is no namespace.
+    pub fn of_cluster_object(&self, name: &str) -> [(&str, String); 2] {
+        let slot = self.hash.slot(name);
+        [(&self.hash_key, slot.to_string()), (&self.namespace_key, Self::cluster_namespace(slot))]
+    }
+}
+
 impl Default for Labelling {
     fn default() -> Self {
         Self {
             hash_key: label::SHARDING_HASH.to_owned(),
             namespace_key: label::NAMESPACE.to_owned(),
+            control_key: label::CONTROL.to_owned(),
             hash: NamespaceHash::default(),
         }
     }
 }
 
 /// What a shard may see: what any shard may see, where it is its own.
-fn limits(
-    rule: &Root,
-    share: &Share,
-    pinned: &BTreeSet<String>,
-    labelling: &Labelling,
-) -> Result<Vec<Limit>, DivideError> {
+fn limits(rule: &Root, shard: &str, own: &[Expression]) -> Result<Vec<Limit>, DivideError> {
     let everything = [ResourceSelector::default()];
     let resources =
         if rule.resource_selector.is_empty() { &everything[..] } else { &rule.resource_selector };
-    let own = expressions(share, pinned, labelling);
     let limits = resources.iter().enumerate().map(|(at, resources)| {
         let mut selector = resources.selector.clone().unwrap_or_default();
         selector.match_expressions.extend(own.iter().cloned());
@@ -173,7 +196,7 @@ fn limits(
             return Err(DivideError::TooManyExpressions { at });
         }
         if !satisfiable(&selector) {
-            return Err(DivideError::Nothing { at, shard: share.name.clone() });
+            return Err(DivideError::Nothing { at, shard: shard.to_owned() });
         }
         Ok(Limit {
             relate_resources: resources.relate_resources.clone(),
@@ -184,21 +207,24 @@ fn limits(
     limits.collect()
 }
 
-/// A shard of slots leaves out what is pinned; a shard of namespaces asks for nothing else.
-fn expressions(share: &Share, pinned: &BTreeSet<String>, labelling: &Labelling) -> Vec<Expression> {
+/// A shard of slots leaves out the listed namespaces; a shard of namespaces asks for nothing else.
+fn expressions(asked: Asked, listed: &BTreeSet<String>, labelling: &Labelling) -> Vec<Expression> {
     let expression = |key: &str, operator, values: Vec<String>| Expression {
         key: key.to_owned(),
         operator,
         values,
     };
-    if share.slots == SlotSet::EMPTY {
-        let names = share.namespaces.iter().cloned().collect();
-        return vec![expression(&labelling.namespace_key, SelectorOperator::In, names)];
-    }
-    let slots = share.slots.iter().map(|slot| slot.to_string()).collect();
+    let slots = match asked {
+        Asked::Slots(slots) => slots,
+        Asked::Namespaces(names) => {
+            let names = names.into_iter().collect();
+            return vec![expression(&labelling.namespace_key, SelectorOperator::In, names)];
+        }
+    };
+    let slots = slots.iter().map(|slot| slot.to_string()).collect();
     let mut own = vec![expression(&labelling.hash_key, SelectorOperator::In, slots)];
-    if !pinned.is_empty() {
-        let names = pinned.iter().cloned().collect();
+    if !listed.is_empty() {
+        let names = listed.iter().cloned().collect();
         own.push(expression(&labelling.namespace_key, SelectorOperator::NotIn, names));
     }
     own

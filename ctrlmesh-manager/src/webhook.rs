@@ -191,7 +191,9 @@ async fn answer(
     let body = body.map_err(|_broken| Unanswered::Body)?.to_bytes();
     let review: AdmissionReview<DynamicObject> =
         serde_json::from_slice(&body).map_err(Unanswered::Malformed)?;
-    let question = review.request.ok_or(Unanswered::Empty)?;
+    // That it is of this version goes into the answer.
+    let question: AdmissionRequest<DynamicObject> =
+        review.try_into().map_err(|_nothing| Unanswered::Empty)?;
     let answer = AssertUnwindSafe((route.handler)(question)).catch_unwind();
     let answer = time::timeout(route.deadline, answer).await;
     let answer = answer.map_err(|_elapsed| Unanswered::Late { within: route.deadline })?;

@@ -3,59 +3,68 @@
 //! With `CTRLMESH_GOLDEN=write` in the environment, what follows is written instead; read the difference.
 
 use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::{env, fs, io};
 
+use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_manager::compile::{Compiled, World, compile};
 use ctrlmesh_manager::manifest::Manifests;
 use ctrlmesh_manager::pod::Member;
 use ctrlmesh_manager::shard::Labelling;
 
-fn cases() -> Vec<PathBuf> {
+fn cases() -> io::Result<Vec<PathBuf>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile");
-    let mut cases: Vec<PathBuf> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let cases = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut cases: Vec<PathBuf> = cases.collect::<io::Result<_>>()?;
     cases.sort();
-    cases
+    Ok(cases)
 }
 
-fn compiled(case: &Path) -> Compiled {
+fn compiled(case: &Path) -> Result<Compiled> {
     let mut manifests = Manifests::default();
-    manifests.read(&fs::read_to_string(case.join("in.yaml")).unwrap()).unwrap();
-    let before = fs::read_to_string(case.join("before.yaml"))
-        .map_or_else(|_| Compiled::default(), |text| serde_saphyr::from_str(&text).unwrap());
+    manifests.read(&fs::read_to_string(case.join("in.yaml"))?)?;
+    let before = case.join("before.yaml");
+    let before: Compiled = if before.exists() {
+        serde_saphyr::from_str(&fs::read_to_string(before)?)?
+    } else {
+        Compiled::default()
+    };
     let members: Vec<Member> = manifests.pods.iter().map(Member::from).collect();
     let labelling = Labelling::default();
     let world = World {
         configs: &manifests.configs,
         members: &members,
         namespaces: &manifests.namespaces,
+        first_ordinals: &manifests.first_ordinals,
         labelling: &labelling,
     };
-    compile(world, &before.policies)
+    Ok(compile(world, &before.policies))
 }
 
 #[test]
-fn every_case_compiles_to_what_stands_beside_it() {
+fn every_case_compiles_to_what_stands_beside_it() -> Result<()> {
     let write = env::var("CTRLMESH_GOLDEN").is_ok_and(|value| value == "write");
     let mut wrong = Vec::new();
-    for case in cases() {
-        let printed = serde_saphyr::to_string(&compiled(&case)).unwrap();
+    for case in cases()? {
+        let compiled = compiled(&case).with_context(|| case.display().to_string())?;
+        let printed = serde_saphyr::to_string(&compiled)?;
         let file = case.join("out.yaml");
         if write {
-            fs::write(&file, &printed).unwrap();
+            fs::write(&file, &printed)?;
         } else if fs::read_to_string(&file).unwrap_or_default() != printed {
             wrong.push(format!("{}:\n{printed}", file.display()));
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(cases().len() >= 9, "the folder is there");
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    ensure!(cases()?.len() >= 10, "the folder is there");
+    Ok(())
 }
 
 #[test]
-fn every_policy_is_one_that_a_proxy_can_apply() {
-    for case in cases() {
-        for (pod, told) in compiled(&case).policies {
+fn every_policy_is_one_that_a_proxy_can_apply() -> Result<()> {
+    for case in cases()? {
+        for (pod, told) in compiled(&case)?.policies {
             assert_eq!(told.policy.check(), Ok(()), "{}: {pod}", case.display());
         }
     }
+    Ok(())
 }

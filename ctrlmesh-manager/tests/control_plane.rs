@@ -10,7 +10,6 @@ use ctrlmesh_common::selector::{Labels, Selector};
 use ctrlmesh_manager::validate;
 use ctrlmesh_testbed::{ControlPlane, retry};
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 use kube::{Client, ResourceExt as _};
@@ -18,6 +17,8 @@ use proptest::strategy::{Strategy, ValueTree as _};
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use serde_json::json;
 use tokio::sync::OnceCell;
+
+mod harness;
 
 const ACCEPTED: &str = include_str!("manifests/accepted.yaml");
 const REFUSED: &str = include_str!("manifests/refused.yaml");
@@ -29,29 +30,7 @@ const SELECTORS: usize = 800;
 async fn installed() -> Result<Client> {
     static INSTALLED: OnceCell<()> = OnceCell::const_new();
     let client = ControlPlane::shared().client().await?;
-    INSTALLED
-        .get_or_try_init(|| async {
-            let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-            for definition in api::definitions() {
-                let force = PatchParams::apply("test").force();
-                definitions
-                    .patch(&definition.name_any(), &force, &Patch::Apply(&definition))
-                    .await?;
-            }
-            let served: Api<ShardingConfig> = Api::namespaced(client.clone(), "default");
-            let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-            // A definition is served some time before its rules are enforced: wait for the last effect.
-            retry(|| async {
-                let nothing: ShardingConfig =
-                    serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {}}))?;
-                match served.create(&dry_run, &nothing).await {
-                    Err(kube::Error::Api(status)) if status.code == 422 => Ok(()),
-                    other => Err(anyhow::anyhow!("{other:?}")),
-                }
-            })
-            .await
-        })
-        .await?;
+    INSTALLED.get_or_try_init(|| harness::install(&client)).await?;
     Ok(client)
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod backend;
 pub(crate) mod load;
 pub(crate) mod process;
+pub(crate) mod profile;
 pub(crate) mod relay;
 #[path = "../tests/harness/pki.rs"]
 #[allow(dead_code, reason = "the harness of the tests has more")]
@@ -33,10 +34,11 @@ pub(crate) enum Kind {
 
 /// All contestants, running.
 pub(crate) struct Bed {
-    pub(crate) pki: Pki,
+    contestants: Vec<(Kind, Process)>,
     #[expect(dead_code, reason = "held: it runs until it is dropped")]
     backend: Process,
-    contestants: Vec<(Kind, Process)>,
+    /// Last: the others read its files as long as they run.
+    pub(crate) pki: Pki,
 }
 
 impl fmt::Display for Kind {
@@ -60,10 +62,12 @@ impl Bed {
         for kind in kinds {
             match Process::contestant(*kind, &pki, backend.address) {
                 Some(process) => contestants.push((*kind, process)),
-                None => println!("{kind} is not installed here, and left out"),
+                None => println!(
+                    "{kind} is left out: it is not installed (`cargo xtask setup` does, Debian's nginx-light)"
+                ),
             }
         }
-        Self { pki, backend, contestants }
+        Self { contestants, backend, pki }
     }
 
     /// All contestants; in every other round from the last to the first.

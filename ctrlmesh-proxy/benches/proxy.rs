@@ -1,6 +1,6 @@
 //! What does the proxy cost, beside nothing, nginx and a bare hyper relay?
 //!
-//! `cargo bench -p ctrlmesh-proxy -- request|list|watch|rule|idle [--quick]`. All contestants run at once and are asked
+//! `cargo bench -p ctrlmesh-proxy -- request|list|watch|rule|idle|profile [--quick]`. All contestants run at once and are asked
 //! in turn; every other round goes from the last to the first. CPU is what the kernel counts for a contestant's
 //! processes. Each figure is the median of the rounds, with the least and the greatest.
 #![allow(
@@ -21,8 +21,12 @@ use std::time::Instant;
 
 use bed::load::Client;
 use bed::process::Process;
+use bed::profile::Profile;
 use bed::{Bed, Kind, backend, load, protocol, relay, spread};
 use http::Version;
+use http_body_util::BodyExt as _;
+use nix::sys::resource;
+use nix::sys::resource::Resource;
 use tokio::runtime;
 use tokio::runtime::LocalOptions;
 
@@ -76,6 +80,7 @@ fn main() {
                     "list" => runtime.block_on(list(size)),
                     "watch" => runtime.block_on(watch(size)),
                     "rule" => runtime.block_on(rule(size)),
+                    "profile" => runtime.block_on(profile(size)),
                     _ => runtime.block_on(idle(size)),
                 }
             }
@@ -83,7 +88,7 @@ fn main() {
     }
 }
 
-const BENCHES: [&str; 5] = ["request", "list", "watch", "rule", "idle"];
+const BENCHES: [&str; 6] = ["request", "list", "watch", "rule", "idle", "profile"];
 
 /// A small GET, one at a time and 64 at once.
 async fn request(size: Size) {
@@ -109,7 +114,7 @@ async fn request(size: Size) {
                     note(&mut figures, kind, "4 requests/s", requests / wall);
                 }
             }
-            show(&format!("small GET, {}, c={at_once}", protocol(version)), &bed, figures);
+            show(&format!("small GET, {}, c={at_once}", protocol(version)), &bed.kinds(), figures);
         }
     }
 }
@@ -134,7 +139,7 @@ async fn list(size: Size) {
                 note(&mut figures, kind, "2 CPU s/GB", cpu * 1e9 / bytes as f64);
             }
         }
-        show(&format!("100 MB list, {}", protocol(version)), &bed, figures);
+        show(&format!("100 MB list, {}", protocol(version)), &bed.kinds(), figures);
     }
 }
 
@@ -146,7 +151,7 @@ async fn watch(size: Size) {
         for round in 0..size.rounds {
             for (kind, process) in bed.round(round) {
                 let mut client = Client::connect(&bed.pki, process.address, version).await;
-                let count = 4000 / size.divisor;
+                let count = 8000 / size.divisor;
                 let body = client.get("/ticks").await;
                 let before = process.cpu_seconds();
                 let mut late = load::events(body, count).await;
@@ -156,7 +161,7 @@ async fn watch(size: Size) {
                 note(&mut figures, kind, "3 CPU µs/event", cpu * 1e6 / count as f64);
             }
         }
-        show(&format!("watch event, {}", protocol(version)), &bed, figures);
+        show(&format!("watch event, {}", protocol(version)), &bed.kinds(), figures);
     }
 }
 
@@ -175,57 +180,101 @@ async fn rule(size: Size) {
             note(&mut figures, kind, "2 CPU µs/request", cpu * 1e6 / count as f64);
         }
     }
-    show("small list, h2, c=1", &bed, figures);
+    show("small list, h2, c=1", &bed.kinds(), figures);
 }
 
-/// Memory of watches on which nothing happens.
+/// Memory of watches on which nothing happens, memory of nothing, and the time until somebody listens.
 async fn idle(size: Size) {
+    let watches = IDLE_WATCHES.min(most_watches()) / size.divisor;
     for version in VERSIONS {
-        let bed = Bed::start(&[Kind::Nginx, Kind::Relay, Kind::Ours]);
         let mut figures = Figures::new();
-        for (kind, process) in bed.round(0) {
-            let watches = 4000 / size.divisor;
-            let before = process.resident_bytes();
-            let held = hold(&bed, process, version, watches).await;
-            let grown = process.resident_bytes().saturating_sub(before);
-            note(&mut figures, kind, "1 KiB/watch", grown as f64 / 1024.0 / watches as f64);
-            note(&mut figures, kind, "2 MiB idle", before as f64 / 1024.0 / 1024.0);
-            drop(held);
+        let mut kinds = [Kind::Nginx, Kind::Relay, Kind::Ours];
+        for _ in 0..size.rounds.min(3) {
+            let bed = Bed::start(&kinds);
+            for (kind, process) in bed.round(0) {
+                let before = process.resident_bytes();
+                let held = hold(&bed, process, version, watches).await;
+                let grown = process.resident_bytes().saturating_sub(before);
+                note(&mut figures, kind, "1 KiB/watch", grown as f64 / 1024.0 / watches as f64);
+                note(&mut figures, kind, "2 MiB idle", before as f64 / 1024.0 / 1024.0);
+                note(&mut figures, kind, "3 ms to listen", process.startup.as_secs_f64() * 1e3);
+                drop(held);
+            }
+            kinds.reverse();
         }
-        show(&format!("idle watches, {}", protocol(version)), &bed, figures);
+        show(&format!("{watches} idle watches, {}", protocol(version)), &kinds, figures);
     }
 }
 
-/// Opens watches, as many on one connection as an operator has.
+/// Opens watches, over HTTP/2 as many on one connection as an operator has.
 async fn hold(
     bed: &Bed,
     process: &Process,
     version: Version,
     watches: usize,
 ) -> Vec<(Client, hyper::body::Incoming)> {
-    const PER_CONNECTION: usize = 100;
-    let mut held: Vec<(Client, hyper::body::Incoming)> = Vec::new();
+    let mut held: Vec<(Client, hyper::body::Incoming)> = Vec::with_capacity(watches);
     for number in 0..watches {
         let mut client = match held.last() {
-            Some((last, _)) if number % PER_CONNECTION > 0 => {
+            Some((last, _)) if number % WATCHES_OF_ONE > 0 => {
                 last.another(&bed.pki, process.address).await
             }
             _ => Client::connect(&bed.pki, process.address, version).await,
         };
-        let body = client.get("/api/v1/pods?watch=true&resourceVersion=1").await;
+        let mut body = client.get("/api/v1/pods?watch=true&resourceVersion=1").await;
+        // The watch stands once its first event is here.
+        body.frame().await.unwrap().unwrap();
         held.push((client, body));
     }
     held
 }
 
+/// The functions that cost most on a small GET.
+async fn profile(size: Size) {
+    let bed = Bed::start(&[Kind::Ours]);
+    let (_, process) = bed.round(0)[0];
+    for version in VERSIONS {
+        let count = 100_000 / size.divisor;
+        load::requests(&bed.pki, process.address, version, SMALL, 1, count / 10).await;
+        let Some(profile) = Profile::begin(bed.pki.dir.path(), process.id()) else {
+            return println!("perf is not installed here: on Debian, apt-get install linux-perf");
+        };
+        load::requests(&bed.pki, process.address, version, SMALL, 1, count).await;
+        println!("\n### small GET, {}, c=1: the functions that cost most\n", protocol(version));
+        profile.end().iter().for_each(|line| println!("    {line}"));
+    }
+}
+
+/// How many watches `idle` opens.
+const IDLE_WATCHES: usize = 10_000;
+
+/// How many of them one operator has.
+const WATCHES_OF_ONE: usize = 100;
+
 const SMALL: &str = "/api/v1/namespaces/default/configmaps/small";
+
+/// How many watches a contestant can hold: of each, over HTTP/1.1, it has two descriptors open.
+fn most_watches() -> usize {
+    let (_, most) = resource::getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    // Who is started inherits this; where more is forbidden, we take what is allowed.
+    let raised = resource::setrlimit(Resource::RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES).is_ok();
+    let allowed = if raised { OPEN_FILES } else { most };
+    let _as_before = resource::setrlimit(Resource::RLIMIT_NOFILE, allowed, allowed);
+    usize::try_from(allowed.saturating_sub(OTHER_FILES) / 2).unwrap()
+}
+
+/// How many files a contestant would have open.
+const OPEN_FILES: u64 = 65_536;
+
+/// How many it has open beside watches.
+const OTHER_FILES: u64 = 1_000;
 
 fn note(figures: &mut Figures, kind: Kind, column: &'static str, value: f64) {
     figures.entry((kind as usize, column)).or_default().push(value);
 }
 
 /// Prints one table.
-fn show(title: &str, bed: &Bed, mut figures: Figures) {
+fn show(title: &str, kinds: &[Kind], mut figures: Figures) {
     let mut columns: Vec<&'static str> = figures.keys().map(|(_, column)| *column).collect();
     columns.sort_unstable();
     columns.dedup();
@@ -236,13 +285,13 @@ fn show(title: &str, bed: &Bed, mut figures: Figures) {
     print!("\n| --- |");
     print!("{}", " --- |".repeat(columns.len()));
     println!();
-    for kind in bed.kinds() {
+    for kind in kinds {
         print!("| {kind} |");
         for column in &columns {
             print!(
                 " {} |",
                 figures
-                    .get_mut(&(kind as usize, *column))
+                    .get_mut(&(*kind as usize, *column))
                     .map(|values| spread(values))
                     .unwrap_or_default()
             );

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustls::ServerConfig;
 use thiserror::Error;
@@ -16,6 +17,7 @@ use tokio::signal::unix;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
+use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -37,6 +39,9 @@ use crate::tls::issue::{Presented, Source};
 use crate::tls::signed::Signed;
 use crate::tls::trust::Trust;
 use crate::upstream::{Address, Dialer, Target};
+
+/// Nearer than the deadline of any request, and far enough not to be felt.
+const NEAR: Duration = Duration::from_secs(4);
 
 /// Why the proxy cannot run.
 #[derive(Debug, Error)]
@@ -279,6 +284,7 @@ impl Parts {
         let drain = self.drain.for_thread();
         runtime.block_on(async move {
             let server = self.server(drain.clone());
+            drain.spawn_local(keep_a_timer_near(drain.clone()));
             while let Some(accepted) = connections.recv().await {
                 drain.spawn_local(server.clone().serve(accepted));
             }
@@ -308,6 +314,20 @@ impl Parts {
     }
 }
 
+/// Lets each request have its deadline without a system call: a runtime must be woken only for a timer that is nearer
+/// than all others, and this one is.
+async fn keep_a_timer_near(drain: Drain) {
+    let ticks = async {
+        loop {
+            time::sleep(NEAR).await;
+        }
+    };
+    tokio::select! {
+        () = drain.started() => {}
+        () = ticks => {}
+    }
+}
+
 async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
     let failed = |source| AppError::Listen { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -317,7 +337,7 @@ async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListene
 }
 
 /// Waits to be asked to stop, and stops.
-async fn shutdown(drain: Drain, deadline: std::time::Duration) -> Result<bool, AppError> {
+async fn shutdown(drain: Drain, deadline: Duration) -> Result<bool, AppError> {
     let mut terminate = unix::signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
     let mut interrupt = unix::signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
     tokio::select! {

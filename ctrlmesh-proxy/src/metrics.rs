@@ -2,6 +2,8 @@
 //!
 //! Every series of the request path is looked up once, at start: counting is one atomic addition.
 
+mod added;
+
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -10,14 +12,9 @@ use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-/// Buckets of the time that the proxy adds, in seconds: 4 µs to 65 ms.
-const ADDED_SECONDS: [f64; 15] = [
-    4e-6, 8e-6, 16e-6, 32e-6, 64e-6, 128e-6, 256e-6, 512e-6, 1.024e-3, 2.048e-3, 4.096e-3,
-    8.192e-3, 16.384e-3, 32.768e-3, 65.536e-3,
-];
+use crate::metrics::added::Added;
 
 /// Kubernetes' verbs, as requests are counted by; whatever else a request says is counted as `other`.
 const VERBS: [&str; 11] = [
@@ -98,7 +95,7 @@ pub struct Metrics {
     pub accepted: Counter,
     upstream_errors: [Counter; UPSTREAM_ERRORS.len()],
     client_errors: [Counter; CLIENT_ERRORS.len()],
-    added: Histogram,
+    added: Added,
     open: Gauges,
     epochs: Family<PodLabels, Gauge>,
     /// What is known of the manager.
@@ -213,7 +210,7 @@ impl Metrics {
 
     /// Records what the proxy added to the time of one request.
     pub fn added(&self, time: Duration) {
-        self.added.observe(time.as_secs_f64());
+        self.added.observe(time);
     }
 
     /// Counts a client's connection while it is open.
@@ -336,8 +333,8 @@ fn gauges(to: &mut Registry) -> Gauges {
     }
 }
 
-fn added(registry: &mut Registry) -> Histogram {
-    let histogram = Histogram::new(ADDED_SECONDS);
+fn added(registry: &mut Registry) -> Added {
+    let histogram = Added::default();
     let help =
         "Time from the end of a request's head to its being sent on, and the same for its response";
     registry.register_with_unit("added", help, Unit::Seconds, histogram.clone());
@@ -395,6 +392,26 @@ mod tests {
             page.contains(r#"ctrlmesh_proxy_requests_total{verb="get",outcome="ok"} 0"#),
             "{page}"
         );
+    }
+
+    #[test]
+    fn what_the_proxy_adds_is_shown_as_a_histogram_in_seconds() {
+        let metrics = Metrics::new();
+        for microseconds in [3, 100, 1_000_000] {
+            metrics.added(Duration::from_micros(microseconds));
+        }
+        let page = metrics.render().unwrap();
+        for line in [
+            "# TYPE ctrlmesh_proxy_added_seconds histogram",
+            "ctrlmesh_proxy_added_seconds_sum 1.000103",
+            "ctrlmesh_proxy_added_seconds_count 3",
+            "ctrlmesh_proxy_added_seconds_bucket{le=\"0.000004\"} 1",
+            "ctrlmesh_proxy_added_seconds_bucket{le=\"0.000128\"} 2",
+            "ctrlmesh_proxy_added_seconds_bucket{le=\"0.065536\"} 2",
+            "ctrlmesh_proxy_added_seconds_bucket{le=\"+Inf\"} 3",
+        ] {
+            assert!(page.lines().any(|shown| shown == line), "no `{line}` in\n{page}");
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::accept::{Acceptor, PodSlot};
 use crate::drain::Drain;
 use crate::intercept;
 use crate::intercept::cgroup::{Cgroup, Hierarchy};
+use crate::intercept::listener::Namespace;
 use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
 use crate::metrics::Metrics;
 use crate::node::network::{NetworkId, Networks};
@@ -281,6 +282,12 @@ impl Node {
         let listener = self.networks.join(network, &pod.network, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;
         self.interceptor.listen(slot, listener)?;
+        // Without it the pod goes on over IPv4.
+        let native = Namespace::open(&pod.network)
+            .and_then(|network| self.interceptor.serve_ipv6(slot, &network));
+        if let Err(error) = native {
+            info!(pod = %pod.name, error = &error as &dyn std::error::Error, "no IPv6 of our own");
+        }
         Ok(())
     }
 
@@ -311,9 +318,8 @@ impl Node {
     fn beat(&mut self) {
         let serving = self.pods.values().filter(|pod| pod.serving.is_some());
         for slot in serving.map(|pod| u32::from(pod.slot.get())).collect::<Vec<_>>() {
-            if self.interceptor.beat(slot).inspect_err(warn_of("beat")).is_err() {
-                return;
-            }
+            // One that is gone already must not silence the others.
+            drop(self.interceptor.beat(slot).inspect_err(warn_of("beat")));
         }
     }
 

@@ -26,7 +26,6 @@ use tokio::sync::watch::Receiver;
 use tokio::time;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -36,6 +35,7 @@ use crate::metrics::{ClientError, Metrics};
 use crate::policy::{Current, History};
 use crate::serve::view::View;
 use crate::tls;
+use crate::tls::stream::ServerStream;
 use crate::tunnel;
 use crate::upstream::{Address, Dialer, Target, Upstream};
 
@@ -155,7 +155,7 @@ impl Server {
             }
             Some(Ok(stream)) => stream,
         };
-        let http2 = stream.get_ref().1.alpn_protocol() == Some(tls::ALPN_HTTP2);
+        let http2 = stream.protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
         let upstream = Upstream::new(http2, self.dialer.clone(), target, leaving.clone());
         let Served { policy, history, gone } = served;
@@ -215,9 +215,6 @@ async fn unless_gone(gone: Option<&CancellationToken>, work: impl Future<Output 
     }
 }
 
-async fn handshake(
-    config: Arc<ServerConfig>,
-    stream: TcpStream,
-) -> io::Result<TlsStream<TcpStream>> {
-    TlsAcceptor::from(config).accept(stream).await
+async fn handshake(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<ServerStream> {
+    TlsAcceptor::from(config).accept(stream).await.map(ServerStream::from)
 }

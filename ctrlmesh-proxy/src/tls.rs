@@ -2,6 +2,7 @@
 
 pub mod issue;
 pub mod signed;
+pub mod stream;
 pub mod trust;
 
 use std::io;

@@ -22,7 +22,6 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 use tracing::debug;
 
 use crate::accept;
@@ -30,6 +29,7 @@ use crate::body::Relay;
 use crate::drain::Drain;
 use crate::metrics;
 use crate::metrics::{Metrics, Open};
+use crate::tls::stream::ClientStream;
 use crate::tls::trust::Trust;
 
 /// Which API server.
@@ -140,7 +140,7 @@ impl Dialer {
     }
 
     /// Opens a connection and begins TLS on it.
-    async fn dial(&self, target: &Target, http2: bool) -> Result<TlsStream<TcpStream>, SendError> {
+    async fn dial(&self, target: &Target, http2: bool) -> Result<ClientStream, SendError> {
         let stream = self.connect(&target.address).await?;
         let client = self.trust.client();
         let config = if http2 { client.http2 } else { client.http1 };
@@ -150,7 +150,7 @@ impl Dialer {
             .map_err(|_elapsed| SendError::ConnectTimeout { deadline: self.deadline })
             .and_then(|done| done.map_err(SendError::Tls))
             .inspect_err(|error| self.on_tls_error(error))?;
-        if http2 && stream.get_ref().1.alpn_protocol() != Some(crate::tls::ALPN_HTTP2) {
+        if http2 && stream.protocol() != Some(crate::tls::ALPN_HTTP2) {
             self.http1_only.store(true, Ordering::Relaxed);
             return Err(SendError::Protocol);
         }
@@ -200,8 +200,8 @@ async fn handshake(
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
     stream: TcpStream,
-) -> io::Result<TlsStream<TcpStream>> {
-    TlsConnector::from(config).connect(name, stream).await
+) -> io::Result<ClientStream> {
+    TlsConnector::from(config).connect(name, stream).await.map(ClientStream::from)
 }
 
 /// Whether the API server said that it speaks none of the protocols that it was offered.

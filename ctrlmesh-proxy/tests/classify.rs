@@ -9,36 +9,16 @@ use std::{env, thread};
 use ctrlmesh_proxy::classify;
 use serde_json::Value;
 
+use random::Random;
+
+#[path = "harness/random.rs"]
+mod random;
+
 /// How many lines a run compares.
 const LINES: usize = 120_000;
 
 /// The seed, unless `CTRLMESH_SEED` names another.
 const SEED: u64 = 20_261_121;
-
-/// A generator that gives the same numbers for the same seed (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).unwrap()
-    }
-
-    fn one_in(&mut self, bound: usize) -> bool {
-        self.below(bound) == 0
-    }
-
-    fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
-        choices[self.below(choices.len())]
-    }
-}
 
 const METHODS: [&str; 14] = [
     "GET", "GET", "GET", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT",

@@ -4,6 +4,11 @@
 use std::path::Path;
 use std::{env, fs};
 
+use random::Random;
+
+#[path = "harness/random.rs"]
+mod random;
+
 #[path = "../../fuzz/src/lib.rs"]
 #[expect(unreachable_pub, reason = "public where the fuzzer links it")]
 mod targets;
@@ -73,23 +78,6 @@ const LINES: [&str; 8] = [
     "a in (b,c),!d,e!=f,g>5,h notin (,i)",
     "x.io/key==value,,",
 ];
-
-/// A generator that gives the same numbers for the same seed (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound.max(1) as u64).unwrap()
-    }
-}
 
 /// Bytes of the API server, and lines.
 fn corpus() -> Vec<Vec<u8>> {

@@ -7,7 +7,13 @@ mod run;
 
 pub mod build_ebpf;
 
+mod oci;
+
+pub mod images;
+
 pub mod setup;
+
+pub mod node;
 
 pub mod layering;
 
@@ -16,3 +22,4 @@ pub mod lint;
 pub mod fuzz;
 
 pub mod test;
+pub mod bench;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::{build_ebpf, fuzz, lint, setup, test};
+use xtask::{bench, build_ebpf, fuzz, images, lint, node, setup, test};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -27,10 +27,15 @@ enum Command {
     Test(test::Options),
     /// Write the definitions of our resources into deploy/crds
     Crds,
+    /// Build the images that a cluster runs into target/images, without Docker
+    Images(images::Options),
+    /// Start, list and end real Kubernetes nodes on this machine
+    #[command(subcommand)]
+    Node(node::Wish),
     /// Feed raw bytes to the pure core, until something breaks or the time is over
     Fuzz(fuzz::Options),
     /// Measure, side by side with what we compare with
-    Bench(test::Bench),
+    Bench(bench::Options),
 }
 
 fn main() -> Result<ExitCode> {
@@ -40,8 +45,10 @@ fn main() -> Result<ExitCode> {
         Command::Lint => lint::check_all()?,
         Command::Test(options) => return test::run_tiers(&options),
         Command::Crds => lint::write_definitions()?,
+        Command::Images(options) => images::run_images(&options)?,
+        Command::Node(wish) => return node::run_wish(&wish),
         Command::Fuzz(options) => fuzz::run_targets(&options)?,
-        Command::Bench(bench) => test::bench(&bench)?,
+        Command::Bench(options) => bench::run_benches(&options)?,
     }
     Ok(ExitCode::SUCCESS)
 }

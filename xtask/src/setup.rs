@@ -14,18 +14,29 @@ use crate::{build_ebpf, tools};
 type Need = (&'static str, &'static str, &'static str);
 
 /// Debian's packages.
-const PACKAGES: [Need; 11] = [
+const PACKAGES: [Need; 18] = [
     ("bpftool", "sizes and run times of the kernel programs", "bpftool"),
+    ("conntrack", "the node bed: kube-proxy", "conntrack"),
+    ("containerd", "the node bed", "containerd"),
+    ("containernetworking-plugins", "the node bed: pods' networks", "/usr/lib/cni/ptp"),
     ("curl", "tests of the proxy with a client that is not ours", "curl"),
     ("g++", "bpf-linker", "g++"),
     ("gcc", "the TLS library", "gcc"),
     ("iproute2", "network namespaces of the kernel tests", "ip"),
-    ("iptables", "the benchmark: what we are compared with", "iptables"),
+    ("iptables", "the node bed, and the benchmark: what we are compared with", "iptables"),
+    ("kmod", "the node bed: kube-proxy", "modprobe"),
     ("libc6-dev", "the TLS library", "/usr/include/stdlib.h"),
+    ("nftables", "the node bed: kube-proxy", "nft"),
     ("nginx-light", "the benchmark: what we are compared with", "nginx"),
     ("procps", "the test bed: kill", "ps"),
     ("python3", "clients of the kernel tests", "python3"),
-    ("util-linux", "network namespaces and capabilities of the kernel tests", "setpriv"),
+    ("runc", "the node bed", "runc"),
+    ("socat", "the node bed: port-forward", "socat"),
+    (
+        "util-linux",
+        "namespaces and capabilities of the kernel tests and of the node bed",
+        "setpriv",
+    ),
 ];
 
 /// More of Debian's packages, where there is no nightly toolchain with `rust-src` and bpf-linker.
@@ -41,11 +52,15 @@ const EBPF_PACKAGES: [Need; 5] = [
 const NIGHTLY: Need =
     ("nightly Rust", "the kernel programs: with rust-src, and bpf-linker on your PATH", "");
 
-/// The programs of the test bed's control plane: name, Go package, and about how long the first build takes.
-const CONTROL_PLANE: [(&str, &str, &str); 3] = [
+/// The programs of the test beds: name, Go package, and about how long the first build takes.
+const CONTROL_PLANE: [(&str, &str, &str); 7] = [
     ("etcd", "go.etcd.io/etcd/server/v3", "1 min"),
     ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", "3 to 5 min"),
     ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", "1 min"),
+    ("kubelet", "k8s.io/kubernetes/cmd/kubelet", "2 min"),
+    ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", "30 s"),
+    ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", "30 s"),
+    ("kubectl", "k8s.io/kubernetes/cmd/kubectl", "30 s"),
 ];
 
 /// The oldest Go that builds them.
@@ -86,6 +101,10 @@ pub fn run_setup() -> Result<Readiness> {
         readiness = Readiness::NotReady;
     }
     control_plane()?;
+    if !tools::h2spec().is_file() {
+        check_go()?;
+        step("build h2spec, which asks the proxy whether it speaks HTTP/2 (10 s)", build_h2spec)?;
+    }
     if !build_ebpf::has_linker() && readiness == Readiness::Ready {
         step(
             "build bpf-linker, for the kernel programs (about 1 min, once per machine)",
@@ -103,7 +122,7 @@ fn control_plane() -> Result<()> {
     let missing =
         CONTROL_PLANE.iter().filter(|(program, ..)| !tools::control_plane(program).is_file());
     for (program, package, time) in missing {
-        if let Some(folder) = tools::assets().filter(|_| *program != "kube-controller-manager") {
+        if let Some(folder) = tools::assets().filter(|_| tools::is_of_assets(program)) {
             let (variable, folder) = (tools::ASSETS, folder.display());
             bail!(
                 "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
@@ -111,7 +130,7 @@ fn control_plane() -> Result<()> {
         }
         check_go()?;
         let what = format!(
-            "build {program}, for a real API server in tests (about {time}, once per machine)"
+            "build {program}, for a real Kubernetes in tests (about {time}, once per machine)"
         );
         step(&what, || build_go(program, package))?;
     }
@@ -237,6 +256,17 @@ fn build_go(program: &str, package: &str) -> Result<()> {
     go.args(["build", "-trimpath", "-ldflags", &flags, "-o"]).arg(&staged).arg(package);
     run(go.current_dir(root().join("xtask/control-plane")).env("CGO_ENABLED", "0"))?;
     Ok(fs::rename(&staged, &target)?)
+}
+
+fn build_h2spec() -> Result<()> {
+    let folder = tools::h2spec();
+    let folder = folder.parent().context("the folder of a tool")?;
+    tools::put(folder, |staged| {
+        let mut go = Command::new("go");
+        go.args(["build", "-trimpath", "-ldflags", "-s -w", "-o"]).arg(staged.join("h2spec"));
+        go.arg("github.com/summerwind/h2spec/cmd/h2spec").env("CGO_ENABLED", "0");
+        run(go.current_dir(root().join("xtask/h2spec")))
+    })
 }
 
 fn build_linker() -> Result<()> {

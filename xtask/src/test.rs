@@ -1,34 +1,40 @@
 //! Runs every tier of tests, and says in a table what was run and what was not.
 //!
-//! A tier is found by the name of the test target: `kernel*` and `control_plane*` are those tiers, every other file in
+//! A tier is found by the name of the test target: `kernel*`, `control_plane*` and `node*` are those tiers, every other file in
 //! a `tests/` folder is of the socket tier, and what stands in the sources is the unit tier.
 
 use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 
-use crate::run::{CRATES, cargo, is_root, root, run, say, watch};
+use crate::run::{CRATES, cargo, is_root, root, say, watch};
 use crate::setup::Readiness;
 use crate::{build_ebpf, setup, tools};
 
 /// Variable with which tests take their full counts.
 const FULL: &str = "CTRLMESH_TEST_FULL";
 
-/// Benchmarks, and the target that each is in.
-const BENCHES: [(&str, &str); 6] = [
-    ("connect", "connect"),
-    ("request", "proxy"),
-    ("list", "proxy"),
-    ("watch", "proxy"),
-    ("rule", "proxy"),
-    ("idle", "proxy"),
+/// Variable that names the cluster of the node tier, as `ctrlmesh-testbed` has it.
+const KUBECONFIG: &str = "CTRLMESH_TEST_KUBECONFIG";
+
+/// Programs without which there is no node.
+const NODE_PROGRAMS: [&str; 7] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
 ];
+const NODE_PACKAGES: [&str; 7] =
+    ["containerd", "runc", "conntrack", "nft", "socat", "ip", "nsenter"];
 
 /// What to run.
 #[derive(Args, Clone, Debug)]
@@ -39,20 +45,12 @@ pub struct Options {
     /// Run only the tests whose names contain this
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
+    /// Run the node tier against this cluster instead of a node of our own; the images must be there
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
     /// Take the full counts (1,000 restarts instead of 100)
     #[arg(long)]
     full: bool,
-}
-
-/// What to measure.
-#[derive(Args, Clone, Debug)]
-pub struct Bench {
-    /// Which benchmark (connect, request, list, watch, rule or idle); without it, all of them
-    #[arg(value_name = "NAME")]
-    name: Option<String>,
-    /// Take a few samples only: minutes become seconds
-    #[arg(long)]
-    quick: bool,
 }
 
 /// A tier of tests, the least powerful first.
@@ -66,6 +64,8 @@ pub enum Tier {
     Kernel,
     /// A real kube-apiserver and etcd
     ControlPlane,
+    /// A real kubelet, containerd and runc: pods
+    Node,
 }
 
 /// What came of a tier.
@@ -94,6 +94,8 @@ impl Tier {
             Self::Kernel
         } else if target.starts_with("control_plane") {
             Self::ControlPlane
+        } else if target.starts_with("node") {
+            Self::Node
         } else {
             Self::Socket
         }
@@ -103,16 +105,12 @@ impl Tier {
     fn obstacle(self) -> Option<String> {
         match self {
             Self::Unit | Self::Socket => None,
-            Self::Kernel if !is_root() => Some("needs root".to_owned()),
+            Self::Kernel | Self::Node if !is_root() => Some("needs root".to_owned()),
             Self::Kernel if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
             Self::Kernel => (!root().join("target/bpf/ctrlmesh.o").is_file())
                 .then(|| "needs the kernel programs".to_owned()),
-            Self::ControlPlane => {
-                let missing = ["etcd", "kube-apiserver"]
-                    .into_iter()
-                    .find(|program| !tools::control_plane(program).is_file());
-                missing.map(|program| format!("needs {program}"))
-            }
+            Self::ControlPlane => missing(&["etcd", "kube-apiserver"], &[]),
+            Self::Node => missing(&NODE_PROGRAMS, &NODE_PACKAGES),
         }
     }
 }
@@ -178,30 +176,11 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs benchmarks.
-///
-/// # Errors
-/// Where one does not exist, cannot be built, or fails.
-pub fn bench(bench: &Bench) -> Result<()> {
-    let chosen: Vec<_> = BENCHES
-        .iter()
-        .filter(|(name, _)| bench.name.as_deref().is_none_or(|wanted| wanted == *name))
-        .collect();
-    let names = BENCHES.map(|(name, _)| name).join(", ");
-    ensure!(!chosen.is_empty(), "there is no such benchmark; there are {names}");
-    build_ebpf::build()?;
-    for (name, target) in chosen {
-        let mut command = cargo(&["bench", "--package", "ctrlmesh-proxy", "--locked"]);
-        command.args(["--bench", target, "--"]);
-        if name != target {
-            command.arg(name);
-        }
-        if bench.quick {
-            command.arg("--quick");
-        }
-        run(&mut command)?;
-    }
-    Ok(())
+/// Which of the programs is not there: of those that we build, and of those of the system.
+fn missing(built: &[&str], installed: &[&str]) -> Option<String> {
+    let mut built = built.iter().filter(|program| !tools::control_plane(program).is_file());
+    let mut installed = installed.iter().filter(|program| !tools::on_path(program));
+    built.next().or_else(|| installed.next()).map(|program| format!("needs {program}"))
 }
 
 /// The test targets of all crates, by tier.
@@ -256,6 +235,10 @@ fn test(what: &[&str], options: &Options) -> Command {
     command.args(what).args(&options.filter);
     if options.full {
         command.env(FULL, "1");
+    }
+    if let Some(kubeconfig) = &options.kubeconfig {
+        // Where it cannot be made absolute, the tests say that it is not there.
+        command.env(KUBECONFIG, std::path::absolute(kubeconfig).unwrap_or(kubeconfig.clone()));
     }
     command
 }
@@ -362,6 +345,7 @@ mod tests {
     fn the_name_of_a_target_decides_its_tier() {
         assert_eq!(Tier::of("kernel"), Tier::Kernel);
         assert_eq!(Tier::of("control_plane"), Tier::ControlPlane);
+        assert_eq!(Tier::of("node_bed"), Tier::Node);
         assert_eq!(Tier::of("forwarding"), Tier::Socket);
     }
 }

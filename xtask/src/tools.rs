@@ -20,6 +20,9 @@ pub const KUBERNETES: &str = "v1.36.3";
 /// The release of etcd that the test bed runs.
 pub const ETCD: &str = "v3.6.8";
 
+/// The release of h2spec, as `xtask/h2spec/go.mod` names it.
+pub const H2SPEC: &str = "v2.2.1";
+
 /// The release of bpf-linker, and the LLVM that it is built with.
 pub const BPF_LINKER: &str = "0.13.0";
 
@@ -29,8 +32,8 @@ pub const CARGO_DENY: &str = "0.20.2";
 /// The release of cargo-fuzz.
 pub const CARGO_FUZZ: &str = "0.13.2";
 
-/// A program of the control plane that assets folders usually lack; ours is used then.
-const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+/// The programs that a folder of [`ASSETS`] must have; of all others ours is used where it lacks them.
+const OF_ASSETS: [&str; 2] = ["etcd", "kube-apiserver"];
 
 /// After what time a build that nobody touches, and whose process is no more, has been interrupted.
 const ABANDONED_AFTER: Duration = Duration::from_hours(1);
@@ -43,10 +46,10 @@ pub fn cache() -> PathBuf {
         .unwrap_or_else(|| PathBuf::from(".cache/ctrlmesh"))
 }
 
-/// A program of the control plane: `etcd`, `kube-apiserver` or `kube-controller-manager`.
+/// A program of Kubernetes, such as `kube-apiserver` or `kubelet`, or `etcd`.
 pub fn control_plane(program: &str) -> PathBuf {
     match assets() {
-        Some(folder) if folder.join(program).is_file() || program != CONTROLLER_MANAGER => {
+        Some(folder) if folder.join(program).is_file() || is_of_assets(program) => {
             folder.join(program)
         }
         _ if program == "etcd" => cache().join("etcd").join(ETCD).join(program),
@@ -59,10 +62,20 @@ pub fn assets() -> Option<PathBuf> {
     folder(ASSETS)
 }
 
+/// Whether a folder of [`ASSETS`] must have this program.
+pub fn is_of_assets(program: &str) -> bool {
+    OF_ASSETS.contains(&program)
+}
+
 /// The folder that a variable names, made absolute: tests run in other folders than we do.
 fn folder(variable: &str) -> Option<PathBuf> {
     let value = env::var_os(variable).filter(|value| !value.is_empty())?;
     std::path::absolute(value).ok()
+}
+
+/// What asks a server whether it speaks HTTP/2, as we build it.
+pub fn h2spec() -> PathBuf {
+    cache().join("h2spec").join(H2SPEC).join("h2spec")
 }
 
 /// The linker of the kernel programs, as we build it.

@@ -270,9 +270,14 @@ pub struct ShardingConfigStatus {
     /// Whether it is a root. Absent until the status is first written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_root: Option<bool>,
-    /// Grows with every change of the ownership table. Absent: there was no table yet.
+    /// Grows with every change of what the operator's proxies are told. Absent: there was no table yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
+    /// A hash of what they are told in this epoch: a replica of the manager that would tell something else waits until
+    /// the leader has written it here. Absent: there was no table yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub policy_digest: Option<String>,
     /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong). Absent
     /// or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

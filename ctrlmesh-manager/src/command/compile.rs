@@ -8,21 +8,22 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use ctrlmesh_manager::compile::{Compiled, World, compile};
+use ctrlmesh_manager::config::LabelArgs;
 use ctrlmesh_manager::pod::Member;
 
-use super::{Labels, manifests, verdict};
+use super::{exit_code, manifests};
 
 /// What is asked for.
 #[derive(Args)]
 pub(crate) struct Compile {
-    /// A YAML or JSON file with ShardingConfigs, Pods and Namespaces, or a folder of such; may be given several times
+    /// A YAML or JSON file with ShardingConfigs, and the pods, workloads and namespaces that they speak of, or a folder of such; may be given several times
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
     /// What this command printed before: what has not changed since keeps its epoch
     #[arg(long, value_name = "FILE")]
     before: Option<PathBuf>,
     #[command(flatten)]
-    labels: Labels,
+    labels: LabelArgs,
 }
 
 // === impl Compile ===
@@ -44,10 +45,11 @@ impl Compile {
             configs: &manifests.configs,
             members: &members,
             namespaces: &manifests.namespaces,
+            first_ordinals: &manifests.first_ordinals,
             labelling: &self.labels.labelling(),
         };
         let compiled = compile(world, &before.policies);
         write!(stdout(), "{}", serde_saphyr::to_string(&compiled)?)?;
-        Ok(verdict(!compiled.troubles.is_empty()))
+        Ok(exit_code(!compiled.troubles.is_empty()))
     }
 }

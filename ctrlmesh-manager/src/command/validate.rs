@@ -1,5 +1,6 @@
-//! `validate`: would the resources in these files be accepted?
+//! `validate`: would our resources in these files be accepted?
 
+use std::fs;
 use std::io::{self, Write as _, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +10,7 @@ use clap::Args;
 use ctrlmesh_common::names;
 use ctrlmesh_manager::validate::{self, Verdict};
 
-use super::{read, verdict};
+use super::{exit_code, files};
 
 /// What is asked for.
 #[derive(Args)]
@@ -23,20 +24,21 @@ pub(crate) struct Validate {
 
 impl Validate {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let parsed = |(file, text): (PathBuf, String)| {
+        let documents = files(&self.filename)?.into_iter().map(|file| {
+            let text =
+                fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
             let documents = serde_saphyr::from_multiple(&text)
                 .with_context(|| format!("parse {}", file.display()))?;
             Ok((file.display().to_string(), documents))
-        };
-        let files = read(&self.filename)?.into_iter().map(parsed).collect::<Result<Vec<_>>>()?;
-        let verdicts = validate::manifests(&files);
+        });
+        let verdicts = validate::manifests(&documents.collect::<Result<Vec<_>>>()?);
         verdicts.iter().try_for_each(print)?;
         ensure!(
             verdicts.iter().any(|verdict| verdict.report.is_some()),
             "nothing to check: there is no resource of {} in these files",
             names::GROUP
         );
-        Ok(verdict(verdicts.iter().any(Verdict::is_refused)))
+        Ok(exit_code(verdicts.iter().any(Verdict::is_refused)))
     }
 }
 

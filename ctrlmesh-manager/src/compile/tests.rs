@@ -28,7 +28,7 @@ fn pod(name: &str, labels: &[(&str, &str)]) -> Member {
         name: PodName { namespace: "ops".to_owned(), name: name.to_owned() },
         labels: labels.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
         maker: Some(Maker { kind: "StatefulSet".to_owned(), name: "op".to_owned() }),
-        leaving: false,
+        ..Member::default()
     }
 }
 
@@ -42,6 +42,7 @@ fn compiled(texts: &[String], members: &[Member], before: &Compiled) -> Compiled
         configs: &manifests.configs,
         members,
         namespaces: &manifests.namespaces,
+        first_ordinals: &manifests.first_ordinals,
         labelling: &labelling,
     };
     compile(world, &before.policies)
@@ -53,30 +54,56 @@ fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
     policies.map(|(name, told)| (name.name.as_str(), told.policy.epoch)).collect()
 }
 
-#[test]
-fn an_epoch_grows_only_with_what_the_policy_says() {
-    let pods = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "b")])];
-    let first =
-        compiled(&[shard("a", "{team: a}"), shard("b", "{team: b}")], &pods, &Compiled::default());
-    assert_eq!(epochs(&first), [("p", 1), ("q", 1)]);
-    let same = compiled(&[shard("b", "{team: b}"), shard("a", "{team: a}")], &pods, &first);
-    assert_eq!(same, first);
-    let changed = compiled(&[shard("a", "{team: c}"), shard("b", "{team: b}")], &pods, &first);
-    assert_eq!(epochs(&changed), [("p", 2), ("q", 1)]);
-    let back = compiled(&[shard("a", "{team: a}"), shard("b", "{team: b}")], &pods, &changed);
-    assert_eq!(epochs(&back), [("p", 3), ("q", 1)]);
+/// What the leader would write into the status of the operator `name`.
+fn status(compiled: &Compiled, name: &str) -> String {
+    let Record { epoch, policy_digest, ownership, .. } = &compiled.operators[name];
+    let ownership = serde_json::to_string(ownership).unwrap();
+    format!("status: {{epoch: {epoch}, policyDigest: {policy_digest}, ownership: {ownership}}}\n")
 }
 
 #[test]
-fn a_changed_limit_keeps_the_versions_of_the_others() {
-    let pods = [pod("p", &[("shard", "a")])];
-    let mut first = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
-    let told = first.policies.values_mut().next().unwrap();
-    told.policy.limits[0].changed_at = Some(17);
-    let same = compiled(&[shard("a", "{team: a}")], &pods, &first);
-    assert_eq!(same.policies, first.policies);
-    let changed = compiled(&[shard("a", "{team: b}")], &pods, &first);
-    assert_eq!(changed.policies.values().next().unwrap().policy.limits[0].changed_at, None);
+fn an_epoch_grows_only_with_what_the_policy_says() {
+    let pods = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "b")])];
+    let nobody = Compiled::default();
+    let (a, b) = (shard("a", "{team: a}"), shard("b", "{team: b}"));
+    let first = compiled(&[a.clone(), b.clone()], &pods, &nobody);
+    assert_eq!(epochs(&first), [("p", 1), ("q", 1)]);
+    assert!(tellable(&first, &nobody.policies).is_empty(), "nobody has written it down");
+    let (of_a, of_b) = (status(&first, "ops/a"), status(&first, "ops/b"));
+    let written = compiled(&[b.clone() + &of_b, a + &of_a], &pods, &nobody);
+    assert_eq!(written.policies, first.policies);
+    assert_eq!(tellable(&written, &nobody.policies), written.policies);
+    let changed = [shard("a", "{team: c}") + &of_a, b + &of_b];
+    let changed = compiled(&changed, &pods, &written);
+    assert_eq!(epochs(&changed), [("p", 2), ("q", 1)]);
+    assert_eq!(tellable(&changed, &written.policies), written.policies, "nobody has written it");
+}
+
+#[test]
+fn a_pod_that_comes_is_told_at_once_and_one_that_moves_is_a_new_epoch() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let first = compiled(&[root(rule)], &[pod("op-0", &[])], &Compiled::default());
+    let said = root(rule) + &status(&first, "ops/root");
+    let more = compiled(&[said], &[pod("op-0", &[]), pod("op-1", &[])], &first);
+    let record = &more.operators["ops/root"];
+    assert!(record.written && record.epoch == 1, "{record:?}");
+    assert_eq!(record.ownership.as_ref().unwrap().epoch, 2, "the table has a pod more");
+    assert_eq!(epochs(&more), [("op-0", 1), ("op-1", 1)]);
+    let said = status(&first, "ops/root");
+    let said = said.replace(r#""op-0":"r-1-normal""#, r#""op-0":"r-2-normal""#);
+    let moved = compiled(&[root(rule) + &said], &[pod("op-0", &[])], &first);
+    assert!(!moved.operators["ops/root"].written);
+    assert_eq!(epochs(&moved), [("op-0", 2)]);
+}
+
+#[test]
+fn epochs_go_on_where_a_root_was_switched_off_and_its_shards_were_edited() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let first = compiled(&[root(rule)], &[pod("op-0", &[])], &Compiled::default());
+    let said = root(rule) + &status(&first, "ops/root");
+    let child = shard("r-1-normal", "{edited: by-hand}") + "status: {epoch: 9}\n";
+    let after = compiled(&[said, child], &[pod("op-0", &[])], &first);
+    assert_eq!(epochs(&after), [("op-0", 10)]);
 }
 
 #[test]
@@ -92,7 +119,11 @@ fn what_is_wrong_changes_nothing_and_is_told() {
         assert!(never.policies.is_empty(), "{wrong}");
     }
     let removed = compiled(&[], &pods, &first);
-    assert_eq!(removed, Compiled::default());
+    assert_eq!(
+        removed.policies[&pods[0].name].policy,
+        Policy::nothing(),
+        "a pod of no shard sees nothing"
+    );
 }
 
 #[test]
@@ -122,13 +153,31 @@ fn a_pod_of_two_shards_keeps_what_it_was_told() {
 }
 
 #[test]
-fn pods_that_are_not_enrolled_or_of_another_namespace_are_told_nothing() {
+fn pods_that_are_not_enrolled_are_left_alone_and_those_of_another_namespace_see_nothing() {
     let mut foreign = pod("p", &[("shard", "a")]);
     foreign.name.namespace = "other".to_owned();
     let mut stranger = pod("q", &[("shard", "a")]);
     stranger.labels.remove(label::ENABLE_PROXY);
-    let found = compiled(&[shard("a", "{team: a}")], &[foreign, stranger], &Compiled::default());
-    assert_eq!(found, Compiled::default());
+    let pods = [foreign, stranger];
+    let found = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
+    assert_eq!(found.policies.len(), 1);
+    assert_eq!(found.policies[&pods[0].name].shard, None);
+}
+
+#[test]
+fn ordinals_are_counted_from_the_statefulsets_first() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let set = "---\napiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: op, namespace: ops}\n\
+               spec: {serviceName: op, ordinals: {start: 5}, selector: {}, template: {}}\n";
+    let pods = [
+        pod("op-4", &[(label::SHARDING_CONFIG_INJECTED, "r-2-normal")]),
+        pod("op-5", &[]),
+        pod("op-6", &[]),
+    ];
+    let found = compiled(&[root(rule), set.to_owned()], &pods, &Compiled::default());
+    let shards: Vec<&str> =
+        found.policies.values().filter_map(|told| told.shard.as_deref()).collect();
+    assert_eq!(shards, ["r-2-normal", "r-1-normal", "r-2-normal"], "one that is about to go stays");
 }
 
 #[test]
@@ -148,14 +197,41 @@ fn what_the_roots_status_says_of_a_pod_counts_before_its_label() {
             .unwrap()
             .shard
             .clone()
+            .unwrap()
     };
     assert_eq!(shard_of(root(rule)), "r-1-normal");
     let status = "status: {ownership: {epoch: 6, pods: {op-5c9-x: r-2-normal}}}\n";
     assert_eq!(shard_of(root(rule) + status), "r-2-normal");
-    let table =
-        &compiled(&[root(rule) + status], &pods, &Compiled::default()).ownership["ops/root"];
-    assert_eq!(table.epoch, 7);
+    let record =
+        &compiled(&[root(rule) + status], &pods, &Compiled::default()).operators["ops/root"];
+    let table = record.ownership.as_ref().unwrap();
+    assert_eq!((table.epoch, record.epoch), (7, 7));
     assert_eq!(table.shard_of("op-5c9-x"), Some("r-2-normal"));
+}
+
+#[test]
+fn a_deployments_pods_move_to_a_shard_without_any_once_no_rollout_is_under_way() {
+    let pod = |name: &str, revision: &str, shard: &str| {
+        let mut pod = pod(
+            name,
+            &[(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, shard)],
+        );
+        let name = format!("op-{revision}");
+        pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name });
+        pod
+    };
+    let rule = "targetDeployment: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let served = |pods: &[Member]| {
+        let compiled = compiled(&[root(rule)], pods, &Compiled::default());
+        compiled.operators["ops/root"].unserved.is_empty()
+    };
+    let mut pods = vec![pod("a", "1", "r-1-normal"), pod("b", "1", "r-1-normal")];
+    assert!(served(&pods));
+    pods.push(pod("c", "2", "r-1-normal"));
+    assert!(!served(&pods), "a rollout moves nobody");
+    pods.remove(2);
+    pods[0].leaving = true;
+    assert!(!served(&pods), "its successor will be given the other shard");
 }
 
 #[test]

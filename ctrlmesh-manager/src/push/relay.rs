@@ -1,16 +1,137 @@
 //! How does the leader learn what proxies told another replica?
+//!
+//! The other replica tells it, over the same gRPC, as the manager that it is: first all that it knows, then what changes,
+//! a few times a second at most. Of two that speak of one pod, the one that heard of it later counts.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{Receipts, Relayed};
+use ctrlmesh_common::wire::{PodId, Receipt as Said, Receipts, Relayed};
+use tokio::sync::mpsc;
+use tokio::time;
 use tonic::{Response, Status, Streaming};
+use tracing::{debug, info};
 
 use super::Push;
-use crate::board::Receipt;
+use super::link::{Link, LinkError};
+use crate::board::{Board, Receipt};
+use crate::certs::vault::Vault;
+use crate::drain::Drain;
 use crate::identity::Identity;
+use crate::lease::Leadership;
 use crate::metrics::Refused;
 use crate::pod::PodName;
+use crate::telemetry;
+
+/// How long what changes is gathered before it is sent.
+const GATHER: Duration = Duration::from_millis(300);
+
+/// How long to wait after the leader was not reached.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How many receipts go into one message: some 200 bytes each.
+const IN_ONE: usize = 2000;
+
+/// Tells the leader.
+pub struct Relay {
+    /// What is known here.
+    pub board: Arc<Board>,
+    /// Who leads.
+    pub leadership: Leadership,
+    /// Who vouches for it.
+    pub vault: Arc<Vault>,
+    /// What all replicas are called.
+    pub name: String,
+    /// File with this replica's token.
+    pub token: PathBuf,
+    /// Ends with it.
+    pub drain: Drain,
+}
+
+// === impl Relay ===
+
+impl Relay {
+    /// Tells whoever leads, for ever; nobody while this replica does.
+    pub async fn run(mut self) {
+        loop {
+            let Some(leader) = self.leadership.other() else {
+                self.leadership.changed().await;
+                continue;
+            };
+            let mut leadership = self.leadership.clone();
+            let another = async {
+                while leadership.other().as_ref() == Some(&leader) {
+                    leadership.changed().await;
+                }
+            };
+            tokio::select! {
+                // Somebody else leads.
+                () = another => {}
+                ended = self.tell(&leader) => {
+                    if let Err(error) = ended {
+                        debug!(leader = &*leader, error = telemetry::chain(&error), "the leader is not told");
+                    }
+                    time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn tell(&self, leader: &str) -> Result<(), LinkError> {
+        let bundle = self.vault.current().manager.bundle();
+        let link = Link::connect(leader, &self.name, &bundle, &self.token, &self.drain);
+        let mut link = Box::pin(link).await?;
+        info!(leader, "tells the leader what its proxies say");
+        let (sender, receipts) = mpsc::channel(1);
+        tokio::select! {
+            ended = link.relay(receipts) => ended,
+            () = feed(&self.board, &sender) => Ok(()),
+        }
+    }
+}
+
+/// Sends all that is known, and then what changes, until nobody takes it.
+async fn feed(board: &Board, sender: &mpsc::Sender<Receipts>) {
+    let mut changes = board.receipts_changed();
+    let mut sent: BTreeMap<PodName, Receipt> = BTreeMap::new();
+    loop {
+        changes.mark_unchanged();
+        let now = board.receipts();
+        let news: Vec<Said> = now
+            .iter()
+            .filter(|(pod, receipt)| sent.get(*pod) != Some(*receipt))
+            .map(|(pod, receipt)| said(pod, receipt))
+            .collect();
+        for some in news.chunks(IN_ONE) {
+            if sender.send(Receipts { receipts: some.to_vec() }).await.is_err() {
+                return;
+            }
+        }
+        sent = now;
+        if changes.changed().await.is_err() {
+            return;
+        }
+        time::sleep(GATHER).await;
+    }
+}
+
+fn said(pod: &PodName, receipt: &Receipt) -> Said {
+    let since = receipt.last_contact.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let id = PodId {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        uid: receipt.uid.clone(),
+    };
+    Said {
+        pod: Some(id),
+        epoch: receipt.epoch,
+        refused: receipt.refused.clone().unwrap_or_default(),
+        connected: receipt.connected,
+        last_contact: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+    }
+}
 
 /// Takes what another replica heard, for as long as this one leads.
 pub(super) async fn take(
@@ -37,7 +158,7 @@ pub(super) async fn take(
     Ok(Response::new(Relayed {}))
 }
 
-fn receive(push: &Push, receipt: ctrlmesh_common::wire::Receipt) {
+fn receive(push: &Push, receipt: Said) {
     let Some(pod) = receipt.pod else { return };
     let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(receipt.last_contact));
     let taken = Receipt {

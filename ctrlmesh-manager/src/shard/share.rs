@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{Canary, Root};
+use ctrlmesh_common::names;
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
-/// What one shard owns: slots, or namespaces, never both.
+use super::Labelling;
+
+/// What one shard owns: some slots, and some namespaces whatever their slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// The shard's name.
@@ -16,51 +19,68 @@ pub struct Share {
     pub replicas: usize,
     /// The slots that it owns, but for the namespaces that another shard pins.
     pub slots: SlotSet,
-    /// The namespaces that it pins.
+    /// The namespaces that it pins; only a canary does.
     pub namespaces: BTreeSet<String>,
 }
 
-/// The shares of a valid `root`, the canary first, then by number.
-pub(super) fn of(root: &Root, hash: NamespaceHash, known: &BTreeSet<String>) -> Vec<Share> {
-    let hashes = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| slots(&canary.in_shard_hash));
-    let mut normal = normal(root, hashes);
-    let Some(canary) = &root.canary else { return normal };
-    let namespaces = pinned(canary, hashes, hash, known);
-    if !namespaces.is_empty() {
-        // What has one of the canary's hashes and is not known to be in a namespace of it: evenly to the others, the
-        // larger parts to those that have the smaller ones.
-        let spare = hashes.divide(normal.len());
-        for (share, spare) in normal.iter_mut().zip(spare.into_iter().rev()) {
-            share.slots = share.slots.union(spare);
-        }
-    }
-    let share = Share {
-        name: format!("{}-0-canary", root.prefix),
-        canary: true,
-        replicas: count(canary.replicas),
-        slots: if namespaces.is_empty() { hashes } else { SlotSet::EMPTY },
-        namespaces,
-    };
-    std::iter::once(share).chain(normal).collect()
+/// By which label a shard's objects are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// By their slot.
+    Slots(SlotSet),
+    /// By their namespace; objects of cluster scope by what stands there for their slot.
+    Namespaces(BTreeSet<String>),
 }
 
-/// The namespaces as which the canary has to be said; none where its hashes alone say it.
-fn pinned(
-    canary: &Canary,
-    hashes: SlotSet,
-    hash: NamespaceHash,
-    known: &BTreeSet<String>,
-) -> BTreeSet<String> {
-    let has_hash = |name: &&String| hashes.contains(hash.slot(name));
-    if canary.in_namespaces.iter().all(|name| has_hash(&name)) {
-        return BTreeSet::new();
+// === impl Share ===
+
+impl Share {
+    /// By which label its objects are asked for, where the namespaces of the cluster are `known`.
+    pub(super) fn asked(&self, labelling: &Labelling, known: &BTreeSet<String>) -> Asked {
+        if self.namespaces.is_empty() {
+            return Asked::Slots(self.slots);
+        }
+        let of_slots = known.iter().filter(|name| self.slots.contains(labelling.hash.slot(name)));
+        let of_cluster = self.slots.iter().map(Labelling::cluster_namespace);
+        Asked::Namespaces(of_slots.chain(&self.namespaces).cloned().chain(of_cluster).collect())
     }
-    known.iter().filter(has_hash).chain(&canary.in_namespaces).cloned().collect()
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// The namespaces that it lists.
+    pub(super) fn listed(&self) -> BTreeSet<String> {
+        match self {
+            Self::Slots(_) => BTreeSet::new(),
+            Self::Namespaces(names) => names.clone(),
+        }
+    }
+}
+
+/// The shares of a valid `root`, the canary first, then by number.
+pub(super) fn of(root: &Root, hash: NamespaceHash) -> Vec<Share> {
+    let hashes = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| slots(&canary.in_shard_hash));
+    let canary = root.canary.as_ref().map(|canary| Share {
+        name: called(root, 0),
+        canary: true,
+        replicas: count(canary.replicas),
+        slots: hashes,
+        namespaces: pinned(canary, hashes, hash),
+    });
+    canary.into_iter().chain(normal(root, hashes)).collect()
+}
+
+/// The namespaces of the canary that its hashes do not give it anyway; then all of them, so that they are listed
+/// wherever one has to be.
+fn pinned(canary: &Canary, hashes: SlotSet, hash: NamespaceHash) -> BTreeSet<String> {
+    let by_hash = canary.in_namespaces.iter().all(|name| hashes.contains(hash.slot(name)));
+    if by_hash { BTreeSet::new() } else { canary.in_namespaces.iter().cloned().collect() }
 }
 
 fn normal(root: &Root, canary: SlotSet) -> Vec<Share> {
     let share = |id: usize, replicas, slots| Share {
-        name: format!("{}-{id}-normal", root.prefix),
+        name: called(root, id),
         canary: false,
         replicas: count(replicas),
         slots,
@@ -80,6 +100,11 @@ fn normal(root: &Root, canary: SlotSet) -> Vec<Share> {
         .collect();
     shares.sort_by_key(|(id, _)| *id);
     shares.into_iter().map(|(_, share)| share).collect()
+}
+
+/// The validation has found the prefix to be short enough.
+fn called(root: &Root, id: usize) -> String {
+    names::shard(&root.prefix, id).unwrap_or_else(|too_long| too_long.name)
 }
 
 fn slots(hashes: &[String]) -> SlotSet {

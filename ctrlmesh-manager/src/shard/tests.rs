@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::read_sharding_configs;
 use ctrlmesh_common::selector::Labels;
-use ctrlmesh_common::slots::Slot;
+use ctrlmesh_common::slots::{Slot, SlotSet};
 use proptest::prelude::*;
 
 use super::*;
@@ -106,6 +106,13 @@ fn a_canary_of_both_is_the_union_and_the_others_have_exactly_the_rest() {
         assert_eq!(owner == ["op-0-canary"], canary, "{name}");
         assert_eq!(owner.len(), 1, "{name}");
     }
+    for slot in SlotSet::ALL.iter() {
+        let owner = owners(&shards, &labels(slot, Some(&Labelling::cluster_namespace(slot))));
+        assert_eq!(owner.len(), 1, "of cluster scope, {slot}");
+        assert_eq!(owner == ["op-0-canary"], slot.number() == 4, "of cluster scope, {slot}");
+    }
+    let sizes: Vec<usize> = shards.iter().map(|shard| shard.share.slots.len()).collect();
+    assert_eq!(sizes, [1, 11, 10, 10], "the normal ones divide what the canary leaves");
 }
 
 #[test]
@@ -164,6 +171,7 @@ fn an_own_label_key_and_hash_are_used_throughout() {
     let labelling = Labelling {
         hash_key: "example.com/hash".to_owned(),
         namespace_key: "example.com/ns".to_owned(),
+        control_key: "example.com/control".to_owned(),
         hash: NamespaceHash::Kusionstack,
     };
     // ns-a is in slot 15 of the predecessors' hash.
@@ -174,8 +182,8 @@ fn an_own_label_key_and_hash_are_used_throughout() {
     assert_eq!(
         selectors(&shards)[..2],
         [
-            "example.com/ns in (ns-a,shop)",
-            "example.com/hash in (0),example.com/ns notin (ns-a,shop)"
+            "example.com/ns in (cluster.15,ns-a,shop)",
+            "example.com/hash in (0),example.com/ns notin (cluster.15,ns-a,shop)"
         ]
     );
 }
@@ -242,30 +250,36 @@ fn any_root() -> impl Strategy<Value = AnyRoot> {
 
 proptest! {
     #[test]
-    fn every_object_has_exactly_one_owner_whatever_its_labels_and_whatever_is_known(
+    fn every_object_has_one_owner_and_is_seen_by_that_one_only(
         any in any_root(),
-        slot in 0..32_i64,
+        wrong in 0..32_i64,
         strange in "[a-d][a-z]?-[0-9]",
         which: prop::sample::Index,
     ) {
         let root = root(&any.rule);
-        let shards = divide(&root, &Labelling::default(), &any.known).unwrap().unwrap();
-        let hash = NamespaceHash::default();
+        let labelling = Labelling::default();
+        let shards = divide(&root, &labelling, &any.known).unwrap().unwrap();
         let rule = root.spec.root.as_ref().unwrap();
-        let pinned = rule.canary.iter().flat_map(|canary| canary.in_namespaces.clone());
-        let mut namespaces: Vec<String> = any.known.iter().cloned().chain(pinned).collect();
-        namespaces.push(strange);
-        let namespace = &namespaces[which.index(namespaces.len())];
-        // As labelled; labelled with another slot, as after a change of the hash; of cluster scope.
-        let slot = Slot::try_from(slot).unwrap();
+        let canary = rule.canary.clone().unwrap_or_default();
+        let known: Vec<String> = any.known.iter().cloned().chain(canary.in_namespaces).collect();
         let table = table(&shards, &BTreeMap::new());
-        for (slot, namespace) in [(hash.slot(namespace), Some(namespace)), (slot, Some(namespace)), (slot, None)] {
-            let namespace = namespace.map(String::as_str);
-            let owners = owners(&shards, &labels(slot, namespace));
-            prop_assert_eq!(owners.len(), 1, "{:?} {:?}: {:?}", slot, namespace, owners);
-            prop_assert_eq!(table.owner(slot, namespace), Some(owners[0]));
-        }
         prop_assert!(table.is_total());
+        let hash = labelling.hash;
+        if !known.is_empty() {
+            let name = which.get(&known);
+            let seen = owners(&shards, &labels(hash.slot(name), Some(name)));
+            prop_assert_eq!(seen, [table.owner(hash.slot(name), Some(name)).unwrap()], "known: {}", name);
+        }
+        let slot = hash.slot(&strange);
+        let seen = owners(&shards, &labels(slot, Some(&Labelling::cluster_namespace(slot))));
+        prop_assert_eq!(seen, [table.owner(slot, None).unwrap()], "of cluster scope");
+        let owner = table.owner(slot, Some(&strange)).unwrap();
+        let seen = owners(&shards, &labels(slot, Some(&strange)));
+        prop_assert!(seen.is_empty() || seen == [owner], "not seen yet: {:?}, {}", seen, owner);
+        prop_assert!(!seen.is_empty() || owner.ends_with("-canary"), "only the canary waits");
+        // Labelled with another slot, as while the hash is being changed.
+        let wrong = Slot::try_from(wrong).unwrap();
+        prop_assert!(owners(&shards, &labels(wrong, Some(&strange))).len() <= 1);
     }
 
     #[test]

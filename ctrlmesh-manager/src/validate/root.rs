@@ -3,14 +3,10 @@
 use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{Canary, Root};
-use ctrlmesh_common::names::is_dns_subdomain;
-use ctrlmesh_common::selector::check_value;
+use ctrlmesh_common::names::{MAX_PREFIX_BYTES, is_dns_subdomain};
 use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
 use super::{Report, limits};
-
-/// The longest text that is added to the prefix.
-const LONGEST_SUFFIX: &str = "-32-normal";
 
 /// Checks the rule by which shards are made.
 pub(super) fn check(root: &Root, report: &mut Report) {
@@ -26,9 +22,7 @@ pub(super) fn check(root: &Root, report: &mut Report) {
             report.error(format!("spec.root.{field}"), problem);
         }
     }
-    if check_value(&format!("{}{LONGEST_SUFFIX}", root.prefix)).is_err() {
-        report.error("spec.root.prefix", format!("must be at most {} characters, because the names of the shards begin with it and are the values of a label", 63 - LONGEST_SUFFIX.len()));
-    }
+    prefix(&root.prefix, report);
     if root.target_stateful_set.is_some() == root.target_deployment.is_some() {
         report.error(
             "spec.root.targetStatefulSet",
@@ -74,6 +68,13 @@ fn check_resources(root: &Root, report: &mut Report) {
         (format!("spec.root.resourceSelector[{at}]"), resources.relate_resources.as_slice())
     });
     limits::covered_twice("spec.root.resourceSelector", &divided.collect::<Vec<_>>(), report);
+}
+
+/// Pods carry the name of their shard as a label.
+fn prefix(prefix: &str, report: &mut Report) {
+    if prefix.len() > MAX_PREFIX_BYTES {
+        report.error("spec.root.prefix", format!("must be at most {MAX_PREFIX_BYTES} characters, because the names of the shards begin with it and are the values of a label"));
+    }
 }
 
 /// Checks the canary; returns its hashes.

@@ -13,10 +13,18 @@ use nix::unistd::{SysconfVar, sysconf};
 use super::pki::Pki;
 use super::{Kind, free_address};
 
+/// How long a contestant may take to start.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often is looked whether one has started.
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+
 /// Runs until dropped.
 pub(crate) struct Process {
     child: Child,
     pub(crate) address: SocketAddr,
+    /// From its start until somebody could connect.
+    pub(crate) startup: Duration,
     /// Nobody's time counts: the load goes to the backend itself.
     direct: bool,
 }
@@ -84,6 +92,7 @@ impl Process {
         let mesh = format!("{},{}", pki.path("mesh.crt").display(), pki.path("mesh.key").display());
         command
             .args(["sidecar", "--admin-listen", "127.0.0.1:0", "--listen", &address.to_string()])
+            .args(["--max-connections", "65536"])
             .args([
                 "--upstream",
                 &format!("https://localhost:{}", backend.port()),
@@ -99,14 +108,18 @@ impl Process {
     }
 
     fn spawn(mut command: Command, address: SocketAddr) -> Self {
+        let begun = Instant::now();
         let child = command.stdin(Stdio::null()).spawn().unwrap();
-        let process = Self { child, address, direct: false };
-        let deadline = Instant::now() + Duration::from_secs(10);
         while TcpStream::connect(address).is_err() {
-            assert!(Instant::now() < deadline, "{command:?} does not listen");
-            thread::sleep(Duration::from_millis(5));
+            assert!(begun.elapsed() < PATIENCE, "{command:?} does not listen");
+            thread::sleep(LOOK_EVERY);
         }
-        process
+        Self { child, address, startup: begun.elapsed(), direct: false }
+    }
+
+    /// The process, or the first of its family.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// CPU time so far, of the process and its children, in seconds.

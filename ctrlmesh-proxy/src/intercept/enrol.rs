@@ -72,7 +72,8 @@ impl Register {
             self.expel(old.id, slot)?;
             self.pins.remove(slot, &format!("pass-{}", old.id))?;
         }
-        if value.tables == before.tables { Ok(()) } else { self.tidy() }
+        let exchanged = before.table(before.generation).is_some() && value.tables != before.tables;
+        if exchanged { self.tidy() } else { Ok(()) }
     }
 
     /// From now on native IPv6 targets are reached through our prefix.

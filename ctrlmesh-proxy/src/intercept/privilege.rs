@@ -12,7 +12,8 @@ const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (3
 const NAMESPACE: (u32, &str) = (21, "CAP_SYS_ADMIN");
 
 /// What the programs use of the newer kernels: as the verifier or the error names it, in words, and since when.
-const FEATURES: [(&str, &str, &str); 5] = [
+const FEATURES: [(&str, &str, &str); 6] = [
+    ("bpf_get_retval", "seeing what another program decided (bpf_get_retval)", "5.18"),
     ("bpf_set_retval", "refusing a connection with ECONNREFUSED (bpf_set_retval)", "5.18"),
     ("bpf_ktime_get_coarse_ns", "reading the heartbeat (bpf_ktime_get_coarse_ns)", "5.11"),
     ("bpf_sk_assign", "taking inbound connections (sk_lookup)", "5.9"),
@@ -162,7 +163,7 @@ mod tests {
         let at = feature(
             "the verifier says: 12: (85) call bpf_set_retval#187\nunknown func bpf_set_retval#187",
         );
-        assert_eq!(at.map(|at| FEATURES[at].2), Some("5.18"));
+        assert_eq!(at.map(|at| FEATURES[at].0), Some("bpf_set_retval"));
         assert_eq!(feature("call bpf_set_retval#187: R1 is not a scalar"), None);
     }
 

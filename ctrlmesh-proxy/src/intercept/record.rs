@@ -159,6 +159,16 @@ impl Pins {
         })
     }
 
+    /// Whether a slot is an attached pod of this owner's, and its cgroup is still the same.
+    pub(super) fn holds(&self, slot: Slot, owner: &str) -> bool {
+        let read = |name: &str| fs::read_link(self.pod(slot).join(name)).ok();
+        let is = |name: &str, text: &str| read(name).is_some_and(|found| found == Path::new(text));
+        let inode = || Some(fs::metadata(read("cgroup")?).ok()?.ino().to_string());
+        is("owner", owner)
+            && is("state", State::Attached.name())
+            && inode().is_some_and(|inode| is("id", &inode))
+    }
+
     fn make(&self, slot: Slot, cgroup: &Cgroup, owner: &str) -> Result<(), Error> {
         let folder = self.pod(slot);
         DirBuilder::new().mode(0o700).create(&folder).map_err(Error::file("create", folder))?;

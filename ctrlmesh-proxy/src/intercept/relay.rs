@@ -54,6 +54,22 @@ struct Place {
 impl Relay {
     /// Relays until the process is told to stop.
     pub(super) async fn run(self) -> Result<(), Error> {
+        let own = Namespace::own()?;
+        // Before anybody can be sent there.
+        let prefix = listener::make_prefix_local(&own);
+        if let Err(error) = &prefix {
+            let error = error as &dyn std::error::Error;
+            tracing::info!(error, "no IPv6 of our own, native IPv6 goes over IPv4");
+        }
+        let place = Place { port: self.port, namespace: own.inode()?, ipv6: prefix.is_ok() };
+        let relayed = self.relay(&place).await;
+        if let Ok(true) = prefix {
+            listener::make_prefix_foreign(&own)?;
+        }
+        relayed
+    }
+
+    async fn relay(self, place: &Place) -> Result<(), Error> {
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, self.port));
         let failed = |source| Error::Listen { address, source };
         let listener = listen(address).and_then(AsyncListener::from_std).map_err(failed)?;
@@ -62,7 +78,7 @@ impl Relay {
             // Ends only on an error that will not pass.
             result = accept(&listener, &self.pins) => result.map_err(failed),
             // Ends if going on would mean talking to itself.
-            result = tick(&self.pins, self.port) => result,
+            result = tick(&self.pins, place) => result,
             // Told to stop.
             () = stopped() => Ok(()),
         }
@@ -187,20 +203,11 @@ fn inside(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// Beats for every attachment that leads here, makes our IPv6 prefix local for them, and shows events to whoever debugs. Ends when this process gets
+/// Beats for every attachment that leads here, says whether native IPv6 does, and shows events to whoever debugs. Ends when this process gets
 /// intercepted itself.
-async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
+async fn tick(pins: &Path, place: &Place) -> Result<(), Error> {
     let mut ticks = time::interval(TICK);
     let mut events = None;
-    let own = Namespace::own()?;
-    let prefix = listener::make_prefix_local(&own);
-    if let Err(error) = &prefix {
-        tracing::info!(
-            error = error as &dyn std::error::Error,
-            "no IPv6 of our own, native IPv6 goes over IPv4"
-        );
-    }
-    let place = Place { port, namespace: own.inode()?, ipv6: prefix.is_ok() };
     loop {
         ticks.tick().await;
         match outside(pins) {
@@ -210,7 +217,7 @@ async fn tick(pins: &Path, port: u16) -> Result<(), Error> {
             }
             Ok(()) => {}
         }
-        if let Err(error) = beat(pins, &place) {
+        if let Err(error) = beat(pins, place) {
             tracing::warn!(error = &error as &dyn std::error::Error, "heartbeat failed");
         }
         if tracing::enabled!(tracing::Level::DEBUG) {
@@ -239,18 +246,20 @@ fn beat(root: &Path, place: &Place) -> Result<(), Error> {
             continue;
         }
         maps.heartbeats.set(pod.heartbeat, status::now(), 0).map_err(Error::map("HEARTBEATS"))?;
-        if place.ipv6 && here && namespaces.len() == 1 && pod.flags & NATIVE_IPV6 == 0 {
-            native(&pins, &mut maps, record.slot)?;
+        let native = pod.flags & NATIVE_IPV6 != 0;
+        if here && namespaces.len() == 1 && native != place.ipv6 {
+            say_native(&pins, &mut maps, record.slot, place.ipv6)?;
         }
     }
     Ok(())
 }
 
-/// Says that native IPv6 reaches us. With the lock, because loaders write the same entry.
-fn native(pins: &Pins, maps: &mut map::Maps, slot: Slot) -> Result<(), Error> {
+/// Says whether native IPv6 reaches us. With the lock, because loaders write the same entry.
+fn say_native(pins: &Pins, maps: &mut map::Maps, slot: Slot, native: bool) -> Result<(), Error> {
     let _lock = pins.lock()?;
     let pod = maps.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
-    let pod = Pod { flags: pod.flags | NATIVE_IPV6, ..pod };
+    let flag = if native { NATIVE_IPV6 } else { 0 };
+    let pod = Pod { flags: pod.flags & !NATIVE_IPV6 | flag, ..pod };
     maps.pods.set(slot.index(), pod, 0).map_err(Error::map("PODS"))
 }
 

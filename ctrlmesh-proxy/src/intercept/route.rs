@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 const LOOPBACK: u32 = 1;
 
 const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
@@ -65,15 +66,27 @@ struct Answer {
     error: i32,
 }
 
-/// Makes the prefix local in the namespace of the calling thread, if it is not.
-pub(super) fn make_local() -> io::Result<()> {
+/// Makes the prefix local in the namespace of the calling thread; whether it was not.
+pub(super) fn make_local() -> io::Result<bool> {
+    match ask(&request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL)) {
+        Err(error) if error.raw_os_error() == Some(Errno::EEXIST as i32) => Ok(false),
+        made => made.map(|()| true),
+    }
+}
+
+/// Takes the prefix away from the namespace of the calling thread.
+pub(super) fn make_foreign() -> io::Result<()> {
+    ask(&request(RTM_DELROUTE, 0))
+}
+
+fn ask(request: &Request) -> io::Result<()> {
     let socket = socket::socket(
         AddressFamily::Netlink,
         SockType::Raw,
         SockFlag::SOCK_CLOEXEC,
         SockProtocol::NetlinkRoute,
     )?;
-    socket::send(socket.as_raw_fd(), request().as_bytes(), MsgFlags::empty())?;
+    socket::send(socket.as_raw_fd(), request.as_bytes(), MsgFlags::empty())?;
     let mut buffer = [0; 256];
     let length = socket::recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
     let malformed = || io::Error::new(io::ErrorKind::InvalidData, "not an answer of netlink");
@@ -84,19 +97,17 @@ pub(super) fn make_local() -> io::Result<()> {
     }
     match answer.error {
         0 => Ok(()),
-        // The route is there already.
-        error if -error == Errno::EEXIST as i32 => Ok(()),
         error => Err(io::Error::from_raw_os_error(-error)),
     }
 }
 
-fn request() -> Request {
+fn request(kind: u16, flags: u16) -> Request {
     let mut destination = [0; 16];
     destination[..PREFIX.len()].copy_from_slice(&PREFIX);
     Request {
         length: length::<Request>(),
-        kind: RTM_NEWROUTE,
-        flags: NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
+        kind,
+        flags: flags | NLM_F_REQUEST | NLM_F_ACK,
         sequence: 1,
         sender: 0,
         family: AddressFamily::Inet6 as u8,

@@ -44,8 +44,8 @@ impl Interceptor {
     /// If no pod of this owner has the number.
     pub fn beat(&mut self, number: u32) -> Result<(), Error> {
         let measured = |slot: &Slot| {
-            let pod = self.register.owned(*slot).and_then(|_| self.register.pod(*slot));
-            pod.is_ok_and(|pod| pod.heartbeat == number)
+            self.register.pins.holds(*slot, &self.register.owner)
+                && self.register.pod(*slot).is_ok_and(|pod| pod.heartbeat == number)
         };
         if !self.beating.get(&number).is_some_and(measured) {
             let slots = self.register.pins.slots()?.into_iter().filter(|slot| slot.real());

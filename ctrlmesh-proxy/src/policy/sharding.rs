@@ -2,9 +2,9 @@
 
 use ctrlmesh_common::api::{self, ReadError, ShardingConfig};
 use ctrlmesh_common::names::label;
-use ctrlmesh_common::policy::{Limit, Lock, Mode, Policy};
-use ctrlmesh_common::resource::ResourceMatch;
+use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::{Labels, RequirementError, Selector};
+use ctrlmesh_common::share::{self, ShareError};
 
 use super::{PodLabel, PodName};
 
@@ -49,24 +49,23 @@ pub enum ShardingError {
         /// The `ShardingConfig`.
         name: String,
     },
-    /// A field of the pod's `ShardingConfig` is wrong.
-    #[error("ShardingConfig {name:?}: {field}")]
+    /// The selector of a `ShardingConfig` is malformed.
+    #[error("ShardingConfig {name:?}: spec.selector")]
     Selector {
         /// The `ShardingConfig`.
         name: String,
-        /// The field.
-        field: String,
         /// What is wrong.
         #[source]
         source: RequirementError,
     },
-    /// A limit of the pod's `ShardingConfig` has no selector.
-    #[error("ShardingConfig {name:?}: spec.limits[{limit}].selector is missing")]
-    NoSelector {
+    /// A limit of the pod's `ShardingConfig` is wrong.
+    #[error("ShardingConfig {name:?}")]
+    Limit {
         /// The `ShardingConfig`.
         name: String,
-        /// Which limit.
-        limit: usize,
+        /// What is wrong.
+        #[source]
+        source: ShareError,
     },
 }
 
@@ -130,46 +129,17 @@ fn selects(config: &ShardingConfig, labels: &Labels) -> Result<bool, ShardingErr
     else {
         return Ok(false);
     };
-    let selector = Selector::try_from(selector).map_err(|source| ShardingError::Selector {
-        name: name(config),
-        field: "spec.selector".to_owned(),
-        source,
-    })?;
+    let selector = Selector::try_from(selector)
+        .map_err(|source| ShardingError::Selector { name: name(config), source })?;
     Ok(!selector.is_empty() && selector.matches(labels))
 }
 
 fn compiled(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShardingError> {
-    let lock = config.spec.controller.as_ref().map(|controller| Lock {
-        namespace: namespace.to_owned(),
-        name: controller.leader_election_name.clone(),
-        shard: name(config),
-    });
-    let limits = config.spec.limits.iter().enumerate();
-    let limits =
-        limits.map(|(at, limit)| compiled_limit(config, at, limit)).collect::<Result<_, _>>()?;
+    let policy = share::policy(config, namespace)
+        .map_err(|source| ShardingError::Limit { name: name(config), source })?;
     let status = config.status.as_ref().and_then(|status| status.epoch);
-    let epoch = status
-        .or(config.metadata.generation)
-        .and_then(|epoch| u64::try_from(epoch).ok())
-        .unwrap_or_default();
-    Ok(Policy { epoch, mode: Mode::Enforce, limits, lock })
-}
-
-fn compiled_limit(
-    config: &ShardingConfig,
-    at: usize,
-    limit: &api::Limit,
-) -> Result<Limit, ShardingError> {
-    let objects = limit
-        .objects()
-        .ok_or_else(|| ShardingError::NoSelector { name: name(config), limit: at })?;
-    let selector = Selector::try_from(objects).map_err(|source| ShardingError::Selector {
-        name: name(config),
-        field: format!("spec.limits[{at}].selector"),
-        source,
-    })?;
-    let relate_resources = limit.resources().iter().map(ResourceMatch::from).collect();
-    Ok(Limit { relate_resources, selector, changed_at: None })
+    let epoch = status.or(config.metadata.generation).and_then(|epoch| u64::try_from(epoch).ok());
+    Ok(Policy { epoch: epoch.unwrap_or_default(), ..policy })
 }
 
 fn name(config: &ShardingConfig) -> String {

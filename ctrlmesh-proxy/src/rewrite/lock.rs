@@ -29,6 +29,14 @@ pub enum LockError {
     },
 }
 
+/// A body in which the lock is being renamed.
+struct Renaming<'b, 'r> {
+    document: Document<'b>,
+    rename: &'r Rename,
+    /// What is to be changed, in no order.
+    edits: Vec<Edit>,
+}
+
 /// What a client sends: an object or a patch of one.
 ///
 /// # Errors
@@ -38,20 +46,20 @@ pub fn request<'b>(
     encoding: Encoding,
     rename: &Rename,
 ) -> Result<Cow<'b, [u8]>, LockError> {
-    let document = checked(body, encoding)?;
+    let mut renaming = Renaming::of(body, encoding, rename)?;
     if body.is_empty() {
         return Ok(Cow::Borrowed(body));
     }
+    let document = renaming.document;
     let root = document.root()?;
-    let mut edits = Vec::new();
     if encoding == Encoding::Json && body.get(root.at.start) == Some(&b'[') {
         for operation in document.elements(&root)? {
-            rename_operation(document, &operation, rename, &mut edits)?;
+            renaming.operation(&operation)?;
         }
     } else if let Some(metadata) = document.field(&root, "metadata")? {
-        rename_sent(document, &metadata, rename, &mut edits)?;
+        renaming.sent(&metadata)?;
     }
-    Ok(document.apply(edits)?)
+    Ok(document.apply(renaming.edits)?)
 }
 
 /// What the server answers: an object, a list, a Table or a Status.
@@ -63,13 +71,13 @@ pub fn response<'b>(
     encoding: Encoding,
     rename: &Rename,
 ) -> Result<Cow<'b, [u8]>, LockError> {
-    let document = checked(body, encoding)?;
+    let mut renaming = Renaming::of(body, encoding, rename)?;
     if body.is_empty() {
         return Ok(Cow::Borrowed(body));
     }
-    let mut edits = Vec::new();
-    rename_answered(document, &document.root()?, rename, &mut edits)?;
-    Ok(document.apply(edits)?)
+    let document = renaming.document;
+    renaming.answered(&document.root()?)?;
+    Ok(document.apply(renaming.edits)?)
 }
 
 /// One frame of a watch (without its length, in protobuf); `None` where the client must not see it.
@@ -81,229 +89,191 @@ pub fn frame<'b>(
     encoding: Encoding,
     rename: &Rename,
 ) -> Result<Option<Cow<'b, [u8]>>, LockError> {
-    let document = checked(frame, encoding)?;
+    let mut renaming = Renaming::of(frame, encoding, rename)?;
+    let document = renaming.document;
     let event = document.event()?;
-    let mut edits = Vec::new();
     if let Some(object) = document.event_object(&event)? {
         let rows = document.items(&object, "rows")?;
         let hidden = if rows.is_empty() {
-            is_hidden(document, &object, rename)?
+            renaming.is_hidden(&object)?
         } else {
             rows.iter().try_fold(true, |all, row| {
-                Ok::<_, DocumentError>(all && is_hidden_row(document, row, rename)?)
+                Ok::<_, DocumentError>(all && renaming.is_hidden_row(row)?)
             })?
         };
         if hidden {
             return Ok(None);
         }
-        rename_answered(document, &object, rename, &mut edits)?;
+        renaming.answered(&object)?;
     }
-    Ok(Some(document.apply(edits)?))
+    Ok(Some(document.apply(renaming.edits)?))
 }
 
-/// Whether an object that the client creates may be sent: see [`request`].
-fn rename_sent(
-    document: Document<'_>,
-    metadata: &Node,
-    rename: &Rename,
-    edits: &mut Vec<Edit>,
-) -> Result<(), LockError> {
-    if let Some(prefix) = document.text_of(metadata, "generateName")?
-        && rename.lock.reserves(&prefix)
-    {
-        return Err(LockError::ReservedName { name: prefix.into_owned() });
-    }
-    match document.field(metadata, "name")? {
-        Some(name) => rename_sent_name(document, &name, rename, edits),
-        None => Ok(()),
-    }
-}
+// === impl Renaming ===
 
-fn rename_sent_name(
-    document: Document<'_>,
-    name: &Node,
-    rename: &Rename,
-    edits: &mut Vec<Edit>,
-) -> Result<(), LockError> {
-    match document.text(name) {
-        Some(text) if text == rename.lock.name => {
-            edits.push(document.set_text(name, &rename.on_server));
+impl<'b, 'r> Renaming<'b, 'r> {
+    fn of(body: &'b [u8], encoding: Encoding, rename: &'r Rename) -> Result<Self, LockError> {
+        if body.len() > MAX_BODY_BYTES {
+            return Err(LockError::TooLarge);
         }
-        Some(text) if rename.lock.reserves(&text) => {
-            return Err(LockError::ReservedName { name: text.into_owned() });
+        Ok(Self { document: Document { body, encoding }, rename, edits: Vec::new() })
+    }
+
+    /// Metadata that a client sends: whether they may be sent, see [`request`].
+    fn sent(&mut self, metadata: &Node) -> Result<(), LockError> {
+        if let Some(prefix) = self.document.text_of(metadata, "generateName")?
+            && self.rename.lock.reserves(&prefix)
+        {
+            return Err(LockError::ReservedName { name: prefix.into_owned() });
         }
-        _ => {}
-    }
-    Ok(())
-}
-
-/// One operation of a JSON patch, whose value may be the name or hold it.
-fn rename_operation(
-    document: Document<'_>,
-    operation: &Node,
-    rename: &Rename,
-    edits: &mut Vec<Edit>,
-) -> Result<(), LockError> {
-    let (Some(path), Some(value)) =
-        (document.text_of(operation, "path")?, document.field(operation, "value")?)
-    else {
-        return Ok(());
-    };
-    let metadata = match &*path {
-        "" => document.field(&value, "metadata")?,
-        "/metadata" => Some(value),
-        "/metadata/name" => return rename_sent_name(document, &value, rename, edits),
-        _ => None,
-    };
-    metadata.map_or(Ok(()), |metadata| rename_sent(document, &metadata, rename, edits))
-}
-
-fn rename_answered(
-    document: Document<'_>,
-    root: &Node,
-    rename: &Rename,
-    edits: &mut Vec<Edit>,
-) -> Result<(), DocumentError> {
-    rename_object(document, root, rename, edits)?;
-    rename_status(document, root, rename, edits)?;
-    let items = document.items(root, "items")?;
-    remove_hidden(document, root, "items", &items, edits, |item| {
-        is_hidden(document, item, rename)
-    })?;
-    for item in &items {
-        rename_object(document, item, rename, edits)?;
-    }
-    let rows = document.items(root, "rows")?;
-    remove_hidden(document, root, "rows", &rows, edits, |row| {
-        is_hidden_row(document, row, rename)
-    })?;
-    for row in &rows {
-        rename_row(document, row, rename, edits)?;
-    }
-    Ok(())
-}
-
-fn rename_object(
-    document: Document<'_>,
-    object: &Node,
-    rename: &Rename,
-    edits: &mut Vec<Edit>,
-) -> Result<(), DocumentError> {
-    if let Some(metadata) = metadata_here(document, object, rename)?
-        && let Some(name) = document.field(&metadata, "name")?
-        && document.text(&name).is_some_and(|text| text == rename.on_server)
-    {
-        edits.push(document.set_text(&name, &rename.lock.name));
-    }
-    Ok(())
-}
-
-/// A Table's row: the object in it, and the cell that shows its name.
-fn rename_row(
-    document: Document<'_>,
-    row: &Node,
-    rename: &Rename,
-    edits: &mut Vec<Edit>,
-) -> Result<(), DocumentError> {
-    let Some(object) = document.field(row, "object")? else {
-        return Ok(());
-    };
-    let before = edits.len();
-    rename_object(document, &object, rename, edits)?;
-    let cells = if edits.len() > before { document.items(row, "cells")? } else { Vec::new() };
-    if let Some(cell) = cells.first()
-        && document.text(cell).is_some_and(|text| text == rename.on_server)
-    {
-        edits.push(document.set_text(cell, &rename.lock.name));
-    }
-    Ok(())
-}
-
-/// A Status: the name in its details, and, quoted, in its message.
-fn rename_status(
-    document: Document<'_>,
-    status: &Node,
-    rename: &Rename,
-    edits: &mut Vec<Edit>,
-) -> Result<(), DocumentError> {
-    let Some(details) = document.field(status, "details")? else {
-        return Ok(());
-    };
-    let Some(name) = document.field(&details, "name")? else {
-        return Ok(());
-    };
-    if document.text(&name).is_none_or(|text| text != rename.on_server) {
-        return Ok(());
-    }
-    edits.push(document.set_text(&name, &rename.lock.name));
-    if let Some(message) = document.field(status, "message")?
-        && let Some(text) = document.text(&message)
-    {
-        let quoted = |name: &str| format!("\"{name}\"");
-        let renamed = text.replace(&quoted(&rename.on_server), &quoted(&rename.lock.name));
-        if renamed != text {
-            edits.push(document.set_text(&message, &renamed));
+        match self.document.field(metadata, "name")? {
+            Some(name) => self.sent_name(&name),
+            None => Ok(()),
         }
     }
-    Ok(())
-}
 
-fn remove_hidden(
-    document: Document<'_>,
-    root: &Node,
-    field: &'static str,
-    items: &[Node],
-    edits: &mut Vec<Edit>,
-    is_hidden: impl Fn(&Node) -> Result<bool, DocumentError>,
-) -> Result<(), DocumentError> {
-    let hidden = items.iter().map(is_hidden).collect::<Result<Vec<_>, _>>()?;
-    if hidden.contains(&true) {
-        let array =
-            if document.encoding == Encoding::Cbor { document.field(root, field)? } else { None };
-        edits.extend(document.remove(items, &hidden, array.as_ref()));
+    fn sent_name(&mut self, name: &Node) -> Result<(), LockError> {
+        match self.document.text(name) {
+            Some(text) if text == self.rename.lock.name => self.set(name, &self.rename.on_server),
+            Some(text) if self.rename.lock.reserves(&text) => {
+                return Err(LockError::ReservedName { name: text.into_owned() });
+            }
+            _ => {}
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-fn is_hidden_row(
-    document: Document<'_>,
-    row: &Node,
-    rename: &Rename,
-) -> Result<bool, DocumentError> {
-    document.field(row, "object")?.map_or(Ok(false), |object| is_hidden(document, &object, rename))
-}
+    /// One operation of a JSON patch, whose value may be the name or hold it.
+    fn operation(&mut self, operation: &Node) -> Result<(), LockError> {
+        let (Some(path), Some(value)) =
+            (self.document.text_of(operation, "path")?, self.document.field(operation, "value")?)
+        else {
+            return Ok(());
+        };
+        let metadata = match &*path {
+            "" => self.document.field(&value, "metadata")?,
+            "/metadata" => Some(value),
+            "/metadata/name" => return self.sent_name(&value),
+            _ => None,
+        };
+        metadata.map_or(Ok(()), |metadata| self.sent(&metadata))
+    }
 
-/// Whether an object is another shard's lock, or the one without a shard.
-fn is_hidden(
-    document: Document<'_>,
-    object: &Node,
-    rename: &Rename,
-) -> Result<bool, DocumentError> {
-    let Some(metadata) = metadata_here(document, object, rename)? else {
-        return Ok(false);
-    };
-    let name = document.text_of(&metadata, "name")?.unwrap_or_default();
-    Ok(name == rename.lock.name || rename.lock.reserves(&name) && name != rename.on_server)
-}
+    fn answered(&mut self, root: &Node) -> Result<(), DocumentError> {
+        self.object(root)?;
+        self.status(root)?;
+        let items = self.document.items(root, "items")?;
+        self.remove_hidden(root, "items", &items, Self::is_hidden)?;
+        for item in &items {
+            self.object(item)?;
+        }
+        let rows = self.document.items(root, "rows")?;
+        self.remove_hidden(root, "rows", &rows, Self::is_hidden_row)?;
+        for row in &rows {
+            self.row(row)?;
+        }
+        Ok(())
+    }
 
-/// The metadata of an object in the lock's namespace.
-fn metadata_here(
-    document: Document<'_>,
-    object: &Node,
-    rename: &Rename,
-) -> Result<Option<Node>, DocumentError> {
-    let Some(metadata) = document.field(object, "metadata")? else {
-        return Ok(None);
-    };
-    let namespace = document.text_of(&metadata, "namespace")?;
-    Ok((namespace.as_deref() == Some(rename.lock.namespace.as_str())).then_some(metadata))
-}
+    fn object(&mut self, object: &Node) -> Result<(), DocumentError> {
+        if let Some(metadata) = self.metadata_here(object)?
+            && let Some(name) = self.document.field(&metadata, "name")?
+            && self.is_on_server(&name)
+        {
+            self.set(&name, &self.rename.lock.name);
+        }
+        Ok(())
+    }
 
-fn checked(body: &[u8], encoding: Encoding) -> Result<Document<'_>, LockError> {
-    if body.len() > MAX_BODY_BYTES {
-        Err(LockError::TooLarge)
-    } else {
-        Ok(Document { body, encoding })
+    /// A Table's row: the object in it, and the cell that shows its name.
+    fn row(&mut self, row: &Node) -> Result<(), DocumentError> {
+        let Some(object) = self.document.field(row, "object")? else {
+            return Ok(());
+        };
+        let before = self.edits.len();
+        self.object(&object)?;
+        if self.edits.len() > before
+            && let Some(cell) = self.document.items(row, "cells")?.first()
+            && self.is_on_server(cell)
+        {
+            self.set(cell, &self.rename.lock.name);
+        }
+        Ok(())
+    }
+
+    /// A Status: the name in its details, and, quoted, in its message.
+    fn status(&mut self, status: &Node) -> Result<(), DocumentError> {
+        let Some(details) = self.document.field(status, "details")? else {
+            return Ok(());
+        };
+        let Some(name) = self.document.field(&details, "name")? else {
+            return Ok(());
+        };
+        if !self.is_on_server(&name) {
+            return Ok(());
+        }
+        self.set(&name, &self.rename.lock.name);
+        if let Some(message) = self.document.field(status, "message")?
+            && let Some(text) = self.document.text(&message)
+        {
+            let quoted = |name: &str| format!("\"{name}\"");
+            let (theirs, ours) = (quoted(&self.rename.on_server), quoted(&self.rename.lock.name));
+            let renamed = text.replace(&theirs, &ours);
+            if renamed != text {
+                self.set(&message, &renamed);
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_hidden(
+        &mut self,
+        root: &Node,
+        field: &'static str,
+        items: &[Node],
+        is_hidden: impl Fn(&Self, &Node) -> Result<bool, DocumentError>,
+    ) -> Result<(), DocumentError> {
+        let hidden =
+            items.iter().map(|item| is_hidden(self, item)).collect::<Result<Vec<_>, _>>()?;
+        if hidden.contains(&true) {
+            let counted = self.document.encoding == Encoding::Cbor;
+            let array = if counted { self.document.field(root, field)? } else { None };
+            self.edits.extend(self.document.remove(items, &hidden, array.as_ref()));
+        }
+        Ok(())
+    }
+
+    fn is_hidden_row(&self, row: &Node) -> Result<bool, DocumentError> {
+        let object = self.document.field(row, "object")?;
+        object.map_or(Ok(false), |object| self.is_hidden(&object))
+    }
+
+    /// Whether an object is another shard's lock, or the one without a shard.
+    fn is_hidden(&self, object: &Node) -> Result<bool, DocumentError> {
+        let Some(metadata) = self.metadata_here(object)? else {
+            return Ok(false);
+        };
+        let Rename { lock, on_server } = self.rename;
+        let name = self.document.text_of(&metadata, "name")?.unwrap_or_default();
+        Ok(name == lock.name || lock.reserves(&name) && name != on_server.as_str())
+    }
+
+    /// The metadata of an object in the lock's namespace.
+    fn metadata_here(&self, object: &Node) -> Result<Option<Node>, DocumentError> {
+        let Some(metadata) = self.document.field(object, "metadata")? else {
+            return Ok(None);
+        };
+        let namespace = self.document.text_of(&metadata, "namespace")?;
+        let here = namespace.as_deref() == Some(self.rename.lock.namespace.as_str());
+        Ok(here.then_some(metadata))
+    }
+
+    fn is_on_server(&self, name: &Node) -> bool {
+        self.document.text(name).is_some_and(|text| text == self.rename.on_server)
+    }
+
+    fn set(&mut self, node: &Node, text: &str) {
+        self.edits.push(self.document.set_text(node, text));
     }
 }
 

@@ -14,10 +14,8 @@ use hyper::service::service_fn;
 use hyper::upgrade;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpStream;
 use tokio::time;
 use tokio::time::Instant;
-use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -28,19 +26,17 @@ use crate::serve::headers;
 use crate::serve::reply::Reply;
 use crate::serve::watch::UpgradedWatch;
 use crate::serve::{Session, unless_gone};
+use crate::tls::stream::ServerStream;
 use crate::tunnel;
 
 /// The largest head of a request: what the API server takes (Go's default, and its slack).
 const MAX_HEAD_BYTES: usize = (1 << 20) + 4096;
 
-/// The largest number of headers in a request.
-const MAX_HEADERS: usize = 256;
-
 /// How long a connection may idle between requests: as long as the API server lets it.
 const IDLE: Duration = Duration::from_secs(90);
 
 /// Serves a connection until its client leaves, or is asked to.
-pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, deadline: Instant) {
+pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let requests = Rc::new(Cell::new(0_u64));
     let service = {
         let (session, requests) = (session.clone(), requests.clone());
@@ -64,7 +60,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, de
                 connection.as_mut().graceful_shutdown();
             }
             // The first request takes too long to come.
-            () = &mut first, if !waited => {
+            () = &mut first, if !waited && requests.get() == 0 => {
                 waited = true;
                 if requests.get() == 0 {
                     return metrics.client_error(ClientError::Slow);
@@ -88,7 +84,7 @@ fn builder() -> http1::Builder {
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
         .max_buf_size(MAX_HEAD_BYTES)
-        .max_headers(MAX_HEADERS)
+        .preserve_header_case(true)
         .auto_date_header(false);
     builder
 }

@@ -11,9 +11,8 @@ use h2::server::{Builder, Connection, SendResponse};
 use h2::{Reason, RecvStream};
 use http::{Request, Response};
 use hyper::body::Body as _;
-use tokio::net::TcpStream;
+use rustls::ServerConnection;
 use tokio::time::Instant;
-use tokio_rustls::server::TlsStream;
 use tracing::debug;
 
 use crate::body;
@@ -22,6 +21,7 @@ use crate::metrics::ClientError;
 use crate::serve::Session;
 use crate::serve::exchange::Abort;
 use crate::serve::reply::Reply;
+use crate::tls::stream::{Held, ServerStream};
 
 /// The largest head of a request: what the API server takes.
 const MAX_HEAD_BYTES: u32 = 1 << 20;
@@ -39,15 +39,16 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
 /// Serves a connection until its client leaves, or is asked to.
-pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, deadline: Instant) {
+pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let server = session.server.clone();
+    let (stream, turns) = Held::new(stream);
     let Some(handshake) =
         server.in_time(deadline, Box::pin(builder().handshake::<_, Bytes>(stream))).await
     else {
         return;
     };
     let ended = match handshake {
-        Ok(connection) => Box::pin(run(&session, connection)).await,
+        Ok(connection) => Box::pin(run(&session, connection, turns)).await,
         Err(error) => Err(error),
     };
     if let Err(error) = ended {
@@ -60,7 +61,8 @@ pub(super) async fn serve(session: Rc<Session>, stream: TlsStream<TcpStream>, de
 
 async fn run(
     session: &Rc<Session>,
-    mut connection: Connection<TlsStream<TcpStream>, Bytes>,
+    mut connection: Connection<Held<ServerConnection>, Bytes>,
+    turns: Held<ServerConnection>,
 ) -> Result<(), h2::Error> {
     let drain = &session.server.drain;
     let mut closing = pin!(async {
@@ -78,7 +80,7 @@ async fn run(
                 asked = true;
                 connection.graceful_shutdown();
             }
-            connection.poll_accept(cx)
+            turns.turn(cx, |cx| connection.poll_accept(cx))
         });
         match accepted.await {
             Some(Ok((request, respond))) => {

@@ -240,3 +240,57 @@ fn private_key(path: &Path, pem: &[u8]) -> Result<PrivateKeyDer<'static>, TlsErr
     PrivateKeyDer::from_pem_slice(pem)
         .map_err(|source| TlsError::Pem { path: path.to_owned(), source })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rcgen::{BasicConstraints, CertifiedIssuer, IsCa};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn authority(folder: &Path) {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        fs::write(folder.join("crt"), ca.pem()).unwrap();
+        fs::write(folder.join("key"), ca.key().serialize_pem()).unwrap();
+    }
+
+    fn presented(folder: &TempDir) -> Presented {
+        authority(folder.path());
+        let (cert, key) = (folder.path().join("crt"), folder.path().join("key"));
+        Presented::load(Source::MeshCa { cert, key, names: vec!["10.96.0.1".to_owned()] }).unwrap()
+    }
+
+    fn leaf_of(presented: &Presented) -> Vec<u8> {
+        presented.current.read().unwrap().key.cert[0].to_vec()
+    }
+
+    #[test]
+    fn an_issued_certificate_is_renewed_at_two_thirds_of_its_life_and_not_before() {
+        let folder = TempDir::new().unwrap();
+        let presented = presented(&folder);
+        let (first, begun) = (leaf_of(&presented), SystemTime::now());
+        presented.refresh(begun + LEAF_VALIDITY * 2 / 3 - Duration::from_mins(1));
+        assert_eq!(leaf_of(&presented), first);
+        presented.refresh(begun + LEAF_VALIDITY * 2 / 3 + Duration::from_mins(1));
+        assert_ne!(leaf_of(&presented), first);
+    }
+
+    #[test]
+    fn a_replaced_authority_issues_at_once_and_one_that_is_away_leaves_what_there_is() {
+        let folder = TempDir::new().unwrap();
+        let presented = presented(&folder);
+        let first = leaf_of(&presented);
+        authority(folder.path());
+        presented.refresh(SystemTime::now());
+        let second = leaf_of(&presented);
+        assert_ne!(second, first);
+        fs::remove_file(folder.path().join("key")).unwrap();
+        presented.refresh(SystemTime::now() + LEAF_VALIDITY);
+        assert_eq!(leaf_of(&presented), second);
+    }
+}

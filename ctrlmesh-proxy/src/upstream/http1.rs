@@ -15,9 +15,6 @@ use crate::upstream::{Dialer, SendError, Target};
 /// The size of a response's head that the proxy still takes: what clients in Go take.
 const MAX_HEAD_BYTES: usize = 1 << 20;
 
-/// The number of headers of a response that the proxy still takes.
-const MAX_HEADERS: usize = 256;
-
 /// Connections of one client connection.
 #[derive(Debug)]
 pub struct Pool {
@@ -82,7 +79,7 @@ impl Pool {
     async fn open(&self) -> Result<Lane, SendError> {
         let stream = self.dialer.dial(&self.target, false).await?;
         let mut builder = http1::Builder::new();
-        builder.max_buf_size(MAX_HEAD_BYTES).max_headers(MAX_HEADERS);
+        builder.max_buf_size(MAX_HEAD_BYTES).preserve_header_case(true);
         let (send, connection) = builder
             .handshake(TokioIo::new(stream))
             .await

@@ -12,26 +12,23 @@ use h2::client::{Connection, ResponseFuture, SendRequest};
 use http::header;
 use http::{Request, Response};
 use hyper::body::Body as _;
-use tokio::net::TcpStream;
+use rustls::ClientConnection;
 use tokio::sync::{Mutex, Notify};
 use tokio::time;
-use tokio_rustls::client::TlsStream;
 use tracing::debug;
 
 use crate::body;
 use crate::body::{Relay, Share};
+use crate::tls::stream::Held;
 use crate::upstream;
 use crate::upstream::{Dialer, SendError, Target};
 
 /// Room for one response: 1 MiB feeds 1 GB/s at a round trip of a millisecond.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// Room for all responses of a connection. More than one stream's, so that a list nobody reads does not hold up the
-/// watches beside it; this also bounds what one client can make the proxy keep.
-const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-
-/// The largest frame that the API server may send: fewer frames for large lists.
-const MAX_FRAME_BYTES: u32 = 256 << 10;
+/// Room for all responses of a connection: for each of the streams that a client may open, and one more, so that lists
+/// nobody reads hold up no watch beside them. What a client makes the proxy keep is what it asked for and does not read.
+const CONNECTION_WINDOW_BYTES: u32 = 251 * STREAM_WINDOW_BYTES;
 
 /// The size of a response's head that the proxy still takes: what clients in Go take.
 const MAX_HEAD_BYTES: u32 = 1 << 20;
@@ -109,13 +106,14 @@ impl Pool {
             return Ok(free);
         }
         let stream = self.dialer.dial(&self.target, true).await?;
+        let (stream, turns) = Held::new(stream);
         let handshake = Box::pin(builder().handshake(stream));
         let (send, connection) = time::timeout(self.dialer.deadline, handshake)
             .await
             .map_err(|_elapsed| SendError::ConnectTimeout { deadline: self.dialer.deadline })?
             .map_err(SendError::Http2)?;
         let lane = Rc::new(Lane { send: RefCell::new(send.clone()), used: Rc::default() });
-        let run = Box::pin(run(connection, Rc::downgrade(&lane), self.leaving.clone()));
+        let run = Box::pin(run(connection, turns, Rc::downgrade(&lane), self.leaving.clone()));
         let open = upstream::count(&self.dialer);
         self.dialer.drain.spawn_part(async move {
             run.await;
@@ -137,13 +135,14 @@ impl Lane {
 
 /// Drives a connection to its end, and notifies `leaving` when the API server wants no more streams on it.
 async fn run(
-    mut connection: Connection<TlsStream<TcpStream>>,
+    mut connection: Connection<Held<ClientConnection>>,
+    turns: Held<ClientConnection>,
     lane: Weak<Lane>,
     leaving: Rc<Notify>,
 ) {
     let mut told = false;
     let ended = poll_fn(|cx| {
-        let ended = Pin::new(&mut connection).poll(cx);
+        let ended = turns.turn(cx, |cx| Pin::new(&mut connection).poll(cx));
         if !told && (ended.is_ready() || lane.upgrade().is_some_and(|lane| !lane.is_open())) {
             told = true;
             leaving.notify_one();
@@ -174,7 +173,6 @@ fn builder() -> client::Builder {
     builder
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_frame_size(MAX_FRAME_BYTES)
         .max_header_list_size(MAX_HEAD_BYTES)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .enable_push(false);

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
 use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject as _;
@@ -37,6 +39,17 @@ impl Pki {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// A certificate for the API server's name and its key, vouched for by the mesh CA.
+    pub(crate) fn issue(&self, certificate: &Path, key: &Path) {
+        let text = |name: &str| fs::read_to_string(self.path(name)).unwrap();
+        let mesh = KeyPair::from_pem(&text("mesh.key")).unwrap();
+        let mesh = Issuer::from_ca_cert_pem(&text("mesh.crt"), mesh).unwrap();
+        let own = KeyPair::generate().unwrap();
+        let leaf = CertificateParams::new(["kubernetes.default.svc".to_owned()]).unwrap();
+        fs::write(certificate, leaf.signed_by(&own, &mesh).unwrap().pem()).unwrap();
+        fs::write(key, own.serialize_pem()).unwrap();
     }
 
     /// What the scripted API server presents; `protocols` in the order it likes them.

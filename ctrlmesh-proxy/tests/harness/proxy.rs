@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -34,14 +35,36 @@ impl Proxy {
         Self::run(pki, command)
     }
 
+    /// The same, presenting a certificate of its own.
+    pub(crate) fn with_files(
+        pki: &Pki,
+        upstream: SocketAddr,
+        certificate: &Path,
+        key: &Path,
+    ) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        command
+            .args(["sidecar", "--listen", "127.0.0.1:0"])
+            .args(["--upstream", &format!("https://{upstream}")])
+            .arg("--tls-cert")
+            .arg(certificate)
+            .arg("--tls-key")
+            .arg(key);
+        Self::spawn(pki, command)
+    }
+
     /// A mode of the proxy, with the arguments that all modes have.
     pub(crate) fn run(pki: &Pki, mut command: Command) -> Self {
+        let ca = format!("{},{}", pki.path("mesh.crt").display(), pki.path("mesh.key").display());
+        command.arg("--mesh-ca").arg(ca);
+        Self::spawn(pki, command)
+    }
+
+    fn spawn(pki: &Pki, mut command: Command) -> Self {
         let mut child = command
             .args(["--admin-listen", "127.0.0.1:0", "--log-format", "json", "--threads", "2"])
             .arg("--upstream-ca")
             .arg(pki.path("real.crt"))
-            .arg("--mesh-ca")
-            .arg(format!("{},{}", pki.path("mesh.crt").display(), pki.path("mesh.key").display()))
             .env("RUST_LOG", "info,ctrlmesh_proxy=debug")
             .stderr(Stdio::piped())
             .spawn()

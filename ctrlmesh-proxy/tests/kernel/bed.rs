@@ -99,6 +99,13 @@ impl Bed {
         must(Command::new("ip").args(["-n", &name]).args(command.split(' ')));
     }
 
+    /// What is local in the first namespace.
+    pub(crate) fn local_routes(&self) -> String {
+        let mut command = Command::new("ip");
+        let command = command.args(["-n", &self.name, "-6", "route", "show", "table", "local"]);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    }
+
     /// Path of a namespace.
     pub(crate) fn path(&self, suffix: &str) -> PathBuf {
         PathBuf::from(format!("/run/netns/{}{suffix}", self.name))
@@ -236,13 +243,19 @@ impl Bed {
     }
 
     /// Starts a client that hammers until [`Process::finish`], and says in a line that it has connected for the first time.
-    pub(crate) fn hammer(&self, cgroup: &Path, address: &str) -> Process {
-        self.hammer_in("", cgroup, address)
+    pub(crate) fn hammer(&self, cgroup: &Path, address: &str, expected: &str) -> Process {
+        self.hammer_in("", cgroup, address, expected)
     }
 
-    pub(crate) fn hammer_in(&self, suffix: &str, cgroup: &Path, address: &str) -> Process {
+    pub(crate) fn hammer_in(
+        &self,
+        suffix: &str,
+        cgroup: &Path,
+        address: &str,
+        expected: &str,
+    ) -> Process {
         let (host, port) = split(address);
-        let command = &mut self.peer(suffix, cgroup, &["hammer", &host, &port]);
+        let command = &mut self.peer(suffix, cgroup, &["hammer", &host, &port, expected]);
         Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 

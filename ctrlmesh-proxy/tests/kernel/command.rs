@@ -262,7 +262,7 @@ fn a_relay_takes_sockets_for_ipv6_only() {
     let mut process = bed.inside(&pod, "", "cat");
     let process = process.stdin(std::process::Stdio::piped()).spawn().unwrap();
     let _process = crate::bed::Process(process);
-    let _relay = bed.relay();
+    let mut relay = bed.relay();
     let _target = bed.target(TARGET_V6);
     crate::bed::until("native IPv6 goes to the relay", || {
         status(&bed)["attachments"][0]["ipv6"] == true
@@ -272,6 +272,11 @@ fn a_relay_takes_sockets_for_ipv6_only() {
     assert_ne!(seen.answer, format!("target {}", seen.local), "relayed, not direct");
     let text = text(&run(&mut bed.command(&["status"])));
     assert!(text.contains("fails closed, checks port, IPv6 natively"), "{text}");
+    assert_eq!(bed.local_routes().matches("fd63:746c:6d65:7368::/64").count(), 1);
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(relay.0.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert!(relay.0.wait().unwrap().success());
+    assert!(!bed.local_routes().contains("fd63:"), "the route is left behind");
 }
 
 #[test]

@@ -174,6 +174,19 @@ fn a_cgroup_is_found_by_its_pods_uid_and_its_containers_id() {
             "cri-containerd-c0ffee.scope",
         ),
         (format!("kubepods/besteffort/pod{uid}"), "c0ffee"),
+        (format!("kubepods/pod{uid}"), "c0ffee"),
+        (
+            format!("kubepods.slice/kubepods-pod{}.slice", uid.replace('-', "_")),
+            "crio-c0ffee.scope",
+        ),
+        (format!("node/kubelet/kubepods/burstable/pod{uid}"), "c0ffee"),
+        (
+            format!(
+                "node/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{}.slice",
+                uid.replace('-', "_")
+            ),
+            "docker-c0ffee.scope",
+        ),
     ];
     let hierarchy = ctrlmesh_proxy::intercept::cgroup::Hierarchy::find().unwrap();
     for (pod, container) in pods {

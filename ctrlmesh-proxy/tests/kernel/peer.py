@@ -132,8 +132,9 @@ def datagram(host, port):
         return {"answer": sock.recv(200).decode(), "peer": name(sock.getpeername())}
 
 
-def hammer(host, port):
-    """Connects until stdin ends. Direct is a connection whose own name is the one that the target saw."""
+def hammer(host, port, expected):
+    """Connects until stdin ends. Direct is a connection whose own name is the one that the target saw; proxied is one
+    whose answer begins as expected. Any other answer is broken."""
     counts = {"proxied": 0, "direct": 0, "refused": 0, "broken": 0, "errors": {}}
     first = True
     while not select.select([sys.stdin], [], [], 0)[0]:
@@ -159,7 +160,7 @@ def hammer(host, port):
                 counts["broken"] += 1
             elif answer == "target %s\n" % local:
                 counts["direct"] += 1
-            elif answer.startswith("target ") or answer.startswith("proxy "):
+            elif answer.startswith(expected):
                 counts["proxied"] += 1
             else:
                 counts["broken"] += 1

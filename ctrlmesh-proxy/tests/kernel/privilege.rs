@@ -4,6 +4,7 @@ use std::process::{Command, Output};
 
 use crate::bed::{Bed, PROXY, TARGET};
 use ctrlmesh_proxy::intercept::listener::{self, Namespace};
+use ctrlmesh_proxy::intercept::{Interceptor, Options, Slot};
 
 /// Our binary with no capability but these.
 fn with(bed: &Bed, capabilities: &str, arguments: &[&str]) -> Output {
@@ -79,6 +80,49 @@ fn entering_a_pods_namespace_takes_one_more_and_it_is_named() {
             + &String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.success(), enough, "{text}");
         assert_eq!(text.contains("not permitted; missing CAP_SYS_ADMIN"), !enough, "{text}");
+    }
+}
+
+#[test]
+fn making_our_prefix_local_takes_net_admin_and_it_is_named() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let mut interceptor = bed.interceptor();
+    interceptor.attach(&bed.attach(&pod)).unwrap();
+    for (given, enough) in [
+        ("-all,+bpf,+perfmon,+sys_admin", false),
+        ("-all,+bpf,+net_admin,+perfmon,+sys_admin", true),
+    ] {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", given, "--inh-caps", given]);
+        command.arg(std::env::current_exe().unwrap()).args([
+            "--exact",
+            "--nocapture",
+            "privilege::makes_our_prefix_local_in_the_namespace_of_the_environment",
+        ]);
+        command.env("CTRLMESH_TEST_NAMESPACE", bed.path(""));
+        let output = command.env("CTRLMESH_TEST_PINS", bed.pins()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), enough, "{text}");
+        let refused = text.contains("make our IPv6 prefix local in ")
+            && text.contains("not permitted; missing CAP_NET_ADMIN");
+        assert_eq!(refused, !enough, "{text}");
+        assert_eq!(interceptor.status().unwrap().attachments[0].ipv6, enough);
+    }
+}
+
+/// The part of the child in the test above; by itself it does nothing.
+#[test]
+fn makes_our_prefix_local_in_the_namespace_of_the_environment() {
+    let Some(pins) = std::env::var_os("CTRLMESH_TEST_PINS") else { return };
+    let namespace = std::env::var_os("CTRLMESH_TEST_NAMESPACE").unwrap();
+    let namespace = Namespace::open(namespace.as_ref()).unwrap();
+    let options = Options { pins: pins.into(), ..Options::new("test") };
+    let served = Interceptor::open(options)
+        .and_then(|mut interceptor| interceptor.serve_ipv6(Slot::new(0), &namespace));
+    if let Err(error) = served {
+        panic!("{error}");
     }
 }
 

@@ -28,7 +28,7 @@ fn a_proxy_that_is_killed_and_restarted_is_never_bypassed() {
     attach.listener = ListenerCheck::Port;
     interceptor.attach(&attach).unwrap();
     let _target = bed.target(TARGET);
-    let client = bed.hammer(&pod, TARGET);
+    let client = bed.hammer(&pod, TARGET, "target 10.96.0.1:");
     let rounds = count(1000);
     for round in 0..rounds {
         let relay = bed.relay();
@@ -60,7 +60,7 @@ fn a_proxy_that_is_killed_and_restarted_is_never_bypassed() {
 /// The control of a test that found no direct connection: detached, the same client makes nothing but direct ones.
 fn bypassed(bed: &Bed, interceptor: &mut Interceptor, pod: &Path) {
     interceptor.detach(pod).unwrap();
-    let mut client = bed.hammer(pod, TARGET);
+    let mut client = bed.hammer(pod, TARGET, "proxy ");
     client.line();
     let seen: Hammered = client.finish();
     assert!(seen.direct >= 1, "{seen:?}");
@@ -74,7 +74,7 @@ fn a_loader_upgrade_under_load_loses_no_connection() {
     let mut interceptor = bed.interceptor();
     let _proxy = bed.enrol(&mut interceptor, &bed.attach(&pod));
     let _target = bed.target(TARGET);
-    let client = bed.hammer(&pod, TARGET);
+    let client = bed.hammer(&pod, TARGET, "proxy 0 10.96.0.1:443\n");
     for _ in 0..count(1000) {
         let before = counted(&interceptor, "redirected");
         interceptor.upgrade().unwrap();
@@ -105,7 +105,7 @@ fn webhook_calls_under_an_upgrade_all_reach_the_proxy() {
     let _server = bed.target(WEBHOOK);
     let pin = bed.pins().join(format!("pods/{slot}/inbound"));
     let before = linked(&pin);
-    let client = bed.hammer_in("node", &bed.cgroup("node"), WEBHOOK);
+    let client = bed.hammer_in("node", &bed.cgroup("node"), WEBHOOK, "proxy unknown\n");
     for _ in 0..count(1000) {
         let before = counted(&interceptor, "inbound_taken");
         interceptor.upgrade().unwrap();

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 use std::time::Duration;
+use std::{io, thread};
 
 use anyhow::Result;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-use crate::pki::Pki;
+use crate::pki::Pair;
 
 /// How long one answer may take: a server that accepts connections may still say nothing.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -29,17 +30,16 @@ async fn get(kubeconfig: &Path, path: &str) -> Option<String> {
     tokio::time::timeout(ANSWER_WITHIN, client.request_text(request)).await.ok()?.ok()
 }
 
-/// A kubeconfig, in YAML, for the administrator.
-pub(crate) fn kubeconfig(url: &str, pki: &Pki) -> String {
-    let (ca, certificate, key) =
-        (pki.ca.display(), pki.admin.certificate.display(), pki.admin.key.display());
+/// A kubeconfig, in YAML, for whom `user` is the certificate of.
+pub(crate) fn kubeconfig(url: &str, ca: &Path, user: &Pair) -> String {
+    let (ca, certificate, key) = (ca.display(), user.certificate.display(), user.key.display());
     format!(
         "apiVersion: v1\n\
          kind: Config\n\
          current-context: testbed\n\
-         contexts: [{{name: testbed, context: {{cluster: testbed, user: admin}}}}]\n\
+         contexts: [{{name: testbed, context: {{cluster: testbed, user: testbed}}}}]\n\
          clusters: [{{name: testbed, cluster: {{server: \"{url}\", certificate-authority: \"{ca}\"}}}}]\n\
-         users: [{{name: admin, user: {{client-certificate: \"{certificate}\", client-key: \"{key}\"}}}}]\n"
+         users: [{{name: testbed, user: {{client-certificate: \"{certificate}\", client-key: \"{key}\"}}}}]\n"
     )
 }
 
@@ -50,4 +50,18 @@ pub(crate) async fn client(kubeconfig: &Path) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)
+}
+
+/// Waits for what `ask` gives, on a thread of its own: the caller may itself run inside an async runtime, where no other
+/// may start.
+///
+/// # Errors
+/// Where the thread cannot be started, or panics.
+pub(crate) fn wait_for<T: Send>(ask: impl AsyncFnOnce() -> T + Send) -> io::Result<T> {
+    let ask = || -> io::Result<T> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(runtime.block_on(ask()))
+    };
+    let panicked = |_| io::Error::other("a question to the API server panicked");
+    thread::scope(|scope| scope.spawn(ask).join().map_err(panicked)?)
 }

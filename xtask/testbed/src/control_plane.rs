@@ -20,11 +20,15 @@ const READY_WITHIN: Duration = Duration::from_mins(2);
 /// How often a start is tried: between our choice of a port and its use, another process may take it.
 const TRIES: u32 = 4;
 
-/// How many bytes of a program's log an error shows.
-const LOG_TAIL_BYTES: usize = 3000;
-
 /// Every request, with who made it and what came of it; no bodies.
 const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
+
+/// The ports of etcd, for clients and for peers, and of the API server, where nobody else can have them.
+const WELL_KNOWN_PORTS: [u16; 3] = [2379, 2380, 6443];
+
+/// What an API server is told that has no nodes, and that only this machine may reach.
+const OF_A_LONE_SERVER: [&str; 3] =
+    ["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--authorization-mode=RBAC"];
 
 /// What a control plane is to have beside the usual.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +41,15 @@ pub struct Options {
     pub controller_manager: bool,
 }
 
+/// Where a control plane runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The address that the API server is reached at.
+    pub(crate) address: Ipv4Addr,
+    /// The network namespace, as a file; that of this process where there is none.
+    pub(crate) network: Option<PathBuf>,
+}
+
 /// A running control plane. It ends when it is dropped, and at the latest with this process.
 #[derive(Debug)]
 pub struct ControlPlane {
@@ -47,6 +60,25 @@ pub struct ControlPlane {
     folder: Folder,
     pki: Pki,
     url: String,
+    place: Place,
+}
+
+// === impl Place ===
+
+impl Place {
+    /// A command that runs here.
+    pub(crate) fn command(&self, program: &Path, arguments: &[String]) -> Command {
+        let mut command = match &self.network {
+            Some(network) => {
+                let mut enter = Command::new("nsenter");
+                enter.arg(format!("--net={}", network.display())).arg("--").arg(program);
+                enter
+            }
+            None => Command::new(program),
+        };
+        command.args(arguments);
+        command
+    }
 }
 
 // === impl ControlPlane ===
@@ -68,10 +100,18 @@ impl ControlPlane {
     /// # Errors
     /// Where a program is not there, or does not become ready; the error shows the end of its log.
     pub fn start(options: &Options) -> Result<Self> {
+        Self::start_in(options, &Place { address: Ipv4Addr::LOCALHOST, network: None })
+    }
+
+    /// As [`Self::start`], at a place of its own; what runs in a network namespace there is a whole cluster.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub(crate) fn start_in(options: &Options, place: &Place) -> Result<Self> {
         let tools = Tools::find()?;
         let mut tries = 1;
         loop {
-            match Self::start_once(&tools, options) {
+            match Self::start_once(&tools, options, place) {
                 Err(error)
                     if tries < TRIES && format!("{error:?}").contains("address already in use") =>
                 {
@@ -82,20 +122,25 @@ impl ControlPlane {
         }
     }
 
-    fn start_once(tools: &Tools, options: &Options) -> Result<Self> {
+    fn start_once(tools: &Tools, options: &Options, place: &Place) -> Result<Self> {
         let folder = Folder::make().context("make a temporary folder")?;
         let path = folder.path();
-        let pki = Pki::make(&path.join("pki")).context("make certificates")?;
-        let [client, peer, secure] = free_ports()?;
-        let etcd = Supervised::start(&etcd(tools, path, client, peer), &path.join("etcd.log"))
-            .context("start etcd")?;
-        let command = apiserver(tools, path, &pki, options, (client, secure))?;
+        let pki = Pki::make(&path.join("pki"), place.address).context("make certificates")?;
+        let [client, peer, secure] = match place.network {
+            Some(_) => WELL_KNOWN_PORTS,
+            None => free_ports()?,
+        };
+        let etcd = place.command(&tools.etcd, &etcd(path, client, peer));
+        let etcd = Supervised::start(&etcd, &path.join("etcd.log")).context("start etcd")?;
+        let arguments = apiserver(path, &pki, options, place, (client, secure))?;
+        let command = place.command(&tools.apiserver, &arguments);
         let apiserver = Supervised::start(&command, &path.join("kube-apiserver.log"))
             .context("start kube-apiserver")?;
-        let url = format!("https://127.0.0.1:{secure}");
-        let mut this = Self { controller_manager: None, apiserver, etcd, folder, pki, url };
-        fs::write(this.kubeconfig(), access::kubeconfig(&this.url, &this.pki))
-            .context("write the kubeconfig")?;
+        let url = format!("https://{}:{secure}", place.address);
+        let place = place.clone();
+        let mut this = Self { controller_manager: None, apiserver, etcd, folder, pki, url, place };
+        let kubeconfig = access::kubeconfig(&this.url, &this.pki.ca, &this.pki.admin);
+        fs::write(this.kubeconfig(), kubeconfig).context("write the kubeconfig")?;
         this.wait_until_ready()?;
         if options.controller_manager {
             this.start_controller_manager(tools)?;
@@ -118,6 +163,16 @@ impl ControlPlane {
         &self.pki.ca
     }
 
+    /// Where it runs.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Its certificates.
+    pub(crate) fn pki(&self) -> &Pki {
+        &self.pki
+    }
+
     /// A folder that is removed with the control plane.
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -131,20 +186,20 @@ impl ControlPlane {
     fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
         let kubeconfig = self.kubeconfig();
-        while !answer(access::is_ready(&kubeconfig)) {
+        while !access::wait_for(async || access::is_ready(&kubeconfig).await)? {
             for (name, program) in
                 [("etcd", &mut self.etcd), ("kube-apiserver", &mut self.apiserver)]
             {
                 ensure!(
                     program.runs(),
                     "{name} ended before it was ready:\n{}",
-                    tail(self.folder.path(), name)
+                    self.folder.log(name)
                 );
             }
             if Instant::now() > deadline {
                 bail!(
                     "kube-apiserver is not ready after {READY_WITHIN:?}:\n{}",
-                    tail(self.folder.path(), "kube-apiserver")
+                    self.folder.log("kube-apiserver")
                 );
             }
             thread::sleep(Duration::from_millis(50));
@@ -154,21 +209,23 @@ impl ControlPlane {
 
     fn start_controller_manager(&mut self, tools: &Tools) -> Result<()> {
         let [secure] = free_ports()?;
-        let mut command = Command::new(&tools.controller_manager);
-        command
-            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
-            .arg(format!("--secure-port={secure}"))
-            .arg(format!("--cert-dir={}", self.folder.path().join("controller-manager").display()))
-            .arg(format!(
-                "--service-account-private-key-file={}",
-                self.pki.service_account_key.display()
-            ))
-            .arg(format!("--root-ca-file={}", self.pki.ca.display()))
-            .args([
+        let key = self.pki.service_account_key.display();
+        let mut arguments = vec![
+            format!("--kubeconfig={}", self.kubeconfig().display()),
+            format!("--secure-port={secure}"),
+            format!("--cert-dir={}", self.folder.path().join("controller-manager").display()),
+            format!("--service-account-private-key-file={key}"),
+            format!("--root-ca-file={}", self.pki.ca.display()),
+        ];
+        arguments.extend(
+            [
                 "--bind-address=127.0.0.1",
                 "--leader-elect=false",
                 "--use-service-account-credentials",
-            ]);
+            ]
+            .map(str::to_owned),
+        );
+        let command = self.place.command(&tools.controller_manager, &arguments);
         let log = self.folder.path().join("kube-controller-manager.log");
         self.controller_manager =
             Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);
@@ -178,9 +235,9 @@ impl ControlPlane {
     fn wait_for_controllers(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
         let kubeconfig = self.kubeconfig();
-        while !answer(access::has_controllers(&kubeconfig)) {
+        while !access::wait_for(async || access::has_controllers(&kubeconfig).await)? {
             let runs = self.controller_manager.as_mut().is_some_and(Supervised::runs);
-            let log = || tail(self.folder.path(), "kube-controller-manager");
+            let log = || self.folder.log("kube-controller-manager");
             ensure!(runs, "kube-controller-manager ended before it worked:\n{}", log());
             ensure!(
                 Instant::now() < deadline,
@@ -193,67 +250,68 @@ impl ControlPlane {
     }
 }
 
-fn etcd(tools: &Tools, folder: &Path, client: u16, peer: u16) -> Command {
+fn etcd(folder: &Path, client: u16, peer: u16) -> Vec<String> {
     let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
-    let mut command = Command::new(&tools.etcd);
-    command
-        .arg(format!("--data-dir={}", folder.join("etcd").display()))
-        .arg(format!("--listen-client-urls={client}"))
-        .arg(format!("--advertise-client-urls={client}"))
-        .arg(format!("--listen-peer-urls={peer}"))
-        .arg(format!("--initial-advertise-peer-urls={peer}"))
-        .arg(format!("--initial-cluster=default={peer}"))
-        .args(["--unsafe-no-fsync", "--log-level=warn"]);
-    command
+    vec![
+        format!("--data-dir={}", folder.join("etcd").display()),
+        format!("--listen-client-urls={client}"),
+        format!("--advertise-client-urls={client}"),
+        format!("--listen-peer-urls={peer}"),
+        format!("--initial-advertise-peer-urls={peer}"),
+        format!("--initial-cluster=default={peer}"),
+        "--unsafe-no-fsync".to_owned(),
+        "--log-level=warn".to_owned(),
+    ]
 }
 
 fn apiserver(
-    tools: &Tools,
     folder: &Path,
     pki: &Pki,
     options: &Options,
+    place: &Place,
     (etcd, secure): (u16, u16),
-) -> Result<Command> {
-    let mut command = Command::new(&tools.apiserver);
-    command
-        .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
-        .arg(format!("--secure-port={secure}"))
-        .arg(format!("--cert-dir={}", folder.join("apiserver").display()))
-        .arg(format!("--tls-cert-file={}", pki.server.certificate.display()))
-        .arg(format!("--tls-private-key-file={}", pki.server.key.display()))
-        .arg(format!("--client-ca-file={}", pki.ca.display()))
-        .arg(format!("--service-account-key-file={}", pki.service_account_public_key.display()))
-        .arg(format!("--service-account-signing-key-file={}", pki.service_account_key.display()))
-        .args([
-            "--service-account-issuer=https://kubernetes.default.svc",
-            "--service-cluster-ip-range=10.96.0.0/16",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",
-            "--authorization-mode=RBAC",
-            "--allow-privileged",
-        ]);
+) -> Result<Vec<String>> {
+    let mut arguments = vec![
+        format!("--etcd-servers=http://127.0.0.1:{etcd}"),
+        format!("--secure-port={secure}"),
+        format!("--cert-dir={}", folder.join("apiserver").display()),
+        format!("--tls-cert-file={}", pki.server.certificate.display()),
+        format!("--tls-private-key-file={}", pki.server.key.display()),
+        format!("--client-ca-file={}", pki.ca.display()),
+        format!("--service-account-key-file={}", pki.service_account_public_key.display()),
+        format!("--service-account-signing-key-file={}", pki.service_account_key.display()),
+        format!("--advertise-address={}", place.address),
+        "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+        "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
+        "--allow-privileged".to_owned(),
+    ];
+    arguments.extend(match place.network {
+        Some(_) => of_a_cluster(pki),
+        None => OF_A_LONE_SERVER.map(str::to_owned).to_vec(),
+    });
     if !options.feature_gates.is_empty() {
-        command.arg(format!("--feature-gates={}", options.feature_gates.join(",")));
+        arguments.push(format!("--feature-gates={}", options.feature_gates.join(",")));
     }
     if options.audit {
         let policy = folder.join("audit-policy.yaml");
         fs::write(&policy, AUDIT_POLICY).context("write the audit policy")?;
-        command
-            .arg(format!("--audit-policy-file={}", policy.display()))
-            .arg(format!("--audit-log-path={}", folder.join("audit.log").display()));
+        arguments.push(format!("--audit-policy-file={}", policy.display()));
+        arguments.push(format!("--audit-log-path={}", folder.join("audit.log").display()));
     }
-    Ok(command)
+    Ok(arguments)
 }
 
-/// Waits for `question` on a thread of its own: the caller may itself run inside an async runtime, where no other may
-/// start.
-fn answer(question: impl Future<Output = bool> + Send) -> bool {
-    let ask = || -> io::Result<bool> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(runtime.block_on(question))
-    };
-    thread::scope(|scope| matches!(scope.spawn(ask).join(), Ok(Ok(true))))
+/// What an API server needs that has nodes.
+fn of_a_cluster(pki: &Pki) -> Vec<String> {
+    vec![
+        "--bind-address=0.0.0.0".to_owned(),
+        "--authorization-mode=Node,RBAC".to_owned(),
+        "--enable-admission-plugins=NodeRestriction".to_owned(),
+        format!("--kubelet-client-certificate={}", pki.admin.certificate.display()),
+        format!("--kubelet-client-key={}", pki.admin.key.display()),
+        format!("--kubelet-certificate-authority={}", pki.ca.display()),
+        "--kubelet-preferred-address-types=InternalIP".to_owned(),
+    ]
 }
 
 /// Ports of loopback that nobody uses right now.
@@ -265,10 +323,4 @@ fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
         *port = listener.local_addr()?.port();
     }
     Ok(ports)
-}
-
-/// The end of a program's log.
-fn tail(folder: &Path, name: &str) -> String {
-    let log = fs::read(folder.join(format!("{name}.log"))).unwrap_or_default();
-    String::from_utf8_lossy(&log[log.len().saturating_sub(LOG_TAIL_BYTES)..]).into_owned()
 }

@@ -15,6 +15,12 @@ mod control_plane;
 
 mod client;
 
+mod node;
+
+mod cluster;
+
 pub use client::{BoundToken, retry};
+pub use cluster::{Cluster, KUBECONFIG, Space};
 pub use control_plane::{ControlPlane, Options};
+pub use node::{Found, Node, Program, State};
 pub use tools::{Tools, ToolsError};

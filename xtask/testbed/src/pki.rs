@@ -1,5 +1,6 @@
 //! The certificates of one control plane, made anew for each.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -8,7 +9,7 @@ use rcgen::{
     KeyPair, KeyUsagePurpose,
 };
 
-/// The names and addresses that the API server answers to.
+/// The names and addresses that every API server of ours answers to.
 const SERVER_NAMES: [&str; 7] = [
     "localhost",
     "kubernetes",
@@ -20,8 +21,10 @@ const SERVER_NAMES: [&str; 7] = [
 ];
 
 /// Files, in PEM.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Pki {
+    folder: PathBuf,
+    authority: CertifiedIssuer<'static, KeyPair>,
     /// The certificate that everybody trusts.
     pub(crate) ca: PathBuf,
     /// The API server's certificate and key.
@@ -44,36 +47,73 @@ pub(crate) struct Pair {
 // === impl Pki ===
 
 impl Pki {
-    /// Makes all certificates in `folder`.
+    /// Makes what every control plane needs in `folder`; its API server also answers to `address`.
     ///
     /// # Errors
     /// Where a file cannot be written.
-    pub(crate) fn make(folder: &Path) -> io::Result<Self> {
+    pub(crate) fn make(folder: &Path, address: Ipv4Addr) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
-        let ca = authority()?;
-        let ca_file = folder.join("ca.crt");
-        fs::write(&ca_file, ca.pem())?;
-        let mut server =
-            CertificateParams::new(SERVER_NAMES.map(String::from)).map_err(io::Error::other)?;
-        server.distinguished_name.push(DnType::CommonName, "kube-apiserver");
-        server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let mut admin = CertificateParams::default();
-        admin.distinguished_name.push(DnType::CommonName, "admin");
-        admin.distinguished_name.push(DnType::OrganizationName, "system:masters");
-        admin.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let authority = authority()?;
+        let ca = folder.join("ca.crt");
+        fs::write(&ca, authority.pem())?;
+        let mut names = SERVER_NAMES.map(String::from).to_vec();
+        names.push(address.to_string());
         let (service_account_key, service_account_public_key) =
             (folder.join("service-account.key"), folder.join("service-account.pub"));
         let signer = key()?;
         fs::write(&service_account_key, signer.serialize_pem())?;
         fs::write(&service_account_public_key, signer.public_key_pem())?;
         Ok(Self {
-            ca: ca_file,
-            server: issue(folder, "server", &server, &ca)?,
-            admin: issue(folder, "admin", &admin, &ca)?,
+            ca,
+            server: server(folder, &authority, "kube-apiserver", names)?,
+            admin: client(folder, &authority, "admin", "system:masters")?,
             service_account_key,
             service_account_public_key,
+            folder: folder.to_owned(),
+            authority,
         })
     }
+
+    /// The certificate and key of a user, who is a member of one group.
+    ///
+    /// # Errors
+    /// Where a file cannot be written.
+    pub(crate) fn client(&self, user: &str, group: &str) -> io::Result<Pair> {
+        client(&self.folder, &self.authority, user, group)
+    }
+
+    /// The certificate and key of a server.
+    ///
+    /// # Errors
+    /// Where a file cannot be written.
+    pub(crate) fn server(&self, name: &str, address: Ipv4Addr) -> io::Result<Pair> {
+        server(&self.folder, &self.authority, name, vec![address.to_string()])
+    }
+}
+
+fn server(
+    folder: &Path,
+    ca: &CertifiedIssuer<'static, KeyPair>,
+    name: &str,
+    answers_to: Vec<String>,
+) -> io::Result<Pair> {
+    let mut params = CertificateParams::new(answers_to).map_err(io::Error::other)?;
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    issue(folder, name, &params, ca)
+}
+
+fn client(
+    folder: &Path,
+    ca: &CertifiedIssuer<'static, KeyPair>,
+    user: &str,
+    group: &str,
+) -> io::Result<Pair> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, user);
+    params.distinguished_name.push(DnType::OrganizationName, group);
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    issue(folder, &user.replace(':', "-"), &params, ca)
 }
 
 fn key() -> io::Result<KeyPair> {

@@ -4,12 +4,15 @@
 //! pipe that only this process holds. However this process ends (return, panic, SIGKILL), the kernel closes the pipe;
 //! a shell then kills its program, or removes its folder.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How many bytes of a program's log an error shows.
+const LOG_TAIL_BYTES: usize = 3000;
 
 /// `$@` is the command. The reader is a loop of the shell and not `cat`, so that nothing is left when it is killed
 /// because the program ended first.
@@ -120,6 +123,11 @@ impl Folder {
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+
+    /// The end of the log of a program that logs to it.
+    pub(crate) fn log(&self, program: &str) -> String {
+        log_tail(&self.path, program)
+    }
 }
 
 impl Drop for Folder {
@@ -128,10 +136,35 @@ impl Drop for Folder {
     }
 }
 
+/// The end of the log that a program has in `folder`.
+pub(crate) fn log_tail(folder: &Path, program: &str) -> String {
+    let log = fs::read(folder.join(format!("{program}.log"))).unwrap_or_default();
+    String::from_utf8_lossy(&log[log.len().saturating_sub(LOG_TAIL_BYTES)..]).into_owned()
+}
+
 /// Closes the pipe, and returns when the shell has done its work.
-fn end(shell: &mut Child) {
+pub(crate) fn end(shell: &mut Child) {
     drop(shell.stdin.take());
     if let Err(error) = shell.wait() {
         debug_assert!(false, "wait for a supervisor: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_goes_though_nobody_heard_that_it_was_made() {
+        let path = std::env::temp_dir().join(format!("ctrlmesh-keep-{}", std::process::id()));
+        let (nobody, output) = io::pipe().unwrap();
+        drop(nobody);
+        let status = Command::new("sh")
+            .args(["-c", KEEP])
+            .arg(&path)
+            .stdin(Stdio::null())
+            .stdout(output)
+            .status();
+        assert!(status.is_ok() && !path.exists(), "{} is left", path.display());
     }
 }

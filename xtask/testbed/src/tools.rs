@@ -16,6 +16,17 @@ pub struct Tools {
     pub controller_manager: PathBuf,
 }
 
+/// The programs of a node, and those of the control plane that only a cluster with nodes needs.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeTools {
+    /// kubelet.
+    pub(crate) kubelet: PathBuf,
+    /// kube-proxy.
+    pub(crate) kube_proxy: PathBuf,
+    /// kube-scheduler.
+    pub(crate) scheduler: PathBuf,
+}
+
 /// A program that is not there.
 #[derive(Debug)]
 pub struct ToolsError {
@@ -37,6 +48,28 @@ impl Tools {
             controller_manager: tools::control_plane("kube-controller-manager"),
         };
         let missing = [&this.etcd, &this.apiserver].into_iter().find(|program| !program.is_file());
+        match missing.cloned() {
+            Some(missing) => Err(ToolsError { missing }),
+            None => Ok(this),
+        }
+    }
+}
+
+// === impl NodeTools ===
+
+impl NodeTools {
+    /// Finds the programs, as [`Tools::find`] does.
+    ///
+    /// # Errors
+    /// Where one is not there.
+    pub(crate) fn find() -> Result<Self, ToolsError> {
+        let this = Self {
+            kubelet: tools::control_plane("kubelet"),
+            kube_proxy: tools::control_plane("kube-proxy"),
+            scheduler: tools::control_plane("kube-scheduler"),
+        };
+        let all = [&this.kubelet, &this.kube_proxy, &this.scheduler];
+        let missing = all.into_iter().find(|program| !program.is_file());
         match missing.cloned() {
             Some(missing) => Err(ToolsError { missing }),
             None => Ok(this),

@@ -1,0 +1,117 @@
+//! Ten thousand proxies, as far as the manager sees them.
+
+use std::fs;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Verdict};
+use ctrlmesh_proxy::drain::Drain;
+use ctrlmesh_proxy::manager::Manager;
+use prost::Message as _;
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::pods::OnePod;
+use crate::served;
+
+/// The longest wait before coming back, as in the real one: doubled after each attempt, up to the second.
+const WAIT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(8));
+
+/// All of them.
+pub(crate) struct Proxies {
+    _tasks: JoinSet<()>,
+    _folder: TempDir,
+    counted: Arc<Counted>,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    updates: AtomicUsize,
+    down: AtomicUsize,
+    up: AtomicUsize,
+}
+
+impl Proxies {
+    /// Starts one for each pod.
+    pub(crate) fn start(pods: &[OnePod], manager: &served::Manager) -> Self {
+        let folder = TempDir::new().unwrap();
+        let (mut tasks, counted) = (JoinSet::new(), Arc::<Counted>::default());
+        for pod in pods {
+            let token = folder.path().join(&pod.name);
+            fs::write(&token, &pod.token).unwrap();
+            let manager = Manager {
+                address: manager.address().to_string().parse().unwrap(),
+                ca: manager.ca(),
+                token,
+                state: folder.path().to_owned(),
+            };
+            tasks.spawn(live(manager, pod.clone(), counted.clone()));
+        }
+        Self { _tasks: tasks, _folder: folder, counted }
+    }
+
+    /// Of one policy, the bytes of the message down and of that up.
+    pub(crate) fn bytes(&self) -> (usize, usize) {
+        let updates = self.counted.updates.load(Ordering::Relaxed).max(1);
+        let of = |bytes: &AtomicUsize| bytes.load(Ordering::Relaxed) / updates;
+        (of(&self.counted.down), of(&self.counted.up))
+    }
+}
+
+async fn live(manager: Manager, pod: OnePod, counted: Arc<Counted>) {
+    let mut known = None;
+    let mut wait = WAIT.0;
+    time::sleep(random(wait)).await;
+    loop {
+        let before = known.clone();
+        drop(follow(&manager, &pod, &mut known, &counted).await);
+        wait = if known == before { (wait * 2).min(WAIT.1) } else { WAIT.0 };
+        time::sleep(random(wait)).await;
+    }
+}
+
+async fn follow(
+    manager: &Manager,
+    pod: &OnePod,
+    known: &mut Option<Known>,
+    counted: &Counted,
+) -> anyhow::Result<()> {
+    let mut link = manager.connect(&Drain::default()).await?;
+    let (reports, outbound) = mpsc::channel(8);
+    let id =
+        PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+    let hello = Hello { pod: Some(id), known: known.iter().cloned().collect(), ..Hello::default() };
+    reports.send(Report { said: Some(Said::Hello(hello)) }).await?;
+    let mut updates = link.follow(ReceiverStream::new(outbound)).await?;
+    while let Some(update) = updates.message().await? {
+        counted.down.fetch_add(update.encoded_len(), Ordering::Relaxed);
+        for entry in update.policies {
+            let verdict = verdict(entry);
+            *known = Some(Known {
+                pod: verdict.pod.clone(),
+                digest: verdict.digest,
+                epoch: verdict.epoch,
+            });
+            let report = Report { said: Some(Said::Verdict(verdict)) };
+            counted.updates.fetch_add(1, Ordering::Relaxed);
+            counted.up.fetch_add(report.encoded_len(), Ordering::Relaxed);
+            reports.send(report).await?;
+        }
+    }
+    Ok(())
+}
+
+fn verdict(entry: Entry) -> Verdict {
+    let policy: ctrlmesh_common::policy::Policy = serde_json::from_slice(&entry.policy).unwrap();
+    Verdict { pod: entry.pod, digest: entry.digest, epoch: policy.epoch, refused: String::new() }
+}
+
+fn random(most: Duration) -> Duration {
+    let random = u128::from(RandomState::new().hash_one(0_u8)) % most.as_millis().max(1);
+    Duration::from_millis(u64::try_from(random).unwrap())
+}

@@ -1,0 +1,233 @@
+//! What is answered when the API server asks whether an object may be?
+//!
+//! Each handler takes the question and what is known of the cluster, and gives the answer; nothing is written, nothing
+//! waited for.
+
+use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ManagerState, ShardingConfig};
+use ctrlmesh_common::names::label as key;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::DynamicObject;
+use kube::core::admission::{AdmissionRequest, AdmissionResponse, Operation};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::cache::Snapshot;
+use crate::compile::{self, World};
+use crate::inject::{self, Settings};
+use crate::label::{self, Scope};
+use crate::pod::{Member, PodName};
+use crate::shard::Labelling;
+use crate::validate::{self, PodLabels, Report};
+
+/// A question of the API server.
+pub type Asked = AdmissionRequest<DynamicObject>;
+
+/// Most warnings that are given to one question: clients show every one.
+const MAX_WARNINGS: usize = 10;
+
+/// Whether one of our four kinds may be as it is asked.
+///
+/// `snapshot` is none where nothing is known of the cluster yet: then the object is judged by itself.
+pub fn validate(asked: &Asked, snapshot: Option<&Snapshot>) -> AdmissionResponse {
+    let response = AdmissionResponse::from(asked);
+    let (Operation::Create | Operation::Update, Some(object)) = (&asked.operation, &asked.object)
+    else {
+        return response;
+    };
+    let skipped =
+        object.metadata.labels.as_ref().and_then(|labels| labels.get(key::IGNORE_VALIDATE));
+    if skipped.is_some_and(|value| value == "true") || object.metadata.deletion_timestamp.is_some()
+    {
+        return response;
+    }
+    match report(asked, object, snapshot) {
+        Ok(report) => answer(response, &report),
+        Err(error) => response.deny(format!("cannot be read: {error}")),
+    }
+}
+
+/// A pod that is created, with what its shard needs.
+///
+/// `snapshot` is none where nothing is known of the cluster yet: then it cannot be said which shard the pod is of, and
+/// it is not admitted.
+pub fn inject(
+    asked: &Asked,
+    snapshot: Option<&Snapshot>,
+    labelling: &Labelling,
+    settings: &Settings,
+) -> AdmissionResponse {
+    let response = AdmissionResponse::from(asked);
+    let (Operation::Create, Some(object)) = (&asked.operation, &asked.object) else {
+        return response;
+    };
+    let labelled = |key: &str| object.metadata.labels.as_ref().and_then(|labels| labels.get(key));
+    let is_true = |key: &str| labelled(key).is_some_and(|value| value == "true");
+    if !is_true(key::ENABLE_PROXY) || is_true(key::IGNORE_VALIDATE) {
+        return response;
+    }
+    let pod: Pod = match read(object) {
+        Ok(pod) => pod,
+        Err(error) => return response.deny(format!("cannot be read: {error}")),
+    };
+    let Some(snapshot) = snapshot else {
+        return response.deny("the manager has not read the ShardingConfigs yet; try again");
+    };
+    match shards(asked, &pod, snapshot, labelling).as_slice() {
+        [] => warned(
+            response,
+            vec![format!(
+                "no ShardingConfig of namespace {:?} is for this pod: it is left as it is, and a node proxy lets it see nothing",
+                asked.namespace.as_deref().unwrap_or_default()
+            )],
+        ),
+        [shard] => match inject::inject(&pod, shard, settings) {
+            Ok(injected) => patched(response, object, &injected),
+            Err(refusal) => response.deny(refusal.to_string()),
+        },
+        [one, other, ..] => response.deny(format!(
+            "the pod is of ShardingConfig {one:?} and of {other:?}; a pod can be in one shard only"
+        )),
+    }
+}
+
+/// An object that is written, with the labels that it lacks: for API servers that cannot label by themselves.
+pub fn label(asked: &Asked, labelling: &Labelling) -> AdmissionResponse {
+    let response = AdmissionResponse::from(asked);
+    let (Operation::Create | Operation::Update, Some(object)) = (&asked.operation, &asked.object)
+    else {
+        return response;
+    };
+    let is_namespace = asked.kind.group.is_empty() && asked.kind.kind == "Namespace";
+    let (scope, namespace) = match asked.namespace.as_deref() {
+        _ if is_namespace => (Scope::Namespace, None),
+        Some(namespace) if !namespace.is_empty() => (Scope::Namespaced, Some(namespace.to_owned())),
+        _ => (Scope::Cluster, None),
+    };
+    // The namespace may stand in the URL only. A name that is still to be made up is not known.
+    let meta = ObjectMeta { namespace, ..object.metadata.clone() };
+    let Some(labels) = label::missing(&meta, scope, labelling) else { return response };
+    let there = object.metadata.labels.as_ref();
+    let mut patch = Vec::new();
+    if there.is_none_or(std::collections::BTreeMap::is_empty) {
+        patch.push(json!({"op": "add", "path": "/metadata/labels", "value": {}}));
+    }
+    patch.extend(labels.iter().map(|(key, value)| {
+        let key = key.replace('~', "~0").replace('/', "~1");
+        json!({"op": "add", "path": format!("/metadata/labels/{key}"), "value": value})
+    }));
+    let failed = response.clone();
+    let patched = serde_json::from_value(Value::Array(patch));
+    match patched.map(|patch| response.with_patch(patch)) {
+        Ok(Ok(response)) => response,
+        // The watches will label it.
+        Ok(Err(_)) | Err(_) => failed,
+    }
+}
+
+fn report(
+    asked: &Asked,
+    object: &DynamicObject,
+    snapshot: Option<&Snapshot>,
+) -> Result<Report, serde_json::Error> {
+    Ok(match asked.kind.kind.as_str() {
+        "ShardingConfig" => {
+            let config: ShardingConfig = read(object)?;
+            let old = asked.old_object.as_ref().map(read::<ShardingConfig>).transpose()?;
+            of_config(&config, old.as_ref(), snapshot)
+        }
+        "CircuitBreaker" => validate::circuit_breaker(&read::<CircuitBreaker>(object)?),
+        "FaultInjection" => validate::fault_injection(&read::<FaultInjection>(object)?),
+        "ManagerState" => validate::manager_state(&read::<ManagerState>(object)?),
+        _ => Report::default(),
+    })
+}
+
+/// By itself, beside the others of its namespace, against the pods there, and against what it was.
+fn of_config(
+    config: &ShardingConfig,
+    old: Option<&ShardingConfig>,
+    snapshot: Option<&Snapshot>,
+) -> Report {
+    let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
+    let mut report = match snapshot {
+        Some(snapshot) => {
+            let near = snapshot.configs.iter().filter(|other| {
+                other.metadata.namespace.as_deref() == Some(namespace)
+                    && other.metadata.deletion_timestamp.is_none()
+            });
+            let near: Vec<ShardingConfig> = near.cloned().collect();
+            let pods = snapshot.members.iter().filter(|pod| pod.name.namespace == namespace);
+            let pods: Vec<PodLabels> = pods
+                .map(|pod| PodLabels { name: pod.name.name.clone(), labels: pod.labels.clone() })
+                .collect();
+            validate::sharding_config(config, &near, Some(&pods))
+        }
+        None => validate::sharding_config(config, &[], None),
+    };
+    if let Some(old) = old {
+        let change = validate::change(old, config);
+        report.errors.extend(change.errors);
+        report.warnings.extend(change.warnings);
+    }
+    report
+}
+
+/// The names of the shards that the pod would be of.
+fn shards(asked: &Asked, pod: &Pod, snapshot: &Snapshot, labelling: &Labelling) -> Vec<String> {
+    let namespace = asked.namespace.clone().unwrap_or_default();
+    let mut member = Member::from(pod);
+    member.name = PodName { namespace: namespace.clone(), name: member.name.name };
+    let configs: Vec<ShardingConfig> = snapshot
+        .configs
+        .iter()
+        .filter(|config| config.metadata.namespace.as_ref() == Some(&namespace))
+        .cloned()
+        .collect();
+    let members: Vec<Member> = snapshot
+        .members
+        .iter()
+        .filter(|member| member.name.namespace == namespace)
+        .cloned()
+        .collect();
+    let world = World { configs: &configs, members: &members, ..snapshot.world(labelling) };
+    let (operators, _) = compile::operators(world);
+    let shards = operators.iter().filter_map(|operator| operator.shard_for(&member, &members));
+    shards.filter_map(|shard| shard.metadata.name.clone()).collect()
+}
+
+fn answer(response: AdmissionResponse, report: &Report) -> AdmissionResponse {
+    let warnings = report.warnings.iter().map(ToString::to_string).collect();
+    if report.errors.is_empty() {
+        return warned(response, warnings);
+    }
+    let errors: Vec<String> = report.errors.iter().map(ToString::to_string).collect();
+    warned(response.deny(errors.join("; ")), warnings)
+}
+
+fn warned(mut response: AdmissionResponse, mut warnings: Vec<String>) -> AdmissionResponse {
+    warnings.truncate(MAX_WARNINGS);
+    response.warnings = (!warnings.is_empty()).then_some(warnings);
+    response
+}
+
+/// Fields of the pod that our types do not know are not in the difference, and so stay as they are.
+fn patched(response: AdmissionResponse, asked: &DynamicObject, pod: &Pod) -> AdmissionResponse {
+    let known = read::<Pod>(asked).and_then(serde_json::to_value);
+    match (known, serde_json::to_value(pod)) {
+        (Ok(before), Ok(after)) => {
+            let failed = response.clone();
+            response
+                .with_patch(json_patch::diff(&before, &after))
+                .unwrap_or_else(|error| failed.deny(format!("cannot be patched: {error}")))
+        }
+        (Err(error), _) | (_, Err(error)) => response.deny(format!("cannot be patched: {error}")),
+    }
+}
+
+fn read<T: DeserializeOwned>(object: &DynamicObject) -> Result<T, serde_json::Error> {
+    serde_json::to_value(object).and_then(serde_json::from_value::<T>)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::manifest::Manifests;
+
+const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
+    spec: {controller: {leaderElectionName: op}, selector: {matchLabels: {app: op}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";
+
+const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: root, namespace: ops}\n\
+    spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}}\n---\n";
+
+fn snapshot(text: &str) -> Snapshot {
+    let mut manifests = Manifests::default();
+    manifests.read(text).unwrap();
+    Snapshot {
+        members: manifests.pods.iter().map(Member::from).collect(),
+        configs: manifests.configs,
+        namespaces: manifests.namespaces,
+        first_ordinals: BTreeMap::new(),
+    }
+}
+
+fn asked(operation: &str, object: Value, old: Option<Value>) -> Asked {
+    let gvk =
+        json!({"group": "ctrlmesh.kusionstack.io", "version": "v1alpha1", "kind": object["kind"]});
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "1", "kind": gvk, "resource": {"group": "", "version": "v1", "resource": "x"},
+            "operation": operation, "namespace": "ops", "name": "x", "userInfo": {"username": "me"},
+            "object": object, "oldObject": old, "dryRun": false, "options": null,
+        },
+    });
+    let review: kube::core::admission::AdmissionReview<DynamicObject> =
+        serde_json::from_value(review).unwrap();
+    review.try_into().unwrap()
+}
+
+fn config(name: &str, team: &str, app: &str) -> Value {
+    json!({
+        "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+        "metadata": {"name": name, "namespace": "ops"},
+        "spec": {"controller": {"leaderElectionName": "op"}, "selector": {"matchLabels": {"app": app}},
+            "limits": [{"selector": {"matchLabels": {"team": team}}}]},
+    })
+}
+
+fn pod(name: &str, set: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "labels": {key::ENABLE_PROXY: "true"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": set, "uid": "a", "controller": true}]},
+        "spec": {"containers": [{"name": "operator", "image": "op"}]},
+    })
+}
+
+fn message(response: &AdmissionResponse) -> &str {
+    &response.result.message
+}
+
+#[test]
+fn two_shards_that_could_own_the_same_object_are_refused_by_name() {
+    let known = snapshot(SHARD);
+    let same = validate(&asked("CREATE", config("b", "a", "other"), None), Some(&known));
+    assert!(!same.allowed && message(&same).contains("ShardingConfig \"a\""), "{same:?}");
+    assert!(validate(&asked("CREATE", config("b", "b", "other"), None), Some(&known)).allowed);
+    assert!(
+        validate(
+            &asked("UPDATE", config("a", "c", "op"), Some(config("a", "a", "op"))),
+            Some(&known)
+        )
+        .allowed
+    );
+}
+
+#[test]
+fn what_is_immutable_is_refused_and_what_is_suspicious_is_said() {
+    let known = snapshot(SHARD);
+    let changed = asked("UPDATE", config("a", "a", "changed"), Some(config("a", "a", "op")));
+    let changed = validate(&changed, Some(&known));
+    assert!(!changed.allowed && message(&changed).contains("spec.selector: is immutable"));
+    let nobody = validate(&asked("CREATE", config("b", "b", "nobody"), None), Some(&known));
+    assert!(nobody.allowed);
+    assert!(nobody.warnings.unwrap()[0].contains("selects no pod"));
+    let alone = validate(&asked("CREATE", config("b", "a", "other"), None), None);
+    assert!(alone.allowed, "nothing is known of others");
+}
+
+#[test]
+fn objects_that_say_so_or_go_are_not_judged() {
+    let mut wrong = config("b", "a", "other");
+    wrong["spec"]["limits"] = json!([]);
+    assert!(!validate(&asked("CREATE", wrong.clone(), None), None).allowed);
+    assert!(validate(&asked("DELETE", wrong.clone(), None), None).allowed);
+    let mut going = wrong.clone();
+    going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    assert!(validate(&asked("UPDATE", going, None), None).allowed);
+    wrong["metadata"]["labels"] = json!({key::IGNORE_VALIDATE: "true"});
+    assert!(validate(&asked("CREATE", wrong, None), None).allowed);
+}
+
+#[test]
+fn every_kind_is_judged_by_its_own_rules() {
+    let breaker = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "CircuitBreaker",
+        "metadata": {"name": "a"}, "spec": {"selector": {"matchLabels": {"app": "a"}},
+        "trafficInterceptRules": [{"name": "a", "interceptType": "Whitelist", "contentType": "Regexp", "contents": ["a(b"], "methods": ["GET"]}]}});
+    let refused = validate(&asked("CREATE", breaker, None), None);
+    assert!(message(&refused).contains("no regular expression"), "{refused:?}");
+    let state = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ManagerState", "metadata": {"name": "x"}, "spec": {}});
+    assert!(!validate(&asked("CREATE", state, None), None).allowed);
+    let unreadable =
+        json!({"kind": "FaultInjection", "metadata": {"name": "a"}, "spec": {"httpFault": 5}});
+    let unreadable = validate(&asked("CREATE", unreadable, None), None);
+    assert!(message(&unreadable).starts_with("cannot be read"), "{unreadable:?}");
+}
+
+fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
+    let settings = Settings { image: "p".to_owned(), manager: "m:1".to_owned() };
+    inject(&asked("CREATE", pod, None), known, &Labelling::default(), &settings)
+}
+
+/// The operations of the patch.
+fn patch(response: &AdmissionResponse) -> Value {
+    response.patch.as_ref().map_or(Value::Null, |patch| serde_json::from_slice(patch).unwrap())
+}
+
+#[test]
+fn a_pod_of_a_roots_statefulset_is_given_its_shard_by_ordinal() {
+    let known = snapshot(ROOT);
+    for (name, shard) in [("op-0", "r-1-normal"), ("op-1", "r-2-normal")] {
+        let response = injected(pod(name, "op"), Some(&known));
+        assert!(response.allowed);
+        let path = "/metadata/labels/ctrlmesh.kusionstack.io~1sharding-config-injected";
+        assert_eq!(patch(&response), json!([{"op": "add", "path": path, "value": shard}]));
+    }
+}
+
+#[test]
+fn a_pod_that_nobody_selects_is_left_as_it_is_and_told() {
+    let known = snapshot(ROOT);
+    let response = injected(pod("x-0", "x"), Some(&known));
+    assert!(response.allowed && response.patch.is_none());
+    assert!(response.warnings.unwrap()[0].contains("no ShardingConfig"));
+    let mut stranger = pod("op-0", "op");
+    stranger["metadata"]["labels"] = json!({});
+    let response = injected(stranger, Some(&known));
+    assert!(response.allowed && response.patch.is_none() && response.warnings.is_none());
+    let mut skipped = pod("op-0", "op");
+    skipped["metadata"]["labels"][key::IGNORE_VALIDATE] = json!("true");
+    assert!(injected(skipped, Some(&known)).patch.is_none());
+}
+
+#[test]
+fn a_pod_that_cannot_be_placed_is_not_admitted() {
+    assert!(!injected(pod("op-0", "op"), None).allowed, "nothing is known yet");
+    let mut host = pod("op-0", "op");
+    host["spec"]["hostNetwork"] = json!(true);
+    let refused = injected(host, Some(&snapshot(ROOT)));
+    assert!(message(&refused).starts_with("spec.hostNetwork"), "{refused:?}");
+    let mut twice = pod("op-0", "op");
+    twice["metadata"]["labels"]["app"] = json!("op");
+    let refused = injected(twice, Some(&snapshot(&(SHARD.to_owned() + ROOT))));
+    assert!(message(&refused).contains("one shard only"), "{refused:?}");
+}
+
+#[test]
+fn what_is_written_is_labelled_by_its_namespace_and_only_where_it_lacks_labels() {
+    let labelling = Labelling::default();
+    let slot = labelling.hash.slot("ops").to_string();
+    let mut map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
+    let ops = patch(&label(&asked("CREATE", map.clone(), None), &labelling));
+    assert_eq!(ops.as_array().unwrap().len(), 4, "{ops}");
+    let hash = json!({"op": "add", "path": "/metadata/labels/ctrlmesh.kusionstack.io~1sharding-hash", "value": slot});
+    assert!(ops.as_array().unwrap().contains(&hash), "{ops}");
+    map["metadata"]["labels"] =
+        json!({key::SHARDING_HASH: slot, key::NAMESPACE: "ops", key::CONTROL: "true"});
+    assert!(
+        label(&asked("UPDATE", map.clone(), None), &labelling).patch.is_none(),
+        "invoked again"
+    );
+    map["metadata"]["labels"] = json!({key::SHARDING_HASH: "99", "mine": "stays"});
+    let ops = patch(&label(&asked("UPDATE", map.clone(), None), &labelling));
+    assert!(ops.as_array().unwrap().iter().all(|op| op["path"] != "/metadata/labels"), "{ops}");
+    map["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    assert!(label(&asked("UPDATE", map, None), &labelling).patch.is_none());
+}

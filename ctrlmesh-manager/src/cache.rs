@@ -1,0 +1,296 @@
+//! What is in the cluster, as far as anything is decided by it?
+//!
+//! One watch of each kind for the whole process. Of each object only what is decided by is kept, so that many fit; of
+//! pods, only those that are enrolled. The API server may go away: what was seen last stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::names::label;
+use ctrlmesh_common::selector::Labels;
+use futures::{Stream, StreamExt as _};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::compile::World;
+use crate::drain::Drain;
+use crate::pod::{self, Member};
+use crate::shard::Labelling;
+
+/// How many objects a page of a list has.
+const PAGE: u32 = 500;
+
+/// What was seen, kept current by tasks of its own.
+#[derive(Debug)]
+pub struct Cache {
+    seen: Mutex<Seen>,
+    version: watch::Sender<u64>,
+    synced: watch::Sender<bool>,
+}
+
+/// What was seen at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// The ShardingConfigs, by namespace and name.
+    pub configs: Vec<ShardingConfig>,
+    /// The enrolled pods, by namespace and name.
+    pub members: Vec<Member>,
+    /// The namespaces.
+    pub namespaces: BTreeSet<String>,
+    /// The first ordinal of each StatefulSet, by `NAMESPACE/NAME`.
+    pub first_ordinals: BTreeMap<String, u32>,
+}
+
+/// A namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Its labels.
+    pub labels: Labels,
+    /// Whether it is being deleted.
+    pub terminating: bool,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    configs: Kept<ShardingConfig>,
+    members: Kept<Member>,
+    namespaces: Kept<Known>,
+    first_ordinals: Kept<u32>,
+}
+
+/// What was seen of one kind, by `NAMESPACE/NAME`.
+#[derive(Debug)]
+struct Kept<V> {
+    current: BTreeMap<String, V>,
+    /// What a list that has not ended has shown; in its place what is current, where it is a watch.
+    listed: Option<BTreeMap<String, V>>,
+    synced: bool,
+}
+
+// === impl Cache ===
+
+impl Cache {
+    /// Begins to watch; nothing is seen yet.
+    pub fn start(client: &Client, drain: &Drain) -> Arc<Self> {
+        let cache = Arc::new(Self {
+            seen: Mutex::default(),
+            version: watch::Sender::new(0),
+            synced: watch::Sender::new(false),
+        });
+        let config = Config::default().page_size(PAGE);
+        let enrolled = config.clone().labels(&format!("{}=true", label::ENABLE_PROXY));
+        let this = || Arc::clone(&cache);
+        let configs = watcher(Api::<ShardingConfig>::all(client.clone()), config.clone());
+        drain.spawn_until_started(this().follow(
+            configs,
+            |seen| &mut seen.configs,
+            |mut config| {
+                config.metadata.managed_fields = None;
+                (full_name(&config), config)
+            },
+        ));
+        let pods = watcher(Api::<Pod>::all(client.clone()), enrolled);
+        drain.spawn_until_started(this().follow(
+            pods,
+            |seen| &mut seen.members,
+            |pod| (full_name(&pod), Member::from(&pod)),
+        ));
+        let namespaces = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
+        let namespaces = watcher(namespaces, config.clone());
+        drain.spawn_until_started(this().follow(
+            namespaces,
+            |seen| &mut seen.namespaces,
+            |one| {
+                let labels = one.metadata.labels.clone().unwrap_or_default();
+                let terminating = one.metadata.deletion_timestamp.is_some();
+                (one.metadata.name.unwrap_or_default(), Known { labels, terminating })
+            },
+        ));
+        let sets = watcher(Api::<StatefulSet>::all(client.clone()), config);
+        drain.spawn_until_started(this().follow(
+            sets,
+            |seen| &mut seen.first_ordinals,
+            |set| pod::first_ordinal(&set),
+        ));
+        cache
+    }
+
+    /// Waits until every kind was seen once, whole.
+    pub async fn synced(&self) {
+        let mut synced = self.synced.subscribe();
+        // The sender is ours.
+        drop(synced.wait_for(|synced| *synced).await);
+    }
+
+    /// Ticks with every change.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// What was seen last.
+    pub fn snapshot(&self) -> Snapshot {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        Snapshot {
+            configs: seen.configs.current.values().cloned().collect(),
+            members: seen.members.current.values().cloned().collect(),
+            namespaces: seen.namespaces.current.keys().cloned().collect(),
+            first_ordinals: seen.first_ordinals.current.clone(),
+        }
+    }
+
+    /// The namespaces, by name.
+    pub fn namespaces(&self) -> BTreeMap<String, Known> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).namespaces.current.clone()
+    }
+
+    async fn follow<K, V: PartialEq>(
+        self: Arc<Self>,
+        events: impl Stream<Item = Result<Event<K>, watcher::Error>>,
+        of: fn(&mut Seen) -> &mut Kept<V>,
+        read: fn(K) -> (String, V),
+    ) where
+        K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
+    {
+        let mut events = pin!(events.default_backoff());
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => self.take(event, of, read),
+                Err(error) => {
+                    warn!(kind = std::any::type_name::<K>(), %error, "watch failed; goes on");
+                }
+            }
+        }
+    }
+
+    fn take<K, V: PartialEq>(
+        &self,
+        event: Event<K>,
+        of: fn(&mut Seen) -> &mut Kept<V>,
+        read: fn(K) -> (String, V),
+    ) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = of(&mut seen).take(event, read);
+        let synced = seen.synced();
+        drop(seen);
+        if changed {
+            self.version.send_modify(|version| *version = version.wrapping_add(1));
+        }
+        self.synced.send_if_modified(|before| !std::mem::replace(before, synced) && synced);
+    }
+}
+
+// === impl Snapshot ===
+
+impl Snapshot {
+    /// What is compiled.
+    pub fn world<'a>(&'a self, labelling: &'a Labelling) -> World<'a> {
+        World {
+            configs: &self.configs,
+            members: &self.members,
+            namespaces: &self.namespaces,
+            first_ordinals: &self.first_ordinals,
+            labelling,
+        }
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    fn synced(&self) -> bool {
+        self.configs.synced
+            && self.members.synced
+            && self.namespaces.synced
+            && self.first_ordinals.synced
+    }
+}
+
+// === impl Kept ===
+
+impl<V> Default for Kept<V> {
+    fn default() -> Self {
+        Self { current: BTreeMap::new(), listed: None, synced: false }
+    }
+}
+
+impl<V: PartialEq> Kept<V> {
+    /// Takes an event; returns whether anything else is known now.
+    fn take<K>(&mut self, event: Event<K>, read: fn(K) -> (String, V)) -> bool {
+        match event {
+            Event::Init => {
+                self.listed = Some(BTreeMap::new());
+                false
+            }
+            Event::InitApply(object) => {
+                self.listed.get_or_insert_default().extend([read(object)]);
+                false
+            }
+            Event::InitDone => {
+                let listed = self.listed.take().unwrap_or_default();
+                let changed = !self.synced || listed != self.current;
+                (self.current, self.synced) = (listed, true);
+                changed
+            }
+            Event::Apply(object) => {
+                let (name, value) = read(object);
+                let same = self.current.get(&name) == Some(&value);
+                self.current.insert(name, value);
+                !same
+            }
+            Event::Delete(object) => self.current.remove(&read(object).0).is_some(),
+        }
+    }
+}
+
+fn full_name<K: Resource>(object: &K) -> String {
+    let meta = object.meta();
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}/{}", part(&meta.namespace), part(&meta.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read((name, value): (&str, u8)) -> (String, u8) {
+        (name.to_owned(), value)
+    }
+
+    #[test]
+    fn a_list_takes_the_place_of_what_was_known_only_when_it_is_whole() {
+        let mut kept = Kept::<u8>::default();
+        let mut take = |event| {
+            let changed = kept.take(event, read);
+            (changed, kept.current.clone().into_iter().collect::<Vec<_>>())
+        };
+        let is = |pairs: &[(&str, u8)]| pairs.iter().map(|pair| read(*pair)).collect::<Vec<_>>();
+        take(Event::Init);
+        take(Event::InitApply(("a", 1)));
+        assert_eq!(take(Event::InitApply(("b", 2))), (false, vec![]));
+        assert_eq!(take(Event::InitDone), (true, is(&[("a", 1), ("b", 2)])));
+        assert_eq!(take(Event::Apply(("a", 1))), (false, is(&[("a", 1), ("b", 2)])));
+        assert_eq!(take(Event::Apply(("a", 3))), (true, is(&[("a", 3), ("b", 2)])));
+        take(Event::Init);
+        assert_eq!(take(Event::InitApply(("b", 2))), (false, is(&[("a", 3), ("b", 2)])));
+        assert_eq!(take(Event::InitDone), (true, is(&[("b", 2)])), "what is not listed is gone");
+        assert_eq!(take(Event::Delete(("b", 2))), (true, vec![]));
+        assert_eq!(take(Event::Delete(("b", 2))), (false, vec![]));
+    }
+
+    #[test]
+    fn an_empty_list_is_a_list() {
+        let mut kept = Kept::<u8>::default();
+        kept.take(Event::Init, read);
+        assert!(kept.take(Event::InitDone, read) && kept.synced);
+    }
+}

@@ -1,0 +1,179 @@
+//! What has to be written so that the cluster says what the plan says?
+
+use std::collections::BTreeMap;
+
+use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use crate::plan::Plan;
+use crate::pod::PodName;
+use crate::shard::{self, Labelling};
+use crate::status::{self, Contact, Facts};
+
+/// One write.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Write {
+    /// A shard of a root is missing or says something else.
+    Apply {
+        /// As it should be.
+        config: Box<ShardingConfig>,
+        /// Fields of its spec that somebody added, which applying would leave there.
+        added: Vec<&'static str>,
+    },
+    /// A shard that its root no longer has.
+    Remove {
+        /// As it is.
+        config: Box<ShardingConfig>,
+    },
+    /// A pod whose label names another shard than its own.
+    Label {
+        /// The pod.
+        pod: PodName,
+        /// Its UID.
+        uid: String,
+        /// Its shard.
+        shard: String,
+    },
+    /// A status that says something else.
+    Status {
+        /// With the status as it should be.
+        config: Box<ShardingConfig>,
+        /// What people should hear of.
+        news: Vec<News>,
+    },
+}
+
+/// What is told as an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct News {
+    /// Whether it is bad.
+    pub warning: bool,
+    /// Why, in one word.
+    pub reason: String,
+    /// What.
+    pub message: String,
+}
+
+/// What has to be written, in the order in which it should be.
+pub fn writes(
+    plan: &Plan,
+    labelling: &Labelling,
+    contacts: &BTreeMap<PodName, Contact>,
+    now: Timestamp,
+) -> Vec<Write> {
+    let mut conflicts = BTreeMap::new();
+    let mut writes = shards(plan, labelling, &mut conflicts);
+    writes.extend(labels(plan));
+    let facts = Facts { contacts, conflicts: &conflicts, now };
+    let pods = status::pods(plan);
+    for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
+        let status = status::of(config, plan, &pods, facts);
+        if config.status.as_ref() != Some(&status) {
+            let news = news(config.status.as_ref(), &status);
+            let config = Box::new(ShardingConfig { status: Some(status), ..config.clone() });
+            writes.push(Write::Status { config, news });
+        }
+    }
+    writes
+}
+
+/// The shards of all roots; `conflicts` gets what stands in their way.
+fn shards(
+    plan: &Plan,
+    labelling: &Labelling,
+    conflicts: &mut BTreeMap<String, Vec<String>>,
+) -> Vec<Write> {
+    let mut by_namespace: BTreeMap<Option<&String>, Vec<ShardingConfig>> = BTreeMap::new();
+    for config in &plan.snapshot.configs {
+        by_namespace.entry(config.metadata.namespace.as_ref()).or_default().push(config.clone());
+    }
+    let mut writes = Vec::new();
+    for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
+        let divided = shard::divide(root, labelling, &plan.snapshot.namespaces);
+        // What is wrong with it stands in its status.
+        let Ok(Some(wanted)) = divided else { continue };
+        if is_leaving(root) {
+            continue;
+        }
+        let near = by_namespace.get(&root.metadata.namespace.as_ref());
+        let near = near.map_or(&[][..], Vec::as_slice);
+        let there = |name: &str| near.iter().find(|one| one.metadata.name.as_deref() == Some(name));
+        let changes = shard::changes(root, &wanted, near);
+        writes.extend(changes.apply.into_iter().map(|config| {
+            let there = there(config.metadata.name.as_deref().unwrap_or_default());
+            let added = there.map_or_else(Vec::new, |there| added(there, &config));
+            Write::Apply { config: Box::new(config), added }
+        }));
+        let remove = changes.remove.iter().filter_map(|name| there(name));
+        let remove = remove.filter(|config| !is_leaving(config));
+        writes.extend(remove.map(|config| Write::Remove { config: Box::new(config.clone()) }));
+        if !changes.conflicts.is_empty() {
+            let said = changes.conflicts.iter().map(ToString::to_string).collect();
+            conflicts.insert(full_name(root), said);
+        }
+    }
+    writes
+}
+
+/// The fields of the spec of `there` that `wanted` does not have.
+fn added(there: &ShardingConfig, wanted: &ShardingConfig) -> Vec<&'static str> {
+    let fields = [
+        ("controller", there.spec.controller.is_some() && wanted.spec.controller.is_none()),
+        ("webhook", there.spec.webhook.is_some() && wanted.spec.webhook.is_none()),
+    ];
+    fields.into_iter().filter_map(|(field, added)| added.then_some(field)).collect()
+}
+
+/// The pods of roots whose label does not name their shard.
+fn labels(plan: &Plan) -> Vec<Write> {
+    let roots = plan.compiled.operators.iter();
+    let tables = roots
+        .filter_map(|(name, record)| Some((name.split_once('/')?.0, record.ownership.as_ref()?)));
+    let mut by_namespace: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+    for (namespace, table) in tables {
+        by_namespace.entry(namespace).or_default().push(table);
+    }
+    let label = |member: &crate::pod::Member| {
+        let tables = by_namespace.get(member.name.namespace.as_str())?;
+        let shard = tables.iter().find_map(|table| table.shard_of(&member.name.name))?;
+        (!member.leaving && member.recorded() != Some(shard)).then(|| Write::Label {
+            pod: member.name.clone(),
+            uid: member.uid.clone(),
+            shard: shard.to_owned(),
+        })
+    };
+    plan.snapshot.members.iter().filter_map(label).collect()
+}
+
+/// What has become worse or, of what was wrong, better.
+fn news(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -> Vec<News> {
+    let before = before.map_or(&[][..], |status| status.conditions.as_slice());
+    let news = after.conditions.iter().filter_map(|condition| {
+        let was = before.iter().find(|one| one.type_ == condition.type_);
+        let bad = is_bad(condition);
+        let changed =
+            was.map_or(bad, |was| is_bad(was) != bad || bad && was.reason != condition.reason);
+        // That proxies have not acknowledged yet is no news; that they have is.
+        let told = changed && (condition.type_ != "Programmed" || condition.status == "True");
+        told.then(|| News {
+            warning: bad,
+            reason: condition.reason.clone(),
+            message: condition.message.clone(),
+        })
+    });
+    news.collect()
+}
+
+fn is_bad(condition: &Condition) -> bool {
+    (condition.status == "True") == (condition.type_ == "Degraded")
+}
+
+fn is_leaving(config: &ShardingConfig) -> bool {
+    config.metadata.deletion_timestamp.is_some()
+}
+
+fn full_name(config: &ShardingConfig) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}/{}", part(&config.metadata.namespace), part(&config.metadata.name))
+}

@@ -1,0 +1,212 @@
+//! What has to be in an operator's pod so that it reaches the API server through its proxy only?
+//!
+//! Pure and idempotent: takes the pod as it is admitted and its shard, gives the pod. There is no init container and no
+//! privilege. In mode `ebpf` the node's proxy serves the pod, and only what it trusts is changed: its volumes with the
+//! API server's CA hold the mesh's instead. In the modes `env` and `kubeconfig`, or where it asks for one, it also gets
+//! a proxy of its own: a native sidecar, the first of its init containers, so that all others start behind it.
+
+use std::str::FromStr;
+
+use ctrlmesh_common::names::{annotation, label, root_ca};
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, ResourceRequirements, Volume};
+use serde::Deserialize;
+
+mod redirect;
+mod sidecar;
+
+/// The name of the proxy's container, which no other container of the pod may have.
+pub const CONTAINER: &str = "ctrlmesh-proxy";
+
+/// What the manager knows of the sidecar.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The proxy's image.
+    pub image: String,
+    /// Where the manager's gRPC is, as `HOST:PORT`.
+    pub manager: String,
+}
+
+/// How an operator's connections reach the proxy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interception {
+    /// The kernel redirects them.
+    #[default]
+    Ebpf,
+    /// The variables that Kubernetes tells every pod of the API server name the sidecar.
+    Env,
+    /// A kubeconfig that names the sidecar.
+    Kubeconfig,
+}
+
+/// A pod that is not admitted.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// It has no network of its own.
+    #[error(
+        "spec.hostNetwork: a pod in its node's network cannot be told from others there, and its proxy would serve them all; remove hostNetwork, or the label {}",
+        label::ENABLE_PROXY
+    )]
+    HostNetwork,
+    /// It asks for what there is not.
+    #[error(
+        "metadata.annotations[{}]: {value:?} is none of ebpf, env, kubeconfig",
+        annotation::INTERCEPTION
+    )]
+    Interception {
+        /// What it asks for.
+        value: String,
+    },
+    /// An annotation cannot be read.
+    #[error("metadata.annotations[{annotation}]: {source}")]
+    Annotation {
+        /// Which.
+        annotation: &'static str,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// An annotation names a container that is not there.
+    #[error("metadata.annotations[{}]: the pod has no container {name:?}", annotation::ENV_INJECT)]
+    NoContainer {
+        /// The name.
+        name: String,
+    },
+    /// A container has the proxy's name.
+    #[error("spec.containers: {CONTAINER:?} is the name of the proxy's container; rename yours")]
+    Container,
+}
+
+/// Variables for one container.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variables {
+    name: String,
+    env: Vec<Variable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variable {
+    key: String,
+    value: String,
+}
+
+// === impl Interception ===
+
+impl FromStr for Interception {
+    type Err = Refusal;
+
+    fn from_str(value: &str) -> Result<Self, Refusal> {
+        match value {
+            "ebpf" => Ok(Self::Ebpf),
+            "env" => Ok(Self::Env),
+            "kubeconfig" => Ok(Self::Kubeconfig),
+            _ => Err(Refusal::Interception { value: value.to_owned() }),
+        }
+    }
+}
+
+/// `pod` as it is to be admitted into the shard called `shard`.
+///
+/// # Errors
+/// Where the pod cannot be served, or asks for what cannot be had.
+pub fn inject(pod: &Pod, shard: &str, settings: &Settings) -> Result<Pod, Refusal> {
+    let mut pod = pod.clone();
+    let annotated = |key: &str| pod.metadata.annotations.as_ref()?.get(key).cloned();
+    let interception =
+        annotated(annotation::INTERCEPTION).map(|value| value.parse()).transpose()?;
+    let interception: Interception = interception.unwrap_or_default();
+    let fail_open = annotated(annotation::FAIL_OPEN).is_some_and(|value| value == "true");
+    let asked = annotated(annotation::SIDECAR).is_some_and(|value| value == "true");
+    let resources = annotated(annotation::PROXY_RESOURCE)
+        .map(|text| parsed::<ResourceRequirements>(annotation::PROXY_RESOURCE, &text))
+        .transpose()?;
+    let variables = annotated(annotation::ENV_INJECT)
+        .map(|text| parsed::<Vec<Variables>>(annotation::ENV_INJECT, &text))
+        .transpose()?;
+    let spec = pod.spec.get_or_insert_default();
+    if spec.host_network == Some(true) {
+        return Err(Refusal::HostNetwork);
+    }
+    if spec.containers.iter().any(|container| container.name == CONTAINER) {
+        return Err(Refusal::Container);
+    }
+    for wanted in variables.into_iter().flatten() {
+        add_variables(spec, wanted)?;
+    }
+    trust_the_mesh(spec, fail_open);
+    if asked || interception != Interception::Ebpf {
+        sidecar::add(spec, settings, resources, interception);
+    }
+    let meta = &mut pod.metadata;
+    let labels = meta.labels.get_or_insert_default();
+    labels.insert(label::SHARDING_CONFIG_INJECTED.to_owned(), shard.to_owned());
+    redirect::apply(&mut pod, interception);
+    Ok(pod)
+}
+
+fn parsed<T: for<'de> Deserialize<'de>>(
+    annotation: &'static str,
+    text: &str,
+) -> Result<T, Refusal> {
+    serde_json::from_str(text).map_err(|source| Refusal::Annotation { annotation, source })
+}
+
+fn add_variables(spec: &mut PodSpec, wanted: Variables) -> Result<(), Refusal> {
+    let mut containers = operators(spec);
+    let container = containers.find(|container| container.name == wanted.name);
+    let container = container.ok_or(Refusal::NoContainer { name: wanted.name })?;
+    for Variable { key, value } in wanted.env {
+        set_variable(container, &key, &value);
+    }
+    Ok(())
+}
+
+/// The pod's own containers, those that initialise it included.
+fn operators(spec: &mut PodSpec) -> impl Iterator<Item = &mut Container> {
+    let init = spec.init_containers.iter_mut().flatten();
+    init.filter(|container| container.name != CONTAINER).chain(&mut spec.containers)
+}
+
+/// Sets a variable, in the place of the one of this name, if there is one. A new one comes first: others may refer to it.
+fn set_variable(container: &mut Container, name: &str, value: &str) {
+    let variable =
+        EnvVar { name: name.to_owned(), value: Some(value.to_owned()), value_from: None };
+    let variables = container.env.get_or_insert_default();
+    variables.retain(|one| one.name != name || *one == variable);
+    if !variables.contains(&variable) {
+        variables.insert(0, variable);
+    }
+}
+
+/// Every volume that holds the API server's CA holds the mesh's instead. What the operator dials directly does not
+/// verify then; where it may, its volume holds both.
+fn trust_the_mesh(spec: &mut PodSpec, fail_open: bool) {
+    let key = if fail_open { root_ca::FAIL_OPEN_KEY } else { root_ca::KEY };
+    let ours = |volume: &&mut Volume| volume.name != sidecar::VOLUME;
+    for volume in spec.volumes.iter_mut().flatten().filter(ours) {
+        let projected = volume.projected.iter_mut();
+        let sources = projected.flat_map(|projected| projected.sources.iter_mut().flatten());
+        for map in sources.filter_map(|source| source.config_map.as_mut()) {
+            if map.name == root_ca::CLUSTER || map.name == root_ca::MESH {
+                root_ca::MESH.clone_into(&mut map.name);
+                map.items
+                    .get_or_insert_default()
+                    .iter_mut()
+                    .for_each(|item| key.clone_into(&mut item.key));
+            }
+        }
+        if let Some(map) = volume.config_map.as_mut()
+            && (map.name == root_ca::CLUSTER || map.name == root_ca::MESH)
+        {
+            root_ca::MESH.clone_into(&mut map.name);
+            let items = map.items.get_or_insert_with(|| vec![sidecar::item(key, root_ca::KEY)]);
+            for item in items {
+                key.clone_into(&mut item.key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

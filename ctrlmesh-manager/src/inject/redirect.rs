@@ -1,0 +1,129 @@
+//! How do the operator's connections come to the sidecar where the kernel does not redirect them?
+
+use ctrlmesh_common::names::{annotation, fake_kubeconfig, label, port};
+use k8s_openapi::api::core::v1::{
+    DownwardAPIVolumeFile, DownwardAPIVolumeSource, HostAlias, ObjectFieldSelector, Pod, PodSpec,
+    Sysctl, Volume, VolumeMount,
+};
+
+use super::{Interception, operators, set_variable};
+
+/// Where the sidecar listens, as the operator dials it.
+const SIDECAR: &str = "127.0.0.1";
+
+/// The names of the API server's Service, for clients that ignore the variables.
+const NAMES: [&str; 4] = [
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+    "kubernetes.default",
+    "kubernetes",
+];
+
+/// What lets the sidecar, which has no privilege, listen at 443. Kubernetes counts it as safe.
+const UNPRIVILEGED_PORTS: &str = "net.ipv4.ip_unprivileged_port_start";
+
+/// The volume with the kubeconfig.
+const VOLUME: &str = "ctrlmesh-kubeconfig";
+
+/// The kubeconfig's file in it.
+const FILE: &str = "kubeconfig";
+
+/// Where a service account's token and CA are, in every container.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// Makes the containers of `pod` dial the sidecar.
+pub(super) fn apply(pod: &mut Pod, interception: Interception) {
+    let flagged = |key: &str| {
+        let labels = pod.metadata.labels.as_ref();
+        labels.and_then(|labels| labels.get(key)).is_some_and(|value| value == "true")
+    };
+    let argument = !flagged(label::DISABLE_FAKE_KUBECONFIG_ARG);
+    let variable = !flagged(label::DISABLE_FAKE_KUBECONFIG_ENV);
+    let spec = pod.spec.get_or_insert_default();
+    match interception {
+        Interception::Ebpf => {}
+        Interception::Env => by_variables(spec),
+        Interception::Kubeconfig => {
+            by_kubeconfig(spec, argument, variable);
+            let annotations = pod.metadata.annotations.get_or_insert_default();
+            annotations.insert(annotation::KUBECONFIG.to_owned(), kubeconfig());
+        }
+    }
+}
+
+fn by_variables(spec: &mut PodSpec) {
+    for container in operators(spec) {
+        let port = port::PROXY_API.to_string();
+        set_variable(container, "KUBERNETES_SERVICE_PORT", &port);
+        set_variable(container, "KUBERNETES_SERVICE_HOST", SIDECAR);
+    }
+    let aliases = spec.host_aliases.get_or_insert_default();
+    // An alias of the pod's own would win over ours.
+    for alias in aliases.iter_mut() {
+        alias
+            .hostnames
+            .iter_mut()
+            .for_each(|names| names.retain(|name| !NAMES.contains(&name.as_str())));
+    }
+    aliases.retain(|alias| alias.hostnames.as_ref().is_none_or(|names| !names.is_empty()));
+    let hostnames = Some(NAMES.map(str::to_owned).into());
+    aliases.push(HostAlias { ip: SIDECAR.to_owned(), hostnames });
+    let security = spec.security_context.get_or_insert_default();
+    let sysctls = security.sysctls.get_or_insert_default();
+    if !sysctls.iter().any(|sysctl| sysctl.name == UNPRIVILEGED_PORTS) {
+        sysctls.push(Sysctl { name: UNPRIVILEGED_PORTS.to_owned(), value: "0".to_owned() });
+    }
+}
+
+fn by_kubeconfig(spec: &mut PodSpec, argument: bool, variable: bool) {
+    let path = format!("{}/{FILE}", fake_kubeconfig::FOLDER);
+    for container in operators(spec) {
+        let mounts = container.volume_mounts.get_or_insert_default();
+        mounts.retain(|mount| mount.name != VOLUME && mount.mount_path != fake_kubeconfig::FOLDER);
+        mounts.push(VolumeMount {
+            name: VOLUME.to_owned(),
+            mount_path: fake_kubeconfig::FOLDER.to_owned(),
+            read_only: Some(true),
+            ..VolumeMount::default()
+        });
+        if variable {
+            set_variable(container, "KUBECONFIG", &path);
+        }
+    }
+    if argument {
+        for container in &mut spec.containers {
+            let arguments = container.args.get_or_insert_default();
+            arguments.retain(|argument| !argument.starts_with("--kubeconfig="));
+            arguments.push(format!("--kubeconfig={path}"));
+        }
+    }
+    let volumes = spec.volumes.get_or_insert_default();
+    volumes.retain(|volume| volume.name != VOLUME);
+    let field_path = format!("metadata.annotations['{}']", annotation::KUBECONFIG);
+    volumes.push(Volume {
+        name: VOLUME.to_owned(),
+        downward_api: Some(DownwardAPIVolumeSource {
+            default_mode: Some(0o444),
+            items: Some(vec![DownwardAPIVolumeFile {
+                path: FILE.to_owned(),
+                field_ref: Some(ObjectFieldSelector {
+                    api_version: Some("v1".to_owned()),
+                    field_path,
+                }),
+                ..DownwardAPIVolumeFile::default()
+            }]),
+        }),
+        ..Volume::default()
+    });
+}
+
+/// It says where, and nothing secret: the token is the pod's own file.
+fn kubeconfig() -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: ctrlmesh\n\
+         contexts: [{{name: ctrlmesh, context: {{cluster: ctrlmesh, user: pod}}}}]\n\
+         clusters: [{{name: ctrlmesh, cluster: {{server: \"https://{SIDECAR}:{}\", certificate-authority: {SERVICE_ACCOUNT}/ca.crt}}}}]\n\
+         users: [{{name: pod, user: {{tokenFile: {SERVICE_ACCOUNT}/token}}}}]\n",
+        port::PROXY_API
+    )
+}

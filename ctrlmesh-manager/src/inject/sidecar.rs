@@ -1,0 +1,201 @@
+//! What does the proxy need to run inside the pod?
+
+use std::collections::BTreeMap;
+
+use ctrlmesh_common::names::{TOKEN_AUDIENCE, port, root_ca};
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
+    EnvVarSource, HTTPGetAction, KeyToPath, ObjectFieldSelector, PodSpec, Probe,
+    ProjectedVolumeSource, ResourceRequirements, SeccompProfile, SecurityContext,
+    ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::{CONTAINER, Interception, Settings};
+
+/// What the proxy is told and trusts.
+pub(super) const VOLUME: &str = "ctrlmesh-proxy";
+
+/// Where its last policy is kept.
+const STATE: &str = "ctrlmesh-state";
+
+/// Where they are mounted.
+const FOLDER: &str = "/var/run/ctrlmesh";
+
+/// Where its last policy is kept, mounted.
+const STATE_FOLDER: &str = "/var/lib/ctrlmesh";
+
+/// Nobody's user and group, as whom the proxy runs.
+const NOBODY: i64 = 65_532;
+
+/// How long the token for the manager lives; the kubelet renews it in time.
+const TOKEN_SECONDS: i64 = 3600;
+
+/// How long the proxy may take to be ready, in seconds: the manager may be away, then it starts from what it kept.
+const START_SECONDS: i32 = 120;
+
+/// Adds the proxy, as the first of the pod's init containers, in place of one that is there.
+pub(super) fn add(
+    spec: &mut PodSpec,
+    settings: &Settings,
+    resources: Option<ResourceRequirements>,
+    interception: Interception,
+) {
+    let proxy = container(settings, resources.unwrap_or_else(default_resources), interception);
+    let containers = spec.init_containers.get_or_insert_default();
+    containers.retain(|container| container.name != CONTAINER);
+    containers.insert(0, proxy);
+    let volumes = spec.volumes.get_or_insert_default();
+    volumes.retain(|volume| volume.name != VOLUME && volume.name != STATE);
+    volumes.extend([knowledge(), state()]);
+}
+
+fn container(
+    settings: &Settings,
+    resources: ResourceRequirements,
+    interception: Interception,
+) -> Container {
+    let mut listen = format!("127.0.0.1:{}", port::PROXY_API);
+    if interception == Interception::Env {
+        // Some clients ignore the variables and dial the Service's name.
+        listen.push_str(",127.0.0.1:443");
+    }
+    let args = [
+        "sidecar".to_owned(),
+        format!("--listen={listen}"),
+        format!("--manager={}", settings.manager),
+        format!("--manager-ca={FOLDER}/{}", root_ca::MANAGER_KEY),
+        format!("--token={FOLDER}/token"),
+        "--pod=$(POD_NAMESPACE)/$(POD_NAME)".to_owned(),
+        format!("--state-dir={STATE_FOLDER}"),
+        format!("--upstream-ca={FOLDER}/cluster-ca.crt"),
+    ];
+    let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    };
+    Container {
+        name: CONTAINER.to_owned(),
+        image: Some(settings.image.clone()),
+        args: Some(args.into()),
+        env: Some(vec![
+            of_pod("POD_NAME", "metadata.name"),
+            of_pod("POD_NAMESPACE", "metadata.namespace"),
+        ]),
+        ports: Some(vec![ContainerPort {
+            name: Some("ctrlmesh-admin".to_owned()),
+            container_port: port::PROXY_ADMIN.into(),
+            protocol: Some("TCP".to_owned()),
+            ..ContainerPort::default()
+        }]),
+        // What makes it a sidecar: the containers behind it start when its startup probe has succeeded.
+        restart_policy: Some("Always".to_owned()),
+        startup_probe: Some(until_ready()),
+        resources: Some(resources),
+        security_context: Some(unprivileged()),
+        volume_mounts: Some(vec![mount(VOLUME, FOLDER, true), mount(STATE, STATE_FOLDER, false)]),
+        ..Container::default()
+    }
+}
+
+fn until_ready() -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some("/readyz".to_owned()),
+            port: IntOrString::Int(port::PROXY_ADMIN.into()),
+            scheme: Some("HTTP".to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        period_seconds: Some(1),
+        failure_threshold: Some(START_SECONDS),
+        timeout_seconds: Some(1),
+        success_threshold: Some(1),
+        ..Probe::default()
+    }
+}
+
+fn unprivileged() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
+        privileged: Some(false),
+        read_only_root_filesystem: Some(true),
+        run_as_non_root: Some(true),
+        run_as_user: Some(NOBODY),
+        run_as_group: Some(NOBODY),
+        seccomp_profile: Some(SeccompProfile {
+            type_: "RuntimeDefault".to_owned(),
+            localhost_profile: None,
+        }),
+        ..SecurityContext::default()
+    }
+}
+
+/// What a proxy of one operator needs: design.md's budget, and room for bursts.
+fn default_resources() -> ResourceRequirements {
+    let quantities = |pairs: &[(&str, &str)]| {
+        let pairs =
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), Quantity((*value).to_owned())));
+        Some(pairs.collect::<BTreeMap<_, _>>())
+    };
+    ResourceRequirements {
+        requests: quantities(&[("cpu", "10m"), ("memory", "32Mi")]),
+        limits: quantities(&[("memory", "512Mi")]),
+        claims: None,
+    }
+}
+
+fn knowledge() -> Volume {
+    let config_map = |name: &str, key: &str, path: &str| VolumeProjection {
+        config_map: Some(ConfigMapProjection {
+            name: name.to_owned(),
+            items: Some(vec![item(key, path)]),
+            optional: None,
+        }),
+        ..VolumeProjection::default()
+    };
+    let token = VolumeProjection {
+        service_account_token: Some(ServiceAccountTokenProjection {
+            audience: Some(TOKEN_AUDIENCE.to_owned()),
+            expiration_seconds: Some(TOKEN_SECONDS),
+            path: "token".to_owned(),
+        }),
+        ..VolumeProjection::default()
+    };
+    Volume {
+        name: VOLUME.to_owned(),
+        projected: Some(ProjectedVolumeSource {
+            // Read by the proxy's user, and by nobody who has not the group.
+            default_mode: Some(0o444),
+            sources: Some(vec![
+                token,
+                config_map(root_ca::CLUSTER, root_ca::KEY, "cluster-ca.crt"),
+                config_map(root_ca::MESH, root_ca::MANAGER_KEY, root_ca::MANAGER_KEY),
+            ]),
+        }),
+        ..Volume::default()
+    }
+}
+
+fn state() -> Volume {
+    let size_limit = Some(Quantity("16Mi".to_owned()));
+    let empty_dir = Some(EmptyDirVolumeSource { size_limit, ..EmptyDirVolumeSource::default() });
+    Volume { name: STATE.to_owned(), empty_dir, ..Volume::default() }
+}
+
+pub(super) fn item(key: &str, path: &str) -> KeyToPath {
+    KeyToPath { key: key.to_owned(), path: path.to_owned(), mode: None }
+}
+
+fn of_pod(name: &str, field: &str) -> EnvVar {
+    let field_ref =
+        ObjectFieldSelector { api_version: Some("v1".to_owned()), field_path: field.to_owned() };
+    EnvVar {
+        name: name.to_owned(),
+        value: None,
+        value_from: Some(EnvVarSource { field_ref: Some(field_ref), ..EnvVarSource::default() }),
+    }
+}

@@ -1,0 +1,426 @@
+//! How do objects get the labels that nobody gave them when they were written?
+//!
+//! One watch of each kind, of metadata only. A list comes page by page, and the next page is asked for when the last one
+//! is labelled; what is labelled already costs nothing, so that an interrupted pass goes on where it was. All kinds share
+//! one rate, in the order in which they ask, so that none keeps another waiting.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ctrlmesh_common::names::resource_list;
+use ctrlmesh_common::selector;
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding,
+};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ObjectReference};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersion, PartialObjectMeta};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::events::{Event as News, EventType, Recorder};
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::{Api, Client, discovery};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use serde_json::json;
+use tokio::time::{self, Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{Kind, POLICY, Scope, binding, missing, policy, served};
+use crate::cache::Cache;
+use crate::drain::Drain;
+use crate::shard::Labelling;
+
+/// As whom is written.
+const FIELD_MANAGER: &str = "ctrlmesh-manager";
+
+/// How many objects a page of a list has.
+const PAGE: u32 = 500;
+
+/// How long changes of what is listed or served are gathered, and how often it is looked without any.
+const LOOK: (Duration, Duration) = (Duration::from_millis(300), Duration::from_mins(1));
+
+/// How long after a repair that failed the kind is gone through again.
+const AGAIN: Duration = Duration::from_secs(30);
+
+/// How long the API server may take for one object.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Labels namespaces and the objects of the listed kinds, for ever.
+pub struct Labels<MayWrite> {
+    /// The API server. A client of its own, so that it can be told by its user agent and be given a lower priority.
+    pub client: Client,
+    /// The manager's namespace, where the list of kinds is.
+    pub namespace: String,
+    /// How objects are labelled.
+    pub labelling: Arc<Labelling>,
+    /// Where the namespaces are seen.
+    pub cache: Arc<Cache>,
+    /// Whom events are told by.
+    pub recorder: Recorder,
+    /// What is counted.
+    pub metrics: LabelMetrics,
+    /// Whether this replica may write, at this very moment.
+    pub may_write: MayWrite,
+    /// How many objects are labelled in a second, at most.
+    pub pace: Pace,
+}
+
+/// What is counted.
+#[derive(Clone, Debug, Default)]
+pub struct LabelMetrics {
+    repairs: Family<Repair, Counter>,
+    kinds: Gauge,
+    unfinished: Gauge,
+}
+
+/// When the next object may be labelled.
+#[derive(Debug)]
+pub struct Pace {
+    period: Duration,
+    next: Mutex<Option<Instant>>,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
+struct Repair {
+    kind: String,
+    outcome: &'static str,
+}
+
+/// A kind that has not been gone through yet.
+struct Unfinished(Option<Gauge>);
+
+// === impl Labels ===
+
+impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
+    /// Labels until it is dropped.
+    pub async fn run(self: Arc<Self>, drain: Drain) {
+        let all = CancellationToken::new();
+        // Its drop ends what runs for the kinds.
+        let _guard = all.clone().drop_guard();
+        let namespaces = Arc::clone(&self).follow_namespaces();
+        spawn(&drain, &all, namespaces);
+        let mut running: BTreeMap<String, (Kind, CancellationToken)> = BTreeMap::new();
+        let mut triggers = pin!(self.triggers());
+        loop {
+            match served(&self.client, &self.namespace).await {
+                Ok(kinds) => {
+                    self.change(&kinds, &mut running, &all, &drain);
+                    if let Err(error) = Box::pin(self.apply_policy(&kinds)).await {
+                        warn!(%error, "labelling inside the API server not set up; the watches label");
+                    }
+                }
+                Err(error) => {
+                    warn!(
+                        error = crate::telemetry::chain(&error),
+                        "what is to be labelled is not known; what was known holds"
+                    );
+                }
+            }
+            drop(time::timeout(LOOK.1, triggers.next()).await);
+            time::sleep(LOOK.0).await;
+            // Many definitions are often made at once.
+            while futures::FutureExt::now_or_never(triggers.next()).flatten().is_some() {}
+        }
+    }
+
+    /// Starts what is new and ends what is no longer listed or served.
+    fn change(
+        self: &Arc<Self>,
+        kinds: &BTreeMap<String, Kind>,
+        running: &mut BTreeMap<String, (Kind, CancellationToken)>,
+        all: &CancellationToken,
+        drain: &Drain,
+    ) {
+        running.retain(|name, (kind, token)| {
+            let stays = kinds.get(name) == Some(kind);
+            if !stays {
+                info!(kind = name, "no longer labelled");
+                token.cancel();
+            }
+            stays
+        });
+        for (name, kind) in kinds {
+            running.entry(name.clone()).or_insert_with(|| {
+                info!(kind = name, "labelled from now on");
+                let token = all.child_token();
+                let follow = Arc::clone(self).follow(name.clone(), kind.clone());
+                spawn(drain, &token, follow);
+                (kind.clone(), token)
+            });
+        }
+        self.metrics.kinds.set(i64::try_from(running.len()).unwrap_or(i64::MAX));
+    }
+
+    /// One item whenever what is listed or served may have changed.
+    fn triggers(&self) -> impl futures::Stream<Item = ()> + use<MayWrite> {
+        let config = Config::default().page_size(PAGE);
+        let definitions =
+            Api::<PartialObjectMeta<CustomResourceDefinition>>::all(self.client.clone());
+        let definitions = watcher(definitions, config.clone()).default_backoff().map(drop);
+        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
+        let one = config.fields(&format!("metadata.name={}", resource_list::NAME));
+        stream::select(definitions, watcher(maps, one).default_backoff().map(drop))
+    }
+
+    async fn apply_policy(&self, kinds: &BTreeMap<String, Kind>) -> kube::Result<()> {
+        let group = GroupVersion::gv("admissionregistration.k8s.io", "v1");
+        let group = discovery::pinned_group(&self.client, &group).await?;
+        if group.recommended_kind("MutatingAdmissionPolicy").is_none() || !(self.may_write)() {
+            return Ok(());
+        }
+        let policies: Api<MutatingAdmissionPolicy> = Api::all(self.client.clone());
+        let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(self.client.clone());
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        if let Some(policy) = policy(kinds, &self.labelling) {
+            policies.patch(POLICY, &params, &Patch::Apply(&policy)).await?;
+            bindings.patch(POLICY, &params, &Patch::Apply(&binding())).await?;
+        } else if bindings.get_opt(POLICY).await?.is_some() {
+            bindings.delete(POLICY, &DeleteParams::default()).await?;
+            policies.delete(POLICY, &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
+    async fn follow_namespaces(self: Arc<Self>) {
+        self.cache.synced().await;
+        let mut changes = self.cache.changes();
+        let resource = ApiResource::erase::<Namespace>(&());
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        loop {
+            changes.mark_unchanged();
+            let mut failed = false;
+            for (name, known) in self.cache.namespaces() {
+                let meta = ObjectMeta {
+                    name: Some(name),
+                    labels: Some(known.labels),
+                    ..ObjectMeta::default()
+                };
+                if known.terminating {
+                    continue;
+                }
+                let Some(labels) = missing(&meta, Scope::Namespace, &self.labelling) else {
+                    continue;
+                };
+                self.pace.wait().await;
+                failed |= !self.repair("namespaces", &api, &meta, labels).await;
+            }
+            let again = if failed { AGAIN } else { Duration::MAX };
+            // Whichever is first: something changed, or it is time to try again.
+            drop(time::timeout(again, changes.changed()).await);
+        }
+    }
+
+    async fn follow(self: Arc<Self>, name: String, kind: Kind) {
+        let mut unfinished = Unfinished::new(&self.metrics.unfinished);
+        let seen: Api<PartialObjectMeta<DynamicObject>> =
+            Api::all_with(self.client.clone(), &kind.resource);
+        loop {
+            let mut events =
+                pin!(watcher(seen.clone(), Config::default().page_size(PAGE)).default_backoff());
+            let (mut repaired, mut again) = (0_u64, None);
+            loop {
+                let event = match again {
+                    None => events.next().await,
+                    Some(at) => match time::timeout_at(at, events.next()).await {
+                        Ok(event) => event,
+                        Err(_elapsed) => break,
+                    },
+                };
+                match event {
+                    Some(Ok(Event::InitApply(object) | Event::Apply(object))) => {
+                        let Some(labels) = missing(&object.metadata, kind.scope, &self.labelling)
+                        else {
+                            continue;
+                        };
+                        if self.repair_object(&name, &kind, &object.metadata, labels).await {
+                            repaired += 1;
+                        } else {
+                            again.get_or_insert_with(|| Instant::now() + AGAIN);
+                        }
+                    }
+                    Some(Ok(Event::InitDone)) => {
+                        unfinished.finish();
+                        self.tell(&name, repaired).await;
+                        repaired = 0;
+                    }
+                    Some(Ok(Event::Init | Event::Delete(_))) => {}
+                    Some(Err(error)) => warn!(kind = name, %error, "watch failed; goes on"),
+                    None => break,
+                }
+            }
+        }
+    }
+
+    async fn repair_object(
+        &self,
+        name: &str,
+        kind: &Kind,
+        meta: &ObjectMeta,
+        labels: selector::Labels,
+    ) -> bool {
+        self.pace.wait().await;
+        let api: Api<DynamicObject> = match &meta.namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind.resource),
+            None => Api::all_with(self.client.clone(), &kind.resource),
+        };
+        self.repair(name, &api, meta, labels).await
+    }
+
+    /// Labels one object; returns whether nothing is left to do.
+    async fn repair(
+        &self,
+        kind: &str,
+        api: &Api<DynamicObject>,
+        meta: &ObjectMeta,
+        labels: selector::Labels,
+    ) -> bool {
+        if !(self.may_write)() {
+            return true;
+        }
+        let name = meta.name.as_deref().unwrap_or_default();
+        // Another object of the same name is not meant.
+        let body = Patch::Merge(json!({"metadata": {"uid": meta.uid, "labels": labels}}));
+        let params = PatchParams::default();
+        let patch = api.patch_metadata(name, &params, &body);
+        let outcome = match time::timeout(DEADLINE, patch).await {
+            Ok(Ok(_)) => "done",
+            // It is gone, or another: the watch will tell.
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => "gone",
+            Ok(Err(error)) => {
+                warn!(kind, object = name, namespace = meta.namespace, %error, "not labelled; tried again");
+                "failed"
+            }
+            Err(_elapsed) => "failed",
+        };
+        let label = Repair { kind: kind.to_owned(), outcome };
+        self.metrics.repairs.get_or_create_owned(&label).inc();
+        outcome != "failed"
+    }
+
+    /// Says that a kind was gone through, where that was any work.
+    async fn tell(&self, kind: &str, repaired: u64) {
+        if repaired == 0 {
+            return;
+        }
+        info!(kind, repaired, "gone through: every object is labelled");
+        let event = News {
+            type_: EventType::Normal,
+            reason: "Labelled".to_owned(),
+            note: Some(format!("every object of {kind} is labelled; {repaired} were not")),
+            action: "Label".to_owned(),
+            secondary: None,
+        };
+        let list = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("ConfigMap".to_owned()),
+            name: Some(resource_list::NAME.to_owned()),
+            namespace: Some(self.namespace.clone()),
+            ..ObjectReference::default()
+        };
+        if let Err(error) = self.recorder.publish(&event, &list).await {
+            warn!(%error, "event not written");
+        }
+    }
+}
+
+// === impl LabelMetrics ===
+
+impl LabelMetrics {
+    /// Registers all.
+    pub fn register(registry: &mut Registry) -> Self {
+        let this = Self::default();
+        let help = "Objects that lacked labels, by kind and outcome: done, gone or failed";
+        registry.register("label_repairs", help, this.repairs.clone());
+        registry.register("label_kinds", "Kinds whose objects are labelled", this.kinds.clone());
+        let help = "Kinds that were not gone through yet: 0 when everything is labelled";
+        registry.register("label_kinds_unfinished", help, this.unfinished.clone());
+        this
+    }
+}
+
+// === impl Pace ===
+
+impl Pace {
+    /// So many a second; 0 is taken for 1.
+    pub fn per_second(rate: u32) -> Self {
+        Self { period: Duration::from_secs(1) / rate.max(1), next: Mutex::new(None) }
+    }
+
+    /// Waits for one's turn.
+    async fn wait(&self) {
+        let turn = {
+            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+            let turn = next.unwrap_or_else(Instant::now).max(Instant::now());
+            *next = Some(turn + self.period);
+            turn
+        };
+        time::sleep_until(turn).await;
+    }
+}
+
+// === impl Unfinished ===
+
+impl Unfinished {
+    fn new(gauge: &Gauge) -> Self {
+        gauge.inc();
+        Self(Some(gauge.clone()))
+    }
+
+    fn finish(&mut self) {
+        if let Some(gauge) = self.0.take() {
+            gauge.dec();
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+fn spawn(
+    drain: &Drain,
+    token: &CancellationToken,
+    task: impl Future<Output = ()> + Send + 'static,
+) {
+    let token = token.clone();
+    drain.spawn_until_started(async move {
+        tokio::select! {
+            // No longer wanted, or no longer ours to do.
+            () = token.cancelled() => {}
+            () = task => {}
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn turns_are_given_at_the_rate_and_in_the_order_in_which_they_are_asked_for() {
+        let pace = Pace::per_second(10);
+        let start = Instant::now();
+        let turn = |number: u8| {
+            let pace = &pace;
+            async move {
+                pace.wait().await;
+                (number, start.elapsed().as_millis())
+            }
+        };
+        let (one, two, three) = tokio::join!(turn(1), turn(2), turn(3));
+        assert_eq!([one, two, three], [(1, 0), (2, 100), (3, 200)]);
+        time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(turn(4).await.1, 5200, "what was not used is not saved up");
+    }
+}

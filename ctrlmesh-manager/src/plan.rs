@@ -1,0 +1,80 @@
+//! What follows from what is in the cluster now?
+//!
+//! One task compiles whenever something changed, once for everybody: those who tell proxies, those who write, those who
+//! admit pods.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::{task, time};
+use tracing::{error, warn};
+
+use crate::cache::{Cache, Snapshot};
+use crate::compile::{self, Compiled, Told};
+use crate::drain::Drain;
+use crate::pod::PodName;
+use crate::shard::Labelling;
+
+/// How long changes are gathered before they are compiled: a rollout is many at once.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// What follows.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// What it follows from.
+    pub snapshot: Arc<Snapshot>,
+    /// What follows.
+    pub compiled: Compiled,
+    /// What proxies may be told now.
+    pub told: BTreeMap<PodName, Told>,
+}
+
+/// The newest plan. Until the cache has seen everything once, there is none.
+pub type Plans = watch::Receiver<Option<Arc<Plan>>>;
+
+/// Begins to compile what `cache` sees.
+pub fn start(cache: Arc<Cache>, labelling: Arc<Labelling>, drain: &Drain) -> Plans {
+    let (sender, plans) = watch::channel(None);
+    drain.spawn_until_started(follow(cache, labelling, sender));
+    plans
+}
+
+async fn follow(
+    cache: Arc<Cache>,
+    labelling: Arc<Labelling>,
+    plans: watch::Sender<Option<Arc<Plan>>>,
+) {
+    cache.synced().await;
+    let mut changes = cache.changes();
+    let mut told = Arc::new(BTreeMap::new());
+    let mut troubles = Vec::new();
+    loop {
+        changes.mark_unchanged();
+        let snapshot = cache.snapshot();
+        let (before, labelling) = (Arc::clone(&told), Arc::clone(&labelling));
+        // Compiling for thousands of pods takes longer than others should have to wait.
+        match task::spawn_blocking(move || of(snapshot, &labelling, &before)).await {
+            Ok(plan) => {
+                let new = plan.compiled.troubles.iter().filter(|one| !troubles.contains(*one));
+                new.for_each(|one| warn!(object = %one.object, problem = %one.message, "refused"));
+                troubles.clone_from(&plan.compiled.troubles);
+                told = Arc::new(plan.told.clone());
+                plans.send_replace(Some(Arc::new(plan)));
+            }
+            Err(error) => error!(%error, "compiling failed; the last plan stays"),
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+        time::sleep(GATHER).await;
+    }
+}
+
+/// The plan for `snapshot`, where `before` is what proxies were told last.
+pub fn of(snapshot: Snapshot, labelling: &Labelling, before: &BTreeMap<PodName, Told>) -> Plan {
+    let compiled = compile::compile(snapshot.world(labelling), before);
+    let told = compile::tellable(&compiled, before);
+    Plan { snapshot: Arc::new(snapshot), compiled, told }
+}

@@ -1,0 +1,269 @@
+//! What does the status of a ShardingConfig have to say?
+//!
+//! Pure: takes the plan and what the proxies have said, gives the status. What it says of an operator's epoch is what
+//! every replica of the manager goes by; the rest is for people.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ctrlmesh_common::api::{PodStatus, RootStatus, ShardingConfig, ShardingConfigStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::compile::{Record, Told};
+use crate::plan::Plan;
+use crate::pod::{Member, PodName};
+
+/// How much older than the truth the last contact of a pod may be in the status, where nothing else changes.
+const CONTACT_PRECISION: Duration = Duration::from_mins(5);
+
+/// How many names a message lists.
+const LISTED: usize = 5;
+
+/// What a pod's proxy has said last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contact {
+    /// The epoch that it has acknowledged.
+    pub epoch: u64,
+    /// Why it has refused the last policy, where it has.
+    pub refused: Option<String>,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// What is known beside the plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// What the proxies have said.
+    pub contacts: &'a BTreeMap<PodName, Contact>,
+    /// What stands in the way of a root's shards, by `NAMESPACE/NAME`.
+    pub conflicts: &'a BTreeMap<String, Vec<String>>,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// The pods of each shard, by namespace and name.
+pub type Pods<'a> = BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a Told)>>;
+
+/// What a condition says.
+struct Verdict {
+    holds: bool,
+    reason: &'static str,
+    message: String,
+}
+
+/// The pods of each shard in `plan`.
+pub fn pods(plan: &Plan) -> Pods<'_> {
+    let mut pods = Pods::new();
+    for member in &plan.snapshot.members {
+        let Some(told) = plan.compiled.policies.get(&member.name) else { continue };
+        let Some(shard) = told.shard.as_deref() else { continue };
+        pods.entry((&member.name.namespace, shard)).or_default().push((member, told));
+    }
+    pods
+}
+
+/// The status of `config`, one of the plan's; what nothing new is known of stays.
+pub fn of(
+    config: &ShardingConfig,
+    plan: &Plan,
+    pods: &Pods<'_>,
+    facts: Facts<'_>,
+) -> ShardingConfigStatus {
+    let before = config.status.clone().unwrap_or_default();
+    let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
+    let name = config.metadata.name.as_deref().unwrap_or_default();
+    let full_name = format!("{namespace}/{name}");
+    let record = plan.compiled.operators.get(&full_name);
+    let root = plan.compiled.operators.iter().find(|(root, record)| {
+        root.split_once('/').is_some_and(|(other, _)| other == namespace)
+            && record.shards.contains_key(name)
+    });
+    let shards: Vec<&str> = match record {
+        Some(record) if !record.shards.is_empty() => {
+            record.shards.keys().map(String::as_str).collect()
+        }
+        _ => vec![name],
+    };
+    let of_shards = shards.iter().filter_map(|shard| pods.get(&(namespace, *shard)));
+    let all: Vec<(&Member, &Told)> = of_shards.flatten().copied().collect();
+    let is_root = config.spec.root.is_some();
+    let mut status = ShardingConfigStatus {
+        observed_generation: config.metadata.generation,
+        is_root: Some(is_root),
+        pods: if is_root { Vec::new() } else { pod_statuses(&all, &before.pods, facts) },
+        ..before.clone()
+    };
+    match (record, root) {
+        (Some(record), _) => write(record, &mut status),
+        // The shard of a root has its epoch from there, once it stands there.
+        (None, Some((_, record))) if record.written => {
+            status.epoch = i64::try_from(record.epoch).ok();
+            status.policy_digest = record.shards.get(name).cloned();
+        }
+        _ => {}
+    }
+    let accepted = accepted(config, &full_name, plan);
+    let programmed = programmed(record.or(root.map(|(_, record)| record)), &all, facts);
+    let degraded = degraded(&full_name, record, &all, plan, facts);
+    let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
+    status.conditions = conditions
+        .map(|(kind, verdict)| condition(kind, verdict, config, &before.conditions, facts.now))
+        .into();
+    status
+}
+
+/// What a root, or a ShardingConfig that stands by itself, says of its operator.
+fn write(record: &Record, status: &mut ShardingConfigStatus) {
+    status.epoch = i64::try_from(record.epoch).ok();
+    status.policy_digest = Some(record.policy_digest.clone());
+    if let Some(ownership) = &record.ownership {
+        status.ownership = Some(ownership.clone());
+        let names = record.shards.keys().cloned().collect();
+        status.root = Some(RootStatus { child_sharding_configs: names });
+    }
+}
+
+fn pod_statuses(
+    pods: &[(&Member, &Told)],
+    before: &[PodStatus],
+    facts: Facts<'_>,
+) -> Vec<PodStatus> {
+    let status = |(member, _): &(&Member, &Told)| {
+        let contact = facts.contacts.get(&member.name);
+        let before = before.iter().find(|before| before.name == member.name.name);
+        let epoch = contact.and_then(|contact| i64::try_from(contact.epoch).ok());
+        let said = before.and_then(|before| before.last_contact.clone());
+        let fresh = |said: &Time, at: Timestamp| {
+            Duration::try_from(at.duration_since(said.0)).is_ok_and(|age| age < CONTACT_PRECISION)
+        };
+        let last_contact = match (said, contact.map(|contact| contact.at)) {
+            (Some(said), Some(at)) if fresh(&said, at) => Some(said),
+            (said, at) => at.map(|at| Time(seconds(at))).or(said),
+        };
+        PodStatus {
+            name: member.name.name.clone(),
+            node: member.node.clone(),
+            epoch: epoch.or(before.and_then(|before| before.epoch)),
+            last_contact,
+        }
+    };
+    pods.iter().map(status).collect()
+}
+
+fn accepted(config: &ShardingConfig, full_name: &str, plan: &Plan) -> Verdict {
+    let problems = plan.compiled.troubles.iter().filter(|trouble| {
+        trouble.object.starts_with("ShardingConfig ")
+            && trouble.configs.iter().any(|config| config == full_name)
+    });
+    let problems: Vec<&str> = problems.map(|trouble| trouble.message.as_str()).collect();
+    let disabled = config.spec.root.as_ref().is_some_and(|root| root.disable == Some(true));
+    match problems[..] {
+        [] if disabled => {
+            verdict(true, "Disabled", "the root is switched off; its shards stay as they are")
+        }
+        [] => verdict(true, "Valid", "it is valid and complete"),
+        _ => verdict(false, "Invalid", problems.join("; ")),
+    }
+}
+
+fn programmed(record: Option<&Record>, pods: &[(&Member, &Told)], facts: Facts<'_>) -> Verdict {
+    let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.leaving).collect();
+    let Some(record) = record else {
+        return verdict(false, "Pending", "nothing new is told to any proxy");
+    };
+    let done = |told: &Told, contact: &Contact| contact.epoch == told.policy.epoch;
+    let acknowledged = staying.iter().filter(|(member, told)| {
+        let contact = facts.contacts.get(&member.name);
+        record.written && contact.is_some_and(|contact| done(told, contact))
+    });
+    let (acknowledged, all, epoch) = (acknowledged.count(), staying.len(), record.epoch);
+    match (acknowledged, all) {
+        (_, 0) => verdict(false, "NoPods", "no pod is enrolled"),
+        (some, all) if some == all => {
+            let message = format!("every proxy, {all} of {all}, has acknowledged epoch {epoch}");
+            verdict(true, "Acknowledged", message)
+        }
+        _ => {
+            let message =
+                format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
+            verdict(false, "Waiting", message)
+        }
+    }
+}
+
+fn degraded(
+    full_name: &str,
+    record: Option<&Record>,
+    pods: &[(&Member, &Told)],
+    plan: &Plan,
+    facts: Facts<'_>,
+) -> Verdict {
+    let refused = pods.iter().find_map(|(member, _)| {
+        let reason = facts.contacts.get(&member.name)?.refused.as_ref()?;
+        Some(format!("the proxy of pod {} refuses its policy: {reason}", member.name.name))
+    });
+    if let Some(message) = refused {
+        return verdict(true, "PolicyRefused", message);
+    }
+    if let Some(conflicts) = facts.conflicts.get(full_name) {
+        return verdict(true, "Conflict", listed(conflicts, "; "));
+    }
+    let twice = plan.compiled.troubles.iter().find(|trouble| {
+        trouble.object.starts_with("Pod ")
+            && trouble.configs.iter().any(|config| config == full_name)
+    });
+    if let Some(trouble) = twice {
+        let message = format!("{} {}", trouble.object, trouble.message);
+        return verdict(true, "PodSelectedTwice", message);
+    }
+    match record.map(|record| record.unserved.as_slice()) {
+        Some([_, ..]) if pods.is_empty() => {
+            verdict(true, "NoPods", "no pod of the operator is enrolled; nobody owns anything")
+        }
+        Some(unserved @ [_, ..]) => {
+            let names = listed(unserved, ", ");
+            let message = format!("no pod is of {names}: their objects are reconciled by nobody");
+            verdict(true, "ShardsWithoutPods", message)
+        }
+        _ => verdict(false, "AsExpected", "nothing is wrong"),
+    }
+}
+
+fn listed(names: &[String], separator: &str) -> String {
+    let more = names.len().saturating_sub(LISTED);
+    let shown = names[..names.len() - more].join(separator);
+    if more == 0 { shown } else { format!("{shown}{separator}and {more} more") }
+}
+
+fn verdict(holds: bool, reason: &'static str, message: impl Into<String>) -> Verdict {
+    Verdict { holds, reason, message: message.into() }
+}
+
+fn condition(
+    kind: &str,
+    verdict: Verdict,
+    config: &ShardingConfig,
+    before: &[Condition],
+    now: Timestamp,
+) -> Condition {
+    let status = if verdict.holds { "True" } else { "False" };
+    let same = before.iter().find(|one| one.type_ == kind && one.status == status);
+    Condition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: verdict.reason.to_owned(),
+        message: verdict.message,
+        observed_generation: config.metadata.generation,
+        last_transition_time: same
+            .map_or_else(|| Time(seconds(now)), |same| same.last_transition_time.clone()),
+    }
+}
+
+/// Times in the API have no fractions: one that had would differ from what is read back.
+fn seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+use super::*;
+use crate::cache::Snapshot;
+use crate::manifest::Manifests;
+use crate::plan;
+use crate::shard::Labelling;
+
+const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
+    metadata: {name: root, namespace: ops, generation: 4}\n\
+    spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}}\n---\n";
+
+fn pod(name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: ops, labels: {{ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, \
+         ownerReferences: [{{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: a, controller: true}}]}}\n---\n"
+    )
+}
+
+fn plan(text: &str) -> Plan {
+    let mut manifests = Manifests::default();
+    manifests.read(text).unwrap();
+    let snapshot = Snapshot {
+        members: manifests.pods.iter().map(Member::from).collect(),
+        configs: manifests.configs,
+        namespaces: manifests.namespaces,
+        first_ordinals: manifests.first_ordinals,
+    };
+    plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn name(pod: &str) -> PodName {
+    format!("ops/{pod}").parse().unwrap()
+}
+
+/// The status of the plan's ShardingConfig number `which`.
+fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> ShardingConfigStatus {
+    let contact = |epoch| Contact { epoch, refused: None, at: at(now) };
+    let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(*epoch))).collect();
+    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(now) };
+    of(&plan.snapshot.configs[which], plan, &pods(plan), facts)
+}
+
+fn said(status: &ShardingConfigStatus) -> Vec<String> {
+    let say = |one: &Condition| format!("{}={} {}", one.type_, one.status, one.reason);
+    status.conditions.iter().map(say).collect()
+}
+
+/// The same manifests, the root with this status.
+fn with(status: &ShardingConfigStatus, text: &str) -> Plan {
+    let status = format!("status: {}\n---\n", serde_json::to_string(status).unwrap());
+    plan(&text.replacen("---\n", &status, 1))
+}
+
+#[test]
+fn a_root_is_programmed_when_every_proxy_has_acknowledged_what_is_written() {
+    let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
+    let first = status(&plan(&text), 0, &[("op-0", 1), ("op-1", 1)], 100);
+    assert_eq!(
+        said(&first),
+        ["Accepted=True Valid", "Programmed=False Waiting", "Degraded=False AsExpected"]
+    );
+    assert_eq!(
+        (first.epoch, first.observed_generation, first.is_root),
+        (Some(1), Some(4), Some(true))
+    );
+    assert_eq!(first.root.as_ref().unwrap().child_sharding_configs, ["r-1-normal", "r-2-normal"]);
+    assert_eq!(first.ownership.as_ref().unwrap().pods.len(), 2);
+    let plan = with(&first, &text);
+    let some = status(&plan, 0, &[("op-0", 1)], 200);
+    assert_eq!(some.conditions[1].message, "1 of 2 proxies have acknowledged epoch 1");
+    assert_eq!(some.conditions[1].last_transition_time, Time(at(100)), "it has not changed");
+    let all = status(&plan, 0, &[("op-0", 1), ("op-1", 1)], 300);
+    assert_eq!(said(&all)[1], "Programmed=True Acknowledged");
+    assert_eq!(all.conditions[1].last_transition_time, Time(at(300)));
+    assert_eq!(all.conditions[0], first.conditions[0]);
+}
+
+#[test]
+fn more_shards_than_pods_are_said() {
+    let found = status(&plan(&(ROOT.to_owned() + &pod("op-0"))), 0, &[], 1);
+    assert_eq!(said(&found)[2], "Degraded=True ShardsWithoutPods");
+    assert!(found.conditions[2].message.contains("r-2-normal"), "{:?}", found.conditions[2]);
+    let none = status(&plan(ROOT), 0, &[], 1);
+    assert_eq!(said(&none)[1..], ["Programmed=False NoPods", "Degraded=True NoPods"]);
+}
+
+#[test]
+fn what_is_invalid_keeps_what_was_written() {
+    let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
+    let before = status(&plan(&text), 0, &[], 1);
+    let wrong = text.replace("shardingSize: 2", "shardingSize: 40");
+    let after = status(&with(&before, &wrong), 0, &[], 2);
+    assert_eq!(said(&after)[0], "Accepted=False Invalid");
+    assert!(after.conditions[0].message.starts_with("spec.root.auto.shardingSize"));
+    assert_eq!((after.ownership, after.epoch), (before.ownership, before.epoch));
+}
+
+#[test]
+fn a_shard_has_its_roots_epoch_only_once_it_is_written() {
+    let child = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
+        metadata: {name: r-1-normal, namespace: ops, labels: {ctrlmesh.kusionstack.io/auto-sharding-root: root}}\nspec: {}\n---\n";
+    let text = ROOT.to_owned() + &pod("op-0") + child;
+    let first = plan(&text);
+    assert_eq!(status(&first, 1, &[], 1).epoch, None);
+    let second = with(&status(&first, 0, &[], 1), &text);
+    let shard = status(&second, 1, &[("op-0", 1)], 2);
+    assert_eq!(shard.epoch, Some(1));
+    assert_eq!(said(&shard)[1], "Programmed=True Acknowledged");
+    assert_eq!(shard.pods[0].name, "op-0");
+    assert_eq!(
+        (shard.pods[0].epoch, shard.pods[0].last_contact.clone()),
+        (Some(1), Some(Time(at(2))))
+    );
+}
+
+#[test]
+fn a_contact_is_written_down_again_only_after_a_while() {
+    let shard = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
+        spec: {selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";
+    let text = shard.to_owned() + &pod("op-0");
+    let first = status(&plan(&text), 0, &[("op-0", 1)], 1000);
+    let contact = |now| {
+        let status = status(&with(&first, &text), 0, &[("op-0", 1)], now);
+        status.pods[0].last_contact.as_ref().unwrap().0.as_second()
+    };
+    assert_eq!((contact(1010), contact(1299), contact(1300)), (1000, 1000, 1300));
+}
+
+#[test]
+fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
+    let shard = |name: &str| {
+        format!(
+            "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops}}\n\
+            spec: {{selector: {{matchLabels: {{ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}}}, limits: [{{selector: {{matchLabels: {{team: {name}}}}}}}]}}\n---\n"
+        )
+    };
+    let twice = plan(&(shard("a") + &shard("b") + &pod("op-0")));
+    for which in [0, 1] {
+        assert_eq!(said(&status(&twice, which, &[], 1))[2], "Degraded=True PodSelectedTwice");
+    }
+    let plan = plan(&(shard("a") + &pod("op-0")));
+    let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
+    let contacts = [(name("op-0"), contact)].into();
+    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(1) };
+    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
+    assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
+    assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
+    let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
+    let facts = Facts { contacts: &BTreeMap::new(), conflicts: &conflicts, now: at(1) };
+    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
+    assert_eq!(said(&found)[2], "Degraded=True Conflict");
+}

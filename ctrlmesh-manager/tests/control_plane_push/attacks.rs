@@ -1,0 +1,251 @@
+//! Who is refused.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ctrlmesh_common::wire::{self, Hello, PodId, Report, Said, Verdict};
+use ctrlmesh_manager::tls;
+use ctrlmesh_proxy::manager::ConnectError;
+use http::Request;
+use http_body_util::Empty;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, ServerName};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::TlsConnector;
+use tonic::{Code, Status};
+
+use crate::bed::{AUDIENCE, Bed, UNPROVEN_OF_ONE, of_node, of_pod, policy, soon, until};
+use crate::token;
+
+/// How many connections say nothing; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
+const CONNECTIONS: usize = 1000;
+
+fn refusal(answer: Result<impl Sized, Status>) -> Code {
+    match answer {
+        Ok(_) => Code::Ok,
+        Err(status) => status.code(),
+    }
+}
+
+/// A call without a message, as no client of ours makes one.
+async fn call(bed: &Bed, path: &str, token: Option<&str>) -> Code {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(bed.path("manager.crt")).unwrap()).unwrap();
+    let mut tls = ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![b"h2".to_vec()];
+    let stream = TcpStream::connect(bed.address).await.unwrap();
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap();
+    let io = TokioIo::new(stream);
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut request = Request::post(format!("https://{}{path}", bed.address))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    let request = request.body(Empty::<Bytes>::new()).unwrap();
+    let answer = soon("an answer", sender.send_request(request)).await.unwrap();
+    connection.abort();
+    Code::from_bytes(answer.headers()["grpc-status"].as_bytes())
+}
+
+#[tokio::test]
+async fn a_token_that_the_api_server_does_not_vouch_for_to_us_proves_nothing() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    let good = pod.token(&bed.client, AUDIENCE).await;
+    assert_eq!(refusal(bed.follow(&good, of_pod(&pod)).await), Code::Ok);
+    // Signed by the API server's own key, and still good: what the next one differs in is its age.
+    let young = token::shifted(bed.plane, &good, Duration::ZERO);
+    assert_eq!(refusal(bed.follow(&young, of_pod(&pod)).await), Code::Ok);
+    let expired = token::shifted(bed.plane, &good, Duration::from_hours(1));
+    let (signed, signature) = good.rsplit_once('.').unwrap();
+    // Not the last letter: some of its bits mean nothing.
+    let other = if signature.starts_with('A') { "B" } else { "A" };
+    let forged = format!("{signed}.{other}{}", &signature[1..]);
+    let foreign = pod.token(&bed.client, "https://kubernetes.default.svc").await;
+    for (what, wrong) in [
+        ("expired", expired),
+        ("another audience", foreign),
+        ("forged", forged),
+        ("nonsense", "nonsense".to_owned()),
+        ("huge", "x".repeat(9000)),
+    ] {
+        let before = bed.refused("token");
+        assert_eq!(
+            refusal(bed.follow(&wrong, of_pod(&pod)).await),
+            Code::Unauthenticated,
+            "{what}"
+        );
+        assert_eq!(bed.refused("token"), before + 1, "{what}");
+    }
+    let unbound = pod.unbound_token(&bed.client, AUDIENCE).await;
+    assert_eq!(refusal(bed.follow(&unbound, of_pod(&pod)).await), Code::Unauthenticated);
+    assert_eq!(bed.refused("unbound"), 1);
+}
+
+#[tokio::test]
+async fn a_call_without_a_token_is_refused() {
+    let bed = Bed::new().await;
+    assert_eq!(call(&bed, wire::SIGN, None).await, Code::Unauthenticated);
+    assert_eq!(bed.refused("no_token"), 1);
+}
+
+#[tokio::test]
+async fn a_token_whose_pod_is_gone_proves_nothing() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
+        kube::Api::namespaced(bed.client.clone(), &bed.namespace);
+    let at_once = kube::api::DeleteParams { grace_period_seconds: Some(0), ..Default::default() };
+    pods.delete("op-0", &at_once).await.unwrap();
+    assert_eq!(refusal(bed.follow(&token, of_pod(&pod)).await), Code::Unauthenticated);
+}
+
+#[tokio::test]
+async fn nobody_is_told_of_pods_that_are_not_its_own() {
+    let bed = Bed::new().await;
+    let (one, other) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-b").await);
+    let node = bed.node_pod("node-a").await;
+    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&other, "node-b", policy(2, "a=2"))]);
+    let pod_token = one.token(&bed.client, AUDIENCE).await;
+    let node_token = node.token(&bed.client, AUDIENCE).await;
+    let mut stale = of_pod(&one);
+    stale.pod.as_mut().unwrap().uid = "another-incarnation".to_owned();
+    for (what, token, hello) in [
+        ("another pod", &pod_token, of_pod(&other)),
+        ("another incarnation", &pod_token, stale),
+        ("the pods of its node", &pod_token, of_node("node-a")),
+        ("the pods of another node", &node_token, of_node("node-b")),
+        ("a pod of its node, by the node's token", &node_token, of_pod(&one)),
+        ("nobody", &pod_token, Hello::default()),
+    ] {
+        let before = bed.refused("foreign");
+        assert_eq!(refusal(bed.follow(token, hello).await), Code::PermissionDenied, "{what}");
+        assert_eq!(bed.refused("foreign"), before + 1, "{what}");
+    }
+    let mut stream = bed.follow(&node_token, of_node("node-a")).await.unwrap();
+    assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
+}
+
+#[tokio::test]
+async fn a_verdict_on_anothers_pod_ends_the_stream_and_changes_nothing() {
+    let bed = Bed::new().await;
+    let (one, other) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-a").await);
+    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&other, "node-a", policy(2, "a=2"))]);
+    let token = one.token(&bed.client, AUDIENCE).await;
+    let mut stream = bed.follow(&token, of_pod(&one)).await.unwrap();
+    stream.told().await;
+    let id = PodId {
+        namespace: other.namespace.clone(),
+        name: other.name.clone(),
+        uid: other.uid.clone(),
+    };
+    let verdict = Verdict { pod: Some(id), epoch: 99, ..Verdict::default() };
+    stream.reports.send(Report { said: Some(Said::Verdict(verdict)) }).await.unwrap();
+    let ended = soon("the end", stream.updates.message()).await;
+    assert_eq!(ended.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(bed.refused("foreign"), 1);
+    assert_eq!(bed.receipt(&other), None);
+}
+
+#[tokio::test]
+async fn only_a_manager_relays() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    assert_eq!(call(&bed, wire::RELAY, Some(&token)).await, Code::PermissionDenied);
+    assert_eq!(bed.refused("foreign"), 1);
+    assert_eq!(call(&bed, "/ctrlmesh.v1.Mesh/Other", Some(&token)).await, Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn plaintext_and_a_client_that_does_not_know_our_authority_get_nothing() {
+    let bed = Bed::new().await;
+    let mut plain = TcpStream::connect(bed.address).await.unwrap();
+    plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    // A reset is an end too.
+    let _ended = soon("the end", plain.read_to_end(&mut answer)).await;
+    assert!(!answer.windows(4).any(|bytes| bytes == b"HTTP"), "{answer:?}");
+    until("plaintext to be counted", || bed.refused("tls") == 1).await;
+    let mut manager = bed.manager("x");
+    manager.ca = bed.path("mesh.crt");
+    let refused = manager.connect(&ctrlmesh_proxy::drain::Drain::default()).await;
+    assert!(matches!(refused, Err(ConnectError::Connect(_))), "{refused:?}");
+    until("the refusal to be counted", || bed.refused("tls") == 2).await;
+}
+
+#[tokio::test]
+async fn a_request_for_a_certificate_outside_the_constraints_is_refused() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    let mut link = bed.connect(&token).await.unwrap();
+    let request = |names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let params = CertificateParams::new(names).unwrap();
+        params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    };
+    // 10.96.0.1 is the API server's by the Service `kubernetes`.
+    let within = link.sign(&request(&["kubernetes.default.svc", "10.96.0.1"])).await.unwrap();
+    assert_eq!(within.len(), 2);
+    for outside in ["example.com", "10.96.0.2", "ctrlmesh-manager.ctrlmesh-system.svc"] {
+        let before = bed.refused("csr");
+        let answer = link.sign(&request(&["kubernetes.default.svc", outside])).await;
+        assert_eq!(refusal(answer), Code::InvalidArgument, "{outside}");
+        assert_eq!(bed.refused("csr"), before + 1);
+    }
+}
+
+#[tokio::test]
+async fn a_huge_message_is_refused() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    let huge = Hello { version: "x".repeat(1024 * 1024), ..of_pod(&pod) };
+    assert_eq!(refusal(bed.follow(&token, huge).await), Code::OutOfRange);
+    assert_eq!(bed.refused("message"), 1);
+}
+
+#[tokio::test]
+async fn who_holds_many_connections_open_keeps_no_proxy_out() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    let full = std::env::var_os("CTRLMESH_TEST_FULL").is_some();
+    let count = if full { CONNECTIONS * 10 } else { CONNECTIONS };
+    let attacker: SocketAddr = "127.0.0.9:0".parse().unwrap();
+    let mut held = Vec::new();
+    for _ in 0..count {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(attacker).unwrap();
+        held.push(socket.connect(bed.address).await.unwrap());
+    }
+    let kept_out = u64::try_from(count - UNPROVEN_OF_ONE).unwrap();
+    until("most to be refused", || bed.refused("too_many") >= kept_out).await;
+    let mut stream = bed.follow(&token, of_pod(&pod)).await.unwrap();
+    assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
+    // The few that were let in are let go of when they say nothing.
+    until("the rest to be given up", || {
+        bed.refused("slow") >= u64::try_from(UNPROVEN_OF_ONE).unwrap()
+    })
+    .await;
+    drop(held);
+}

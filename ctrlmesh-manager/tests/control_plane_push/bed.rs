@@ -1,0 +1,315 @@
+//! A manager's gRPC inside the test, so that the test says what is to be told.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use std::{fs, future::Future};
+
+use ctrlmesh_common::policy::{Limit, Policy};
+use ctrlmesh_common::resource::ResourceMatch;
+use ctrlmesh_common::selector::Selector;
+use ctrlmesh_common::wire::{Hello, PodId, Report, Said, Update};
+use ctrlmesh_manager::board::{Board, Notice, Receipt};
+use ctrlmesh_manager::certs::authority::Names;
+use ctrlmesh_manager::certs::serving;
+use ctrlmesh_manager::certs::vault::{Vault, Wanted};
+use ctrlmesh_manager::drain::Drain;
+use ctrlmesh_manager::identity::Reviewer;
+use ctrlmesh_manager::lease::{self, Candidate, Leadership};
+use ctrlmesh_manager::listen::{Limits, Listen};
+use ctrlmesh_manager::metrics::{PREFIX, Refusals};
+use ctrlmesh_manager::pod::PodName;
+use ctrlmesh_manager::push::{Accounts, Push, PushMetrics, Relay};
+use ctrlmesh_manager::tls;
+use ctrlmesh_proxy::manager::{ConnectError, Link, Manager};
+use ctrlmesh_testbed::ControlPlane;
+use kube::Client;
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::time;
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+
+use crate::token::{self, TestPod};
+
+/// How long a condition may take to come true before a test fails: generous, because nothing waits for it in vain.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+pub(crate) const AUDIENCE: &str = "ctrlmesh";
+
+/// Connections that have not proved themselves, from one address.
+pub(crate) const UNPROVEN_OF_ONE: usize = 64;
+
+pub(crate) struct Bed {
+    pub(crate) plane: &'static ControlPlane,
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
+    pub(crate) board: Arc<Board>,
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) address: SocketAddr,
+    pub(crate) folder: TempDir,
+    registry: Registry,
+    leadership: Leadership,
+    /// What serves; taken when it is stopped.
+    drain: Drain,
+}
+
+/// A stream to the manager.
+pub(crate) struct Stream {
+    pub(crate) reports: mpsc::Sender<Report>,
+    pub(crate) updates: Streaming<Update>,
+    _link: Link,
+}
+
+impl Bed {
+    pub(crate) async fn new() -> Self {
+        let plane = ControlPlane::shared();
+        let client = plane.client().await.unwrap();
+        let namespace = plane.namespace("push").await.unwrap();
+        let wanted = Wanted {
+            api_server: Vec::new(),
+            manager: Names::of(["127.0.0.1"]),
+            validity: Duration::from_hours(24),
+        };
+        let vault = Arc::new(Vault::open(client.clone(), &namespace, wanted).await.unwrap());
+        let (board, registry) = (Arc::<Board>::default(), Registry::with_prefix(PREFIX));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let folder = TempDir::new().unwrap();
+        let drain = Drain::default();
+        let this = candidate("this", &address.to_string());
+        let leadership = lease::campaign(client.clone(), &namespace, this, &drain);
+        let mut bed = Self {
+            plane,
+            client,
+            namespace,
+            board,
+            vault,
+            address,
+            folder,
+            registry,
+            leadership,
+            drain,
+        };
+        fs::write(bed.path("manager.crt"), bed.vault.current().manager.bundle()).unwrap();
+        fs::write(bed.path("mesh.crt"), bed.vault.current().mesh.bundle()).unwrap();
+        bed.serve(listener);
+        bed
+    }
+
+    /// Serves anew, at the same address, with a board on which nothing was published.
+    pub(crate) async fn restart(&mut self) {
+        self.stop().await;
+        self.drain = Drain::default();
+        self.board = Arc::default();
+        let this = candidate("this", &self.address.to_string());
+        let client = self.client.clone();
+        self.leadership = lease::campaign(client, &self.namespace, this, &self.drain);
+        let listener = eventually("the address to be free", async || {
+            TcpListener::bind(self.address).await.ok()
+        });
+        let listener = listener.await;
+        self.serve(listener);
+    }
+
+    /// Cuts everything off.
+    pub(crate) async fn stop(&mut self) {
+        self.drain.clone().finish(Duration::ZERO).await;
+    }
+
+    fn serve(&mut self, listener: TcpListener) {
+        self.registry = Registry::with_prefix(PREFIX);
+        let refusals = Refusals::register(&mut self.registry);
+        let push = Arc::new(Push {
+            board: self.board.clone(),
+            reviewer: Reviewer::new(self.client.clone(), &mut self.registry),
+            vault: self.vault.clone(),
+            accounts: Accounts {
+                node: format!("{}/node", self.namespace),
+                manager: format!("{}/manager", self.namespace),
+            },
+            leadership: self.leadership.clone(),
+            refusals: refusals.clone(),
+            metrics: PushMetrics::register(&mut self.registry),
+            drain: self.drain.clone(),
+            sessions: Mutex::default(),
+        });
+        let presented = serving::first(&self.vault, &Names::of(["127.0.0.1"])).unwrap();
+        let tls = TlsAcceptor::from(Arc::new(tls::server(presented, &[tls::ALPN_HTTP2]).unwrap()));
+        let limits =
+            Limits { connections: 10_000, unproven: 512, unproven_of_one: UNPROVEN_OF_ONE };
+        let serve = move |stream, admission| push.clone().serve(stream, admission);
+        let listen = Listen::new(limits, refusals);
+        self.drain.spawn(listen.run(listener, tls, self.drain.clone(), serve));
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) async fn pod(&self, name: &str, node: &str) -> TestPod {
+        token::pod(&self.client, &self.namespace, name, "operator", node).await
+    }
+
+    /// The pod of a node proxy.
+    pub(crate) async fn node_pod(&self, node: &str) -> TestPod {
+        token::pod(&self.client, &self.namespace, &format!("proxy-{node}"), "node", node).await
+    }
+
+    /// How the manager is reached with `token`.
+    pub(crate) fn manager(&self, token: &str) -> Manager {
+        let file = TempDir::new_in(self.folder.path()).unwrap().keep().join("token");
+        fs::write(&file, token).unwrap();
+        Manager {
+            address: self.address.to_string().parse().unwrap(),
+            ca: self.path("manager.crt"),
+            token: file,
+            state: self.path("state"),
+        }
+    }
+
+    /// Says hello with `token`.
+    pub(crate) async fn follow(&self, token: &str, hello: Hello) -> Result<Stream, Status> {
+        let mut link = self.connect(token).await.unwrap();
+        let (reports, outbound) = mpsc::channel(64);
+        reports.try_send(Report { said: Some(Said::Hello(hello)) }).unwrap();
+        let updates = link.follow(ReceiverStream::new(outbound)).await?;
+        Ok(Stream { reports, updates, _link: link })
+    }
+
+    pub(crate) async fn connect(&self, token: &str) -> Result<Link, ConnectError> {
+        // What it is made of ends when the link is dropped.
+        self.manager(token).connect(&ctrlmesh_proxy::drain::Drain::default()).await
+    }
+
+    /// Publishes policies of pods of a node.
+    pub(crate) fn publish(&self, notices: &[(&TestPod, &str, Policy)]) {
+        self.board.publish(notices_of(notices));
+    }
+
+    /// The board of another replica, which tells this one, as soon as this one leads.
+    pub(crate) async fn other_replica(&self, token: &Path) -> Arc<Board> {
+        eventually("this one to lead", async || self.leadership.is_held().then_some(())).await;
+        let board = Arc::<Board>::default();
+        let candidate = candidate("other", "127.0.0.1:1");
+        let (client, drain) = (self.client.clone(), &self.drain);
+        let relay = Relay {
+            board: board.clone(),
+            leadership: lease::campaign(client, &self.namespace, candidate, drain),
+            vault: self.vault.clone(),
+            name: "127.0.0.1".to_owned(),
+            token: token.to_owned(),
+            drain: drain.clone(),
+        };
+        drain.spawn(relay.run());
+        board
+    }
+
+    /// What the pod's proxy said last.
+    pub(crate) fn receipt(&self, pod: &TestPod) -> Option<Receipt> {
+        let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
+        self.board.receipts().remove(&name)
+    }
+
+    /// How many were refused for that reason.
+    pub(crate) fn refused(&self, reason: &str) -> u64 {
+        let mut page = String::new();
+        text::encode(&mut page, &self.registry).unwrap();
+        let start = format!("ctrlmesh_manager_refused_total{{reason=\"{reason}\"}} ");
+        let value = page.lines().find_map(|line| line.strip_prefix(&start));
+        value.unwrap_or_else(|| panic!("{page}")).parse().unwrap()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        // Nothing waits for it: the runtime of the test ends with it.
+        let drain = self.drain.clone();
+        drop(tokio::spawn(drain.finish(Duration::ZERO)));
+    }
+}
+
+impl Stream {
+    /// The next policies: by pod, the epoch.
+    pub(crate) async fn told(&mut self) -> BTreeMap<String, u64> {
+        let update = soon("an update", self.updates.message()).await.unwrap().unwrap();
+        let policies = update.policies.iter().map(|entry| {
+            let policy: Policy = serde_json::from_slice(&entry.policy).unwrap();
+            (entry.pod.clone().unwrap().name, policy.epoch)
+        });
+        policies.collect()
+    }
+}
+
+pub(crate) fn of_pod(pod: &TestPod) -> Hello {
+    let id = PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: String::new() };
+    Hello { pod: Some(id), ..Hello::default() }
+}
+
+pub(crate) fn of_node(node: &str) -> Hello {
+    Hello { node: node.to_owned(), ..Hello::default() }
+}
+
+/// What is published of pods, each on a node.
+pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Notice> {
+    let notices = notices.iter().map(|(pod, node, policy)| Notice {
+        pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },
+        uid: pod.uid.clone(),
+        node: Some((*node).to_owned()),
+        policy: policy.clone(),
+    });
+    notices.collect()
+}
+
+fn candidate(identity: &str, address: &str) -> Candidate {
+    Candidate {
+        lease: "push".to_owned(),
+        identity: identity.to_owned(),
+        address: address.to_owned(),
+        leader: Gauge::default(),
+    }
+}
+
+/// A policy that shows only the `ConfigMaps` that `selector` matches.
+pub(crate) fn policy(epoch: u64, selector: &str) -> Policy {
+    let resources =
+        ResourceMatch { api_groups: vec![String::new()], resources: vec!["configmaps".to_owned()] };
+    let limit = Limit {
+        relate_resources: vec![resources],
+        selector: Selector::parse(selector).unwrap(),
+        changed_at: None,
+    };
+    Policy { epoch, limits: vec![limit], ..Policy::default() }
+}
+
+/// What `work` gives; the test fails when it takes too long.
+pub(crate) async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
+    time::timeout(PATIENCE, work)
+        .await
+        .unwrap_or_else(|_elapsed| panic!("waited in vain for {what}"))
+}
+
+/// What `attempt` gives as soon as it gives something.
+pub(crate) async fn eventually<T>(what: &str, mut attempt: impl AsyncFnMut() -> Option<T>) -> T {
+    let poll = async {
+        loop {
+            if let Some(value) = attempt().await {
+                return value;
+            }
+            time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(what, poll).await
+}
+
+/// Waits until `condition` holds.
+pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    eventually(what, async || condition().then_some(())).await;
+}

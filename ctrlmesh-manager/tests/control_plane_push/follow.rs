@@ -1,0 +1,296 @@
+//! Policies reach real proxies, which go on without the manager.
+
+use std::fs;
+use std::time::SystemTime;
+
+use ctrlmesh_common::policy::Lock;
+use ctrlmesh_common::wire::{Known, Report, Said, Verdict};
+use ctrlmesh_manager::board::Receipt;
+use ctrlmesh_manager::pod::PodName;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client, Config};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
+use serde_json::json;
+
+use crate::bed::{AUDIENCE, Bed, eventually, notices_of, of_node, of_pod, policy, soon, until};
+use crate::process::Sidecar;
+use crate::token::{self, TestPod};
+
+const API: &str = "https://kubernetes.default.svc";
+
+/// A client as an operator is one: it believes the mesh's authority only.
+async fn operator(bed: &Bed, pod: &TestPod, sidecar: &Sidecar) -> Client {
+    let mut config = Config::new(format!("https://{}", sidecar.address).parse().unwrap());
+    let mesh = CertificateDer::pem_file_iter(bed.path("mesh.crt")).unwrap();
+    config.root_cert = Some(mesh.map(|one| one.unwrap().to_vec()).collect());
+    config.auth_info.token = Some(pod.token(&bed.client, API).await.into());
+    Client::try_from(config).unwrap()
+}
+
+/// The names of the `ConfigMaps` that it sees.
+async fn seen(client: &Client, namespace: &str) -> Option<Vec<String>> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let list = maps.list(&ListParams::default()).await.ok()?;
+    Some(list.items.into_iter().filter_map(|map| map.metadata.name).collect())
+}
+
+async fn with_objects(bed: &Bed) {
+    let maps: Api<ConfigMap> = Api::namespaced(bed.client.clone(), &bed.namespace);
+    for number in 0..4 {
+        let map = json!({"metadata": {"name": format!("c{number}"), "labels": {"slot": number.to_string()}}});
+        maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
+    }
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "operator"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": bed.namespace}],
+    });
+    let bindings: Api<k8s_openapi::api::rbac::v1::RoleBinding> =
+        Api::namespaced(bed.client.clone(), &bed.namespace);
+    bindings
+        .create(&PostParams::default(), &serde_json::from_value(binding).unwrap())
+        .await
+        .unwrap();
+}
+
+async fn until_sees(client: &Client, namespace: &str, names: &[&str]) {
+    eventually(&format!("to see {names:?}"), async || {
+        (seen(client, namespace).await? == names).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn two_proxies_apply_a_change_go_on_without_the_manager_and_start_from_their_files() {
+    let mut bed = Bed::new().await;
+    with_objects(&bed).await;
+    let pods = [bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-b").await];
+    let publish = |bed: &Bed, epoch, halves: [&str; 2]| {
+        bed.publish(&[
+            (&pods[0], "node-a", policy(epoch, halves[0])),
+            (&pods[1], "node-b", policy(epoch, halves[1])),
+        ]);
+    };
+    publish(&bed, 1, ["slot in (0,1)", "slot in (2,3)"]);
+    let mut sidecars = Vec::new();
+    for pod in &pods {
+        let token = pod.token(&bed.client, AUDIENCE).await;
+        sidecars.push(Sidecar::start(&bed, pod, &token).await);
+    }
+    let mut clients = Vec::new();
+    for (pod, sidecar) in pods.iter().zip(&sidecars) {
+        clients.push(operator(&bed, pod, sidecar).await);
+    }
+    until_sees(&clients[0], &bed.namespace, &["c0", "c1"]).await;
+    until_sees(&clients[1], &bed.namespace, &["c2", "c3"]).await;
+
+    publish(&bed, 2, ["slot=0", "slot!=0"]);
+    for pod in &pods {
+        until("both to acknowledge", || bed.receipt(pod).is_some_and(|one| one.epoch == 2)).await;
+        let receipt = bed.receipt(pod).unwrap();
+        assert!(receipt.connected && receipt.refused.is_none(), "{receipt:?}");
+    }
+    until_sees(&clients[0], &bed.namespace, &["c0"]).await;
+    until_sees(&clients[1], &bed.namespace, &["c1", "c2", "c3"]).await;
+
+    bed.stop().await;
+    until_sees(&clients[0], &bed.namespace, &["c0"]).await;
+    for (pod, sidecar) in pods.iter().zip(&mut sidecars) {
+        sidecar.kill();
+        *sidecar = Sidecar::start_again(&bed, pod).await;
+    }
+    let restarted = operator(&bed, &pods[1], &sidecars[1]).await;
+    until_sees(&restarted, &bed.namespace, &["c1", "c2", "c3"]).await;
+    assert!(sidecars[1].metric("ctrlmesh_proxy_manager_connected").await < 1.0);
+
+    bed.restart().await;
+    publish(&bed, 3, ["slot=3", "slot!=3"]);
+    until("the proxies to come back", || {
+        pods.iter().all(|pod| bed.receipt(pod).is_some_and(|one| one.epoch == 3))
+    })
+    .await;
+    until_sees(&restarted, &bed.namespace, &["c0", "c1", "c2"]).await;
+}
+
+#[tokio::test]
+async fn a_proxy_whose_file_broke_says_so_and_serves_nothing_before_it_is_told() {
+    let mut bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    bed.publish(&[(&pod, "node-a", policy(1, "slot=0"))]);
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    let mut sidecar = Sidecar::start(&bed, &pod, &token).await;
+    sidecar.kill();
+    bed.stop().await;
+    let state = Sidecar::state(&bed, &pod);
+    let mut broken = fs::read(state.join("policies")).unwrap();
+    let last = broken.len() - 3;
+    broken[last] ^= 1;
+    fs::write(state.join("policies"), &broken).unwrap();
+    let mut waiting = Sidecar::begin(&bed, &pod);
+    soon("the file to be set aside", waiting.until_logged("is not believed")).await;
+    soon("the manager to be missed", waiting.until_logged("the manager is away")).await;
+    assert_eq!(fs::read(state.join("policies.broken")).unwrap(), broken);
+    assert!(!waiting.log().contains("\"purpose\":\"operators\""), "{}", waiting.log());
+    bed.restart().await;
+    bed.publish(&[(&pod, "node-a", policy(2, "slot=0"))]);
+    let sidecar = soon("the proxy to serve", waiting.ready()).await;
+    until("its verdict", || bed.receipt(&pod).is_some_and(|one| one.epoch == 2)).await;
+    drop(sidecar);
+}
+
+#[tokio::test]
+async fn a_policy_that_cannot_be_applied_is_reported_with_its_reason_and_the_last_one_stays() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    bed.publish(&[(&pod, "node-a", policy(1, "slot=0"))]);
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    let sidecar = Sidecar::start(&bed, &pod, &token).await;
+    let mut wrong = policy(2, "slot=1");
+    wrong.lock =
+        Some(Lock { namespace: "ns".into(), name: "NOT A NAME".into(), shard: "s".into() });
+    bed.publish(&[(&pod, "node-a", wrong)]);
+    until("the refusal", || bed.receipt(&pod).is_some_and(|one| one.refused.is_some())).await;
+    let receipt = bed.receipt(&pod).unwrap();
+    assert_eq!(receipt.epoch, 1);
+    assert!(receipt.refused.as_deref().unwrap().contains("lock.name"), "{receipt:?}");
+    assert!(sidecar.metric("ctrlmesh_proxy_policies_refused_total").await > 0.0);
+    let shown = format!("ctrlmesh_proxy_policy_epoch{{pod=\"{}/op-0\"}}", bed.namespace);
+    assert!((sidecar.metric(&shown).await - 1.0).abs() < f64::EPSILON);
+    bed.publish(&[(&pod, "node-a", policy(3, "slot=1"))]);
+    until("the next", || bed.receipt(&pod).is_some_and(|one| one.epoch == 3)).await;
+    assert_eq!(bed.receipt(&pod).unwrap().refused, None);
+}
+
+#[tokio::test]
+async fn a_node_is_told_of_pods_that_come_change_and_go() {
+    let bed = Bed::new().await;
+    let (one, two) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-a").await);
+    let node = bed.node_pod("node-a").await;
+    let token = node.token(&bed.client, AUDIENCE).await;
+    bed.publish(&[(&one, "node-a", policy(1, "a=1"))]);
+    let mut stream = bed.follow(&token, of_node("node-a")).await.unwrap();
+    assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
+    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(5, "a=2"))]);
+    assert_eq!(stream.told().await, [("op-1".to_owned(), 5)].into(), "only what changed");
+    bed.publish(&[(&two, "node-a", policy(5, "a=2"))]);
+    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
+    assert!(update.policies.is_empty());
+    assert_eq!(update.gone[0].name, "op-0");
+}
+
+#[tokio::test]
+async fn who_comes_back_is_told_only_what_it_does_not_know() {
+    let bed = Bed::new().await;
+    let (one, two) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-a").await);
+    let node = bed.node_pod("node-a").await;
+    let token = node.token(&bed.client, AUDIENCE).await;
+    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(1, "a=2"))]);
+    let mut stream = bed.follow(&token, of_node("node-a")).await.unwrap();
+    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
+    let known = update.policies.iter().map(|entry| Known {
+        pod: entry.pod.clone(),
+        digest: entry.digest,
+        epoch: 1,
+    });
+    let mut hello = of_node("node-a");
+    hello.known = known.collect();
+    hello.known.push(Known {
+        pod: Some(ctrlmesh_common::wire::PodId { name: "gone".into(), ..Default::default() }),
+        digest: 7,
+        epoch: 7,
+    });
+    drop(stream);
+    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(2, "a=3"))]);
+    let mut again = bed.follow(&token, hello).await.unwrap();
+    let update = soon("an update", again.updates.message()).await.unwrap().unwrap();
+    let names: Vec<_> =
+        update.policies.iter().map(|entry| entry.pod.clone().unwrap().name).collect();
+    assert_eq!(names, ["op-1"]);
+    assert_eq!(update.gone.len(), 1);
+    until("what it has to be known", || bed.receipt(&one).is_some_and(|one| one.epoch == 1)).await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_up_nobody_and_is_told_the_newest() {
+    let bed = Bed::new().await;
+    let (slow, quick) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-b").await);
+    let publish = |epoch: u64| {
+        // Large, so that a few fill every window and buffer on the way.
+        let values: Vec<String> = (0..4000).map(|n| format!("value-{n:040}-{epoch}")).collect();
+        let selector = format!("a in ({})", values.join(","));
+        bed.publish(&[
+            (&slow, "node-a", policy(epoch, &selector)),
+            (&quick, "node-b", policy(epoch, "a=1")),
+        ]);
+    };
+    publish(1);
+    let slow_token = slow.token(&bed.client, AUDIENCE).await;
+    let quick_token = quick.token(&bed.client, AUDIENCE).await;
+    let mut dead = bed.follow(&slow_token, of_pod(&slow)).await.unwrap();
+    let mut live = bed.follow(&quick_token, of_pod(&quick)).await.unwrap();
+    assert_eq!(live.told().await, [("op-1".to_owned(), 1)].into());
+    for epoch in 2..50 {
+        publish(epoch);
+        assert_eq!(live.told().await, [("op-1".to_owned(), epoch)].into());
+    }
+    let mut told = 0;
+    let mut last = 0;
+    while last != 49 {
+        last = dead.told().await["op-0"];
+        told += 1;
+    }
+    assert!(told < 25, "{told} of 49 were kept for it");
+}
+
+#[tokio::test]
+async fn the_same_pod_has_one_stream_and_the_newer_one_counts() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    let mut old = bed.follow(&token, of_pod(&pod)).await.unwrap();
+    old.told().await;
+    let mut new = bed.follow(&token, of_pod(&pod)).await.unwrap();
+    let ended = soon("the old one to end", old.updates.message()).await;
+    assert_eq!(ended.unwrap_err().code(), tonic::Code::Aborted);
+    let update = soon("an update", new.updates.message()).await.unwrap().unwrap();
+    let entry = &update.policies[0];
+    let verdict =
+        Verdict { pod: entry.pod.clone(), digest: entry.digest, epoch: 1, refused: String::new() };
+    new.reports.send(Report { said: Some(Said::Verdict(verdict)) }).await.unwrap();
+    until("its verdict", || bed.receipt(&pod).is_some_and(|one| one.connected)).await;
+    drop(new);
+    until("it to be gone", || bed.receipt(&pod).is_some_and(|one| !one.connected)).await;
+}
+
+#[tokio::test]
+async fn the_leader_learns_what_proxies_told_another_replica() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let manager = token::pod(&bed.client, &bed.namespace, "manager-1", "manager", "node-a").await;
+    let token = bed.path("manager-token");
+    fs::write(&token, manager.token(&bed.client, AUDIENCE).await).unwrap();
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    let board = bed.other_replica(&token).await;
+    board.publish(notices_of(&[(&pod, "node-a", policy(1, "a=1"))]));
+    let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
+    for (epoch, refused) in [(7, None), (8, Some("because".to_owned()))] {
+        let receipt = Receipt {
+            uid: pod.uid.clone(),
+            node: None,
+            epoch,
+            refused: refused.clone(),
+            connected: true,
+            last_contact: SystemTime::now(),
+        };
+        board.receive(&name, receipt);
+        until("the leader to know", || {
+            bed.receipt(&pod).is_some_and(|one| one.epoch == epoch && one.refused == refused)
+        })
+        .await;
+    }
+}

@@ -1,0 +1,94 @@
+//! The manager as users run it: a process of its own, until it is dropped.
+//!
+//! A shell starts it, and kills it when the pipe that only this process holds is closed, however this process ends.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::{ControlPlane, retry};
+use serde_json::Value;
+
+/// `$@` is the command.
+const RUN: &str = r#""$@" & read -r _; kill -KILL $!"#;
+
+/// A running manager.
+pub(crate) struct Manager {
+    child: Mutex<Child>,
+    log: Arc<Mutex<String>>,
+}
+
+impl Manager {
+    /// Starts one, with these further arguments.
+    pub(crate) fn start(plane: &ControlPlane, namespace: &str, more: &[&str]) -> Result<Self> {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", RUN, "sh", env!("CARGO_BIN_EXE_ctrlmesh-manager")])
+            .args(["run", "--log-format", "json", "--namespace", namespace])
+            .args(["--serving-name", "127.0.0.1", "--kubeconfig"])
+            .arg(plane.kubeconfig())
+            .args(more)
+            .env("RUST_LOG", "info")
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        for listen in ["grpc", "webhook", "probes", "metrics"] {
+            command.args([&format!("--listen-{listen}"), "127.0.0.1:0"]);
+        }
+        let mut child = command.spawn().context("start the manager")?;
+        let mut lines = BufReader::new(child.stderr.take().context("no stderr")?);
+        let log = Arc::<Mutex<String>>::default();
+        let written = Arc::clone(&log);
+        thread::spawn(move || {
+            let mut line = String::new();
+            while matches!(lines.read_line(&mut line), Ok(1..)) {
+                written.lock().unwrap_or_else(PoisonError::into_inner).push_str(&line);
+                line.clear();
+            }
+        });
+        Ok(Self { child: Mutex::new(child), log })
+    }
+
+    /// What it has said.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How much memory it has, in kB.
+    pub(crate) fn resident_kilobytes(&self) -> Result<u64> {
+        let shell = self.child.lock().unwrap_or_else(PoisonError::into_inner).id();
+        let children = fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"))?;
+        let manager = children.split_whitespace().next().context("no child")?;
+        let status = fs::read_to_string(format!("/proc/{manager}/status"))?;
+        let line =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches("kB").trim().parse()?)
+    }
+
+    /// Where it listens for `purpose`, once it does.
+    pub(crate) async fn address(&self, purpose: &str) -> Result<SocketAddr> {
+        retry(|| async {
+            let log = self.log();
+            let ended = self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait()?;
+            ensure!(ended.is_none(), "it ended:\n{log}");
+            let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let line = lines.into_iter().find(|line| line["purpose"] == purpose);
+            let line = line.with_context(|| format!("not yet:\n{log}"))?;
+            Ok(line["address"].as_str().context("no address")?.parse()?)
+        })
+        .await
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
+        drop(child.stdin.take());
+        drop(child.wait());
+    }
+}

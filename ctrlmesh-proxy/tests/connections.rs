@@ -1,0 +1,369 @@
+//! Which connections there are to the API server, and what becomes of them.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod harness;
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use harness::client::{Client, get, tls};
+use harness::pki::Pki;
+use harness::proxy::Proxy;
+use harness::upstream::{Upstream, whole};
+use harness::{soon, until};
+use http::{Request, Response, StatusCode, Version};
+use tokio::sync::Notify;
+
+const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
+const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
+
+/// How much an API server sends that nobody reads: more than a stream has room for.
+const FLOOD_BYTES: usize = 2 << 20;
+
+async fn echo(pki: &Pki) -> Upstream {
+    Upstream::http(
+        pki.server(PROTOCOLS),
+        |seen| async move { whole(StatusCode::CREATED, seen.body) },
+    )
+    .await
+}
+
+#[tokio::test]
+async fn each_client_connection_has_one_upstream_connection_of_its_own() {
+    let pki = Pki::new();
+    let upstream = echo(&pki).await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    for version in BOTH {
+        let before = upstream.connections();
+        let mut one = Client::connect(&pki, proxy.address, version).await;
+        assert_eq!(upstream.connections(), before, "opened before it was needed");
+        for _ in 0..5 {
+            one.get("/api").await;
+        }
+        let mut two = Client::connect(&pki, proxy.address, version).await;
+        two.get("/api").await;
+        assert_eq!(upstream.connections(), before + 2, "{version:?}");
+        drop((one, two));
+        until("the upstream connections to close with their clients", || async {
+            proxy.metric("ctrlmesh_proxy_upstream_connections").await == 0.0
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn an_abandoned_request_holds_up_no_other_on_its_connection() {
+    let pki = Pki::new();
+    let release = Arc::<Notify>::default();
+    let released = release.clone();
+    let upstream = Upstream::http(pki.server(PROTOCOLS), move |seen| {
+        let released = released.clone();
+        async move {
+            if seen.target == "/slow" {
+                released.notified().await;
+            }
+            whole(StatusCode::OK, "")
+        }
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let mut client = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
+    client.get("/warm").await;
+    let slow = client.send(get("/slow"));
+    let mut slow = Box::pin(slow);
+    assert!(tokio::time::timeout(Duration::ZERO, slow.as_mut()).await.is_err());
+    drop(slow);
+    for _ in 0..100 {
+        assert_eq!(client.get("/fast").await.status, StatusCode::OK);
+    }
+    assert_eq!(upstream.connections(), 1);
+    release.notify_one();
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_down_is_503_with_retry_after_and_a_status() {
+    let pki = Pki::new();
+    let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let proxy = Proxy::start(&pki, closed, &[]);
+    for version in BOTH {
+        let answer = Client::connect(&pki, proxy.address, version).await.get("/api/v1/pods").await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(answer.headers.contains_key("retry-after"));
+        let status: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!(
+            (&status["kind"], &status["reason"]),
+            (&"Status".into(), &"ServiceUnavailable".into())
+        );
+        assert_eq!(status["code"], 503);
+    }
+    assert!(proxy.metric(r#"ctrlmesh_proxy_upstream_errors_total{reason="connect"}"#).await >= 2.0);
+}
+
+#[tokio::test]
+async fn an_api_server_with_a_foreign_certificate_is_never_asked() {
+    let pki = Pki::new();
+    let stranger = Pki::new();
+    let upstream = echo(&stranger).await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let answer = Client::connect(&pki, proxy.address, Version::HTTP_2).await.get("/api").await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(upstream.seen.lock().unwrap().is_empty());
+    assert!(proxy.metric(r#"ctrlmesh_proxy_upstream_errors_total{reason="tls"}"#).await >= 1.0);
+}
+
+#[tokio::test]
+async fn a_replaced_upstream_ca_is_believed_without_a_restart() {
+    let pki = Pki::new();
+    let next = Pki::new();
+    let upstream = echo(&next).await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    fs::copy(next.path("real.crt"), pki.path("real.crt")).unwrap();
+    until("the new CA to be believed", || async {
+        let mut client = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
+        client.get("/api").await.status == StatusCode::CREATED
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_api_server_without_http2_is_spoken_to_in_http1() {
+    let pki = Pki::new();
+    let upstream =
+        Upstream::http(pki.server(&["http/1.1"]), |_| async { whole(StatusCode::CREATED, "") })
+            .await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let first = Client::connect(&pki, proxy.address, Version::HTTP_2).await.get("/api").await;
+    assert_eq!(first.status, StatusCode::SERVICE_UNAVAILABLE);
+    let stream = tls(&pki, proxy.address, "http/1.1").await;
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+    let second = Client::connect(&pki, proxy.address, Version::HTTP_11).await.get("/api").await;
+    assert_eq!(second.status, StatusCode::CREATED);
+}
+
+/// An API server on bare HTTP/2, which allows `streams` at once and does `answer` with each.
+async fn http2<A, F>(pki: &Pki, streams: u32, answer: A) -> Upstream
+where
+    A: Fn(Request<h2::RecvStream>, h2::server::SendResponse<Bytes>) -> F
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    F: Future<Output = ()> + Send + 'static,
+{
+    Upstream::bytes(pki.server(&["h2"]), move |stream| {
+        let answer = answer.clone();
+        async move {
+            let mut builder = h2::server::Builder::new();
+            builder.max_concurrent_streams(streams);
+            let mut connection = builder.handshake(stream).await.unwrap();
+            while let Some(Ok((request, respond))) = connection.accept().await {
+                let last = request.uri().path() == "/last";
+                tokio::spawn(answer(request, respond));
+                if last {
+                    connection.graceful_shutdown();
+                }
+            }
+        }
+    })
+    .await
+}
+
+fn ok() -> Response<()> {
+    Response::new(())
+}
+
+/// An operator on bare HTTP/2.
+async fn operator(pki: &Pki, proxy: &Proxy) -> h2::client::SendRequest<Bytes> {
+    let stream = tls(pki, proxy.address, "h2").await;
+    let mut builder = h2::client::Builder::new();
+    builder.initial_connection_window_size(1 << 30);
+    let (send, connection) = builder.handshake(stream).await.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    send
+}
+
+fn asked(path: &str) -> Request<()> {
+    Request::get(format!("https://kubernetes{path}")).body(()).unwrap()
+}
+
+#[tokio::test]
+async fn a_goaway_of_the_api_server_reaches_the_client_and_what_is_under_way_goes_on() {
+    let pki = Pki::new();
+    let go_on = Arc::<Notify>::default();
+    let next = go_on.clone();
+    let upstream = http2(&pki, 100, move |request, mut respond| {
+        let next = next.clone();
+        async move {
+            let mut body = respond.send_response(ok(), false).unwrap();
+            if request.uri().path() == "/watch" {
+                next.notified().await;
+            }
+            body.send_data(Bytes::from_static(b"said"), true).unwrap();
+        }
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let mut send = operator(&pki, &proxy).await.ready().await.unwrap();
+    let (watch, _) = send.send_request(asked("/watch"), true).unwrap();
+    let mut watch = soon("the watch", watch).await.unwrap().into_body();
+    let (last, _) = send.send_request(asked("/last"), true).unwrap();
+    soon("the last answer", last).await.unwrap();
+    let leaving = async {
+        while let Ok(ready) = send.clone().ready().await {
+            send = ready;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon("the client's own GOAWAY", leaving).await;
+    go_on.notify_one();
+    assert_eq!(soon("the rest of the watch", watch.data()).await.unwrap().unwrap(), "said");
+    // The next connection goes elsewhere.
+    let mut next = operator(&pki, &proxy).await.ready().await.unwrap();
+    let (answer, _) = next.send_request(asked("/api"), true).unwrap();
+    assert_eq!(soon("an answer", answer).await.unwrap().status(), StatusCode::OK);
+    assert_eq!(upstream.connections(), 2);
+}
+
+#[tokio::test]
+async fn beyond_the_api_server_s_stream_limit_there_is_a_further_connection() {
+    let pki = Pki::new();
+    let release = Arc::new(tokio::sync::Semaphore::new(0));
+    let arrived = Arc::<Notify>::default();
+    let (released, there) = (release.clone(), arrived.clone());
+    let upstream = http2(&pki, 2, move |request, mut respond| {
+        let (released, there) = (released.clone(), there.clone());
+        async move {
+            if request.uri().path() == "/held" {
+                there.notify_one();
+                released.acquire().await.unwrap().forget();
+            }
+            respond.send_response(ok(), true).unwrap();
+        }
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let mut send = operator(&pki, &proxy).await.ready().await.unwrap();
+    let (first, _) = send.send_request(asked("/first"), true).unwrap();
+    soon("the limit to be known", first).await.unwrap();
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        send = send.ready().await.unwrap();
+        held.push(send.send_request(asked("/held"), true).unwrap().0);
+        // The limit of a connection is known once something came back on it.
+        soon("the request", arrived.notified()).await;
+    }
+    assert_eq!(upstream.connections(), 3);
+    let (more, _) = send.send_request(asked("/more"), true).unwrap();
+    soon("an answer beside them", more).await.unwrap();
+    release.add_permits(5);
+    for answer in held {
+        assert_eq!(soon("an answer", answer).await.unwrap().status(), StatusCode::OK);
+    }
+    assert_eq!(upstream.connections(), 3);
+}
+
+#[tokio::test]
+async fn streams_that_nobody_reads_hold_up_no_other_and_cost_no_more_than_their_windows() {
+    let pki = Pki::new();
+    let upstream = http2(&pki, 200, |request, mut respond| async move {
+        let mut body = respond.send_response(ok(), false).unwrap();
+        let size = if request.uri().path() == "/large" { FLOOD_BYTES } else { 2 };
+        body.reserve_capacity(size);
+        body.send_data(Bytes::from(vec![b'x'; size]), true).unwrap();
+        // Held until it is sent: whoever lets go of it lets go of the stream.
+        let _reset = std::future::poll_fn(|cx| body.poll_reset(cx)).await;
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let mut send = operator(&pki, &proxy).await.ready().await.unwrap();
+    let before = proxy.resident_bytes();
+    let mut stalled = Vec::new();
+    for _ in 0..60 {
+        send = send.ready().await.unwrap();
+        let (answer, _) = send.send_request(asked("/large"), true).unwrap();
+        // Its head is read, its body is not.
+        stalled.push(soon("a head", answer).await.unwrap());
+    }
+    let (answer, _) = send.send_request(asked("/small"), true).unwrap();
+    let mut body = soon("a head", answer).await.unwrap().into_body();
+    assert_eq!(soon("a body beside them", body.data()).await.unwrap().unwrap().len(), 2);
+    let grown = proxy.resident_bytes().saturating_sub(before);
+    assert!(grown < 200 << 20, "the proxy grew by {grown} bytes");
+}
+
+#[tokio::test]
+async fn a_replaced_certificate_is_presented_to_the_next_client_and_cuts_no_connection() {
+    let pki = Pki::new();
+    let upstream = echo(&pki).await;
+    // The proxy presents what is vouched for by the mesh CA, from files.
+    let (certificate, key) = (pki.path("own.crt"), pki.path("own.key"));
+    pki.issue(&certificate, &key);
+    let proxy = Proxy::with_files(&pki, upstream.address, &certificate, &key);
+    let mut clients = Vec::new();
+    for version in BOTH {
+        let mut client = Client::connect(&pki, proxy.address, version).await;
+        client.get("/api").await;
+        clients.push(client);
+    }
+    let presented = || async {
+        let stream = tls(&pki, proxy.address, "h2").await;
+        stream.get_ref().1.peer_certificates().unwrap()[0].to_vec()
+    };
+    let before = presented().await;
+    pki.issue(&certificate, &key);
+    until("another certificate", || async { presented().await != before }).await;
+    for client in &mut clients {
+        assert_eq!(client.get("/api").await.status, StatusCode::CREATED);
+        assert!(!client.is_closed());
+    }
+    // What does not fit together is not taken.
+    let now = presented().await;
+    fs::write(&key, "no key").unwrap();
+    until("the refusal", || async { proxy.log().contains("serving certificate kept") }).await;
+    assert_eq!(presented().await, now);
+}
+
+#[tokio::test]
+async fn a_request_that_expects_100_hears_it_over_http2_when_the_api_server_says_it() {
+    let pki = Pki::new();
+    let upstream = http2(&pki, 100, |request, mut respond| async move {
+        assert_eq!(request.headers()["expect"], "100-continue");
+        let early = Response::builder().status(StatusCode::CONTINUE).body(()).unwrap();
+        respond.send_informational(early).unwrap();
+        let mut body = request.into_body();
+        let said = body.data().await.unwrap().unwrap();
+        let mut answer = respond.send_response(ok(), false).unwrap();
+        answer.send_data(said, true).unwrap();
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let mut send = operator(&pki, &proxy).await.ready().await.unwrap();
+    let mut request = asked("/api");
+    request.headers_mut().insert("expect", "100-continue".parse().unwrap());
+    let (mut answer, mut body) = send.send_request(request, false).unwrap();
+    let early = soon("100 Continue", std::future::poll_fn(|cx| answer.poll_informational(cx)));
+    assert_eq!(early.await.unwrap().unwrap().status(), StatusCode::CONTINUE);
+    body.send_data(Bytes::from_static(b"body"), true).unwrap();
+    let mut said = soon("the answer", answer).await.unwrap().into_body();
+    assert_eq!(soon("its body", said.data()).await.unwrap().unwrap(), "body");
+}
+
+#[tokio::test]
+async fn an_api_server_that_accepts_and_says_nothing_is_503_within_the_connect_deadline() {
+    let pki = Pki::new();
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let deadline = ["--connect-timeout", "200ms", "--response-timeout", "1h"];
+    let proxy = Proxy::start(&pki, silent.local_addr().unwrap(), &deadline);
+    for version in BOTH {
+        let mut client = Client::connect(&pki, proxy.address, version).await;
+        for target in ["/api/v1/pods", "/api/v1/pods?watch=1"] {
+            let answer = client.get(target).await;
+            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{version:?}");
+            assert!(answer.headers.contains_key("retry-after"));
+        }
+    }
+}

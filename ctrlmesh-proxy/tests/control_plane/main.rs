@@ -1,0 +1,12 @@
+//! Tier "control-plane": through the proxy to a real API server.
+#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod bed;
+mod escapes;
+mod informer;
+mod reads;
+mod reflector;
+#[path = "../harness/mod.rs"]
+mod harness;

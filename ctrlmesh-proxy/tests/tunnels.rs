@@ -1,0 +1,270 @@
+//! What passes as bytes: exec, attach, port-forward, logs, `proxy`, and what is not HTTP.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod harness;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use harness::client::{Client, get, tls};
+use harness::pki::Pki;
+use harness::proxy::Proxy;
+use harness::random::Random;
+use harness::soon;
+use harness::upstream::{Upstream, streamed, whole};
+use http::{StatusCode, Version};
+use http_body_util::BodyExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
+
+/// How much passes each way: more than any buffer between.
+const BYTES: usize = 3 << 20;
+
+#[tokio::test]
+async fn an_upgraded_connection_carries_bytes_and_half_closes() {
+    let pki = Pki::new();
+    let upstream = Upstream::bytes(pki.server(&["http/1.1"]), |mut stream| async move {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap().to_lowercase();
+        assert!(head.contains("upgrade: spdy/3.1\r\n") && head.contains("connection: upgrade\r\n"), "{head}");
+        let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nhello";
+        stream.write_all(switch.as_bytes()).await.unwrap();
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said).await.unwrap();
+        stream.write_all(&said).await.unwrap();
+        stream.shutdown().await.unwrap();
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let mut stream = tls(&pki, proxy.address, "http/1.1").await;
+    let head = "POST /api/v1/namespaces/a/pods/p/exec?command=sh HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\n\
+                Upgrade: SPDY/3.1\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\nhello") {
+        answer.push(soon("the switch", stream.read_u8()).await.unwrap());
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&answer));
+    stream.write_all(b"echo me").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut rest = String::new();
+    soon("the echo, after our half is closed", stream.read_to_string(&mut rest)).await.unwrap();
+    assert_eq!(rest, "echo me");
+    assert!((proxy.metric("ctrlmesh_proxy_tunnelled_total").await - 1.0).abs() < f64::EPSILON);
+}
+
+#[tokio::test]
+async fn what_is_not_tls_passes_to_the_api_server_as_it_is() {
+    let pki = Pki::new();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::start(&pki, listener.local_addr().unwrap(), &[]);
+    let mut client = TcpStream::connect(proxy.address).await.unwrap();
+    client.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+    client.shutdown().await.unwrap();
+    let (mut upstream, _) = soon("a connection", listener.accept()).await.unwrap();
+    let mut said = String::new();
+    soon("what the client said", upstream.read_to_string(&mut said)).await.unwrap();
+    assert_eq!(said, "GET / HTTP/1.0\r\n\r\n");
+    upstream.write_all(b"not here").await.unwrap();
+    drop(upstream);
+    let mut answer = String::new();
+    soon("the answer", client.read_to_string(&mut answer)).await.unwrap();
+    assert_eq!(answer, "not here");
+}
+
+/// What a stream carries that means nothing to anyone: every byte, in no order.
+fn noise(seed: u64) -> Vec<u8> {
+    let mut random = Random(seed);
+    (0..BYTES).map(|_| random.next().to_be_bytes()[0]).collect()
+}
+
+/// An API server that upgrades what is asked for, sends noise, reads until the client has said all, and answers that.
+async fn kubelet(pki: &Pki) -> Upstream {
+    Upstream::bytes(pki.server(&["http/1.1"]), |mut stream| async move {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        let header = |name: &str| {
+            let line = head.lines().find_map(|line| line.split_once(": ").filter(|(key, _)| key.eq_ignore_ascii_case(name)));
+            line.map(|(_, value)| value.to_owned()).unwrap_or_default()
+        };
+        assert_eq!(header("connection").to_lowercase(), "upgrade", "{head}");
+        let switch = format!(
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\nX-Asked: {}\r\nX-Protocols: {}\r\n\r\n",
+            header("upgrade"), head.split(' ').nth(1).unwrap(), header("x-stream-protocol-version") + &header("sec-websocket-protocol"),
+        );
+        stream.write_all(switch.as_bytes()).await.unwrap();
+        let (mut read, mut write) = tokio::io::split(stream);
+        let (noise, mut said) = (noise(1), Vec::new());
+        let (sent, read) = tokio::join!(write.write_all(&noise), read.read_to_end(&mut said));
+        sent.and(read.map(drop)).unwrap();
+        write.write_all(&said).await.unwrap();
+        write.shutdown().await.unwrap();
+    })
+    .await
+}
+
+/// Asks for an upgrade; the head of the answer.
+async fn upgrade(
+    stream: &mut TlsStream<TcpStream>,
+    target: &str,
+    protocol: &str,
+    more: &str,
+) -> String {
+    let head = format!(
+        "POST {target} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n{more}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        answer.push(soon("the switch", stream.read_u8()).await.unwrap());
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+#[tokio::test]
+async fn exec_attach_and_port_forward_carry_every_byte_both_ways_and_half_close() {
+    let pki = Pki::new();
+    let upstream = kubelet(&pki).await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let pod = "/api/v1/namespaces/a/pods/p";
+    for target in [
+        format!("{pod}/exec?command=sh&command=-c&command=echo%20a%26b&stdin=true&tty=false"),
+        format!("{pod}/attach?container=c&stdout=true"),
+        format!("{pod}/portforward?ports=80&ports=443"),
+    ] {
+        for (protocol, more) in [
+            ("SPDY/3.1", "X-Stream-Protocol-Version: v4.channel.k8s.io"),
+            ("websocket", "Sec-WebSocket-Protocol: v5.channel.k8s.io"),
+        ] {
+            let mut stream = tls(&pki, proxy.address, "http/1.1").await;
+            let head = upgrade(&mut stream, &target, protocol, more).await;
+            assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+            let lower = head.to_lowercase();
+            assert!(lower.contains(&format!("upgrade: {protocol}\r\n").to_lowercase()), "{head}");
+            assert!(head.contains(&format!("x-asked: {target}\r\n")), "{head}");
+            assert!(head.contains(".channel.k8s.io\r\n"), "{head}");
+            let (mut read, mut write) = tokio::io::split(stream);
+            let ours = noise(2);
+            let said = ours.clone();
+            let talking = tokio::spawn(async move {
+                write.write_all(&said).await.unwrap();
+                write.shutdown().await.unwrap();
+            });
+            let mut noise_back = vec![0; BYTES];
+            soon("the noise", read.read_exact(&mut noise_back)).await.unwrap();
+            assert!(noise_back == noise(1), "{target} over {protocol}");
+            let mut echoed = Vec::new();
+            soon("the echo, after our half is closed", read.read_to_end(&mut echoed))
+                .await
+                .unwrap();
+            assert!(echoed == ours, "{target} over {protocol}");
+            talking.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tunnel_has_no_deadline() {
+    let pki = Pki::new();
+    let upstream = Upstream::bytes(pki.server(&["http/1.1"]), |mut stream| async move {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        // Later than any answer may come.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        let switch =
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
+        stream.write_all(switch.as_bytes()).await.unwrap();
+        let byte = stream.read_u8().await.unwrap();
+        stream.write_u8(byte).await.unwrap();
+    })
+    .await;
+    let deadlines =
+        ["--response-timeout", "200ms", "--header-timeout", "200ms", "--connect-timeout", "200ms"];
+    let proxy = Proxy::start(&pki, upstream.address, &deadlines);
+    let mut stream = tls(&pki, proxy.address, "http/1.1").await;
+    let head =
+        upgrade(&mut stream, "/api/v1/namespaces/a/pods/p/exec?command=sh", "SPDY/3.1", "X-A: b")
+            .await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    stream.write_u8(7).await.unwrap();
+    assert_eq!(soon("the byte", stream.read_u8()).await.unwrap(), 7);
+}
+
+#[tokio::test]
+async fn a_log_may_take_as_long_as_it_likes_and_arrives_line_by_line() {
+    let pki = Pki::new();
+    let (lines, next) = tokio::sync::mpsc::unbounded_channel::<Bytes>();
+    let next = std::sync::Arc::new(tokio::sync::Mutex::new(next));
+    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), move |seen| {
+        let next = next.clone();
+        async move {
+            // Later than any other answer may come.
+            tokio::time::sleep(Duration::from_millis(600)).await;
+            if !seen.target.ends_with("/log?follow=true") {
+                return whole(StatusCode::OK, "");
+            }
+            let (mut send, response) = streamed();
+            tokio::spawn(async move {
+                for _ in 0..3 {
+                    let line = next.lock().await.recv().await.unwrap();
+                    send.send_data(line).await.unwrap();
+                }
+            });
+            response
+        }
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &["--response-timeout", "200ms"]);
+    for version in BOTH {
+        let mut client = Client::connect(&pki, proxy.address, version).await;
+        assert_eq!(
+            client.get("/api/v1/namespaces/a/pods/p").await.status,
+            StatusCode::GATEWAY_TIMEOUT
+        );
+        let mut client = Client::connect(&pki, proxy.address, version).await;
+        let log = client.send(get("/api/v1/namespaces/a/pods/p/log?follow=true")).await.unwrap();
+        let mut log = log.into_body();
+        for line in ["one\n", "two\n", "three\n"] {
+            lines.send(Bytes::from_static(line.as_bytes())).unwrap();
+            let frame = soon("a line", log.frame()).await.unwrap().unwrap();
+            assert_eq!(frame.into_data().unwrap(), line);
+        }
+        assert!(soon("the end", log.collect()).await.unwrap().to_bytes().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn what_is_behind_a_proxy_subresource_passes_as_it_is() {
+    let pki = Pki::new();
+    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| async move {
+        whole(StatusCode::OK, seen.target)
+    })
+    .await;
+    let policy = pki.path("policy");
+    std::fs::write(&policy, "limits: [{selector: team=a}]").unwrap();
+    let proxy = Proxy::start(&pki, upstream.address, &["--policy", policy.to_str().unwrap()]);
+    for version in BOTH {
+        let mut client = Client::connect(&pki, proxy.address, version).await;
+        for target in [
+            "/api/v1/namespaces/a/pods/p:8080/proxy/x/../y//z?labelSelector=%zz&watch=1",
+            "/api/v1/namespaces/a/services/https:s:443/proxy/a%2Fb/./c",
+            "/api/v1/nodes/n/proxy/metrics",
+        ] {
+            assert_eq!(client.get(target).await.body, target, "{version:?}");
+        }
+    }
+}

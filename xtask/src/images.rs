@@ -1,0 +1,218 @@
+//! Builds the images that a cluster runs, without Docker.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{env, fs};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Args, ValueEnum};
+
+use crate::run::{cargo, root, run, say, step};
+use crate::{build_ebpf, oci};
+
+/// The largest archive that we hand out: an image is pulled by every node of a cluster.
+const LARGEST_BYTES: u64 = 25_000_000;
+
+/// Which images to build.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Build this image only; may be given several times; without it proxy, manager and example-operator
+    #[arg(value_name = "NAME")]
+    images: Vec<Image>,
+    /// Build proxy and manager without link-time optimisation: larger, and built in a third of the time
+    #[arg(long)]
+    quick: bool,
+}
+
+/// An image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Image {
+    /// ctrlmesh-proxy
+    Proxy,
+    /// ctrlmesh-manager
+    Manager,
+    /// The operator that stands in for the user's
+    ExampleOperator,
+    /// What holds a pod's namespaces on the node bed
+    Pause,
+    /// What the node bed's tests run in pods
+    Probe,
+}
+
+/// How a program is built.
+enum Source {
+    /// A crate of the workspace.
+    Crate,
+    /// A package of a Go module: the module's folder, and the package.
+    Go(&'static str, &'static str),
+}
+
+// === impl Image ===
+
+impl Image {
+    /// The name by which a pod asks for it.
+    pub fn name(self) -> String {
+        let version = env!("CARGO_PKG_VERSION");
+        let name =
+            self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        format!("ctrlmesh.dev/{name}:{version}")
+    }
+
+    /// The name of the program in it.
+    fn program(self) -> &'static str {
+        match self {
+            Self::Proxy => "ctrlmesh-proxy",
+            Self::Manager => "ctrlmesh-manager",
+            Self::ExampleOperator => "example-operator",
+            Self::Pause => "pause",
+            Self::Probe => "probe",
+        }
+    }
+
+    fn description(self) -> &'static str {
+        match self {
+            Self::Proxy => "ctrlmesh: gives each replica of an operator its share of the objects",
+            Self::Manager => "ctrlmesh: decides the shares and tells the proxies",
+            Self::ExampleOperator => "An ordinary operator, to try ctrlmesh with",
+            Self::Pause => "Holds the namespaces of a pod",
+            Self::Probe => "Answers, asks and reads, for tests",
+        }
+    }
+
+    fn source(self) -> Source {
+        match self {
+            Self::Proxy | Self::Manager => Source::Crate,
+            Self::ExampleOperator => Source::Go("deploy/example-operator", "./cmd"),
+            Self::Pause => Source::Go("xtask/control-plane", "./pause"),
+            Self::Probe => Source::Go("xtask/control-plane", "./probe"),
+        }
+    }
+}
+
+/// Builds images, and says where they are.
+///
+/// # Errors
+/// Where a program cannot be built, or an image is larger than it may be.
+pub fn run_images(options: &Options) -> Result<()> {
+    let all = [Image::Proxy, Image::Manager, Image::ExampleOperator];
+    let wanted = if options.images.is_empty() { &all[..] } else { &options.images };
+    for archive in build(wanted, options.quick)? {
+        let bytes = fs::metadata(&archive)?.len();
+        say(&format!("{} ({} kB)", archive.display(), bytes / 1000));
+    }
+    Ok(())
+}
+
+/// Builds images into `target/images`, or `target/images/quick`; gives the archives.
+///
+/// # Errors
+/// Where a program cannot be built, or an image is larger than it may be.
+pub fn build(images: &[Image], quick: bool) -> Result<Vec<PathBuf>> {
+    // Several may build at once, also in one process: who is last wins, and a reader sees a whole archive.
+    static BUILDS: AtomicU32 = AtomicU32::new(0);
+    let folder = root().join(if quick { "target/images/quick" } else { "target/images" });
+    fs::create_dir_all(&folder)?;
+    let mut archives = Vec::new();
+    for image in images {
+        let archive = folder.join(format!("{}.tar", image.program()));
+        let (process, build) = (std::process::id(), BUILDS.fetch_add(1, Ordering::Relaxed));
+        let scratch = folder.join(format!(".{}.{process}.{build}", image.program()));
+        fs::create_dir_all(&scratch)?;
+        let result = build_one(*image, quick, &scratch);
+        let moved = result.and_then(|built| Ok(fs::rename(built, &archive)?));
+        fs::remove_dir_all(&scratch)?;
+        moved.with_context(|| format!("build the image {}", image.name()))?;
+        archives.push(archive.canonicalize()?);
+    }
+    Ok(archives)
+}
+
+fn build_one(image: Image, quick: bool, scratch: &Path) -> Result<PathBuf> {
+    let files = scratch.join("files");
+    fs::create_dir(&files)?;
+    let program = files.join(image.program());
+    match image.source() {
+        Source::Crate => {
+            build_crate(image.program(), quick, &program)?;
+            add_libraries(&program, &files)?;
+        }
+        Source::Go(module, package) => build_go(module, package, &program)?,
+    }
+    let name = image.name();
+    let about = oci::About {
+        name: &name,
+        description: image.description(),
+        entrypoint: &format!("/{}", image.program()),
+    };
+    let archive = scratch.join("archive");
+    oci::write(&about, &files, scratch, &archive)?;
+    let bytes = fs::metadata(&archive)?.len();
+    ensure!(quick || bytes <= LARGEST_BYTES, "{bytes} bytes are more than {LARGEST_BYTES}");
+    Ok(archive)
+}
+
+fn build_crate(name: &str, quick: bool, program: &Path) -> Result<()> {
+    let profile = if quick { "quick-release" } else { "release" };
+    if name == Image::Proxy.program() {
+        build_ebpf::build()?;
+    }
+    step(&format!("build {name} (2 to 10 min the first time)"), || {
+        run(&mut cargo(&["build", "--quiet", "--locked", "--profile", profile, "--package", name]))
+    })?;
+    let target =
+        env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    // Names of functions stay, for backtraces; what only a debugger reads goes.
+    let mut strip = Command::new("strip");
+    run(strip.arg("--strip-debug").arg("-o").arg(program).arg(target.join(profile).join(name)))
+}
+
+fn build_go(module: &str, package: &str, program: &Path) -> Result<()> {
+    let mut go = Command::new("go");
+    go.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid=", "-o"])
+        .arg(program)
+        .arg(package)
+        .current_dir(root().join(module))
+        .env("CGO_ENABLED", "0");
+    run(&mut go)
+}
+
+/// Copies the shared libraries that `program` needs, and the loader that finds them, to where it looks for them.
+fn add_libraries(program: &Path, files: &Path) -> Result<()> {
+    let output = Command::new("ldd").arg(program).output().context("start ldd")?;
+    ensure!(output.status.success(), "ldd: {}", String::from_utf8_lossy(&output.stderr));
+    for library in libraries(&String::from_utf8_lossy(&output.stdout))? {
+        let target = files.join(library.strip_prefix("/").context("a library without a path")?);
+        fs::create_dir_all(target.parent().context("the folder of a library")?)?;
+        fs::copy(&library, &target).with_context(|| format!("copy {}", library.display()))?;
+    }
+    Ok(())
+}
+
+/// The files in what ldd says: `libc.so.6 => /lib/libc.so.6 (0x…)`, and the loader, which has a path only.
+fn libraries(text: &str) -> Result<Vec<PathBuf>> {
+    ensure!(!text.contains("not found"), "a library is not there:\n{text}");
+    let path = |line: &str| {
+        let (name, address) = line.trim().rsplit_once(" (0x")?;
+        let path = name.rsplit_once(" => ").map_or(name, |(_, path)| path);
+        (address.ends_with(')') && path.starts_with('/')).then(|| PathBuf::from(path))
+    };
+    Ok(text.lines().filter_map(path).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_and_the_loader_are_found_and_what_the_kernel_gives_is_not() {
+        let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x00007f)\n\t/lib64/ld-linux.so.2 (0x00007f)\n";
+        let found = libraries(text).unwrap();
+        assert_eq!(
+            found,
+            [PathBuf::from("/lib/x/libc.so.6"), PathBuf::from("/lib64/ld-linux.so.2")]
+        );
+        assert!(libraries("\tlibgone.so => not found\n").is_err());
+        assert!(libraries("\tstatically linked\n").unwrap().is_empty());
+    }
+}

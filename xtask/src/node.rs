@@ -1,0 +1,58 @@
+//! Real nodes for people: start one, use it, end it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Subcommand;
+
+use crate::images::{self, Image};
+use crate::run::{cargo, is_root, run};
+use crate::setup::{self, Readiness};
+
+/// What to do with nodes.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Wish {
+    /// Set up, start a Kubernetes node in namespaces of its own, and print its kubeconfig; it stays until `down`
+    Up {
+        /// Build these images and load them
+        #[arg(long, value_name = "NAME", num_args = 0..)]
+        images: Vec<Image>,
+        /// Load these images, from archives
+        #[arg(long, value_name = "FILE", num_args = 0..)]
+        archives: Vec<PathBuf>,
+    },
+    /// End all nodes that `up` started
+    Down,
+    /// List the nodes on this machine
+    Status,
+    /// Print where the kubeconfig of the newest node that `up` started is
+    Kubeconfig,
+}
+
+/// Does it.
+///
+/// # Errors
+/// Where something cannot be set up, built or started.
+pub fn run_wish(wish: &Wish) -> Result<ExitCode> {
+    let mut command = cargo(&["run", "--quiet", "--locked", "--package", "ctrlmesh-testbed", "--"]);
+    match wish {
+        Wish::Up { images, archives } => {
+            if !is_root() {
+                bail!("a node needs root: it makes namespaces, cgroups and mounts");
+            }
+            if setup::run_setup()? == Readiness::NotReady {
+                return Ok(Readiness::NotReady.into());
+            }
+            command.arg("up").args(images::build(images, false)?);
+            for archive in archives {
+                command.arg(std::path::absolute(archive)?);
+            }
+        }
+        Wish::Down => drop(command.arg("down")),
+        Wish::Status => drop(command.arg("status")),
+        Wish::Kubeconfig => drop(command.arg("kubeconfig")),
+    }
+    run(&mut command)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,201 @@
+//! Writes an image: a program and its files, as one archive that containerd, podman, skopeo and `docker load` all read.
+//!
+//! The archive is an OCI layout, with the list that `docker load` wants beside it. The same files give the same bytes:
+//! names are sorted, and there is no time, no owner and no name of a machine in it.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Who runs the program: nobody that any machine knows.
+const USER: &str = "65532:65532";
+
+/// The media types of the OCI image format.
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+
+/// What an image says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct About<'a> {
+    /// Its whole name, with a tag.
+    pub(crate) name: &'a str,
+    /// One sentence.
+    pub(crate) description: &'a str,
+    /// The program that it runs, a path in the image.
+    pub(crate) entrypoint: &'a str,
+}
+
+/// A file by its content.
+struct Blob {
+    digest: String,
+    bytes: u64,
+}
+
+/// Writes the archive of an image whose files are those under `files`; `scratch` is a folder to work in.
+///
+/// # Errors
+/// Where a file cannot be written, or tar, gzip or sha256sum fails.
+pub(crate) fn write(about: &About<'_>, files: &Path, scratch: &Path, archive: &Path) -> Result<()> {
+    let layout = scratch.join("layout");
+    let blobs = layout.join("blobs/sha256");
+    fs::create_dir_all(&blobs)?;
+    let layer = scratch.join("layer.tar");
+    tar(files, &layer)?;
+    let unpacked = sha256(&layer)?;
+    pipe(Command::new("gzip").args(["-9", "-n", "-c"]).arg(&layer), &scratch.join("layer.gz"))?;
+    let layer = store(&blobs, &scratch.join("layer.gz"))?;
+    let config = store_text(&blobs, scratch, &config(about, &unpacked))?;
+    let manifest = store_text(&blobs, scratch, &manifest(&config, &layer))?;
+    fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    fs::write(layout.join("index.json"), index(about.name, &manifest))?;
+    fs::write(layout.join("manifest.json"), docker(about.name, &config, &layer))?;
+    tar(&layout, archive)
+}
+
+fn config(about: &About<'_>, layer: &str) -> String {
+    let About { name, description, entrypoint } = about;
+    let (title, version) = name.rsplit_once(':').unwrap_or((name, ""));
+    let title = title.rsplit('/').next().unwrap_or(title);
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    format!(
+        r#"{{"architecture":"{architecture}","os":"linux","config":{{"User":"{USER}","Entrypoint":["{entrypoint}"],"WorkingDir":"/","Labels":{{"org.opencontainers.image.description":"{description}","org.opencontainers.image.licenses":"Apache-2.0","org.opencontainers.image.title":"{title}","org.opencontainers.image.version":"{version}"}}}},"rootfs":{{"type":"layers","diff_ids":["sha256:{layer}"]}},"history":[{{"created_by":"cargo xtask images"}}]}}"#
+    )
+}
+
+fn manifest(config: &Blob, layer: &Blob) -> String {
+    let config = described(CONFIG, config);
+    let layer = described(LAYER, layer);
+    format!(
+        r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}","config":{{{config}}},"layers":[{{{layer}}}]}}"#
+    )
+}
+
+fn index(name: &str, manifest: &Blob) -> String {
+    let manifest = described(MANIFEST, manifest);
+    let tag = name.rsplit(':').next().unwrap_or_default();
+    format!(
+        r#"{{"schemaVersion":2,"mediaType":"{INDEX}","manifests":[{{{manifest},"annotations":{{"io.containerd.image.name":"{name}","org.opencontainers.image.ref.name":"{tag}"}}}}]}}"#
+    )
+}
+
+/// What `docker load` reads.
+fn docker(name: &str, config: &Blob, layer: &Blob) -> String {
+    let (config, layer) = (&config.digest, &layer.digest);
+    format!(
+        r#"[{{"Config":"blobs/sha256/{config}","RepoTags":["{name}"],"Layers":["blobs/sha256/{layer}"]}}]"#
+    )
+}
+
+fn described(media_type: &str, blob: &Blob) -> String {
+    let Blob { digest, bytes } = blob;
+    format!(r#""mediaType":"{media_type}","digest":"sha256:{digest}","size":{bytes}"#)
+}
+
+fn store_text(blobs: &Path, scratch: &Path, text: &str) -> Result<Blob> {
+    let file = scratch.join("text");
+    fs::write(&file, text)?;
+    store(blobs, &file)
+}
+
+/// Moves a file to where its content says.
+fn store(blobs: &Path, file: &Path) -> Result<Blob> {
+    let digest = sha256(file)?;
+    let bytes = fs::metadata(file)?.len();
+    fs::rename(file, blobs.join(&digest))?;
+    Ok(Blob { digest, bytes })
+}
+
+/// Packs a folder so that only names, modes and contents count.
+fn tar(folder: &Path, archive: &Path) -> Result<()> {
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--format=ustar", "--sort=name", "--mtime=@0"])
+        .args(["--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX"])
+        .arg("--directory")
+        .arg(folder)
+        .arg("--file")
+        .arg(archive);
+    let mut names: Vec<_> =
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
+    names.sort();
+    let status = tar.arg("--").args(names).status().context("start tar")?;
+    ensure!(status.success(), "tar: {status}");
+    Ok(())
+}
+
+fn sha256(file: &Path) -> Result<String> {
+    let output = Command::new("sha256sum")
+        .stdin(File::open(file)?)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("start sha256sum")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let digest = text.split(' ').next().unwrap_or_default();
+    ensure!(output.status.success() && digest.len() == 64, "sha256sum: {}", output.status);
+    Ok(digest.to_owned())
+}
+
+/// Runs `command`, its output going to a file.
+fn pipe(command: &mut Command, file: &Path) -> Result<()> {
+    let name = command.get_program().to_owned();
+    let status = command.stdout(File::create(file)?).status().context("start a program")?;
+    ensure!(status.success(), "{}: {status}", OsStr::new(&name).display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes an image of one program in a folder of its own, and gives the archive.
+    fn image(name: &str, program: &str) -> Vec<u8> {
+        let folder =
+            std::env::temp_dir().join(format!("ctrlmesh-oci-{}-{name}", std::process::id()));
+        fs::create_dir_all(folder.join("files/bin")).unwrap();
+        fs::write(folder.join("files/bin/program"), program).unwrap();
+        fs::write(folder.join("files/another"), "file").unwrap();
+        let about = About {
+            name: "example.org/a/program:1.2",
+            description: "d",
+            entrypoint: "/bin/program",
+        };
+        write(&about, &folder.join("files"), &folder, &folder.join("archive")).unwrap();
+        let bytes = fs::read(folder.join("archive")).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn the_same_files_give_the_same_bytes_and_others_do_not() {
+        let one = image("one", "binary");
+        assert!(one == image("another", "binary"), "the time or the folder is in the archive");
+        assert!(one != image("different", "bynary"));
+    }
+
+    #[test]
+    fn what_is_read_by_its_digest_has_that_digest() {
+        let folder = std::env::temp_dir().join(format!("ctrlmesh-oci-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("archive"), image("digests", "binary")).unwrap();
+        let tar = Command::new("tar").args(["-xf", "archive"]).current_dir(&folder).status();
+        assert!(tar.unwrap().success());
+        let mut blobs = 0;
+        for blob in fs::read_dir(folder.join("blobs/sha256")).unwrap() {
+            let path = blob.unwrap().path();
+            assert_eq!(path.file_name().unwrap().to_str().unwrap(), sha256(&path).unwrap());
+            blobs += 1;
+        }
+        assert_eq!(blobs, 3, "layer, configuration and manifest");
+        let index = fs::read_to_string(folder.join("index.json")).unwrap();
+        assert!(index.contains(r#""io.containerd.image.name":"example.org/a/program:1.2""#));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,119 @@
+//! Nodes for people, who start them, use them and end them when they like; `cargo xtask node` calls this.
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _, stderr, stdout};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::{env, fs};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Parser, Subcommand};
+use ctrlmesh_testbed::{Found, Node, Options, State};
+
+/// A real Kubernetes node on this machine, in namespaces of its own.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Wish,
+}
+
+#[derive(Subcommand)]
+enum Wish {
+    /// Start a node, which stays until `down`
+    Up {
+        /// Load these images, from archives
+        #[arg(value_name = "ARCHIVE")]
+        images: Vec<PathBuf>,
+    },
+    /// End all nodes that `up` started
+    Down,
+    /// List the nodes on this machine
+    Status,
+    /// Print where the kubeconfig of the newest node that `up` started is
+    Kubeconfig,
+    /// Hold a node until it is ended
+    #[command(hide = true)]
+    Hold { images: Vec<PathBuf> },
+}
+
+fn main() -> Result<ExitCode> {
+    match Arguments::parse().command {
+        Wish::Up { images } => up(&images)?,
+        Wish::Down => down()?,
+        Wish::Status => status()?,
+        Wish::Kubeconfig => kubeconfig()?,
+        Wish::Hold { images } => hold(&images)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Starts a process of its own session that holds the node, and waits until that says where the kubeconfig is.
+fn up(images: &[PathBuf]) -> Result<()> {
+    let log = env::temp_dir().join(format!("ctrlmesh-node-up-{}.log", std::process::id()));
+    let mut holder = Command::new("setsid")
+        .arg(env::current_exe()?)
+        .arg("hold")
+        .args(images)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(File::create(&log)?)
+        .process_group(0)
+        .spawn()
+        .context("start setsid")?;
+    let mut said = String::new();
+    let output = holder.stdout.take().context("standard output")?;
+    let read = BufReader::new(output).read_line(&mut said);
+    let errors = fs::read_to_string(&log);
+    fs::remove_file(&log)?;
+    ensure!(read? > 0, "the node did not start:\n{}", errors?);
+    writeln!(stderr(), "the node is ready; try: export KUBECONFIG=$(cargo xtask node kubeconfig)")?;
+    write!(stdout(), "{said}").context("print the kubeconfig")
+}
+
+fn hold(images: &[PathBuf]) -> Result<()> {
+    let mut node = Node::start(&Options { audit: true, ..Options::default() })?;
+    for archive in images {
+        node.load(archive)?;
+    }
+    Found::hold(node.folder())?;
+    writeln!(stdout(), "{}", node.folder().join("kubeconfig").display())?;
+    node.wait_for_end()?;
+    Ok(())
+}
+
+fn down() -> Result<()> {
+    let held: Vec<Found> = Found::all()?.into_iter().filter(Found::is_held).collect();
+    for node in &held {
+        node.end()?;
+        writeln!(stderr(), "ended {}", node.folder().display())?;
+    }
+    if held.is_empty() {
+        writeln!(stderr(), "there is no node that `cargo xtask node up` started")?;
+    }
+    Ok(())
+}
+
+fn status() -> Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{:<10} {:<9} kubeconfig", "state", "of")?;
+    for node in Found::all()? {
+        let state = match node.state() {
+            State::Ready => "ready",
+            State::NotReady => "not ready",
+            State::Left => "left",
+        };
+        let owner = if node.is_held() { "up" } else { "a test" };
+        writeln!(out, "{state:<10} {owner:<9} {}", node.kubeconfig().display())?;
+    }
+    Ok(())
+}
+
+fn kubeconfig() -> Result<()> {
+    let held = Found::all()?.into_iter().filter(Found::is_held);
+    let newest =
+        held.max_by_key(|node| fs::metadata(node.kubeconfig()).and_then(|is| is.modified()).ok());
+    let Some(node) = newest else { bail!("no node is up: run `cargo xtask node up`") };
+    writeln!(stdout(), "{}", node.kubeconfig().display()).context("print the kubeconfig")
+}

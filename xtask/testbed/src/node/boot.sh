@@ -1,0 +1,16 @@
+# In the network namespace of a node: runs its first process, and again where it is to be booted again.
+#
+# $1 are its cgroups, $2 its folder, and the rest is for the first process.
+tops=$1
+folder=$2
+shift
+while :; do
+    # It enters the cgroups before it makes the namespaces, so that they are the roots of what the node sees.
+    sh -c '
+for top in $0; do echo $$ >"$top/cgroup.procs" || exit; done
+exec env -i PATH="$PATH" unshare --cgroup --mount --uts --pid --fork --kill-child --propagation private sh "$@"
+' "$tops" "$folder/init.sh" "$@"
+    [ -e "$folder/reboot" ] || break
+    rm "$folder/reboot"
+done
+touch "$folder/ended"

@@ -1,0 +1,476 @@
+//! The node bed itself: what it runs is real, what it promises holds, and nothing of it stays.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ctrlmesh_testbed::{Cluster, Found, Node, Options, Program, Space, State};
+use xtask::images::Image;
+
+/// Tells a child of this very binary to start a node; see [`starts_a_node_for_its_parent`].
+const ROLE: &str = "CTRLMESH_NODE_CHILD";
+
+/// Settings of the whole machine that a kubelet changes.
+const SETTINGS: [&str; 6] = [
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+];
+
+/// A pod that runs our probe.
+fn pod(name: &str, arguments: &str) -> String {
+    let image = Image::Probe.name();
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: {name}}}}}\nspec:\n  \
+         terminationGracePeriodSeconds: 5\n  \
+         containers: [{{name: probe, image: \"{image}\", args: [{arguments}]}}]\n"
+    )
+}
+
+#[test]
+fn the_node_is_ready_and_of_the_pinned_version() -> Result<()> {
+    Cluster::shared().case("ready", |space| {
+        let nodes = space.kubectl(&[
+            "get",
+            "nodes",
+            "-o",
+            "jsonpath={.items[*].status.nodeInfo.kubeletVersion} \
+             {.items[*].status.conditions[?(@.type=='Ready')].status}",
+        ])?;
+        ensure!(nodes == format!("{} True", xtask::tools::KUBERNETES), "{nodes}");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_pod_runs_and_one_can_see_its_logs_run_commands_in_it_and_reach_its_ports() -> Result<()> {
+    Cluster::shared().case("pod", |space| {
+        space.apply(&pod("web", "serve"))?;
+        space.wait("pod/web", "condition=Ready")?;
+        let said =
+            space.kubectl(&["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/x"])?;
+        ensure!(said == "web\n", "{said}");
+        let logs = space.kubectl(&["logs", "web"])?;
+        ensure!(
+            logs.contains("web serves :8080") && logs.contains("GET /x from 127.0.0.1"),
+            "{logs}"
+        );
+        let failed = space.kubectl(&["exec", "web", "--", "/probe", "cat", "/none"]).unwrap_err();
+        ensure!(failed.to_string().contains("/none"), "{failed}");
+        forwarded(space, "web")
+    })
+}
+
+/// Reaches the pod's port through `kubectl port-forward`.
+fn forwarded(space: Space<'_>, pod: &str) -> Result<()> {
+    let mut forward = space
+        .command(&["port-forward", pod, ":8080"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    // Open to the end: it prints a line per connection, and ends where nobody reads.
+    let mut output = BufReader::new(forward.stdout.take().context("output")?);
+    let mut line = String::new();
+    let read = output.read_line(&mut line);
+    let answer = ask(&line);
+    forward.kill()?;
+    forward.wait()?;
+    read?;
+    let answer = answer.with_context(|| format!("{line:?}"))?;
+    ensure!(answer.ends_with(&format!("{pod}\n")), "{answer}");
+    Ok(())
+}
+
+/// Asks the port in `Forwarding from 127.0.0.1:41234 -> 8080`.
+fn ask(line: &str) -> Result<String> {
+    let address = line.strip_prefix("Forwarding from ").context("no address")?;
+    let address = address.split(' ').next().context("no address")?;
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[test]
+fn a_service_leads_to_its_pods_and_the_api_server_is_one_of_them() -> Result<()> {
+    Cluster::shared().case("service", |space| {
+        space.apply(&pod("web", "serve"))?;
+        space.apply(&pod("client", "serve"))?;
+        space.apply(
+            "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n\
+             spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}\n",
+        )?;
+        space.wait("pod/web", "condition=Ready")?;
+        space.wait("pod/client", "condition=Ready")?;
+        let address =
+            space.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])?;
+        // From another pod, and from the very pod that serves.
+        for pod in ["client", "web"] {
+            let url = format!("http://{address}/");
+            let get = ["exec", pod, "--", "/probe", "get", &url];
+            let said = until("the service to answer", || Ok(space.kubectl(&get).ok()))?;
+            ensure!(said == "web\n", "{pod}: {said}");
+        }
+        // Its certificate is verified against what every pod is given.
+        let secrets = "/var/run/secrets/kubernetes.io/serviceaccount";
+        let (ca, token) = (format!("{secrets}/ca.crt"), format!("{secrets}/token"));
+        let url = "https://10.96.0.1/version";
+        let said = space.kubectl(&["exec", "client", "--", "/probe", "get", url, &ca, &token])?;
+        ensure!(said.contains(xtask::tools::KUBERNETES), "{said}");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_privileged_daemon_set_sees_the_node_with_its_cgroups_and_programs() -> Result<()> {
+    Cluster::shared().case("daemon-set", |space| {
+        let image = Image::Probe.name();
+        space.apply(&format!(
+            "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {{name: agent}}\nspec:\n  \
+             selector: {{matchLabels: {{app: agent}}}}\n  template:\n    \
+             metadata: {{labels: {{app: agent}}}}\n    spec:\n      \
+             hostNetwork: true\n      hostPID: true\n      containers:\n      \
+             - name: agent\n        image: \"{image}\"\n        args: [serve, \"127.0.0.1:7654\"]\n        \
+             securityContext: {{privileged: true, runAsUser: 0}}\n        volumeMounts:\n        \
+             - {{name: cgroup, mountPath: /sys/fs/cgroup}}\n        \
+             - {{name: bpf, mountPath: /sys/fs/bpf, mountPropagation: Bidirectional}}\n      volumes:\n      \
+             - {{name: cgroup, hostPath: {{path: /sys/fs/cgroup}}}}\n      \
+             - {{name: bpf, hostPath: {{path: /sys/fs/bpf}}}}\n"
+        ))?;
+        space.kubectl(&["rollout", "status", "daemonset/agent", "--timeout=60s"])?;
+        let read = |file: &str| {
+            space.kubectl(&["exec", "daemonset/agent", "--", "/probe", "cat", file])
+        };
+        let status = read("/proc/self/status")?;
+        let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:\t"));
+        let bounded = status.lines().find_map(|line| line.strip_prefix("CapBnd:\t"));
+        ensure!(capabilities == bounded && capabilities > Some("000001"), "{status}");
+        let mounts = read("/proc/self/mounts")?;
+        ensure!(mounts.contains(" /sys/fs/bpf bpf rw"), "{mounts}");
+        if space.cluster().node().is_some() {
+            // With the processes of the node it sees its first one, and none of this machine.
+            ensure!(read("/proc/1/cmdline")?.contains("init.sh"));
+            ensure!(read("/proc/1/cgroup")?.lines().all(|line| line.ends_with(":/")));
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_native_sidecar_serves_before_the_container_starts_and_ends_after_it() -> Result<()> {
+    Cluster::shared().case("sidecar", |space| {
+        let image = Image::Probe.name();
+        space.apply(&format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: job}}\nspec:\n  restartPolicy: Never\n  \
+             initContainers:\n  - name: sidecar\n    image: \"{image}\"\n    restartPolicy: Always\n    \
+             args: [serve, \":8081\"]\n    startupProbe: {{httpGet: {{port: 8081}}, periodSeconds: 1}}\n  \
+             containers:\n  - name: main\n    image: \"{image}\"\n    \
+             args: [get, \"http://127.0.0.1:8081/from-main\"]\n"
+        ))?;
+        space.wait("pod/job", "jsonpath={.status.phase}=Succeeded")?;
+        let sidecar = space.kubectl(&["logs", "job", "-c", "sidecar"])?;
+        let (asked, ended) = (sidecar.find("GET /from-main"), sidecar.find("told to end"));
+        ensure!(asked.is_some() && asked < ended, "{sidecar}");
+        Ok(())
+    })
+}
+
+#[test]
+fn pods_go_on_while_kubelet_and_containerd_are_killed_and_come_back() -> Result<()> {
+    // Of its own: pods of other tests would notice.
+    let cluster = Cluster::of(Node::start(&Options::default())?);
+    let node = cluster.node().context("a node")?;
+    cluster.case("killed", |space| {
+        space.apply(&pod("web", "serve"))?;
+        space.wait("pod/web", "condition=Ready")?;
+        for program in [Program::Kubelet, Program::Containerd, Program::KubeProxy] {
+            let runs = || -> Result<Option<String>> {
+                let command =
+                    node.command("cat")?.arg(node.folder().join(pid_file(program))).output()?;
+                let pid = String::from_utf8_lossy(&command.stdout).trim().to_owned();
+                let alive = node.command("test")?.args(["-d", &format!("/proc/{pid}")]).status()?;
+                Ok(alive.success().then_some(pid))
+            };
+            let before = until("the program", runs)?;
+            node.kill(program)?;
+            until("another process", || Ok(runs()?.filter(|now| *now != before)))?;
+        }
+        let exec = ["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/"];
+        until("kubelet to answer again", || Ok(space.kubectl(&exec).ok()))?;
+        let restarts = "jsonpath={.status.containerStatuses[0].restartCount}";
+        let restarts = space.kubectl(&["get", "pod", "web", "-o", restarts])?;
+        ensure!(restarts == "0", "{restarts} restarts");
+        // And it does new work.
+        space.apply(&pod("later", "serve"))?;
+        space.wait("pod/later", "condition=Ready")
+    })
+}
+
+#[test]
+fn pods_come_back_after_a_power_cut_and_what_was_in_memory_does_not() -> Result<()> {
+    let mut node = Node::start(&Options::default())?;
+    let touch = |node: &Node, file: &str| -> Result<()> {
+        ensure!(node.command("touch")?.arg(file).status()?.success(), "touch {file}");
+        Ok(())
+    };
+    touch(&node, "/run/in-memory")?;
+    touch(&node, "/var/lib/on-disk")?;
+    let kubectl = |node: &Node, arguments: &[&str]| -> Result<String> {
+        let mut command = Command::new(xtask::tools::control_plane("kubectl"));
+        command.arg("--kubeconfig").arg(node.control_plane().kubeconfig()).args(arguments);
+        let output = command.stderr(Stdio::inherit()).output()?;
+        ensure!(output.status.success(), "{arguments:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let image = format!("--image={}", Image::Probe.name());
+    kubectl(&node, &["create", "deployment", "web", &image, "--", "/probe", "serve"])?;
+    kubectl(&node, &["rollout", "status", "deployment/web", "--timeout=60s"])?;
+    node.reboot()?;
+    let restarts = "jsonpath={.items[0].status.containerStatuses[0].restartCount}";
+    until("the pod to run again", || {
+        let count = kubectl(&node, &["get", "pods", "-l", "app=web", "-o", restarts])?;
+        Ok((count == "1").then_some(()))
+    })?;
+    kubectl(&node, &["rollout", "status", "deployment/web", "--timeout=60s"])?;
+    let get = ["exec", "deployment/web", "--", "/probe", "get", "http://127.0.0.1:8080/"];
+    ensure!(kubectl(&node, &get)?.starts_with("web-"));
+    let there = |file: &str| -> Result<bool> {
+        Ok(node.command("test")?.args(["-e", file]).status()?.success())
+    };
+    ensure!(there("/var/lib/on-disk")? && !there("/run/in-memory")?);
+    Ok(())
+}
+
+/// The file in the node's folder that names the program's process.
+fn pid_file(program: Program) -> &'static str {
+    match program {
+        Program::Containerd => "containerd.pid",
+        Program::Kubelet => "kubelet.pid",
+        Program::KubeProxy => "kube-proxy.pid",
+    }
+}
+
+#[test]
+fn a_failed_case_leaves_a_report_that_shows_why() -> Result<()> {
+    let failed = Cluster::shared().case("as-asked", |space| {
+        space.apply(&pod("web", "serve"))?;
+        space.wait("pod/web", "condition=Ready")?;
+        bail!("as asked")
+    });
+    let error = format!("{:#}", failed.unwrap_err());
+    let (_, folder) = error.split_once("is in ").context("no folder")?;
+    let folder = PathBuf::from(folder.split(": as asked").next().context("no folder")?);
+    let described = fs::read_to_string(folder.join("pods"))?;
+    ensure!(described.contains("Name:             web"), "{described}");
+    ensure!(fs::read_to_string(folder.join("events"))?.contains("Started"));
+    if Cluster::shared().node().is_some() {
+        ensure!(!fs::read_to_string(folder.join("kubelet.log"))?.is_empty());
+        let logs = Command::new("grep").args(["-rl", "web serves"]).arg(&folder).output()?;
+        ensure!(!logs.stdout.is_empty(), "no container's log in {}", folder.display());
+    }
+    Ok(fs::remove_dir_all(folder)?)
+}
+
+#[test]
+fn two_nodes_at_once_do_not_meet_and_leave_nothing() -> Result<()> {
+    let settings = settings()?;
+    let (one, other) = thread::scope(|scope| {
+        let other = scope.spawn(|| Node::start(&Options::default()));
+        (Node::start(&Options::default()), other.join().unwrap())
+    });
+    let nodes = [one?, other?].map(Cluster::of);
+    let mut left = Vec::new();
+    for cluster in &nodes {
+        let node = cluster.node().context("a node")?;
+        left.push(Traces::of(node.folder()));
+        ensure!(!left[left.len() - 1].found()?.is_empty(), "what is left is not seen");
+        // The same names in both, and each has its own.
+        cluster.case("same", |space| {
+            space.apply(&pod("web", "serve"))?;
+            space.wait("pod/web", "condition=Ready")
+        })?;
+    }
+    let addresses = nodes
+        .each_ref()
+        .map(|cluster| cluster.node().map(|node| node.control_plane().url().to_owned()));
+    ensure!(addresses[0] != addresses[1], "{addresses:?}");
+    drop(nodes);
+    for traces in left {
+        let found = traces.found()?;
+        ensure!(found.is_empty(), "left: {found:?}");
+    }
+    assert_eq!(settings, self::settings()?, "a node changed the machine's settings");
+    Ok(())
+}
+
+#[test]
+fn nothing_is_left_when_the_harness_is_killed() -> Result<()> {
+    let mut child = child()?;
+    let folder = folder_of(&mut child)?;
+    let traces = Traces::of(&folder);
+    child.kill()?;
+    child.wait()?;
+    until("everything to go", || Ok(traces.found()?.is_empty().then_some(())))
+        .with_context(|| format!("left: {:?}", traces.found()))
+}
+
+#[test]
+fn what_a_killed_keeper_left_is_swept_by_the_next_node() -> Result<()> {
+    let mut child = child()?;
+    let folder = folder_of(&mut child)?;
+    let traces = Traces::of(&folder);
+    // The harness and the shell that would clean up after it, at once.
+    let keeper =
+        folder.file_name().and_then(|name| name.to_str()?.split('-').nth(2)?.parse::<u32>().ok());
+    let keeper = keeper.context("who keeps it")?.to_string();
+    ensure!(
+        Command::new("kill").args(["-KILL", &keeper, &child.id().to_string()]).status()?.success()
+    );
+    child.wait()?;
+    let found = Found::all()?.into_iter().find(|node| node.folder() == folder);
+    // A node of another test may have swept it meanwhile.
+    ensure!(found.is_none_or(|node| node.state() == State::Left));
+    drop(Node::start(&Options::default())?);
+    let found = traces.found()?;
+    ensure!(found.is_empty(), "left: {found:?}");
+    Ok(())
+}
+
+#[test]
+fn nothing_is_left_when_the_harness_is_killed_while_the_node_starts() -> Result<()> {
+    for wait in [0, 20, 60, 150, 400, 1500] {
+        let mut child = child()?;
+        let its = || {
+            let mut all = Found::all()?.into_iter();
+            Ok(all.find(|node| parent(keeper(node.folder())) == Some(child.id())))
+        };
+        let folder = until("the folder", its)?.folder().to_owned();
+        // Not a wait for something: a moment of the start, whichever it is.
+        thread::sleep(Duration::from_millis(wait));
+        child.kill()?;
+        child.wait()?;
+        let traces = Traces::of(&folder);
+        until("everything to go", || Ok(traces.found()?.is_empty().then_some(())))
+            .with_context(|| format!("after {wait} ms, left: {:?}", traces.found()))?;
+    }
+    Ok(())
+}
+
+/// The part of the child in the tests above; by itself it does nothing.
+#[test]
+fn starts_a_node_for_its_parent() -> Result<()> {
+    if env::var_os(ROLE).is_none() {
+        return Ok(());
+    }
+    let node = Node::start(&Options::default())?;
+    println!("folder={}", node.folder().display());
+    loop {
+        thread::park();
+    }
+}
+
+fn child() -> Result<Child> {
+    Ok(Command::new(env::current_exe()?)
+        .args(["--exact", "starts_a_node_for_its_parent", "--nocapture"])
+        .env(ROLE, "1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?)
+}
+
+/// The folder that the child says it uses.
+fn folder_of(child: &mut Child) -> Result<PathBuf> {
+    let output = child.stdout.take().context("output")?;
+    for line in BufReader::new(output).lines() {
+        if let Some((_, folder)) = line?.split_once("folder=") {
+            return Ok(folder.into());
+        }
+    }
+    bail!("the child ended without naming its folder")
+}
+
+/// The shell that keeps the node of this folder, which is named after it.
+fn keeper(folder: &Path) -> Option<u32> {
+    folder.file_name()?.to_str()?.split('-').nth(2)?.parse().ok()
+}
+
+/// Who started a process.
+fn parent(process: Option<u32>) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{}/status", process?)).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+/// What a node can leave behind.
+struct Traces {
+    folder: PathBuf,
+    /// Its network device on this machine.
+    device: Option<String>,
+}
+
+impl Traces {
+    fn of(folder: &Path) -> Self {
+        let device = fs::read_to_string(folder.join("device")).unwrap_or_default();
+        let device = device.split(' ').next().filter(|name| !name.is_empty()).map(str::to_owned);
+        Self { folder: folder.to_owned(), device }
+    }
+
+    /// What there is of the node: processes, mounts, network devices and namespaces, cgroups, files.
+    fn found(&self) -> Result<Vec<String>> {
+        let name = self.folder.file_name().and_then(|name| name.to_str()).context("a name")?;
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc")? {
+            let process = entry?.path();
+            let Ok(command) = fs::read_to_string(process.join("cmdline")) else { continue };
+            let cgroup = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
+            if command.contains(name) || cgroup.contains(name) {
+                found.push(format!("process {} {}", process.display(), command.replace('\0', " ")));
+            }
+        }
+        if fs::read_to_string("/proc/self/mountinfo")?.contains(name) {
+            found.push("a mount".to_owned());
+        }
+        if let Some(device) = &self.device
+            && Path::new("/sys/class/net").join(device).exists()
+        {
+            found.push(format!("device {device}"));
+        }
+        for hierarchy in fs::read_dir("/sys/fs/cgroup")? {
+            let cgroup = hierarchy?.path().join(name);
+            if cgroup.exists() {
+                found.push(format!("cgroup {}", cgroup.display()));
+            }
+        }
+        if self.folder.exists() {
+            found.push(format!("folder {}", self.folder.display()));
+        }
+        Ok(found)
+    }
+}
+
+fn settings() -> Result<BTreeMap<&'static str, String>> {
+    SETTINGS
+        .iter()
+        .map(|name| Ok((*name, fs::read_to_string(Path::new("/proc/sys").join(name))?)))
+        .collect()
+}
+
+/// Waits for something to be there, for at most 60 s.
+fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        ensure!(Instant::now() < deadline, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,68 @@
+//! The images that we hand out: the same bytes each time, and enough in them to run where nothing may be written.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::{Cluster, Space};
+use xtask::images::{self, Image};
+
+/// The largest archive, in bytes.
+const LARGEST_BYTES: usize = 25_000_000;
+
+#[test]
+fn two_builds_of_an_image_are_equal_and_small() -> Result<()> {
+    for image in [Image::Pause, Image::Probe, Image::ExampleOperator] {
+        let build = || -> Result<Vec<u8>> {
+            let archives = images::build(&[image], false)?;
+            Ok(fs::read(archives.first().context("no archive")?)?)
+        };
+        let (one, other) = (build()?, build()?);
+        ensure!(one == other, "{image:?} differs from itself");
+        ensure!(one.len() < LARGEST_BYTES, "{image:?} has {} bytes", one.len());
+    }
+    Ok(())
+}
+
+#[test]
+fn proxy_and_manager_start_as_nobody_on_a_file_system_that_they_cannot_write() -> Result<()> {
+    let cluster = Cluster::shared();
+    let ours = [Image::Proxy, Image::Manager];
+    if let Some(node) = cluster.node() {
+        for archive in images::build(&ours, true)? {
+            node.load(&archive)?;
+        }
+    }
+    cluster.case("images", |space| {
+        for (pod, image) in ["proxy", "manager"].into_iter().zip(ours) {
+            let said = run(space, pod, &image.name(), "[--version]")?;
+            ensure!(said == format!("ctrlmesh-{pod} {}\n", env!("CARGO_PKG_VERSION")), "{said}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn an_image_runs_as_a_user_that_nobody_else_is() -> Result<()> {
+    Cluster::shared().case("nobody", |space| {
+        let status = run(space, "nobody", &Image::Probe.name(), "[cat, /proc/self/status]")?;
+        let of = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        ensure!(of("Uid:") == Some("\t65532\t65532\t65532\t65532"), "{status}");
+        ensure!(of("CapBnd:") == Some("\t0000000000000000"), "{status}");
+        Ok(())
+    })
+}
+
+/// What a program says that runs once, in a pod as restricted as a namespace can ask for.
+fn run(space: Space<'_>, pod: &str, image: &str, arguments: &str) -> Result<String> {
+    let restricted = "pod-security.kubernetes.io/enforce=restricted";
+    space.kubectl(&["label", "--overwrite", "namespace", space.name(), restricted])?;
+    space.apply(&format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {pod}}}\nspec:\n  restartPolicy: Never\n  \
+         securityContext: {{runAsNonRoot: true, seccompProfile: {{type: RuntimeDefault}}}}\n  \
+         containers:\n  - name: once\n    image: \"{image}\"\n    args: {arguments}\n    \
+         securityContext: {{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, \
+         capabilities: {{drop: [ALL]}}}}\n"
+    ))?;
+    space.wait(&format!("pod/{pod}"), "jsonpath={.status.phase}=Succeeded")?;
+    space.kubectl(&["logs", pod])
+}
