@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
 use crate::process::{Place, Replica, Sidecar};
-use crate::token;
+use crate::token::{self, TestPod};
 
 /// Where the manager is.
 const SYSTEM: &str = "ctrlmesh-system";
@@ -62,8 +62,19 @@ async fn create(client: &Client, namespace: &str, map: Value) {
     maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
 }
 
-async fn divide(client: &Client, root: Value) {
+/// Applies the root: `shards` of one pod each beside the canary, if there is one.
+async fn divide(client: &Client, shards: u32, canary: Option<Value>) {
     let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    let resources = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
+    let mut root = json!({
+        "prefix": "op",
+        "targetStatefulSet": "op",
+        "auto": {"shardingSize": shards, "everyShardReplicas": 1},
+        "resourceSelector": [{"relateResources": resources}],
+    });
+    if let Some(canary) = canary {
+        root["canary"] = canary;
+    }
     let config = json!({
         "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1",
         "kind": "ShardingConfig",
@@ -118,61 +129,59 @@ async fn believed(client: &Client, place: &Place) {
     fs::write(place.folder.join("mesh.crt"), &data["ca.crt"]).unwrap();
 }
 
+/// A proxy for each pod, and a client through it.
+async fn proxies(
+    client: &Client,
+    place: &Place,
+    pods: &[TestPod; 2],
+) -> ([Sidecar; 2], [Client; 2]) {
+    let start = async |pod: &TestPod| {
+        let sidecar = Sidecar::start(place, pod, &pod.token(client, AUDIENCE).await).await;
+        let through = operator(client, place, pod, &sidecar).await;
+        (sidecar, through)
+    };
+    let (one, two) = (start(&pods[0]).await, start(&pods[1]).await);
+    ([one.0, two.0], [one.1, two.1])
+}
+
 #[tokio::test]
 async fn a_root_is_applied_changed_and_holds_without_the_manager() {
-    let plane = ControlPlane::start(&Options::default()).unwrap();
-    let client = plane.client().await.unwrap();
+    let cluster = ControlPlane::start(&Options::default()).unwrap();
+    let client = cluster.client().await.unwrap();
     let folder = TempDir::new().unwrap();
     world(&client).await;
-    let mut replica = Replica::start(&plane, SYSTEM, &[]).await;
+    let mut replica = Replica::start(&cluster, SYSTEM, &[]).await;
     replica.until_ready().await;
-    divide(&client, json!({
-        "prefix": "op", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1},
-        "resourceSelector": [{"relateResources": [{"apiGroups": [""], "resources": ["configmaps"]}]}],
-    }))
-    .await;
-    let mut pods = Vec::new();
-    for name in ["op-0", "op-1"] {
-        pods.push(token::pod(&client, OPERATOR, name, "operator", "node-a").await);
-    }
+    divide(&client, 2, None).await;
+    let pods = [
+        token::pod(&client, OPERATOR, "op-0", "operator", "node-a").await,
+        token::pod(&client, OPERATOR, "op-1", "operator", "node-a").await,
+    ];
     let place = Place {
-        url: plane.url().to_owned(),
-        ca: plane.ca().to_owned(),
+        url: cluster.url().to_owned(),
+        ca: cluster.ca().to_owned(),
         manager: replica.grpc,
         folder: folder.path().to_owned(),
     };
     believed(&client, &place).await;
-    let (mut sidecars, mut clients) = (Vec::new(), Vec::new());
-    for pod in &pods {
-        let token = pod.token(&client, AUDIENCE).await;
-        let sidecar = Sidecar::start(&place, pod, &token).await;
-        clients.push(operator(&client, &place, pod, &sidecar).await);
-        sidecars.push(sidecar);
-    }
-    let mut clients: [Client; 2] = clients.try_into().unwrap_or_else(|_| unreachable!());
+    let (mut sidecars, clients) = proxies(&client, &place, &pods).await;
     parted(&clients, |_, _| true).await;
 
-    divide(&client, json!({
-        "prefix": "op", "targetStatefulSet": "op", "auto": {"shardingSize": 1, "everyShardReplicas": 1},
-        "canary": {"replicas": 1, "inNamespaces": ["team-3"]},
-        "resourceSelector": [{"relateResources": [{"apiGroups": [""], "resources": ["configmaps"]}]}],
-    }))
-    .await;
+    divide(&client, 1, Some(json!({"replicas": 1, "inNamespaces": ["team-3"]}))).await;
     let canary: Teams = ["team-3".to_owned()].into();
     parted(&clients, |one, _| *one == canary).await;
     eventually("status to say so", async || programmed(&client).await).await;
 
     replica.program().kill();
     parted(&clients, |one, _| *one == canary).await;
-    for (at, pod) in pods.iter().enumerate() {
-        sidecars[at].kill();
-        sidecars[at] = Sidecar::start_again(&place, pod).await;
-        clients[at] = operator(&client, &place, pod, &sidecars[at]).await;
+    for sidecar in &mut sidecars {
+        sidecar.kill();
     }
+    let (sidecars, clients) = proxies(&client, &place, &pods).await;
     parted(&clients, |one, _| *one == canary).await;
 
     let address = replica.grpc.to_string();
-    let again = Replica::start(&plane, SYSTEM, &["--listen-grpc", &address]).await;
+    let again = Replica::start(&cluster, SYSTEM, &["--listen-grpc", &address]).await;
     again.until_ready().await;
     for sidecar in &sidecars {
         eventually("the proxy to be back", async || {
