@@ -76,8 +76,9 @@ impl Manager {
     pub(crate) fn kill(&self) -> Result<()> {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         drop(child.stdin.take());
-        child.wait()?;
-        Ok(())
+        let ended = child.wait();
+        drop(child);
+        Ok(ended.map(drop)?)
     }
 
     /// How much memory it has, in kB.
