@@ -13,12 +13,14 @@ use serde::Deserialize;
 use crate::shard::Labelling;
 
 mod kinds;
+mod pace;
 mod policy;
 mod repair;
 
 pub use kinds::{Kind, KindsError, served};
+pub use pace::Pace;
 pub use policy::{POLICY, binding, policy};
-pub use repair::{LabelMetrics, Labels as Labeller, Pace};
+pub use repair::{LabelMetrics, Labels as Labeller};
 
 /// The list of kinds, as it stands in its ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_common::names::resource_list;
@@ -34,7 +34,7 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{Kind, POLICY, Scope, binding, missing, policy, served};
+use super::{Kind, POLICY, Pace, Scope, binding, missing, policy, served};
 use crate::cache::Cache;
 use crate::drain::Drain;
 use crate::shard::Labelling;
@@ -80,13 +80,6 @@ pub struct LabelMetrics {
     repairs: Family<Repair, Counter>,
     kinds: Gauge,
     unfinished: Gauge,
-}
-
-/// When the next object may be labelled.
-#[derive(Debug)]
-pub struct Pace {
-    period: Duration,
-    next: Mutex<Option<Instant>>,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
@@ -347,26 +340,6 @@ impl LabelMetrics {
     }
 }
 
-// === impl Pace ===
-
-impl Pace {
-    /// So many a second; 0 is taken for 1.
-    pub fn per_second(rate: u32) -> Self {
-        Self { period: Duration::from_secs(1) / rate.max(1), next: Mutex::new(None) }
-    }
-
-    /// Waits for one's turn.
-    async fn wait(&self) {
-        let turn = {
-            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-            let turn = next.unwrap_or_else(Instant::now).max(Instant::now());
-            *next = Some(turn + self.period);
-            turn
-        };
-        time::sleep_until(turn).await;
-    }
-}
-
 // === impl Unfinished ===
 
 impl Unfinished {
@@ -401,26 +374,4 @@ fn spawn(
             () = task => {}
         }
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn turns_are_given_at_the_rate_and_in_the_order_in_which_they_are_asked_for() {
-        let pace = Pace::per_second(10);
-        let start = Instant::now();
-        let turn = |number: u8| {
-            let pace = &pace;
-            async move {
-                pace.wait().await;
-                (number, start.elapsed().as_millis())
-            }
-        };
-        let (one, two, three) = tokio::join!(turn(1), turn(2), turn(3));
-        assert_eq!([one, two, three], [(1, 0), (2, 100), (3, 200)]);
-        time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(turn(4).await.1, 5200, "what was not used is not saved up");
-    }
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -17,7 +18,14 @@ use serde_json::Value;
 /// `$@` is the command.
 const RUN: &str = r#""$@" & read -r _; kill -KILL $!"#;
 
-/// A running manager.
+/// A command that runs `program`, and ends it when this process ends.
+pub(crate) fn supervised(program: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", RUN, "sh"]).arg(program);
+    command
+}
+
+/// A running program, mostly a manager.
 pub(crate) struct Manager {
     child: Mutex<Child>,
     log: Arc<Mutex<String>>,
@@ -26,21 +34,26 @@ pub(crate) struct Manager {
 impl Manager {
     /// Starts one, with these further arguments.
     pub(crate) fn start(plane: &ControlPlane, namespace: &str, more: &[&str]) -> Result<Self> {
-        let mut command = Command::new("sh");
+        let mut command = supervised(Path::new(env!("CARGO_BIN_EXE_ctrlmesh-manager")));
         command
-            .args(["-c", RUN, "sh", env!("CARGO_BIN_EXE_ctrlmesh-manager")])
             .args(["run", "--log-format", "json", "--namespace", namespace])
             .args(["--serving-name", "127.0.0.1", "--kubeconfig"])
             .arg(plane.kubeconfig())
-            .args(more)
+            .args(more);
+        for listen in ["grpc", "webhook", "probes", "metrics"] {
+            command.args([&format!("--listen-{listen}"), "127.0.0.1:0"]);
+        }
+        Self::spawn(command)
+    }
+
+    /// Starts what [`supervised`] began.
+    pub(crate) fn spawn(mut command: Command) -> Result<Self> {
+        command
             .env("RUST_LOG", "info")
             .stdin(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        for listen in ["grpc", "webhook", "probes", "metrics"] {
-            command.args([&format!("--listen-{listen}"), "127.0.0.1:0"]);
-        }
-        let mut child = command.spawn().context("start the manager")?;
+        let mut child = command.spawn().context("start a program")?;
         let mut lines = BufReader::new(child.stderr.take().context("no stderr")?);
         let log = Arc::<Mutex<String>>::default();
         let written = Arc::clone(&log);
@@ -57,6 +70,15 @@ impl Manager {
     /// What it has said.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&self) -> Result<()> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(child.stdin.take());
+        let ended = child.wait();
+        drop(child);
+        Ok(ended.map(drop)?)
     }
 
     /// How much memory it has, in kB.

@@ -1,0 +1,53 @@
+//! When may the next object be labelled?
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{self, Instant};
+
+/// When the next object may be labelled.
+#[derive(Debug)]
+pub struct Pace {
+    period: Duration,
+    next: Mutex<Option<Instant>>,
+}
+
+impl Pace {
+    /// So many a second; 0 is taken for 1.
+    pub fn per_second(rate: u32) -> Self {
+        Self { period: Duration::from_secs(1) / rate.max(1), next: Mutex::new(None) }
+    }
+
+    /// Waits for one's turn.
+    pub(super) async fn wait(&self) {
+        let turn = {
+            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+            let turn = next.unwrap_or_else(Instant::now).max(Instant::now());
+            *next = Some(turn + self.period);
+            turn
+        };
+        time::sleep_until(turn).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn turns_are_given_at_the_rate_and_in_the_order_in_which_they_are_asked_for() {
+        let pace = Pace::per_second(10);
+        let start = Instant::now();
+        let turn = |number: u8| {
+            let pace = &pace;
+            async move {
+                pace.wait().await;
+                (number, start.elapsed().as_millis())
+            }
+        };
+        let (one, two, three) = tokio::join!(turn(1), turn(2), turn(3));
+        assert_eq!([one, two, three], [(1, 0), (2, 100), (3, 200)]);
+        time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(turn(4).await.1, 5200, "what was not used is not saved up");
+    }
+}
