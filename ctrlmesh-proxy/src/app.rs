@@ -80,16 +80,16 @@ pub enum AppError {
 
 /// What all serving threads are made from.
 #[derive(Clone)]
-struct Parts {
-    args: CommonArgs,
-    tls: Arc<ServerConfig>,
-    tls_http1: Arc<ServerConfig>,
-    trust: Arc<Trust>,
-    http1_only: Arc<AtomicBool>,
-    target: Option<Target>,
-    policies: Policies,
-    metrics: Arc<Metrics>,
-    drain: Drain,
+pub(crate) struct Parts {
+    pub(crate) args: CommonArgs,
+    pub(crate) tls: Arc<ServerConfig>,
+    pub(crate) tls_http1: Arc<ServerConfig>,
+    pub(crate) trust: Arc<Trust>,
+    pub(crate) http1_only: Arc<AtomicBool>,
+    pub(crate) target: Option<Target>,
+    pub(crate) policies: Policies,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) drain: Drain,
 }
 
 /// What every mode begins with.
@@ -252,7 +252,7 @@ impl Process {
 
 impl Parts {
     /// Starts the serving threads.
-    fn start(&self) -> Result<(Vec<Thread>, Vec<JoinHandle<()>>), AppError> {
+    pub(crate) fn start(&self) -> Result<(Vec<Thread>, Vec<JoinHandle<()>>), AppError> {
         let mut threads = Vec::new();
         let mut workers = Vec::new();
         for number in 0..self.args.serving_threads() {

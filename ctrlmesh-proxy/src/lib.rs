@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod telemetry;
+pub mod explain;
 pub mod drain;
 pub mod readiness;
 pub mod metrics;
@@ -25,3 +26,4 @@ pub mod serve;
 pub mod admin;
 pub mod node;
 pub mod app;
+pub mod run;

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use ctrlmesh_proxy::config::{NodeArgs, SidecarArgs};
-use ctrlmesh_proxy::{app, classify, intercept, telemetry};
+use ctrlmesh_proxy::run::{ChildArgs, RunArgs};
+use ctrlmesh_proxy::{app, classify, intercept, run, telemetry};
 
 /// Sits between an operator and its API server, and gives each replica its own share of the objects.
 #[derive(Debug, Parser)]
@@ -22,6 +23,11 @@ enum Command {
     Sidecar(Box<SidecarArgs>),
     /// Serves the pods of a node, whose connections it has the kernel redirect.
     Node(Box<NodeArgs>),
+    /// Runs any operator through a shard, with nothing installed in the cluster.
+    Run(Box<RunArgs>),
+    /// Becomes the command of `run`.
+    #[command(hide = true, name = "run-command")]
+    Become(ChildArgs),
     /// Redirects the connections of a cgroup to a proxy, with eBPF.
     Intercept(intercept::command::Arguments),
     /// Prints what the API server makes of each `METHOD TARGET` line on stdin, as one JSON object a line.
@@ -38,6 +44,8 @@ fn main() -> anyhow::Result<ExitCode> {
             telemetry::init(arguments.common.log_format)?;
             return app::node(*arguments).map(code).map_err(Into::into);
         }
+        Command::Run(arguments) => return Ok(run::run(&arguments)),
+        Command::Become(arguments) => return Ok(run::become_command(arguments)),
         Command::Intercept(arguments) => intercept::command::run(arguments)?,
         Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
     }

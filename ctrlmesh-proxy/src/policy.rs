@@ -103,6 +103,15 @@ pub enum Source {
         /// Labels of the pod.
         labels: Vec<PodLabel>,
     },
+    /// A file of `ShardingConfigs`, and the name of one of them.
+    Shard {
+        /// The file.
+        file: PathBuf,
+        /// Which; the only one, where none is named.
+        shard: Option<String>,
+        /// The operator's namespace, where the `ShardingConfig` does not say.
+        namespace: String,
+    },
 }
 
 // === impl PolicyArgs ===
@@ -157,7 +166,9 @@ impl Source {
     /// The file that is read.
     pub fn file(&self) -> &PathBuf {
         match self {
-            Self::Policy(file) | Self::ShardingConfig { file, .. } => file,
+            Self::Policy(file) | Self::ShardingConfig { file, .. } | Self::Shard { file, .. } => {
+                file
+            }
         }
     }
 }

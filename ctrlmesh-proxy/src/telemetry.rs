@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::TryInitError;
 
 /// What is logged unless `RUST_LOG` says otherwise. Target `access` is one line per request.
-const DEFAULT_FILTER: &str = "info,access=off";
+const DEFAULT_FILTER: &str = "info,access=off,explain=off";
 
 /// The form of a log line.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
-use rustls::server::ResolvesServerCert;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{ResolvesServerCert, WebPkiClientVerifier};
 use rustls::{ServerConfig, SupportedProtocolVersion};
 use thiserror::Error;
 
@@ -92,9 +93,22 @@ pub fn server(
     certificates: Arc<dyn ResolvesServerCert>,
     protocols: &[&[u8]],
 ) -> Result<ServerConfig, rustls::Error> {
+    server_for(WebPkiClientVerifier::no_client_auth(), certificates, protocols)
+}
+
+/// The same to operators whose certificates `verifier` asks for.
+///
+/// # Errors
+///
+/// Fails when the cryptographic library lacks what TLS 1.2 and 1.3 need.
+pub fn server_for(
+    verifier: Arc<dyn ClientCertVerifier>,
+    certificates: Arc<dyn ResolvesServerCert>,
+    protocols: &[&[u8]],
+) -> Result<ServerConfig, rustls::Error> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(VERSIONS)?
-        .with_no_client_auth()
+        .with_client_cert_verifier(verifier)
         .with_cert_resolver(certificates);
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     config.ticketer = aws_lc_rs::Ticketer::new()?;

@@ -240,3 +240,30 @@ async fn a_client_that_expects_100_sends_its_body_only_when_the_api_server_asks(
     soon("the answer", stream.read_to_string(&mut answer)).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
 }
+
+#[tokio::test]
+async fn a_compressed_body_arrives_compressed() {
+    const COMPRESSED: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03not really";
+    let pki = Pki::new();
+    let upstream = Upstream::http(pki.server(PROTOCOLS), |_| async {
+        let mut response = whole(StatusCode::OK, COMPRESSED);
+        response.headers_mut().insert("content-encoding", HeaderValue::from_static("gzip"));
+        response
+    })
+    .await;
+    let policy = pki.path("policy");
+    std::fs::write(&policy, "limits: [{selector: team=a}]").unwrap();
+    let proxy = Proxy::start(&pki, upstream.address, &["--policy", policy.to_str().unwrap()]);
+    for version in BOTH {
+        let mut request = get("/api/v1/pods");
+        request.headers_mut().insert("accept-encoding", HeaderValue::from_static("gzip"));
+        let answer = Client::connect(&pki, proxy.address, version).await.ask(request).await;
+        assert_eq!(upstream.last().headers["accept-encoding"], "gzip");
+        assert_eq!(upstream.last().target, "/api/v1/pods?labelSelector=team%3Da");
+        assert_eq!(
+            (&answer.headers["content-encoding"], &answer.body[..]),
+            (&HeaderValue::from_static("gzip"), COMPRESSED),
+            "{version:?}"
+        );
+    }
+}

@@ -331,11 +331,12 @@ impl Session {
 
     /// Its proxy is not connected any more, unless it follows anew already.
     fn gone(&mut self) {
-        if self.replaced.try_recv() == Err(oneshot::error::TryRecvError::Closed) {
-            return;
-        }
         {
             let mut sessions = self.push.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+            // Under the lock: what is removed is to be its own.
+            if self.replaced.try_recv() == Err(oneshot::error::TryRecvError::Closed) {
+                return;
+            }
             sessions.remove(&self.identity.uid);
         }
         for pod in self.told.keys() {

@@ -37,6 +37,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
+use crate::process::Place;
 use crate::token::{self, TestPod};
 
 /// How long a condition may take to come true before a test fails: generous, because nothing waits for it in vain.
@@ -152,6 +153,15 @@ impl Bed {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        Place {
+            url: self.plane.url().to_owned(),
+            ca: self.plane.ca().to_owned(),
+            manager: self.address,
+            folder: self.folder.path().to_owned(),
+        }
     }
 
     pub(crate) async fn pod(&self, name: &str, node: &str) -> TestPod {

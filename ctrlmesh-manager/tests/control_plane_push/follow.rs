@@ -15,17 +15,22 @@ use rustls_pki_types::pem::PemObject as _;
 use serde_json::json;
 
 use crate::bed::{AUDIENCE, Bed, eventually, notices_of, of_node, of_pod, policy, soon, until};
-use crate::process::Sidecar;
+use crate::process::{Place, Sidecar};
 use crate::token::{self, TestPod};
 
 const API: &str = "https://kubernetes.default.svc";
 
 /// A client as an operator is one: it believes the mesh's authority only.
-async fn operator(bed: &Bed, pod: &TestPod, sidecar: &Sidecar) -> Client {
+pub(crate) async fn operator(
+    admin: &Client,
+    place: &Place,
+    pod: &TestPod,
+    sidecar: &Sidecar,
+) -> Client {
     let mut config = Config::new(format!("https://{}", sidecar.address).parse().unwrap());
-    let mesh = CertificateDer::pem_file_iter(bed.path("mesh.crt")).unwrap();
+    let mesh = CertificateDer::pem_file_iter(place.folder.join("mesh.crt")).unwrap();
     config.root_cert = Some(mesh.map(|one| one.unwrap().to_vec()).collect());
-    config.auth_info.token = Some(pod.token(&bed.client, API).await.into());
+    config.auth_info.token = Some(pod.token(admin, API).await.into());
     Client::try_from(config).unwrap()
 }
 
@@ -79,11 +84,11 @@ async fn two_proxies_apply_a_change_go_on_without_the_manager_and_start_from_the
     let mut sidecars = Vec::new();
     for pod in &pods {
         let token = pod.token(&bed.client, AUDIENCE).await;
-        sidecars.push(Sidecar::start(&bed, pod, &token).await);
+        sidecars.push(Sidecar::start(&bed.place(), pod, &token).await);
     }
     let mut clients = Vec::new();
     for (pod, sidecar) in pods.iter().zip(&sidecars) {
-        clients.push(operator(&bed, pod, sidecar).await);
+        clients.push(operator(&bed.client, &bed.place(), pod, sidecar).await);
     }
     until_sees(&clients[0], &bed.namespace, &["c0", "c1"]).await;
     until_sees(&clients[1], &bed.namespace, &["c2", "c3"]).await;
@@ -101,9 +106,9 @@ async fn two_proxies_apply_a_change_go_on_without_the_manager_and_start_from_the
     until_sees(&clients[0], &bed.namespace, &["c0"]).await;
     for (pod, sidecar) in pods.iter().zip(&mut sidecars) {
         sidecar.kill();
-        *sidecar = Sidecar::start_again(&bed, pod).await;
+        *sidecar = Sidecar::start_again(&bed.place(), pod).await;
     }
-    let restarted = operator(&bed, &pods[1], &sidecars[1]).await;
+    let restarted = operator(&bed.client, &bed.place(), &pods[1], &sidecars[1]).await;
     until_sees(&restarted, &bed.namespace, &["c1", "c2", "c3"]).await;
     assert!(sidecars[1].metric("ctrlmesh_proxy_manager_connected").await < 1.0);
 
@@ -122,15 +127,15 @@ async fn a_proxy_whose_file_broke_says_so_and_serves_nothing_before_it_is_told()
     let pod = bed.pod("op-0", "node-a").await;
     bed.publish(&[(&pod, "node-a", policy(1, "slot=0"))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
-    let mut sidecar = Sidecar::start(&bed, &pod, &token).await;
+    let mut sidecar = Sidecar::start(&bed.place(), &pod, &token).await;
     sidecar.kill();
     bed.stop().await;
-    let state = Sidecar::state(&bed, &pod);
+    let state = bed.place().state(&pod);
     let mut broken = fs::read(state.join("policies")).unwrap();
     let last = broken.len() - 3;
     broken[last] ^= 1;
     fs::write(state.join("policies"), &broken).unwrap();
-    let mut waiting = Sidecar::begin(&bed, &pod);
+    let mut waiting = Sidecar::begin(&bed.place(), &pod);
     soon("the file to be set aside", waiting.until_logged("is not believed")).await;
     soon("the manager to be missed", waiting.until_logged("the manager is away")).await;
     assert_eq!(fs::read(state.join("policies.broken")).unwrap(), broken);
@@ -148,7 +153,7 @@ async fn a_policy_that_cannot_be_applied_is_reported_with_its_reason_and_the_las
     let pod = bed.pod("op-0", "node-a").await;
     bed.publish(&[(&pod, "node-a", policy(1, "slot=0"))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
-    let sidecar = Sidecar::start(&bed, &pod, &token).await;
+    let sidecar = Sidecar::start(&bed.place(), &pod, &token).await;
     let mut wrong = policy(2, "slot=1");
     wrong.lock =
         Some(Lock { namespace: "ns".into(), name: "NOT A NAME".into(), shard: "s".into() });

@@ -6,6 +6,9 @@
 mod attacks;
 mod bed;
 mod follow;
+mod full;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod process;
 mod replicas;
 mod token;

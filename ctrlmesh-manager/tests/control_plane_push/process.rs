@@ -19,7 +19,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::{task, time};
 
-use crate::bed::{Bed, eventually, soon};
+use crate::bed::{eventually, soon};
+use crate::harness;
 use crate::token::TestPod;
 
 /// A program that runs until this is dropped.
@@ -33,6 +34,15 @@ pub(crate) struct Sidecar {
     program: Program,
     pub(crate) address: SocketAddr,
     admin: SocketAddr,
+}
+
+/// What proxies are told of the world; their files are in the folder.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) url: String,
+    pub(crate) ca: PathBuf,
+    pub(crate) manager: SocketAddr,
+    pub(crate) folder: PathBuf,
 }
 
 /// A replica of the manager.
@@ -136,28 +146,35 @@ impl Drop for Program {
     }
 }
 
+// === impl Place ===
+
+impl Place {
+    fn token(&self, pod: &TestPod) -> PathBuf {
+        self.folder.join(format!("token-{}", pod.name))
+    }
+
+    /// Where a proxy keeps what it was told.
+    pub(crate) fn state(&self, pod: &TestPod) -> PathBuf {
+        self.folder.join(format!("state-{}", pod.name))
+    }
+}
+
 // === impl Sidecar ===
 
 impl Sidecar {
-    /// Where it keeps what it was told.
-    pub(crate) fn state(bed: &Bed, pod: &TestPod) -> PathBuf {
-        bed.path(&format!("state-{}", pod.name))
-    }
-
     /// Starts one, with a token, and waits until it serves.
-    pub(crate) async fn start(bed: &Bed, pod: &TestPod, token: &str) -> Self {
-        fs::write(bed.path(&format!("token-{}", pod.name)), token).unwrap();
-        Self::start_again(bed, pod).await
+    pub(crate) async fn start(place: &Place, pod: &TestPod, token: &str) -> Self {
+        fs::write(place.token(pod), token).unwrap();
+        Self::start_again(place, pod).await
     }
 
     /// The same again.
-    pub(crate) async fn start_again(bed: &Bed, pod: &TestPod) -> Self {
-        soon("a proxy to serve", Self::begin(bed, pod).ready()).await
+    pub(crate) async fn start_again(place: &Place, pod: &TestPod) -> Self {
+        soon("a proxy to serve", Self::begin(place, pod).ready()).await
     }
 
     /// Starts one that may not serve yet.
-    pub(crate) fn begin(bed: &Bed, pod: &TestPod) -> Program {
-        let token = bed.path(&format!("token-{}", pod.name));
+    pub(crate) fn begin(place: &Place, pod: &TestPod) -> Program {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["--ignored", "--exact", "process::proxy", "--nocapture"])
@@ -167,13 +184,13 @@ impl Sidecar {
             ("ADMIN_LISTEN", "127.0.0.1:0".to_owned()),
             ("LOG_FORMAT", "json".to_owned()),
             ("THREADS", "1".to_owned()),
-            ("UPSTREAM", bed.plane.url().to_owned()),
-            ("UPSTREAM_CA", bed.plane.ca().display().to_string()),
+            ("UPSTREAM", place.url.clone()),
+            ("UPSTREAM_CA", place.ca.display().to_string()),
             ("POD", format!("{}/{}", pod.namespace, pod.name)),
-            ("MANAGER", bed.address.to_string()),
-            ("MANAGER_CA", bed.path("manager.crt").display().to_string()),
-            ("TOKEN", token.display().to_string()),
-            ("STATE_DIR", Self::state(bed, pod).display().to_string()),
+            ("MANAGER", place.manager.to_string()),
+            ("MANAGER_CA", place.folder.join("manager.crt").display().to_string()),
+            ("TOKEN", place.token(pod).display().to_string()),
+            ("STATE_DIR", place.state(pod).display().to_string()),
         ] {
             command.env(format!("CTRLMESH_PROXY_{name}"), value);
         }
@@ -194,13 +211,16 @@ impl Sidecar {
 impl Replica {
     /// Starts one in `namespace`, and waits until it listens.
     pub(crate) async fn start(plane: &ControlPlane, namespace: &str, more: &[&str]) -> Self {
+        harness::install(&plane.client().await.unwrap()).await.unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"));
         command
             .args(["run", "--log-format", "json", "--namespace", namespace])
             .args(["--serving-name", "127.0.0.1", "--kubeconfig"])
             .arg(plane.kubeconfig());
         for listen in ["grpc", "webhook", "probes", "metrics"] {
-            command.args([&format!("--listen-{listen}"), "127.0.0.1:0"]);
+            if !more.contains(&format!("--listen-{listen}").as_str()) {
+                command.args([&format!("--listen-{listen}"), "127.0.0.1:0"]);
+            }
         }
         let mut program = Program::start(command.args(more));
         let grpc = soon("gRPC", program.address("proxies")).await;

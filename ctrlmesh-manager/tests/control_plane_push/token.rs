@@ -37,8 +37,15 @@ pub(crate) async fn pod(
     // Another pod of the same account may have made it.
     let _made = accounts.create(&PostParams::default(), &made).await;
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let owner = json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "op", "uid": "7d1", "controller": true,
+    });
     let pod = json!({
-        "metadata": {"name": name},
+        "metadata": {
+            "name": name,
+            "labels": {"ctrlmesh.kusionstack.io/enable-proxy": "true"},
+            "ownerReferences": [owner],
+        },
         "spec": {
             "serviceAccountName": account,
             "nodeName": node,

@@ -59,6 +59,9 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
     let policy = match source {
         Source::Policy(_) => parse(&text)?,
         Source::ShardingConfig { pod, labels, .. } => sharding::policy(&text, pod, labels)?,
+        Source::Shard { shard, namespace, .. } => {
+            sharding::shard(&text, shard.as_deref(), namespace)?
+        }
     };
     policy.check()?;
     Ok(policy)

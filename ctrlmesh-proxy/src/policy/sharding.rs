@@ -32,6 +32,23 @@ pub enum ShardingError {
         /// The second.
         other: String,
     },
+    /// None has the name, or one has to be named.
+    #[error("which shard: --shard must name one of those in the file ({known})")]
+    Which {
+        /// Their names.
+        known: String,
+    },
+    /// There is none at all.
+    #[error(
+        "the file holds no ShardingConfig that limits anything; of a root, take the shards that the manager made of it"
+    )]
+    NoShard,
+    /// The shard would see everything.
+    #[error("ShardingConfig {name:?}: spec.limits is empty, so it selects nothing to share")]
+    Unlimited {
+        /// The `ShardingConfig`.
+        name: String,
+    },
     /// The selector of a `ShardingConfig` is malformed.
     #[error("ShardingConfig {name:?}: spec.selector")]
     Selector {
@@ -72,7 +89,30 @@ pub(super) fn policy(
         }
     }
     let none = || ShardingError::None { namespace: pod.namespace.clone(), pod: pod.name.clone() };
-    compiled(chosen.ok_or_else(none)?, pod)
+    compiled(chosen.ok_or_else(none)?, &pod.namespace)
+}
+
+/// The policy of the shard with this name, or of the only one, from the text of a file.
+pub(super) fn shard(
+    text: &str,
+    wanted: Option<&str>,
+    namespace: &str,
+) -> Result<Policy, ShardingError> {
+    let configs = api::read_sharding_configs(text)?;
+    let shards: Vec<_> = configs.iter().filter(|config| config.spec.root.is_none()).collect();
+    let mut matching = shards.iter().filter(|config| wanted.is_none_or(|it| it == name(config)));
+    let config = match (matching.next(), matching.next()) {
+        _ if shards.is_empty() => return Err(ShardingError::NoShard),
+        (Some(config), None) => config,
+        _ => {
+            let known: Vec<String> = shards.iter().map(|config| name(config)).collect();
+            return Err(ShardingError::Which { known: known.join(", ") });
+        }
+    };
+    if config.spec.limits.is_empty() {
+        return Err(ShardingError::Unlimited { name: name(config) });
+    }
+    compiled(config, config.metadata.namespace.as_deref().unwrap_or(namespace))
 }
 
 /// What is known of the pod's labels.
@@ -94,8 +134,8 @@ fn selects(config: &ShardingConfig, labels: &Labels) -> Result<bool, ShardingErr
     Ok(!selector.is_empty() && selector.matches(labels))
 }
 
-fn compiled(config: &ShardingConfig, pod: &PodName) -> Result<Policy, ShardingError> {
-    let policy = share::policy(config, &pod.namespace)
+fn compiled(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShardingError> {
+    let policy = share::policy(config, namespace)
         .map_err(|source| ShardingError::Limit { name: name(config), source })?;
     let status = config.status.as_ref().and_then(|status| status.epoch);
     let epoch = status.or(config.metadata.generation).and_then(|epoch| u64::try_from(epoch).ok());

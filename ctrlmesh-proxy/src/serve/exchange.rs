@@ -15,6 +15,7 @@ use tracing::{debug, info};
 use crate::body::Relay;
 use crate::decide;
 use crate::decide::{Decision, Plan, Refusal, Rename};
+use crate::explain;
 use crate::metrics::{Outcome, UpstreamError};
 use crate::policy::Reading;
 use crate::request::{RequestInfo, TargetError};
@@ -153,6 +154,7 @@ impl Session {
             Decision::Rewrite(plan) => Some(plan),
             Decision::Refuse(refusal) => {
                 metrics.refused.inc();
+                explain::refused(info.verb(), target.as_str(), &refusal);
                 return Err(Failure::Refused(refusal));
             }
         };
@@ -164,6 +166,8 @@ impl Session {
         let mut extra = Extra { rename: None, _reading: reading, watch, long_running, took };
         let Some(plan) = plan else { return Ok((request, extra)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
+        let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
+        explain::rewritten(info.verb(), target.as_str(), sent);
         if plan.selector.is_some() {
             metrics.injected.inc();
         }

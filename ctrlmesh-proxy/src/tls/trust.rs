@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use rustls::client::ResolvesClientCert;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
@@ -24,6 +25,7 @@ const FILE_CHECK: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Trust {
     path: PathBuf,
+    identity: Option<Arc<dyn ResolvesClientCert>>,
     current: RwLock<Current>,
 }
 
@@ -51,9 +53,22 @@ impl Trust {
     ///
     /// Fails when it cannot be read or holds no certificate.
     pub fn load(path: &Path) -> Result<Self, TlsError> {
+        Self::load_for(path, None)
+    }
+
+    /// The same, with the certificate that the proxy itself shows to the API server.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the CA file cannot be read or holds no certificate.
+    pub fn load_for(
+        path: &Path,
+        identity: Option<Arc<dyn ResolvesClientCert>>,
+    ) -> Result<Self, TlsError> {
         let pem = tls::read(path)?;
-        let current = RwLock::new(Current { client: client(path, &pem)?, made_from: pem });
-        Ok(Self { path: path.to_owned(), current })
+        let client = client(path, &pem, identity.clone())?;
+        let current = RwLock::new(Current { client, made_from: pem });
+        Ok(Self { path: path.to_owned(), identity, current })
     }
 
     /// What to begin the next connection with.
@@ -78,7 +93,8 @@ impl Trust {
             if self.current.read().unwrap_or_else(PoisonError::into_inner).made_from == pem {
                 return Ok(None);
             }
-            Ok(Some(Current { client: client(&self.path, &pem)?, made_from: pem }))
+            let client = client(&self.path, &pem, self.identity.clone())?;
+            Ok(Some(Current { client, made_from: pem }))
         });
         match replaced {
             Ok(Some(current)) => {
@@ -94,7 +110,11 @@ impl Trust {
     }
 }
 
-fn client(path: &Path, pem: &[u8]) -> Result<Client, TlsError> {
+fn client(
+    path: &Path,
+    pem: &[u8],
+    identity: Option<Arc<dyn ResolvesClientCert>>,
+) -> Result<Client, TlsError> {
     let refused = |source| TlsError::Refused { path: path.to_owned(), source };
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
@@ -105,11 +125,14 @@ fn client(path: &Path, pem: &[u8]) -> Result<Client, TlsError> {
     if roots.is_empty() {
         return Err(TlsError::NoCertificate { path: path.to_owned() });
     }
-    let mut http1 = ClientConfig::builder_with_provider(tls::provider())
+    let builder = ClientConfig::builder_with_provider(tls::provider())
         .with_protocol_versions(tls::VERSIONS)
         .map_err(refused)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let mut http1 = match identity {
+        Some(identity) => builder.with_client_cert_resolver(identity),
+        None => builder.with_no_client_auth(),
+    };
     let mut http2 = http1.clone();
     http1.alpn_protocols = vec![tls::ALPN_HTTP1.to_vec()];
     http2.alpn_protocols = vec![tls::ALPN_HTTP2.to_vec()];

@@ -5,6 +5,7 @@ pub(crate) mod client;
 pub(crate) mod pki;
 pub(crate) mod proxy;
 pub(crate) mod random;
+pub(crate) mod run;
 pub(crate) mod upstream;
 pub(crate) mod watches;
 

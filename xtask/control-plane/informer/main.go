@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 // witness sees every event before the store does.
@@ -125,7 +126,7 @@ type state struct {
 }
 
 func main() {
-	server := flag.String("server", "", "URL of the API server, or of a proxy before it")
+	server := flag.String("server", "", "URL of the API server, or of a proxy before it; a kubeconfig says it where this does not")
 	ca := flag.String("ca", "", "file with the CA to believe")
 	token := flag.String("token", "", "bearer token")
 	namespace := flag.String("namespace", "", "whose ConfigMaps")
@@ -133,8 +134,17 @@ func main() {
 	http1 := flag.Bool("http1", false, "speak HTTP/1.1")
 	flag.Parse()
 
-	config := &rest.Config{Host: *server, BearerToken: *token, QPS: -1}
+	config := &rest.Config{Host: *server, BearerToken: *token}
 	config.TLSClientConfig.CAFile = *ca
+	if *server == "" {
+		found, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+			clientcmd.NewDefaultClientConfigLoadingRules(), nil).ClientConfig()
+		if err != nil {
+			log.Fatal(err)
+		}
+		config = found
+	}
+	config.QPS = -1
 	config.ContentType = *contentType
 	if *http1 {
 		config.TLSClientConfig.NextProtos = []string{"http/1.1"}

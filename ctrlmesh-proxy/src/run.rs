@@ -1,0 +1,122 @@
+//! `ctrlmesh-proxy run`: how does a command from a terminal go through a shard, with nothing installed in the cluster?
+//!
+//! It gets a proxy of its own, a kubeconfig in which that proxy stands for the API server, and, with root, a cgroup
+//! whose connections the kernel leads there. Signals, exit code, terminal and output are the command's own. Everything
+//! that is made is gone afterwards; what a killed run leaves, the next one sweeps.
+
+mod kubeconfig;
+mod source;
+mod through;
+mod cluster;
+mod identity;
+mod folder;
+mod isolate;
+mod error;
+mod generate;
+mod args;
+mod program;
+mod signals;
+mod terminal;
+mod account;
+mod child;
+mod supervise;
+mod bridge;
+mod route;
+mod proxy;
+mod report;
+mod session;
+
+use std::process::ExitCode;
+
+use tracing::warn;
+
+use self::error::RunError;
+use self::proxy::Proxy;
+use self::session::{Made, Wanted};
+use self::signals::{Event, Events};
+use self::supervise::Supervised;
+pub use args::{Interception, Resources, RunArgs};
+pub use child::ChildArgs;
+
+/// The exit code where it is we who failed, and not the command.
+const OWN_FAILURE: u8 = 125;
+
+/// The exit code for a command that cannot be executed.
+const NOT_EXECUTABLE: u8 = 126;
+
+/// The exit code for a command that does not exist.
+const NOT_FOUND: u8 = 127;
+
+/// The exit code of whoever a signal ends, less the signal.
+const SIGNALLED: i32 = 128;
+
+/// Runs the command; its exit code is ours.
+pub fn run(args: &RunArgs) -> ExitCode {
+    report::init(args.explain);
+    let code = attempt(args).unwrap_or_else(|error| {
+        report::failure(&error);
+        i32::from(error.exit_code())
+    });
+    ExitCode::from(u8::try_from(code).unwrap_or(OWN_FAILURE))
+}
+
+/// Becomes the command; returns only where that fails.
+pub fn become_command(args: ChildArgs) -> ExitCode {
+    match child::become_command(args) {
+        Err(error) => {
+            report::failure(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn attempt(args: &RunArgs) -> Result<i32, RunError> {
+    program::find(&args.command[0])?;
+    let events = signals::events().map_err(RunError::Signals)?;
+    let wanted = Wanted::find(args)?;
+    let (mut made, setup) = Made::make(args, &wanted)?;
+    let proxy = Proxy::start(setup, events.sender.clone())?;
+    if let Some(code) = ready(&events)? {
+        return Ok(code);
+    }
+    if made.isolation.is_some() {
+        route::follow(&wanted.cluster, events.sender.clone()).map_err(RunError::Start)?;
+    }
+    let mut command = Supervised::start(made.plan(args, &wanted)).map_err(RunError::Start)?;
+    let code = loop {
+        match events.receiver.recv() {
+            Ok(Event::Resolved(found)) => {
+                made.isolation.iter_mut().for_each(|isolation| isolation.add(&found));
+            }
+            Ok(Event::Proxy(Err(error))) => {
+                warn!(error = &error as &dyn std::error::Error, "the proxy ended");
+            }
+            Ok(event) => {
+                if let Some(code) = command.handle(&event) {
+                    break code;
+                }
+            }
+            // We hold a sender ourselves.
+            Err(_) => break i32::from(OWN_FAILURE),
+        }
+    };
+    // Whoever the command left behind ends while there still is a proxy.
+    drop(made.isolation.take());
+    report::summary(proxy.finish());
+    Ok(code)
+}
+
+/// Waits until the proxy serves; the exit code, if a signal ends that.
+fn ready(events: &Events) -> Result<Option<i32>, RunError> {
+    loop {
+        match events.receiver.recv() {
+            Ok(Event::Proxy(outcome)) => return outcome.map(|()| None).map_err(|error| *error),
+            Ok(Event::Signal { signal, .. }) if signals::ends(signal) => {
+                return Ok(Some(SIGNALLED + signal as i32));
+            }
+            Ok(_) => {}
+            // We hold a sender ourselves.
+            Err(_) => return Ok(Some(i32::from(OWN_FAILURE))),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What is `run` told?
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, ValueEnum};
+use ctrlmesh_common::policy::{Limit, Lock, Policy};
+use ctrlmesh_common::resource::{ResourceMatch, WILDCARD};
+use ctrlmesh_common::selector::Selector;
+
+use super::error::RunError;
+use crate::config::CommonArgs;
+use crate::policy;
+use crate::policy::Source;
+
+/// What `run` is told.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// The kubeconfig; otherwise the one that the command's arguments name, KUBECONFIG, the one at home, or the pod's
+    /// service account
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context to use instead of the current one
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// The API server's CA, instead of the kubeconfig's
+    #[arg(long, value_name = "FILE")]
+    pub certificate_authority: Option<PathBuf>,
+    /// File with ShardingConfigs, one of which is the command's; followed while it runs
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["limits", "lock"])]
+    pub sharding_config: Option<PathBuf>,
+    /// The name of the shard: which ShardingConfig, or what the lock is called by
+    #[arg(long, value_name = "NAME")]
+    pub shard: Option<String>,
+    /// Resources to share, as pods,deployments.apps,*.example.com or *; may be repeated, with as many selectors
+    #[arg(long = "limit", value_name = "RESOURCES", requires = "selectors")]
+    pub limits: Vec<Resources>,
+    /// What of those resources the command is to see
+    #[arg(long = "selector", value_name = "SELECTOR", requires = "limits")]
+    pub selectors: Vec<String>,
+    /// The leader-election lock, which each shard has for itself
+    #[arg(long, value_name = "[NAMESPACE/]NAME", requires = "shard")]
+    pub lock: Option<String>,
+    /// How the command's connections get here; ebpf where this is root and can, else kubeconfig
+    #[arg(long, value_name = "HOW")]
+    pub interception: Option<Interception>,
+    /// Listen on this port instead of any free one
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// Say on stderr what is rewritten, as it happens
+    #[arg(long)]
+    pub explain: bool,
+    /// Folder of the pins, on a BPF file system
+    #[arg(
+        long,
+        env = "CTRLMESH_PROXY_RUN_PIN_DIR",
+        default_value = "/sys/fs/bpf/ctrlmesh/run",
+        hide_env = true,
+        value_name = "DIR"
+    )]
+    pub pin_dir: PathBuf,
+    /// Folder of this user's runs
+    #[arg(long, env = "CTRLMESH_PROXY_RUN_DIR", hide_env = true, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// How connections get to the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Interception {
+    /// The kernel sends them; needs root
+    Ebpf,
+    /// `KUBERNETES_SERVICE_HOST` and a service account's files name the proxy
+    Env,
+    /// A generated kubeconfig names the proxy
+    Kubeconfig,
+}
+
+/// Some resources, as kubectl writes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resources(Vec<ResourceMatch>);
+
+/// A text that names no resources.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not RESOURCE, RESOURCE.GROUP or *, nor a list of those with commas between")]
+pub struct ResourcesError {
+    text: String,
+}
+
+/// What the modes of the proxy share, from the environment or by default.
+#[derive(Debug, Parser)]
+struct Defaults {
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+// === impl RunArgs ===
+
+impl RunArgs {
+    /// The policy of the command, and where it changes; `namespace` is the kubeconfig's.
+    pub(super) fn policy(&self, namespace: &str) -> Result<(Policy, Option<Source>), RunError> {
+        if let Some(file) = &self.sharding_config {
+            let namespace = namespace.to_owned();
+            let source = Source::Shard { file: file.clone(), shard: self.shard.clone(), namespace };
+            let failed = |source| RunError::Policy { file: file.clone(), source: Box::new(source) };
+            return Ok((policy::load(&source).map_err(failed)?, Some(source)));
+        }
+        if self.limits.len() != self.selectors.len() {
+            let (limits, selectors) = (self.limits.len(), self.selectors.len());
+            return Err(RunError::Pairs { limits, selectors });
+        }
+        let limits = self.limits.iter().zip(&self.selectors).map(|(resources, text)| {
+            let failed = |source| RunError::Selector { text: text.clone(), source };
+            let selector = Selector::parse(text).map_err(failed)?;
+            if selector.is_empty() {
+                return Err(RunError::EmptySelector);
+            }
+            Ok(Limit { relate_resources: resources.0.clone(), selector, changed_at: None })
+        });
+        let lock = self.lock.as_deref().zip(self.shard.clone()).map(|(lock, shard)| {
+            let (namespace, name) = lock.split_once('/').unwrap_or((namespace, lock));
+            Lock { namespace: namespace.to_owned(), name: name.to_owned(), shard }
+        });
+        let limits = limits.collect::<Result<_, _>>()?;
+        let policy = Policy { limits, lock, ..Policy::default() };
+        policy.check().map_err(RunError::Limits)?;
+        Ok((policy, None))
+    }
+}
+
+/// Deadlines, threads and the like, as the environment sets them for every mode.
+pub(super) fn common() -> Result<CommonArgs, clap::Error> {
+    Defaults::try_parse_from(["run"]).map(|defaults| defaults.common)
+}
+
+impl FromStr for Resources {
+    type Err = ResourcesError;
+
+    fn from_str(text: &str) -> Result<Self, ResourcesError> {
+        let one = |word: &str| {
+            let (resource, group) = match word.trim().split_once('.') {
+                Some((resource, group)) => (resource, group),
+                // Without a group it may be of any: a limit on a resource that nobody serves would limit nothing.
+                None => (word.trim(), WILDCARD),
+            };
+            let matched = ResourceMatch {
+                api_groups: vec![group.to_owned()],
+                resources: vec![resource.to_owned()],
+            };
+            matched.check().is_ok().then_some(matched)
+        };
+        let all: Option<Vec<_>> = text.split(',').map(one).collect();
+        all.map(Self).ok_or_else(|| ResourcesError { text: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    fn run(line: &str) -> Result<RunArgs, clap::Error> {
+        Line::try_parse_from(line.split('|')).map(|line| line.run)
+    }
+
+    #[test]
+    fn resources_are_written_as_kubectl_writes_them() {
+        let Resources(all) = "pods,deployments.apps,*.example.com,*".parse().unwrap();
+        let covers = |group, resource| all.iter().position(|it| it.covers(group, resource));
+        assert_eq!(covers("", "pods"), Some(0));
+        assert_eq!(covers("apps", "deployments"), Some(1));
+        assert_eq!(covers("example.com", "widgets"), Some(2));
+        assert_eq!(covers("batch", "jobs"), Some(3));
+        for wrong in ["", "pods,", "Pods", "pods/log", "a.B"] {
+            assert!(wrong.parse::<Resources>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn limits_and_selectors_come_in_pairs() {
+        let args =
+            run("run|--limit|pods|--selector|a in (1,2)|--limit|*.x|--selector|b|--|op").unwrap();
+        let (policy, source) = args.policy("ops").unwrap();
+        assert_eq!(policy.limits.len(), 2);
+        assert!(source.is_none());
+        let odd = run("run|--limit|pods|--limit|nodes|--selector|a|--|op").unwrap();
+        assert!(matches!(odd.policy("ops"), Err(RunError::Pairs { limits: 2, selectors: 1 })));
+        assert!(run("run|--limit|pods|--|op").is_err());
+        let wrong = run("run|--limit|pods|--selector|a in|--|op").unwrap();
+        assert!(matches!(wrong.policy("ops"), Err(RunError::Selector { .. })));
+        let empty = run("run|--limit|pods|--selector||--|op").unwrap();
+        assert!(matches!(empty.policy("ops"), Err(RunError::EmptySelector)));
+    }
+
+    #[test]
+    fn a_lock_is_looked_for_where_the_kubeconfig_is_unless_it_says_otherwise() {
+        let lock = |line: &str| run(line).unwrap().policy("ops").unwrap().0.lock.unwrap();
+        let here = lock("run|--lock|leader|--shard|a|--|op");
+        assert_eq!((here.namespace.as_str(), here.name.as_str()), ("ops", "leader"));
+        assert_eq!(lock("run|--lock|sys/leader|--shard|a|--|op").namespace, "sys");
+        assert!(run("run|--lock|leader|--|op").is_err(), "a lock for all shards is none");
+    }
+
+    #[test]
+    fn nothing_said_means_that_everything_passes() {
+        let (policy, source) = run("run|--|op|--limit|x").unwrap().policy("ops").unwrap();
+        assert_eq!((policy, source.is_none()), (Policy::default(), true));
+    }
+}

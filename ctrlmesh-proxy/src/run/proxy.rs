@@ -1,0 +1,251 @@
+//! How does the proxy serve one command?
+//!
+//! With the sidecar's own serving threads, from a thread of its own; the process's first thread waits for the command.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use ctrlmesh_common::policy::Policy;
+use rustls::ServerConfig;
+use rustls::server::danger::ClientCertVerifier;
+use tokio::runtime::Builder;
+use tokio::sync::{oneshot, watch};
+use tokio::time;
+use tokio_rustls::TlsConnector;
+
+use super::bridge;
+use super::cluster::Cluster;
+use super::error::RunError;
+use super::signals::Event;
+use super::through::Through;
+use crate::accept::{Acceptor, Origin};
+use crate::app::{AppError, Parts};
+use crate::config::CommonArgs;
+use crate::drain::Drain;
+use crate::metrics::Metrics;
+use crate::policy;
+use crate::serve::{Policies, Served};
+use crate::tls;
+use crate::tls::issue::Presented;
+use crate::tls::trust::Trust;
+use crate::upstream::{Address, Target};
+
+/// How long requests of whoever the command left behind may take to end.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// What is served, and how.
+pub(super) struct Setup {
+    pub(super) args: CommonArgs,
+    pub(super) listener: TcpListener,
+    pub(super) cluster: Cluster,
+    pub(super) through: Option<Through>,
+    pub(super) trust: Arc<Trust>,
+    pub(super) presented: Arc<Presented>,
+    /// Whom to serve.
+    pub(super) verifier: Arc<dyn ClientCertVerifier>,
+    pub(super) policy: Policy,
+    /// Where the policy changes, if it can.
+    pub(super) source: Option<policy::Source>,
+}
+
+/// The proxy, serving.
+pub(super) struct Proxy {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    metrics: Arc<Metrics>,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) accepted: u64,
+    pub(super) tls_failed: u64,
+    pub(super) requests: u64,
+    pub(super) injected: u64,
+    pub(super) refused: u64,
+}
+
+// === impl Proxy ===
+
+impl Proxy {
+    /// Begins to serve; `events` hears once it does, or why not.
+    pub(super) fn start(setup: Setup, events: Sender<Event>) -> Result<Self, RunError> {
+        let metrics = Metrics::new();
+        let counted = metrics.clone();
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::Builder::new().name("proxy".to_owned());
+        let thread = thread.spawn(move || {
+            let outcome = serve(setup, counted, &events, stopped);
+            if let Err(error) = outcome {
+                let _ended = events.send(Event::Proxy(Err(Box::new(error))));
+            }
+        });
+        let thread = thread.map_err(RunError::Start)?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), metrics })
+    }
+
+    /// Ends it; what it has counted.
+    pub(super) fn finish(mut self) -> Counts {
+        self.end();
+        counts(&self.metrics.render().unwrap_or_default())
+    }
+
+    fn end(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _panicked = thread.join();
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn serve(
+    setup: Setup,
+    metrics: Arc<Metrics>,
+    events: &Sender<Event>,
+    stopped: oneshot::Receiver<()>,
+) -> Result<(), RunError> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(RunError::Start)?;
+    runtime.block_on(async {
+        let drain = Drain::default();
+        let workers = begin(setup, metrics, &drain).await;
+        let served = workers.is_ok();
+        if served {
+            let _ended = events.send(Event::Proxy(Ok(())));
+            // Only ever dropped.
+            let _stop = stopped.await;
+        }
+        drain.finish(DRAIN).await;
+        for worker in workers? {
+            let _panicked = worker.join();
+        }
+        Ok(())
+    })
+}
+
+async fn begin(
+    setup: Setup,
+    metrics: Arc<Metrics>,
+    drain: &Drain,
+) -> Result<Vec<JoinHandle<()>>, RunError> {
+    let mut target = setup.cluster.target.clone();
+    if let Some(through) = setup.through {
+        let bridge = bridge::start(through, setup.cluster.server.clone(), drain);
+        target.address = Address::Socket(bridge.await.map_err(RunError::Start)?);
+    }
+    reach(&setup.trust, &target, setup.args.connect_timeout)
+        .await
+        .map_err(|source| RunError::Unreachable { url: setup.cluster.url, source })?;
+    let tls = |protocols| -> Result<Arc<ServerConfig>, AppError> {
+        let verifier = setup.verifier.clone();
+        Ok(Arc::new(tls::server_for(verifier, setup.presented.clone(), protocols)?))
+    };
+    let parts = Parts {
+        tls: tls(&[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?,
+        tls_http1: tls(&[tls::ALPN_HTTP1])?,
+        trust: setup.trust.clone(),
+        http1_only: Arc::default(),
+        target: Some(target),
+        policies: Policies::One(Served {
+            policy: follow(setup.policy, setup.source, drain),
+            history: Arc::default(),
+            gone: None,
+        }),
+        metrics: metrics.clone(),
+        drain: drain.clone(),
+        args: setup.args.clone(),
+    };
+    drain.spawn(setup.presented.follow(drain.clone()));
+    drain.spawn(setup.trust.follow(drain.clone()));
+    let (threads, workers) = parts.start()?;
+    let acceptor = Acceptor { threads, max_connections: setup.args.max_connections, metrics };
+    setup.listener.set_nonblocking(true).map_err(RunError::Start)?;
+    let listener = tokio::net::TcpListener::from_std(setup.listener).map_err(RunError::Start)?;
+    drain.spawn(acceptor.run(listener, |_, _| Some(Origin::default()), drain.clone()));
+    Ok(workers)
+}
+
+/// The policy that holds, as its file changes.
+fn follow(policy: Policy, source: Option<policy::Source>, drain: &Drain) -> policy::Current {
+    let (sender, current) = watch::channel(Arc::new(policy));
+    let stop = drain.clone();
+    drain.spawn(async move {
+        let following = async move {
+            match source {
+                Some(source) => policy::follow(source, sender).await,
+                // Nothing can change, but whoever waits for a change is to wait.
+                None => sender.closed().await,
+            }
+        };
+        tokio::select! {
+            // The run is over.
+            () = stop.started() => {}
+            // Nobody is interested any more.
+            () = following => {}
+        }
+    });
+    current
+}
+
+/// Whether the API server is there, and is whom we believe.
+async fn reach(trust: &Trust, target: &Target, deadline: Duration) -> std::io::Result<()> {
+    let connecting = async {
+        let stream = match &target.address {
+            Address::Socket(address) => tokio::net::TcpStream::connect(address).await?,
+            Address::Host(host, port) => {
+                tokio::net::TcpStream::connect((host.as_str(), *port)).await?
+            }
+        };
+        let connector = TlsConnector::from(trust.client().http1);
+        connector.connect(target.name.clone(), stream).await.map(drop)
+    };
+    time::timeout(deadline, connecting).await.unwrap_or_else(|_elapsed| {
+        Err(std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer in {deadline:?}")))
+    })
+}
+
+/// Reads the page that Prometheus would get.
+fn counts(page: &str) -> Counts {
+    let sum = |series: &str| {
+        let values = page.lines().filter_map(|line| {
+            let rest = line.strip_prefix("ctrlmesh_proxy_")?.strip_prefix(series)?;
+            rest.starts_with(['{', ' ']).then_some(rest)?.rsplit(' ').next()?.parse::<u64>().ok()
+        });
+        values.sum()
+    };
+    let tls = r#"client_errors_total{reason="tls"}"#;
+    Counts {
+        accepted: sum("accepted_total"),
+        tls_failed: sum(tls),
+        requests: sum("requests_total"),
+        injected: sum("injected_total"),
+        refused: sum("refused_total"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{ClientError, Outcome};
+
+    #[test]
+    fn what_was_counted_is_read_from_the_metrics() {
+        let metrics = Metrics::new();
+        metrics.request("list", Outcome::Ok);
+        metrics.request("watch", Outcome::Refused);
+        metrics.injected.inc();
+        metrics.accepted.inc_by(3);
+        metrics.client_error(ClientError::Tls);
+        let counted = counts(&metrics.render().unwrap());
+        let expected = Counts { accepted: 3, tls_failed: 1, requests: 2, injected: 1, refused: 0 };
+        assert_eq!(counted, expected);
+    }
+}

@@ -1,0 +1,110 @@
+//! How do the command's connections get here?
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+use std::{io, thread};
+
+use nix::errno::Errno;
+use nix::unistd;
+use tracing::warn;
+
+use super::args::{Interception, RunArgs};
+use super::cluster::Cluster;
+use super::error::RunError;
+use super::folder::Folder;
+use super::isolate::{IsolateError, Isolation};
+use super::signals::Event;
+use super::through::Through;
+use crate::intercept;
+use crate::upstream::Address;
+
+/// How often the API server's name is looked up again.
+const LOOK_UP: Duration = Duration::from_secs(30);
+
+/// The way to the proxy.
+pub(super) struct Route {
+    pub(super) interception: Interception,
+    pub(super) listener: TcpListener,
+    pub(super) isolation: Option<Isolation>,
+}
+
+/// Opens the way that was asked for, or the best that there is.
+pub(super) fn open(
+    args: &RunArgs,
+    cluster: &Cluster,
+    through: Option<&Through>,
+    folder: &Folder,
+) -> Result<Route, RunError> {
+    let root = unistd::geteuid().is_root();
+    match (args.interception, through) {
+        (Some(Interception::Ebpf), _) if !root => Err(RunError::NotRoot),
+        (Some(Interception::Ebpf), Some(proxy)) => {
+            Err(RunError::Proxied { proxy: proxy.to_string() })
+        }
+        (Some(Interception::Ebpf), None) => ebpf(args, cluster, folder),
+        (None, None) if root => ebpf(args, cluster, folder).or_else(|error| match error {
+            RunError::Isolate(error) => {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "no eBPF here, so only the kubeconfig leads to the proxy"
+                );
+                loopback(args, Interception::Kubeconfig)
+            }
+            other => Err(other),
+        }),
+        (None, _) => loopback(args, Interception::Kubeconfig),
+        (Some(interception), _) => loopback(args, interception),
+    }
+}
+
+/// Looks the API server's name up again and again, if it has one, for as long as somebody listens.
+pub(super) fn follow(cluster: &Cluster, to: Sender<Event>) -> io::Result<()> {
+    if matches!(cluster.target.address, Address::Socket(_)) {
+        return Ok(());
+    }
+    let (host, port) = (cluster.server.host.clone(), cluster.server.port);
+    let looking = move || {
+        loop {
+            thread::sleep(LOOK_UP);
+            let found = (host.as_str(), port).to_socket_addrs();
+            let found = found.map(Iterator::collect).unwrap_or_default();
+            if to.send(Event::Resolved(found)).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("look-up".to_owned()).spawn(looking).map(drop)
+}
+
+fn ebpf(args: &RunArgs, cluster: &Cluster, folder: &Folder) -> Result<Route, RunError> {
+    let (host, port) = (cluster.server.host.as_str(), cluster.server.port);
+    let failed = |source| RunError::Resolve { host: host.to_owned(), source };
+    let targets: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(failed)?.collect();
+    let opened = Isolation::new(folder, &args.pin_dir, args.port.unwrap_or(0), &targets);
+    let (isolation, listener) = opened.map_err(|error| match (args.port, error) {
+        (Some(port), IsolateError::Intercept(intercept::Error::Listen { source, .. }))
+            if is_taken(&source) =>
+        {
+            RunError::PortTaken { port }
+        }
+        (_, error) => RunError::Isolate(error),
+    })?;
+    Ok(Route { interception: Interception::Ebpf, listener, isolation: Some(isolation) })
+}
+
+fn loopback(args: &RunArgs, interception: Interception) -> Result<Route, RunError> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port.unwrap_or(0)));
+    let listener = TcpListener::bind(address).map_err(|source| {
+        if is_taken(&source) {
+            RunError::PortTaken { port: address.port() }
+        } else {
+            RunError::Listen { address, source }
+        }
+    })?;
+    Ok(Route { interception, listener, isolation: None })
+}
+
+fn is_taken(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::EADDRINUSE as i32)
+}

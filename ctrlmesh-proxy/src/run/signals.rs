@@ -1,0 +1,102 @@
+//! What reaches this process while the command runs?
+//!
+//! All of it comes by one channel: signals, read from a descriptor instead of interrupting whatever runs, and what the
+//! proxy has to say. Dispositions stay as they were inherited, so that the command inherits them (`nohup`).
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::thread;
+
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::SignalFd;
+
+use super::error::RunError;
+
+/// What the kernel says of a signal that a terminal sends, not a process.
+const SENT_BY_KERNEL: i32 = 0x80;
+
+/// Signals that are the command's to handle.
+const FORWARDED: [Signal; 9] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGWINCH,
+    Signal::SIGTSTP,
+    Signal::SIGCONT,
+];
+
+/// Signals that end a process that does not handle them.
+const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+
+/// What happened.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A signal for the command.
+    Signal {
+        signal: Signal,
+        /// A terminal sent it, to a whole process group.
+        from_terminal: bool,
+    },
+    /// A child has stopped, continued or ended.
+    Child,
+    /// The proxy serves, or cannot.
+    Proxy(Result<(), Box<RunError>>),
+    /// The API server's name leads here.
+    Resolved(Vec<SocketAddr>),
+}
+
+/// Where events come out, and a way in for more.
+#[derive(Debug)]
+pub(super) struct Events {
+    pub(super) receiver: mpsc::Receiver<Event>,
+    pub(super) sender: mpsc::Sender<Event>,
+}
+
+/// Begins to read signals. To be called before any other thread is there.
+pub(super) fn events() -> Result<Events, Errno> {
+    blocked().thread_block()?;
+    let mut read_here = blocked();
+    // Only blocked: taking the terminal back must not stop us.
+    read_here.remove(Signal::SIGTTOU);
+    let signals = SignalFd::new(&read_here)?;
+    let (sender, receiver) = mpsc::channel();
+    let to = sender.clone();
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || read(&signals, &to))
+        .map_err(|error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default()))?;
+    Ok(Events { receiver, sender })
+}
+
+/// Undoes in a child what [`events`] did to signals: a command would inherit it.
+pub(super) fn release() -> Result<(), Errno> {
+    blocked().thread_unblock()
+}
+
+/// Whether a signal is meant to end whoever gets it.
+pub(super) fn ends(signal: Signal) -> bool {
+    ENDING.contains(&signal)
+}
+
+fn blocked() -> SigSet {
+    FORWARDED.into_iter().chain([Signal::SIGCHLD, Signal::SIGTTOU]).collect()
+}
+
+fn read(signals: &SignalFd, to: &mpsc::Sender<Event>) {
+    while let Ok(Some(info)) = signals.read_signal() {
+        let number = i32::try_from(info.ssi_signo).unwrap_or_default();
+        let event = match Signal::try_from(number) {
+            Ok(Signal::SIGCHLD) => Event::Child,
+            Ok(signal) => Event::Signal { signal, from_terminal: info.ssi_code == SENT_BY_KERNEL },
+            Err(_) => continue,
+        };
+        if to.send(event).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,539 @@
+//! `ctrlmesh-proxy run` without any privilege, before a scripted API server.
+//!
+//! Needs python3, as a client that knows nothing of us, and bash, as a shell with job control.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
+
+mod harness;
+
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::{fs, thread};
+
+use harness::pki::Pki;
+use harness::run::{Bed, LIMIT, Running, output, stderr, stdout};
+use harness::{soon, until};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use rustls::ServerConfig;
+use rustls::server::WebPkiClientVerifier;
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::task;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_sees_only_its_shard_and_its_token_passes_through() {
+    let bed = Bed::new().await;
+    let output = output(bed.client(&LIMIT, &["/api/v1/pods?limit=5", "/api/v1/nodes"])).await;
+    let expected =
+        "200 /api/v1/pods?labelSelector=slot%20in%20%280%2C1%29&limit=5\n200 /api/v1/nodes";
+    assert_eq!(stdout(&output), expected, "{}", stderr(&output));
+    assert_eq!(bed.upstream.last().headers["authorization"], "Bearer secret");
+    assert_eq!(stderr(&output), "ctrlmesh: 2 requests, 1 injected, 0 refused");
+    assert!(output.status.success());
+    bed.nothing_is_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_that_name_the_kubeconfig_lead_to_the_generated_one() {
+    let bed = Bed::new().await;
+    let argument = format!("--kubeconfig={}", bed.file().display());
+    let mut run = bed.client(&LIMIT, &[&argument, "/api/v1/pods"]);
+    let output = output({
+        // Nothing else names it.
+        run.env_remove("KUBECONFIG");
+        run
+    })
+    .await;
+    assert!(stdout(&output).contains("labelSelector"), "{} {}", stdout(&output), stderr(&output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_kubeconfigs_the_first_counts_and_a_context_can_be_chosen() {
+    let bed = Bed::new().await;
+    let first = bed.pki.path("first");
+    fs::write(&first, "users: [{name: u, user: {token: other}}]").unwrap();
+    let list = std::env::join_paths([Path::new("/nowhere"), &first, &bed.file()]).unwrap();
+    let mut run = bed.client(&[], &["/api"]);
+    run.env("KUBECONFIG", &list);
+    assert_eq!(stdout(&output(run).await), "200 /api");
+    assert_eq!(bed.upstream.last().headers["authorization"], "Bearer other");
+    let run = bed.client(&["--context", "nobody"], &["/api"]);
+    assert_eq!(stdout(&output(run).await), "200 /api");
+    assert!(!bed.upstream.last().headers.contains_key("authorization"));
+}
+
+/// An API server that lets nobody in without a certificate of its CA.
+fn asking(pki: &Pki) -> Arc<ServerConfig> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(pki.path("real.crt")).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone());
+    let chain = vec![CertificateDer::from_pem_file(pki.path("leaf.crt")).unwrap()];
+    let key = PrivateKeyDer::from_pem_file(pki.path("leaf.key")).unwrap();
+    ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier.build().unwrap())
+        .with_single_cert(chain, key)
+        .unwrap()
+        .into()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_proxy_presents_the_users_certificate_and_only_the_command_may_use_it() {
+    let pki = Pki::new();
+    let server = asking(&pki);
+    let bed = Bed::with(pki, server).await;
+    let ca = json!({"certificate-authority": "real.crt"});
+    bed.kubeconfig(ca, json!({"client-certificate": "leaf.crt", "client-key": "leaf.key"}));
+    let output_ = output(bed.client(&[], &["/api"])).await;
+    assert_eq!(stdout(&output_), "200 /api", "{}", stderr(&output_));
+    // Whoever has not what the command was given is nobody to the proxy.
+    let output_ = output(bed.client(&[], &["--bare", "/api"])).await;
+    assert!(stdout(&output_).starts_with("error "), "{}", stdout(&output_));
+    assert!(stderr(&output_).contains("1 connections failed in TLS"), "{}", stderr(&output_));
+    // The user's own key is in none of the files.
+    let secret = fs::read_to_string(bed.pki.path("leaf.key")).unwrap();
+    let show =
+        bed.run(&[], &["sh", "-c", "cat $(dirname $KUBECONFIG)/*; ls -l $(dirname $KUBECONFIG)"]);
+    let shown = stdout(&output(show).await);
+    assert!(!shown.contains(secret.lines().nth(1).unwrap()) && shown.contains("client-key-data"));
+    let open = shown.lines().filter(|line| line.starts_with('-') && line.contains(" root "));
+    assert!(open.into_iter().all(|line| line.starts_with("-rw-------")), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exit_code_is_the_commands_own() {
+    let bed = Bed::new().await;
+    for (script, code) in
+        [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
+    {
+        let output = output(bed.run(&[], &["sh", "-c", script])).await;
+        assert_eq!(output.status.code(), Some(code), "{script}");
+        assert!(stderr(&output).starts_with("ctrlmesh: 0 requests"), "{}", stderr(&output));
+    }
+    let plain = bed.pki.path("real.crt");
+    for (program, code, why) in [
+        ("no-such-command", 127, "no such command on PATH"),
+        ("/no/such/command", 127, "no such command"),
+        (plain.to_str().unwrap(), 126, "not executable"),
+        ("/", 126, "not executable"),
+    ] {
+        let output = output(bed.run(&[], &[program])).await;
+        assert_eq!(output.status.code(), Some(code), "{program}");
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    }
+    // Executable, until the kernel looks into it.
+    let broken = bed.pki.path("broken");
+    fs::write(&broken, "#!/no/such/interpreter\n").unwrap();
+    fs::set_permissions(&broken, fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(output(bed.run(&[], &[&broken])).await.status.code(), Some(127));
+    bed.nothing_is_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn input_output_and_arguments_are_the_commands_own() {
+    let bed = Bed::new().await;
+    let mut run =
+        Running::start(bed.run(
+            &[],
+            &["sh", "-c", "read line; echo \"$line\" \"$@\" >&2; cat", "--", "--run", "-x"],
+        ));
+    run.0.stdin.take().unwrap().write_all(b"first\nrest\n").unwrap();
+    let (code, out, error) = run.ended().await;
+    assert_eq!((code, out.as_str()), (Some(0), "rest\n"));
+    assert!(error.starts_with("first --run -x\n"), "{error}");
+}
+
+/// The same with every signal as it usually is: whoever runs tests in the background ignores some.
+fn unignored(run: Command) -> Command {
+    let mut command = Command::new("env");
+    command.arg("--default-signal").arg(run.get_program()).args(run.get_args());
+    for (name, value) in run.get_envs().filter_map(|(name, value)| Some((name, value?))) {
+        command.env(name, value);
+    }
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_signal_reaches_the_command_once_and_nothing_is_left() {
+    let bed = Bed::new().await;
+    for (name, signal) in [
+        ("TERM", Signal::SIGTERM),
+        ("INT", Signal::SIGINT),
+        ("HUP", Signal::SIGHUP),
+        ("QUIT", Signal::SIGQUIT),
+        ("USR1", Signal::SIGUSR1),
+    ] {
+        // Waits for another one for as long as a second takes to come, if there is one.
+        let script = format!(
+            "n=0; trap 'n=$((n+1))' {name}; echo ready; while [ $n = 0 ]; do sleep 0.02; done; \
+             sleep 0.2; echo {name} $n; exit 9"
+        );
+        let mut run = Running::start(unignored(bed.run(&[], &["sh", "-c", &script])));
+        assert_eq!(run.line(), "ready");
+        run.send(signal);
+        let (code, out, error) = run.ended().await;
+        assert_eq!((code, out.trim()), (Some(9), format!("{name} 1").as_str()), "{error}");
+        bed.nothing_is_left();
+        // And where the command does not handle it, that is what ends it.
+        let sleeping = bed.run(&[], &["sh", "-c", "echo ready; exec sleep 60"]);
+        let mut run = Running::start(unignored(sleeping));
+        assert_eq!(run.line(), "ready");
+        run.send(signal);
+        let (code, _, error) = run.ended().await;
+        assert_eq!(code, Some(128 + signal as i32), "{error}");
+        bed.nothing_is_left();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_that_is_ignored_stays_ignored() {
+    let bed = Bed::new().await;
+    let mut run = Command::new("sh");
+    let inner = bed.run(&[], &["sh", "-c", "echo ready; read line; echo alive"]);
+    run.args(["-c", "trap '' HUP; exec \"$@\"", "--"]).arg(inner.get_program());
+    run.args(inner.get_args()).env("KUBECONFIG", bed.file());
+    let mut run = Running::start(run);
+    assert_eq!(run.line(), "ready");
+    run.send(Signal::SIGHUP);
+    run.say();
+    let (code, out, _) = run.ended().await;
+    assert_eq!((code, out.trim()), (Some(0), "alive"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_run_leaves_ends_with_it_and_is_swept_by_the_next() {
+    let bed = Bed::new().await;
+    let mut run = Running::start(bed.run(&[], &["sh", "-c", "echo $$; exec sleep 60"]));
+    let command = Pid::from_raw(run.line().parse().unwrap());
+    run.send(Signal::SIGKILL);
+    run.0.wait().unwrap();
+    until("the command to end, too", || async { signal::kill(command, None).is_err() }).await;
+    assert_eq!(fs::read_dir(bed.runs()).unwrap().count(), 1);
+    assert!(output(bed.run(&[], &["true"])).await.status.success());
+    bed.nothing_is_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_shard_follows_its_file_while_the_command_runs() {
+    let bed = Bed::new().await;
+    let file = bed.pki.path("shards.yaml");
+    let write = |slots: &str| {
+        let text = format!(
+            "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: one}}\n\
+             spec:\n  selector: {{matchLabels: {{app: x}}}}\n  controller: {{leaderElectionName: lead}}\n  limits:\n  - relateResources: [{{apiGroups: [''], resources: [pods]}}]\n    selector: {{matchExpressions: [{{key: slot, operator: In, values: [{slots}]}}]}}\n"
+        );
+        let next = bed.pki.path("next");
+        fs::write(&next, text).unwrap();
+        fs::rename(next, &file).unwrap();
+    };
+    write("'4'");
+    let flags = ["--sharding-config", file.to_str().unwrap()];
+    let targets = ["/api/v1/pods"; 200];
+    let lock = ["/apis/coordination.k8s.io/v1/namespaces/ops/leases/lead"];
+    let mut run = Running::start(bed.client(&flags, &[&["--wait"], &lock[..], &targets].concat()));
+    run.line();
+    assert!(bed.upstream.last().target.ends_with("leases/lead---one"), "the lock is the shard's");
+    run.say();
+    let line = run.line();
+    assert!(line.contains("%284%29"), "{line}");
+    write("'5'");
+    for _ in targets {
+        run.say();
+        let line = run.line();
+        if line.contains("%285%29") {
+            run.send(Signal::SIGTERM);
+            run.ended().await;
+            return;
+        }
+        assert!(line.contains("%284%29"), "{line}");
+        thread::sleep(std::time::Duration::from_millis(20));
+    }
+    panic!("the policy never changed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_rewritten_is_explained_as_it_happens() {
+    let bed = Bed::new().await;
+    let flags = ["--explain", "--lock", "lead", "--shard", "a"];
+    let flags = [&LIMIT[..], &flags].concat();
+    let targets = ["/api/v1/pods", "/apis/coordination.k8s.io/v1/namespaces/ops/leases/lead---b"];
+    let text = stderr(&output(bed.client(&flags, &targets)).await);
+    for line in [
+        &format!("ctrlmesh: server https://{} became https://127.0.0.1:", bed.upstream.address),
+        "ctrlmesh: limit on pods of [\"*\"]: slot in (0,1)",
+        "ctrlmesh: lock ops/lead is lead---a on the server",
+        "ctrlmesh: list /api/v1/pods became /api/v1/pods?labelSelector=slot in (0,1)",
+        "/leases/lead---b refused: the name \"lead---b\" is kept",
+        "ctrlmesh: 2 requests, 1 injected, 1 refused",
+    ] {
+        assert!(text.contains(line), "no {line:?} in\n{text}");
+    }
+}
+
+/// The command is not run, and the message says why.
+async fn refused(bed: &Bed, flags: &[&str], why: &str) {
+    let output = output(bed.run(flags, &["true"])).await;
+    let text = stderr(&output);
+    assert!(text.contains(why) && output.status.code() == Some(125), "{flags:?}: {text}");
+    bed.nothing_is_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_that_make_no_sense_are_refused_with_what_to_do() {
+    let bed = Bed::new().await;
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    refused(&bed, &["--port", &port], "leave --port out").await;
+    refused(&bed, &["--kubeconfig", "/nowhere"], "read the kubeconfig `/nowhere`").await;
+    refused(&bed, &["--context", "prod"], "it has dev, nobody").await;
+    refused(&bed, &["--limit", "pods", "--selector", "a in"], "parse the selector").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shards_that_select_nothing_are_refused_with_what_to_do() {
+    let bed = Bed::new().await;
+    let shards = bed.pki.path("shards");
+    let flags = ["--sharding-config", shards.to_str().unwrap()];
+    refused(&bed, &flags, "No such file").await;
+    let head = |name: &str| {
+        format!(
+            "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}}}\n"
+        )
+    };
+    let two = format!("{}spec: {{}}\n---\n{}spec: {{}}", head("a"), head("b"));
+    for (text, why) in [
+        (":".to_owned(), "read the ShardingConfigs: document 1"),
+        (String::new(), "no ShardingConfig that limits anything"),
+        (head("r") + "spec: {root: {prefix: x}}", "of a root"),
+        (head("e") + "spec: {limits: []}", "selects nothing"),
+        (two, "--shard must name one of those in the file (a, b)"),
+    ] {
+        fs::write(&shards, text).unwrap();
+        refused(&bed, &flags, why).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubeconfigs_that_cannot_be_served_are_refused_with_what_to_do() {
+    let bed = Bed::new().await;
+    for (cluster, why) in [
+        (json!({"insecure-skip-tls-verify": true}), "--certificate-authority FILE"),
+        (json!({"certificate-authority": "mesh.crt"}), "UnknownIssuer"),
+        (json!({"certificate-authority": "nowhere"}), "nowhere"),
+        (json!({"certificate-authority-data": "?"}), "certificate-authority-data"),
+        (json!({"server": "http://127.0.0.1:8080"}), "without TLS"),
+        (
+            json!({"server": "https://127.0.0.1:1", "certificate-authority": "real.crt"}),
+            "does `kubectl version` reach it",
+        ),
+        (json!({"proxy-url": "https://p", "certificate-authority": "real.crt"}), "proxy-url"),
+    ] {
+        bed.kubeconfig(cluster, json!({}));
+        refused(&bed, &[], why).await;
+    }
+    fs::write(bed.file(), "clusters: []").unwrap();
+    refused(&bed, &[], "no current-context").await;
+    fs::write(bed.file(), "clusters: [").unwrap();
+    refused(&bed, &[], "parse the kubeconfig").await;
+    fs::remove_file(bed.file()).unwrap();
+    let mut run = bed.run(&[], &["true"]);
+    run.env_remove("KUBERNETES_SERVICE_HOST");
+    assert!(stderr(&output(run).await).contains("which cluster"));
+}
+
+/// A proxy of that kind, which leads to one server however it is called.
+async fn proxied(
+    kind: &'static str,
+    to: std::net::SocketAddr,
+) -> (String, task::JoinHandle<Vec<u8>>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("{kind}://me:pass@{}", listener.local_addr().unwrap());
+    let serving = tokio::spawn(async move {
+        let mut first = Vec::new();
+        // What `run` asks by itself, and what the command asks through it.
+        for _ in 0..2 {
+            let (mut client, _) = listener.accept().await.unwrap();
+            first.clear();
+            if kind == "http" {
+                while !first.ends_with(b"\r\n\r\n") {
+                    first.push(client.read_u8().await.unwrap());
+                }
+                client.write_all(b"HTTP/1.1 200 OK\r\nvia: x\r\n\r\n").await.unwrap();
+            } else {
+                // Greeting, login, and a request for api.example.com, 6443.
+                for (bytes, answer) in
+                    [(3, &[5, 2][..]), (9, &[1, 0]), (22, &[5, 0, 0, 1, 0, 0, 0, 0, 0, 0])]
+                {
+                    let mut read = vec![0; bytes];
+                    client.read_exact(&mut read).await.unwrap();
+                    first.extend(read);
+                    client.write_all(answer).await.unwrap();
+                }
+            }
+            let mut server = tokio::net::TcpStream::connect(to).await.unwrap();
+            tokio::spawn(async move {
+                drop(tokio::io::copy_bidirectional(&mut client, &mut server).await);
+            });
+        }
+        first
+    });
+    (url, serving)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_behind_a_proxy_is_reached_through_it() {
+    let bed = Bed::new().await;
+    for kind in ["http", "socks5"] {
+        let (url, serving) = proxied(kind, bed.upstream.address).await;
+        let cluster = json!({
+            "server": "https://api.example.com:6443", "tls-server-name": "localhost",
+            "certificate-authority": "real.crt", "proxy-url": url,
+        });
+        bed.kubeconfig(cluster, json!({}));
+        let output = output(bed.client(&LIMIT, &["/api/v1/pods"])).await;
+        assert!(
+            stdout(&output).starts_with("200 "),
+            "{kind}: {} {}",
+            stdout(&output),
+            stderr(&output)
+        );
+        let asked = soon("the proxy", serving).await.unwrap();
+        let asked = String::from_utf8_lossy(&asked).into_owned();
+        if kind == "http" {
+            assert!(asked.starts_with("CONNECT api.example.com:6443 HTTP/1.1\r\n"), "{asked}");
+            assert!(asked.contains("Basic bWU6cGFzcw=="), "{asked}");
+        } else {
+            assert!(
+                asked.contains("\u{2}me\u{4}pass") && asked.contains("api.example.com"),
+                "{asked:?}"
+            );
+        }
+    }
+}
+
+/// Types into a terminal and waits for what is to appear.
+async fn at_a_terminal(run: Command, steps: Value) -> String {
+    let words: Vec<String> = [run.get_program()]
+        .into_iter()
+        .chain(run.get_args())
+        .map(|word| format!("'{}'", word.to_str().unwrap().replace('\'', r"'\''")))
+        .collect();
+    let mut steps = steps;
+    for step in steps.as_array_mut().unwrap() {
+        if let Some(typed) = step.get("type").and_then(Value::as_str) {
+            step["type"] = typed.replace("RUN", &words.join(" ")).into();
+        }
+    }
+    let mut terminal = Command::new("python3");
+    terminal
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run_command/terminal.py"))
+        .arg(steps.to_string());
+    let mut terminal = unignored(terminal);
+    for (name, value) in run.get_envs().filter_map(|(name, value)| Some((name, value?))) {
+        terminal.env(name, value);
+    }
+    // It has patience of its own.
+    let output = task::spawn_blocking(move || terminal.output().unwrap()).await.unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output)
+}
+
+/// Prints how many SIGINTs came, some time after the first.
+const COUNTING: &str = "
+import signal, time
+seen = []
+signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+print('wait' + 'ing', flush=True)
+while not seen: time.sleep(0.01)
+time.sleep(0.2)
+print('interrupts', len(seen), flush=True)
+raise SystemExit(5)
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_reaches_the_command_once() {
+    let bed = Bed::new().await;
+    for line in ["RUN\n", "RUN | (trap '' INT; cat); (exit ${PIPESTATUS[0]})\n"] {
+        let steps = json!([
+            {"see": "> "}, {"type": line}, {"see": "waiting"}, {"type": "\u{3}"},
+            {"see": "interrupts 1"}, {"see": "ctrlmesh: 0 requests"},
+            {"see": "> "}, {"type": "echo code=$?\n"}, {"see": "code=5"},
+        ]);
+        at_a_terminal(bed.run(&[], &["python3", "-c", COUNTING]), steps).await;
+        bed.nothing_is_left();
+    }
+}
+
+/// Reads a line and prints it in capitals.
+const SHOUTING: &str =
+    "print('rea' + 'dy', flush=True); print(input().upper()); print(input().upper())";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_can_be_paused_and_taken_up_again() {
+    let bed = Bed::new().await;
+    let steps = json!([
+        {"see": "> "}, {"type": "RUN\n"}, {"see": "ready"}, {"type": "one\n"}, {"see": "ONE"},
+        {"type": "\u{1a}"}, {"see": "Stopped"}, {"see": "> "}, {"type": "echo sh$((1+1))ell\n"}, {"see": "sh2ell"},
+        {"see": "> "}, {"type": "fg\n"}, {"see": "shards"}, {"type": "two\n"}, {"see": "TWO"}, {"see": "> "},
+        {"type": "echo code=$?\n"}, {"see": "code=0"},
+    ]);
+    // A word of the command line shows that `fg` has begun.
+    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
+    at_a_terminal(run, steps).await;
+    bed.nothing_is_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_pipeline_the_command_gets_the_terminal_when_it_asks_for_it() {
+    let bed = Bed::new().await;
+    let steps = json!([
+        {"see": "> "}, {"type": "RUN | cat\n"}, {"see": "ready"}, {"type": "one\n"}, {"type": "two\n"},
+        {"see": "ONE"}, {"see": "TWO"}, {"see": "> "}, {"type": "echo back=$((1+1))\n"}, {"see": "back=2"},
+    ]);
+    at_a_terminal(bed.run(&[], &["python3", "-uc", SHOUTING]), steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_the_background_the_command_is_paused_when_it_asks_for_the_terminal() {
+    let bed = Bed::new().await;
+    let steps = json!([
+        {"see": "> "}, {"type": "RUN &\n"}, {"see": "ready"}, {"type": "\n"}, {"see": "> "},
+        {"type": "until jobs | grep -q Stopped; do sleep 0.05; done; echo pau$((1+1))sed\n"}, {"see": "pau2sed"},
+        {"type": "fg\n"}, {"see": "shards"}, {"type": "one\n"}, {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"},
+        {"see": "> "}, {"type": "echo code=$?\n"}, {"see": "code=0"},
+    ]);
+    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
+    at_a_terminal(run, steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_no_shell_would_take_over_nothing_is_paused() {
+    let bed = Bed::new().await;
+    // `exec` leaves nobody behind: we are the session's leader.
+    let steps = json!([
+        {"see": "> "}, {"type": "exec RUN\n"}, {"see": "ready"}, {"type": "\u{1a}"}, {"type": "one\n"},
+        {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"}, {"see": "ctrlmesh: 0 requests"},
+    ]);
+    at_a_terminal(bed.run(&[], &["python3", "-c", SHOUTING]), steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_that_runs_the_command_is_paused_with_it() {
+    let bed = Bed::new().await;
+    let steps = json!([
+        {"see": "> "}, {"type": "(RUN; echo af$((1+1))er)\n"}, {"see": "ready"}, {"type": "\u{1a}"}, {"see": "Stopped"},
+        {"see": "> "}, {"type": "fg\n"}, {"see": "shards"}, {"type": "one\n"}, {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"},
+        {"see": "af2er"}, {"see": "> "},
+    ]);
+    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
+    at_a_terminal(run, steps).await;
+}
