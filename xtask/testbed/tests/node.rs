@@ -336,9 +336,11 @@ fn what_a_killed_keeper_left_is_swept_by_the_next_node() -> Result<()> {
         Command::new("kill").args(["-KILL", &keeper, &child.id().to_string()]).status()?.success()
     );
     child.wait()?;
-    let found = Found::all()?.into_iter().find(|node| node.folder() == folder);
-    // A node of another test may have swept it meanwhile.
-    ensure!(found.is_none_or(|node| node.state() == State::Left));
+    // A killed process is there for a moment; and a node of another test may sweep what it leaves.
+    until("the keeper to be gone", || {
+        let found = Found::all()?.into_iter().find(|node| node.folder() == folder);
+        Ok(found.is_none_or(|node| node.state() == State::Left).then_some(()))
+    })?;
     drop(Node::start(&Options::default())?);
     let found = traces.found()?;
     ensure!(found.is_empty(), "left: {found:?}");
