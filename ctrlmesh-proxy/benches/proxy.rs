@@ -202,6 +202,7 @@ async fn idle(size: Size) {
             }
             kinds.reverse();
         }
+        kinds.sort_by_key(|kind| *kind as usize);
         show(&format!("{watches} idle watches, {}", protocol(version)), &kinds, figures);
     }
 }

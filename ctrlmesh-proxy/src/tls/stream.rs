@@ -122,7 +122,7 @@ where
         if wire.start == wire.end
             && let Some(wire) = self.wire.take()
         {
-            wire.give_back();
+            give_back(wire.bytes);
         }
         if let Err(error) = self.tls.process_new_packets() {
             // The peer may still hear why.
@@ -138,12 +138,11 @@ where
         let mut read = ReadBuf::new(&mut bytes);
         let polled = Pin::new(&mut self.tcp).poll_read(cx, &mut read);
         let end = read.filled().len();
-        let wire = Wire { bytes, start: 0, end };
         if end > 0 {
-            self.wire = Some(wire);
+            self.wire = Some(Wire { bytes, start: 0, end });
             return polled;
         }
-        wire.give_back();
+        give_back(bytes);
         if let Poll::Ready(Ok(())) = polled {
             // The end: whether it was a clean one is told by whoever reads next.
             self.tls.read_tls(&mut io::empty())?;
@@ -358,16 +357,12 @@ where
     }
 }
 
-// === impl Wire ===
-
-impl Wire {
-    fn give_back(self) {
-        SPARE.with_borrow_mut(|spare| {
-            if spare.len() < SPARE_BUFFERS {
-                spare.push(self.bytes);
-            }
-        });
-    }
+fn give_back(bytes: Box<[u8]>) {
+    SPARE.with_borrow_mut(|spare| {
+        if spare.len() < SPARE_BUFFERS {
+            spare.push(bytes);
+        }
+    });
 }
 
 /// A buffer for one read.
@@ -381,22 +376,21 @@ struct Socket<'a, 'b> {
     cx: &'a mut Context<'b>,
 }
 
-impl Socket<'_, '_> {
-    fn now(polled: Poll<io::Result<usize>>) -> io::Result<usize> {
-        match polled {
-            Poll::Ready(written) => written,
-            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
-        }
+/// What rustls is told of a socket that takes nothing now.
+fn now(polled: Poll<io::Result<usize>>) -> io::Result<usize> {
+    match polled {
+        Poll::Ready(written) => written,
+        Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
     }
 }
 
 impl Write for Socket<'_, '_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Self::now(Pin::new(&mut *self.tcp).poll_write(self.cx, bytes))
+        now(Pin::new(&mut *self.tcp).poll_write(self.cx, bytes))
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        Self::now(Pin::new(&mut *self.tcp).poll_write_vectored(self.cx, pieces))
+        now(Pin::new(&mut *self.tcp).poll_write_vectored(self.cx, pieces))
     }
 
     fn flush(&mut self) -> io::Result<()> {
