@@ -8,7 +8,7 @@ use std::io;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 /// A buffer for each direction: one TLS record.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -34,10 +34,14 @@ where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    tokio::io::copy_bidirectional_with_sizes(&mut client, &mut upstream, BUFFER_BYTES, BUFFER_BYTES)
-        .await
-        .map(|_| ())
-        .map_err(TunnelError::Broken)
+    let (one, other) = (&mut client, &mut upstream);
+    let copied =
+        tokio::io::copy_bidirectional_with_sizes(one, other, BUFFER_BYTES, BUFFER_BYTES).await;
+    if copied.is_err() {
+        // Who is still there gets what was said before the other broke: a connection gathers what it writes.
+        let _unheard = tokio::join!(client.shutdown(), upstream.shutdown());
+    }
+    copied.map(|_| ()).map_err(TunnelError::Broken)
 }
 
 /// Passes bytes between two HTTP/1.1 connections that were upgraded to something else.

@@ -152,7 +152,7 @@ async fn exec_attach_and_port_forward_carry_every_byte_both_ways_and_half_close(
             assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
             let lower = head.to_lowercase();
             assert!(lower.contains(&format!("upgrade: {protocol}\r\n").to_lowercase()), "{head}");
-            assert!(head.contains(&format!("x-asked: {target}\r\n")), "{head}");
+            assert!(head.contains(&format!("X-Asked: {target}\r\n")), "{head}");
             assert!(head.contains(".channel.k8s.io\r\n"), "{head}");
             let (mut read, mut write) = tokio::io::split(stream);
             let ours = noise(2);
