@@ -12,22 +12,20 @@ use crate::certs::authority::Names;
 /// endpoints, and `more`.
 ///
 /// # Errors
-/// Where the API server does not say.
+/// Where the API server does not say, as in its first moments, when its Service is not there yet: an authority without
+/// that address would have to be replaced at once.
 pub async fn names(client: &Client, more: &[String]) -> Result<Names, kube::Error> {
     let services: Api<Service> = Api::namespaced(client.clone(), api_server::NAMESPACE);
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), api_server::NAMESPACE);
-    let service = services.get_opt(api_server::SERVICE).await?;
+    let service = services.get(api_server::SERVICE).await?;
     let of_it = ListParams::default().labels(&format!(
         "{}={}",
         api_server::SLICE_LABEL,
         api_server::SERVICE
     ));
     let slices = slices.list(&of_it).await?;
-    let cluster_ips = service
-        .and_then(|service| service.spec)
-        .and_then(|spec| spec.cluster_ips)
-        .unwrap_or_default()
-        .into_iter();
+    let cluster_ips =
+        service.spec.and_then(|spec| spec.cluster_ips).unwrap_or_default().into_iter();
     let endpoints = slices
         .items
         .into_iter()

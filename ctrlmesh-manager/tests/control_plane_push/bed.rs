@@ -14,7 +14,7 @@ use ctrlmesh_common::wire::{Hello, PodId, Report, Said, Update};
 use ctrlmesh_manager::board::{Board, Notice, Receipt};
 use ctrlmesh_manager::certs::authority::Names;
 use ctrlmesh_manager::certs::serving;
-use ctrlmesh_manager::certs::vault::{Vault, Wanted};
+use ctrlmesh_manager::certs::vault::{Vault, VaultError, Wanted};
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::identity::Reviewer;
 use ctrlmesh_manager::lease::{self, Candidate, Leadership};
@@ -24,7 +24,7 @@ use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::push::{Accounts, Push, PushMetrics, Relay};
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::manager::{ConnectError, Link, Manager};
-use ctrlmesh_testbed::ControlPlane;
+use ctrlmesh_testbed::{ControlPlane, retry};
 use kube::Client;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::gauge::Gauge;
@@ -62,6 +62,15 @@ pub(crate) struct Bed {
     drain: Drain,
 }
 
+async fn opened(client: &Client, namespace: &str) -> Result<Vault, VaultError> {
+    let wanted = Wanted {
+        api_server: Vec::new(),
+        manager: Names::of(["127.0.0.1"]),
+        validity: Duration::from_hours(24),
+    };
+    Vault::open(client.clone(), namespace, wanted).await
+}
+
 /// A stream to the manager.
 pub(crate) struct Stream {
     pub(crate) reports: mpsc::Sender<Report>,
@@ -74,12 +83,8 @@ impl Bed {
         let plane = ControlPlane::shared();
         let client = plane.client().await.unwrap();
         let namespace = plane.namespace("push").await.unwrap();
-        let wanted = Wanted {
-            api_server: Vec::new(),
-            manager: Names::of(["127.0.0.1"]),
-            validity: Duration::from_hours(24),
-        };
-        let vault = Arc::new(Vault::open(client.clone(), &namespace, wanted).await.unwrap());
+        // An API server that has just started does not know its own address yet.
+        let vault = Arc::new(retry(|| opened(&client, &namespace)).await.unwrap());
         let (board, registry) = (Arc::<Board>::default(), Registry::with_prefix(PREFIX));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
