@@ -9,8 +9,8 @@ use ctrlmesh_common::api::{
     self, CircuitBreaker, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
     ShardingConfigSpec,
 };
-use ctrlmesh_common::names;
 use ctrlmesh_common::selector::{Labels, RequirementError, Selector, check_value};
+use ctrlmesh_common::{expression, names};
 use regex::RegexBuilder;
 
 mod schema;
@@ -222,10 +222,17 @@ fn positive_duration(field: &str, text: &str, report: &mut Report) {
 
 /// Checks a regular expression.
 fn regular_expression(field: &str, text: &str, report: &mut Report) {
-    if let Err(error) = RegexBuilder::new(text).size_limit(MAX_REGEX_BYTES).build() {
+    let compile = |text: String| {
+        let built = RegexBuilder::new(&text).size_limit(MAX_REGEX_BYTES).build();
         // The last line says what is wrong; those above draw where.
-        let reason = error.to_string().lines().last().unwrap_or_default().to_owned();
-        report.error(field, format!("{text:?} is no regular expression of RE2's syntax: {reason}"));
+        built.map_err(|error| error.to_string().lines().last().unwrap_or_default().to_owned())
+    };
+    let read = expression::from_go(text).map_err(|error| error.to_string()).and_then(compile);
+    if let Err(reason) = read {
+        report.error(
+            field,
+            format!("{text:?} is no regular expression of Go's (RE2's) syntax: {reason}"),
+        );
     }
 }
 

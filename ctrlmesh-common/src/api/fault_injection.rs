@@ -161,7 +161,7 @@ pub struct TextMatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub exact: Option<String>,
-    /// A regular expression, in the syntax of RE2, that must match the whole text. Absent where `exact` is there.
+    /// A regular expression, in the syntax of Go's regexp (RE2), that must match the whole text. Absent where `exact` is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub regex: Option<String>,

@@ -302,12 +302,17 @@ fn a_resource_is_limited_once_however_it_is_spelled() {
     assert_eq!(found[0].field, "spec.root.resourceSelector[1].relateResources[0]", "{found:?}");
 }
 
+/// Each spec has to be refused so.
+fn assert_refused(cases: &[(String, &str)]) {
+    for (spec, expected) in cases {
+        let report = sharding_config(&config("shard", "{}", spec), &[], None);
+        let found = report.errors.iter().map(Problem::to_string).collect::<Vec<_>>();
+        assert!(found.iter().any(|found| found.starts_with(expected)), "{expected}: {found:?}");
+    }
+}
+
 #[test]
 fn what_the_schema_bounds_is_bounded_here() {
-    let of = |spec: &str| {
-        let report = sharding_config(&config("shard", "{}", spec), &[], None);
-        report.errors.iter().map(Problem::to_string).collect::<Vec<_>>()
-    };
     let shard = |more: &str| {
         format!(
             "{{selector: {{matchLabels: {{a: b}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]{more}}}"
@@ -315,7 +320,6 @@ fn what_the_schema_bounds_is_bounded_here() {
     };
     let (lock, folder) = ("l".repeat(201), "/".repeat(4097));
     let labels = (0..65).map(|at| format!("k{at}: v")).collect::<Vec<_>>().join(", ");
-    let root = |more: &str| format!("{{root: {{prefix: a, targetStatefulSet: a, {more}}}}}");
     let cases = [
         (
             shard(&format!(", controller: {{leaderElectionName: {lock}}}")),
@@ -340,6 +344,14 @@ fn what_the_schema_bounds_is_bounded_here() {
             ),
             "spec.selector.matchLabels: has 65 entries; at most 64 are allowed",
         ),
+    ];
+    assert_refused(&cases);
+}
+
+#[test]
+fn what_the_schema_bounds_of_a_root_is_bounded_here() {
+    let root = |more: &str| format!("{{root: {{prefix: a, targetStatefulSet: a, {more}}}}}");
+    let cases = [
         (
             root("auto: {shardingSize: 2, everyShardReplicas: 0}"),
             "spec.root.auto.everyShardReplicas: 0 is not allowed; allowed are 1 to 1000",
@@ -364,18 +376,17 @@ fn what_the_schema_bounds_is_bounded_here() {
             ),
             "spec.root.canary.inNamespaces[0]: \"A_\" is not allowed; it must match",
         ),
-        (
-            root(&format!(
-                "auto: {{shardingSize: 1, everyShardReplicas: 1}}, canary: {{replicas: 1, inShardHash: [{}]}}",
-                (0..32).map(|hash| format!("'{hash}'")).collect::<Vec<_>>().join(", ")
-            )),
-            "spec.root.auto.shardingSize: no shard can be made, because canary.inShardHash has every hash",
-        ),
     ];
-    for (spec, expected) in cases {
-        let found = of(&spec);
-        assert!(found.iter().any(|found| found.starts_with(expected)), "{expected}: {found:?}");
-    }
+    assert_refused(&cases);
+}
+
+#[test]
+fn a_canary_of_every_hash_leaves_none_to_divide() {
+    let all = (0..32).map(|hash| format!("'{hash}'")).collect::<Vec<_>>().join(", ");
+    let root = root("root", "", "op", &format!(", canary: {{replicas: 1, inShardHash: [{all}]}}"));
+    let found = sharding_config(&root, &[], None).errors;
+    assert_eq!(found[0].field, "spec.root.auto.shardingSize");
+    assert!(found[0].message.starts_with("no shard can be made, because canary"), "{found:?}");
 }
 
 #[test]

@@ -89,6 +89,18 @@ fn what_the_schema_refuses_of_a_breaker_is_refused() {
 }
 
 #[test]
+fn expressions_are_those_of_go() {
+    for of_go in ["http://x/{id}/.*", "a{,2}", r"\Qa(b\E"] {
+        assert_eq!(breaker(limiting(json!({})), rule(of_go, "Regexp")), Vec::<String>::new());
+    }
+    let twice = breaker(limiting(json!({})), rule("a**", "Regexp"));
+    assert_refused(
+        &twice,
+        "spec.trafficInterceptRules[0].contents[0]: \"a**\" is no regular expression of Go's (RE2's) syntax: at character 3: a repetition",
+    );
+}
+
+#[test]
 fn what_the_schema_refuses_of_a_fault_is_refused() {
     let delay = json!({"fixedDelay": "1s"});
     assert_eq!(fault(json!({"delay": delay})), Vec::<String>::new());
