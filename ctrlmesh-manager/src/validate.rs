@@ -9,8 +9,8 @@ use ctrlmesh_common::api::{
     self, CircuitBreaker, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
     ShardingConfigSpec,
 };
-use ctrlmesh_common::names;
 use ctrlmesh_common::selector::{Labels, RequirementError, Selector, check_value};
+use ctrlmesh_common::{expression, names};
 use regex::RegexBuilder;
 
 mod schema;
@@ -19,6 +19,7 @@ mod overlap;
 mod root;
 mod breaker;
 mod fault;
+mod metadata;
 mod manifests;
 
 pub use manifests::{Verdict, manifests};
@@ -62,17 +63,25 @@ pub fn sharding_config(
     others: &[ShardingConfig],
     pods: Option<&[PodLabels]>,
 ) -> Report {
+    let beside = |other: &&ShardingConfig| other.metadata.name != config.metadata.name;
+    beside_others(config, &others.iter().filter(beside).collect::<Vec<_>>(), pods)
+}
+
+/// As [`sharding_config`], where `others` do not contain `config` itself.
+fn beside_others(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    pods: Option<&[PodLabels]>,
+) -> Report {
     let mut report = Report::default();
     name(config, &mut report);
     spec(&config.spec, &mut report);
     lock(config, &mut report);
     schema::of_object("ShardingConfig", config, &mut report);
     if report.errors.is_empty() {
-        let beside = |other: &&ShardingConfig| {
-            other.metadata.namespace == config.metadata.namespace
-                && other.metadata.name != config.metadata.name
-        };
-        let others: Vec<&ShardingConfig> = others.iter().filter(beside).collect();
+        let near = others.iter().copied();
+        let near = near.filter(|other| other.metadata.namespace == config.metadata.namespace);
+        let others: Vec<&ShardingConfig> = near.collect();
         overlap::with_others(config, &others, &mut report);
         if let Some(pods) = pods.filter(|_| config.spec.root.is_none()) {
             overlap::of_pods(config, &others, pods, &mut report);
@@ -167,7 +176,7 @@ fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
     match (&spec.root, &spec.selector) {
         (Some(_), Some(selector)) => {
             report.warning("spec.selector", "is ignored, because a root owns no pods itself");
-            required_selector("spec.selector", selector, report);
+            parsed("spec.selector", selector, report);
         }
         (Some(_), None) => {}
         (None, Some(selector)) => required_selector("spec.selector", selector, report),
@@ -213,10 +222,17 @@ fn positive_duration(field: &str, text: &str, report: &mut Report) {
 
 /// Checks a regular expression.
 fn regular_expression(field: &str, text: &str, report: &mut Report) {
-    if let Err(error) = RegexBuilder::new(text).size_limit(MAX_REGEX_BYTES).build() {
+    let compile = |text: String| {
+        let built = RegexBuilder::new(&text).size_limit(MAX_REGEX_BYTES).build();
         // The last line says what is wrong; those above draw where.
-        let reason = error.to_string().lines().last().unwrap_or_default().to_owned();
-        report.error(field, format!("{text:?} is no regular expression of RE2's syntax: {reason}"));
+        built.map_err(|error| error.to_string().lines().last().unwrap_or_default().to_owned())
+    };
+    let read = expression::from_go(text).map_err(|error| error.to_string()).and_then(compile);
+    if let Err(reason) = read {
+        report.error(
+            field,
+            format!("{text:?} is no regular expression of Go's (RE2's) syntax: {reason}"),
+        );
     }
 }
 

@@ -157,6 +157,35 @@ async fn what_the_schema_cannot_see_is_refused_by_the_webhook() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_shards_of_a_root_may_trade_their_hashes() -> Result<()> {
+    let client = managed().await?;
+    let namespace = ControlPlane::shared().namespace("trade").await?;
+    let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &namespace);
+    let hashes =
+        |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
+    let spec = |first: u8, second: u8| {
+        json!({"spec": {"controller": {"leaderElectionName": "op"}, "root": {"prefix": "op", "targetStatefulSet": "op", "manual": [
+            {"id": first, "hashes": hashes(0..16)}, {"id": second, "hashes": hashes(16..32)}]}}})
+    };
+    let mut root = spec(1, 2);
+    root["metadata"] = json!({"name": "root"});
+    create(&configs, root).await?;
+    let owns = |shard: &'static str, hash: &'static str| {
+        let configs = configs.clone();
+        async move {
+            let limits = serde_json::to_string(&configs.get(shard).await?.spec.limits)?;
+            ensure!(limits.contains(&format!("\"{hash}\"")), "{shard}: {limits}");
+            anyhow::Ok(())
+        }
+    };
+    retry(|| owns("op-1-normal", "0")).await?;
+    retry(|| owns("op-2-normal", "31")).await?;
+    configs.patch("root", &PatchParams::default(), &Patch::Merge(spec(2, 1))).await?;
+    retry(|| owns("op-1-normal", "31")).await?;
+    retry(|| owns("op-2-normal", "0")).await
+}
+
+#[tokio::test]
 async fn a_pod_gets_its_shard_and_trusts_the_mesh_before_it_is_stored() -> Result<()> {
     let client = managed().await?;
     let namespace = operator(&client, "inject").await?;

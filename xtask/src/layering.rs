@@ -27,10 +27,15 @@ enum Token<'a> {
 /// What is wrong in the crate whose source is in `src`; nothing where it has no `lib.rs`.
 ///
 /// # Errors
-/// Where a file cannot be read.
+/// Where a file cannot be read, or a `lib.rs` has no modules: then there is no order to check.
 pub fn check(src: &Path) -> io::Result<Vec<Violation>> {
     let Ok(lib) = fs::read_to_string(src.join("lib.rs")) else { return Ok(Vec::new()) };
     let order: Vec<&str> = lib.lines().filter_map(declared_module).collect();
+    if order.is_empty() {
+        let message =
+            format!("{} declares no modules that I can read", src.join("lib.rs").display());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
     let mut violations = Vec::new();
     for (at, module) in order.iter().enumerate() {
         let mut named = BTreeSet::new();
@@ -47,7 +52,9 @@ fn declared_module(line: &str) -> Option<&str> {
     let line = line.trim_start();
     let line =
         line.strip_prefix("pub(crate) ").or_else(|| line.strip_prefix("pub ")).unwrap_or(line);
-    line.strip_prefix("mod ")?.strip_suffix(';')
+    let (name, behind) = line.strip_prefix("mod ")?.split_once(';')?;
+    let behind = behind.trim_start();
+    (behind.is_empty() || behind.starts_with("//")).then(|| name.trim())
 }
 
 /// Adds the crate's modules that a file names, whose module is `depth` below the crate's root.
@@ -279,7 +286,11 @@ mod tests {
     fn a_module_that_looks_ahead_is_named() {
         let src = std::env::temp_dir().join(format!("ctrlmesh-layering-{}", std::process::id()));
         fs::create_dir_all(src.join("early/inner")).unwrap();
-        fs::write(src.join("lib.rs"), "pub mod early;\nmod late;\nmod last;\n").unwrap();
+        fs::write(
+            src.join("lib.rs"),
+            "pub mod early;\nmod late; // the later one\npub(crate) mod last;\n",
+        )
+        .unwrap();
         fs::write(src.join("early.rs"), "mod inner;").unwrap();
         fs::write(src.join("early/inner.rs"), "use super::super::{late::Late};").unwrap();
         fs::write(src.join("early/inner/deep.rs"), "use crate::{early::{self, x}, last};").unwrap();
@@ -288,5 +299,17 @@ mod tests {
         fs::remove_dir_all(&src).unwrap();
         let ahead = |names: &str| Violation { module: "early".to_owned(), names: names.to_owned() };
         assert_eq!(found, [ahead("late"), ahead("last")]);
+    }
+
+    #[test]
+    fn an_order_that_cannot_be_read_is_an_error() {
+        let src = std::env::temp_dir().join(format!("ctrlmesh-no-order-{}", std::process::id()));
+        fs::create_dir_all(&src).unwrap();
+        fs::write(src.join("lib.rs"), "fn f() {}\n").unwrap();
+        let found = check(&src);
+        fs::remove_dir_all(&src).unwrap();
+        assert!(found.unwrap_err().to_string().ends_with("declares no modules that I can read"));
+        assert_eq!(declared_module("mod a; // mod b;"), Some("a"));
+        assert_eq!(declared_module("mod a { fn f() {} }"), None);
     }
 }

@@ -37,6 +37,18 @@ pub fn check_all() -> Result<()> {
         "warnings",
     ]))?;
     kernel_programs()?;
+    run(&mut cargo(&[
+        "clippy",
+        "--locked",
+        "--all-targets",
+        "--target-dir",
+        "target/fuzz-lint",
+        "--manifest-path",
+        "fuzz/Cargo.toml",
+        "--",
+        "--deny",
+        "warnings",
+    ]))?;
     dependencies()?;
     let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--locked"]);
     run(doc.env("RUSTDOCFLAGS", "--deny warnings"))?;

@@ -93,28 +93,56 @@ impl From<Readiness> for ExitCode {
 pub fn run_setup() -> Result<Readiness> {
     tools::sweep();
     let packages = missing_packages();
-    let mut readiness = Readiness::Ready;
-    if !packages.is_empty() && may_install() {
+    let go = missing_go();
+    if !may_install() && (!packages.is_empty() || go.is_some()) {
+        // The whole list, before anything is built.
+        say_what_to_install(&packages, go.as_deref());
+        return Ok(Readiness::NotReady);
+    }
+    if !packages.is_empty() {
         install(&packages)?;
-    } else if !packages.is_empty() {
-        say_what_to_install(&packages);
-        readiness = Readiness::NotReady;
     }
-    control_plane()?;
-    if !tools::h2spec().is_file() {
-        check_go()?;
-        step("build h2spec, which asks the proxy whether it speaks HTTP/2 (10 s)", build_h2spec)?;
-    }
-    if !build_ebpf::has_linker() && readiness == Readiness::Ready {
+    if !build_ebpf::has_linker() {
         step(
             "build bpf-linker, for the kernel programs (about 1 min, once per machine)",
             build_linker,
         )?;
     }
-    if readiness == Readiness::Ready {
-        say(&format!("everything is there; what we built is in {}", tools::cache().display()));
+    if let Some(problem) = go {
+        say(&format!("Everything else is there. Please {problem}"));
+        return Ok(Readiness::NotReady);
     }
-    Ok(readiness)
+    control_plane()?;
+    if !tools::h2spec().is_file() {
+        step("build h2spec, which asks the proxy whether it speaks HTTP/2 (10 s)", build_h2spec)?;
+    }
+    say(&format!("everything is there; what we built is in {}", tools::cache().display()));
+    Ok(Readiness::Ready)
+}
+
+/// What to do about Go, where something has to be built with it and it is not there, or too old.
+fn missing_go() -> Option<String> {
+    let built = CONTROL_PLANE.iter().map(|(program, ..)| tools::control_plane(program));
+    let mut programs = built.chain([tools::h2spec()]);
+    if programs.all(|program| program.is_file()) {
+        return None;
+    }
+    let output = Command::new("go").args(["env", "GOVERSION"]).output();
+    let version = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    go_problem(version.ok().as_deref())
+}
+
+/// What is wrong with this version of Go; none: it is not installed.
+fn go_problem(version: Option<&str>) -> Option<String> {
+    let found = match version {
+        Some(version) if go_version(version).is_some_and(|found| found >= GO) => return None,
+        Some(version) => format!("; found {version:?}"),
+        None => String::new(),
+    };
+    let (major, minor) = GO;
+    Some(format!(
+        "install Go {major}.{minor} or newer (go.dev/dl): the test bed's API server is built with it{found}"
+    ))
 }
 
 /// Builds what is missing of the control plane; a folder that the user names is used as it is.
@@ -128,7 +156,6 @@ fn control_plane() -> Result<()> {
                 "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
             );
         }
-        check_go()?;
         let what = format!(
             "build {program}, for a real Kubernetes in tests (about {time}, once per machine)"
         );
@@ -175,12 +202,15 @@ fn may_install() -> bool {
     is_debian() && is_root()
 }
 
-fn say_what_to_install(needs: &[Need]) {
+fn say_what_to_install(needs: &[Need], go: Option<&str>) {
     say(
         "This machine lacks what the tests need, and I can install it only as root and on Debian. Please install:",
     );
     for (name, why, _) in needs {
         say(&format!("  {name:<16} {why}"));
+    }
+    if let Some(problem) = go {
+        say(&format!("  {:<16} {problem}", "Go"));
     }
     let packages: Vec<&str> =
         needs.iter().filter(|need| **need != NIGHTLY).map(|(name, ..)| *name).collect();
@@ -191,7 +221,7 @@ fn say_what_to_install(needs: &[Need]) {
     say(
         "Instead of rustc-web, rust-web-src, llvm-22-dev, libpolly-22-dev and libzstd-dev you can have a nightly",
     );
-    say("toolchain with rust-src, and bpf-linker on your PATH. Go must be 1.26 or newer.");
+    say("toolchain with rust-src, and bpf-linker on your PATH.");
 }
 
 fn install(packages: &[Need]) -> Result<()> {
@@ -218,24 +248,10 @@ fn run_apt(arguments: &[&str]) -> Result<()> {
         .env("RUNLEVEL", "1"))
 }
 
-fn check_go() -> Result<()> {
-    let hint = format!(
-        "install Go {}.{} or newer (go.dev/dl): the test bed's API server is built with it",
-        GO.0, GO.1
-    );
-    let output =
-        Command::new("go").args(["env", "GOVERSION"]).output().with_context(|| hint.clone())?;
-    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    match go_version(&version) {
-        Some(found) if found >= GO => Ok(()),
-        _ => bail!("{hint}; found {version:?}"),
-    }
-}
-
 /// `go1.26.8` as (1, 26).
 fn go_version(text: &str) -> Option<(u32, u32)> {
-    let mut parts = text.strip_prefix("go")?.split(['.', '-']);
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    let mut numbers = text.strip_prefix("go")?.split(|one: char| !one.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 fn build_go(program: &str, package: &str) -> Result<()> {
@@ -318,6 +334,15 @@ mod tests {
         assert!(is_installed("install ok installed\n"));
         assert!(is_installed("deinstall ok config-files\ninstall ok installed\n"));
         assert!(!is_installed("deinstall ok config-files\n") && !is_installed(""));
+    }
+
+    #[test]
+    fn a_go_that_is_too_old_or_not_there_is_named_and_a_new_one_is_not() {
+        assert_eq!(go_problem(Some("go1.26.8")), None);
+        assert_eq!(go_problem(Some("go1.27rc1")), None);
+        let old = go_problem(Some("go1.19.8")).unwrap();
+        assert!(old.starts_with("install Go 1.26 or newer") && old.contains("go1.19.8"), "{old}");
+        assert!(go_problem(None).unwrap().starts_with("install Go 1.26 or newer"));
     }
 
     #[test]

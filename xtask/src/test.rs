@@ -101,14 +101,16 @@ impl Tier {
         }
     }
 
-    /// Why it cannot run on this machine, if so.
-    fn obstacle(self) -> Option<String> {
+    /// Why it cannot run on this machine, if so; `programs` says whether the kernel programs were built just now. Those of
+    /// an earlier build are not what is to be tested.
+    fn obstacle(self, programs: bool) -> Option<String> {
         match self {
             Self::Unit | Self::Socket => None,
             Self::Kernel | Self::Node if !is_root() => Some("needs root".to_owned()),
             Self::Kernel if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
-            Self::Kernel => (!root().join("target/bpf/ctrlmesh.o").is_file())
-                .then(|| "needs the kernel programs".to_owned()),
+            Self::Kernel => {
+                (!programs).then(|| "needs a toolchain for the kernel programs".to_owned())
+            }
             Self::ControlPlane => missing(&["etcd", "kube-apiserver"], &[]),
             Self::Node => missing(&NODE_PROGRAMS, &NODE_PACKAGES),
         }
@@ -207,11 +209,10 @@ fn targets() -> Result<BTreeMap<Tier, Vec<String>>> {
 }
 
 fn run_tier(tier: Tier, targets: &[String], options: &Options, programs: bool) -> Result<Outcome> {
-    // Programs of an earlier build are not what is to be tested.
     if tier == Tier::Kernel && !programs && build_ebpf::has_toolchain() {
         return Ok(Outcome::default());
     }
-    if let Some(reason) = tier.obstacle() {
+    if let Some(reason) = tier.obstacle(programs) {
         return Ok(Outcome { skipped: Some(reason), ..Outcome::default() });
     }
     if tier != Tier::Unit && targets.is_empty() {
@@ -339,6 +340,12 @@ mod tests {
         assert!(skipped.is_good(false) && !skipped.is_good(true));
         let broken = Outcome { passed: 3, ..Outcome::default() };
         assert!(!broken.is_good(false), "a binary that ended early is not good");
+    }
+
+    #[test]
+    fn kernel_programs_of_an_earlier_build_are_not_tested() {
+        assert!(Tier::Kernel.obstacle(false).is_some());
+        assert_eq!(Tier::Socket.obstacle(false), None);
     }
 
     #[test]

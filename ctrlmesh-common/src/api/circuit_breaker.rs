@@ -218,7 +218,7 @@ pub enum InterceptType {
 pub enum ContentType {
     /// As they stand.
     Normal,
-    /// As regular expressions.
+    /// As regular expressions, in the syntax of Go's regexp (RE2).
     Regexp,
 }
 

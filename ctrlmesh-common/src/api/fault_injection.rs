@@ -161,7 +161,7 @@ pub struct TextMatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub exact: Option<String>,
-    /// A regular expression, in the syntax of RE2, that must match the whole text. Absent where `exact` is there.
+    /// A regular expression, in the syntax of Go's regexp (RE2), that must match the whole text. Absent where `exact` is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub regex: Option<String>,
@@ -182,6 +182,12 @@ pub struct HeaderMatch {
 /// When a fault is done, in UTC; an absent field is no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.startTime) || !has(self.endTime) || self.startTime != self.endTime")
+        .message("endTime: is the same as startTime; leave both out for the whole day"),
+    validation = Rule::new(rules::SOME_DAY)
+        .message("daysOfMonth: none of these days is in any of the months; the fault would never be done")
+)]
 pub struct EffectiveTime {
     /// From this time of the day, "HH:MM:SS" in UTC. A start after the end reaches over midnight, and then the day is
     /// the one that it starts on. Absent: from midnight.

@@ -1,8 +1,11 @@
 //! Patterns and CEL rules that several kinds share.
 
 /// Pattern of a label's key.
-pub(super) const LABEL_KEY: &str =
-    r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+pub(super) const LABEL_KEY: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+
+/// Pattern of an API group: a lower-case DNS subdomain, nothing for the core group, or the wildcard.
+pub(super) const API_GROUP: &str =
+    r"^(\*|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?)$";
 
 /// Pattern of a label's value.
 pub(super) const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
@@ -14,6 +17,17 @@ pub(super) const HAS_REQUIREMENT: &str = "has(self.matchLabels) && size(self.mat
 /// What [`HAS_REQUIREMENT`] says where it does not hold.
 pub(super) const HAS_REQUIREMENT_MESSAGE: &str =
     "must have at least one requirement in matchLabels or matchExpressions";
+
+/// Rule of a root: who has each slot. A rule that is off divides nothing.
+pub(super) const EVERY_SLOT_ONCE: &str = "has(self.disable) && self.disable || !has(self.manual) || size(self.manual) == 0 || \
+     ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10', '11', '12', '13', '14', '15', '16', '17', '18', '19', '20', '21', \
+     '22', '23', '24', '25', '26', '27', '28', '29', '30', '31'].all(hash, \
+     has(self.canary) && has(self.canary.inShardHash) && hash in self.canary.inShardHash \
+     ? !self.manual.exists(shard, hash in shard.hashes) : self.manual.exists_one(shard, hash in shard.hashes))";
+
+/// Rule of a time: whether any of its days is in any of its months, in a leap year.
+pub(super) const SOME_DAY: &str = "!has(self.months) || size(self.months) == 0 || !has(self.daysOfMonth) || size(self.daysOfMonth) == 0 || \
+     self.daysOfMonth.exists(day, self.months.exists(month, day <= (month == 2 ? 29 : month in [4, 6, 9, 11] ? 30 : 31)))";
 
 /// Pattern of a slot, which is written as a label's value is.
 pub(super) const SLOT: &str = "^([0-9]|[12][0-9]|3[01])$";

@@ -38,6 +38,8 @@ use crate::resource::ResourceMatch;
         .message("selector: is required, unless root is set"),
     validation = Rule::new("has(self.root) || has(self.limits) && size(self.limits) > 0")
         .message("limits: at least one is required, unless root is set"),
+    validation = Rule::new("has(self.root) || !has(self.selector) || has(self.selector.matchLabels) && size(self.selector.matchLabels) > 0 || has(self.selector.matchExpressions) && size(self.selector.matchExpressions) > 0")
+        .message(rules::HAS_REQUIREMENT_MESSAGE).field_path(".selector"),
     validation = Rule::new("has(self.selector) == has(oldSelf.selector)")
         .message("selector: is immutable; it can be neither added nor removed. Delete the ShardingConfig and create another"),
     validation = Rule::new("has(self.root) == has(oldSelf.root)")
@@ -48,9 +50,7 @@ pub struct ShardingConfigSpec {
     /// there it is absent, or ignored. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(
-        validation = Rule::new("self == oldSelf").message("is immutable. Delete the ShardingConfig and create another"),
-        validation = Rule::new(rules::HAS_REQUIREMENT)
-            .message(rules::HAS_REQUIREMENT_MESSAGE)
+        validation = Rule::new("self == oldSelf").message("is immutable. Delete the ShardingConfig and create another")
     )]
     pub selector: Option<LabelSelector>,
     /// The operator's controllers. Absent: the operator does no leader election, or all shards share its lock.
@@ -143,7 +143,7 @@ pub struct ObjectSelector {
 )]
 pub struct RelatedResources {
     /// API groups; `""` is the core group, `["*"]` is every group. 1 to 64.
-    #[schemars(length(min = 1, max = 64), inner(length(max = 253), regex(pattern = r"^(\*|([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?)$")), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(min = 1, max = 64), inner(length(max = 253), regex(pattern = rules::API_GROUP)), extend("x-kubernetes-list-type" = "set"))]
     pub api_groups: Vec<String>,
     /// Resources in their plural, lower-case form; `["*"]` is every resource. A subresource such as
     /// `deployments/status` is refused: it belongs to its object, and is limited with `deployments`. 1 to 64.
@@ -160,7 +160,9 @@ pub struct RelatedResources {
     validation = Rule::new("has(self.disable) && self.disable || has(self.auto) != (has(self.manual) && size(self.manual) > 0)")
         .message("auto: exactly one of auto and manual is required, unless disable is true"),
     validation = Rule::new("!has(self.auto) || self.auto.shardingSize + (has(self.canary) && has(self.canary.inShardHash) ? size(self.canary.inShardHash) : 0) <= 32")
-        .message("auto.shardingSize: at most the number of hashes that canary.inShardHash leaves of 32")
+        .message("auto.shardingSize: at most the number of hashes that canary.inShardHash leaves of 32"),
+    validation = Rule::new(rules::EVERY_SLOT_ONCE)
+        .message("manual: every hash \"0\" to \"31\" must be in exactly one shard's hashes, or in canary.inShardHash")
 )]
 pub struct Root {
     /// Stops making and changing shards; those that are there stay as they are. Default false.

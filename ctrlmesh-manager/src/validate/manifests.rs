@@ -2,12 +2,17 @@
 //!
 //! Stricter than reading them: a field that the API server would drop is an error, as with `kubectl --validate=strict`.
 
+use std::collections::BTreeMap;
+
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ManagerState, ShardingConfig};
 use ctrlmesh_common::names;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Problem, Report, schema};
+use super::{Problem, Report, metadata, schema};
+
+/// The namespace of a manifest that names none: it is taken to be applied to this one.
+const DEFAULT_NAMESPACE: &str = "default";
 
 /// What became of one manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,10 +52,66 @@ pub fn manifests(files: &[(String, Vec<Value>)]) -> Vec<Verdict> {
             unfold(document.clone(), None, place, &mut manifests);
         }
     }
-    let read = |manifest: &Manifest| parsed::<ShardingConfig>(&manifest.value).ok();
-    let of_kind = |manifest: &&Manifest| kind(&manifest.value) == "ShardingConfig";
-    let configs: Vec<ShardingConfig> = manifests.iter().filter(of_kind).filter_map(read).collect();
-    manifests.into_iter().map(|manifest| verdict(manifest, &configs)).collect()
+    let read = |manifest: &Manifest| {
+        let config = kind(&manifest.value) == "ShardingConfig";
+        config.then(|| parsed_config(&manifest.value).ok()).flatten()
+    };
+    let configs: Vec<Option<ShardingConfig>> = manifests.iter().map(read).collect();
+    let identities: Vec<_> = manifests.iter().map(|one| identity(&one.value)).collect();
+    let mut first = BTreeMap::new();
+    let verdicts = manifests.into_iter().enumerate().map(|(at, manifest)| {
+        let identity = &identities[at];
+        let is_other = |other: usize| match identity {
+            Some(_) => identities[other] != *identity,
+            None => other != at,
+        };
+        let others = configs.iter().enumerate().filter(|(other, _)| is_other(*other));
+        let others = others.filter_map(|(_, config)| config.as_ref()).collect::<Vec<_>>();
+        let mut verdict = verdict(manifest, &others);
+        if let (Some(report), Some(identity)) = (&mut verdict.report, identity) {
+            let place = first.entry(identity).or_insert_with(|| verdict.place.clone());
+            if *place != verdict.place {
+                report.error("metadata.name", format!("is that of {place} too; one of a kind and namespace is allowed, and the later would replace the earlier"));
+            }
+        }
+        verdict
+    });
+    verdicts.collect()
+}
+
+/// By what the API server knows it: kind, namespace (there is none of a `ManagerState`) and name.
+fn identity(value: &Value) -> Option<[String; 3]> {
+    let name = value["metadata"]["name"].as_str().filter(|name| !name.is_empty())?;
+    let namespace = if kind(value) == "ManagerState" { "" } else { namespace(value) };
+    Some([kind(value), namespace, name].map(str::to_owned))
+}
+
+fn namespace(value: &Value) -> &str {
+    let given = value["metadata"]["namespace"].as_str().filter(|given| !given.is_empty());
+    given.unwrap_or(DEFAULT_NAMESPACE)
+}
+
+/// Makes of the manifest what the API server makes of it first: a field that is null is not there, and `1.0` is 1.
+fn normalize(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, field| !field.is_null());
+            fields.values_mut().for_each(normalize);
+        }
+        Value::Array(items) => items.iter_mut().for_each(normalize),
+        Value::Number(number) => {
+            if let Some(whole) = whole(number) {
+                *value = whole.into();
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
+}
+
+/// A number with a point that is an integer all the same, and one that is exact.
+fn whole(number: &serde_json::Number) -> Option<i64> {
+    let value = number.as_f64().filter(|value| number.is_f64() && value.fract() == 0.0)?;
+    format!("{value:.0}").parse().ok().filter(|whole: &i64| whole.unsigned_abs() < 1 << 53)
 }
 
 /// Adds `value`, or, where it is a list, its items; those of a typed list need no kind themselves.
@@ -58,6 +119,7 @@ fn unfold(mut value: Value, of: Option<(&str, &Value)>, place: String, into: &mu
     if value.is_null() {
         return;
     }
+    normalize(&mut value);
     if let (Some((kind, version)), Some(fields)) = (of, value.as_object_mut()) {
         fields.entry("kind").or_insert_with(|| kind.into());
         fields.entry("apiVersion").or_insert_with(|| version.clone());
@@ -73,7 +135,7 @@ fn unfold(mut value: Value, of: Option<(&str, &Value)>, place: String, into: &mu
     }
 }
 
-fn verdict(manifest: Manifest, configs: &[ShardingConfig]) -> Verdict {
+fn verdict(manifest: Manifest, others: &[&ShardingConfig]) -> Verdict {
     let Manifest { place, value } = manifest;
     let name = value["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let kind = kind(&value).to_owned();
@@ -89,8 +151,15 @@ fn verdict(manifest: Manifest, configs: &[ShardingConfig]) -> Verdict {
             "apiVersion",
             format!("{found:?} is not served; allowed is {}/{}", names::GROUP, names::VERSION),
         )
+    } else if group == names::KRIDGE_GROUP && kind != "ShardingConfig" {
+        let message = format!(
+            "{group:?} has ShardingConfigs only; allowed is {}/{}",
+            names::GROUP,
+            names::VERSION
+        );
+        refused("apiVersion", message)
     } else if schema::is_known(&kind) {
-        checked(&kind, &value, configs)
+        checked(&kind, &value, others)
     } else {
         refused("kind", format!("{kind:?} is no kind of {}", names::GROUP))
     };
@@ -103,11 +172,12 @@ fn refused(field: &str, message: String) -> Report {
     report
 }
 
-fn checked(kind: &str, value: &Value, configs: &[ShardingConfig]) -> Report {
-    let written = schema::of_manifest(kind, value);
+fn checked(kind: &str, value: &Value, others: &[&ShardingConfig]) -> Report {
+    let mut written = schema::of_manifest(kind, value);
+    written.extend(metadata::check(value.get("metadata")));
     let read = match kind {
         "ShardingConfig" => {
-            parsed(value).map(|config| super::sharding_config(&config, configs, None))
+            parsed_config(value).map(|config| super::beside_others(&config, others, None))
         }
         "CircuitBreaker" => parsed::<CircuitBreaker>(value).map(|one| super::circuit_breaker(&one)),
         "FaultInjection" => parsed::<FaultInjection>(value).map(|one| super::fault_injection(&one)),
@@ -125,6 +195,12 @@ fn checked(kind: &str, value: &Value, configs: &[ShardingConfig]) -> Report {
     let new: Vec<Problem> = new.collect();
     report.errors.extend(new);
     report
+}
+
+fn parsed_config(value: &Value) -> Result<ShardingConfig, Problem> {
+    let mut config = parsed::<ShardingConfig>(value)?;
+    config.metadata.namespace = Some(namespace(value).to_owned());
+    Ok(config)
 }
 
 fn parsed<T: DeserializeOwned>(value: &Value) -> Result<T, Problem> {

@@ -1,9 +1,10 @@
 //! Could two shards of one operator own the same object, or the same pod?
 //!
-//! Which shards are of one operator: those of a namespace that name the same leader-election lock; roots with the same
-//! target; and, because a shard that names no lock could be of any operator, every two of which one names none, unless
-//! the pods that they name belong to different `StatefulSets` or Deployments. A root stands for all its shards, which
-//! are therefore not compared with it.
+//! Which shards are of one operator: those of a namespace whose pods belong to the same `StatefulSet` or Deployment,
+//! and those that name the same leader-election lock. Where neither tells whose a shard is, it could be of any operator,
+//! and to own the same objects is suspicious, but no error. A root stands for all its shards, which are compared neither
+//! with it nor with each other: that they share nothing follows from the root, and while they are being changed, one by
+//! one, each stands beside old states of the others.
 
 use std::collections::BTreeSet;
 
@@ -21,8 +22,8 @@ const UNNAMED: &str = "*any other*";
 /// Why two shards are taken to be of one operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kinship {
-    /// They name the same lock.
-    Lock,
+    /// Their pods belong to the same `StatefulSet` or Deployment, or they name the same lock.
+    Same,
     /// They are roots with the same target.
     Target,
     /// One of them names no lock, and nothing says that they are of different operators.
@@ -41,6 +42,8 @@ pub(super) fn with_others(
     others: &[&ShardingConfig],
     report: &mut Report,
 ) {
+    // Of those that are merely suspicious, one says enough.
+    let mut suspected = false;
     for other in others {
         let Some(kinship) = kinship(config, other) else { continue };
         let name = other.metadata.name.as_deref().unwrap_or_default();
@@ -53,21 +56,22 @@ pub(super) fn with_others(
             );
             continue;
         }
-        if let Some((group, resource)) = common_object(&parts(config), &parts(other)) {
-            let field = if config.spec.root.is_some() { "spec.root" } else { "spec.limits" };
-            let what = shown(&group, &resource);
-            let (which, allowed) = match kinship {
-                Kinship::Unknown => (
-                    "which could be of the same operator",
-                    "their selectors must exclude each other, or both must name the lock of their operator in spec.controller.leaderElectionName",
-                ),
-                Kinship::Lock | Kinship::Target => {
-                    ("of the same operator", "their selectors must exclude each other")
-                }
-            };
+        if kinship == Kinship::Unknown && suspected {
+            continue;
+        }
+        let Some((group, resource)) = common_object(&parts(config), &parts(other)) else {
+            continue;
+        };
+        let field = if config.spec.root.is_some() { "spec.root" } else { "spec.limits" };
+        let what = shown(&group, &resource);
+        let told = format!("could own {what} as ShardingConfig {name:?}");
+        if kinship == Kinship::Unknown {
+            suspected = true;
+            report.warning(field, format!("{told}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
+        } else {
             report.error(
                 field,
-                format!("could own {what} as ShardingConfig {name:?}, {which}; {allowed}"),
+                format!("{told}, of the same operator; their selectors must exclude each other"),
             );
         }
     }
@@ -111,18 +115,19 @@ fn kinship(one: &ShardingConfig, other: &ShardingConfig) -> Option<Kinship> {
     let off = |config: &ShardingConfig| {
         config.spec.root.as_ref().is_some_and(|root| root.disable == Some(true))
     };
-    if off(one) || off(other) || makes(one, other) || makes(other, one) {
+    if off(one) || off(other) || makes(one, other) || makes(other, one) || siblings(one, other) {
         return None;
     }
     let roots = one.spec.root.is_some() && other.spec.root.is_some();
-    let (mine, theirs) = (workloads(one), workloads(other));
-    if roots && mine == theirs {
-        return Some(Kinship::Target);
-    }
-    match (lock(one), lock(other)) {
-        (Some(one), Some(other)) => (one == other).then_some(Kinship::Lock),
-        _ if mine.zip(theirs).is_some_and(|(mine, theirs)| mine.is_disjoint(&theirs)) => None,
-        _ => Some(Kinship::Unknown),
+    let apart =
+        workloads(one).zip(workloads(other)).map(|(mine, theirs)| mine.is_disjoint(&theirs));
+    match (apart, lock(one), lock(other)) {
+        (Some(false), ..) if roots => Some(Kinship::Target),
+        // Whatever the locks are: the pods of one workload run one operator.
+        (Some(false), ..) => Some(Kinship::Same),
+        (_, Some(one), Some(other)) => (one == other).then_some(Kinship::Same),
+        (Some(true), ..) => None,
+        (None, ..) => Some(Kinship::Unknown),
     }
 }
 
@@ -135,6 +140,18 @@ fn makes(root: &ShardingConfig, shard: &ShardingConfig) -> bool {
     let labels = shard.metadata.labels.as_ref();
     let of = labels.and_then(|labels| labels.get(label::AUTO_SHARDING_ROOT));
     root.spec.root.is_some() && of.is_some() && of == root.metadata.name.as_ref()
+}
+
+/// Whether one root made both.
+fn siblings(one: &ShardingConfig, other: &ShardingConfig) -> bool {
+    let root = |config: &ShardingConfig| {
+        config.metadata.labels.as_ref()?.get(label::AUTO_SHARDING_ROOT).cloned()
+    };
+    let owners = |config: &ShardingConfig| {
+        let owners = config.metadata.owner_references.iter().flatten();
+        owners.map(|owner| owner.uid.clone()).collect::<BTreeSet<_>>()
+    };
+    root(one).is_some() && root(one) == root(other) && owners(one) == owners(other)
 }
 
 /// The `StatefulSets` and Deployments that its pods belong to, as kind and name; none where it does not say.

@@ -33,7 +33,10 @@ pub(super) fn check(root: &Root, report: &mut Report) {
     let canary = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| check_canary(canary, report));
     if let Some(auto) = &root.auto {
         let left = canary.complement().len();
-        if !usize::try_from(auto.sharding_size).is_ok_and(|size| (1..=left).contains(&size)) {
+        if left == 0 {
+            report.error("spec.root.auto.shardingSize", "no shard can be made, because canary.inShardHash has every hash; allowed is a canary that leaves at least one");
+        } else if !usize::try_from(auto.sharding_size).is_ok_and(|size| (1..=left).contains(&size))
+        {
             report.error("spec.root.auto.shardingSize", format!("{} shards cannot be made: allowed are 1 to {left}, the hashes that the canary leaves", auto.sharding_size));
         }
     }

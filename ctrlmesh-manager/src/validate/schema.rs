@@ -26,52 +26,23 @@ static PATTERNS: LazyLock<BTreeMap<&str, Regex>> = LazyLock::new(|| {
 /// What every object has beside what its kind's schema says.
 const OBJECT_FIELDS: [&str; 3] = ["apiVersion", "kind", "metadata"];
 
-/// The fields of `metadata`.
-const METADATA_FIELDS: [&str; 15] = [
-    "annotations",
-    "creationTimestamp",
-    "deletionGracePeriodSeconds",
-    "deletionTimestamp",
-    "finalizers",
-    "generateName",
-    "generation",
-    "labels",
-    "managedFields",
-    "name",
-    "namespace",
-    "ownerReferences",
-    "resourceVersion",
-    "selfLink",
-    "uid",
-];
-
 /// Whether there is a schema of `kind`.
 pub(super) fn is_known(kind: &str) -> bool {
     SCHEMAS.contains_key(kind)
 }
 
-/// What is wrong with `object`, a manifest of `kind` as it was written: fields that the API server does not know too.
-pub(super) fn of_manifest(kind: &str, object: &Value) -> Vec<Problem> {
-    let mut problems = of_value(kind, object);
-    let metadata = object.get("metadata").and_then(Value::as_object);
-    for name in metadata.into_iter().flat_map(Map::keys) {
-        if !METADATA_FIELDS.contains(&name.as_str()) {
-            problems.push(unknown("metadata", name, METADATA_FIELDS.iter().copied()));
-        }
-    }
-    problems
-}
-
 /// Adds to `report` what is wrong with `object`, a `kind`, where nothing more telling has been said of the field.
 pub(super) fn of_object(kind: &str, object: &impl Serialize, report: &mut Report) {
     let value = serde_json::to_value(object).unwrap_or_default();
-    let mut problems = of_value(kind, &value);
+    let mut problems = of_manifest(kind, &value);
     problems
         .retain(|problem| !report.errors.iter().any(|said| covers(&said.field, &problem.field)));
     report.errors.append(&mut problems);
 }
 
-fn of_value(kind: &str, object: &Value) -> Vec<Problem> {
+/// What is wrong with `object`, a `kind` as it was written, beside its metadata: fields that the API server does not know
+/// too.
+pub(super) fn of_manifest(kind: &str, object: &Value) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let (Some(schema), Some(object)) = (SCHEMAS.get(kind), object.as_object()) {
         let parts = object.iter().filter(|(name, _)| !OBJECT_FIELDS.contains(&name.as_str()));
@@ -181,6 +152,10 @@ fn check_items(schema: &Value, items: &[Value], field: &str, problems: &mut Vec<
                 format!("is listed twice; every entry must be different{by}"),
             ));
         }
+        if item.is_null() {
+            let wanted = schema["items"]["type"].as_str().unwrap_or("object");
+            problems.push(problem(&field, format!("must be of the type {wanted}, and not null")));
+        }
         check(&schema["items"], item, &field, problems);
     }
 }
@@ -244,13 +219,18 @@ fn bounds<T: std::fmt::Display>(least: Option<T>, most: Option<T>) -> String {
     }
 }
 
-fn unknown<'a>(field: &str, name: &str, known: impl Iterator<Item = &'a str>) -> Problem {
+/// Says of the field `name` inside `field` that it is none of the `known` ones.
+pub(super) fn unknown<'a>(
+    field: &str,
+    name: &str,
+    known: impl Iterator<Item = &'a str>,
+) -> Problem {
     let path = if field.is_empty() { name.to_owned() } else { format!("{field}.{name}") };
     let known = known.collect::<Vec<_>>().join(", ");
     problem(&path, format!("is not a field that is known here; known are {known}"))
 }
 
-fn problem(field: &str, message: String) -> Problem {
+pub(super) fn problem(field: &str, message: String) -> Problem {
     Problem { field: field.to_owned(), message }
 }
 

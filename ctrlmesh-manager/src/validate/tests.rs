@@ -1,4 +1,5 @@
 use ctrlmesh_common::api::read_sharding_configs;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::*;
 
@@ -102,22 +103,30 @@ fn errors_beside(config: &ShardingConfig, other: &ShardingConfig) -> Vec<String>
     report.errors.iter().map(Problem::to_string).collect()
 }
 
+fn warnings_beside(config: &ShardingConfig, other: &ShardingConfig) -> Vec<String> {
+    let report = sharding_config(config, std::slice::from_ref(other), None);
+    report.warnings.iter().map(Problem::to_string).collect()
+}
+
 #[test]
-fn a_shard_without_a_lock_could_be_of_any_operator() {
+fn a_shard_without_a_lock_could_be_of_any_operator_and_is_suspicious_only() {
     let (one, other) = (shard("one", None, "a"), shard("other", Some("lock"), "a"));
     for (one, other) in [(&one, &other), (&other, &one), (&one, &shard("third", None, "a"))] {
-        let found = errors_beside(one, other);
+        assert_eq!(errors_beside(one, other), Vec::<String>::new());
+        let found = warnings_beside(one, other);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].contains("which could be of the same operator"), "{found:?}");
-        assert!(found[0].contains("both must name the lock"), "{found:?}");
+        assert!(found[0].contains("if both are of one operator; name the lock"), "{found:?}");
     }
-    assert_eq!(errors_beside(&one, &shard("other", Some("lock"), "b")), Vec::<String>::new());
+    assert_eq!(warnings_beside(&one, &shard("other", Some("lock"), "b")), Vec::<String>::new());
     let elsewhere = {
         let mut other = other.clone();
         other.metadata.namespace = Some("b".to_owned());
         other
     };
-    assert_eq!(errors_beside(&one, &elsewhere), Vec::<String>::new());
+    assert_eq!(warnings_beside(&one, &elsewhere), Vec::<String>::new());
+    let many: Vec<_> = (0..9).map(|at| shard(&format!("more-{at}"), None, "a")).collect();
+    let report = sharding_config(&one, &many, None);
+    assert_eq!((report.errors.len(), report.warnings.len()), (0, 1), "one says enough");
 }
 
 #[test]
@@ -126,28 +135,44 @@ fn shards_with_different_locks_are_of_different_operators() {
     assert_eq!(errors_beside(&one, &other), Vec::<String>::new());
 }
 
+/// A shard of this pod, with this lock, if any.
+fn shard_of_pod(name: &str, pod: &str, lock: &str) -> ShardingConfig {
+    let lock = if lock.is_empty() {
+        String::new()
+    } else {
+        format!("controller: {{leaderElectionName: {lock}}}, ")
+    };
+    let key = names::label::STATEFULSET_POD_NAME;
+    let selector = format!("{{matchExpressions: [{{key: {key}, operator: In, values: [{pod}]}}]}}");
+    let limits = "[{selector: {matchLabels: {team: a}}}]";
+    config(name, "{}", &format!("{{{lock}selector: {selector}, limits: {limits}}}"))
+}
+
 #[test]
 fn pods_that_are_named_tell_operators_apart_where_a_lock_does_not() {
-    let of = |name: &str, pod: &str| {
-        let selector = format!(
-            "{{matchExpressions: [{{key: {}, operator: In, values: [{pod}]}}]}}",
-            names::label::STATEFULSET_POD_NAME
-        );
-        config(
-            name,
-            "{}",
-            &format!(
-                "{{selector: {selector}, limits: [{{selector: {{matchLabels: {{team: a}}}}}}]}}"
-            ),
-        )
-    };
-    assert_eq!(errors_beside(&of("one", "op-0"), &of("other", "more-op-0")), Vec::<String>::new());
-    assert_eq!(errors_beside(&of("one", "op-0"), &of("other", "op-1")).len(), 1);
-    assert_eq!(
-        errors_beside(&of("one", "op-0"), &root("root", "", "other-op", "")),
-        Vec::<String>::new()
-    );
-    assert_eq!(errors_beside(&of("one", "op-0"), &root("root", "", "op", "")).len(), 1);
+    let none = Vec::<String>::new();
+    let one = shard_of_pod("one", "op-0", "");
+    let elsewhere = shard_of_pod("other", "more-op-0", "");
+    assert_eq!(errors_beside(&one, &elsewhere), none);
+    assert_eq!(warnings_beside(&one, &elsewhere), none);
+    assert_eq!(errors_beside(&one, &shard_of_pod("other", "op-1", "")).len(), 1);
+    assert_eq!(errors_beside(&one, &root("root", "", "other-op", "")), none);
+    assert_eq!(errors_beside(&one, &root("root", "", "op", "")).len(), 1);
+}
+
+#[test]
+fn pods_of_one_workload_are_of_one_operator_whatever_the_locks_say() {
+    let one = shard_of_pod("one", "op-0", "lx");
+    for other in [shard_of_pod("other", "op-1", "ly"), root("root", "ly", "op", "")] {
+        for (one, other) in [(&one, &other), (&other, &one)] {
+            let found = errors_beside(one, other);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert!(found[0].contains("of the same operator; their selectors must"), "{found:?}");
+        }
+    }
+    let apart = shard_of_pod("other", "more-0", "ly");
+    assert_eq!(errors_beside(&one, &apart), Vec::<String>::new());
+    assert_eq!(errors_beside(&one, &shard_of_pod("other", "more-0", "lx")).len(), 1, "one lock");
 }
 
 #[test]
@@ -189,6 +214,22 @@ fn a_root_is_not_compared_with_its_own_shards() {
     assert_eq!(errors_beside(&one, &own), Vec::<String>::new());
     assert_eq!(errors_beside(&own, &one), Vec::<String>::new());
     assert_eq!(errors_beside(&one, &config("two-1-normal", &label("two"), spec)).len(), 1);
+}
+
+#[test]
+fn the_shards_of_one_root_are_not_compared_while_they_are_changed_one_by_one() {
+    let spec = "{controller: {leaderElectionName: lock}, selector: {matchLabels: {a: b}}, limits: [{selector: {matchLabels: {team: a}}}]}";
+    let made = |name: &str, root: &str, uid: &str| {
+        let mut made =
+            config(name, &format!("{{{}: {root}}}", names::label::AUTO_SHARDING_ROOT), spec);
+        let owner = OwnerReference { uid: uid.to_owned(), ..OwnerReference::default() };
+        made.metadata.owner_references = Some(vec![owner]);
+        made
+    };
+    let one = made("op-1-normal", "op", "1");
+    assert_eq!(errors_beside(&one, &made("op-2-normal", "op", "1")), Vec::<String>::new());
+    assert_eq!(errors_beside(&one, &made("op-2-normal", "op", "2")).len(), 1, "of an earlier root");
+    assert_eq!(errors_beside(&one, &made("more-1-normal", "more", "1")).len(), 1);
 }
 
 const PODS: &str = "[{apiGroups: [''], resources: [pods]}]";
@@ -261,12 +302,17 @@ fn a_resource_is_limited_once_however_it_is_spelled() {
     assert_eq!(found[0].field, "spec.root.resourceSelector[1].relateResources[0]", "{found:?}");
 }
 
+/// Each spec has to be refused so.
+fn assert_refused(cases: &[(String, &str)]) {
+    for (spec, expected) in cases {
+        let report = sharding_config(&config("shard", "{}", spec), &[], None);
+        let found = report.errors.iter().map(Problem::to_string).collect::<Vec<_>>();
+        assert!(found.iter().any(|found| found.starts_with(expected)), "{expected}: {found:?}");
+    }
+}
+
 #[test]
 fn what_the_schema_bounds_is_bounded_here() {
-    let of = |spec: &str| {
-        let report = sharding_config(&config("shard", "{}", spec), &[], None);
-        report.errors.iter().map(Problem::to_string).collect::<Vec<_>>()
-    };
     let shard = |more: &str| {
         format!(
             "{{selector: {{matchLabels: {{a: b}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]{more}}}"
@@ -274,25 +320,82 @@ fn what_the_schema_bounds_is_bounded_here() {
     };
     let (lock, folder) = ("l".repeat(201), "/".repeat(4097));
     let labels = (0..65).map(|at| format!("k{at}: v")).collect::<Vec<_>>().join(", ");
+    let cases = [
+        (
+            shard(&format!(", controller: {{leaderElectionName: {lock}}}")),
+            "spec.controller.leaderElectionName: has 201 characters; allowed are 1 to 200",
+        ),
+        (
+            shard(", controller: {leaderElectionName: My_Lock}"),
+            "spec.controller.leaderElectionName: must be the name",
+        ),
+        (
+            shard(&format!(", webhook: {{certDir: {folder}, port: 1}}")),
+            "spec.webhook.certDir: has 4097 characters; allowed are 1 to 4096",
+        ),
+        (shard(", webhook: {certDir: '', port: 1}"), "spec.webhook.certDir: has 0 characters"),
+        (
+            shard(", webhook: {certDir: a, port: 65536}"),
+            "spec.webhook.port: 65536 is not allowed; allowed are 1 to 65535",
+        ),
+        (
+            format!(
+                "{{selector: {{matchLabels: {{{labels}}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]}}"
+            ),
+            "spec.selector.matchLabels: has 65 entries; at most 64 are allowed",
+        ),
+    ];
+    assert_refused(&cases);
+}
+
+#[test]
+fn what_the_schema_bounds_of_a_root_is_bounded_here() {
     let root = |more: &str| format!("{{root: {{prefix: a, targetStatefulSet: a, {more}}}}}");
     let cases = [
-        (shard(&format!(", controller: {{leaderElectionName: {lock}}}")), "spec.controller.leaderElectionName: has 201 characters; allowed are 1 to 200"),
-        (shard(", controller: {leaderElectionName: My_Lock}"), "spec.controller.leaderElectionName: must be the name"),
-        (shard(&format!(", webhook: {{certDir: {folder}, port: 1}}")), "spec.webhook.certDir: has 4097 characters; allowed are 1 to 4096"),
-        (shard(", webhook: {certDir: '', port: 1}"), "spec.webhook.certDir: has 0 characters"),
-        (shard(", webhook: {certDir: a, port: 65536}"), "spec.webhook.port: 65536 is not allowed; allowed are 1 to 65535"),
-        (format!("{{selector: {{matchLabels: {{{labels}}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]}}"), "spec.selector.matchLabels: has 65 entries; at most 64 are allowed"),
-        (root("auto: {shardingSize: 2, everyShardReplicas: 0}"), "spec.root.auto.everyShardReplicas: 0 is not allowed; allowed are 1 to 1000"),
-        (root("disable: true, auto: {shardingSize: 33, everyShardReplicas: 1}"), "spec.root.auto.shardingSize: 33 shards cannot be made"),
-        (root("disable: true, manual: [{id: 33, hashes: ['0']}]"), "spec.root.manual[0].id: 33 is not allowed; allowed are 1 to 32"),
-        (root("auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1, inNamespaces: [a, a]}"), "spec.root.canary.inNamespaces[1]: is listed twice"),
-        (root("auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1001, inNamespaces: [A_]}"), "spec.root.canary.inNamespaces[0]: \"A_\" is not allowed; it must match"),
-        ("{selector: {}, root: {prefix: a, targetStatefulSet: a, auto: {shardingSize: 2, everyShardReplicas: 1}}}".to_owned(), "spec.selector: must have at least one requirement"),
+        (
+            root("auto: {shardingSize: 2, everyShardReplicas: 0}"),
+            "spec.root.auto.everyShardReplicas: 0 is not allowed; allowed are 1 to 1000",
+        ),
+        (
+            root("disable: true, auto: {shardingSize: 33, everyShardReplicas: 1}"),
+            "spec.root.auto.shardingSize: 33 shards cannot be made",
+        ),
+        (
+            root("disable: true, manual: [{id: 33, hashes: ['0']}]"),
+            "spec.root.manual[0].id: 33 is not allowed; allowed are 1 to 32",
+        ),
+        (
+            root(
+                "auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1, inNamespaces: [a, a]}",
+            ),
+            "spec.root.canary.inNamespaces[1]: is listed twice",
+        ),
+        (
+            root(
+                "auto: {shardingSize: 2, everyShardReplicas: 1}, canary: {replicas: 1001, inNamespaces: [A_]}",
+            ),
+            "spec.root.canary.inNamespaces[0]: \"A_\" is not allowed; it must match",
+        ),
     ];
-    for (spec, expected) in cases {
-        let found = of(&spec);
-        assert!(found.iter().any(|found| found.starts_with(expected)), "{expected}: {found:?}");
-    }
+    assert_refused(&cases);
+}
+
+#[test]
+fn a_canary_of_every_hash_leaves_none_to_divide() {
+    let all = (0..32).map(|hash| format!("'{hash}'")).collect::<Vec<_>>().join(", ");
+    let root = root("root", "", "op", &format!(", canary: {{replicas: 1, inShardHash: [{all}]}}"));
+    let found = sharding_config(&root, &[], None).errors;
+    assert_eq!(found[0].field, "spec.root.auto.shardingSize");
+    assert!(found[0].message.starts_with("no shard can be made, because canary"), "{found:?}");
+}
+
+#[test]
+fn a_selector_of_a_root_is_ignored_and_said_to_be() {
+    let spec = "{selector: {}, root: {prefix: a, targetStatefulSet: a, auto: {shardingSize: 2, everyShardReplicas: 1}}}";
+    let report = sharding_config(&config("root", "{}", spec), &[], None);
+    assert_eq!(report.errors, []);
+    let warned = report.warnings[0].to_string();
+    assert_eq!(warned, "spec.selector: is ignored, because a root owns no pods itself");
 }
 
 #[test]
