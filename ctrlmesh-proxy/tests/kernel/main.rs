@@ -19,4 +19,6 @@ mod original;
 mod privilege;
 mod redirect;
 mod slots;
+mod sockets;
+mod unspecified;
 mod upgrade;
