@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use aya::maps::MapError;
-use ctrlmesh_common::kernel::{Inbound, InboundKey, MAX_PODS, Member, NATIVE_IPV6, Pod};
+use ctrlmesh_common::kernel::{InboundKey, MAX_PODS, Member, NATIVE_IPV6, Pod};
 
 use super::attach::{self, Attach};
 use super::cgroup::{Cgroup, Hierarchy};

@@ -10,11 +10,13 @@
 mod harness;
 mod bed;
 mod command;
+mod counted;
 mod failing;
 mod full;
 mod inbound;
 mod life;
 mod node;
+mod older;
 mod original;
 mod privilege;
 mod redirect;

@@ -199,6 +199,7 @@ def proxy(port):
             client, _ = server.accept()
             with client:
                 patient(client)
+                client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # as event loops do; nobody's business
                 client.sendall(("proxy %s\n" % original(client)).encode())
                 client.shutdown(socket.SHUT_WR)
                 while client.recv(200):  # what a SYN carried, lest closing reset the connection
