@@ -143,4 +143,3 @@ unsafe fn fill<const N: usize>(to: *mut u32, words: [u32; N]) {
 fn address_of(family: u32, ipv4: u32, ipv6: [u32; 4]) -> Address {
     if family == AF_INET { Address::mapped(ipv4) } else { Address(ipv6) }
 }
-

@@ -26,8 +26,9 @@ const TUPLE_BYTES: u32 = 12;
 const CURRENT_NETNS: u64 = (BPF_F_CURRENT_NETNS as i64).cast_unsigned();
 /// 127.0.0.1 in network byte order.
 const LOCALHOST: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
-/// ::1 and ::.
+/// `::1`.
 const LOCALHOST_V6: Address = Address([0, 0, 0, 1u32.to_be()]);
+/// `::`.
 const UNSPECIFIED_V6: Address = Address([0; 4]);
 /// Index of `lo` in every network namespace.
 const LOOPBACK_DEVICE: u32 = 1;

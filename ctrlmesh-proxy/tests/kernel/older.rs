@@ -41,10 +41,11 @@ impl Patched {
         let folder = tempfile::tempdir().unwrap();
         let mut binary = std::fs::read(env!("CARGO_BIN_EXE_ctrlmesh-proxy")).unwrap();
         patch(object(&mut binary));
-        let path = folder.path().join("ctrlmesh-proxy");
-        std::fs::write(&path, binary).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
-        Self { folder }
+        let patched = Self { folder };
+        std::fs::write(patched.path(), binary).unwrap();
+        let executable = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(patched.path(), executable).unwrap();
+        patched
     }
 
     fn path(&self) -> PathBuf {

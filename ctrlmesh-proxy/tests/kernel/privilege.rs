@@ -1,9 +1,8 @@
 //! How little privilege is enough?
 
-use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use crate::bed::{Bed, PROXY, Process, TARGET, until};
 use ctrlmesh_proxy::intercept::listener::{self, Namespace};
@@ -130,8 +129,9 @@ fn a_beat_for_another_users_pod_takes_ptrace_and_it_is_named() {
         let mut command = bed.inside(&bed.cgroup("relay"), "", "setpriv");
         command.args(["--bounding-set", given, "--inh-caps", given]);
         command.arg(plain.get_program()).args(plain.get_args());
-        command.env("RUST_LOG", "warn").env("NO_COLOR", "1").stderr(Stdio::piped());
-        let mut relay = Process(command.spawn().unwrap());
+        let log = tempfile::NamedTempFile::new().unwrap();
+        command.env("RUST_LOG", "warn").env("NO_COLOR", "1").stderr(log.reopen().unwrap());
+        let _relay = Process(command.spawn().unwrap());
         let age = || {
             let status = Status::read(&bed.pins()).unwrap();
             status.attachments[0].heartbeat_age.unwrap()
@@ -140,9 +140,9 @@ fn a_beat_for_another_users_pod_takes_ptrace_and_it_is_named() {
             until("the relay beats", || age() < 30.0);
             continue;
         }
-        let lines = BufReader::new(relay.0.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let line = lines.into_iter().find(|line| line.contains("no beat for a pod")).unwrap();
-        assert!(line.contains("not permitted; missing CAP_SYS_PTRACE"), "{line}");
+        let said = || std::fs::read_to_string(log.path()).unwrap();
+        until("the relay says what it lacks", || said().contains("no beat for a pod"));
+        assert!(said().contains("not permitted; missing CAP_SYS_PTRACE"), "{}", said());
         assert!(age() > 60.0, "it beats for a pod that it cannot see");
     }
 }
