@@ -291,9 +291,12 @@ async fn shards_by_hand_have_the_hashes_that_are_written() -> Result<()> {
     ensure!(hashes(&shards["op-1-normal"]) == numbers(0..5));
     ensure!(hashes(&shards["op-7-normal"]).len() == 27);
     // Not valid for the manager, though the schema lets it pass: what is there stays.
-    place.root(json!({"manual": [{"id": 1, "hashes": ["0"]}]})).await?;
+    let pods = json!({"relateResources": [{"apiGroups": [""], "resources": ["pods"]}]});
+    let mut rule = auto(2, 1);
+    rule["resourceSelector"] = json!([pods, pods]);
+    place.root(rule).await?;
     let message = place.until_condition("op-root", "Accepted", "False Invalid").await?;
-    ensure!(message.contains("belong to nobody"), "{message}");
+    ensure!(message.contains("covers pods a second time"), "{message}");
     ensure!(uids(&place.shards().await?) == uids(&shards));
     let events: Api<Event> = Api::namespaced(place.client.clone(), &place.namespace);
     retry(|| async {
