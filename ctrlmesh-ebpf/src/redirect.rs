@@ -73,26 +73,35 @@ fn decide<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
     if pod.port == 0 {
         return Outcome::NotEnrolled;
     }
-    let (mut address, port) = named::<V6>(ctx);
-    if unspecified(address) {
-        let Some(local) = local(ctx, address) else {
-            return device_outcome(pod);
+    let (named, port) = named::<V6>(ctx);
+    let meant = resolve::<V6>(ctx, named, port);
+    let outcome = if let Some(address) = meant {
+        let target = TargetKey { table: member.table(), port, address };
+        let Some(&target) = maps::TARGETS.get(Key::new(kernel::prefix_bits(0), target)) else {
+            // Not a target any more where another link has sent it to the proxy already.
+            let sent = kernel::is_encoded(address);
+            return if sent { Outcome::Decided } else { Outcome::OtherTarget };
         };
-        // What was looked up is what the kernel connects to, whatever it would have made of it.
-        write::<V6>(ctx, local, port);
-        address = local;
-    }
-    let key = Key::new(kernel::prefix_bits(0), TargetKey { table: member.table(), port, address });
-    let Some(&target) = maps::TARGETS.get(&key) else {
-        // Not a target any more where another link has sent it to the proxy already.
-        let sent = kernel::is_encoded(address);
-        return if sent { Outcome::Decided } else { Outcome::OtherTarget };
+        redirect::<V6>(ctx, member, pod, target, address)
+    } else {
+        device_outcome(pod)
     };
-    let outcome = redirect::<V6>(ctx, member, pod, target, address);
     if pod.flags & REPORT != 0 {
-        report(outcome, member.slot(), address, port);
+        report(outcome, member.slot(), meant.unwrap_or(named), port);
     }
     outcome
+}
+
+/// The address that a connection to this one goes to, if anybody but the kernel can know it. Where it is not the one that
+/// is named it is named then: what we look up is what the kernel connects to, whatever it would have made of it.
+#[inline(always)]
+fn resolve<const V6: bool>(ctx: &SockAddrContext, named: Address, port: u16) -> Option<Address> {
+    if !unspecified(named) {
+        return Some(named);
+    }
+    let local = local(ctx, named)?;
+    write::<V6>(ctx, local, port);
+    Some(local)
 }
 
 /// Whether the kernel chooses an address of this host itself, after us: 0.0.0.0 in either spelling, and ::.

@@ -2,6 +2,7 @@
 
 use crate::bed::{Bed, Seen, Server, TARGET, TARGET_V6, targets};
 use crate::redirect::{Enrolled, canonical, direct, enrolled, redirected};
+use ctrlmesh_proxy::intercept::Events;
 
 const UNSPECIFIED: &str = "0.0.0.0:443";
 const UNSPECIFIED_V6: &str = "[::]:443";
@@ -110,12 +111,16 @@ fn an_unspecified_address_of_a_device_is_refused_because_nobody_can_say_which_it
     let bed = enrolled(|bed, attach| {
         bed.wire("b");
         attach.targets = targets(&[OWN]);
+        attach.report = true;
     });
+    let mut events = Events::open(&bed.bed.pins()).unwrap();
     let _server = bed.bed.target(OWN);
     for address in [UNSPECIFIED, MAPPED] {
         let seen = outside(&bed.bed, address, "device=eth0");
         assert!(seen.answer.starts_with("target 10.244.1.5:"), "a way past: {seen:?}");
         assert_eq!(bed.connect(address, "device=eth0").error, "ECONNREFUSED");
+        let event = events.next().unwrap();
+        assert_eq!((event.outcome, &*event.target.to_string()), ("device_refused", UNSPECIFIED));
     }
     assert_eq!(bed.counted("device_refused"), 2);
 }
