@@ -2,15 +2,17 @@
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::names::label;
+use ctrlmesh_common::wire;
 use ctrlmesh_manager::cache::Cache;
 use ctrlmesh_manager::control::Control;
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::plan;
+use ctrlmesh_manager::plan::Plans;
 use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::shard::Labelling;
 use ctrlmesh_manager::status::Contact;
@@ -40,6 +42,8 @@ static BED: LazyLock<ControlPlane> = LazyLock::new(|| {
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Runtime::new().unwrap_or_else(|error| panic!("start a runtime: {error}")));
 
+static PLANS: OnceLock<Plans> = OnceLock::new();
+
 static CONTACTS: LazyLock<Contacts> = LazyLock::new(Contacts::default);
 
 /// One manager for all tests of this binary.
@@ -68,8 +72,8 @@ async fn manage() -> Result<()> {
         contacts: || CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         may_write: || true,
     };
-    drain.spawn(control.run(plans));
-    Ok(())
+    drain.spawn(control.run(plans.clone()));
+    PLANS.set(plans).ok().context("there is one manager")
 }
 
 /// A namespace, and what is in it.
@@ -226,9 +230,11 @@ async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
     ensure!(status.observed_generation == root.metadata.generation && status.is_root == Some(true));
     // What proxies say comes to stand in the status.
     let (epoch, at) = (u64::try_from(status.epoch.context("no epoch")?)?, Timestamp::now());
+    let name = |pod: &String| PodName { namespace: place.namespace.clone(), name: pod.clone() };
+    let told = PLANS.get().context("no manager")?.borrow().clone().context("no plan")?.told.clone();
     let said = labelled.keys().map(|pod| {
-        let name = PodName { namespace: place.namespace.clone(), name: pod.clone() };
-        (name, Contact { epoch, refused: None, at })
+        let digest = wire::digest(&told[&name(pod)].text());
+        (name(pod), Contact { epoch, digest, refused: None, connected: true, at })
     });
     CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).extend(said);
     let message = place.until_condition("op-root", "Programmed", "True Acknowledged").await?;

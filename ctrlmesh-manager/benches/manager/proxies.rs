@@ -93,6 +93,8 @@ async fn follow(
         for entry in update.policies {
             let verdict = verdict(entry);
             *known = Some(Known {
+                operator: entry.operator.clone(),
+                version: entry.version,
                 pod: verdict.pod.clone(),
                 digest: verdict.digest,
                 epoch: verdict.epoch,

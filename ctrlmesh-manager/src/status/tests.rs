@@ -37,8 +37,13 @@ fn name(pod: &str) -> PodName {
 
 /// The status of the plan's ShardingConfig number `which`.
 fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> ShardingConfigStatus {
-    let contact = |epoch| Contact { epoch, refused: None, at: at(now) };
-    let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(*epoch))).collect();
+    let contact = |pod, epoch| {
+        let told = plan.compiled.policies[&name(pod)].clone();
+        let policy = Policy { epoch, ..told.policy };
+        let digest = wire::digest(&Told { policy, ..told }.text());
+        Contact { epoch, digest, refused: None, connected: true, at: at(now) }
+    };
+    let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
     let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(now) };
     of(&plan.snapshot.configs[which], plan, &pods(plan), facts)
 }
@@ -127,6 +132,38 @@ fn a_contact_is_written_down_again_only_after_a_while() {
         status.pods[0].last_contact.as_ref().unwrap().0.as_second()
     };
     assert_eq!((contact(1010), contact(1299), contact(1300)), (1000, 1000, 1300));
+}
+
+#[test]
+fn the_same_epoch_of_another_operator_is_not_acknowledged() {
+    let text = ROOT.to_owned() + &pod("op-0");
+    let written = status(&plan(&text), 0, &[], 1);
+    let plan = with(&written, &text);
+    let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
+    let contacts = [(name("op-0"), other)].into();
+    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(2) };
+    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
+    assert_eq!(said(&found)[1], "Programmed=False Waiting");
+    assert_eq!(said(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
+}
+
+#[test]
+fn a_proxy_that_is_away_is_said_after_a_minute() {
+    let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
+    let plan = plan(&text);
+    let found = |connected, now| {
+        let contact = Contact { connected, at: at(100), ..Contact::default() };
+        let contacts = [(name("op-0"), contact)].into();
+        let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(now) };
+        of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts)
+    };
+    assert_eq!(said(&found(false, 160))[2], "Degraded=False AsExpected");
+    assert_eq!(said(&found(false, 161))[2], "Degraded=True ProxyAway");
+    assert_eq!(
+        found(false, 161).conditions[2].message,
+        "no word for a minute from the proxies of op-0; they go on by their last policy, if they live"
+    );
+    assert_eq!(said(&found(true, 1000))[2], "Degraded=False AsExpected");
 }
 
 #[test]
