@@ -1,4 +1,5 @@
 //! `validate -f` says of a manifest what a real API server says of it.
+#![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_manager::validate;
