@@ -39,7 +39,8 @@ fn name(pod: &str) -> PodName {
 fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> ShardingConfigStatus {
     let contact = |epoch| Contact { epoch, refused: None, at: at(now) };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(*epoch))).collect();
-    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(now) };
+    let facts =
+        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(now) };
     of(&plan.snapshot.configs[which], plan, &pods(plan), facts)
 }
 
@@ -144,12 +145,14 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
-    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(1) };
+    let facts =
+        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(1) };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
-    let facts = Facts { contacts: &BTreeMap::new(), conflicts: &conflicts, now: at(1) };
+    let facts =
+        Facts { contacts: &BTreeMap::new(), conflicts: &conflicts, unlabelled: None, now: at(1) };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True Conflict");
 }

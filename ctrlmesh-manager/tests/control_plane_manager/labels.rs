@@ -7,6 +7,7 @@ use ctrlmesh_common::names::label;
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_testbed::{ControlPlane, retry};
 
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -74,6 +75,8 @@ async fn the_api_server_itself_labels_what_is_created() -> Result<()> {
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     let map = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;
     retry(|| async { has(&maps.create(&dry_run, &map).await?, &wanted(&namespace)) }).await?;
+    let webhooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    ensure!(webhooks.get_opt("ctrlmesh-labels").await?.is_none(), "it is asked all the same");
     let pods: Api<Pod> = Api::namespaced(client, &namespace);
     let not_listed = json!({"metadata": {"name": "a"}, "spec": {"automountServiceAccountToken": false, "containers": [{"name": "a", "image": "none"}]}});
     let accounts: Api<ServiceAccount> = Api::namespaced(pods.clone().into_client(), &namespace);

@@ -62,6 +62,7 @@ async fn manage() -> Result<()> {
         client: client.clone(),
         labelling,
         recorder: Recorder::new(client, "ctrlmesh-manager".into()),
+        unlabelled: || None,
         contacts: || CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         may_write: || true,
     };
