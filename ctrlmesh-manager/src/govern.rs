@@ -9,6 +9,7 @@ use std::time::Duration;
 use ctrlmesh_common::names::port;
 use futures::FutureExt as _;
 use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
 use kube::core::admission::AdmissionResponse;
 use kube::runtime::events::Recorder;
@@ -20,7 +21,7 @@ use crate::cache::Cache;
 use crate::context::Context;
 use crate::control::Control;
 use crate::inject::Settings;
-use crate::label::{LabelMetrics, Labeller, Pace};
+use crate::label::{AtOnce, LabelMetrics, Labeller, Pace, Progress};
 use crate::lease::Leadership;
 use crate::plan::{self, Plan, Plans};
 use crate::pod::{Member, PodName};
@@ -32,6 +33,9 @@ use crate::webhook::Route;
 
 /// As whom events are told.
 const REPORTER: &str = "ctrlmesh-manager";
+
+/// Where it is asked for labels.
+const LABEL: &str = "/label";
 
 /// How long an answer to the API server may take: its configurations wait 10 s.
 const DEADLINE: Duration = Duration::from_secs(8);
@@ -53,16 +57,19 @@ pub fn start(context: &Context, background: Client, metrics: LabelMetrics) -> Ve
     });
     drain.spawn_until_started(tell(context.board.clone(), plans.clone()));
     let (board, leadership) = (context.board.clone(), context.leadership.clone());
+    let progress = Progress::default();
+    let left = progress.clone();
     let control = Control {
         client: context.client.clone(),
         labelling: Arc::clone(&labelling),
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
         contacts: move || contacts(&board),
+        unlabelled: move || left.left(),
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
     drain.spawn_until_started(roster(context).run());
-    keep_labels(context, background, Arc::clone(&labelling), cache, metrics);
+    keep_labels(context, background, Arc::clone(&labelling), cache, (metrics, progress));
     routes(context, &plans, &labelling)
 }
 
@@ -82,16 +89,26 @@ fn keep_labels(
     background: Client,
     labelling: Arc<Labelling>,
     cache: Arc<Cache>,
-    metrics: LabelMetrics,
+    (metrics, progress): (LabelMetrics, Progress),
 ) {
     let leadership = context.leadership.clone();
+    let vault = context.vault.clone();
+    let at_once = AtOnce {
+        client: background.clone(),
+        namespace: context.args.namespace.clone(),
+        labelling: Arc::clone(&labelling),
+        asked: at(context.asked.clone(), LABEL),
+        believed: Arc::new(move || vault.current().manager.bundle()),
+    };
     let labels = Arc::new(Labeller {
         client: background.clone(),
         namespace: context.args.namespace.clone(),
         labelling,
+        at_once,
         cache,
         recorder: Recorder::new(background, REPORTER.into()),
         metrics,
+        progress,
         may_write: move || leadership.is_held(),
         pace: Pace::per_second(context.args.labels.label_rate),
     });
@@ -107,6 +124,15 @@ fn keep_labels(
             }
         }
     });
+}
+
+/// The same, at `path`.
+fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
+    if let Some(service) = &mut asked.service {
+        service.path = Some(path.to_owned());
+    }
+    asked.url = asked.url.map(|url| url + path);
+    asked
 }
 
 /// Publishes what proxies may be told, whenever that changes.
@@ -181,7 +207,7 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
     vec![
         Route { path: "/validate", deadline: DEADLINE, handler: Arc::new(validate) },
         Route { path: "/inject", deadline: DEADLINE, handler: Arc::new(inject) },
-        Route { path: "/label", deadline: DEADLINE, handler: Arc::new(label) },
+        Route { path: LABEL, deadline: DEADLINE, handler: Arc::new(label) },
     ]
 }
 

@@ -47,6 +47,8 @@ pub struct Facts<'a> {
     pub contacts: &'a BTreeMap<PodName, Contact>,
     /// What stands in the way of a root's shards, by `NAMESPACE/NAME`.
     pub conflicts: &'a BTreeMap<String, Vec<String>>,
+    /// What is to be labelled yet, where that is known to be anything.
+    pub unlabelled: Option<&'a str>,
     /// Now.
     pub now: Timestamp,
 }
@@ -261,6 +263,9 @@ fn degraded(
     }
     if let Some(away) = away(pods, facts) {
         return verdict(true, "ProxyAway", away);
+    }
+    if let Some(message) = facts.unlabelled {
+        return verdict(true, "Unlabelled", message);
     }
     match record.map(|record| record.unserved.as_slice()) {
         Some([_, ..]) if pods.is_empty() => {

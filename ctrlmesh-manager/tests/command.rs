@@ -72,3 +72,18 @@ fn a_file_with_nothing_to_check_is_an_error() -> io::Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn the_example_of_the_readme_is_what_is_printed() -> io::Result<()> {
+    let manager = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(manager.join("../README.md"))?;
+    let command = "$ ctrlmesh-manager validate -f shards.yaml\n";
+    let shown = readme.split_once(command).and_then(|(_, rest)| rest.split_once("\n$ "));
+    let output = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"))
+        .args(["validate", "-f", "shards.yaml"])
+        .current_dir(manager.join("tests/manifests"))
+        .output()?;
+    assert_eq!(Some(said(&output).trim_end()), shown.map(|(shown, _)| shown));
+    assert_eq!(output.status.code(), Some(1));
+    Ok(())
+}

@@ -55,17 +55,22 @@ pub struct News {
     pub message: String,
 }
 
+/// What is known beside the plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// What the proxies have said.
+    pub contacts: BTreeMap<PodName, Contact>,
+    /// What is to be labelled yet, where that is known to be anything.
+    pub unlabelled: Option<String>,
+}
+
 /// What has to be written, in the order in which it should be.
-pub fn writes(
-    plan: &Plan,
-    labelling: &Labelling,
-    contacts: &BTreeMap<PodName, Contact>,
-    now: Timestamp,
-) -> Vec<Write> {
+pub fn writes(plan: &Plan, labelling: &Labelling, seen: &Seen, now: Timestamp) -> Vec<Write> {
     let mut conflicts = BTreeMap::new();
     let mut writes = shards(plan, labelling, &mut conflicts);
     writes.extend(labels(plan));
-    let facts = Facts { contacts, conflicts: &conflicts, now };
+    let unlabelled = seen.unlabelled.as_deref();
+    let facts = Facts { contacts: &seen.contacts, conflicts: &conflicts, unlabelled, now };
     let pods = status::pods(plan);
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
         let status = status::of(config, plan, &pods, facts);

@@ -44,7 +44,8 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
         Contact { epoch, digest, refused: None, connected: true, at: at(now) }
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
-    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(now) };
+    let facts =
+        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(now) };
     of(&plan.snapshot.configs[which], plan, &pods(plan), facts)
 }
 
@@ -141,7 +142,8 @@ fn the_same_epoch_of_another_operator_is_not_acknowledged() {
     let plan = with(&written, &text);
     let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
     let contacts = [(name("op-0"), other)].into();
-    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(2) };
+    let facts =
+        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(2) };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[1], "Programmed=False Waiting");
     assert_eq!(said(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
@@ -154,7 +156,12 @@ fn a_proxy_that_is_away_is_said_after_a_minute() {
     let found = |connected, now| {
         let contact = Contact { connected, at: at(100), ..Contact::default() };
         let contacts = [(name("op-0"), contact)].into();
-        let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(now) };
+        let facts = Facts {
+            contacts: &contacts,
+            conflicts: &BTreeMap::new(),
+            unlabelled: None,
+            now: at(now),
+        };
         of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts)
     };
     assert_eq!(said(&found(false, 160))[2], "Degraded=False AsExpected");
@@ -181,12 +188,14 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
-    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(1) };
+    let facts =
+        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(1) };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
-    let facts = Facts { contacts: &BTreeMap::new(), conflicts: &conflicts, now: at(1) };
+    let facts =
+        Facts { contacts: &BTreeMap::new(), conflicts: &conflicts, unlabelled: None, now: at(1) };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True Conflict");
 }
