@@ -32,7 +32,7 @@ mod changes;
 mod share;
 
 pub use assign::{Seat, assign, by_ordinal, choose, unserved};
-pub use changes::{Changes, Conflict, changes, is_of};
+pub use changes::{Changes, Conflict, adopts, changes, is_of};
 use share::Asked;
 pub use share::Share;
 

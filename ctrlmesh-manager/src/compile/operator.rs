@@ -191,12 +191,13 @@ impl Operator<'_> {
         shard::unserved(shards.iter().map(|shard| &shard.share), pods).map(str::to_owned).collect()
     }
 
-    /// Whether `config` is what stands in the cluster for one of its shards, or for one that it no longer has.
+    /// Whether `config` is what stands in the cluster for one of its shards, or for one that it no longer has. That of
+    /// somebody else which is called as one of its shards is not.
     pub(super) fn is_shard(&self, config: &ShardingConfig) -> bool {
         let Division::Root { shards, .. } = &self.division else { return false };
         namespace(self.config) == namespace(config)
             && (shard::is_of(self.config, config)
-                || shards.iter().any(|shard| shard.share.name == name(config)))
+                || shards.iter().any(|shard| shard::adopts(self.config, shard, config)))
     }
 }
 

@@ -102,6 +102,8 @@ fn epochs_go_on_where_a_root_was_switched_off_and_its_shards_were_edited() {
     let first = compiled(&[root(rule)], &[pod("op-0", &[])], &Compiled::default());
     let said = root(rule) + &status(&first, "ops/root");
     let child = shard("r-1-normal", "{edited: by-hand}") + "status: {epoch: 9}\n";
+    let of_root = format!("{{name: r-1-normal, labels: {{{}: root}}", label::AUTO_SHARDING_ROOT);
+    let child = child.replace("{name: r-1-normal", &of_root);
     let after = compiled(&[said, child], &[pod("op-0", &[])], &first);
     assert_eq!(epochs(&after), [("op-0", 10)]);
 }
