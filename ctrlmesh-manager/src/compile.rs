@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::pod::{Member, PodName};
 use crate::shard::Labelling;
 
+mod placement;
 mod operator;
 mod record;
 

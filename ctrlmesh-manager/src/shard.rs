@@ -34,7 +34,7 @@ mod share;
 pub use assign::{Seat, assign, by_ordinal, choose, unserved};
 pub use changes::{Changes, Conflict, adopts, changes, is_of};
 use share::Asked;
-pub use share::Share;
+pub use share::{Share, standing};
 
 /// Most values that the schema allows in one expression.
 const MAX_VALUES: usize = 4096;

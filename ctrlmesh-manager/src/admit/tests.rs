@@ -137,6 +137,32 @@ fn a_pod_of_a_roots_statefulset_is_given_its_shard_by_ordinal() {
     }
 }
 
+/// A shard that the root has made, and that still stands.
+fn child(name: &str) -> String {
+    format!(
+        "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops, labels: {{{}: root}}}}\n\
+         spec: {{selector: {{matchLabels: {{{}: {name}}}}}, limits: [{{selector: {{matchLabels: {{team: {name}}}}}}}]}}\n---\n",
+        key::AUTO_SHARDING_ROOT,
+        key::SHARDING_CONFIG_INJECTED
+    )
+}
+
+#[test]
+fn a_pod_that_is_made_anew_while_its_root_is_switched_off_has_its_shard_again() {
+    let off = ROOT.replace("prefix: r", "prefix: r, disable: true");
+    let known = snapshot(&(off.clone() + &child("r-1-normal") + &child("r-2-normal")));
+    for (name, shard) in [("op-0", "r-1-normal"), ("op-1", "r-2-normal")] {
+        let response = injected(pod(name, "op"), Some(&known));
+        assert_eq!(patch(&response)[0]["value"], shard, "{response:?}");
+    }
+    let mut of_deployment = pod("", "op-1");
+    of_deployment["metadata"]["labels"][key::POD_TEMPLATE_HASH] = json!("1");
+    of_deployment["metadata"]["ownerReferences"][0]["kind"] = json!("ReplicaSet");
+    let off = off.replace("targetStatefulSet", "targetDeployment");
+    let known = snapshot(&(off + &child("r-1-normal")));
+    assert_eq!(patch(&injected(of_deployment, Some(&known)))[0]["value"], "r-1-normal");
+}
+
 #[test]
 fn a_pod_that_nobody_selects_is_left_as_it_is_and_told() {
     let known = snapshot(ROOT);

@@ -252,6 +252,70 @@ fn what_is_printed_is_read_back() {
     assert_eq!(serde_saphyr::from_str::<Compiled>(&text).unwrap(), compiled);
 }
 
+/// A shard that `root` has made, and that still stands.
+fn child(name: &str) -> String {
+    let injected = format!("{}: {name}", label::SHARDING_CONFIG_INJECTED);
+    let of_root = format!("labels: {{{}: root}}, namespace: ops", label::AUTO_SHARDING_ROOT);
+    let child = shard(name, &format!("{{team: {name}}}")).replace("namespace: ops", &of_root);
+    child.replace(&format!("{{shard: {name}}}"), &format!("{{{injected}}}"))
+}
+
+/// By pod, its shard.
+fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
+    let policies = compiled.policies.iter();
+    let shard = |told: &'_ Told| told.shard.is_some();
+    let policies = policies.filter(|(_, told)| shard(told));
+    policies.map(|(pod, told)| (pod.name.as_str(), told.shard.as_deref().unwrap())).collect()
+}
+
+/// What makes no shards: a root that is switched off, and one that cannot be divided.
+const STANDING: [&str; 2] =
+    ["disable: true, ", "auto: {shardingSize: 40, everyShardReplicas: 1}, "];
+
+#[test]
+fn a_root_that_makes_no_shards_still_places_the_pods_of_its_statefulset() {
+    for rule in STANDING {
+        let rule = format!("{rule}targetStatefulSet: op");
+        let children = [child("r-2-normal"), child("r-1-normal"), child("r-0-canary")];
+        let pods = ["op-0", "op-1", "op-2", "op-3"].map(|name| pod(name, &[]));
+        let of = |root: String| [vec![root], children.to_vec()].concat();
+        let found = compiled(&of(root(&rule)), &pods, &Compiled::default());
+        let expected = [
+            ("op-0", "r-0-canary"),
+            ("op-1", "r-1-normal"),
+            ("op-2", "r-2-normal"),
+            ("op-3", "r-1-normal"),
+        ];
+        assert_eq!(shards(&found), expected, "{rule}: as they would have been divided");
+        let written =
+            "status: {ownership: {epoch: 1, pods: {op-0: r-2-normal, op-1: r-7-normal}}}\n";
+        let found = compiled(&of(root(&rule) + written), &pods, &Compiled::default());
+        assert_eq!(shards(&found)[..2], [("op-0", "r-2-normal"), ("op-1", "r-1-normal")], "{rule}");
+        let nobody = compiled(&[root(&rule)], &pods, &Compiled::default());
+        assert_eq!(shards(&nobody), [], "{rule}: there is no shard");
+    }
+}
+
+#[test]
+fn a_root_that_makes_no_shards_still_places_the_pods_of_its_deployment() {
+    for rule in STANDING {
+        let root = root(&format!("{rule}targetDeployment: op"));
+        let of_deployment = |name: &str, labels: &[(&str, &str)]| {
+            let mut pod = pod(name, labels);
+            pod.labels.insert(label::POD_TEMPLATE_HASH.to_owned(), "1".to_owned());
+            let name = "op-1".to_owned();
+            pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name });
+            pod
+        };
+        let injected = [(label::SHARDING_CONFIG_INJECTED, "r-2-normal")];
+        let pods = [of_deployment("a", &[]), of_deployment("b", &injected)];
+        let texts = [root, child("r-1-normal"), child("r-2-normal")];
+        let found = compiled(&texts, &pods, &Compiled::default());
+        assert_eq!(shards(&found), [("a", "r-1-normal"), ("b", "r-2-normal")], "{rule}");
+        assert!(found.troubles.iter().all(|one| !one.object.starts_with("Pod ")), "{rule}");
+    }
+}
+
 proptest! {
     #[test]
     fn the_order_of_what_is_given_does_not_count(
