@@ -140,6 +140,25 @@ pub fn divide(
     made.collect::<Result<_, _>>().map(Some)
 }
 
+/// Why no shards can be made of a `root` in which nothing else is wrong; none where they can be.
+pub fn undividable(
+    root: &ShardingConfig,
+    labelling: &Labelling,
+    namespaces: &BTreeSet<String>,
+) -> Option<Problem> {
+    let error = divide(root, labelling, namespaces).err()?;
+    let field = match &error {
+        DivideError::NoRoot | DivideError::Refused { .. } => return None,
+        DivideError::TooManyNamespaces { .. } => "spec.root.canary".to_owned(),
+        DivideError::TooManyExpressions { at } | DivideError::Nothing { at, .. } => {
+            format!("spec.root.resourceSelector[{at}].selector")
+        }
+    };
+    let said = error.to_string();
+    let message = said.strip_prefix(&format!("{field}: ")).unwrap_or(&said).to_owned();
+    Some(Problem { field, message })
+}
+
 /// The ownership table, in no epoch yet, of these shards and of the pods that were given to them.
 pub fn table(shards: &[Shard], assignment: &BTreeMap<String, String>) -> Ownership {
     let mut table = Ownership { pods: assignment.clone(), ..Ownership::default() };

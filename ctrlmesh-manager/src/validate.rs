@@ -22,7 +22,7 @@ mod fault;
 mod metadata;
 mod manifests;
 
-pub use manifests::{Verdict, manifests};
+pub use manifests::{Verdict, manifests, manifests_and};
 
 /// How much memory a compiled regular expression may take: proxies hold every one.
 const MAX_REGEX_BYTES: usize = 1 << 20;

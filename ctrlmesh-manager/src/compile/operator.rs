@@ -191,7 +191,7 @@ impl Operator<'_> {
     }
 
     /// The root, or the ShardingConfig that stands by itself, as `NAMESPACE/NAME`.
-    pub(super) fn full_name(&self) -> String {
+    pub fn full_name(&self) -> String {
         full_name(self.config)
     }
 
