@@ -158,30 +158,29 @@ fn verdict(manifest: Manifest, others: &[&ShardingConfig]) -> Verdict {
     if !ours && !schema::is_known(&kind) {
         return Verdict { kind, name, place, report: None };
     }
-    let report = if !ours || version != names::VERSION {
-        let found = value["apiVersion"].as_str().unwrap_or_default();
-        refused(
-            "apiVersion",
-            format!("{found:?} is not served; allowed is {}/{}", names::GROUP, names::VERSION),
-        )
-    } else if group == names::KRIDGE_GROUP && kind != "ShardingConfig" {
-        let message = format!(
-            "{group:?} has ShardingConfigs only; allowed is {}/{}",
-            names::GROUP,
-            names::VERSION
-        );
-        refused("apiVersion", message)
-    } else if schema::is_known(&kind) {
-        checked(&kind, &value, others)
+    let mut report = if group != names::GROUP || version != names::VERSION {
+        not_served(&value, &kind, [group, version])
     } else {
-        refused("kind", format!("{kind:?} is no kind of {}", names::GROUP))
+        Report::default()
     };
+    if schema::is_known(&kind) {
+        let inner = checked(&kind, &value, others);
+        report.errors.extend(inner.errors);
+        report.warnings.extend(inner.warnings);
+    } else {
+        report.error("kind", format!("{kind:?} is no kind of {}", names::GROUP));
+    }
     Verdict { kind, name, place, report: Some(report) }
 }
 
-fn refused(field: &str, message: String) -> Report {
+/// What is said of a `kind` of another group or version, `given`: the API server has ours only.
+fn not_served(value: &Value, kind: &str, given: [&str; 2]) -> Report {
+    let found = value["apiVersion"].as_str().unwrap_or_default();
+    let allowed = format!("allowed is {}/{}", names::GROUP, names::VERSION);
+    let kridge = kind == "ShardingConfig" && given == [names::KRIDGE_GROUP, names::VERSION];
+    let rest = if kridge { "; the rest may stay as it is" } else { "" };
     let mut report = Report::default();
-    report.error(field, message);
+    report.error("apiVersion", format!("{found:?} is not served; {allowed}{rest}"));
     report
 }
 
