@@ -218,8 +218,16 @@ fn shards(
         .collect();
     let world = World { configs: &configs, members: &members, ..snapshot.world(labelling) };
     let (operators, troubles) = compile::operators(world);
-    let shards = operators.iter().filter_map(|operator| operator.shard_for(&member, &members));
-    let shards: Vec<String> = shards.filter_map(|shard| shard.metadata.name.clone()).collect();
+    let places = operators.iter().enumerate();
+    let places = places.filter_map(|(at, operator)| {
+        Some((at, operator.shard_for(&member, &members)?.metadata.name.clone()?))
+    });
+    let mut places: Vec<(usize, String)> = places.collect();
+    if places.len() > 1 {
+        let yielding = compile::yielding(&operators, world);
+        places.retain(|(at, _)| !yielding.contains(at));
+    }
+    let shards: Vec<String> = places.into_iter().map(|(_, shard)| shard).collect();
     let Some(invalid) = operators.iter().find(|operator| operator.may_have(&member, None)) else {
         return Ok(shards);
     };

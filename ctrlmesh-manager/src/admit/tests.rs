@@ -210,6 +210,13 @@ fn a_pod_of_a_root_that_cannot_be_divided_is_not_admitted_where_no_shard_is_ther
 }
 
 #[test]
+fn a_second_root_of_a_workload_that_nobody_refused_keeps_no_pod_from_the_first() {
+    let later = ROOT.replace("name: root", "name: z").replace("prefix: r", "prefix: z");
+    let known = snapshot(&(ROOT.to_owned() + &later));
+    assert_eq!(patch(&injected(pod("op-0", "op"), Some(&known)))[0]["value"], "r-1-normal");
+}
+
+#[test]
 fn a_root_that_cannot_be_divided_is_refused() {
     let root = |more: Value| {
         let mut root = json!({"prefix": "r", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1}});

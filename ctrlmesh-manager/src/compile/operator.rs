@@ -88,7 +88,8 @@ fn makes(root: &ShardingConfig, config: &ShardingConfig) -> bool {
     config.spec.root.is_none() && namespace(root) == namespace(config) && shard::is_of(root, config)
 }
 
-fn trouble(config: &ShardingConfig, message: String) -> Trouble {
+/// What is wrong with a ShardingConfig.
+pub(super) fn trouble(config: &ShardingConfig, message: String) -> Trouble {
     let config = full_name(config);
     Trouble { object: format!("ShardingConfig {config}"), configs: vec![config], message }
 }
@@ -183,6 +184,11 @@ impl Operator<'_> {
             }
             _ => shards.any(|shard| shard == name(self.config)),
         }
+    }
+
+    /// The root, or the ShardingConfig that stands by itself.
+    pub(super) fn config(&self) -> &ShardingConfig {
+        self.config
     }
 
     /// The namespace in which its pods are.

@@ -316,6 +316,61 @@ fn a_root_that_makes_no_shards_still_places_the_pods_of_its_deployment() {
     }
 }
 
+/// The names of the ShardingConfigs that are told nothing new.
+fn refused(compiled: &Compiled) -> Vec<&str> {
+    let troubles = compiled.troubles.iter();
+    troubles.map(|trouble| trouble.object.trim_start_matches("ShardingConfig ops/")).collect()
+}
+
+#[test]
+fn of_two_that_could_own_the_same_object_the_one_that_is_in_force_stays_or_else_the_older() {
+    let pods = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "b")])];
+    let born = |text: String, day: u32| {
+        let born = format!("namespace: ops, creationTimestamp: '2026-01-0{day}T00:00:00Z'");
+        text.replacen("namespace: ops", &born, 1)
+    };
+    let (a, b) = (born(shard("a", "{team: x}"), 2), born(shard("b", "{team: x}"), 1));
+    let never = compiled(&[a.clone(), b.clone()], &pods, &Compiled::default());
+    assert_eq!(refused(&never), ["a"], "it is the younger");
+    assert_eq!(shards(&never), [("q", "b")]);
+    let message = &never.troubles[0].message;
+    assert!(message.starts_with("spec.limits: could own objects of a resource that is not named"));
+    assert!(message.ends_with("; nothing new is told until they do"), "{message}");
+    let by_name = compiled(&[shard("b", "{team: x}"), shard("a", "{team: x}")], &pods, &never);
+    assert_eq!(refused(&by_name), ["b"], "of no age, by name");
+    // `a` was there alone, and then the older `b` was changed so that it would own the same.
+    let alone = compiled(std::slice::from_ref(&a), &pods, &Compiled::default());
+    let written = a.clone() + &status(&alone, "ops/a");
+    let changed = compiled(&[written.clone(), b.clone()], &pods, &alone);
+    assert_eq!(refused(&changed), ["b"], "it is not in force");
+    assert_eq!(changed.policies[&pods[0].name], alone.policies[&pods[0].name]);
+    // Both are in force, from when nobody looked.
+    let other = compiled(std::slice::from_ref(&b), &pods, &Compiled::default());
+    let both = [written, b + &status(&other, "ops/b")];
+    assert_eq!(refused(&compiled(&both, &pods, &alone)), ["a"], "it is the younger");
+    assert_eq!(
+        compiled(&both, &pods, &alone).policies[&pods[0].name],
+        alone.policies[&pods[0].name]
+    );
+}
+
+#[test]
+fn of_two_roots_with_one_prefix_or_one_target_the_older_divides() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 1}";
+    let pods = [pod("op-0", &[])];
+    let old = "namespace: ops, creationTimestamp: '2026-01-01T00:00:00Z'";
+    let first = root(rule).replace("namespace: ops", old);
+    for (from, to) in
+        [("targetStatefulSet: op", "targetStatefulSet: x"), ("prefix: r", "prefix: s")]
+    {
+        let later = root(rule).replace("name: root", "name: later").replace(from, to);
+        let found = compiled(&[later, first.clone()], &pods, &Compiled::default());
+        assert_eq!(refused(&found)[0], "later", "{to}");
+        assert_eq!(found.operators.keys().collect::<Vec<_>>(), ["ops/root"], "{to}");
+        assert_eq!(shards(&found), [("op-0", "r-1-normal")], "{to}");
+    }
+}
+
 proptest! {
     #[test]
     fn the_order_of_what_is_given_does_not_count(

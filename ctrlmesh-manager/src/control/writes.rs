@@ -91,9 +91,9 @@ fn shards(
     let mut writes = Vec::new();
     for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
         let divided = shard::divide(root, labelling, &plan.snapshot.namespaces);
-        // What is wrong with it stands in its status.
+        // What is wrong with it, or stands in its way, is said in its status.
         let Ok(Some(wanted)) = divided else { continue };
-        if is_leaving(root) {
+        if is_leaving(root) || !plan.compiled.operators.contains_key(&full_name(root)) {
             continue;
         }
         let near = by_namespace.get(&root.metadata.namespace.as_ref());
