@@ -9,7 +9,8 @@
 //! that is started later, knows the same epoch for the same policy, and no epoch grows without a change.
 //!
 //! A ShardingConfig that is wrong, or a pod that two of them select, changes nothing: the last good policy stays, and
-//! the trouble is told.
+//! the trouble is told. So it does where two that are there could own the same object, whatever let them pass: the one
+//! that is in force stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +23,10 @@ use serde::{Deserialize, Serialize};
 use crate::pod::{Member, PodName};
 use crate::shard::Labelling;
 
+mod placement;
 mod operator;
 mod record;
+mod clashes;
 
 pub use operator::{Operator, operators};
 
@@ -133,23 +136,26 @@ fn is_zero(version: &u64) -> bool {
 pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
-    let mut contents = Vec::new();
-    for operator in &operators {
-        let policies = || operator.policies().and_then(|policies| sendable(operator, policies));
-        let policies = operator.valid.then(policies).transpose();
-        let policies = policies.unwrap_or_else(|trouble| {
-            troubles.push(trouble);
-            None
-        });
-        contents.push(policies.map(|policies| {
-            let record = record::of(operator, &policies, world.configs);
-            let epoch = record.epoch;
-            compiled.operators.insert(operator.full_name(), record);
-            (epoch, policies)
-        }));
+    let mut policies = policies(&operators, &mut troubles);
+    let mut yielded = BTreeSet::new();
+    for (at, trouble) in clashes::yielding(&operators, &policies, world) {
+        policies[at] = None;
+        yielded.insert(at);
+        troubles.push(trouble);
     }
-    for (pod, places) in placed(world.members, &operators) {
+    let records = operators.iter().zip(policies).map(|(operator, policies)| {
+        let policies = policies?;
+        let record = record::of(operator, &policies, world.configs);
+        let epoch = record.epoch;
+        compiled.operators.insert(operator.full_name(), record);
+        Some((epoch, policies))
+    });
+    let contents: Vec<Option<(u64, Policies)>> = records.collect();
+    for (pod, mut places) in placed(world.members, &operators) {
         let last = before.get(&pod.name);
+        if places.len() > 1 {
+            places.retain(|(at, _)| !yielded.contains(at));
+        }
         let told = match places[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
             [] => Some(Told::nothing()),
@@ -175,6 +181,25 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     compiled
 }
 
+/// Which of `operators`, by number, are told nothing new because they stand in the way of another.
+pub fn yielding(operators: &[Operator<'_>], world: World<'_>) -> BTreeSet<usize> {
+    let policies = policies(operators, &mut Vec::new());
+    clashes::yielding(operators, &policies, world).into_iter().map(|(at, _)| at).collect()
+}
+
+/// What the shards of each operator are told; none where that is nothing new.
+fn policies(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option<Policies>> {
+    let mut of = |operator: &Operator<'_>| {
+        let policies = || operator.policies().and_then(|policies| sendable(operator, policies));
+        let policies = operator.valid.then(policies).transpose();
+        policies.unwrap_or_else(|trouble| {
+            troubles.push(trouble);
+            None
+        })
+    };
+    operators.iter().map(&mut of).collect()
+}
+
 /// What may be told now: nothing new of an operator whose status does not say so yet.
 pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeMap<PodName, Told> {
     let told = compiled.policies.iter().filter_map(|(pod, told)| {
@@ -187,10 +212,7 @@ pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeM
 }
 
 /// The policies, if each can be sent: one that is too large would be sent and refused for ever.
-fn sendable(
-    operator: &Operator<'_>,
-    policies: BTreeMap<String, Policy>,
-) -> Result<BTreeMap<String, Policy>, Trouble> {
+fn sendable(operator: &Operator<'_>, policies: Policies) -> Result<Policies, Trouble> {
     let large = policies.iter().find_map(|(shard, policy)| {
         let bytes = serde_json::to_vec(policy).map_or(0, |text| text.len());
         (bytes > MAX_POLICY_BYTES).then_some((shard, bytes))
@@ -205,6 +227,9 @@ fn sendable(
         ),
     })
 }
+
+/// By shard, what it is told.
+type Policies = BTreeMap<String, Policy>;
 
 /// By number of the operator, the name of a shard.
 type Place<'a> = (usize, &'a str);
