@@ -108,6 +108,11 @@ impl Policy {
         Self { limits: vec![limit], ..Self::default() }
     }
 
+    /// Whether it changes or refuses nothing, whatever is asked.
+    pub fn passes_everything(&self) -> bool {
+        self.mode == Mode::Pass || self.limits.is_empty() && self.lock.is_none()
+    }
+
     /// What limits `resource` of the API group `group`: all limits that cover it, at once.
     ///
     /// `None` where nothing does.
