@@ -254,7 +254,7 @@ async fn version(
     info: &RequestInfo<'_>,
 ) -> Result<u64, SpliceError> {
     let now = session.policy.current();
-    let target = watch::newest(info, selector(&now, info).as_ref());
+    let target = watch::newest(info, selector(&now, info).as_ref()).ok_or(SpliceError::Target)?;
     let mut request = kept.request(path(&target)?)?;
     request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static(METADATA_ONLY));
     let (_, kind, body) = list(session, request).await?;
