@@ -6,6 +6,7 @@ mod http1;
 mod http2;
 mod lock;
 mod refuse;
+mod looked;
 mod reply;
 mod splice;
 mod view;
