@@ -9,6 +9,7 @@ mod network;
 mod pods;
 mod roster;
 mod enrolled;
+mod arrivals;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ use crate::intercept::cgroup::Hierarchy;
 use crate::intercept::listener::Namespace;
 use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
 use crate::metrics::Metrics;
+use crate::node::arrivals::Arrivals;
 use crate::node::enrolled::{Complaint, Enrolled, Serving};
 use crate::node::network::{NetworkId, Networks};
 use crate::node::roster::Roster;
@@ -73,6 +75,7 @@ pub struct Node {
     targets: Targets,
     interceptor: Interceptor,
     hierarchy: Hierarchy,
+    arrivals: Arrivals,
     networks: Networks,
     pods: HashMap<PodName, Enrolled>,
     served: BySlot,
@@ -136,12 +139,14 @@ impl Node {
         let originals = Arc::new(interceptor.originals()?);
         let metrics = acceptor.metrics.clone();
         let (port, open) = (settings.port, HashMap::new());
+        let hierarchy = Hierarchy::find()?;
         Ok(Self {
             roster,
             wanted: Arc::new(wanted),
             targets: settings.targets,
             interceptor,
-            hierarchy: Hierarchy::find()?,
+            arrivals: Arrivals::new(hierarchy.mount()),
+            hierarchy,
             networks: Networks { acceptor, originals, port, drain: drain.clone(), open },
             pods: HashMap::new(),
             served,
@@ -164,8 +169,9 @@ impl Node {
                 biased;
                 // Shutdown: the listeners close, and the kernel refuses what comes.
                 () = drain.started() => return,
-                _ = ticks.tick() => {}
+                _ = ticks.tick() => self.arrivals.find(),
                 () = self.roster.news() => {}
+                () = self.arrivals.news() => {}
                 () = time::sleep(SOON), if self.hurries() => {}
             }
             self.pass().await;
@@ -175,10 +181,11 @@ impl Node {
         }
     }
 
-    /// Whether a pod is only being started.
+    /// Whether a pod is only being started, and nobody tells when it is.
     fn hurries(&self) -> bool {
         let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
-        serving < self.wanted.len() && Instant::now() < self.hurry
+        let known = if self.arrivals.is_blind() { self.wanted.len() } else { self.pods.len() };
+        serving < known && Instant::now() < self.hurry
     }
 
     /// Looks at everything once.
