@@ -22,8 +22,14 @@ const TOOLCHAIN_VARIABLES: [&str; 8] = [
 ];
 
 /// The crates of the workspace.
-pub(crate) const CRATES: [&str; 5] =
-    ["ctrlmesh-common", "ctrlmesh-manager", "ctrlmesh-proxy", "xtask", "xtask/testbed"];
+pub(crate) const CRATES: [&str; 6] = [
+    "ctrlmesh-common",
+    "ctrlmesh-manager",
+    "ctrlmesh-proxy",
+    "xtask",
+    "xtask/demo",
+    "xtask/testbed",
+];
 
 /// The root of the checkout.
 pub(crate) fn root() -> PathBuf {

@@ -1,0 +1,9 @@
+//! What shows, and checks, that an operator that knows nothing of us is sharded: the demo and the operator tier of the
+//! tests share it.
+#![forbid(unsafe_code)]
+
+pub mod audit;
+
+pub mod ledger;
+
+pub mod view;

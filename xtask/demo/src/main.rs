@@ -1,0 +1,4 @@
+//! `cargo xtask demo` runs this.
+#![forbid(unsafe_code)]
+
+fn main() {}
