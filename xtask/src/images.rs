@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::run::{cargo, root, run, say, step};
-use crate::{build_ebpf, oci};
+use crate::{build_ebpf, oci, tools};
 
 /// The largest archive that we hand out: an image is pulled by every node of a cluster.
 const LARGEST_BYTES: u64 = 25_000_000;
@@ -34,6 +34,8 @@ pub enum Image {
     Manager,
     /// The operator that stands in for the user's
     ExampleOperator,
+    /// prometheus-operator, which we did not write
+    PrometheusOperator,
     /// What holds a pod's namespaces on the node bed
     Pause,
     /// What the node bed's tests run in pods
@@ -46,6 +48,8 @@ enum Source {
     Crate,
     /// A package of a Go module: the module's folder, and the package.
     Go(&'static str, &'static str),
+    /// A program of the tool cache.
+    Built(PathBuf),
 }
 
 // === impl Image ===
@@ -65,6 +69,7 @@ impl Image {
             Self::Proxy => "ctrlmesh-proxy",
             Self::Manager => "ctrlmesh-manager",
             Self::ExampleOperator => "example-operator",
+            Self::PrometheusOperator => "prometheus-operator",
             Self::Pause => "pause",
             Self::Probe => "probe",
         }
@@ -75,6 +80,7 @@ impl Image {
             Self::Proxy => "ctrlmesh: gives each replica of an operator its share of the objects",
             Self::Manager => "ctrlmesh: decides the shares and tells the proxies",
             Self::ExampleOperator => "An ordinary operator, to try ctrlmesh with",
+            Self::PrometheusOperator => "prometheus-operator, for tests of ctrlmesh",
             Self::Pause => "Holds the namespaces of a pod",
             Self::Probe => "Answers, asks and reads, for tests",
         }
@@ -84,6 +90,7 @@ impl Image {
         match self {
             Self::Proxy | Self::Manager => Source::Crate,
             Self::ExampleOperator => Source::Go("deploy/example-operator", "./cmd"),
+            Self::PrometheusOperator => Source::Built(tools::prometheus_operator()),
             Self::Pause => Source::Go("xtask/control-plane", "./pause"),
             Self::Probe => Source::Go("xtask/control-plane", "./probe"),
         }
@@ -138,6 +145,10 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
             add_libraries(&program, &files)?;
         }
         Source::Go(module, package) => build_go(module, package, &program)?,
+        Source::Built(from) => {
+            let what = || format!("{} is not there: run `cargo xtask setup`", from.display());
+            fs::copy(&from, &program).with_context(what)?;
+        }
     }
     let name = image.name();
     let about = oci::About {

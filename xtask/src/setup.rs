@@ -116,6 +116,10 @@ pub fn run_setup() -> Result<Readiness> {
     if !tools::h2spec().is_file() {
         step("build h2spec, which asks the proxy whether it speaks HTTP/2 (10 s)", build_h2spec)?;
     }
+    if !tools::prometheus_operator().is_file() {
+        let what = "build prometheus-operator, an operator that is not ours, for tests (2 to 4 min, once per machine)";
+        step(what, build_prometheus_operator)?;
+    }
     say(&format!("everything is there; what we built is in {}", tools::cache().display()));
     Ok(Readiness::Ready)
 }
@@ -123,7 +127,7 @@ pub fn run_setup() -> Result<Readiness> {
 /// What to do about Go, where something has to be built with it and it is not there, or too old.
 fn missing_go() -> Option<String> {
     let built = CONTROL_PLANE.iter().map(|(program, ..)| tools::control_plane(program));
-    let mut programs = built.chain([tools::h2spec()]);
+    let mut programs = built.chain([tools::h2spec(), tools::prometheus_operator()]);
     if programs.all(|program| program.is_file()) {
         return None;
     }
@@ -282,6 +286,31 @@ fn build_h2spec() -> Result<()> {
         go.args(["build", "-trimpath", "-ldflags", "-s -w", "-o"]).arg(staged.join("h2spec"));
         go.arg("github.com/summerwind/h2spec/cmd/h2spec").env("CGO_ENABLED", "0");
         run(go.current_dir(root().join("xtask/h2spec")))
+    })
+}
+
+/// Builds the program and takes its manifests, which are of the same module.
+fn build_prometheus_operator() -> Result<()> {
+    const MODULE: &str = "github.com/prometheus-operator/prometheus-operator";
+    let program = tools::prometheus_operator();
+    let folder = program.parent().context("the folder of a tool")?;
+    let go = |arguments: &[&str]| {
+        let mut go = Command::new("go");
+        go.args(arguments)
+            .env("CGO_ENABLED", "0")
+            .current_dir(root().join("xtask/prometheus-operator"));
+        go
+    };
+    tools::put(folder, |staged| {
+        let mut build =
+            go(&["build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid=", "-o"]);
+        run(build.arg(staged.join("prometheus-operator")).arg(format!("{MODULE}/cmd/operator")))?;
+        let output = go(&["list", "-m", "-f", "{{.Dir}}", MODULE]).output()?;
+        let module = PathBuf::from(String::from_utf8(output.stdout)?.trim_end());
+        let bundle = module.join("bundle.yaml");
+        fs::copy(&bundle, staged.join("bundle.yaml"))
+            .with_context(|| format!("copy {}", bundle.display()))?;
+        Ok(())
     })
 }
 

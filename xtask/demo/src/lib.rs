@@ -7,3 +7,13 @@ pub mod audit;
 pub mod ledger;
 
 pub mod view;
+
+pub mod paint;
+
+pub mod operator;
+
+pub mod tail;
+
+pub mod api;
+
+pub mod observer;

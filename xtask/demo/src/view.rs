@@ -92,6 +92,8 @@ pub struct Replica {
     pub objects: usize,
     /// Changes that it made in the span, a second.
     pub writes: f64,
+    /// Reconciles that it counts itself, a second; none where that is not known.
+    pub reconciles: Option<f64>,
     /// The epoch that its proxy has acknowledged.
     pub epoch: Option<i64>,
 }
@@ -154,6 +156,7 @@ impl World {
                 namespaces: namespaces.len(),
                 objects: seen.len(),
                 writes: f64::from(writes) / seconds,
+                reconciles: None,
                 epoch: self.acknowledged.get(name).copied(),
             };
             (name.clone(), replica)

@@ -1,0 +1,109 @@
+//! What does the table look like, as text?
+
+use std::fmt::Write as _;
+
+use crate::view::Table;
+
+/// The table, a line a replica, and a line of totals.
+pub fn table(table: &Table) -> String {
+    let width = table.replicas.keys().map(String::len).chain([7]).max().unwrap_or_default();
+    let mut text = format!(
+        "{:<width$}  {:<14} {:<5} {:<4} {:>10} {:>7} {:>12} {:>8} {:>8} {:>5}\n",
+        "replica",
+        "shard",
+        "ready",
+        "lock",
+        "namespaces",
+        "objects",
+        "reconciles/s",
+        "writes/s",
+        "restarts",
+        "epoch",
+    );
+    for (name, replica) in &table.replicas {
+        let reconciles = replica.reconciles.map_or("-".to_owned(), |rate| format!("{rate:.1}"));
+        let epoch = replica.epoch.map_or("-".to_owned(), |epoch| epoch.to_string());
+        // Writing to a text cannot fail.
+        let _ = writeln!(
+            text,
+            "{name:<width$}  {:<14} {:<5} {:<4} {:>10} {:>7} {reconciles:>12} {:>8.1} {:>8} {epoch:>5}",
+            replica.shard.as_deref().unwrap_or("-"),
+            yes(replica.ready),
+            if replica.works { "held" } else { "-" },
+            replica.namespaces,
+            replica.objects,
+            replica.writes,
+            replica.restarts,
+        );
+    }
+    let Table { namespaces, objects, pending, unowned, twice, .. } = table;
+    let epoch = table.epoch.map_or("-".to_owned(), |epoch| epoch.to_string());
+    let _ = writeln!(
+        text,
+        "{objects} objects in {namespaces} namespaces: {unowned} unowned, {twice} owned twice, {pending} to do; epoch {epoch}"
+    );
+    text
+}
+
+/// A bar that says how far something is whose length is only estimated; it is never full before the end.
+pub fn bar(done: f64, width: usize) -> String {
+    // Nine tenths when the estimate is over, and on from there ever more slowly.
+    let part = if done < 1.0 { done * 0.9 } else { 1.0 - 0.1 / done };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "between 0 and the width of a line"
+    )]
+    let full = (part.clamp(0.0, 1.0) * width as f64) as usize;
+    format!("[{}{}]", "#".repeat(full), ".".repeat(width - full))
+}
+
+fn yes(is: bool) -> &'static str {
+    if is { "yes" } else { "no" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::Replica;
+
+    #[test]
+    fn the_table_has_a_line_for_each_replica_and_one_of_totals() {
+        let replica = Replica {
+            shard: Some("web-1-normal".to_owned()),
+            ready: true,
+            works: true,
+            namespaces: 20,
+            objects: 40,
+            writes: 1.26,
+            epoch: Some(4),
+            ..Replica::default()
+        };
+        let replicas = [("op-a".to_owned(), replica), ("op-b".to_owned(), Replica::default())];
+        let text = table(&Table {
+            replicas: replicas.into(),
+            objects: 40,
+            unowned: 2,
+            ..Table::default()
+        });
+        let lines: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(
+            lines[1],
+            ["op-a", "web-1-normal", "yes", "held", "20", "40", "-", "1.3", "0", "4"]
+        );
+        assert_eq!(lines[2], ["op-b", "-", "no", "-", "0", "0", "-", "0.0", "0", "-"]);
+        assert_eq!(
+            text.lines().last(),
+            Some("40 objects in 0 namespaces: 2 unowned, 0 owned twice, 0 to do; epoch -")
+        );
+    }
+
+    #[test]
+    fn a_bar_grows_and_is_full_only_at_the_end() {
+        assert_eq!(bar(0.0, 10), "[..........]");
+        assert_eq!(bar(0.5, 10), "[####......]");
+        assert_eq!(bar(30.0, 10), "[#########.]");
+    }
+}
