@@ -20,6 +20,18 @@ pub struct Ledger {
     user: String,
     pods: BTreeMap<String, Activity>,
     writes: Vec<Write>,
+    requests: Vec<Asking>,
+}
+
+/// A request, of whatever kind and with whatever outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asking {
+    /// When.
+    pub at: Timestamp,
+    /// Whose.
+    pub pod: String,
+    /// The address that it came from.
+    pub source: String,
 }
 
 /// What one pod did.
@@ -29,12 +41,12 @@ pub struct Activity {
     pub answered: u64,
     /// Requests that were refused as not allowed (403).
     pub refused: u64,
-    /// The addresses that its requests came from.
-    pub sources: BTreeSet<String>,
     /// The programs that made them, up to the first slash.
     pub agents: BTreeSet<String>,
     /// What it watches now, by request.
     watches: BTreeMap<String, Asked>,
+    /// The watch of each kind that ended last: a watch that is cut goes on in another one at once.
+    ended: BTreeMap<Resource, Asked>,
     /// All that it has ever listed or watched.
     asked: Vec<Asked>,
 }
@@ -88,7 +100,7 @@ impl Ledger {
         }
         let Some(pod) = event.pod else { return };
         let activity = self.pods.entry(pod.clone()).or_default();
-        activity.sources.insert(event.source);
+        self.requests.push(Asking { at: event.at, pod: pod.clone(), source: event.source });
         activity.agents.insert(event.agent.split('/').next().unwrap_or_default().to_owned());
         let good = (200..300).contains(&event.code);
         if event.ended {
@@ -100,6 +112,7 @@ impl Ledger {
                 let asked = Asked { at: event.at, resource, namespace, selector };
                 if watch && event.ended {
                     activity.watches.remove(&event.id);
+                    activity.ended.insert(asked.resource.clone(), asked);
                 } else {
                     activity.asked.push(asked.clone());
                     if watch {
@@ -117,6 +130,11 @@ impl Ledger {
     /// The pods that made requests.
     pub fn pods(&self) -> &BTreeMap<String, Activity> {
         &self.pods
+    }
+
+    /// All requests in a span; a watch counts when it begins and when it ends.
+    pub fn requests(&self, span: &Span) -> impl Iterator<Item = &Asking> {
+        self.requests.iter().filter(move |one| span.contains(&one.at))
     }
 
     /// The changes in a span, in the order of the log.
@@ -163,9 +181,15 @@ impl Activity {
         self.watching(resource).any(|asked| asked.covers(namespace, labels))
     }
 
-    /// What it watches now of `resource`.
+    /// What it watches now of `resource`; between two watches, what it watched last.
     pub fn watching(&self, resource: &Resource) -> impl Iterator<Item = &Asked> {
-        self.watches.values().filter(move |asked| asked.resource == *resource)
+        let open = |asked: &&Asked| asked.resource == *resource;
+        let ended = if self.watches.values().any(|asked| open(&asked)) {
+            None
+        } else {
+            self.ended.get(resource)
+        };
+        self.watches.values().filter(move |asked| asked.resource == *resource).chain(ended)
     }
 
     /// What it has ever listed or watched, in the order of the log.
@@ -258,19 +282,30 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_sees_what_it_watches_until_the_watch_ends() {
-        let selector = Selector::parse("slot in (1,2)").ok();
-        let read =
-            Request::Read { resource: websites(), namespace: String::new(), selector, watch: true };
-        let begin = Event { ended: false, id: "w".to_owned(), ..event(1, "x", read.clone()) };
-        let end = Event { id: "w".to_owned(), ..event(5, "x", read) };
+    fn a_pod_sees_what_it_watches_until_it_watches_something_else() {
+        let read = |selector: &str| {
+            let selector = Selector::parse(selector).ok();
+            Request::Read { resource: websites(), namespace: String::new(), selector, watch: true }
+        };
+        let begin = |id: &str, selector: &str| Event {
+            ended: false,
+            id: id.to_owned(),
+            ..event(1, "x", read(selector))
+        };
+        let end = Event { id: "w".to_owned(), ..event(5, "x", read("slot in (1,2)")) };
         let labels = |slot: &str| Labels::from([("slot".to_owned(), slot.to_owned())]);
-        let mut ledger = ledger([begin]);
+        let mut ledger = ledger([begin("w", "slot in (1,2)")]);
         assert!(ledger.pods()["x"].sees(&websites(), "a", &labels("1")));
         assert!(!ledger.pods()["x"].sees(&websites(), "a", &labels("3")));
         assert!(!ledger.pods()["x"].sees(&Resource::new("", "pods"), "a", &labels("1")));
         ledger.add(end);
+        assert!(
+            ledger.pods()["x"].sees(&websites(), "a", &labels("1")),
+            "the next one has not begun"
+        );
+        ledger.add(begin("v", "slot in (2,3)"));
         assert!(!ledger.pods()["x"].sees(&websites(), "a", &labels("1")));
-        assert_eq!(ledger.pods()["x"].asked().len(), 1);
+        assert!(ledger.pods()["x"].sees(&websites(), "a", &labels("3")));
+        assert_eq!(ledger.pods()["x"].asked().len(), 2);
     }
 }

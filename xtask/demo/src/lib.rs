@@ -17,3 +17,11 @@ pub mod tail;
 pub mod api;
 
 pub mod observer;
+
+pub mod scene;
+
+pub mod websites;
+
+mod checks;
+
+pub mod steps;

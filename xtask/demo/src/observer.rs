@@ -47,10 +47,23 @@ struct Seen {
     world: World,
     /// Reconciles a second, by pod.
     rates: BTreeMap<String, f64>,
+    /// What was unowned and owned twice, whenever we looked, as long as there is work.
+    samples: Vec<Sampled>,
     /// How often the API server was asked, with success.
     rounds: u64,
     /// Why that failed last.
     trouble: Option<String>,
+}
+
+/// What was seen at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampled {
+    /// When.
+    pub at: Timestamp,
+    /// How many objects no replica worked on.
+    pub unowned: usize,
+    /// How many objects several replicas worked on.
+    pub twice: usize,
 }
 
 /// A count, and when it was taken.
@@ -102,6 +115,12 @@ impl Observer {
     pub fn both<T>(&self, ask: impl FnOnce(&World, &Ledger) -> T) -> T {
         let seen = self.shared.seen();
         ask(&seen.world, &seen.ledger)
+    }
+
+    /// What was unowned and owned twice in a span, whenever we looked.
+    pub fn sampled(&self, span: &Span) -> Vec<Sampled> {
+        let seen = self.shared.seen();
+        seen.samples.iter().copied().filter(|sample| span.contains(&sample.at)).collect()
     }
 
     /// Waits until what was so when this is called has been seen; gives the time that it is seen up to.
@@ -163,6 +182,18 @@ impl Drop for Observer {
     }
 }
 
+// === impl Seen ===
+
+impl Seen {
+    fn sample(&mut self) {
+        let at = Timestamp::now();
+        let Table { unowned, twice, objects, .. } = self.world.table(&self.ledger, &(at..at));
+        if objects > 0 {
+            self.samples.push(Sampled { at, unowned, twice });
+        }
+    }
+}
+
 // === impl Shared ===
 
 impl Shared {
@@ -179,13 +210,16 @@ impl Shared {
             let read = tail.lines(|line| events.extend(Event::parse(line)));
             {
                 let mut seen = self.seen();
-                events.into_iter().for_each(|event| seen.ledger.add(event));
+                for event in events {
+                    seen.ledger.add(event);
+                }
                 seen.trouble = read.err().map(|error| format!("read the audit log: {error}"));
             }
             if asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY) {
                 asked = Some(Instant::now());
                 self.ask(&mut samples);
             }
+            self.seen().sample();
             thread::sleep(READ_EVERY);
         }
     }

@@ -1,7 +1,5 @@
 //! What does the table look like, as text?
 
-use std::fmt::Write as _;
-
 use crate::view::Table;
 
 /// The table, a line a replica, and a line of totals.
@@ -23,10 +21,8 @@ pub fn table(table: &Table) -> String {
     for (name, replica) in &table.replicas {
         let reconciles = replica.reconciles.map_or("-".to_owned(), |rate| format!("{rate:.1}"));
         let epoch = replica.epoch.map_or("-".to_owned(), |epoch| epoch.to_string());
-        // Writing to a text cannot fail.
-        let _ = writeln!(
-            text,
-            "{name:<width$}  {:<14} {:<5} {:<4} {:>10} {:>7} {reconciles:>12} {:>8.1} {:>8} {epoch:>5}",
+        let line = format!(
+            "{name:<width$}  {:<14} {:<5} {:<4} {:>10} {:>7} {reconciles:>12} {:>8.1} {:>8} {epoch:>5}\n",
             replica.shard.as_deref().unwrap_or("-"),
             yes(replica.ready),
             if replica.works { "held" } else { "-" },
@@ -35,14 +31,14 @@ pub fn table(table: &Table) -> String {
             replica.writes,
             replica.restarts,
         );
+        text.push_str(&line);
     }
     let Table { namespaces, objects, pending, unowned, twice, .. } = table;
     let epoch = table.epoch.map_or("-".to_owned(), |epoch| epoch.to_string());
-    let _ = writeln!(
-        text,
-        "{objects} objects in {namespaces} namespaces: {unowned} unowned, {twice} owned twice, {pending} to do; epoch {epoch}"
+    let totals = format!(
+        "{objects} objects in {namespaces} namespaces: {unowned} unowned, {twice} owned twice, {pending} to do; epoch {epoch}\n"
     );
-    text
+    text + &totals
 }
 
 /// A bar that says how far something is whose length is only estimated; it is never full before the end.

@@ -1,0 +1,371 @@
+//! Puts things into the cluster, as a user does, and takes processes away, as accidents do.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ctrlmesh_common::names::{self, label, resource_list};
+use ctrlmesh_testbed::Cluster;
+use serde_json::{Value, json};
+
+use crate::api::Api;
+use crate::observer::Observer;
+use crate::operator::Operator;
+
+/// Our own namespace in the cluster.
+pub const SYSTEM: &str = "ctrlmesh-system";
+
+/// The label on the namespaces that we make.
+pub const MADE: &str = "ctrlmesh.dev/demo";
+
+/// How long a rollout, or the end of pods, may take.
+pub const ROLLED_OUT_WITHIN: Duration = Duration::from_mins(4);
+
+/// How often we look.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// A cluster with an operator that is watched.
+#[derive(Debug)]
+pub struct Scene {
+    /// Watches the operator.
+    pub observer: Observer,
+    /// Asks the API server.
+    pub api: Arc<Api>,
+    /// The cluster.
+    pub cluster: Cluster,
+}
+
+/// Changes one object of work after the other, so that there is something to do; until it is dropped.
+#[derive(Debug)]
+pub struct Load {
+    shared: Arc<Changing>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Changing {
+    over: AtomicBool,
+    changed: AtomicU64,
+}
+
+/// Where a file of the checkout is.
+pub fn checkout(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// Installs ctrlmesh, as its users do, and waits until it is ready.
+///
+/// # Errors
+/// Where something does not become ready.
+pub fn install(cluster: &Cluster) -> Result<()> {
+    let folder = checkout("deploy");
+    cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
+    for one in ["deployment/ctrlmesh-manager", "daemonset/ctrlmesh-node"] {
+        rolled_out(cluster, SYSTEM, one)?;
+    }
+    Ok(())
+}
+
+/// Waits until a workload is as its template says.
+///
+/// # Errors
+/// Where it does not become so.
+pub fn rolled_out(cluster: &Cluster, namespace: &str, workload: &str) -> Result<()> {
+    let timeout = format!("--timeout={}s", ROLLED_OUT_WITHIN.as_secs());
+    let arguments =
+        ["--namespace", namespace, "--request-timeout=0", "rollout", "status", workload, &timeout];
+    cluster.ask(&arguments, "").map(drop)
+}
+
+/// Says which kinds are labelled, and that the manager may.
+///
+/// # Errors
+/// Where the API server refuses it.
+pub fn label_kinds(api: &Api, kinds: &[(&str, &str, &str, &str)]) -> Result<()> {
+    let mut listed = serde_json::Map::new();
+    for (group, version, kind, _) in kinds {
+        let version =
+            if group.is_empty() { (*version).to_owned() } else { format!("{group}/{version}") };
+        let kinds = listed.entry(version).or_insert_with(|| json!([]));
+        kinds.as_array_mut().context("a list")?.push(json!(kind));
+    }
+    let text = json!({"groupVersionKinds": listed}).to_string();
+    let list = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": resource_list::NAME},
+        "data": {resource_list::KEY: text}});
+    let path = format!("/api/v1/namespaces/{SYSTEM}/configmaps/{}", resource_list::NAME);
+    api.apply(&path, &list)?;
+    let rules = kinds.iter().map(|(group, _, _, plural)| {
+        json!({"apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch", "patch"]})
+    });
+    let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": "ctrlmesh-demo-labels", "labels": {"ctrlmesh.kusionstack.io/aggregate-to-labels": "true"}},
+        "rules": rules.collect::<Vec<_>>()});
+    api.apply("/apis/rbac.authorization.k8s.io/v1/clusterroles/ctrlmesh-demo-labels", &role)?;
+    Ok(())
+}
+
+// === impl Scene ===
+
+impl Scene {
+    /// Watches `operator` in `cluster`, whose API server writes its audit log to `log`.
+    ///
+    /// # Errors
+    /// Where there is no client of the cluster.
+    pub fn of(cluster: Cluster, operator: Operator, log: PathBuf) -> Result<Self> {
+        let api = Arc::new(Api::of(&cluster)?);
+        let observer = Observer::start(api.clone(), operator, log);
+        Ok(Self { observer, api, cluster })
+    }
+
+    fn operator(&self) -> &Operator {
+        self.observer.operator()
+    }
+
+    /// The path of the operator's Deployment.
+    fn deployment(&self) -> String {
+        let Operator { namespace, name, .. } = self.operator();
+        format!("/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
+    }
+
+    /// Gives the operator so many replicas, and waits until they are there and no others.
+    ///
+    /// # Errors
+    /// Where they do not become ready.
+    pub fn scale(&self, replicas: usize) -> Result<()> {
+        self.api.merge(&self.deployment(), &json!({"spec": {"replicas": replicas}}))?;
+        rolled_out(
+            &self.cluster,
+            self.operator().namespace,
+            &format!("deployment/{}", self.operator().name),
+        )?;
+        let what = format!("{replicas} replicas");
+        self.until(&what, ROLLED_OUT_WITHIN, || {
+            // Those that are on their way out too.
+            let pods = self.pods()?;
+            Ok((pods.len() == replicas).then_some(()))
+        })?;
+        self.observer.until(&what, ROLLED_OUT_WITHIN, |table| {
+            table.replicas.len() == replicas && table.replicas.values().all(|one| one.ready)
+        })?;
+        Ok(())
+    }
+
+    /// The operator's pods, those that are ending too.
+    fn pods(&self) -> Result<Vec<Value>> {
+        let Operator { namespace, label, .. } = self.operator();
+        let label = label.replace('/', "%2F").replace('=', "%3D");
+        let list =
+            self.api.get(&format!("/api/v1/namespaces/{namespace}/pods?labelSelector={label}"))?;
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// The addresses of the operator's pods: who connects to the API server past a proxy comes from there.
+    ///
+    /// # Errors
+    /// Where the API server does not answer.
+    pub fn addresses(&self) -> Result<BTreeSet<String>> {
+        let pods = self.pods()?;
+        let addresses =
+            pods.iter().flat_map(|pod| pod["status"]["podIPs"].as_array().into_iter().flatten());
+        Ok(addresses.filter_map(|one| Some(one["ip"].as_str()?.to_owned())).collect())
+    }
+
+    /// Enrols the operator's pods, from the next one that is made on.
+    ///
+    /// # Errors
+    /// Where the API server refuses it.
+    pub fn enrol(&self) -> Result<()> {
+        let labels = json!({label::ENABLE_PROXY: "true"});
+        let template = json!({"spec": {"template": {"metadata": {"labels": labels}}}});
+        self.api.merge(&self.deployment(), &template).map(drop)
+    }
+
+    /// Writes the root ShardingConfig; `rule` is what its `spec.root` has beside prefix and target.
+    ///
+    /// # Errors
+    /// Where the API server refuses it.
+    pub fn shard(&self, rule: &Value, resources: &Value) -> Result<()> {
+        let Operator { namespace, name, lock, .. } = self.operator();
+        let mut root =
+            json!({"prefix": "share", "targetDeployment": name, "resourceSelector": resources});
+        for (key, value) in rule.as_object().context("a rule")? {
+            root[key] = value.clone();
+        }
+        let mut config = json!({
+            "apiVersion": format!("{}/{}", names::GROUP, names::VERSION),
+            "kind": "ShardingConfig",
+            "metadata": {"name": name},
+            "spec": {"root": root},
+        });
+        if let Some(lock) = lock {
+            config["spec"]["controller"] = json!({"leaderElectionName": lock});
+        }
+        let path = format!(
+            "/apis/{}/{}/namespaces/{namespace}/shardingconfigs/{name}",
+            names::GROUP,
+            names::VERSION
+        );
+        self.api.apply(&path, &config).map(drop)
+    }
+
+    /// Makes a namespace and puts objects into it.
+    ///
+    /// # Errors
+    /// Where the API server refuses one.
+    pub fn make(&self, namespace: &str, objects: &[Value]) -> Result<()> {
+        let labels = json!({MADE: "true"});
+        let space = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}});
+        self.api.apply(&format!("/api/v1/namespaces/{namespace}"), &space)?;
+        for object in objects {
+            self.api.apply(&self.work_path(namespace, object)?, object)?;
+        }
+        Ok(())
+    }
+
+    fn work_path(&self, namespace: &str, object: &Value) -> Result<String> {
+        let Operator { resource, version, .. } = self.operator();
+        let name = object["metadata"]["name"].as_str().context("a name")?;
+        Ok(format!(
+            "/apis/{}/{version}/namespaces/{namespace}/{}/{name}",
+            resource.group, resource.plural
+        ))
+    }
+
+    /// Changes every object of work, so that the operator has to do something with each; gives how many there are.
+    ///
+    /// # Errors
+    /// Where the API server refuses one.
+    pub fn touch_all(&self, change: impl Fn() -> Value) -> Result<usize> {
+        let world = self.observer.world();
+        let Operator { resource, version, .. } = self.operator();
+        for work in &world.work {
+            let (namespace, name) = (&work.namespace, &work.name);
+            let path = format!(
+                "/apis/{}/{version}/namespaces/{namespace}/{}/{name}",
+                resource.group, resource.plural
+            );
+            self.api.merge(&path, &change())?;
+        }
+        Ok(world.work.len())
+    }
+
+    /// Kills the first process of a pod's only container with SIGKILL, where the node is ours; elsewhere the pod is
+    /// deleted without grace. Gives the process.
+    ///
+    /// # Errors
+    /// Where it does not run.
+    pub fn kill(&self, namespace: &str, pod: &str) -> Result<String> {
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}");
+        let Some(node) = self.cluster.node() else {
+            self.api.delete(&path, &json!({"gracePeriodSeconds": 0}))?;
+            return Ok(pod.to_owned());
+        };
+        let found = self.api.get(&path)?;
+        let container = found["status"]["containerStatuses"][0]["containerID"].as_str();
+        let container = container.context("the container is not there")?;
+        let container = container.trim_start_matches("containerd://");
+        let tasks =
+            node.command("ctr")?.args(["--namespace", "k8s.io", "tasks", "list"]).output()?;
+        let tasks = String::from_utf8_lossy(&tasks.stdout).into_owned();
+        let running = |line: &&str| line.starts_with(container) && line.ends_with("RUNNING");
+        let task = tasks.lines().find(running).with_context(|| format!("{pod} does not run"))?;
+        let process = task.split_whitespace().nth(1).context("a task without process")?;
+        // A process of the node, where only its own can be named.
+        let killed = node.command("kill")?.args(["-KILL", process]).output()?;
+        ensure!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
+        Ok(process.to_owned())
+    }
+
+    /// The names of the pods of ours that carry `app.kubernetes.io/name=NAME`.
+    ///
+    /// # Errors
+    /// Where the API server does not answer.
+    pub fn ours(&self, name: &str) -> Result<Vec<String>> {
+        let path = format!(
+            "/api/v1/namespaces/{SYSTEM}/pods?labelSelector=app.kubernetes.io%2Fname%3D{name}"
+        );
+        let list = self.api.get(&path)?;
+        let items = list["items"].as_array().into_iter().flatten();
+        Ok(items.filter_map(|pod| Some(pod["metadata"]["name"].as_str()?.to_owned())).collect())
+    }
+
+    /// Waits for something to be there.
+    ///
+    /// # Errors
+    /// Where it does not come in time, or cannot be looked for.
+    pub fn until<T>(
+        &self,
+        what: &str,
+        within: Duration,
+        mut look: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+            if Instant::now() > deadline {
+                bail!("waited {within:?} in vain for {what}");
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Begins to change objects of work, one every `pause`, each by what `change` makes of its number.
+    pub fn load(&self, pause: Duration, change: impl Fn(u64) -> Value + Send + 'static) -> Load {
+        let shared = Arc::new(Changing::default());
+        let (api, operator) = (self.api.clone(), self.operator().clone());
+        let paths: Vec<String> = self
+            .observer
+            .world()
+            .work
+            .iter()
+            .map(|work| {
+                let Operator { resource, version, .. } = &operator;
+                let (namespace, name) = (&work.namespace, &work.name);
+                format!(
+                    "/apis/{}/{version}/namespaces/{namespace}/{}/{name}",
+                    resource.group, resource.plural
+                )
+            })
+            .collect();
+        let thread = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                for (number, path) in (1..).zip(paths.iter().cycle()) {
+                    if shared.over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    if api.merge(path, &change(number)).is_ok() {
+                        shared.changed.fetch_add(1, Ordering::Relaxed);
+                    }
+                    thread::sleep(pause);
+                }
+            }
+        });
+        Load { shared, thread: Some(thread) }
+    }
+}
+
+// === impl Load ===
+
+impl Load {
+    /// How many objects it has changed.
+    pub fn changed(&self) -> u64 {
+        self.shared.changed.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It panicked where there is an error, and has said so.
+            drop(thread.join());
+        }
+    }
+}
