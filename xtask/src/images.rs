@@ -42,6 +42,17 @@ pub enum Image {
     Probe,
 }
 
+/// How well crates of the workspace are optimised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Profile {
+    /// Not: slow, and built in no time.
+    Dev,
+    /// Well, and built in minutes.
+    QuickRelease,
+    /// As well as we can.
+    Release,
+}
+
 /// How a program is built.
 enum Source {
     /// A crate of the workspace.
@@ -50,6 +61,19 @@ enum Source {
     Go(&'static str, &'static str),
     /// A program of the tool cache.
     Built(PathBuf),
+}
+
+// === impl Profile ===
+
+impl Profile {
+    /// The folder of its archives, in that of images.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Dev => "debug",
+            Self::QuickRelease => "quick",
+            Self::Release => "",
+        }
+    }
 }
 
 // === impl Image ===
@@ -116,17 +140,30 @@ pub fn run_images(options: &Options) -> Result<()> {
 /// # Errors
 /// Where a program cannot be built, or an image is larger than it may be.
 pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
+    build_as(images, if debug { Profile::Dev } else { Profile::Release })
+}
+
+/// As [`build`], optimised so far as it does not take long: what is shown to people.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_quickly(images: &[Image]) -> Result<Vec<PathBuf>> {
+    build_as(images, Profile::QuickRelease)
+}
+
+fn build_as(images: &[Image], profile: Profile) -> Result<Vec<PathBuf>> {
     // Several may build at once, also in one process: who is last wins, and a reader sees a whole archive.
     static BUILDS: AtomicU32 = AtomicU32::new(0);
-    let folder = root().join(if debug { "target/images/debug" } else { "target/images" });
+    let folder = root().join("target/images").join(profile.folder());
     fs::create_dir_all(&folder)?;
+    sweep(&folder);
     let mut archives = Vec::new();
     for image in images {
         let archive = folder.join(format!("{}.tar", image.program()));
         let (process, build) = (std::process::id(), BUILDS.fetch_add(1, Ordering::Relaxed));
         let scratch = folder.join(format!(".{}.{process}.{build}", image.program()));
         fs::create_dir_all(&scratch)?;
-        let result = build_one(*image, debug, &scratch);
+        let result = build_one(*image, profile, &scratch);
         let moved = result.and_then(|built| Ok(fs::rename(built, &archive)?));
         fs::remove_dir_all(&scratch)?;
         moved.with_context(|| format!("build the image {}", image.name()))?;
@@ -135,13 +172,25 @@ pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
     Ok(archives)
 }
 
-fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
+/// Removes what builds that were interrupted left: folders whose names end in a process that is no more, and a number.
+fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process = name.strip_prefix('.').and_then(|name| name.rsplit('.').nth(1));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            // Where it cannot be removed, it is in the way of nobody.
+            drop(fs::remove_dir_all(entry.path()));
+        }
+    }
+}
+
+fn build_one(image: Image, profile: Profile, scratch: &Path) -> Result<PathBuf> {
     let files = scratch.join("files");
     fs::create_dir(&files)?;
     let program = files.join(image.program());
     match image.source() {
         Source::Crate => {
-            build_crate(image.program(), debug, &program)?;
+            build_crate(image.program(), profile, &program)?;
             add_libraries(&program, &files)?;
         }
         Source::Go(module, package) => build_go(module, package, &program)?,
@@ -159,12 +208,19 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
     let archive = scratch.join("archive");
     oci::write(&about, &files, scratch, &archive)?;
     let bytes = fs::metadata(&archive)?.len();
-    ensure!(debug || bytes <= LARGEST_BYTES, "{bytes} bytes are more than {LARGEST_BYTES}");
+    ensure!(
+        profile == Profile::Dev || bytes <= LARGEST_BYTES,
+        "{bytes} bytes are more than {LARGEST_BYTES}"
+    );
     Ok(archive)
 }
 
-fn build_crate(name: &str, debug: bool, program: &Path) -> Result<()> {
-    let (profile, folder) = if debug { ("dev", "debug") } else { ("release", "release") };
+fn build_crate(name: &str, profile: Profile, program: &Path) -> Result<()> {
+    let (profile, folder) = match profile {
+        Profile::Dev => ("dev", "debug"),
+        Profile::QuickRelease => ("quick-release", "quick-release"),
+        Profile::Release => ("release", "release"),
+    };
     if name == Image::Proxy.program() {
         build_ebpf::build()?;
     }

@@ -15,6 +15,8 @@ pub mod setup;
 
 pub mod node;
 
+pub mod demo;
+
 pub mod layering;
 
 pub mod lint;

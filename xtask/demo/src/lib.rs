@@ -10,6 +10,10 @@ pub mod view;
 
 pub mod paint;
 
+pub mod screen;
+
+pub mod guard;
+
 pub mod operator;
 
 pub mod tail;

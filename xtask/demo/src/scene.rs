@@ -70,6 +70,27 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Takes everything out of a cluster that we put there: what we made first, so that nobody is needed any more who would
+/// have to let it go.
+///
+/// # Errors
+/// Where something cannot be deleted.
+pub fn remove(cluster: &Cluster) -> Result<()> {
+    let delete = ["delete", "--ignore-not-found", "--timeout=180s", "--request-timeout=0"];
+    let ask = |what: &[&str]| cluster.ask(&[&delete[..], what].concat(), "");
+    let selector = format!("{MADE}=true");
+    // The sites' finalizers are the operator's to take away.
+    let kind = ["websites.web.example.com", "--all", "--all-namespaces"];
+    if cluster.ask(&["get", "crd", kind[0]], "").is_ok() {
+        ask(&kind)?;
+    }
+    ask(&["namespace", "--selector", &selector])?;
+    ask(&["clusterrole", "ctrlmesh-demo-labels"])?;
+    let operator = checkout("deploy/example-operator/config/default");
+    ask(&["--kustomize", &operator.display().to_string()])?;
+    ask(&["--kustomize", &checkout("deploy").display().to_string()]).map(drop)
+}
+
 /// Waits until a workload is as its template says.
 ///
 /// # Errors
