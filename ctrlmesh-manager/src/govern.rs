@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_common::names::port;
+use ctrlmesh_common::policy::{Policy, Redirect};
 use futures::FutureExt as _;
 use jiff::Timestamp;
 use kube::Client;
@@ -127,11 +128,12 @@ fn notices(plan: &Plan) -> Vec<Notice> {
     let members = plan.snapshot.members.iter();
     let told = members.filter_map(|member| {
         let told = plan.told.get(&member.name)?;
+        let (redirect, fail_open) = (member.redirect, member.fail_open);
         Some(Notice {
             pod: member.name.clone(),
             uid: member.uid.clone(),
-            node: member.node.clone(),
-            policy: told.policy.clone(),
+            node: member.node.clone().filter(|_| redirect != Redirect::Nowhere),
+            policy: Policy { redirect, fail_open, ..told.policy.clone() },
         })
     });
     told.collect()
@@ -163,6 +165,7 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
             let namespace = asked.namespace.as_deref().unwrap_or_default();
             // What the pod is to trust has to be there before the pod.
             if response.patch.is_some()
+                && !asked.dry_run
                 && let Err(error) = roots.in_namespace(namespace).await
             {
                 let error = telemetry::chain(&error);

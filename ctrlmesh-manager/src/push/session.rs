@@ -3,7 +3,7 @@
 //! One task a proxy. What is to be told is read when there is room to send it, so a slow proxy is told the newest, never
 //! all that it missed, and a dead one costs what one message costs until its connection is given up.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -171,16 +171,19 @@ impl Session {
 
     /// Tells everything that the proxy does not know.
     async fn begin(&mut self, known: HashMap<PodName, (String, u64, u64)>) -> Result<(), Status> {
-        for posted in self.reader.read() {
+        let posted = self.reader.read();
+        for posted in &posted {
             if let Some((_, _, epoch)) = known.get(&posted.pod).filter(|(uid, digest, _)| {
                 (uid.is_empty() || *uid == posted.uid) && *digest == posted.digest
             }) {
-                self.told.insert(posted.pod.clone(), Told::of(&posted, *epoch));
+                self.told.insert(posted.pod.clone(), Told::of(posted, *epoch));
                 self.receipt(&posted.pod, true);
             }
         }
         let mut update = self.update();
-        let gone = known.into_iter().filter(|(pod, _)| !self.told.contains_key(pod));
+        // Of those that did not fit into the first message it is told in the next.
+        let here: HashSet<&PodName> = posted.iter().map(|posted| &posted.pod).collect();
+        let gone = known.into_iter().filter(|(pod, _)| !here.contains(pod));
         update.gone.extend(gone.map(|(pod, (uid, ..))| id(&pod, &uid)));
         // The first is sent even where it says nothing: the proxy learns that it is up to date.
         self.send(update).await
@@ -302,6 +305,7 @@ impl Session {
                 policy: posted.policy.clone(),
             });
         }
+        update.more = self.news;
         update
     }
 

@@ -111,7 +111,7 @@ impl Hierarchy {
 
 /// Network namespaces of the processes in a cgroup and below it: inode, and a path by which each can be opened for as long
 /// as the process lives.
-pub(super) fn namespaces(cgroup: &Path) -> BTreeMap<u64, PathBuf> {
+pub fn namespaces(cgroup: &Path) -> BTreeMap<u64, PathBuf> {
     let mut found = BTreeMap::new();
     let mut folders = vec![cgroup.to_owned()];
     while let Some(folder) = folders.pop() {

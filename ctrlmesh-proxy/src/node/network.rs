@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tokio_util::sync::CancellationToken;
@@ -14,6 +14,7 @@ use tracing::warn;
 
 use crate::accept::{Acceptor, Origin, PodSlot};
 use crate::drain::Drain;
+use crate::intercept::cgroup;
 use crate::intercept::listener::{self, Namespace};
 use crate::intercept::{Error, Originals, Slot};
 
@@ -48,6 +49,19 @@ impl NetworkId {
         let metadata = file.metadata().ok()?;
         Some(Self { device: metadata.dev(), inode: metadata.ino() })
     }
+}
+
+/// The network namespaces of the processes of a pod, other than the node's: a process that is only being started is
+/// still in that.
+pub(super) fn of_processes(cgroup: &Path) -> Vec<PathBuf> {
+    let nodes: Vec<NetworkId> =
+        ["self", "1"].iter().filter_map(|one| NetworkId::of(&namespace(one))).collect();
+    let all = cgroup::namespaces(cgroup).into_values();
+    all.filter(|file| NetworkId::of(file).is_some_and(|one| !nodes.contains(&one))).collect()
+}
+
+fn namespace(process: &str) -> PathBuf {
+    Path::new("/proc").join(process).join("ns/net")
 }
 
 // === impl Networks ===
