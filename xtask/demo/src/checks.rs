@@ -5,42 +5,54 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::names::label;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use jiff::Timestamp;
 
 use crate::audit::Resource;
-use crate::ledger::Clash;
+use crate::ledger::{Activity, Asked, Clash, Ledger};
 use crate::observer::{Sampled, since};
-use crate::operator::Operator;
 use crate::scene::Scene;
 use crate::view::Table;
-use crate::websites;
 
 /// How long it may take until everything is as it should be again: the leader-election lock of a replica that was killed
 /// runs for 15 s, and others build at the same time.
 pub(crate) const WHOLE_WITHIN: Duration = Duration::from_mins(3);
 
-/// Changes every object, and waits until the operator has followed.
-pub(crate) fn touched(scene: &Scene, word: &str) -> Result<String> {
-    static TIMES: AtomicU64 = AtomicU64::new(0);
-    let title = format!("{word} {}", TIMES.fetch_add(1, Ordering::Relaxed));
+/// Changes every object, each time in another way, and waits until the operator has followed.
+pub(crate) fn touched(scene: &Scene) -> Result<String> {
+    static TIMES: AtomicU64 = AtomicU64::new(1000);
+    changed(scene, TIMES.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Makes the change of this number to every object, and waits until the operator has followed.
+pub(crate) fn changed(scene: &Scene, number: u64) -> Result<String> {
     let clock = Instant::now();
-    let objects = scene.touch_all(|| websites::change(&title))?;
+    let objects = scene.change_all(number)?;
     scene.observer.settle()?;
     scene
         .observer
         .until("every change to be followed", WHOLE_WITHIN, |table| table.pending == 0)?;
-    Ok(format!(
-        "{objects} objects changed, and followed by the operator, in {}",
-        seconds(clock.elapsed())
-    ))
+    let took = seconds(clock.elapsed());
+    Ok(format!("{objects} objects changed, and followed by the operator, in {took}"))
+}
+
+/// The objects of work, and those made of them, that `ask` finds in the ledger.
+pub(crate) fn clashes(scene: &Scene, ask: impl Fn(&Ledger) -> Vec<Clash>) -> Vec<Clash> {
+    scene.observer.both(|world, ledger| {
+        let namespaces: BTreeSet<&str> =
+            world.work.iter().map(|work| work.namespace.as_str()).collect();
+        let mut clashes = ask(ledger);
+        clashes.retain(|clash| namespaces.contains(clash.object.namespace.as_str()));
+        clashes
+    })
 }
 
 /// That no object was changed by two replicas, though all could be.
 pub(crate) fn steady(scene: &Scene, start: Timestamp) -> Result<String> {
     let span = since(start);
-    none("changed by two replicas", &scene.observer.ledger(|ledger| ledger.shared(&span)))?;
+    none("changed by two replicas", &clashes(scene, |ledger| ledger.shared(&span)))?;
     let (writes, objects) = scene.observer.ledger(|ledger| {
         let objects: BTreeSet<_> = ledger.writes(&span).map(|write| &write.object).collect();
         (ledger.writes(&span).count(), objects.len())
@@ -70,33 +82,32 @@ pub(crate) fn only_by_proxy(scene: &Scene, start: Timestamp) -> Result<String> {
     Ok(format!("audit log: {} requests of the operator, 0 past the proxy", requests.len()))
 }
 
-/// That no replica has asked for objects of work that are not its shard's.
+/// That no replica has asked for objects of work without the selector of its shard.
 pub(crate) fn only_own(scene: &Scene, start: Timestamp) -> Result<String> {
-    let Operator { resource, .. } = scene.observer.operator();
-    let pages = Resource::new("", "configmaps");
-    let asked = scene.observer.ledger(|ledger| {
-        let all = ledger
-            .pods()
-            .iter()
-            .flat_map(|(pod, one)| one.asked().iter().map(move |asked| (pod, asked)));
-        let near = all.filter(|(_, asked)| {
-            asked.at >= start && (asked.resource == *resource || asked.resource == pages)
-        });
-        near.map(|(pod, asked)| (pod.clone(), asked.clone())).collect::<Vec<_>>()
+    let divided: Vec<Resource> = scene.work.kinds().iter().map(|kind| kind.resource()).collect();
+    let asked: Vec<(String, Asked)> = scene.observer.ledger(|ledger| {
+        let of = |(pod, one): (&String, &Activity)| -> Vec<(String, Asked)> {
+            one.asked().iter().map(|asked| (pod.clone(), asked.clone())).collect()
+        };
+        let mut all: Vec<_> = ledger.pods().iter().flat_map(of).collect();
+        all.retain(|(_, asked)| asked.at >= start && divided.contains(&asked.resource));
+        all
     });
+    let is_limited = |selector: &Selector| {
+        let mut requirements = selector.requirements().iter();
+        requirements.any(|one| [label::SHARDING_HASH, label::NAMESPACE].contains(&one.key()))
+    };
     let unlimited =
-        asked.iter().find(|(_, asked)| asked.selector.as_ref().is_none_or(Selector::is_empty));
+        asked.iter().find(|(_, asked)| !asked.selector.as_ref().is_some_and(is_limited));
     ensure!(unlimited.is_none(), "without limit: {unlimited:?}");
-    Ok(format!(
-        "audit log: {} lists and watches of the work, each with its shard's selector",
-        asked.len()
-    ))
+    ensure!(!asked.is_empty(), "nothing was asked for");
+    let count = asked.len();
+    Ok(format!("audit log: {count} lists and watches of the work, each with its shard's selector"))
 }
 
 /// That each namespace is with the shard that the rule gives its slot to; reckoned here, from its name.
-pub(crate) fn landed(scene: &Scene, canary: &[String]) -> Result<()> {
-    let given: SlotSet = canary.iter().filter_map(|slot| slot.parse().ok()).collect();
-    let rest = given.complement().divide(2);
+pub(crate) fn landed(scene: &Scene, canary: SlotSet) -> Result<()> {
+    let rest = canary.complement().divide(2);
     scene.observer.both(|world, ledger| {
         for work in &world.work {
             let slot = NamespaceHash::Fnv1a.slot(&work.namespace);

@@ -20,11 +20,11 @@ pub mod tail;
 
 pub mod api;
 
+pub mod work;
+
 pub mod observer;
 
 pub mod scene;
-
-pub mod websites;
 
 mod checks;
 

@@ -9,11 +9,11 @@ use std::{env, thread};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use ctrlmesh_demo::guard::{self, End};
-use ctrlmesh_demo::operator::Operator;
+use ctrlmesh_demo::paint;
 use ctrlmesh_demo::scene::{self, Scene};
 use ctrlmesh_demo::screen::Screen;
-use ctrlmesh_demo::steps::{STEPS, Step};
-use ctrlmesh_demo::{paint, websites};
+use ctrlmesh_demo::steps::{DEMO, Step};
+use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
 
 /// An ordinary operator, sharded before your eyes.
@@ -32,6 +32,9 @@ struct Arguments {
     #[arg(value_name = "ARCHIVE")]
     images: Vec<PathBuf>,
 }
+
+/// In how many namespaces there is work at first.
+const NAMESPACES: usize = 60;
 
 /// What came of a step.
 struct Outcome {
@@ -63,12 +66,12 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
     let screen = Screen::stdout(!arguments.once);
     let start = Instant::now();
     let (cluster, log) = prepare(arguments, &screen)?;
-    let scene = Scene::of(cluster, Operator::example(), log)?;
+    let scene = Scene::of(cluster, log, Work::Websites, NAMESPACES)?;
     let mut outcomes: Vec<Outcome> = Vec::new();
-    for (number, step) in (1..).zip(STEPS) {
+    for (number, step) in (1..).zip(DEMO) {
         screen.say(&format!(
             "\n[{number}/{}] {}\n      to hold: {}",
-            STEPS.len(),
+            DEMO.len(),
             step.title,
             step.promise
         ));
@@ -85,17 +88,13 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
         }
     }
     let held = outcomes.iter().filter(|outcome| outcome.seen.is_ok()).count();
-    let all = held == STEPS.len();
+    let all = held == DEMO.len();
     if !all {
         let folder = scene::checkout("target/reports/demo");
         scene.cluster.report(&folder)?;
         screen.say(&format!("what the cluster said is in {}", folder.display()));
     }
-    screen.say(&format!(
-        "{held} of {} steps held, in {} s",
-        STEPS.len(),
-        start.elapsed().as_secs()
-    ));
+    screen.say(&format!("{held} of {} steps held, in {} s", DEMO.len(), start.elapsed().as_secs()));
     if !arguments.once {
         stay(&scene, &screen);
     }
@@ -114,7 +113,7 @@ fn prepare(arguments: &Arguments, screen: &Screen) -> Result<(Cluster, PathBuf)>
     })?;
     screen.phase("install an ordinary operator", seconds(15), || {
         let api = ctrlmesh_demo::api::Api::of(&cluster)?;
-        scene::label_kinds(&api, &websites::KINDS)?;
+        scene::label_kinds(&api, Work::Websites)?;
         let folder = scene::checkout("deploy/example-operator/config/default");
         cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
         scene::rolled_out(&cluster, "example-operator", "deployment/example-operator")
@@ -163,8 +162,7 @@ fn stay(scene: &Scene, screen: &Screen) -> ! {
          '{{\"spec\":{{\"root\":{{\"canary\":{{\"inShardHash\":[\"0\",\"1\"]}}}}}}}}'\n  \
          kubectl patch website site-0 --namespace shop-00 --type=merge --patch '{{\"spec\":{{\"pages\":9}}}}'\n"
     ));
-    let _load = scene
-        .load(Duration::from_millis(250), |number| websites::change(&format!("still {number}")));
+    let _load = scene.load(Duration::from_millis(250));
     loop {
         screen.paint(&paint::table(&scene.observer.table()));
         thread::sleep(Duration::from_millis(500));

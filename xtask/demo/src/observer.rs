@@ -260,7 +260,7 @@ impl Shared {
                     "/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/{namespace}/shardingconfigs"
                 ))
                 .unwrap_or(Value::Null),
-            work: api.get(&operator.work_path()).context("the operator's work")?,
+            work: api.get(operator.work).context("the operator's work")?,
         };
         let mut world = operator.world(&found);
         for (name, pod) in world.pods.iter_mut().filter(|(_, pod)| pod.ready) {

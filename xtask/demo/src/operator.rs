@@ -23,8 +23,8 @@ pub struct Operator {
     pub lock: Option<&'static str>,
     /// The kind of its work.
     pub resource: Resource,
-    /// The version of that.
-    pub version: &'static str,
+    /// The path of all its work.
+    pub work: &'static str,
     /// The port of its metrics.
     pub metrics: u16,
     /// The metric that counts its reconciles.
@@ -55,7 +55,7 @@ impl Operator {
             label: "app=example-operator",
             lock: Some("websites.web.example.com"),
             resource: Resource::new("web.example.com", "websites"),
-            version: "v1alpha1",
+            work: "/apis/web.example.com/v1alpha1/websites",
             metrics: 8080,
             reconciles: "controller_runtime_reconcile_total",
         }
@@ -69,15 +69,10 @@ impl Operator {
             label: "app.kubernetes.io/name=prometheus-operator",
             lock: None,
             resource: Resource::new("monitoring.coreos.com", "prometheuses"),
-            version: "v1",
+            work: "/apis/monitoring.coreos.com/v1/prometheuses",
             metrics: 8080,
             reconciles: "prometheus_operator_reconcile_operations_total",
         }
-    }
-
-    /// The path of its work in all namespaces.
-    pub fn work_path(&self) -> String {
-        format!("/apis/{}/{}/{}", self.resource.group, self.version, self.resource.plural)
     }
 
     /// What `found` says.

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::api::Api;
 use crate::observer::Observer;
 use crate::operator::Operator;
+use crate::work::{Made, Work};
 
 /// Our own namespace in the cluster.
 pub const SYSTEM: &str = "ctrlmesh-system";
@@ -31,6 +32,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// A cluster with an operator that is watched.
 #[derive(Debug)]
 pub struct Scene {
+    /// What the operator is given to do.
+    pub work: Work,
+    /// In how many namespaces, at first.
+    pub namespaces: usize,
+    /// What one replica alone has made of it, once that is known.
+    pub reference: OnceLock<Made>,
     /// Watches the operator.
     pub observer: Observer,
     /// Asks the API server.
@@ -106,21 +113,19 @@ pub fn rolled_out(cluster: &Cluster, namespace: &str, workload: &str) -> Result<
 ///
 /// # Errors
 /// Where the API server refuses it.
-pub fn label_kinds(api: &Api, kinds: &[(&str, &str, &str, &str)]) -> Result<()> {
+pub fn label_kinds(api: &Api, work: Work) -> Result<()> {
     let mut listed = serde_json::Map::new();
-    for (group, version, kind, _) in kinds {
-        let version =
-            if group.is_empty() { (*version).to_owned() } else { format!("{group}/{version}") };
-        let kinds = listed.entry(version).or_insert_with(|| json!([]));
-        kinds.as_array_mut().context("a list")?.push(json!(kind));
+    for kind in work.kinds() {
+        let kinds = listed.entry(kind.api_version()).or_insert_with(|| json!([]));
+        kinds.as_array_mut().context("a list")?.push(json!(kind.kind));
     }
     let text = json!({"groupVersionKinds": listed}).to_string();
     let list = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": resource_list::NAME},
         "data": {resource_list::KEY: text}});
     let path = format!("/api/v1/namespaces/{SYSTEM}/configmaps/{}", resource_list::NAME);
     api.apply(&path, &list)?;
-    let rules = kinds.iter().map(|(group, _, _, plural)| {
-        json!({"apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch", "patch"]})
+    let rules = work.kinds().iter().map(|kind| {
+        json!({"apiGroups": [kind.group], "resources": [kind.plural], "verbs": ["get", "list", "watch", "patch"]})
     });
     let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": "ctrlmesh-demo-labels", "labels": {"ctrlmesh.kusionstack.io/aggregate-to-labels": "true"}},
@@ -129,17 +134,22 @@ pub fn label_kinds(api: &Api, kinds: &[(&str, &str, &str, &str)]) -> Result<()> 
     Ok(())
 }
 
+/// The name of the namespace of this number.
+pub fn namespace(number: usize) -> String {
+    format!("shop-{number:02}")
+}
+
 // === impl Scene ===
 
 impl Scene {
-    /// Watches `operator` in `cluster`, whose API server writes its audit log to `log`.
+    /// Watches the operator of `work` in `cluster`, whose API server writes its audit log to `log`.
     ///
     /// # Errors
     /// Where there is no client of the cluster.
-    pub fn of(cluster: Cluster, operator: Operator, log: PathBuf) -> Result<Self> {
+    pub fn of(cluster: Cluster, log: PathBuf, work: Work, namespaces: usize) -> Result<Self> {
         let api = Arc::new(Api::of(&cluster)?);
-        let observer = Observer::start(api.clone(), operator, log);
-        Ok(Self { observer, api, cluster })
+        let observer = Observer::start(api.clone(), work.operator(), log);
+        Ok(Self { work, namespaces, reference: OnceLock::new(), observer, api, cluster })
     }
 
     fn operator(&self) -> &Operator {
@@ -209,10 +219,9 @@ impl Scene {
     ///
     /// # Errors
     /// Where the API server refuses it.
-    pub fn shard(&self, rule: &Value, resources: &Value) -> Result<()> {
+    pub fn shard(&self, rule: &Value) -> Result<()> {
         let Operator { namespace, name, lock, .. } = self.operator();
-        let mut root =
-            json!({"prefix": "share", "targetDeployment": name, "resourceSelector": resources});
+        let mut root = json!({"prefix": "share", "targetDeployment": name, "resourceSelector": self.work.resource_selector()});
         for (key, value) in rule.as_object().context("a rule")? {
             root[key] = value.clone();
         }
@@ -233,45 +242,47 @@ impl Scene {
         self.api.apply(&path, &config).map(drop)
     }
 
-    /// Makes a namespace and puts objects into it.
+    /// Makes the namespace of this number, with what the operator is to do there.
     ///
     /// # Errors
-    /// Where the API server refuses one.
-    pub fn make(&self, namespace: &str, objects: &[Value]) -> Result<()> {
-        let labels = json!({MADE: "true"});
-        let space = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}});
-        self.api.apply(&format!("/api/v1/namespaces/{namespace}"), &space)?;
-        for object in objects {
-            self.api.apply(&self.work_path(namespace, object)?, object)?;
+    /// Where the API server refuses something.
+    pub fn make(&self, number: usize) -> Result<()> {
+        let (name, labels) = (namespace(number), json!({MADE: "true"}));
+        let space = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
+        self.api.apply(&format!("/api/v1/namespaces/{name}"), &space)?;
+        for (kind, object) in self.work.objects() {
+            let own = object["metadata"]["name"].as_str().context("a name")?;
+            self.api.apply(&kind.path(&name, own), &object)?;
         }
         Ok(())
     }
 
-    fn work_path(&self, namespace: &str, object: &Value) -> Result<String> {
-        let Operator { resource, version, .. } = self.operator();
-        let name = object["metadata"]["name"].as_str().context("a name")?;
-        Ok(format!(
-            "/apis/{}/{version}/namespaces/{namespace}/{}/{name}",
-            resource.group, resource.plural
-        ))
+    /// The paths of all objects of work.
+    fn paths(&self) -> Vec<String> {
+        let main = self.work.main();
+        let work = self.observer.world().work;
+        work.iter().map(|one| main.path(&one.namespace, &one.name)).collect()
     }
 
-    /// Changes every object of work, so that the operator has to do something with each; gives how many there are.
+    /// Makes the change of this number to every object of work; gives how many there are.
     ///
     /// # Errors
     /// Where the API server refuses one.
-    pub fn touch_all(&self, change: impl Fn() -> Value) -> Result<usize> {
-        let world = self.observer.world();
-        let Operator { resource, version, .. } = self.operator();
-        for work in &world.work {
-            let (namespace, name) = (&work.namespace, &work.name);
-            let path = format!(
-                "/apis/{}/{version}/namespaces/{namespace}/{}/{name}",
-                resource.group, resource.plural
-            );
-            self.api.merge(&path, &change())?;
+    pub fn change_all(&self, number: u64) -> Result<usize> {
+        let paths = self.paths();
+        for path in &paths {
+            self.api.merge(path, &self.work.change(number))?;
         }
-        Ok(world.work.len())
+        Ok(paths.len())
+    }
+
+    /// What the operator has made in the namespaces that there were at first.
+    ///
+    /// # Errors
+    /// Where the API server does not answer.
+    pub fn made(&self) -> Result<Made> {
+        let first: BTreeSet<String> = (0..self.namespaces).map(namespace).collect();
+        self.work.made(&self.api, |namespace| first.contains(namespace))
     }
 
     /// Kills the first process of a pod's only container with SIGKILL, where the node is ours; elsewhere the pod is
@@ -336,24 +347,10 @@ impl Scene {
         }
     }
 
-    /// Begins to change objects of work, one every `pause`, each by what `change` makes of its number.
-    pub fn load(&self, pause: Duration, change: impl Fn(u64) -> Value + Send + 'static) -> Load {
+    /// Begins to change objects of work, one every `pause`, each in another way than before.
+    pub fn load(&self, pause: Duration) -> Load {
         let shared = Arc::new(Changing::default());
-        let (api, operator) = (self.api.clone(), self.operator().clone());
-        let paths: Vec<String> = self
-            .observer
-            .world()
-            .work
-            .iter()
-            .map(|work| {
-                let Operator { resource, version, .. } = &operator;
-                let (namespace, name) = (&work.namespace, &work.name);
-                format!(
-                    "/apis/{}/{version}/namespaces/{namespace}/{}/{name}",
-                    resource.group, resource.plural
-                )
-            })
-            .collect();
+        let (api, work, paths) = (self.api.clone(), self.work, self.paths());
         let thread = thread::spawn({
             let shared = shared.clone();
             move || {
@@ -361,7 +358,7 @@ impl Scene {
                     if shared.over.load(Ordering::Relaxed) {
                         break;
                     }
-                    if api.merge(path, &change(number)).is_ok() {
+                    if api.merge(path, &work.change(number)).is_ok() {
                         shared.changed.fetch_add(1, Ordering::Relaxed);
                     }
                     thread::sleep(pause);
