@@ -1,6 +1,6 @@
 //! Runs every tier of tests, and says in a table what was run and what was not.
 //!
-//! A tier is found by the name of the test target: `kernel*`, `control_plane*` and `node*` are those tiers, every other file in
+//! A tier is found by the name of the test target: `kernel*`, `control_plane*`, `node*` and `operator*` are those tiers, every other file in
 //! a `tests/` folder is of the socket tier, and what stands in the sources is the unit tier.
 
 use std::collections::BTreeMap;
@@ -66,6 +66,8 @@ pub enum Tier {
     ControlPlane,
     /// A real kubelet, containerd and runc: pods
     Node,
+    /// Real operators on such a node, unsharded and sharded
+    Operator,
 }
 
 /// What came of a tier.
@@ -96,6 +98,8 @@ impl Tier {
             Self::ControlPlane
         } else if target.starts_with("node") {
             Self::Node
+        } else if target.starts_with("operator") {
+            Self::Operator
         } else {
             Self::Socket
         }
@@ -106,13 +110,18 @@ impl Tier {
     fn obstacle(self, programs: bool) -> Option<String> {
         match self {
             Self::Unit | Self::Socket => None,
-            Self::Kernel | Self::Node if !is_root() => Some("needs root".to_owned()),
+            Self::Kernel | Self::Node | Self::Operator if !is_root() => {
+                Some("needs root".to_owned())
+            }
             Self::Kernel if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
             Self::Kernel => {
                 (!programs).then(|| "needs a toolchain for the kernel programs".to_owned())
             }
             Self::ControlPlane => missing(&["etcd", "kube-apiserver"], &[]),
-            Self::Node => missing(&NODE_PROGRAMS, &NODE_PACKAGES),
+            Self::Operator if !tools::prometheus_operator().is_file() => {
+                Some("needs prometheus-operator".to_owned())
+            }
+            Self::Node | Self::Operator => missing(&NODE_PROGRAMS, &NODE_PACKAGES),
         }
     }
 }
@@ -353,6 +362,7 @@ mod tests {
         assert_eq!(Tier::of("kernel"), Tier::Kernel);
         assert_eq!(Tier::of("control_plane"), Tier::ControlPlane);
         assert_eq!(Tier::of("node_bed"), Tier::Node);
+        assert_eq!(Tier::of("operator_example"), Tier::Operator);
         assert_eq!(Tier::of("forwarding"), Tier::Socket);
     }
 }

@@ -9,6 +9,7 @@ use http::{Method, Request};
 use kube::Client;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 
 /// How long one answer may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -49,18 +50,15 @@ impl Api {
         self.ask(Method::GET, path, None, "application/json")
     }
 
-    /// What is at `path`, as text.
+    /// What is at `path`, as text, where it is answered in time.
     ///
     /// # Errors
     /// As [`Self::get`].
-    pub fn text(&self, path: &str) -> Result<String> {
+    pub fn text(&self, path: &str, within: Duration) -> Result<String> {
         let request = Request::get(path).body(Vec::new())?;
-        let answer =
-            async { tokio::time::timeout(ANSWER_WITHIN, self.client.request_text(request)).await };
-        self.runtime
-            .block_on(answer)
-            .context("no answer in time")?
-            .with_context(|| format!("GET {path}"))
+        let answer = async { timeout(within, self.client.request_text(request)).await };
+        let answer = self.runtime.block_on(answer).context("no answer in time")?;
+        answer.with_context(|| format!("GET {path}"))
     }
 
     /// Makes `object` where it is not there, and what it should be where it is.
@@ -95,8 +93,7 @@ impl Api {
             .uri(path)
             .header("content-type", kind)
             .body(bytes)?;
-        let answer =
-            async { tokio::time::timeout(ANSWER_WITHIN, self.client.request(request)).await };
+        let answer = async { timeout(ANSWER_WITHIN, self.client.request(request)).await };
         let answer = self.runtime.block_on(answer).context("no answer in time")?;
         answer.with_context(|| format!("{method} {path}"))
     }

@@ -148,23 +148,28 @@ pub(crate) fn of_shard(table: &Table, shard: &str) -> Result<(String, usize)> {
     Ok((name.clone(), one.namespaces))
 }
 
-/// The most that was unowned and owned twice, and for how long.
+/// The most that was unowned and owned twice, and for how long at most: until we looked next.
 pub(crate) fn worst(samples: &[Sampled], when: &str) -> String {
-    let longest = |is: &dyn Fn(&Sampled) -> bool| {
-        let runs = samples.split(|sample| !is(sample));
-        let length = |run: &[Sampled]| {
-            let (first, last) = (run.first()?, run.last()?);
-            last.at.duration_since(first.at).try_into().ok()
-        };
-        runs.filter_map(length).max().unwrap_or(Duration::ZERO)
-    };
     let unowned = samples.iter().map(|sample| sample.unowned).max().unwrap_or_default();
     let twice = samples.iter().map(|sample| sample.twice).max().unwrap_or_default();
     format!(
-        "{when}: at most {unowned} objects unowned (for {}), {twice} watched by two (for {})",
-        seconds(longest(&|sample| sample.unowned > 0)),
-        seconds(longest(&|sample| sample.twice > 0)),
+        "{when}: at most {unowned} objects without owner{}, {twice} watched by two{}",
+        lasted(samples, |sample| sample.unowned > 0),
+        lasted(samples, |sample| sample.twice > 0),
     )
+}
+
+fn lasted(samples: &[Sampled], is: impl Fn(&Sampled) -> bool) -> String {
+    let mut longest = Duration::ZERO;
+    let mut begun: Option<Timestamp> = None;
+    for sample in samples {
+        if let Some(begun) = begun {
+            let length = sample.at.duration_since(begun).try_into().unwrap_or_default();
+            longest = longest.max(length);
+        }
+        begun = is(sample).then(|| begun.unwrap_or(sample.at));
+    }
+    if longest.is_zero() { String::new() } else { format!(" (for less than {})", seconds(longest)) }
 }
 
 pub(crate) fn seconds(time: Duration) -> String {

@@ -114,9 +114,7 @@ fn prepare(arguments: &Arguments, screen: &Screen) -> Result<(Cluster, PathBuf)>
     screen.phase("install an ordinary operator", seconds(15), || {
         let api = ctrlmesh_demo::api::Api::of(&cluster)?;
         scene::label_kinds(&api, Work::Websites)?;
-        let folder = scene::checkout("deploy/example-operator/config/default");
-        cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
-        scene::rolled_out(&cluster, "example-operator", "deployment/example-operator")
+        scene::install_operator(&cluster, Work::Websites)
     })?;
     Ok((cluster, log))
 }

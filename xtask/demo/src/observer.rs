@@ -22,6 +22,9 @@ use crate::view::{Table, World};
 const READ_EVERY: Duration = Duration::from_millis(200);
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
+/// How long a pod may take to say what it counts. One that has just died is asked again and again by the client.
+const METRICS_WITHIN: Duration = Duration::from_millis(500);
+
 /// Over what time changes are counted for the table.
 const COUNTED_OVER: Duration = Duration::from_secs(5);
 
@@ -266,7 +269,7 @@ impl Shared {
         for (name, pod) in world.pods.iter_mut().filter(|(_, pod)| pod.ready) {
             let path = format!("{core}/pods/{name}:{}/proxy/metrics", operator.metrics);
             // A pod that ends meanwhile does not answer.
-            let Ok(text) = api.text(&path) else { continue };
+            let Ok(text) = api.text(&path, METRICS_WITHIN) else { continue };
             pod.reconciles = metric(&text, operator.reconciles);
             pod.received = metric(&text, "process_network_receive_bytes_total");
         }

@@ -1,6 +1,7 @@
 //! Puts things into the cluster, as a user does, and takes processes away, as accidents do.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,6 +12,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_common::names::{self, label, resource_list};
 use ctrlmesh_testbed::Cluster;
 use serde_json::{Value, json};
+use xtask::images::Image;
+use xtask::tools;
 
 use crate::api::Api;
 use crate::observer::Observer;
@@ -75,6 +78,35 @@ pub fn install(cluster: &Cluster) -> Result<()> {
         rolled_out(cluster, SYSTEM, one)?;
     }
     Ok(())
+}
+
+/// Installs the operator of `work`, as its own manifests say, and waits until it is ready.
+///
+/// # Errors
+/// Where it does not become ready.
+pub fn install_operator(cluster: &Cluster, work: Work) -> Result<()> {
+    match work {
+        Work::Websites => {
+            let folder = checkout("deploy/example-operator/config/default");
+            cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
+        }
+        Work::Prometheuses => {
+            let bundle = tools::prometheus_operator().with_file_name("bundle.yaml");
+            let text = fs::read_to_string(&bundle);
+            let text = text
+                .with_context(|| format!("read {}: run `cargo xtask setup`", bundle.display()))?;
+            let theirs = format!(
+                "quay.io/prometheus-operator/prometheus-operator:{}",
+                tools::PROMETHEUS_OPERATOR
+            );
+            ensure!(text.contains(&theirs), "the manifests do not name {theirs}");
+            let text = text.replace(&theirs, &Image::PrometheusOperator.name());
+            // By the server: the definitions are too long for what kubectl would write into an annotation.
+            cluster.ask(&["apply", "--server-side", "--filename", "-"], &text)?;
+        }
+    }
+    let operator = work.operator();
+    rolled_out(cluster, operator.namespace, &format!("deployment/{}", operator.name))
 }
 
 /// Takes everything out of a cluster that we put there: what we made first, so that nobody is needed any more who would

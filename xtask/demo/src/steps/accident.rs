@@ -65,7 +65,7 @@ pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
     same_replicas(&before, &scene.observer.table())?;
     scene.api.merge(&path, &json!({"spec": {"replicas": replicas}}))?;
     scene::rolled_out(&scene.cluster, scene::SYSTEM, "deployment/ctrlmesh-manager")?;
-    let took = scene.observer.until("the manager to know all", WHOLE_WITHIN, |table| {
+    scene.observer.until("the manager to know all", WHOLE_WITHIN, |table| {
         table.is_whole() && table.is_acknowledged()
     })?;
     let after = scene.observer.table();
@@ -78,7 +78,7 @@ pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
     Ok(vec![
         format!("{} killed, then none for a while", count(managers.len(), "manager", "managers")),
         format!("without: {seen}; {away}"),
-        format!("back: the same epoch, acknowledged by all in {}", seconds(took)),
+        "back: it tells the same, in the same epoch".to_owned(),
     ])
 }
 

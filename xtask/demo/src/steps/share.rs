@@ -62,13 +62,14 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
     // Started anew all at once: while some are enrolled and some are not, there would be two owners.
     scene.scale(0)?;
     scene.enrol()?;
-    let start = Timestamp::now();
+    let (start, clock) = (Timestamp::now(), Instant::now());
     scene.scale(3)?;
     let objects = scene.namespaces * scene.work.each();
-    let took = scene.observer.until("three shards", WHOLE_WITHIN, |table| {
+    scene.observer.until("three shards", WHOLE_WITHIN, |table| {
         let complete = table.objects == objects && shards(table).len() == 3;
         table.is_whole() && table.is_acknowledged() && complete
     })?;
+    let took = clock.elapsed();
     let table = scene.observer.table();
     ensure!(table.replicas.values().all(|one| one.works), "each works on its share: {table:#?}");
     landed(scene, third())?;
