@@ -3,16 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
-use crate::run::{cargo, root, run, say, step};
+use crate::progress::{say, step};
+use crate::run::{cargo, root, run};
 use crate::{build_ebpf, oci, tools};
 
 /// The largest archive that we hand out: an image is pulled by every node of a cluster.
 const LARGEST_BYTES: u64 = 25_000_000;
+
+/// How long a crate takes to build on two cores for the first time.
+const ABOUT: Duration = Duration::from_mins(4);
 
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
@@ -42,17 +47,6 @@ pub enum Image {
     Probe,
 }
 
-/// How well crates of the workspace are optimised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Profile {
-    /// Not: slow, and built in no time.
-    Dev,
-    /// Well, and built in minutes.
-    QuickRelease,
-    /// As well as we can.
-    Release,
-}
-
 /// How a program is built.
 enum Source {
     /// A crate of the workspace.
@@ -61,19 +55,6 @@ enum Source {
     Go(&'static str, &'static str),
     /// A program of the tool cache.
     Built(PathBuf),
-}
-
-// === impl Profile ===
-
-impl Profile {
-    /// The folder of its archives, in that of images.
-    fn folder(self) -> &'static str {
-        match self {
-            Self::Dev => "debug",
-            Self::QuickRelease => "quick",
-            Self::Release => "",
-        }
-    }
 }
 
 // === impl Image ===
@@ -140,21 +121,9 @@ pub fn run_images(options: &Options) -> Result<()> {
 /// # Errors
 /// Where a program cannot be built, or an image is larger than it may be.
 pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
-    build_as(images, if debug { Profile::Dev } else { Profile::Release })
-}
-
-/// As [`build`], optimised so far as it does not take long: what is shown to people.
-///
-/// # Errors
-/// As [`build`].
-pub fn build_quickly(images: &[Image]) -> Result<Vec<PathBuf>> {
-    build_as(images, Profile::QuickRelease)
-}
-
-fn build_as(images: &[Image], profile: Profile) -> Result<Vec<PathBuf>> {
     // Several may build at once, also in one process: who is last wins, and a reader sees a whole archive.
     static BUILDS: AtomicU32 = AtomicU32::new(0);
-    let folder = root().join("target/images").join(profile.folder());
+    let folder = root().join(if debug { "target/images/debug" } else { "target/images" });
     fs::create_dir_all(&folder)?;
     sweep(&folder);
     let mut archives = Vec::new();
@@ -163,7 +132,7 @@ fn build_as(images: &[Image], profile: Profile) -> Result<Vec<PathBuf>> {
         let (process, build) = (std::process::id(), BUILDS.fetch_add(1, Ordering::Relaxed));
         let scratch = folder.join(format!(".{}.{process}.{build}", image.program()));
         fs::create_dir_all(&scratch)?;
-        let result = build_one(*image, profile, &scratch);
+        let result = build_one(*image, debug, &scratch);
         let moved = result.and_then(|built| Ok(fs::rename(built, &archive)?));
         fs::remove_dir_all(&scratch)?;
         moved.with_context(|| format!("build the image {}", image.name()))?;
@@ -184,13 +153,13 @@ fn sweep(folder: &Path) {
     }
 }
 
-fn build_one(image: Image, profile: Profile, scratch: &Path) -> Result<PathBuf> {
+fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
     let files = scratch.join("files");
     fs::create_dir(&files)?;
     let program = files.join(image.program());
     match image.source() {
         Source::Crate => {
-            build_crate(image.program(), profile, &program)?;
+            build_crate(image.program(), debug, &program)?;
             add_libraries(&program, &files)?;
         }
         Source::Go(module, package) => build_go(module, package, &program)?,
@@ -208,23 +177,16 @@ fn build_one(image: Image, profile: Profile, scratch: &Path) -> Result<PathBuf> 
     let archive = scratch.join("archive");
     oci::write(&about, &files, scratch, &archive)?;
     let bytes = fs::metadata(&archive)?.len();
-    ensure!(
-        profile == Profile::Dev || bytes <= LARGEST_BYTES,
-        "{bytes} bytes are more than {LARGEST_BYTES}"
-    );
+    ensure!(debug || bytes <= LARGEST_BYTES, "{bytes} bytes are more than {LARGEST_BYTES}");
     Ok(archive)
 }
 
-fn build_crate(name: &str, profile: Profile, program: &Path) -> Result<()> {
-    let (profile, folder) = match profile {
-        Profile::Dev => ("dev", "debug"),
-        Profile::QuickRelease => ("quick-release", "quick-release"),
-        Profile::Release => ("release", "release"),
-    };
+fn build_crate(name: &str, debug: bool, program: &Path) -> Result<()> {
+    let (profile, folder) = if debug { ("dev", "debug") } else { ("release", "release") };
     if name == Image::Proxy.program() {
         build_ebpf::build()?;
     }
-    step(&format!("build {name} (2 to 10 min the first time)"), || {
+    step(&format!("build {name}; the first time takes minutes"), ABOUT, || {
         run(&mut cargo(&["build", "--quiet", "--locked", "--profile", profile, "--package", name]))
     })?;
     let target =

@@ -3,6 +3,8 @@
 
 pub mod tools;
 
+pub mod progress;
+
 mod run;
 
 pub mod build_ebpf;

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use std::{env, fs};
@@ -13,7 +13,8 @@ use std::{env, fs};
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 
-use crate::run::{CRATES, cargo, is_root, root, say, watch};
+use crate::progress::say;
+use crate::run::{CRATES, cargo, has_cgroup2, is_root, root, watch};
 use crate::setup::Readiness;
 use crate::{build_ebpf, setup, tools};
 
@@ -301,11 +302,6 @@ fn closing_line(passed: usize, failed: usize, ignored: usize, taken: Duration) -
          0 filtered out; finished in {:.2}s",
         taken.as_secs_f64()
     )
-}
-
-fn has_cgroup2() -> bool {
-    let mounts = fs::read_to_string(Path::new("/proc/self/mounts")).unwrap_or_default();
-    mounts.lines().any(|mount| mount.split(' ').nth(2) == Some("cgroup2"))
 }
 
 #[cfg(test)]

@@ -41,20 +41,6 @@ pub fn table(table: &Table) -> String {
     text + &totals
 }
 
-/// A bar that says how far something is whose length is only estimated; it is never full before the end.
-pub fn bar(done: f64, width: usize) -> String {
-    // Nine tenths when the estimate is over, and on from there ever more slowly.
-    let part = if done < 1.0 { done * 0.9 } else { 1.0 - 0.1 / done };
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "between 0 and the width of a line"
-    )]
-    let full = (part.clamp(0.0, 1.0) * width as f64) as usize;
-    format!("[{}{}]", "#".repeat(full), ".".repeat(width - full))
-}
-
 fn yes(is: bool) -> &'static str {
     if is { "yes" } else { "no" }
 }
@@ -94,12 +80,5 @@ mod tests {
             text.lines().last(),
             Some("40 objects in 0 namespaces: 2 unowned, 0 owned twice, 0 to do; epoch -")
         );
-    }
-
-    #[test]
-    fn a_bar_grows_and_is_full_only_at_the_end() {
-        assert_eq!(bar(0.0, 10), "[..........]");
-        assert_eq!(bar(0.5, 10), "[####......]");
-        assert_eq!(bar(30.0, 10), "[#########.]");
     }
 }

@@ -41,6 +41,8 @@ pub struct Scene {
     pub namespaces: usize,
     /// What one replica alone has made of it, once that is known.
     pub reference: OnceLock<Made>,
+    /// How many bytes it received to know everything, once that is known.
+    pub alone: OnceLock<f64>,
     /// Watches the operator.
     pub observer: Observer,
     /// Asks the API server.
@@ -181,7 +183,15 @@ impl Scene {
     pub fn of(cluster: Cluster, log: PathBuf, work: Work, namespaces: usize) -> Result<Self> {
         let api = Arc::new(Api::of(&cluster)?);
         let observer = Observer::start(api.clone(), work.operator(), log);
-        Ok(Self { work, namespaces, reference: OnceLock::new(), observer, api, cluster })
+        Ok(Self {
+            work,
+            namespaces,
+            reference: OnceLock::new(),
+            alone: OnceLock::new(),
+            observer,
+            api,
+            cluster,
+        })
     }
 
     fn operator(&self) -> &Operator {

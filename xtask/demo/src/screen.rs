@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::paint;
+use xtask::progress;
 
 /// How often what is painted is painted anew.
 const PAINT_EVERY: Duration = Duration::from_millis(250);
@@ -91,7 +91,7 @@ impl Screen {
         }
         let picture = || {
             let taken = start.elapsed();
-            let bar = paint::bar(taken.as_secs_f64() / estimate.as_secs_f64(), BAR);
+            let bar = progress::bar(taken.as_secs_f64() / estimate.as_secs_f64(), BAR);
             format!("    {bar} {what}: {} s of about {about} s\n", taken.as_secs())
         };
         let result = self.during(picture, work);

@@ -180,9 +180,14 @@ impl World {
 // === impl Table ===
 
 impl Table {
+    /// Whether each object is worked on by exactly one replica.
+    pub fn is_divided(&self) -> bool {
+        self.unowned == 0 && self.twice == 0
+    }
+
     /// Whether each object is worked on by exactly one replica, and is as it should be.
     pub fn is_whole(&self) -> bool {
-        self.unowned == 0 && self.twice == 0 && self.pending == 0
+        self.is_divided() && self.pending == 0
     }
 
     /// Whether every replica's proxy has acknowledged the operator's epoch.

@@ -43,6 +43,13 @@ pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
     let count = made.len();
     ensure!(count >= objects, "{count} objects were made of {objects}");
     scene.reference.set(made).ok().context("the reference is there already")?;
+    // What it takes to know everything, from nothing on.
+    scene.scale(0)?;
+    scene.scale(replicas)?;
+    scene.observer.until("one replica to know all", WHOLE_WITHIN, Table::is_whole)?;
+    scene.observer.settle()?;
+    let most = received(scene)?.into_iter().fold(0.0, f64::max);
+    scene.alone.set(most).ok().context("the reference is there already")?;
     let watching = table.replicas.values().filter(|one| one.objects == objects).count();
     Ok(vec![
         format!(
@@ -54,6 +61,7 @@ pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
             "1 of {replicas} works; {watching} of {replicas} receive and cache all {objects} objects"
         ),
         seen,
+        format!("started anew, it received {:.0} kB until it knew all", most / 1000.0),
     ])
 }
 
@@ -73,6 +81,8 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
     let table = scene.observer.table();
     ensure!(table.replicas.values().all(|one| one.works), "each works on its share: {table:#?}");
     landed(scene, third())?;
+    scene.observer.settle()?;
+    let bytes = less_each(scene)?;
     let seen = touched(scene)?;
     let parts: Vec<String> =
         table.replicas.values().map(|one| one.namespaces.to_string()).collect();
@@ -83,11 +93,32 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
             table.namespaces,
             seconds(took)
         ),
+        bytes,
         seen,
         steady(scene, start)?,
         only_by_proxy(scene, start)?,
         only_own(scene, start)?,
     ])
+}
+
+/// How many bytes each replica has received since it was started.
+fn received(scene: &Scene) -> Result<Vec<f64>> {
+    let world = scene.observer.world();
+    let bytes = world.pods.values().map(|pod| pod.received);
+    bytes.collect::<Option<_>>().context("a replica does not say how many bytes it received")
+}
+
+/// That each replica had to receive less than one alone has to.
+fn less_each(scene: &Scene) -> Result<String> {
+    let (each, alone) = (received(scene)?, scene.alone.get().context("there is no reference")?);
+    let shown: Vec<String> = each.iter().map(|bytes| format!("{:.0}", bytes / 1000.0)).collect();
+    let shown = format!(
+        "{} kB received until each knew its share, alone {:.0} kB",
+        shown.join(" + "),
+        alone / 1000.0
+    );
+    ensure!(each.iter().all(|bytes| bytes < alone), "{shown}");
+    Ok(shown)
 }
 
 pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
@@ -100,10 +131,10 @@ pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
     scene.observer.until("the new epoch", WHOLE_WITHIN, |table| {
         table.epoch > before.epoch && table.is_acknowledged()
     })?;
-    let acknowledged = seconds(clock.elapsed());
+    let (acknowledged, new_epoch) = (seconds(clock.elapsed()), Timestamp::now());
     scene.observer.until("the canary's slice", WHOLE_WITHIN, |table| {
         let replica = table.replicas.get(&first);
-        table.is_whole() && replica.is_some_and(|one| one.namespaces > had)
+        table.is_divided() && replica.is_some_and(|one| one.namespaces > had)
     })?;
     thread::sleep(ON_ITS_WAY);
     drop(load);
@@ -127,6 +158,7 @@ pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
         ),
         worst(&scene.observer.sampled(&span), "while it moved"),
         seen,
+        format!("in the new epoch: {}", steady(scene, new_epoch)?),
     ])
 }
 
