@@ -25,7 +25,7 @@ pub fn table(table: &Table) -> String {
             "{name:<width$}  {:<14} {:<5} {:<4} {:>10} {:>7} {reconciles:>12} {:>8.1} {:>8} {epoch:>5}\n",
             replica.shard.as_deref().unwrap_or("-"),
             yes(replica.ready),
-            if replica.works { "held" } else { "-" },
+            lock(replica.works, table.locked),
             replica.namespaces,
             replica.objects,
             replica.writes,
@@ -39,6 +39,15 @@ pub fn table(table: &Table) -> String {
         "{objects} objects in {namespaces} namespaces: {unowned} unowned, {twice} owned twice, {pending} to do; epoch {epoch}\n"
     );
     text + &totals
+}
+
+fn lock(works: bool, locked: bool) -> &'static str {
+    match (works, locked) {
+        (true, true) => "held",
+        // It works without one.
+        (true, false) => "none",
+        (false, _) => "-",
+    }
 }
 
 fn yes(is: bool) -> &'static str {
@@ -65,6 +74,7 @@ mod tests {
         let replicas = [("op-a".to_owned(), replica), ("op-b".to_owned(), Replica::default())];
         let text = table(&Table {
             replicas: replicas.into(),
+            locked: true,
             objects: 40,
             unowned: 2,
             ..Table::default()

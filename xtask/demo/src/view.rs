@@ -61,6 +61,8 @@ pub struct Work {
 pub struct Table {
     /// By pod.
     pub replicas: BTreeMap<String, Replica>,
+    /// Whether the operator has a lock.
+    pub locked: bool,
     /// How many namespaces have work.
     pub namespaces: usize,
     /// How many objects there are.
@@ -167,6 +169,7 @@ impl World {
             self.work.iter().map(|work| work.namespace.as_str()).collect();
         Table {
             replicas: self.pods.iter().map(line).collect(),
+            locked: self.locks.is_some(),
             namespaces: namespaces.len(),
             objects: self.work.len(),
             pending: self.work.iter().filter(|work| !work.done).count(),
