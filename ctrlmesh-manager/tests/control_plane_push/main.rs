@@ -9,7 +9,9 @@ mod follow;
 mod full;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod outage;
 mod process;
 mod replicas;
+mod takeover;
 mod token;
 mod webhooks;
