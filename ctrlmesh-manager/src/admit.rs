@@ -165,6 +165,10 @@ fn of_config(
         }
         None => validate::sharding_config(config, &[], None),
     };
+    if let Some(snapshot) = snapshot {
+        let served = |group: &str, resource: &str| snapshot.served.has(group, resource);
+        report.warnings.extend(validate::served(config, &served).warnings);
+    }
     if let Some(old) = old {
         let change = validate::change(old, config);
         report.errors.extend(change.errors);

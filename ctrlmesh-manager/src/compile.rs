@@ -108,7 +108,7 @@ pub struct Trouble {
 pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
-    let mut contents = Vec::new();
+    let mut contents: Vec<Option<BTreeMap<String, Policy>>> = Vec::new();
     for operator in &operators {
         let policies = operator.valid.then(|| operator.policies()).transpose();
         let policies = policies.unwrap_or_else(|trouble| {
@@ -117,9 +117,10 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
         });
         contents.push(policies.map(|policies| {
             let record = record::of(operator, &policies, world.configs);
-            let epoch = record.epoch;
+            let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
             compiled.operators.insert(operator.full_name(), record);
-            (epoch, policies)
+            let current = |policy: Policy| in_epoch(policy, epoch, changed_at);
+            policies.into_iter().map(|(shard, policy)| (shard, current(policy))).collect()
         }));
     }
     for (pod, places) in placed(world.members, &operators) {
@@ -128,10 +129,10 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
             [] => Some(Told { shard: None, operator: None, policy: Policy::nothing() }),
             [(at, shard)] => match &contents[at] {
-                Some((epoch, policies)) => policies.get(shard).map(|policy| Told {
+                Some(policies) => policies.get(shard).map(|policy| Told {
                     shard: Some(shard.to_owned()),
                     operator: Some(operators[at].full_name()),
-                    policy: Policy { epoch: *epoch, ..policy.clone() },
+                    policy: policy.clone(),
                 }),
                 None => last.cloned(),
             },
@@ -157,6 +158,15 @@ pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeM
         told.map(|told| (pod.clone(), told.clone()))
     });
     told.collect()
+}
+
+/// The same, as it is told in an epoch that began at the version `changed_at`.
+fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
+    policy.epoch = epoch;
+    for limit in &mut policy.limits {
+        limit.changed_at = changed_at;
+    }
+    policy
 }
 
 /// By number of the operator, the name of a shard.

@@ -42,6 +42,12 @@ pub(super) fn of(
     }
 }
 
+/// When what the pods are told last changed: where that is written down, the same for every replica.
+pub(super) fn changed_at(operator: &Operator<'_>, record: &Record) -> Option<u64> {
+    let status = operator.status().filter(|_| record.written)?;
+    status.changed_at.as_ref()?.parse().ok()
+}
+
 /// The newest epoch that was written down for the operator or for a shard of its.
 fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
     let shards = configs.iter().filter(|config| operator.is_shard(config));

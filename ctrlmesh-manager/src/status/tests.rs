@@ -23,6 +23,7 @@ fn plan(text: &str) -> Plan {
         configs: manifests.configs,
         namespaces: manifests.namespaces,
         first_ordinals: manifests.first_ordinals,
+        ..Snapshot::default()
     };
     plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
 }
