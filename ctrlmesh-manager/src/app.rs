@@ -34,7 +34,7 @@ use crate::label::LabelMetrics;
 use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
-use crate::push::{Accounts, Push, PushMetrics, Relay};
+use crate::push::{Accounts, Allowance, Push, PushMetrics, Relay};
 use crate::readiness::Readiness;
 use crate::telemetry;
 use crate::tls::{self, Presented};
@@ -258,6 +258,7 @@ fn serve_proxies(
         metrics,
         drain: context.drain.clone(),
         sessions: Mutex::default(),
+        signatures: Allowance::default(),
     });
     let limits = Limits {
         connections: args.max_proxies,

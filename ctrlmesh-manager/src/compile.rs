@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::ownership::Ownership;
 use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 use serde::{Deserialize, Serialize};
 
 use crate::pod::{Member, PodName};
@@ -66,6 +67,10 @@ pub struct Told {
     /// The operator, by `NAMESPACE/NAME`; none where there is no shard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator: Option<String>,
+    /// The resourceVersion of the operator's ShardingConfig from which it follows; 0 where there is none. Of two that
+    /// follow from the same one, the greater is newer, whichever replica compiled it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub version: u64,
     /// The policy.
     pub policy: Policy,
 }
@@ -104,13 +109,34 @@ pub struct Trouble {
     pub message: String,
 }
 
+// === impl Told ===
+
+impl Told {
+    /// What a pod is told of which no ShardingConfig speaks.
+    pub fn nothing() -> Self {
+        Self { shard: None, operator: None, version: 0, policy: Policy::nothing() }
+    }
+
+    /// The policy as it is sent.
+    pub fn text(&self) -> Vec<u8> {
+        // A policy's keys are texts and its values numbers, texts and lists of them: it can be written.
+        serde_json::to_vec(&self.policy).unwrap_or_default()
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(version: &u64) -> bool {
+    *version == 0
+}
+
 /// Compiles `world`; `before` is what the pods were told last.
 pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
     let mut contents: Vec<Option<BTreeMap<String, Policy>>> = Vec::new();
     for operator in &operators {
-        let policies = operator.valid.then(|| operator.policies()).transpose();
+        let policies = || operator.policies().and_then(|policies| sendable(operator, policies));
+        let policies = operator.valid.then(policies).transpose();
         let policies = policies.unwrap_or_else(|trouble| {
             troubles.push(trouble);
             None
@@ -127,11 +153,12 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
         let last = before.get(&pod.name);
         let told = match places[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
-            [] => Some(Told { shard: None, operator: None, policy: Policy::nothing() }),
+            [] => Some(Told::nothing()),
             [(at, shard)] => match &contents[at] {
                 Some(policies) => policies.get(shard).map(|policy| Told {
                     shard: Some(shard.to_owned()),
                     operator: Some(operators[at].full_name()),
+                    version: operators[at].version(),
                     policy: policy.clone(),
                 }),
                 None => last.cloned(),
@@ -167,6 +194,26 @@ fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
         limit.changed_at = changed_at;
     }
     policy
+}
+
+/// The policies, if each can be sent: one that is too large would be sent and refused for ever.
+fn sendable(
+    operator: &Operator<'_>,
+    policies: BTreeMap<String, Policy>,
+) -> Result<BTreeMap<String, Policy>, Trouble> {
+    let large = policies.iter().find_map(|(shard, policy)| {
+        let bytes = serde_json::to_vec(policy).map_or(0, |text| text.len());
+        (bytes > MAX_POLICY_BYTES).then_some((shard, bytes))
+    });
+    let Some((shard, bytes)) = large else { return Ok(policies) };
+    let config = operator.full_name();
+    Err(Trouble {
+        object: format!("ShardingConfig {config}"),
+        configs: vec![config],
+        message: format!(
+            "the policy of shard {shard:?} would have {bytes} bytes, and at most {MAX_POLICY_BYTES} are allowed: list fewer namespaces, values or resources"
+        ),
+    })
 }
 
 /// By number of the operator, the name of a shard.

@@ -38,6 +38,9 @@ const STATUS_PERIOD: Duration = Duration::from_secs(1);
 /// How often it is looked whether the proxies have said something, or this replica has become the leader.
 const PERIOD: Duration = Duration::from_millis(500);
 
+/// How often it is looked where nothing has changed: time itself changes what is said of proxies that are away.
+const LOOK_AGAIN: Duration = Duration::from_mins(1);
+
 /// How long is waited after a write that failed, at first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
@@ -75,8 +78,8 @@ enum WriteError {
 /// What was done, and when.
 #[derive(Default)]
 struct Pace {
-    /// By what it was decided last; nothing where something is left to do.
-    done: Option<(Arc<Plan>, Seen)>,
+    /// By what it was decided last, and when; nothing where something is left to do.
+    done: Option<(Arc<Plan>, Seen, Instant)>,
     /// When the status of each object was written.
     written: BTreeMap<(String, String), Instant>,
     /// How many times in a row something has failed.
@@ -118,7 +121,10 @@ where
 
     async fn write(&self, plan: Arc<Plan>, pace: &mut Pace) {
         let seen = Seen { contacts: (self.contacts)(), unlabelled: (self.unlabelled)() };
-        if pace.done.as_ref().is_some_and(|done| Arc::ptr_eq(&done.0, &plan) && done.1 == seen) {
+        let same = |done: &(Arc<Plan>, Seen, Instant)| {
+            Arc::ptr_eq(&done.0, &plan) && done.1 == seen && done.2.elapsed() < LOOK_AGAIN
+        };
+        if pace.done.as_ref().is_some_and(same) {
             return;
         }
         let mut wanted = writes(&plan, &self.labelling, &seen, Timestamp::now());
@@ -151,7 +157,7 @@ where
             }
         }
         pace.after(failed);
-        pace.done = (!failed && !postponed).then_some((plan, seen));
+        pace.done = (!failed && !postponed).then(|| (plan, seen, Instant::now()));
     }
 
     async fn write_one(&self, write: &Write) -> kube::Result<()> {

@@ -16,7 +16,7 @@ use kube::runtime::events::Recorder;
 use tracing::warn;
 
 use crate::admit::{self, Asked};
-use crate::board::{Board, Notice};
+use crate::board::{Board, Notice, Receipt};
 use crate::cache::Cache;
 use crate::context::Context;
 use crate::control::Control;
@@ -24,7 +24,7 @@ use crate::inject::Settings;
 use crate::label::{AtOnce, LabelMetrics, Labeller, Pace, Progress};
 use crate::lease::Leadership;
 use crate::plan::{self, Plan, Plans};
-use crate::pod::PodName;
+use crate::pod::{Member, PodName};
 use crate::roster::Roster;
 use crate::shard::Labelling;
 use crate::status::Contact;
@@ -150,24 +150,21 @@ async fn tell(board: Arc<Board>, mut plans: Plans) {
 
 /// What the pods of `plan` are told, each by its UID and node.
 fn notices(plan: &Plan) -> Vec<Notice> {
-    let members = plan.snapshot.members.iter();
-    let told = members.filter_map(|member| {
-        let told = plan.told.get(&member.name)?;
-        Some(Notice {
-            pod: member.name.clone(),
-            uid: member.uid.clone(),
-            node: member.node.clone(),
-            policy: told.policy.clone(),
-        })
-    });
-    told.collect()
+    let notice = |member: &Member| Notice {
+        pod: member.name.clone(),
+        uid: member.uid.clone(),
+        node: member.node.clone(),
+        told: plan.told.get(&member.name).cloned(),
+    };
+    plan.snapshot.members.iter().filter(|member| member.enrolled()).map(notice).collect()
 }
 
 /// What the proxies have said.
 fn contacts(board: &Board) -> BTreeMap<PodName, Contact> {
-    let contact = |(pod, receipt): (PodName, crate::board::Receipt)| {
+    let contact = |(pod, receipt): (PodName, Receipt)| {
         let at = Timestamp::try_from(receipt.last_contact).unwrap_or_default();
-        (pod, Contact { epoch: receipt.epoch, refused: receipt.refused, at })
+        let Receipt { epoch, digest, refused, connected, .. } = receipt;
+        (pod, Contact { epoch, digest, refused, connected, at })
     };
     board.receipts().into_iter().map(contact).collect()
 }
@@ -218,8 +215,8 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
 mod tests {
     use super::*;
     use crate::cache::Snapshot;
+    use crate::compile::Told;
     use crate::manifest::Manifests;
-    use crate::pod::Member;
 
     #[test]
     fn a_pod_is_told_by_uid_and_node_and_only_what_is_written_down() {
@@ -238,8 +235,8 @@ mod tests {
             notices(&plan::of(snapshot.clone(), &Labelling::default(), &BTreeMap::new()))
         };
         let told = of(&snapshot);
-        assert_eq!(told.len(), 1, "nobody has written the epoch of `a` down");
-        assert_eq!((told[0].uid.as_str(), told[0].policy.epoch), ("8", 0), "it sees nothing");
+        assert_eq!(told[0].told, None, "nobody has written the epoch of `a` down");
+        assert_eq!((told[1].uid.as_str(), &told[1].told), ("8", &Some(Told::nothing())));
         let plan = plan::of(snapshot.clone(), &Labelling::default(), &BTreeMap::new());
         let mut written = snapshot;
         written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {
@@ -249,5 +246,7 @@ mod tests {
         });
         let told = of(&written);
         assert_eq!((told[0].uid.as_str(), told[0].node.as_deref()), ("7", Some("n")));
+        let said = told[0].told.as_ref().unwrap();
+        assert_eq!((said.operator.as_deref(), said.policy.epoch), (Some("ops/a"), 1));
     }
 }

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ctrlmesh_common::api::{PodStatus, RootStatus, ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::wire;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -17,6 +19,9 @@ use crate::pod::{Member, PodName};
 /// How much older than the truth the last contact of a pod may be in the status, where nothing else changes.
 const CONTACT_PRECISION: Duration = Duration::from_mins(5);
 
+/// How long a proxy may be away before that is said: a restart, or a manager's, is shorter.
+const AWAY: Duration = Duration::from_mins(1);
+
 /// How many names a message lists.
 const LISTED: usize = 5;
 
@@ -25,9 +30,13 @@ const LISTED: usize = 5;
 pub struct Contact {
     /// The epoch that it has acknowledged.
     pub epoch: u64,
+    /// The digest of the policy that is in force there; 0 where it is not known.
+    pub digest: u64,
     /// Why it has refused the last policy, where it has.
     pub refused: Option<String>,
-    /// When.
+    /// Whether it is connected.
+    pub connected: bool,
+    /// When it was last heard of, where it is not.
     pub at: Timestamp,
 }
 
@@ -52,6 +61,36 @@ struct Verdict {
     holds: bool,
     reason: &'static str,
     message: String,
+}
+
+/// Digests of policies. Those of the pods of one shard are the same, and are made once.
+#[derive(Default)]
+struct Digests<'a> {
+    last: Option<(&'a Policy, u64)>,
+}
+
+// === impl Contact ===
+
+impl Contact {
+    /// When it was last heard of.
+    fn heard(&self, now: Timestamp) -> Timestamp {
+        if self.connected { now } else { self.at }
+    }
+}
+
+// === impl Digests ===
+
+impl<'a> Digests<'a> {
+    fn of(&mut self, told: &'a Told) -> u64 {
+        if let Some((policy, digest)) = self.last
+            && *policy == told.policy
+        {
+            return digest;
+        }
+        let digest = wire::digest(&told.text());
+        self.last = Some((&told.policy, digest));
+        digest
+    }
 }
 
 /// The pods of each shard in `plan`.
@@ -143,7 +182,7 @@ fn pod_statuses(
         let fresh = |said: &Time, at: Timestamp| {
             Duration::try_from(at.duration_since(said.0)).is_ok_and(|age| age < CONTACT_PRECISION)
         };
-        let last_contact = match (said, contact.map(|contact| contact.at)) {
+        let last_contact = match (said, contact.map(|contact| contact.heard(facts.now))) {
             (Some(said), Some(at)) if fresh(&said, at) => Some(said),
             (said, at) => at.map(|at| Time(seconds(at))).or(said),
         };
@@ -178,7 +217,10 @@ fn programmed(record: Option<&Record>, pods: &[(&Member, &Told)], facts: Facts<'
     let Some(record) = record else {
         return verdict(false, "Pending", "nothing new is told to any proxy");
     };
-    let done = |told: &Told, contact: &Contact| contact.epoch == told.policy.epoch;
+    // Epochs of different operators, or of one that was made anew, may be the same number.
+    let mut digests = Digests::default();
+    let mut done =
+        |told, contact: &Contact| contact.digest != 0 && contact.digest == digests.of(told);
     let acknowledged = staying.iter().filter(|(member, told)| {
         let contact = facts.contacts.get(&member.name);
         record.written && contact.is_some_and(|contact| done(told, contact))
@@ -223,6 +265,9 @@ fn degraded(
         let message = format!("{} {}", trouble.object, trouble.message);
         return verdict(true, "PodSelectedTwice", message);
     }
+    if let Some(away) = away(pods, facts) {
+        return verdict(true, "ProxyAway", away);
+    }
     if let Some(message) = facts.unlabelled {
         return verdict(true, "Unlabelled", message);
     }
@@ -237,6 +282,24 @@ fn degraded(
         }
         _ => verdict(false, "AsExpected", "nothing is wrong"),
     }
+}
+
+/// Pods that stay and whose proxies have not been heard of for a while.
+fn away(pods: &[(&Member, &Told)], facts: Facts<'_>) -> Option<String> {
+    let away = pods.iter().filter(|(member, _)| {
+        let contact = facts.contacts.get(&member.name);
+        let since = contact.filter(|contact| !contact.connected).map(|contact| contact.at);
+        let age = since.and_then(|at| Duration::try_from(facts.now.duration_since(at)).ok());
+        !member.leaving && age.is_some_and(|age| age > AWAY)
+    });
+    let names: Vec<String> = away.map(|(member, _)| member.name.name.clone()).collect();
+    let message = || {
+        format!(
+            "no word for a minute from the proxies of {}; they go on by their last policy, if they live",
+            listed(&names, ", ")
+        )
+    };
+    (!names.is_empty()).then(message)
 }
 
 fn listed(names: &[String], separator: &str) -> String {

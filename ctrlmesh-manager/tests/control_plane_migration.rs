@@ -98,8 +98,8 @@ async fn until_degraded(client: &Client, reason: &str) -> Result<()> {
     let mut states = std::pin::pin!(watcher(configs, config).default_backoff().applied_objects());
     let found = async {
         while let Some(state) = states.next().await {
-            let status = state?.status.unwrap_or_default();
-            let degraded = status.conditions.iter().find(|one| one.type_ == "Degraded");
+            let said = state?.status.unwrap_or_default();
+            let degraded = said.conditions.iter().find(|one| one.type_ == "Degraded");
             if degraded.is_some_and(|one| one.reason == reason) {
                 return Ok(());
             }

@@ -97,8 +97,8 @@ enum Waiting {
     Intercept(#[from] intercept::Error),
     #[error("read its policy")]
     Policy(#[from] LoadError),
-    #[error("find its network namespace {0}")]
-    Network(PathBuf),
+    #[error("find its network namespace")]
+    Network(#[source] intercept::Error),
 }
 
 /// A pod that the kernel knows.
@@ -228,8 +228,7 @@ impl Node {
             Some(enrolled) => enrolled.slot,
             None => self.enrol(pod, found)?,
         };
-        let network =
-            NetworkId::of(&pod.network).ok_or_else(|| Waiting::Network(pod.network.clone()))?;
+        let network = NetworkId::of(&pod.network).map_err(Waiting::Network)?;
         let gone = CancellationToken::new();
         let begun = self.begin(pod, slot, network, &gone);
         let serving = Serving { network, gone };
@@ -350,7 +349,7 @@ impl Enrolled {
     /// one that is listened in.
     fn lives(&self) -> bool {
         let moved = |serving: &Serving| {
-            NetworkId::of(&self.pod.network).is_some_and(|now| now != serving.network)
+            NetworkId::of(&self.pod.network).is_ok_and(|now| now != serving.network)
         };
         is_cgroup(&self.cgroup.path, self.cgroup.id) && !self.serving.as_ref().is_some_and(moved)
     }

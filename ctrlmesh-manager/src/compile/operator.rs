@@ -85,6 +85,12 @@ pub(super) fn name(config: &ShardingConfig) -> &str {
 // === impl Operator ===
 
 impl Operator<'_> {
+    /// The resourceVersion of its ShardingConfig: a number that grows, since Kubernetes 1.35 also by its contract.
+    pub fn version(&self) -> u64 {
+        let version = self.config.metadata.resource_version.as_deref();
+        version.and_then(|version| version.parse().ok()).unwrap_or_default()
+    }
+
     /// The shard of `pod`; none where it is not of this operator.
     pub fn shard_of(&self, pod: &Member) -> Option<&ShardingConfig> {
         if namespace(self.config) != pod.name.namespace {

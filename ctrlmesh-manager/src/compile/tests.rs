@@ -1,4 +1,6 @@
 use ctrlmesh_common::names::label;
+use ctrlmesh_common::policy::Limit;
+use ctrlmesh_common::selector::Selector;
 use proptest::prelude::*;
 
 use super::*;
@@ -264,4 +266,30 @@ proptest! {
         prop_assert_eq!(&found, &compiled(&sorted.0, &sorted.1, &Compiled::default()));
         prop_assert_eq!(&compiled(&sorted.0, &sorted.1, &found), &found);
     }
+}
+
+#[test]
+fn a_policy_that_is_too_large_to_be_sent_is_told_and_the_last_one_stays() {
+    let mut manifests = Manifests::default();
+    manifests.read(&shard("a", "{team: a}")).unwrap();
+    let (namespaces, first_ordinals) = (BTreeSet::new(), BTreeMap::new());
+    let world = World {
+        configs: &manifests.configs,
+        members: &[],
+        namespaces: &namespaces,
+        first_ordinals: &first_ordinals,
+        labelling: &Labelling::default(),
+    };
+    let (operators, _) = operators(world);
+    let policy = |count: usize| {
+        let values: Vec<String> = (0..count).map(|n| format!("{n:060}")).collect();
+        let selector = Selector::parse(&format!("a in ({})", values.join(","))).unwrap();
+        let limit = Limit { relate_resources: Vec::new(), selector, changed_at: None };
+        BTreeMap::from([("a".to_owned(), Policy { limits: vec![limit], ..Policy::default() })])
+    };
+    let small = policy(1000);
+    assert_eq!(sendable(&operators[0], small.clone()), Ok(small));
+    let trouble = sendable(&operators[0], policy(40_000)).unwrap_err();
+    assert_eq!(trouble.configs, ["ops/a"]);
+    assert!(trouble.message.contains("at most 2097152 are allowed"), "{trouble:?}");
 }

@@ -1,7 +1,7 @@
 //! A namespace with an operator, and one manager for all.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
@@ -10,6 +10,7 @@ use ctrlmesh_manager::cache::Cache;
 use ctrlmesh_manager::control::Control;
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::plan;
+use ctrlmesh_manager::plan::Plans;
 use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::shard::Labelling;
 use ctrlmesh_manager::status::Contact;
@@ -36,6 +37,8 @@ pub(crate) static BED: LazyLock<ControlPlane> = LazyLock::new(|| {
 /// A runtime that outlives the tests: the manager runs in it.
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Runtime::new().unwrap_or_else(|error| panic!("start a runtime: {error}")));
+
+pub(crate) static PLANS: OnceLock<Plans> = OnceLock::new();
 
 pub(crate) static CONTACTS: LazyLock<Contacts> = LazyLock::new(Contacts::default);
 
@@ -66,8 +69,8 @@ async fn manage() -> Result<()> {
         contacts: || CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         may_write: || true,
     };
-    drain.spawn(control.run(plans));
-    Ok(())
+    drain.spawn(control.run(plans.clone()));
+    PLANS.set(plans).ok().context("there is one manager")
 }
 
 /// A namespace, and what is in it.

@@ -6,6 +6,7 @@ use std::sync::PoisonError;
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
+use ctrlmesh_common::wire;
 use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::status::Contact;
 use ctrlmesh_testbed::retry;
@@ -45,9 +46,11 @@ async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
     ensure!(status.observed_generation == root.metadata.generation && status.is_root == Some(true));
     // What proxies say comes to stand in the status.
     let (epoch, at) = (u64::try_from(status.epoch.context("no epoch")?)?, Timestamp::now());
+    let name = |pod: &String| PodName { namespace: place.namespace.clone(), name: pod.clone() };
+    let told = PLANS.get().context("no manager")?.borrow().clone().context("no plan")?.told.clone();
     let said = labelled.keys().map(|pod| {
-        let name = PodName { namespace: place.namespace.clone(), name: pod.clone() };
-        (name, Contact { epoch, refused: None, at })
+        let digest = wire::digest(&told[&name(pod)].text());
+        (name(pod), Contact { epoch, digest, refused: None, connected: true, at })
     });
     CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).extend(said);
     let message = place.until_condition("op-root", "Programmed", "True Acknowledged").await?;
@@ -110,9 +113,12 @@ async fn shards_by_hand_have_the_hashes_that_are_written() -> Result<()> {
     ensure!(hashes(&shards["op-1-normal"]) == numbers(0..5));
     ensure!(hashes(&shards["op-7-normal"]).len() == 27);
     // Not valid for the manager, though the schema lets it pass: what is there stays.
-    place.root(json!({"manual": [{"id": 1, "hashes": ["0"]}]})).await?;
+    let pods = json!({"relateResources": [{"apiGroups": [""], "resources": ["pods"]}]});
+    let mut rule = auto(2, 1);
+    rule["resourceSelector"] = json!([pods, pods]);
+    place.root(rule).await?;
     let message = place.until_condition("op-root", "Accepted", "False Invalid").await?;
-    ensure!(message.contains("belong to nobody"), "{message}");
+    ensure!(message.contains("covers pods a second time"), "{message}");
     ensure!(uids(&place.shards().await?) == uids(&shards));
     let events: Api<Event> = Api::namespaced(place.client.clone(), &place.namespace);
     retry(|| async {

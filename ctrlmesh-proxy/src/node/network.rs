@@ -5,7 +5,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -43,10 +42,9 @@ pub(super) struct Network {
 // === impl NetworkId ===
 
 impl NetworkId {
-    /// Of `/proc/PID/ns/net`, or of a namespace that has a name; nothing where there is none.
-    pub(super) fn of(file: &Path) -> Option<Self> {
-        let metadata = file.metadata().ok()?;
-        Some(Self { device: metadata.dev(), inode: metadata.ino() })
+    /// Of `/proc/PID/ns/net`, or of a namespace that has a name.
+    pub(super) fn of(file: &Path) -> Result<Self, Error> {
+        listener::identity(file).map(|(device, inode)| Self { device, inode })
     }
 }
 
