@@ -9,8 +9,7 @@ use ctrlmesh_common::names::label;
 use ctrlmesh_manager::cache::Cache;
 use ctrlmesh_manager::control::Control;
 use ctrlmesh_manager::drain::Drain;
-use ctrlmesh_manager::plan;
-use ctrlmesh_manager::plan::Plans;
+use ctrlmesh_manager::plan::{self, Plans};
 use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::shard::Labelling;
 use ctrlmesh_manager::status::Contact;
@@ -38,6 +37,7 @@ pub(crate) static BED: LazyLock<ControlPlane> = LazyLock::new(|| {
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Runtime::new().unwrap_or_else(|error| panic!("start a runtime: {error}")));
 
+/// What the manager under test plans.
 pub(crate) static PLANS: OnceLock<Plans> = OnceLock::new();
 
 pub(crate) static CONTACTS: LazyLock<Contacts> = LazyLock::new(Contacts::default);
