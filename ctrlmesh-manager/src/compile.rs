@@ -9,7 +9,8 @@
 //! that is started later, knows the same epoch for the same policy, and no epoch grows without a change.
 //!
 //! A ShardingConfig that is wrong, or a pod that two of them select, changes nothing: the last good policy stays, and
-//! the trouble is told.
+//! the trouble is told. So it does where two that are there could own the same object, whatever let them pass: the one
+//! that is in force stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +23,10 @@ use serde::{Deserialize, Serialize};
 use crate::pod::{Member, PodName};
 use crate::shard::Labelling;
 
+mod placement;
 mod operator;
 mod record;
+mod clashes;
 
 pub use operator::{Operator, operators};
 
@@ -133,24 +136,27 @@ fn is_zero(version: &u64) -> bool {
 pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
-    let mut contents: Vec<Option<BTreeMap<String, Policy>>> = Vec::new();
-    for operator in &operators {
-        let policies = || operator.policies().and_then(|policies| sendable(operator, policies));
-        let policies = operator.valid.then(policies).transpose();
-        let policies = policies.unwrap_or_else(|trouble| {
-            troubles.push(trouble);
-            None
-        });
-        contents.push(policies.map(|policies| {
-            let record = record::of(operator, &policies, world.configs);
-            let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
-            compiled.operators.insert(operator.full_name(), record);
-            let current = |policy: Policy| in_epoch(policy, epoch, changed_at);
-            policies.into_iter().map(|(shard, policy)| (shard, current(policy))).collect()
-        }));
+    let mut policies = policies(&operators, &mut troubles);
+    let mut yielded = BTreeSet::new();
+    for (at, trouble) in clashes::yielding(&operators, &policies, world) {
+        policies[at] = None;
+        yielded.insert(at);
+        troubles.push(trouble);
     }
-    for (pod, places) in placed(world.members, &operators) {
+    let records = operators.iter().zip(policies).map(|(operator, policies)| {
+        let policies = policies?;
+        let record = record::of(operator, &policies, world.configs);
+        let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
+        compiled.operators.insert(operator.full_name(), record);
+        let current = |(shard, policy)| (shard, in_epoch(policy, epoch, changed_at));
+        Some(policies.into_iter().map(current).collect())
+    });
+    let contents: Vec<Option<Policies>> = records.collect();
+    for (pod, mut places) in placed(world.members, &operators) {
         let last = before.get(&pod.name);
+        if places.len() > 1 {
+            places.retain(|(at, _)| !yielded.contains(at));
+        }
         let told = match places[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
             [] => Some(Told::nothing()),
@@ -176,6 +182,25 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     compiled
 }
 
+/// Which of `operators`, by number, are told nothing new because they stand in the way of another.
+pub fn yielding(operators: &[Operator<'_>], world: World<'_>) -> BTreeSet<usize> {
+    let policies = policies(operators, &mut Vec::new());
+    clashes::yielding(operators, &policies, world).into_iter().map(|(at, _)| at).collect()
+}
+
+/// What the shards of each operator are told; none where that is nothing new.
+fn policies(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option<Policies>> {
+    let mut of = |operator: &Operator<'_>| {
+        let policies = || operator.policies().and_then(|policies| sendable(operator, policies));
+        let policies = operator.valid.then(policies).transpose();
+        policies.unwrap_or_else(|trouble| {
+            troubles.push(trouble);
+            None
+        })
+    };
+    operators.iter().map(&mut of).collect()
+}
+
 /// What may be told now: nothing new of an operator whose status does not say so yet.
 pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeMap<PodName, Told> {
     let told = compiled.policies.iter().filter_map(|(pod, told)| {
@@ -197,10 +222,7 @@ fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
 }
 
 /// The policies, if each can be sent: one that is too large would be sent and refused for ever.
-fn sendable(
-    operator: &Operator<'_>,
-    policies: BTreeMap<String, Policy>,
-) -> Result<BTreeMap<String, Policy>, Trouble> {
+fn sendable(operator: &Operator<'_>, policies: Policies) -> Result<Policies, Trouble> {
     let large = policies.iter().find_map(|(shard, policy)| {
         let bytes = serde_json::to_vec(policy).map_or(0, |text| text.len());
         (bytes > MAX_POLICY_BYTES).then_some((shard, bytes))
@@ -215,6 +237,9 @@ fn sendable(
         ),
     })
 }
+
+/// By shard, what it is told.
+type Policies = BTreeMap<String, Policy>;
 
 /// By number of the operator, the name of a shard.
 type Place<'a> = (usize, &'a str);

@@ -196,11 +196,11 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
         }
         .boxed()
     };
-    let known = plans.clone();
+    let (known, labels) = (plans.clone(), Arc::clone(labelling));
     let validate = move |asked: Asked| {
         let plan = known.borrow().clone();
         let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-        futures::future::ready(admit::validate(&asked, snapshot)).boxed()
+        futures::future::ready(admit::validate(&asked, snapshot, &labels)).boxed()
     };
     let labels = Arc::clone(labelling);
     let label = move |asked: Asked| futures::future::ready(admit::label(&asked, &labels)).boxed();

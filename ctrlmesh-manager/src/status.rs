@@ -15,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use crate::compile::{Record, Told};
 use crate::plan::Plan;
 use crate::pod::{Member, PodName};
+use crate::shard;
 
 /// How much older than the truth the last contact of a pod may be in the status, where nothing else changes.
 const CONTACT_PRECISION: Duration = Duration::from_mins(5);
@@ -53,7 +54,8 @@ pub struct Facts<'a> {
     pub now: Timestamp,
 }
 
-/// The pods of each shard, by namespace and name.
+/// The pods of each shard, by the `NAMESPACE/NAME` of its operator and its own name: a shard by itself may be called as
+/// one of a root's.
 pub type Pods<'a> = BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a Told)>>;
 
 /// What a condition says.
@@ -98,8 +100,8 @@ pub fn pods(plan: &Plan) -> Pods<'_> {
     let mut pods = Pods::new();
     for member in &plan.snapshot.members {
         let Some(told) = plan.compiled.policies.get(&member.name) else { continue };
-        let Some(shard) = told.shard.as_deref() else { continue };
-        pods.entry((&member.name.namespace, shard)).or_default().push((member, told));
+        let (Some(operator), Some(shard)) = (&told.operator, &told.shard) else { continue };
+        pods.entry((operator, shard)).or_default().push((member, told));
     }
     pods
 }
@@ -116,17 +118,18 @@ pub fn of(
     let name = config.metadata.name.as_deref().unwrap_or_default();
     let full_name = format!("{namespace}/{name}");
     let record = plan.compiled.operators.get(&full_name);
-    let root = plan.compiled.operators.iter().find(|(root, record)| {
-        root.split_once('/').is_some_and(|(other, _)| other == namespace)
-            && record.shards.contains_key(name)
-    });
-    let shards: Vec<&str> = match record {
+    let root = root(config, plan);
+    let root_record = root.as_ref().and_then(|root| plan.compiled.operators.get(root));
+    let shards: Vec<(&str, &str)> = match record {
         Some(record) if !record.shards.is_empty() => {
-            record.shards.keys().map(String::as_str).collect()
+            record.shards.keys().map(|shard| (full_name.as_str(), shard.as_str())).collect()
         }
-        _ => vec![name],
+        _ => {
+            let operators = [Some(full_name.as_str()), root.as_deref()].into_iter().flatten();
+            operators.map(|operator| (operator, name)).collect()
+        }
     };
-    let of_shards = shards.iter().filter_map(|shard| pods.get(&(namespace, *shard)));
+    let of_shards = shards.iter().filter_map(|shard| pods.get(shard));
     let all: Vec<(&Member, &Told)> = of_shards.flatten().copied().collect();
     let is_root = config.spec.root.is_some();
     let mut status = ShardingConfigStatus {
@@ -135,10 +138,10 @@ pub fn of(
         pods: if is_root { Vec::new() } else { pod_statuses(&all, &before.pods, facts) },
         ..before.clone()
     };
-    match (record, root) {
+    match (record, root_record) {
         (Some(record), _) => write(record, &mut status),
         // The shard of a root has its epoch from there, once it stands there.
-        (None, Some((_, record))) if record.written => {
+        (None, Some(record)) if record.written => {
             status.epoch = i64::try_from(record.epoch).ok();
             status.policy_digest = record.shards.get(name).cloned();
         }
@@ -149,13 +152,31 @@ pub fn of(
         status.changed_at.clone_from(&config.metadata.resource_version);
     }
     let accepted = accepted(config, &full_name, plan);
-    let programmed = programmed(record.or(root.map(|(_, record)| record)), &all, facts);
+    let programmed = programmed(record.or(root_record), &all, facts);
     let degraded = degraded(&full_name, record, &all, plan, facts);
     let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
     status.conditions = conditions
         .map(|(kind, verdict)| condition(kind, verdict, config, &before.conditions, facts.now))
         .into();
     status
+}
+
+/// The `NAMESPACE/NAME` of the root that made `config`.
+fn root(config: &ShardingConfig, plan: &Plan) -> Option<String> {
+    if config.spec.root.is_some() {
+        return None;
+    }
+    let namespace = config.metadata.namespace.as_deref();
+    let mut near =
+        plan.snapshot.configs.iter().filter(|root| {
+            root.spec.root.is_some() && root.metadata.namespace.as_deref() == namespace
+        });
+    let root = near.find(|root| shard::is_of(root, config))?;
+    Some(format!(
+        "{}/{}",
+        namespace.unwrap_or_default(),
+        root.metadata.name.as_deref().unwrap_or_default()
+    ))
 }
 
 /// What a root, or a ShardingConfig that stands by itself, says of its operator.

@@ -23,7 +23,8 @@ mod fault;
 mod metadata;
 mod manifests;
 
-pub use manifests::{Verdict, manifests};
+pub use manifests::{Verdict, manifests, manifests_and};
+pub use overlap::yielding;
 
 /// How much memory a compiled regular expression may take: proxies hold every one.
 const MAX_REGEX_BYTES: usize = 1 << 20;

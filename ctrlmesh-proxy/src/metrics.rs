@@ -70,8 +70,10 @@ pub enum ClientError {
     Slow,
     /// TLS failed.
     Tls,
-    /// It is not TLS, and where it wanted to go is not known.
+    /// Where it wanted to go, or whose it is, is not known.
     NoDestination,
+    /// It is not TLS, and the policy could not be applied to it.
+    NotTls,
     /// It broke HTTP, or one of its limits: header size, resets, CONTINUATION and SETTINGS floods.
     Protocol,
 }
@@ -143,7 +145,8 @@ const OUTCOMES: [&str; 5] = ["ok", "client_error", "server_error", "refused", "a
 const UPSTREAM_ERRORS: [&str; 4] = ["connect", "tls", "broken", "timeout"];
 
 /// In the order of [`ClientError`].
-const CLIENT_ERRORS: [&str; 5] = ["too_many", "slow", "tls", "no_destination", "protocol"];
+const CLIENT_ERRORS: [&str; 6] =
+    ["too_many", "slow", "tls", "no_destination", "not_tls", "protocol"];
 
 // === impl Metrics ===
 

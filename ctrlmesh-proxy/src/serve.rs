@@ -6,12 +6,14 @@ mod http1;
 mod http2;
 mod lock;
 mod refuse;
+mod looked;
 mod reply;
 mod splice;
 mod view;
 mod watch;
 
 use std::collections::HashMap;
+use std::future;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
@@ -129,7 +131,7 @@ impl Server {
             Ok(1) if first[0] == TLS_HANDSHAKE => {
                 self.terminate(stream, target, served, deadline).await;
             }
-            Ok(1) => self.pass(stream, &target.address).await,
+            Ok(1) => self.pass(stream, &target.address, served.policy, deadline).await,
             // Gone before it said anything.
             Ok(_) | Err(_) => {}
         }
@@ -168,9 +170,36 @@ impl Server {
         }
     }
 
-    /// Passes what is not TLS to where it wanted to go: the API server itself says what it thinks of it.
-    async fn pass(&self, stream: TcpStream, destination: &Address) {
+    /// Passes what is not TLS to where it wanted to go, as long as the policy lets everything pass.
+    ///
+    /// What the API server makes of such bytes is not known here: a TLS alert, an SSLv2 hello or a PROXY line may stand
+    /// before an ordinary handshake, in which nobody would apply the policy.
+    async fn pass(
+        &self,
+        stream: TcpStream,
+        destination: &Address,
+        mut policy: Current,
+        deadline: Instant,
+    ) {
+        if !policy.borrow_and_update().passes_everything() {
+            self.metrics.client_error(ClientError::NotTls);
+            return drop(self.in_time(deadline, refuse::not_tls(stream)).await);
+        }
         let open = self.metrics.tunnel();
+        let limited = async {
+            if policy.wait_for(|policy| !policy.passes_everything()).await.is_err() {
+                // Nobody changes it any more.
+                future::pending().await
+            }
+        };
+        tokio::select! {
+            () = limited => self.metrics.client_error(ClientError::NotTls),
+            () = self.opaque(stream, destination) => {}
+        }
+        drop(open);
+    }
+
+    async fn opaque(&self, stream: TcpStream, destination: &Address) {
         match self.dialer.connect(destination).await {
             Ok(upstream) => {
                 if let Err(error) = tunnel::opaque(stream, upstream).await {
@@ -181,7 +210,6 @@ impl Server {
                 debug!(error = &error as &dyn std::error::Error, "opaque connection refused");
             }
         }
-        drop(open);
     }
 
     /// What `work` gives, unless the client is too slow for it.

@@ -79,6 +79,13 @@ const LINES: [&str; 8] = [
     "x.io/key==value,,",
 ];
 
+/// As many pairs as the server reads, and a few about it.
+const FULL_QUERIES: [usize; 4] = [9_995, 9_999, 10_000, 10_001];
+
+fn full_query(pairs: usize) -> Vec<u8> {
+    format!("DELETE /api/v1/namespaces/ops/pods?dryRun=All{}", "&x".repeat(pairs - 1)).into_bytes()
+}
+
 /// Bytes of the API server, and lines.
 fn corpus() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
@@ -86,7 +93,8 @@ fn corpus() -> Vec<Vec<u8>> {
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let recorded = files.iter().map(|file| fs::read(file).unwrap());
-    recorded.chain(LINES.iter().map(|line| line.as_bytes().to_vec())).collect()
+    let lines = LINES.iter().map(|line| line.as_bytes().to_vec());
+    recorded.chain(lines).collect()
 }
 
 /// Cuts, doubles, overwrites and inserts, a few times.
@@ -112,8 +120,8 @@ fn drive(target: fn(&[u8])) {
     let number = |name, default| env::var(name).map_or(default, |text| text.parse().unwrap());
     let mut random = Random(number("CTRLMESH_SEED", SEED));
     let corpus = corpus();
-    for bytes in &corpus {
-        target(bytes);
+    for bytes in corpus.iter().cloned().chain(FULL_QUERIES.map(full_query)) {
+        target(&bytes);
     }
     for _ in 0..number("CTRLMESH_FUZZ_RUNS", RUNS) {
         target(&mangled(&mut random, &corpus));

@@ -92,3 +92,36 @@ async fn a_watch_from_before_several_changes_is_led_over_from_each() {
     watching.send.send_data(event("ADDED", "y", 7)).await.unwrap();
     assert_eq!(watching.sees().await, sees("ADDED", "y"));
 }
+
+/// More changes than are remembered, of pods alone.
+#[tokio::test]
+async fn many_changes_concern_no_watch_of_what_did_not_change_and_the_others_once() {
+    let mut bed = Bed::new(&pods(0, "team=t0")).await;
+    let mut client = bed.client().await;
+    for epoch in 1..=40 {
+        client.get(PODS).await;
+        bed.change(&pods(epoch, &format!("team=t{epoch}"))).await;
+    }
+    bed.watch(Version::HTTP_2, "/api/v1/services?watch=1&resourceVersion=5", &[]).await;
+    assert_eq!(client.get(WATCH).await.status, StatusCode::GONE);
+    // It lists again, and what is there now is newer than the version, 9, that was found meanwhile.
+    let newer = "/api/v1/pods?watch=1&resourceVersion=10";
+    let (mut watching, _) = bed.watch(Version::HTTP_2, newer, &[]).await;
+    watching.send.send_data(event("ADDED", "y", 11)).await.unwrap();
+    assert_eq!(watching.sees().await, sees("ADDED", "y"));
+}
+
+#[tokio::test]
+async fn a_watch_with_a_body_is_led_over_by_requests_without_one() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    let headers = [("content-length", "0"), ("content-type", "application/json")];
+    let (mut watching, _) = bed.watch(Version::HTTP_11, WATCH, &headers).await;
+    bed.change(&pods(2, "team=b")).await;
+    assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+    let seen = bed.upstream.seen.lock().unwrap().clone();
+    let ours: Vec<_> = seen.iter().skip(1).collect();
+    assert!(!ours.is_empty());
+    for name in ["content-length", "content-type", "expect"] {
+        assert!(ours.iter().all(|seen| !seen.headers.contains_key(name)), "{name}");
+    }
+}

@@ -160,6 +160,10 @@ async fn a_compressed_watch_ends_at_a_change_and_cannot_come_back_late() {
     let answer = bed.client().await.ask(late).await;
     let status: Value = serde_json::from_slice(&answer.body).unwrap();
     assert_eq!((answer.status, &status["reason"]), (StatusCode::GONE, &json!("Expired")));
+    // It lists again, and watches from there.
+    drop(soon("the watch that was given up", bed.watches.recv()).await);
+    let newer = "/api/v1/pods?watch=1&resourceVersion=10";
+    bed.watch(Version::HTTP_2, newer, &[("x-gzip", "1")]).await;
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ pub fn request_line(data: &[u8]) {
 /// Where that does not hold.
 pub fn query(data: &[u8]) {
     let asked = Query::new(data);
-    if asked.is_too_long() {
+    if !asked.has_room_for(1) {
         return;
     }
     let narrowed = rewrite::selector::narrowed(data, &policy_selector());

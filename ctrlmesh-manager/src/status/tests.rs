@@ -124,6 +124,23 @@ fn a_shard_has_its_roots_epoch_only_once_it_is_written() {
 }
 
 #[test]
+fn one_that_is_called_as_a_roots_shard_says_nothing_of_the_root() {
+    let stranger = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: r-1-normal, namespace: ops}\n\
+        spec: {selector: {matchLabels: {app: other}}, limits: [{selector: {matchLabels: {'a b': c}}}]}\n---\n";
+    let text = ROOT.to_owned() + &pod("op-0") + stranger;
+    let written = with(&status(&plan(&text), 0, &[], 1), &text);
+    let found = status(&written, 1, &[("op-0", 1)], 2);
+    assert_eq!((found.epoch, found.pods.len()), (None, 0));
+    assert_eq!(said(&found)[..2], ["Accepted=False Invalid", "Programmed=False Pending"]);
+    let valid = text.replace("'a b'", "ab");
+    let written = with(&status(&plan(&valid), 0, &[], 1), &valid);
+    let found = status(&written, 1, &[("op-0", 1)], 2);
+    assert_eq!(said(&found)[..2], ["Accepted=True Valid", "Programmed=False NoPods"]);
+    let root = status(&written, 0, &[("op-0", 1)], 2);
+    assert_eq!(root.conditions[1].message, "every proxy, 1 of 1, has acknowledged epoch 1");
+}
+
+#[test]
 fn a_contact_is_written_down_again_only_after_a_while() {
     let shard = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
         spec: {selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";

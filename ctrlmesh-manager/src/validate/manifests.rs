@@ -45,6 +45,14 @@ impl Verdict {
 /// Checks every resource of ours in `files`, each a name and the documents that it holds, by itself and beside the
 /// others.
 pub fn manifests(files: &[(String, Vec<Value>)]) -> Vec<Verdict> {
+    manifests_and(files, &|_| None)
+}
+
+/// The same, where `more` finds in a ShardingConfig by itself what is wrong with it beside.
+pub fn manifests_and(
+    files: &[(String, Vec<Value>)],
+    more: &dyn Fn(&ShardingConfig) -> Option<Problem>,
+) -> Vec<Verdict> {
     let mut manifests = Vec::new();
     for (file, documents) in files {
         for (at, document) in documents.iter().enumerate() {
@@ -68,6 +76,11 @@ pub fn manifests(files: &[(String, Vec<Value>)]) -> Vec<Verdict> {
         let others = configs.iter().enumerate().filter(|(other, _)| is_other(*other));
         let others = others.filter_map(|(_, config)| config.as_ref()).collect::<Vec<_>>();
         let mut verdict = verdict(manifest, &others);
+        if let (Some(report), Some(config)) = (&mut verdict.report, &configs[at])
+            && report.errors.is_empty()
+        {
+            report.errors.extend(more(config));
+        }
         if let (Some(report), Some(identity)) = (&mut verdict.report, identity) {
             let place = first.entry(identity).or_insert_with(|| verdict.place.clone());
             if *place != verdict.place {

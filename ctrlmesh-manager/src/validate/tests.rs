@@ -1,5 +1,4 @@
 use ctrlmesh_common::api::read_sharding_configs;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::*;
 

@@ -27,8 +27,9 @@ use crate::serve::lock;
 use crate::serve::lock::LockedError;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply};
+use crate::serve::splice;
 use crate::serve::splice::Kept;
-use crate::serve::watch::{Asked, UpgradedWatch, Watch};
+use crate::serve::watch::{Asked, Unreadable, UpgradedWatch, Watch};
 use crate::upstream::SendError;
 
 /// When to come back after the API server could not be reached.
@@ -75,10 +76,12 @@ struct Extra {
 }
 
 impl Session {
-    /// Asks the API server, as far as the policy lets, and returns what the client is to get.
+    /// Asks the API server, as far as the policy lets, and returns what the client is to get. `cut` says that the
+    /// request's target was longer than what was read of it.
     pub(super) async fn exchange(
         self: Rc<Self>,
         request: Request<Relay>,
+        cut: bool,
         informed: impl FnMut(Response<()>),
     ) -> Result<Response<Reply>, Abort> {
         let open = self.server.metrics.stream();
@@ -86,7 +89,11 @@ impl Session {
         let accept = request.headers().get(header::ACCEPT).cloned();
         let method = request.method().clone();
         let target = target(request.uri());
-        let info = RequestInfo::parse(method.as_str(), target.as_str());
+        let info = if cut {
+            Err(TargetError::Fragment)
+        } else {
+            RequestInfo::parse(method.as_str(), target.as_str())
+        };
         let verb = info.as_ref().map_or("other", RequestInfo::verb);
         let mut counted = Counted { session: &self, verb, outcome: Outcome::Aborted };
         let answered = match &info {
@@ -158,9 +165,10 @@ impl Session {
                 return Err(Failure::Refused(refusal));
             }
         };
-        let watched = reading.take_if(|_| info.is_watch());
-        let watch =
-            watched.map(|reading| self.watch(&request, info, target, reading)).transpose()?;
+        let watch = match reading.take_if(|_| info.is_watch()) {
+            Some(reading) => Some(self.watch(&request, info, target, reading).await?),
+            None => None,
+        };
         let long_running = info.is_long_running();
         let took = Duration::ZERO;
         let mut extra = Extra { rename: None, _reading: reading, watch, long_running, took };
@@ -185,20 +193,30 @@ impl Session {
     }
 
     /// What is needed for a watch to follow the policy.
-    fn watch(
+    async fn watch(
         &self,
         request: &Request<Relay>,
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
         in_force: Reading,
     ) -> Result<Asked, Failure> {
-        let suspects =
-            self.policy.suspects(in_force.policy(), info).map_err(|_forgotten| Failure::Late)?;
-        // Nothing could be sent before its first message.
-        if !suspects.is_empty() && headers::upgrade(request.headers()).is_some() {
-            return Err(Failure::Late);
+        let kept = Kept::of(request, target.clone());
+        match self.policy.suspects(in_force.policy(), info) {
+            // Nothing could be sent before the first message of an upgraded one.
+            Ok(suspects)
+                if suspects.is_empty() || headers::upgrade(request.headers()).is_none() =>
+            {
+                Ok(Asked { kept, in_force, suspects })
+            }
+            _ => Err(self.late(&kept).await),
         }
-        Ok(Asked { kept: Kept::of(request, target.clone()), in_force, suspects })
+    }
+
+    /// What a client hears whose watch cannot be led over. It lists next, and what it goes on from then is not suspected
+    /// once it is newer than what is asked for here.
+    async fn late(&self, kept: &Kept) -> Failure {
+        Box::pin(splice::clear(self, kept)).await;
+        Failure::Late
     }
 
     /// Makes of a response what the client is to get.
@@ -209,8 +227,10 @@ impl Session {
     ) -> Result<Response<Content>, Failure> {
         match (extra.watch, extra.rename) {
             (Some(asked), rename) if response.status() == StatusCode::OK => {
-                let watch = Watch::new(self.clone(), asked, response, rename);
-                Ok(watch.map_err(|_unreadable| Failure::Late)?.map(Content::Watch))
+                match Watch::new(self.clone(), asked, response, rename) {
+                    Ok(watch) => Ok(watch.map(Content::Watch)),
+                    Err(Unreadable(kept)) => Err(self.late(&kept).await),
+                }
             }
             (Some(asked), _) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 response.extensions_mut().insert(UpgradedWatch::new(asked));

@@ -18,8 +18,10 @@ use tracing::debug;
 use crate::body;
 use crate::body::Relay;
 use crate::metrics::ClientError;
+use crate::request::fragment::Blocks;
 use crate::serve::Session;
 use crate::serve::exchange::Abort;
+use crate::serve::looked::Looked;
 use crate::serve::reply::Reply;
 use crate::tls::stream::{Held, ServerStream};
 
@@ -42,13 +44,15 @@ const SEND_BUFFER_BYTES: usize = 1 << 20;
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let server = session.server.clone();
     let (stream, turns) = Held::new(stream);
+    let look = Rc::<RefCell<Blocks>>::default();
+    let stream = Looked::new(stream, look.clone());
     let Some(handshake) =
         server.in_time(deadline, Box::pin(builder().handshake::<_, Bytes>(stream))).await
     else {
         return;
     };
     let ended = match handshake {
-        Ok(connection) => Box::pin(run(&session, connection, turns)).await,
+        Ok(connection) => Box::pin(run(&session, connection, turns, &look)).await,
         Err(error) => Err(error),
     };
     if let Err(error) = ended {
@@ -61,8 +65,9 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
 
 async fn run(
     session: &Rc<Session>,
-    mut connection: Connection<Held<ServerConnection>, Bytes>,
+    mut connection: Connection<Looked<Held<ServerConnection>, Rc<RefCell<Blocks>>>, Bytes>,
     turns: Held<ServerConnection>,
+    look: &RefCell<Blocks>,
 ) -> Result<(), h2::Error> {
     let drain = &session.server.drain;
     let mut closing = pin!(async {
@@ -84,7 +89,12 @@ async fn run(
         });
         match accepted.await {
             Some(Ok((request, respond))) => {
-                drain.spawn_part(answer(session.clone(), request, respond));
+                let cut = look.borrow_mut().cut(respond.stream_id().as_u32());
+                if cut {
+                    // What may be meant by later paths is not known on this connection.
+                    session.leaving.notify_one();
+                }
+                drain.spawn_part(answer(session.clone(), request, cut, respond));
             }
             Some(Err(error)) => return Err(error),
             None => return Ok(()),
@@ -93,7 +103,12 @@ async fn run(
 }
 
 /// Answers one request, to the end of its response's body.
-async fn answer(session: Rc<Session>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+async fn answer(
+    session: Rc<Session>,
+    request: Request<RecvStream>,
+    cut: bool,
+    respond: SendResponse<Bytes>,
+) {
     let request = request.map(|body| Relay::http2(body, None));
     let respond = RefCell::new(respond);
     let informed = |early: Response<()>| {
@@ -101,7 +116,7 @@ async fn answer(session: Rc<Session>, request: Request<RecvStream>, respond: Sen
         let _gone = respond.borrow_mut().send_informational(early);
     };
     // Apart, so that a watch does not hold for hours the room that its request took.
-    let exchange = Box::pin(unless_reset(&respond, session.exchange(request, informed)));
+    let exchange = Box::pin(unless_reset(&respond, session.exchange(request, cut, informed)));
     let Some(answered) = exchange.await else {
         return;
     };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
+use http::header::HeaderName;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Limited};
@@ -31,6 +32,18 @@ const MAX_LIST_BYTES: usize = 64 << 20;
 /// How to ask for a list of which only the version matters.
 const METADATA_ONLY: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+
+/// What a client says of its own request that is not said of ours: it has no body and becomes nothing else, and its
+/// answer is looked at.
+const NOT_OURS: [HeaderName; 7] = [
+    header::ACCEPT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::EXPECT,
+    header::CONNECTION,
+    header::UPGRADE,
+];
 
 /// What of a watch request is needed to ask for the like again.
 #[derive(Clone)]
@@ -141,8 +154,9 @@ impl Kept {
         *request.method_mut() = Method::GET;
         *request.uri_mut() = Uri::from_parts(parts).map_err(|_unfit| SpliceError::Target)?;
         *request.headers_mut() = self.headers.clone();
-        // What is read here is looked at.
-        request.headers_mut().remove(header::ACCEPT_ENCODING);
+        for name in NOT_OURS {
+            request.headers_mut().remove(name);
+        }
         Ok(request)
     }
 }
@@ -164,14 +178,10 @@ pub(super) async fn run(
     reading: Option<Reading>,
 ) -> Spliced {
     let deadline = session.server.response_timeout;
-    let past = over.old.clone();
     let reads = reads(&session, &kept, encoding, over);
     let done = time::timeout(deadline, reads).await.unwrap_or(Err(SpliceError::Timeout));
     drop(reading);
-    let asking = clear(&session, &kept, &past);
-    if time::timeout(deadline, asking).await.is_err() {
-        debug!("the API server does not say of which version it is");
-    }
+    clear(&session, &kept).await;
     done.unwrap_or_else(|error| {
         debug!(error = &error as &dyn std::error::Error, "watch expires");
         Spliced::Expired(watch::expired(encoding, "the proxy's policy changed").into())
@@ -233,17 +243,20 @@ async fn begin(
 }
 
 /// Asks for a version that is newer than whatever was read under policies that nobody reads under any more.
-async fn clear(session: &Session, kept: &Kept, past: &[Arc<InForce>]) {
-    let unread = past.iter().filter_map(|past| Some((past, past.unread()?)));
-    let unread: Vec<_> = unread.collect();
+pub(super) async fn clear(session: &Session, kept: &Kept) {
     let Ok(info) = kept.info() else { return };
+    let unread = session.policy.unread(&session.policy.current(), &info);
     if unread.is_empty() {
         return;
     }
-    if let Ok(version) = version(session, kept, &info).await {
-        for (past, unread) in unread {
-            past.was_read_until(unread, (info.api_group(), info.resource()), version);
+    let asking = time::timeout(session.server.response_timeout, version(session, kept, &info));
+    match asking.await {
+        Ok(Ok(version)) => {
+            for unread in unread {
+                unread.was_read_until((info.api_group(), info.resource()), version);
+            }
         }
+        _unknown => debug!("the API server does not say of which version it is"),
     }
 }
 
@@ -254,7 +267,7 @@ async fn version(
     info: &RequestInfo<'_>,
 ) -> Result<u64, SpliceError> {
     let now = session.policy.current();
-    let target = watch::newest(info, selector(&now, info).as_ref());
+    let target = watch::newest(info, selector(&now, info).as_ref()).ok_or(SpliceError::Target)?;
     let mut request = kept.request(path(&target)?)?;
     request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static(METADATA_ONLY));
     let (_, kind, body) = list(session, request).await?;

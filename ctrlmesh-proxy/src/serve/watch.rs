@@ -71,10 +71,10 @@ struct Renaming {
     partial: BytesMut,
 }
 
-/// The API server's answer to a watch is none whose frames can be read.
+/// The API server's answer to this watch is none whose frames can be read.
 #[derive(Debug, Error)]
 #[error("read the frames of the watch")]
-pub(super) struct Unreadable;
+pub(super) struct Unreadable(pub(super) Rc<Kept>);
 
 enum State {
     /// Bytes pass.
@@ -125,7 +125,8 @@ impl Watch {
 
     /// Leads a watch over that has just begun.
     fn begin_led_over(&mut self, head: Parts, old: Vec<Arc<InForce>>) -> Result<(), Unreadable> {
-        let (encoding, frames) = self.frames.as_mut().ok_or(Unreadable)?;
+        let frames = self.frames.as_mut();
+        let (encoding, frames) = frames.ok_or_else(|| Unreadable(self.kept.clone()))?;
         let (encoding, at) = (*encoding, frames.at());
         let upstream = std::mem::replace(&mut self.upstream, Relay::Empty);
         let begun = Some((self.kept.target().clone(), Response::from_parts(head, upstream)));

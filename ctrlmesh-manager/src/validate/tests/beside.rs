@@ -148,33 +148,6 @@ fn two_roots_never_divide_the_same_pods() {
 }
 
 #[test]
-fn a_root_is_not_compared_with_its_own_shards() {
-    let one = root("one", "lock", "op", "");
-    let spec = "{controller: {leaderElectionName: lock}, selector: {matchLabels: {a: b}}, limits: [{selector: {matchLabels: {team: a}}}]}";
-    let label = |root: &str| format!("{{{}: {root}}}", names::label::AUTO_SHARDING_ROOT);
-    let own = config("one-1-normal", &label("one"), spec);
-    assert_eq!(errors_beside(&one, &own), Vec::<String>::new());
-    assert_eq!(errors_beside(&own, &one), Vec::<String>::new());
-    assert_eq!(errors_beside(&one, &config("two-1-normal", &label("two"), spec)).len(), 1);
-}
-
-#[test]
-fn the_shards_of_one_root_are_not_compared_while_they_are_changed_one_by_one() {
-    let spec = "{controller: {leaderElectionName: lock}, selector: {matchLabels: {a: b}}, limits: [{selector: {matchLabels: {team: a}}}]}";
-    let made = |name: &str, root: &str, uid: &str| {
-        let mut made =
-            config(name, &format!("{{{}: {root}}}", names::label::AUTO_SHARDING_ROOT), spec);
-        let owner = OwnerReference { uid: uid.to_owned(), ..OwnerReference::default() };
-        made.metadata.owner_references = Some(vec![owner]);
-        made
-    };
-    let one = made("op-1-normal", "op", "1");
-    assert_eq!(errors_beside(&one, &made("op-2-normal", "op", "1")), Vec::<String>::new());
-    assert_eq!(errors_beside(&one, &made("op-2-normal", "op", "2")).len(), 1, "of an earlier root");
-    assert_eq!(errors_beside(&one, &made("more-1-normal", "more", "1")).len(), 1);
-}
-
-#[test]
 fn an_earlier_state_of_itself_is_no_conflict() {
     let limits = format!("[{}]", pods("{matchLabels: {team: a}}"));
     let shards = shards(&[("one", &limits)]);
