@@ -99,6 +99,14 @@ pub mod api_server {
     pub const SLICE_LABEL: &str = "kubernetes.io/service-name";
 }
 
+/// The proxy inside a pod.
+pub mod sidecar {
+    /// The name of its container.
+    pub const CONTAINER: &str = "ctrlmesh-proxy";
+    /// The argument that has it take what the kernel redirects.
+    pub const REDIRECTED: &str = "--redirected";
+}
+
 /// The Secret, in the manager's namespace, that holds the key of the mesh's CA.
 pub const CA_SECRET: &str = "ctrlmesh-ca";
 

@@ -29,6 +29,25 @@ pub struct Policy {
     /// The leader-election lock that each shard has for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<Lock>,
+    /// Who takes the pod's connections.
+    #[serde(default, skip_serializing_if = "Redirect::is_to_node")]
+    pub redirect: Redirect,
+    /// Whether its connections pass while nobody takes them, rather than fail.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fail_open: bool,
+}
+
+/// Where the kernel of a node sends a pod's connections to the API server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Redirect {
+    /// To the node's proxy.
+    #[default]
+    Node,
+    /// To the proxy inside the pod.
+    Sidecar,
+    /// Nowhere: the pod itself was told to dial the proxy inside it.
+    Nowhere,
 }
 
 /// Whether a policy is applied.
@@ -164,6 +183,15 @@ impl Policy {
     fn covering(&self, group: &str, resource: &str) -> impl Iterator<Item = &Limit> {
         let enforced = self.mode == Mode::Enforce;
         self.limits.iter().filter(move |limit| enforced && limit.covers(group, resource))
+    }
+}
+
+// === impl Redirect ===
+
+impl Redirect {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+    fn is_to_node(&self) -> bool {
+        *self == Self::Node
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which policy follows from one ShardingConfig?
 
 use crate::api::{self, ShardingConfig};
-use crate::policy::{Limit, Lock, Mode, Policy};
+use crate::policy::{Limit, Lock, Policy};
 use crate::resource::ResourceMatch;
 use crate::selector::{RequirementError, Selector};
 
@@ -36,7 +36,7 @@ pub fn policy(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShareE
         shard: config.metadata.name.clone().unwrap_or_default(),
     });
     let limits = config.spec.limits.iter().enumerate().map(|(at, limit)| compiled(at, limit));
-    Ok(Policy { epoch: 0, mode: Mode::Enforce, limits: limits.collect::<Result<_, _>>()?, lock })
+    Ok(Policy { limits: limits.collect::<Result<_, _>>()?, lock, ..Policy::default() })
 }
 
 fn compiled(at: usize, limit: &api::Limit) -> Result<Limit, ShareError> {

@@ -127,6 +127,9 @@ pub struct Update {
     /// Pods of which the proxy is told nothing any more.
     #[prost(message, repeated, tag = "2")]
     pub gone: Vec<PodId>,
+    /// Whether what the proxy does not know yet goes on in the next one.
+    #[prost(bool, tag = "3")]
+    pub more: bool,
 }
 
 /// One pod's policy.

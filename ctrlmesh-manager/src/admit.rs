@@ -84,14 +84,18 @@ pub fn inject(
         Err(why) => return response.deny(why),
     };
     match shards.as_slice() {
-        [] => warned(
-            response,
-            vec![format!(
-                "no ShardingConfig of namespace {:?} is for this pod: it is left as it is; a node proxy lets it see nothing, and without one it sees everything",
-                asked.namespace.as_deref().unwrap_or_default()
-            )],
-        ),
-        [shard] => match inject::inject(&pod, shard, settings) {
+        // Its ShardingConfig may come later; until then it sees nothing.
+        [] => match inject::inject(&pod, None, settings) {
+            Ok(injected) => {
+                let namespace = asked.namespace.as_deref().unwrap_or_default();
+                let warning = format!(
+                    "no ShardingConfig of namespace {namespace:?} is for this pod: it sees nothing until one is"
+                );
+                warned(patched(response, object, &injected), vec![warning])
+            }
+            Err(refusal) => response.deny(refusal.to_string()),
+        },
+        [shard] => match inject::inject(&pod, Some(shard), settings) {
             Ok(injected) => patched(response, object, &injected),
             Err(refusal) => response.deny(refusal.to_string()),
         },

@@ -120,6 +120,13 @@ impl Told {
         Self { shard: None, operator: None, version: 0, policy: Policy::nothing() }
     }
 
+    /// As it holds for `pod`.
+    fn of(mut self, pod: &Member) -> Self {
+        self.policy.redirect = pod.redirect;
+        self.policy.fail_open = pod.fail_open;
+        self
+    }
+
     /// The policy as it is sent.
     pub fn text(&self) -> Vec<u8> {
         // A policy's keys are texts and its values numbers, texts and lists of them: it can be written.
@@ -159,13 +166,16 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
         }
         let told = match places[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
-            [] => Some(Told::nothing()),
+            [] => Some(Told::nothing().of(pod)),
             [(at, shard)] => match &contents[at] {
-                Some(policies) => policies.get(shard).map(|policy| Told {
-                    shard: Some(shard.to_owned()),
-                    operator: Some(operators[at].full_name()),
-                    version: operators[at].version(),
-                    policy: policy.clone(),
+                Some(policies) => policies.get(shard).map(|policy| {
+                    Told {
+                        shard: Some(shard.to_owned()),
+                        operator: Some(operators[at].full_name()),
+                        version: operators[at].version(),
+                        policy: policy.clone(),
+                    }
+                    .of(pod)
                 }),
                 None => last.cloned(),
             },

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_common::names::port;
+use ctrlmesh_common::policy::Redirect;
 use futures::FutureExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
@@ -153,7 +154,7 @@ fn notices(plan: &Plan) -> Vec<Notice> {
     let notice = |member: &Member| Notice {
         pod: member.name.clone(),
         uid: member.uid.clone(),
-        node: member.node.clone(),
+        node: member.node.clone().filter(|_| member.redirect != Redirect::Nowhere),
         told: plan.told.get(&member.name).cloned(),
     };
     plan.snapshot.members.iter().filter(|member| member.enrolled()).map(notice).collect()
@@ -186,6 +187,7 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
             let namespace = asked.namespace.as_deref().unwrap_or_default();
             // What the pod is to trust has to be there before the pod.
             if response.patch.is_some()
+                && !asked.dry_run
                 && let Err(error) = roots.in_namespace(namespace).await
             {
                 let error = telemetry::chain(&error);

@@ -7,7 +7,7 @@
 
 use std::str::FromStr;
 
-use ctrlmesh_common::names::{annotation, label, root_ca};
+use ctrlmesh_common::names::{annotation, label, root_ca, sidecar as proxy};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, ResourceRequirements, Volume};
 use serde::Deserialize;
 
@@ -15,7 +15,7 @@ mod redirect;
 mod sidecar;
 
 /// The name of the proxy's container, which no other container of the pod may have.
-pub const CONTAINER: &str = "ctrlmesh-proxy";
+pub const CONTAINER: &str = proxy::CONTAINER;
 
 /// What the manager knows of the sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,11 +106,11 @@ impl FromStr for Interception {
     }
 }
 
-/// `pod` as it is to be admitted into the shard called `shard`.
+/// `pod` as it is to be admitted into the shard called `shard`; without one it is enrolled all the same.
 ///
 /// # Errors
 /// Where the pod cannot be served, or asks for what cannot be had.
-pub fn inject(pod: &Pod, shard: &str, settings: &Settings) -> Result<Pod, Refusal> {
+pub fn inject(pod: &Pod, shard: Option<&str>, settings: &Settings) -> Result<Pod, Refusal> {
     let mut pod = pod.clone();
     let annotated = |key: &str| pod.metadata.annotations.as_ref()?.get(key).cloned();
     let interception =
@@ -138,9 +138,10 @@ pub fn inject(pod: &Pod, shard: &str, settings: &Settings) -> Result<Pod, Refusa
     if asked || interception != Interception::Ebpf {
         sidecar::add(spec, settings, resources, interception);
     }
-    let meta = &mut pod.metadata;
-    let labels = meta.labels.get_or_insert_default();
-    labels.insert(label::SHARDING_CONFIG_INJECTED.to_owned(), shard.to_owned());
+    if let Some(shard) = shard {
+        let labels = pod.metadata.labels.get_or_insert_default();
+        labels.insert(label::SHARDING_CONFIG_INJECTED.to_owned(), shard.to_owned());
+    }
     redirect::apply(&mut pod, interception);
     Ok(pod)
 }

@@ -5,7 +5,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ctrlmesh_common::names::label;
+use ctrlmesh_common::names::{annotation, label, sidecar};
+use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_common::selector::Labels;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1;
@@ -49,6 +50,10 @@ pub struct Member {
     pub maker: Option<Maker>,
     /// Whether it is on its way out, or has ended: it keeps its shard, and stands in nobody's way.
     pub leaving: bool,
+    /// Where its connections are sent.
+    pub redirect: Redirect,
+    /// Whether they pass while nobody takes them.
+    pub fail_open: bool,
 }
 
 /// What makes pods.
@@ -133,6 +138,7 @@ impl From<&v1::Pod> for Member {
     fn from(pod: &v1::Pod) -> Self {
         let meta = &pod.metadata;
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let annotated = |key: &str| meta.annotations.as_ref()?.get(key);
         let owners = meta.owner_references.iter().flatten();
         let maker = owners
             .filter(|owner| owner.controller == Some(true))
@@ -149,6 +155,21 @@ impl From<&v1::Pod> for Member {
             maker,
             leaving: meta.deletion_timestamp.is_some()
                 || matches!(phase, Some("Succeeded" | "Failed")),
+            redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
+            fail_open: annotated(annotation::FAIL_OPEN).is_some_and(|value| value == "true"),
+        }
+    }
+}
+
+/// Where the connections of a pod are sent: what it was admitted with counts, not what it says since.
+fn redirect(spec: &v1::PodSpec) -> Redirect {
+    let mut init = spec.init_containers.iter().flatten();
+    match init.find(|container| container.name == sidecar::CONTAINER) {
+        None => Redirect::Node,
+        Some(proxy) => {
+            let mut arguments = proxy.args.iter().flatten();
+            let redirected = arguments.any(|argument| argument.starts_with(sidecar::REDIRECTED));
+            if redirected { Redirect::Sidecar } else { Redirect::Nowhere }
         }
     }
 }
@@ -199,6 +220,21 @@ mod tests {
         assert_eq!(pod.revision_in("op"), Some("5c9"));
         assert_eq!(pod.revision_in("op-5c9"), None);
         assert_eq!(member("op-5c9-x", None, &hash).revision_in("op"), None);
+    }
+
+    #[test]
+    fn where_the_connections_go_follows_from_the_proxy_that_was_injected() {
+        let read = |containers: &str| {
+            let pod = format!(
+                r#"{{"metadata": {{"name": "p", "annotations": {{"{}": "env"}}}}, "spec": {{"containers": [], "initContainers": [{containers}]}}}}"#,
+                annotation::INTERCEPTION
+            );
+            Member::from(&serde_json::from_str::<v1::Pod>(&pod).unwrap()).redirect
+        };
+        assert_eq!(read(""), Redirect::Node, "an annotation alone puts no proxy into a pod");
+        assert_eq!(read(r#"{"name": "ctrlmesh-proxy", "args": ["sidecar"]}"#), Redirect::Nowhere);
+        let redirected = r#"{"name": "ctrlmesh-proxy", "args": ["sidecar", "--redirected=15001"]}"#;
+        assert_eq!(read(redirected), Redirect::Sidecar);
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::config::{CommonArgs, ConfigError, NodeArgs, SidecarArgs};
 use crate::drain::Drain;
 use crate::manager::Manager;
 use crate::metrics::Metrics;
-use crate::node::{Node, NodeError, Settings};
+use crate::node::{self, Node, NodeError, Settings};
 use crate::policy;
 use crate::policy::client;
 use crate::policy::{LoadError, StoreError};
@@ -131,10 +131,10 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
         None => policy::enforce(args.policy.source(), pod, metrics, drain, never)?,
         Some(manager) => {
             let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
-            let told =
+            let followed =
                 client::follow(manager.clone(), client::Served::Pod(pod.clone()), metrics, drain)?;
             // Nothing is served before it is known what.
-            let Some(policy) = client::policy_of(pod, told, metrics, drain).await else {
+            let Some(policy) = client::policy_of(pod, followed.told, metrics, drain).await else {
                 return Ok(true);
             };
             policy
@@ -163,9 +163,18 @@ async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     let targets = args.targets()?;
     let names: Vec<String> = targets.addresses().map(|address| address.to_string()).collect();
     let (served, by_slot) = watch::channel(Arc::default());
-    let source = process.certificate(&names, None).await?;
+    let manager = args.manager.manager();
+    let pods = match &manager {
+        None => node::Source::File(args.pods.ok_or(ConfigError::NoPods)?),
+        Some(manager) => {
+            let served = client::Served::Node(args.node.ok_or(ConfigError::NoNode)?);
+            let Process { metrics, drain, .. } = &process;
+            node::Source::Manager(client::follow(manager.clone(), served, metrics, drain)?)
+        }
+    };
+    let source = process.certificate(&names, manager).await?;
     let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot))?;
-    let (pods, port, pins) = (args.pods, args.redirect_port, args.pin_dir);
+    let (port, pins) = (args.redirect_port, args.pin_dir);
     let settings = Settings { pods, targets, port, pins };
     let node = Node::open(settings, acceptor, served, process.drain.clone())?;
     process.drain.spawn(node.run(starting));

@@ -97,8 +97,20 @@ pub struct SidecarArgs {
 #[derive(Clone, Debug, Args)]
 pub struct NodeArgs {
     /// File with the pods of this node that are served, in JSON or YAML; read again when it changes.
-    #[arg(long, env = "CTRLMESH_PROXY_PODS", value_name = "FILE")]
-    pub pods: PathBuf,
+    #[arg(
+        long,
+        env = "CTRLMESH_PROXY_PODS",
+        value_name = "FILE",
+        required_unless_present = "manager",
+        conflicts_with = "manager"
+    )]
+    pub pods: Option<PathBuf>,
+    /// The manager, that tells the pods of this node and their policies instead.
+    #[command(flatten)]
+    pub manager: ManagerArgs,
+    /// The name of this node, for the manager.
+    #[arg(long, env = "CTRLMESH_PROXY_NODE", value_name = "NAME")]
+    pub node: Option<String>,
     /// What is redirected: ADDRESS:PORT or PREFIX/LENGTH:PORT, IPv6 in brackets; may be repeated. The default is what
     /// Kubernetes tells every pod of the API server.
     #[arg(long, env = "CTRLMESH_PROXY_TARGET", value_name = "TARGET", value_delimiter = ',')]
@@ -148,6 +160,12 @@ pub enum ConfigError {
     /// Neither the flag nor the environment says what is to be redirected.
     #[error("which connections: give --target, or run where KUBERNETES_SERVICE_HOST is an address")]
     NoTarget,
+    /// A manager was named, but no node.
+    #[error("which node: give --node beside --manager")]
+    NoNode,
+    /// Neither a list of pods nor a manager.
+    #[error("which pods: give --pods or --manager")]
+    NoPods,
     /// A manager was named, but no pod.
     #[error("which pod: give --pod beside --manager")]
     NoPod,

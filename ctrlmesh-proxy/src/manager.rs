@@ -5,6 +5,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::str::FromStr;
@@ -51,8 +52,16 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub struct ManagerArgs {
     /// The manager, which tells the policy and signs the certificate; needs --manager-ca, --token and --state-dir.
     #[arg(long, env = "CTRLMESH_PROXY_MANAGER", value_name = "HOST:PORT",
-          requires_all = ["manager_ca", "token", "state_dir"], conflicts_with_all = ["policy", "sharding_config"])]
+          requires_all = ["manager_ca", "token", "state_dir"])]
     pub manager: Option<Address>,
+    /// Where the manager is connected to, rather than where its name leads: what Kubernetes tells pods of its Service.
+    #[arg(
+        long,
+        env = "CTRLMESH_PROXY_MANAGER_ADDRESS",
+        value_name = "ADDRESS",
+        requires = "manager"
+    )]
+    pub manager_address: Option<IpAddr>,
     /// The CA that the manager's certificate is verified against; read for each connection.
     #[arg(long, env = "CTRLMESH_PROXY_MANAGER_CA", value_name = "FILE")]
     pub manager_ca: Option<PathBuf>,
@@ -81,8 +90,10 @@ pub struct AddressError {
 /// How the manager is reached.
 #[derive(Clone, Debug)]
 pub struct Manager {
-    /// Where it is.
+    /// Where it is, and what it is called.
     pub address: Address,
+    /// Where it is instead of where its name leads.
+    pub at: Option<IpAddr>,
     /// Who vouches for it.
     pub ca: PathBuf,
     /// Who the proxy is.
@@ -153,7 +164,7 @@ impl ManagerArgs {
     pub fn manager(&self) -> Option<Manager> {
         let (address, ca) = self.manager.clone().zip(self.manager_ca.clone())?;
         let (token, state) = self.token.clone().zip(self.state_dir.clone())?;
-        Some(Manager { address, ca, token, state })
+        Some(Manager { address, at: self.manager_address, ca, token, state })
     }
 }
 
@@ -201,8 +212,11 @@ impl Manager {
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let origin = Uri::builder().scheme(Scheme::HTTPS).authority(authority).path_and_query("/");
         let origin = origin.build().map_err(|_unfit| unfit())?;
-        let stream =
-            TcpStream::connect((host.as_str(), *port)).await.map_err(ConnectError::Connect)?;
+        let stream = match self.at {
+            Some(address) => TcpStream::connect((address, *port)).await,
+            None => TcpStream::connect((host.as_str(), *port)).await,
+        };
+        let stream = stream.map_err(ConnectError::Connect)?;
         stream.set_nodelay(true).map_err(ConnectError::Connect)?;
         let stream = Box::pin(tls.connect(name, stream)).await.map_err(ConnectError::Connect)?;
         let mut http2 = http2::Builder::new(Tasks(drain.clone()));

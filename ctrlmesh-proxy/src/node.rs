@@ -7,13 +7,14 @@
 
 mod network;
 mod pods;
+mod roster;
+mod enrolled;
+mod arrivals;
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use tokio::sync::watch;
@@ -26,18 +27,21 @@ use tracing::{info, warn};
 use crate::accept::{Acceptor, PodSlot};
 use crate::drain::Drain;
 use crate::intercept;
-use crate::intercept::cgroup::{Cgroup, Hierarchy};
+use crate::intercept::cgroup::Hierarchy;
 use crate::intercept::listener::Namespace;
 use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
 use crate::metrics::Metrics;
+use crate::node::arrivals::Arrivals;
+use crate::node::enrolled::{Complaint, Enrolled, Serving};
 use crate::node::network::{NetworkId, Networks};
-use crate::policy;
+use crate::node::roster::Roster;
 use crate::policy::{LoadError, PodName};
 use crate::readiness::BlockReady;
 use crate::serve::Served;
-use crate::watched::{PERIOD, Watched};
+use crate::watched::PERIOD;
 
 pub use pods::{Place, Pod, PodsError};
+pub use roster::Source;
 
 /// Whose the attachments are.
 const OWNER: &str = "node";
@@ -45,11 +49,17 @@ const OWNER: &str = "node";
 /// How old the proxy's last beat may be before it counts as hanging: twenty beats.
 const BEAT_MAX_AGE: Duration = Duration::from_secs(5);
 
+/// How soon it is looked again at pods that are only being started.
+const SOON: Duration = Duration::from_millis(10);
+
+/// For how long after a change of the list pods count as being started.
+const STARTING: Duration = Duration::from_mins(1);
+
 /// How to serve a node.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The list of pods.
-    pub pods: PathBuf,
+    /// Who says which pods.
+    pub pods: Source,
     /// What of their connections is redirected.
     pub targets: Targets,
     /// Where that arrives in each network namespace.
@@ -60,18 +70,21 @@ pub struct Settings {
 
 /// Keeps the kernel, the listeners and the policies as the list of pods says.
 pub struct Node {
-    watched: Watched,
+    roster: Roster,
     wanted: Arc<Vec<Pod>>,
     targets: Targets,
     interceptor: Interceptor,
     hierarchy: Hierarchy,
+    arrivals: Arrivals,
     networks: Networks,
     pods: HashMap<PodName, Enrolled>,
     served: BySlot,
     /// Whether the kernel may hold what nobody wants.
     untidy: bool,
     /// What each pod waits for, so that it is said once.
-    complaints: HashMap<PodName, String>,
+    complaints: HashMap<PodName, Complaint>,
+    /// Until when pods that are not served yet are looked at often.
+    hurry: Instant,
     metrics: Arc<Metrics>,
     drain: Drain,
 }
@@ -99,20 +112,12 @@ enum Waiting {
     Policy(#[from] LoadError),
     #[error("find its network namespace")]
     Network(#[source] intercept::Error),
-}
-
-/// A pod that the kernel knows.
-struct Enrolled {
-    pod: Pod,
-    cgroup: Cgroup,
-    slot: Slot,
-    serving: Option<Serving>,
-}
-
-/// A pod whose connections are taken.
-struct Serving {
-    network: NetworkId,
-    gone: CancellationToken,
+    #[error(
+        "find its network namespace: it has no process yet, or is in the node's own (hostNetwork), where it cannot be served"
+    )]
+    NoNetwork,
+    #[error("be told its policy")]
+    Untold,
 }
 
 // === impl Node ===
@@ -128,29 +133,32 @@ impl Node {
         served: BySlot,
         drain: Drain,
     ) -> Result<Self, NodeError> {
-        let wanted = Arc::new(pods::load(&settings.pods)?);
+        let (roster, wanted) = Roster::open(settings.pods)?;
         let options = Options { pins: settings.pins, ..Options::new(OWNER) };
         let interceptor = Interceptor::open(options)?;
         let originals = Arc::new(interceptor.originals()?);
         let metrics = acceptor.metrics.clone();
         let (port, open) = (settings.port, HashMap::new());
+        let hierarchy = Hierarchy::find()?;
         Ok(Self {
-            watched: Watched::new(settings.pods),
-            wanted,
+            roster,
+            wanted: Arc::new(wanted),
             targets: settings.targets,
             interceptor,
-            hierarchy: Hierarchy::find()?,
+            arrivals: Arrivals::new(hierarchy.mount()),
+            hierarchy,
             networks: Networks { acceptor, originals, port, drain: drain.clone(), open },
             pods: HashMap::new(),
             served,
             untidy: true,
             complaints: HashMap::new(),
+            hurry: Instant::now() + STARTING,
             metrics,
             drain,
         })
     }
 
-    /// Serves until shutdown; `starting` is dropped once all pods have been tried.
+    /// Serves until shutdown; `starting` is dropped once all pods have been tried, of those that are to be served.
     pub async fn run(mut self, starting: BlockReady) {
         let mut starting = Some(starting);
         let mut ticks = time::interval(PERIOD);
@@ -161,16 +169,37 @@ impl Node {
                 biased;
                 // Shutdown: the listeners close, and the kernel refuses what comes.
                 () = drain.started() => return,
-                _ = ticks.tick() => self.pass().await,
+                _ = ticks.tick() => self.arrivals.find(),
+                () = self.roster.news() => {}
+                () = self.arrivals.news() => {}
+                () = time::sleep(SOON), if self.hurries() => {}
             }
-            drop(starting.take());
+            self.pass().await;
+            if self.roster.is_whole() || !self.wanted.is_empty() {
+                drop(starting.take());
+            }
         }
+    }
+
+    /// Whether a pod is only being started, and nobody tells when it is.
+    fn hurries(&self) -> bool {
+        let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
+        let known = if self.arrivals.is_blind() { self.wanted.len() } else { self.pods.len() };
+        serving < known && Instant::now() < self.hurry
     }
 
     /// Looks at everything once.
     async fn pass(&mut self) {
-        if self.watched.changed() {
-            self.read();
+        match self.roster.changed() {
+            Some(Ok(wanted)) => {
+                self.wanted = Arc::new(wanted);
+                self.hurry = Instant::now() + STARTING;
+            }
+            Some(Err(error)) => {
+                let error = format!("{:#}", anyhow::Error::from(error));
+                warn!(error, "list of pods refused, the last one stays");
+            }
+            None => {}
         }
         self.let_go();
         let mut found: HashSet<PathBuf> = HashSet::new();
@@ -184,22 +213,12 @@ impl Node {
             }
         }
         found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
-        if self.untidy {
+        if self.untidy && self.roster.is_whole() {
             self.untidy = self.tidy(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
         }
         self.beat();
         let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
         self.metrics.pods(serving, self.wanted.len() - serving.min(self.wanted.len()));
-    }
-
-    fn read(&mut self) {
-        match pods::load(self.watched.file()) {
-            Ok(wanted) => self.wanted = Arc::new(wanted),
-            Err(error) => {
-                let error = anyhow::Error::from(error);
-                warn!(file = %self.watched.file().display(), error = format!("{error:#}"), "list of pods refused, the last one stays");
-            }
-        }
     }
 
     /// Lets go of the pods that are no longer what or where they were; in the kernel, that is done after those that are
@@ -228,16 +247,27 @@ impl Node {
             Some(enrolled) => enrolled.slot,
             None => self.enrol(pod, found)?,
         };
-        let network = NetworkId::of(&pod.network).map_err(Waiting::Network)?;
-        let gone = CancellationToken::new();
-        let begun = self.begin(pod, slot, network, &gone);
-        let serving = Serving { network, gone };
+        let (file, network) = self.network(pod)?;
+        let serving = Serving { network, file, gone: CancellationToken::new() };
+        let begun = self.begin(pod, slot, &serving);
         if begun.is_err() {
             self.end(slot, Some(serving));
         } else if let Some(enrolled) = self.pods.get_mut(&pod.name) {
             enrolled.serving = Some(serving);
         }
         begun
+    }
+
+    /// The network namespace of a pod that is enrolled.
+    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), Waiting> {
+        if let Some(file) = &pod.network {
+            let id = NetworkId::of(file).map_err(Waiting::Network)?;
+            return Ok((file.clone(), id));
+        }
+        let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
+        let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
+        let found = found.into_iter().next().map(|(id, file)| (file, id));
+        found.ok_or_else(|| unseen.map_or(Waiting::NoNetwork, Waiting::Network))
     }
 
     fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, Waiting> {
@@ -270,20 +300,17 @@ impl Node {
         &mut self,
         pod: &Pod,
         slot: Slot,
-        network: NetworkId,
-        gone: &CancellationToken,
+        Serving { network, file, gone }: &Serving,
     ) -> Result<(), Waiting> {
-        let name = pod.name.to_string();
-        let source = Some(pod.policy.clone());
-        let policy = policy::enforce(source, name, &self.metrics, &self.drain, gone.clone())?;
+        let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
         let served = Served { policy, history: Arc::default(), gone: Some(gone.clone()) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
-        let listener = self.networks.join(network, &pod.network, slot)?;
+        let listener = self.networks.join(*network, file, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;
         self.interceptor.listen(slot, listener)?;
         // Without it the pod goes on over IPv4.
-        let native = Namespace::open(&pod.network)
-            .and_then(|network| self.interceptor.serve_ipv6(slot, &network));
+        let native =
+            Namespace::open(file).and_then(|network| self.interceptor.serve_ipv6(slot, &network));
         if let Err(error) = native {
             info!(pod = %pod.name, error = &error as &dyn std::error::Error, "no IPv6 of our own");
         }
@@ -292,7 +319,7 @@ impl Node {
 
     /// Takes no more connections of a pod, and ends those that there are.
     fn end(&mut self, slot: Slot, serving: Option<Serving>) {
-        let Some(Serving { network, gone }) = serving else { return };
+        let Some(Serving { network, gone, .. }) = serving else { return };
         self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
         self.networks.leave(network, slot);
         gone.cancel();
@@ -329,9 +356,9 @@ impl Node {
             return info!(pod = %name, "pod is served");
         };
         let error = format!("{:#}", anyhow::Error::from(error));
-        if self.complaints.get(name) != Some(&error) {
+        let complaint = self.complaints.entry(name.clone());
+        if complaint.or_insert_with(|| Complaint::new(error.clone())).due(&error) {
             warn!(pod = %name, error, "pod cannot be served yet");
-            self.complaints.insert(name.clone(), error);
         }
     }
 }
@@ -340,23 +367,6 @@ impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node").field("wanted", &self.wanted).finish_non_exhaustive()
     }
-}
-
-// === impl Enrolled ===
-
-impl Enrolled {
-    /// Whether its cgroup is still the one that was attached, and its network namespace, where it still has a name, the
-    /// one that is listened in.
-    fn lives(&self) -> bool {
-        let moved = |serving: &Serving| {
-            NetworkId::of(&self.pod.network).is_ok_and(|now| now != serving.network)
-        };
-        is_cgroup(&self.cgroup.path, self.cgroup.id) && !self.serving.as_ref().is_some_and(moved)
-    }
-}
-
-fn is_cgroup(path: &Path, id: u64) -> bool {
-    fs::metadata(path).is_ok_and(|folder| folder.ino() == id)
 }
 
 fn warn_of(doing: &'static str) -> impl FnOnce(&intercept::Error) {

@@ -33,14 +33,14 @@ pub type Current = watch::Receiver<Arc<Policy>>;
 #[derive(Clone, Debug, Default, Args)]
 pub struct PolicyArgs {
     /// File with the policy of this pod, in JSON or YAML; read again when it changes.
-    #[arg(long, env = "CTRLMESH_PROXY_POLICY", value_name = "FILE")]
+    #[arg(long, env = "CTRLMESH_PROXY_POLICY", value_name = "FILE", conflicts_with = "manager")]
     pub policy: Option<PathBuf>,
     /// File with `ShardingConfigs`, one of which selects this pod; read again when it changes.
     #[arg(
         long,
         env = "CTRLMESH_PROXY_SHARDING_CONFIG",
         value_name = "FILE",
-        conflicts_with = "policy",
+        conflicts_with_all = ["policy", "manager"],
         requires = "pod"
     )]
     pub sharding_config: Option<PathBuf>,

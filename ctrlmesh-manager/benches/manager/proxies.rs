@@ -46,6 +46,7 @@ impl Proxies {
             fs::write(&token, &pod.token).unwrap();
             let manager = Manager {
                 address: manager.address().to_string().parse().unwrap(),
+                at: None,
                 ca: manager.ca(),
                 token,
                 state: folder.path().to_owned(),

@@ -194,10 +194,11 @@ fn a_pod_that_is_made_anew_while_its_root_is_switched_off_has_its_shard_again() 
 }
 
 #[test]
-fn a_pod_that_nobody_selects_is_left_as_it_is_and_told() {
+fn a_pod_that_nobody_selects_is_enrolled_without_a_shard_and_told() {
     let known = snapshot(ROOT);
     let response = injected(pod("x-0", "x"), Some(&known));
-    assert!(response.allowed && response.patch.is_none());
+    assert!(response.allowed);
+    assert_eq!(patch(&response), json!([]), "it has no volume with a CA");
     assert!(response.warnings.unwrap()[0].contains("no ShardingConfig"));
     let mut stranger = pod("op-0", "op");
     stranger["metadata"]["labels"] = json!({});

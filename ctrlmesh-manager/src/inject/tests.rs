@@ -31,12 +31,12 @@ fn usual() -> Value {
 }
 
 fn injected(annotations: Value, spec: Value) -> Value {
-    serde_json::to_value(inject(&pod(annotations, spec), "op-1-normal", &settings()).unwrap())
+    serde_json::to_value(inject(&pod(annotations, spec), Some("op-1-normal"), &settings()).unwrap())
         .unwrap()
 }
 
 fn refused(annotations: Value, spec: Value) -> String {
-    inject(&pod(annotations, spec), "op-1-normal", &settings()).unwrap_err().to_string()
+    inject(&pod(annotations, spec), Some("op-1-normal"), &settings()).unwrap_err().to_string()
 }
 
 #[test]
@@ -49,6 +49,15 @@ fn in_mode_ebpf_only_the_label_and_the_ca_are_changed() {
     let open = injected(json!({annotation::FAIL_OPEN: "true"}), usual());
     let map = &open["spec"]["volumes"][0]["projected"]["sources"][1]["configMap"];
     assert_eq!(map["items"], json!([{"key": "fail-open-ca.crt", "path": "ca.crt"}]));
+}
+
+#[test]
+fn a_pod_without_a_shard_believes_the_mesh_all_the_same() {
+    let bare = inject(&pod(json!({}), usual()), None, &settings()).unwrap();
+    let labels = bare.metadata.labels.as_ref().unwrap();
+    assert!(!labels.contains_key(label::SHARDING_CONFIG_INJECTED));
+    let sharded = inject(&bare, Some("op-1-normal"), &settings()).unwrap();
+    assert_eq!(serde_json::to_value(sharded).unwrap(), injected(json!({}), usual()));
 }
 
 #[test]
@@ -125,7 +134,7 @@ fn in_mode_kubeconfig_every_container_is_given_one() {
     let labels = quiet.metadata.labels.as_mut().unwrap();
     labels.insert(label::DISABLE_FAKE_KUBECONFIG_ARG.to_owned(), "true".to_owned());
     labels.insert(label::DISABLE_FAKE_KUBECONFIG_ENV.to_owned(), "true".to_owned());
-    let found = inject(&quiet, "s", &settings()).unwrap().spec.unwrap();
+    let found = inject(&quiet, Some("s"), &settings()).unwrap().spec.unwrap();
     assert!(found.containers[1].args.is_none() && found.containers[1].env.is_none());
 }
 
@@ -203,13 +212,13 @@ fn any_pod() -> impl Strategy<Value = Pod> {
 proptest! {
     #[test]
     fn injecting_again_changes_nothing(pod in any_pod()) {
-        let once = inject(&pod, "s", &settings()).unwrap();
-        prop_assert_eq!(inject(&once, "s", &settings()).unwrap(), once);
+        let once = inject(&pod, Some("s"), &settings()).unwrap();
+        prop_assert_eq!(inject(&once, Some("s"), &settings()).unwrap(), once);
     }
 
     #[test]
     fn nothing_of_the_pods_own_is_lost(pod in any_pod()) {
-        let after = inject(&pod, "s", &settings()).unwrap();
+        let after = inject(&pod, Some("s"), &settings()).unwrap();
         let (before, after) = (pod.spec.unwrap(), after.spec.unwrap());
         prop_assert_eq!(before.containers.len(), after.containers.len());
         for (before, after) in before.containers.iter().zip(&after.containers) {

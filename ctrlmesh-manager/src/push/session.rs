@@ -335,6 +335,7 @@ impl Session {
                 version: said.version,
             });
         }
+        update.more = self.news;
         update
     }
 

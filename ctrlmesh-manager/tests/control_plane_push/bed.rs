@@ -200,6 +200,7 @@ impl Bed {
         fs::write(&file, token).unwrap();
         Manager {
             address: self.address.to_string().parse().unwrap(),
+            at: None,
             ca: self.path("manager.crt"),
             token: file,
             state: self.path("state"),

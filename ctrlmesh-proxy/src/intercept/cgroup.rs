@@ -112,15 +112,15 @@ impl Hierarchy {
 
 /// Network namespaces of the processes in a cgroup.
 #[derive(Debug, Default)]
-pub(super) struct Namespaces {
+pub struct Namespaces {
     /// By inode: a path by which each can be opened for as long as the process lives.
-    pub(super) found: BTreeMap<u64, PathBuf>,
+    pub found: BTreeMap<u64, PathBuf>,
     /// Why there may be others.
-    pub(super) unseen: Option<Error>,
+    pub unseen: Option<Error>,
 }
 
 /// Network namespaces of the processes in a cgroup and below it.
-pub(super) fn namespaces(cgroup: &Path) -> Namespaces {
+pub fn namespaces(cgroup: &Path) -> Namespaces {
     let mut namespaces = Namespaces::default();
     let mut folders = vec![cgroup.to_owned()];
     while let Some(folder) = folders.pop() {

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tokio_util::sync::CancellationToken;
@@ -13,6 +13,8 @@ use tracing::warn;
 
 use crate::accept::{Acceptor, Origin, PodSlot};
 use crate::drain::Drain;
+use crate::intercept::cgroup;
+use crate::intercept::cgroup::Namespaces;
 use crate::intercept::listener::{self, Namespace};
 use crate::intercept::{Error, Originals, Slot};
 
@@ -46,6 +48,20 @@ impl NetworkId {
     pub(super) fn of(file: &Path) -> Result<Self, Error> {
         listener::identity(file).map(|(device, inode)| Self { device, inode })
     }
+}
+
+/// The network namespaces of the processes of a pod, other than the node's: a process that is only being started is
+/// still in that. And why there may be others.
+pub(super) fn of_processes(cgroup: &Path) -> (Vec<(NetworkId, PathBuf)>, Option<Error>) {
+    let nodes: Vec<NetworkId> =
+        ["self", "1"].iter().filter_map(|one| NetworkId::of(&namespace(one)).ok()).collect();
+    let Namespaces { found, unseen } = cgroup::namespaces(cgroup);
+    let found = found.into_values().filter_map(|file| Some((NetworkId::of(&file).ok()?, file)));
+    (found.filter(|(network, _)| !nodes.contains(network)).collect(), unseen)
+}
+
+fn namespace(process: &str) -> PathBuf {
+    Path::new("/proc").join(process).join("ns/net")
 }
 
 // === impl Networks ===

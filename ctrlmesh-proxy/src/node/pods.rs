@@ -25,12 +25,12 @@ pub struct Pod {
     pub place: Place,
     /// Cgroups below its own whose connections pass.
     pub except: Vec<PathBuf>,
-    /// Its network namespace, as a file: `/proc/PID/ns/net` or one that has a name.
-    pub network: PathBuf,
+    /// Its network namespace, as a file: `/proc/PID/ns/net` or one that has a name. Without it, that of its processes.
+    pub network: Option<PathBuf>,
     /// Whether its connections pass while it cannot be served, rather than fail. Default no.
     pub fail_open: bool,
-    /// Where its policy comes from.
-    pub policy: Source,
+    /// The file that its policy comes from; without it, the manager tells.
+    pub policy: Option<Source>,
 }
 
 /// How a pod's cgroup is found.
@@ -188,6 +188,7 @@ impl Entry {
             _ => return Err(PodsError::OneOf { at, fields: "policy, shardingConfig" }),
         };
         let (except, fail_open) = (self.except, self.fail_open);
+        let (network, policy) = (Some(network), Some(policy));
         Ok(Pod { name, place, except, network, fail_open, policy })
     }
 }
@@ -210,14 +211,14 @@ mod tests {
         )
         .unwrap();
         assert_eq!(pods[0].place, Place::Uid("4b2f".into()));
-        assert_eq!(pods[0].network, Path::new("/proc/7/ns/net"));
+        assert_eq!(pods[0].network.as_deref(), Some(Path::new("/proc/7/ns/net")));
         assert!(
-            matches!(&pods[0].policy, Source::Policy(file) if file == Path::new("/etc/pods/b.yaml"))
+            matches!(&pods[0].policy, Some(Source::Policy(file)) if file == Path::new("/etc/pods/b.yaml"))
         );
         assert!(!pods[0].fail_open && pods[1].fail_open);
         assert_eq!(pods[1].place, Place::Cgroup("/kubepods/x".into()));
         assert_eq!(pods[1].except, [Path::new("/kubepods/x/y")]);
-        let Source::ShardingConfig { file, pod, labels } = &pods[1].policy else { panic!() };
+        let Some(Source::ShardingConfig { file, pod, labels }) = &pods[1].policy else { panic!() };
         assert_eq!((file.to_str(), pod.name.as_str()), (Some("/s.yaml"), "c"));
         assert_eq!(labels, &[PodLabel { key: "k".into(), value: "v".into() }]);
         assert_eq!(read("pods: []"), Ok(Vec::new()));

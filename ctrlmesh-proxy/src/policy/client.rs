@@ -54,8 +54,18 @@ pub struct Client {
     served: Served,
     store: Store,
     told: watch::Sender<Arc<Told>>,
+    whole: watch::Sender<bool>,
     metrics: ManagerMetrics,
     drain: Drain,
+}
+
+/// What the manager says, as it changes.
+#[derive(Clone, Debug)]
+pub struct Followed {
+    /// Of which pods what. A pod that is not there is one of which nothing is known.
+    pub told: watch::Receiver<Arc<Told>>,
+    /// Whether the manager has said everything once: before that, it may know of more pods.
+    pub whole: watch::Receiver<bool>,
 }
 
 /// Why a stream ended.
@@ -78,7 +88,7 @@ enum Refused {
     Check(#[from] ctrlmesh_common::policy::PolicyError),
 }
 
-/// Begins to follow, from what is kept, until shutdown. A pod that is not there is one of which nothing is known.
+/// Begins to follow, from what is kept, until shutdown.
 ///
 /// # Errors
 /// Where what the manager says cannot be kept.
@@ -87,7 +97,7 @@ pub fn follow(
     served: Served,
     metrics: &Metrics,
     drain: &Drain,
-) -> Result<watch::Receiver<Arc<Told>>, StoreError> {
+) -> Result<Followed, StoreError> {
     let store = Store::open(manager.state.clone())?;
     let mut kept = store.load();
     if let Served::Pod(pod) = &served {
@@ -98,8 +108,9 @@ pub fn follow(
         info!(%pod, epoch = held.policy.epoch, "begins with the policy that was kept");
     }
     let (told, current) = watch::channel(Arc::new(kept));
+    let (whole, heard) = watch::channel(false);
     let metrics = metrics.manager.clone();
-    let client = Client { manager, served, store, told, metrics, drain: drain.clone() };
+    let client = Client { manager, served, store, told, whole, metrics, drain: drain.clone() };
     let stop = drain.clone();
     drain.spawn(async move {
         tokio::select! {
@@ -108,7 +119,7 @@ pub fn follow(
             () = client.run() => {}
         }
     });
-    Ok(current)
+    Ok(Followed { told: current, whole: heard })
 }
 
 /// The policy of `pod`, as soon as there is one, and followed until shutdown. Until then nothing is to be served: what
@@ -119,18 +130,30 @@ pub async fn policy_of(
     metrics: &Arc<Metrics>,
     drain: &Drain,
 ) -> Option<Current> {
-    let known = told.wait_for(|told| told.contains_key(&pod)).await.ok()?.clone();
-    let first = known.get(&pod)?.policy.clone();
+    drop(told.wait_for(|told| told.contains_key(&pod)).await.ok()?);
+    policy_now(pod, told, metrics, drain, &CancellationToken::new())
+}
+
+/// The policy of `pod`, where there is one, followed until shutdown or until the pod is `gone`.
+pub fn policy_now(
+    pod: PodName,
+    mut told: watch::Receiver<Arc<Told>>,
+    metrics: &Arc<Metrics>,
+    drain: &Drain,
+    gone: &CancellationToken,
+) -> Option<Current> {
+    let first = told.borrow_and_update().get(&pod)?.policy.clone();
     let (sender, current) = watch::channel(first);
-    let never = CancellationToken::new();
     let (shown, name) = (current.clone(), pod.to_string());
-    drain.spawn(show(shown, name, metrics.clone(), drain.clone(), never));
-    let stop = drain.clone();
+    drain.spawn(show(shown, name, metrics.clone(), drain.clone(), gone.clone()));
+    let (stop, gone) = (drain.clone(), gone.clone());
     drain.spawn(async move {
         loop {
             tokio::select! {
                 // Shutdown.
                 () = stop.started() => return,
+                // The pod is served no more.
+                () = gone.cancelled() => return,
                 changed = told.changed() => if changed.is_err() { return },
             }
             let now = told.borrow_and_update().get(&pod).map(|held| held.policy.clone());
@@ -186,7 +209,12 @@ impl Client {
                 *wait = FIRST_WAIT;
             }
             self.metrics.heard(SystemTime::now());
-            for verdict in self.take(update).await {
+            let more = update.more;
+            let verdicts = self.take(update).await;
+            if !more {
+                self.whole.send_if_modified(|whole| !std::mem::replace(whole, true));
+            }
+            for verdict in verdicts {
                 let report = Report { said: Some(Said::Verdict(verdict)) };
                 if reports.send(report).await.is_err() {
                     return Ok(());
@@ -320,7 +348,7 @@ mod tests {
     }
 
     fn update(policies: &[Entry]) -> Update {
-        Update { policies: policies.to_vec(), gone: Vec::new() }
+        Update { policies: policies.to_vec(), ..Update::default() }
     }
 
     fn epochs(told: &Told) -> Vec<(&str, u64)> {
@@ -361,7 +389,7 @@ mod tests {
     fn of_a_pod_that_is_gone_a_node_forgets_the_policy_and_a_sidecar_does_not() {
         let (told, _) = taken(&Told::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
         let pod = PodId { namespace: "ns".to_owned(), name: "a".to_owned(), uid: "u".to_owned() };
-        let gone = Update { policies: Vec::new(), gone: vec![pod] };
+        let gone = Update { gone: vec![pod], ..Update::default() };
         assert_eq!(taken(&told, gone.clone(), true).0, Told::new());
         assert_eq!(taken(&told, gone, false).0, told);
     }

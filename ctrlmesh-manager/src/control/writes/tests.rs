@@ -39,7 +39,7 @@ fn labelled(plan: &Plan) -> Vec<(String, String)> {
         Write::Label { pod, shard, .. } => Some((pod.name, shard)),
         _ => None,
     };
-    let writes = writes(plan, &Labelling::default(), &BTreeMap::new(), Timestamp::UNIX_EPOCH);
+    let writes = writes(plan, &Labelling::default(), &Seen::default(), Timestamp::UNIX_EPOCH);
     writes.into_iter().filter_map(label).collect()
 }
 

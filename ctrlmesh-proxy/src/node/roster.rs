@@ -1,0 +1,127 @@
+//! Who says which pods are to be served?
+//!
+//! A file, or the manager. What neither of them has said yet is no reason to let go of a pod that a former process was
+//! told to serve: its links are there still, and refuse what would otherwise pass.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ctrlmesh_common::policy::Redirect;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::Waiting;
+use super::pods::{self, Place, Pod, PodsError};
+use crate::drain::Drain;
+use crate::metrics::Metrics;
+use crate::policy::client::{self, Followed};
+use crate::policy::{self, Current, Told};
+use crate::watched::Watched;
+
+/// Who says which pods are to be served.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A file with a list of them.
+    File(PathBuf),
+    /// The manager.
+    Manager(Followed),
+}
+
+/// What is said, as it changes.
+#[derive(Debug)]
+pub(super) enum Roster {
+    File(Watched),
+    Manager(Followed),
+}
+
+// === impl Roster ===
+
+impl Roster {
+    /// The first list.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub(super) fn open(source: Source) -> Result<(Self, Vec<Pod>), PodsError> {
+        match source {
+            Source::File(file) => {
+                let first = pods::load(&file)?;
+                Ok((Self::File(Watched::new(file)), first))
+            }
+            Source::Manager(mut followed) => {
+                let first = of(&followed.told.borrow_and_update());
+                Ok((Self::Manager(followed), first))
+            }
+        }
+    }
+
+    /// The list, where it may have changed since.
+    pub(super) fn changed(&mut self) -> Option<Result<Vec<Pod>, PodsError>> {
+        match self {
+            Self::File(watched) => watched.changed().then(|| pods::load(watched.file())),
+            Self::Manager(followed) => {
+                let changed = followed.told.has_changed().unwrap_or_default();
+                changed.then(|| Ok(of(&followed.told.borrow_and_update())))
+            }
+        }
+    }
+
+    /// Completes when there is a change that need not wait for the next look.
+    pub(super) async fn news(&mut self) {
+        match self {
+            Self::File(_) => std::future::pending().await,
+            Self::Manager(Followed { told, whole }) => {
+                let ended = tokio::select! {
+                    changed = told.changed() => changed.is_err(),
+                    whole = whole.changed() => whole.is_err(),
+                };
+                // It is to be seen by who looks next.
+                told.mark_changed();
+                if ended {
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    }
+
+    /// Whether everything was said that there is to say: who is not on the list now is not to be served.
+    pub(super) fn is_whole(&self) -> bool {
+        match self {
+            Self::File(_) => true,
+            Self::Manager(followed) => *followed.whole.borrow(),
+        }
+    }
+
+    /// The policy of a pod of the list, until it is `gone`.
+    ///
+    /// # Errors
+    /// Where there is none, or one that cannot be applied.
+    pub(super) fn policy(
+        &self,
+        pod: &Pod,
+        metrics: &Arc<Metrics>,
+        drain: &Drain,
+        gone: &CancellationToken,
+    ) -> Result<Current, Waiting> {
+        if let Self::Manager(followed) = self {
+            let told: watch::Receiver<Arc<Told>> = followed.told.clone();
+            let policy = client::policy_now(pod.name.clone(), told, metrics, drain, gone);
+            return policy.ok_or(Waiting::Untold);
+        }
+        let name = pod.name.to_string();
+        Ok(policy::enforce(pod.policy.clone(), name, metrics, drain, gone.clone())?)
+    }
+}
+
+/// The pods of which the manager says that the node redirects their connections.
+fn of(told: &Told) -> Vec<Pod> {
+    let redirected = told.iter().filter(|(_, held)| held.policy.redirect == Redirect::Node);
+    let pods = redirected.map(|(name, held)| Pod {
+        name: name.clone(),
+        place: Place::Uid(held.uid.clone()),
+        except: Vec::new(),
+        network: None,
+        fail_open: held.policy.fail_open,
+        policy: None,
+    });
+    pods.collect()
+}

@@ -1,0 +1,95 @@
+//! ctrlmesh on a cluster, deployed as its users deploy it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::Cluster;
+use serde_json::Value;
+use xtask::images::{self, Image};
+
+/// Where it is deployed to.
+pub(crate) const NAMESPACE: &str = "ctrlmesh-system";
+
+/// How long something may take that takes seconds on an idle machine.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// How often it is looked.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// A file or folder of the checkout.
+pub(crate) fn checkout(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// The cluster that all tests of a binary share, with everything deployed.
+pub(crate) fn shared() -> &'static Cluster {
+    static DEPLOYED: LazyLock<Result<()>> = LazyLock::new(|| deploy(Cluster::shared()));
+    DEPLOYED.as_ref().unwrap_or_else(|error| panic!("{error:?}"));
+    Cluster::shared()
+}
+
+/// One command, as the README says, and everything is ready.
+pub(crate) fn deploy(cluster: &Cluster) -> Result<()> {
+    if let Some(node) = cluster.node() {
+        let mut archives = images::build(&[Image::Proxy, Image::Manager], true)?;
+        archives.extend(images::build(&[Image::ExampleOperator], false)?);
+        for archive in archives {
+            node.load(&archive)?;
+        }
+    }
+    kubectl(cluster, &["apply", "--kustomize", &checkout("deploy").display().to_string()])?;
+    ready(cluster)
+}
+
+/// Waits until manager and node proxies are ready.
+pub(crate) fn ready(cluster: &Cluster) -> Result<()> {
+    for what in ["deployment/ctrlmesh-manager", "daemonset/ctrlmesh-node"] {
+        kubectl(cluster, &["--namespace", NAMESPACE, "rollout", "status", what, "--timeout=120s"])?;
+    }
+    Ok(())
+}
+
+/// What kubectl answers.
+pub(crate) fn kubectl(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+    let output = cluster.kubectl().args(arguments).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {said}", arguments.join(" "));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// What kubectl answers, in JSON.
+pub(crate) fn json(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
+    let arguments = [arguments, &["--output=json"]].concat();
+    Ok(serde_json::from_str(&kubectl(cluster, &arguments)?)?)
+}
+
+/// Every request of the service account that the API server has answered, as its audit log has it. The cluster must be a
+/// node of ours.
+pub(crate) fn requests(cluster: &Cluster, namespace: &str, account: &str) -> Result<Vec<Value>> {
+    let user = format!("system:serviceaccount:{namespace}:{account}");
+    let node = cluster.node().context("a node of our own")?;
+    let log = fs::read_to_string(node.control_plane().audit_log())?;
+    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    Ok(events.filter(|event| event["user"]["username"] == user.as_str()).collect())
+}
+
+/// The pod that a request came from, by its token.
+pub(crate) fn pod_of(request: &Value) -> Option<&str> {
+    request["user"]["extra"]["authentication.kubernetes.io/pod-name"][0].as_str()
+}
+
+/// Waits for something to be there.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        ensure!(Instant::now() < deadline, "waited in vain for {what}");
+        thread::sleep(LOOK_EVERY);
+    }
+}

@@ -1,0 +1,100 @@
+//! Everything, as users have it: manager and node proxies from `deploy/`, and an ordinary operator that is enrolled by a
+//! label.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::Cluster;
+use mesh::{checkout, json, kubectl, until};
+use serde_json::Value;
+
+mod mesh;
+
+/// Where the operator is deployed to, and its account.
+const OPERATOR: &str = "example-operator";
+
+/// Namespaces with one website each, of both halves.
+const SHOPS: [&str; 6] = ["shop-a", "shop-b", "shop-c", "shop-d", "shop-e", "shop-f"];
+
+fn website(cluster: &Cluster, namespace: &str) -> Result<()> {
+    let file = checkout("deploy/example-operator/config/samples/web_v1alpha1_website.yaml");
+    let file = file.display().to_string();
+    // For some seconds after the kind was made known, the API server's own admission does not know it.
+    until("the kind to be known everywhere", || {
+        Ok(kubectl(cluster, &["--namespace", namespace, "apply", "--filename", &file]).ok())
+    })
+    .map(drop)
+}
+
+/// Who wrote pages, and in which namespaces, as the audit log has it.
+fn writers(requests: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
+    let mut writers: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for request in requests {
+        let object = &request["objectRef"];
+        let written = request["verb"] == "create" && object["resource"] == "configmaps";
+        if let (true, Some(pod), Some(namespace)) =
+            (written, mesh::pod_of(request), object["namespace"].as_str())
+        {
+            writers.entry(pod.to_owned()).or_default().insert(namespace.to_owned());
+        }
+    }
+    writers
+}
+
+#[test]
+fn each_replica_of_an_enrolled_operator_works_on_its_own_share_and_none_passes_the_proxy()
+-> Result<()> {
+    let cluster = mesh::shared();
+    for shop in SHOPS {
+        kubectl(cluster, &["create", "namespace", shop])?;
+    }
+    let sharded = checkout("deploy/example-operator/config/sharded").display().to_string();
+    kubectl(cluster, &["apply", "--kustomize", &sharded])?;
+    let rollout = ["rollout", "status", "deployment/example-operator", "--timeout=120s"];
+    kubectl(cluster, &[&["--namespace", OPERATOR], &rollout[..]].concat())?;
+    for shop in SHOPS {
+        website(cluster, shop)?;
+    }
+    for shop in SHOPS {
+        let wait = ["wait", "website", "--all", "--for=condition=Published", "--timeout=120s"];
+        kubectl(cluster, &[&["--namespace", shop], &wait[..]].concat())?;
+    }
+    let pods = json(cluster, &["--namespace", OPERATOR, "get", "pods"])?;
+    let pods = pods["items"].as_array().context("pods")?.clone();
+    ensure!(pods.len() == 2, "{} pods", pods.len());
+    for pod in &pods {
+        let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+        ensure!(*restarts == 0, "{restarts} restarts");
+    }
+    let Some(node) = cluster.node() else { return Ok(()) };
+    let requests = mesh::requests(cluster, OPERATOR, OPERATOR)?;
+    let writers = writers(&requests);
+    let [one, other] = &writers.values().collect::<Vec<_>>()[..] else {
+        anyhow::bail!("both replicas should have written: {writers:?}")
+    };
+    ensure!(one.is_disjoint(other), "{writers:?}");
+    ensure!(one.len() + other.len() == SHOPS.len(), "{writers:?}");
+    let address = node.control_plane().url().trim_start_matches("https://");
+    let address = address.split(':').next().context("an address")?;
+    for request in &requests {
+        ensure!(request["sourceIPs"][0] == address, "past the proxy: {request}");
+    }
+    // What is asked for is only the share, from the first request on.
+    let lists = requests.iter().filter(|request| {
+        request["objectRef"]["resource"] == "websites"
+            && matches!(request["verb"].as_str(), Some("list" | "watch"))
+    });
+    let mut selected = 0;
+    for list in lists {
+        let uri = list["requestURI"].as_str().context("a URI")?;
+        ensure!(uri.contains("labelSelector=ctrlmesh.kusionstack.io%2Fsharding-hash"), "{uri}");
+        selected += 1;
+    }
+    ensure!(selected >= 2, "{selected} lists");
+    until("the status to say that both are told", || {
+        let root = json(cluster, &["--namespace", OPERATOR, "get", "shardingconfig", "websites"])?;
+        let conditions = root["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let programmed = conditions.iter().find(|one| one["type"] == "Programmed");
+        Ok(programmed.filter(|one| one["status"] == "True").map(drop))
+    })
+}
