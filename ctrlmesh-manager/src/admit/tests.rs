@@ -31,7 +31,11 @@ fn a_resource_that_is_not_served_is_a_warning() {
         {"apiGroups": ["apps"], "resources": ["pods", "deploymnets"]},
         {"apiGroups": ["batch"], "resources": ["*"]},
     ]);
-    let response = validate(&asked("CREATE", object.clone(), None), Some(&snapshot("")));
+    let response = validate(
+        &asked("CREATE", object.clone(), None),
+        Some(&snapshot("")),
+        &Labelling::default(),
+    );
     assert!(response.allowed, "{}", message(&response));
     let warnings = response.warnings.unwrap();
     let of_resources = warnings.iter().filter(|one| one.contains("relateResources"));
@@ -43,7 +47,7 @@ fn a_resource_that_is_not_served_is_a_warning() {
     ];
     assert_eq!(fields, expected, "{warnings:?}");
     let unknown = Snapshot { served: std::sync::Arc::default(), ..snapshot("") };
-    let response = validate(&asked("CREATE", object, None), Some(&unknown));
+    let response = validate(&asked("CREATE", object, None), Some(&unknown), &Labelling::default());
     let warnings = response.warnings.unwrap_or_default();
     assert!(!warnings.iter().any(|one| one.contains("relateResources")), "{warnings:?}");
 }
