@@ -182,6 +182,10 @@ fn of_config(
         }
         None => validate::sharding_config(config, &[], None),
     };
+    if let Some(snapshot) = snapshot {
+        let served = |group: &str, resource: &str| snapshot.served.has(group, resource);
+        report.warnings.extend(validate::served(config, &served).warnings);
+    }
     if report.errors.is_empty() {
         let none = BTreeSet::new();
         let namespaces = snapshot.map_or(&none, |snapshot| &snapshot.namespaces);

@@ -153,11 +153,12 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     let records = operators.iter().zip(policies).map(|(operator, policies)| {
         let policies = policies?;
         let record = record::of(operator, &policies, world.configs);
-        let epoch = record.epoch;
+        let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
         compiled.operators.insert(operator.full_name(), record);
-        Some((epoch, policies))
+        let current = |(shard, policy)| (shard, in_epoch(policy, epoch, changed_at));
+        Some(policies.into_iter().map(current).collect())
     });
-    let contents: Vec<Option<(u64, Policies)>> = records.collect();
+    let contents: Vec<Option<Policies>> = records.collect();
     for (pod, mut places) in placed(world.members, &operators) {
         let last = before.get(&pod.name);
         if places.len() > 1 {
@@ -167,12 +168,12 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
             [] => Some(Told::nothing().of(pod)),
             [(at, shard)] => match &contents[at] {
-                Some((epoch, policies)) => policies.get(shard).map(|policy| {
+                Some(policies) => policies.get(shard).map(|policy| {
                     Told {
                         shard: Some(shard.to_owned()),
                         operator: Some(operators[at].full_name()),
                         version: operators[at].version(),
-                        policy: Policy { epoch: *epoch, ..policy.clone() },
+                        policy: policy.clone(),
                     }
                     .of(pod)
                 }),
@@ -219,6 +220,15 @@ pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeM
         told.map(|told| (pod.clone(), told.clone()))
     });
     told.collect()
+}
+
+/// The same, as it is told in an epoch that began at the version `changed_at`.
+fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
+    policy.epoch = epoch;
+    for limit in &mut policy.limits {
+        limit.changed_at = changed_at;
+    }
+    policy
 }
 
 /// The policies, if each can be sent: one that is too large would be sent and refused for ever.

@@ -147,6 +147,10 @@ pub fn of(
         }
         _ => {}
     }
+    if status.epoch != before.epoch {
+        // The version by which it was decided.
+        status.changed_at.clone_from(&config.metadata.resource_version);
+    }
     let accepted = accepted(config, &full_name, plan);
     let programmed = programmed(record.or(root_record), &all, facts);
     let degraded = degraded(&full_name, record, &all, plan, facts);

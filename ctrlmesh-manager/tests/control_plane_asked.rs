@@ -15,8 +15,6 @@ use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
 mod harness;
 
@@ -87,14 +85,8 @@ async fn managed(plane: &ControlPlane, client: &Client) -> Result<Manager> {
 
 /// How often `path` was asked.
 async fn asked(manager: &Manager, path: &str) -> Result<u64> {
-    let address = manager.address("metrics").await?;
-    let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: m\r\nconnection: close\r\n\r\n").await?;
-    let mut page = String::new();
-    stream.read_to_string(&mut page).await?;
-    let start = format!("ctrlmesh_manager_webhook_reviews_total{{path=\"{path}\"");
-    let counts = page.lines().filter(|line| line.starts_with(&start));
-    Ok(counts.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum())
+    let begin = format!("ctrlmesh_manager_webhook_reviews_total{{path=\"{path}\"");
+    manager.counted(&begin).await
 }
 
 /// Has pods injected after they are labelled: the API server then asks for labels once more.

@@ -16,8 +16,6 @@ use kube::api::{Api, ListParams, PostParams};
 use kube::runtime::watcher::{self, watcher};
 use kube::{Client, ResourceExt as _, runtime::WatchStreamExt as _};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::time;
 
 mod harness;
@@ -81,16 +79,6 @@ async fn until_labelled(client: &Client, key: &str, hash: NamespaceHash) -> Resu
     .await
 }
 
-/// What the manager counts under `name`.
-async fn counted(manager: &Manager, name: &str) -> Result<u64> {
-    let mut stream = TcpStream::connect(manager.address("metrics").await?).await?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: m\r\nconnection: close\r\n\r\n").await?;
-    let mut page = String::new();
-    stream.read_to_string(&mut page).await?;
-    let line = page.lines().find(|line| line.starts_with(name)).context(page.clone())?;
-    Ok(line.rsplit_once(' ').context("no value")?.1.parse()?)
-}
-
 /// Waits until the shard's status says whether objects lack labels.
 async fn until_degraded(client: &Client, reason: &str) -> Result<()> {
     let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &space(0));
@@ -98,8 +86,8 @@ async fn until_degraded(client: &Client, reason: &str) -> Result<()> {
     let mut states = std::pin::pin!(watcher(configs, config).default_backoff().applied_objects());
     let found = async {
         while let Some(state) = states.next().await {
-            let status = state?.status.unwrap_or_default();
-            let degraded = status.conditions.iter().find(|one| one.type_ == "Degraded");
+            let said = state?.status.unwrap_or_default();
+            let degraded = said.conditions.iter().find(|one| one.type_ == "Degraded");
             if degraded.is_some_and(|one| one.reason == reason) {
                 return Ok(());
             }
@@ -127,13 +115,13 @@ async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_
     // So slowly that one can look on.
     let manager = Manager::start(plane, NAMESPACE, &["--label-rate", "30"])?;
     until_degraded(&client, "Unlabelled").await.with_context(|| manager.log())?;
-    ensure!(counted(&manager, "ctrlmesh_manager_label_kinds_unfinished ").await? == 1);
+    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 1);
     let after = until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
     until_degraded(&client, "AsExpected").await?;
-    ensure!(counted(&manager, "ctrlmesh_manager_label_kinds_unfinished ").await? == 0);
+    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 0);
     let repairs = "ctrlmesh_manager_label_repairs_total{kind=\"configmaps./v1\",outcome=\"done\"}";
     let all = u64::try_from(OBJECTS.0 * OBJECTS.1)?;
-    ensure!(counted(&manager, repairs).await? >= all, "{repairs}");
+    ensure!(manager.counted(repairs).await? >= all, "{repairs}");
     // They are the same objects, and what they were labelled with stays for whoever still asks by it.
     let same = |(old, new): (&ConfigMap, &ConfigMap)| {
         old.uid() == new.uid() && new.labels().get(KEY) == old.labels().get(KEY)

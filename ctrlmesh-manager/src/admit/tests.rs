@@ -19,7 +19,37 @@ fn snapshot(text: &str) -> Snapshot {
         configs: manifests.configs,
         namespaces: manifests.namespaces,
         first_ordinals: BTreeMap::new(),
+        served: std::sync::Arc::new([("", "pods"), ("apps", "deployments")].into()),
     }
+}
+
+#[test]
+fn a_resource_that_is_not_served_is_a_warning() {
+    let mut object = config("b", "b", "b");
+    object["spec"]["limits"][0]["relateResources"] = json!([
+        {"apiGroups": ["", "apps"], "resources": ["pods", "deployments"]},
+        {"apiGroups": ["apps"], "resources": ["pods", "deploymnets"]},
+        {"apiGroups": ["batch"], "resources": ["*"]},
+    ]);
+    let response = validate(
+        &asked("CREATE", object.clone(), None),
+        Some(&snapshot("")),
+        &Labelling::default(),
+    );
+    assert!(response.allowed, "{}", message(&response));
+    let warnings = response.warnings.unwrap();
+    let of_resources = warnings.iter().filter(|one| one.contains("relateResources"));
+    let fields: Vec<&str> = of_resources.filter_map(|one| Some(one.split_once(": ")?.0)).collect();
+    let expected = [
+        "spec.limits[0].relateResources[1].resources[0]",
+        "spec.limits[0].relateResources[1].resources[1]",
+        "spec.limits[0].relateResources[2].resources[0]",
+    ];
+    assert_eq!(fields, expected, "{warnings:?}");
+    let unknown = Snapshot { served: std::sync::Arc::default(), ..snapshot("") };
+    let response = validate(&asked("CREATE", object, None), Some(&unknown), &Labelling::default());
+    let warnings = response.warnings.unwrap_or_default();
+    assert!(!warnings.iter().any(|one| one.contains("relateResources")), "{warnings:?}");
 }
 
 fn asked(operation: &str, object: Value, old: Option<Value>) -> Asked {

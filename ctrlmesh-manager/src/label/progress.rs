@@ -22,7 +22,7 @@ pub(super) struct Pass {
 impl Progress {
     /// What is left to do, where there is any.
     pub fn left(&self) -> Option<String> {
-        let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let begun = kinds.values().any(|labelled| *labelled > 0);
         // No count: what says it would have to be written again for each object.
         begun.then(|| {
@@ -32,8 +32,7 @@ impl Progress {
     }
 
     pub(super) fn begin(&self, kind: &str) -> Pass {
-        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kinds.insert(kind.to_owned(), 0);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(kind.to_owned(), 0);
         Pass { progress: self.clone(), kind: kind.to_owned() }
     }
 }

@@ -23,6 +23,7 @@ fn plan(text: &str) -> Plan {
         configs: manifests.configs,
         namespaces: manifests.namespaces,
         first_ordinals: manifests.first_ordinals,
+        ..Snapshot::default()
     };
     plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
 }
@@ -215,4 +216,40 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
         Facts { contacts: &BTreeMap::new(), conflicts: &conflicts, unlabelled: None, now: at(1) };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True Conflict");
+}
+
+#[test]
+fn limits_say_at_which_version_their_epoch_began() {
+    let versioned = |version: &str| {
+        ROOT.replace("name: root,", &format!("name: root, resourceVersion: '{version}',"))
+    };
+    let told = |plan: &Plan| -> Vec<Option<u64>> {
+        let policies = plan.compiled.policies.values();
+        policies.flat_map(|told| &told.policy.limits).map(|limit| limit.changed_at).collect()
+    };
+    let text = versioned("40") + &pod("op-0");
+    let first = plan(&text);
+    assert!(told(&first).iter().all(Option::is_none), "nobody has written it down");
+    let written = status(&first, 0, &[], 1);
+    assert_eq!((written.epoch, written.changed_at.as_deref()), (Some(1), Some("40")));
+    // The object has a later version now, but the epoch is the same.
+    let second = with(&written, &(versioned("50") + &pod("op-0")));
+    assert!(!told(&second).is_empty() && told(&second).iter().all(|at| *at == Some(40)));
+    assert_eq!(status(&second, 0, &[("op-0", 1)], 2).changed_at.as_deref(), Some("40"));
+    let other = text.replace("shardingSize: 2", "shardingSize: 1").replace("'40'", "'60'");
+    let changed = status(&with(&written, &other), 0, &[], 3);
+    assert_eq!((changed.epoch, changed.changed_at.as_deref()), (Some(2), Some("60")));
+}
+
+#[test]
+fn that_objects_are_labelled_anew_is_said() {
+    let plan = plan(&(ROOT.to_owned() + &pod("op-0") + &pod("op-1")));
+    let facts = Facts {
+        contacts: &BTreeMap::new(),
+        conflicts: &BTreeMap::new(),
+        unlabelled: Some("not all objects of these kinds are labelled yet: pods./v1"),
+        now: at(1),
+    };
+    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
+    assert_eq!(said(&found)[2], "Degraded=True Unlabelled");
 }

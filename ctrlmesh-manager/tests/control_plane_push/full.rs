@@ -24,7 +24,7 @@ pub(crate) const SYSTEM: &str = "ctrlmesh-system";
 pub(crate) const OPERATOR: &str = "ops";
 
 /// Namespaces with an object each.
-const TEAMS: [&str; 8] =
+pub(crate) const TEAMS: [&str; 8] =
     ["team-0", "team-1", "team-2", "team-3", "team-4", "team-5", "team-6", "team-7"];
 
 /// What the root divides.
@@ -86,7 +86,7 @@ pub(crate) async fn divide(client: &Client, shards: u32, canary: Option<Value>) 
 }
 
 /// The namespaces whose object it sees.
-async fn seen(client: &Client) -> Option<Teams> {
+pub(crate) async fn seen(client: &Client) -> Option<Teams> {
     let maps: Api<ConfigMap> = Api::all(client.clone());
     let objects = ListParams::default().fields("metadata.name=object");
     let list = maps.list(&objects).await.ok()?;

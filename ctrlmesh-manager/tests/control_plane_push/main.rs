@@ -12,6 +12,7 @@ mod harness;
 mod outage;
 mod process;
 mod replicas;
+mod rotation;
 mod takeover;
 mod token;
 mod webhooks;

@@ -174,7 +174,7 @@ async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twic
 
 /// Two shards are made at first. Each change of the root makes one, changes the one that stays, and removes one.
 fn assert_written_once(written: &Written, changes: usize) {
-    let written = written.lock().unwrap();
+    let written = written.lock().unwrap().clone();
     let count: usize = written.values().map(BTreeSet::len).sum();
     assert_eq!(count, 2 + 2 * changes, "{written:?}");
     let stays = written.iter().filter(|((name, _), _)| name == "op-1-normal");

@@ -29,6 +29,7 @@ fn planned(text: &str) -> Plan {
         configs: manifests.configs,
         namespaces: manifests.namespaces,
         first_ordinals: manifests.first_ordinals,
+        ..Snapshot::default()
     };
     plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
 }
