@@ -81,9 +81,9 @@ impl Session {
     pub(super) async fn exchange(
         self: Rc<Self>,
         request: Request<Relay>,
+        cut: bool,
         informed: impl FnMut(Response<()>),
     ) -> Result<Response<Reply>, Abort> {
-        cut: bool,
         let open = self.server.metrics.stream();
         let begun = Instant::now();
         let accept = request.headers().get(header::ACCEPT).cloned();
