@@ -4,6 +4,7 @@ mod exchange;
 mod headers;
 mod http1;
 mod http2;
+mod items;
 mod lock;
 mod looked;
 mod refuse;
