@@ -4,7 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -38,7 +37,7 @@ use crate::tls::TlsError;
 use crate::tls::issue::{Presented, Source};
 use crate::tls::signed::Signed;
 use crate::tls::trust::Trust;
-use crate::upstream::{Address, Dialer, Target};
+use crate::upstream::{Address, Dialer, Http1Only, Target};
 
 /// Nearer than the deadline of any request, and far enough not to be felt.
 const NEAR: Duration = Duration::from_secs(4);
@@ -85,7 +84,7 @@ pub(crate) struct Parts {
     pub(crate) tls: Arc<ServerConfig>,
     pub(crate) tls_http1: Arc<ServerConfig>,
     pub(crate) trust: Arc<Trust>,
-    pub(crate) http1_only: Arc<AtomicBool>,
+    pub(crate) http1_only: Arc<Http1Only>,
     pub(crate) target: Option<Target>,
     pub(crate) policies: Policies,
     pub(crate) metrics: Arc<Metrics>,

@@ -19,7 +19,6 @@ use std::future::Future;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustls::ServerConfig;
@@ -146,7 +145,7 @@ impl Server {
         served: Served,
         deadline: Instant,
     ) {
-        let http1_only = self.dialer.http1_only.load(Ordering::Relaxed);
+        let http1_only = self.dialer.http1_only.contains(&target.address);
         let config = if http1_only { &self.tls_http1 } else { &self.tls };
         let handshake = Box::pin(handshake(config.clone(), stream));
         let stream = match self.in_time(deadline, handshake).await {
