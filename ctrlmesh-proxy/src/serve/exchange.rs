@@ -109,7 +109,7 @@ impl Session {
             }
             Err(error) => {
                 debug!(error = &error as &dyn Error, "request failed");
-                let status = self.failed(&error)?;
+                let status = self.failed(&error, method.is_safe())?;
                 counted.outcome = Outcome::Refused;
                 refuse::response(&status, accept.as_ref()).map(Content::Plain)
             }
@@ -250,8 +250,9 @@ impl Session {
         }
     }
 
-    /// What to tell the client; nothing where it would, by itself, find its connection broken and try again.
-    fn failed(&self, failure: &Failure) -> Result<Status, Abort> {
+    /// What to tell the client; nothing where it would, by itself, find its connection broken and try again. Only what
+    /// changes nothing, and what was surely not carried out, is said to be worth repeating.
+    fn failed(&self, failure: &Failure, is_safe: bool) -> Result<Status, Abort> {
         Ok(match failure {
             Failure::Refused(refusal) => Status::from(refusal),
             Failure::BadRequest(_) | Failure::Target | Failure::LockUpgraded => {
@@ -279,15 +280,26 @@ impl Session {
             Failure::Upstream(SendError::Http2(error)) if error.is_reset() => {
                 return Err(Abort(error.reason().unwrap_or(Reason::INTERNAL_ERROR)));
             }
-            Failure::Upstream(SendError::Http2(error)) if error.is_go_away() => {
+            // It says which streams it did not look at, and this is one of them.
+            Failure::Upstream(SendError::Http2(error))
+                if error.is_go_away() && error.is_remote() =>
+            {
                 return Err(Abort(Reason::REFUSED_STREAM));
+            }
+            // The client's own body broke.
+            Failure::Upstream(SendError::Http1 { source, .. }) if source.is_user() => {
+                status(400, "BadRequest", failure)
             }
             Failure::Upstream(SendError::Http1 { reused: true, .. }) => {
                 return Err(Abort(Reason::REFUSED_STREAM));
             }
             Failure::Upstream(error) => {
-                if matches!(error, SendError::Http1 { .. } | SendError::Http2(_)) {
+                let sent = matches!(error, SendError::Http1 { .. } | SendError::Http2(_));
+                if sent {
                     self.server.metrics.upstream_error(UpstreamError::Broken);
+                }
+                if sent && !is_safe {
+                    return Ok(status(502, "InternalError", failure));
                 }
                 Status {
                     retry_after: Some(RETRY_AFTER_SECONDS),
