@@ -8,6 +8,7 @@ mod items;
 mod lock;
 mod looked;
 mod refuse;
+mod renaming;
 mod reply;
 mod splice;
 mod view;
