@@ -29,7 +29,7 @@ use crate::metrics::Metrics;
 use crate::node::{Node, NodeError, Settings};
 use crate::policy;
 use crate::policy::client;
-use crate::policy::{LoadError, StoreError};
+use crate::policy::{History, LoadError, StoreError};
 use crate::readiness::{BlockReady, Readiness};
 use crate::serve::{Policies, Served, Server};
 use crate::tls;
@@ -145,7 +145,8 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
         Address::Host(host, _) => host.clone(),
     };
     let source = process.certificate(&[name], manager).await?;
-    let served = Served { policy, history: Arc::default(), gone: None };
+    let history = History::begun(&policy.borrow());
+    let served = Served { policy, history, gone: None };
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
         let listener = listen("operators", *address).await?;

@@ -32,7 +32,7 @@ use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, S
 use crate::metrics::Metrics;
 use crate::node::network::{NetworkId, Networks};
 use crate::policy;
-use crate::policy::{LoadError, PodName};
+use crate::policy::{History, LoadError, PodName};
 use crate::readiness::BlockReady;
 use crate::serve::Served;
 use crate::watched::{PERIOD, Watched};
@@ -277,7 +277,8 @@ impl Node {
         let name = pod.name.to_string();
         let source = Some(pod.policy.clone());
         let policy = policy::enforce(source, name, &self.metrics, &self.drain, gone.clone())?;
-        let served = Served { policy, history: Arc::default(), gone: Some(gone.clone()) };
+        let history = History::begun(&policy.borrow());
+        let served = Served { policy, history, gone: Some(gone.clone()) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(network, &pod.network, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;
