@@ -35,7 +35,7 @@ use crate::node::arrivals::Arrivals;
 use crate::node::enrolled::{Complaint, Enrolled, Serving};
 use crate::node::network::{NetworkId, Networks};
 use crate::node::roster::Roster;
-use crate::policy::{LoadError, PodName};
+use crate::policy::{History, LoadError, PodName};
 use crate::readiness::BlockReady;
 use crate::serve::Served;
 use crate::watched::PERIOD;
@@ -303,7 +303,8 @@ impl Node {
         Serving { network, file, gone }: &Serving,
     ) -> Result<(), Waiting> {
         let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
-        let served = Served { policy, history: Arc::default(), gone: Some(gone.clone()) };
+        let history = History::begun(&policy.borrow());
+        let served = Served { policy, history, gone: Some(gone.clone()) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;

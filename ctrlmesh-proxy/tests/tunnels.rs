@@ -137,6 +137,29 @@ async fn an_opaque_connection_ends_when_a_policy_is_to_be_applied() {
     assert!(rest.is_empty());
 }
 
+#[tokio::test]
+async fn a_tunnel_counts_as_the_connection_that_it_was() {
+    let pki = Pki::new();
+    let upstream = kubelet(&pki).await;
+    let proxy = Proxy::start(&pki, upstream.address, &["--max-connections", "1"]);
+    let mut stream = tls(&pki, proxy.address, "http/1.1").await;
+    let head = "POST /api/v1/namespaces/a/pods/p/exec HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        answer.push(soon("the switch", stream.read_u8()).await.unwrap());
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101 "));
+    assert_eq!(proxy.metric("ctrlmesh_proxy_connections").await, 1.0);
+    let mut second = TcpStream::connect(proxy.address).await.unwrap();
+    let _reset = soon("the refusal", second.read_to_end(&mut Vec::new())).await;
+    drop(stream);
+    harness::until("room for another", || async {
+        proxy.metric("ctrlmesh_proxy_connections").await == 0.0
+    })
+    .await;
+}
+
 /// What a stream carries that means nothing to anyone: every byte, in no order.
 fn noise(seed: u64) -> Vec<u8> {
     let mut random = Random(seed);

@@ -98,6 +98,10 @@ fn a_path_that_can_be_read_in_two_ways_is_refused() {
         "/api/v1/namespaces/ns/pods/a%2Fproxy/../..",
         "/api/v1/namespaces/ns/pods/a/proxy%2F..",
         "http://host/api/v1/pods",
+        "/api/v1/namespaces/ns/pods/a/proxy/../../b",
+        "/api/v1/namespaces/ns/pods/a/proxy/x/%2e%2e/../../../pods",
+        "/api/v1/namespaces/ns/pods/a/proxy/x//../..%2F../../pods",
+        "/api/v1/nodes/n/proxy/..",
     ] {
         assert!(matches!(refused("GET", target), Refusal::AmbiguousPath { .. }), "{target}");
     }

@@ -89,6 +89,13 @@ pub struct Forgotten;
 // === impl History ===
 
 impl History {
+    /// Of a pod that `policy` is served by from now on: it may have been before this process began, too.
+    pub fn begun(policy: &Arc<Policy>) -> Arc<Self> {
+        let history = Self::default();
+        history.in_force(policy);
+        Arc::new(history)
+    }
+
     /// Remembers `policy`, which is in force now.
     pub fn in_force(&self, policy: &Arc<Policy>) -> Arc<InForce> {
         let mut remembered = self.remembered();

@@ -16,7 +16,7 @@ use crate::body::Relay;
 use crate::decide;
 use crate::decide::{Decision, Plan, Refusal, Rename};
 use crate::explain;
-use crate::metrics::{Outcome, UpstreamError};
+use crate::metrics::{ClientError, Outcome, UpstreamError};
 use crate::policy::Reading;
 use crate::request::{RequestInfo, TargetError};
 use crate::rewrite;
@@ -69,6 +69,8 @@ struct Extra {
     _reading: Option<Reading>,
     /// What an open watch will need when the policy changes.
     watch: Option<Asked>,
+    /// Whether it is for a list.
+    is_list: bool,
     /// Whether the response may take as long as it likes.
     long_running: bool,
     /// How long the proxy has worked on the request until it was sent.
@@ -107,7 +109,7 @@ impl Session {
             }
             Err(error) => {
                 debug!(error = &error as &dyn Error, "request failed");
-                let status = self.failed(&error)?;
+                let status = self.failed(&error, method.is_safe())?;
                 counted.outcome = Outcome::Refused;
                 refuse::response(&status, accept.as_ref()).map(Content::Plain)
             }
@@ -171,7 +173,9 @@ impl Session {
         };
         let long_running = info.is_long_running();
         let took = Duration::ZERO;
-        let mut extra = Extra { rename: None, _reading: reading, watch, long_running, took };
+        let is_list = info.verb() == "list";
+        let mut extra =
+            Extra { rename: None, _reading: reading, watch, is_list, long_running, took };
         let Some(plan) = plan else { return Ok((request, extra)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
@@ -184,9 +188,9 @@ impl Session {
                 return Err(Failure::LockUpgraded);
             }
             metrics.renamed.inc();
-            request = Box::pin(lock::request(request, &plan.rename, plan.in_body))
-                .await
-                .map_err(Failure::Lock)?;
+            let deadline = self.server.response_timeout;
+            let renaming = lock::request(request, &plan.rename, plan.in_body, deadline);
+            request = Box::pin(renaming).await.map_err(Failure::Lock)?;
             extra.rename = Some(plan.rename);
         }
         Ok((request, extra))
@@ -237,25 +241,35 @@ impl Session {
                 Ok(response.map(Content::Plain))
             }
             (_, Some(rename)) => {
-                let response =
-                    Box::pin(lock::response(response, &rename)).await.map_err(Failure::Lock)?;
-                Ok(response.map(Content::Plain))
+                let deadline = self.server.response_timeout;
+                let renaming = Box::pin(lock::response(response, &rename, extra.is_list));
+                let renamed = time::timeout(deadline, renaming).await;
+                renamed.map_err(|_elapsed| Failure::Timeout { deadline })?.map_err(Failure::Lock)
             }
             (_, None) => Ok(response.map(Content::Plain)),
         }
     }
 
-    /// What to tell the client; nothing where it would, by itself, find its connection broken and try again.
-    fn failed(&self, failure: &Failure) -> Result<Status, Abort> {
+    /// What to tell the client; nothing where it would, by itself, find its connection broken and try again. Only what
+    /// changes nothing, and what was surely not carried out, is said to be worth repeating.
+    fn failed(&self, failure: &Failure, is_safe: bool) -> Result<Status, Abort> {
         Ok(match failure {
             Failure::Refused(refusal) => Status::from(refusal),
-            Failure::BadRequest(_)
-            | Failure::Target
-            | Failure::LockUpgraded
-            | Failure::Lock(LockedError::Request(_)) => status(400, "BadRequest", failure),
+            Failure::BadRequest(_) | Failure::Target | Failure::LockUpgraded => {
+                status(400, "BadRequest", failure)
+            }
+            Failure::Lock(LockedError::Request(error)) => Status::from(error),
             Failure::Late => status(410, "Expired", failure),
             Failure::Lock(LockedError::TooLarge) => status(413, "RequestEntityTooLarge", failure),
             Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
+            Failure::Lock(LockedError::Busy) => Status {
+                retry_after: Some(RETRY_AFTER_SECONDS),
+                ..status(429, "TooManyRequests", failure)
+            },
+            Failure::Lock(LockedError::Slow { .. }) => {
+                self.server.metrics.client_error(ClientError::Slow);
+                status(408, "Timeout", failure)
+            }
             Failure::Lock(LockedError::Broken | LockedError::Response(_)) => {
                 status(500, "InternalError", failure)
             }
@@ -266,15 +280,26 @@ impl Session {
             Failure::Upstream(SendError::Http2(error)) if error.is_reset() => {
                 return Err(Abort(error.reason().unwrap_or(Reason::INTERNAL_ERROR)));
             }
-            Failure::Upstream(SendError::Http2(error)) if error.is_go_away() => {
+            // It says which streams it did not look at, and this is one of them.
+            Failure::Upstream(SendError::Http2(error))
+                if error.is_go_away() && error.is_remote() =>
+            {
                 return Err(Abort(Reason::REFUSED_STREAM));
+            }
+            // The client's own body broke.
+            Failure::Upstream(SendError::Http1 { source, .. }) if source.is_user() => {
+                status(400, "BadRequest", failure)
             }
             Failure::Upstream(SendError::Http1 { reused: true, .. }) => {
                 return Err(Abort(Reason::REFUSED_STREAM));
             }
             Failure::Upstream(error) => {
-                if matches!(error, SendError::Http1 { .. } | SendError::Http2(_)) {
+                let sent = matches!(error, SendError::Http1 { .. } | SendError::Http2(_));
+                if sent {
                     self.server.metrics.upstream_error(UpstreamError::Broken);
+                }
+                if sent && !is_safe {
+                    return Ok(status(502, "InternalError", failure));
                 }
                 Status {
                     retry_after: Some(RETRY_AFTER_SECONDS),

@@ -64,8 +64,9 @@ pub struct Blocks {
     missing: usize,
     /// The payload's beginning, where it is needed and came in pieces.
     payload: Vec<u8>,
-    /// The block's beginning, where it has several frames.
+    /// The block's beginning, where it has several frames, and whether it is to go on.
     block: Vec<u8>,
+    open: bool,
     /// Streams whose path held a `#`.
     cut: Vec<u32>,
     /// Whether a path in the dynamic table may hold one.
@@ -94,6 +95,11 @@ impl Blocks {
         cut || self.lost
     }
 
+    /// Whether the head of a request has begun and is not whole.
+    pub fn amid_head(&self) -> bool {
+        self.open || self.got == HEAD_BYTES && self.needs_payload()
+    }
+
     /// A frame whose payload is needed.
     fn frame(&mut self, payload: &[u8]) {
         let (kind, flags) = (self.head[3], self.head[4]);
@@ -103,7 +109,8 @@ impl Blocks {
         if kind == HEADERS {
             self.block.clear();
         }
-        if flags & END_HEADERS == 0 {
+        self.open = flags & END_HEADERS == 0;
+        if self.open {
             self.lost |= self.block.len() + fragment.len() > MAX_BLOCK_BYTES;
             if !self.lost {
                 self.block.extend_from_slice(fragment);
