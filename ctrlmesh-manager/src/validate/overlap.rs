@@ -11,6 +11,7 @@ use super::{PodLabels, Problem, Report};
 
 mod claim;
 mod kin;
+mod unowned;
 
 use claim::{Budget, Claim, Named, Spent, UNNAMED};
 use kin::{Kin, Kinship, Workload};
@@ -34,6 +35,7 @@ pub(super) fn with_others(
     let mut budget = Budget::default();
     // Of those that are merely suspicious, one says enough.
     let mut suspected = false;
+    let mut of_operator = Vec::new();
     for other in others {
         let theirs = Kin::of(other, &near);
         names(&mine, &theirs, other, report);
@@ -41,11 +43,21 @@ pub(super) fn with_others(
         if kinship != Kinship::Unknown {
             let theirs = Claim::of(other);
             report.errors.extend(compared(config, &claim, other, &theirs, kinship, &mut budget));
+            of_operator.push(theirs);
         } else if !suspected && let Ok(Some(what)) = claim.common(&Claim::of(other), &mut budget) {
             suspected = true;
             let told = could_own(what, other);
             report.warning(share_field(config), format!("{told}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
         }
+    }
+    if report.errors.is_empty()
+        && mine.is_by_hand()
+        && mine.is_known()
+        && let Ok(Some(((_, resource), hashes))) =
+            unowned::unowned(&claim, &of_operator, &mut budget)
+    {
+        let what = if resource == UNNAMED { "resources that are not named" } else { resource };
+        report.warning("spec.limits", format!("the hashes {hashes} of {what} belong to nobody: neither this shard nor another of its operator has them"));
     }
 }
 

@@ -138,6 +138,21 @@ impl<'a> Claim<'a> {
         Ok(true)
     }
 
+    /// Whether a label with this key and value is what it may see of a resource; none where it does not limit that.
+    pub(super) fn admits(
+        &self,
+        (group, resource): Named<'_>,
+        key: &str,
+        value: &str,
+        budget: &mut Budget,
+    ) -> Result<Option<bool>, Spent> {
+        let parts = self.covering(group, resource, budget)?;
+        let asked = parts.iter().flat_map(|at| self.parts[*at].selector.requirements());
+        let asked: Vec<_> = asked.filter(|one| one.key() == key).collect();
+        let admits = asked.iter().all(|one| one.condition().admits(Some(value)));
+        Ok((!asked.is_empty()).then_some(admits))
+    }
+
     /// Which parts speak of a resource. Where none does, all of it is seen.
     fn covering(
         &self,

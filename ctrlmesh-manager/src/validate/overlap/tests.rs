@@ -246,3 +246,45 @@ fn what_would_take_too_long_to_compare_is_refused() {
     let both = [&one, &other];
     assert_eq!(yielded(&both, &both).len(), 1);
 }
+
+fn warnings(config: &ShardingConfig, others: &[&ShardingConfig]) -> Vec<String> {
+    let mut report = Report::default();
+    with_others(config, others, &mut report);
+    assert_eq!(report.errors, []);
+    report.warnings.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn hashes_that_no_shard_by_hand_has_are_said() {
+    let of = |name: &str, hashes: std::ops::Range<u8>| {
+        let hashes = hashes.map(|hash| format!("'{hash}'")).collect::<Vec<_>>().join(", ");
+        let pods = "relateResources: [{apiGroups: [''], resources: [pods]}]";
+        let selector =
+            format!("{{key: {}, operator: In, values: [{hashes}]}}", label::SHARDING_HASH);
+        limited(name, &[format!("{{{pods}, selector: {{matchExpressions: [{selector}]}}}}")])
+    };
+    let (first, second, third) = (of("one", 0..2), of("two", 3..30), of("three", 30..32));
+    let found = warnings(&first, &[&second, &third]);
+    assert_eq!(
+        found,
+        [
+            "spec.limits: the hashes 2 of pods belong to nobody: neither this shard nor another of its operator has them"
+        ]
+    );
+    assert_eq!(warnings(&first, &[&second, &third, &of("four", 2..3)]), Vec::<String>::new());
+    let none = Vec::<String>::new();
+    assert_eq!(warnings(&shard("by-team", "a"), &[]), none, "it is not divided by hash");
+    let mut stranger = of("four", 2..3);
+    stranger.spec.controller =
+        Some(ctrlmesh_common::api::Controller { leader_election_name: "x".to_owned() });
+    assert_eq!(warnings(&first, &[&second, &third, &stranger]).len(), 1);
+    let on = root("root", "");
+    assert_eq!(
+        warnings(&owned(of("r-1-normal", 0..2), &on), &[&on]),
+        none,
+        "its root has them all"
+    );
+    let mut anybodys = first.clone();
+    anybodys.spec.controller = None;
+    assert_eq!(warnings(&anybodys, &[]), none, "nobody knows who its like are");
+}
