@@ -55,7 +55,8 @@ pub struct News {
     pub message: String,
 }
 
-/// What has to be written, in the order in which it should be.
+/// What has to be written: shards first, status last. None of it has to wait for another: what is decided by what another
+/// has changed meanwhile is refused by the API server, and decided anew.
 pub fn writes(
     plan: &Plan,
     labelling: &Labelling,
