@@ -179,16 +179,20 @@ where
 
     async fn apply(&self, config: &ShardingConfig, added: &[&str]) -> kube::Result<()> {
         let configs = self.configs(config);
+        let mut config = config.clone();
         if !added.is_empty() {
             // Applying leaves alone what another has added.
             let fields: serde_json::Map<_, _> =
                 added.iter().map(|field| ((*field).to_owned(), json!(null))).collect();
-            let patch = Patch::Merge(json!({ "spec": fields }));
-            configs.patch(&name(config), &PatchParams::default(), &patch).await?;
+            let meta = &config.metadata;
+            let seen = json!({"uid": meta.uid, "resourceVersion": meta.resource_version});
+            let patch = Patch::Merge(json!({"metadata": seen, "spec": fields}));
+            let there = configs.patch(&name(&config), &PatchParams::default(), &patch).await?;
+            config.metadata.resource_version = there.metadata.resource_version;
         }
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        configs.patch(&name(config), &params, &Patch::Apply(config)).await?;
-        info!(shard = name(config), "shard written as its root says");
+        configs.patch(&name(&config), &params, &Patch::Apply(&config)).await?;
+        info!(shard = name(&config), "shard written as its root says");
         Ok(())
     }
 
