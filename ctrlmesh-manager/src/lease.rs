@@ -86,16 +86,6 @@ struct Election {
 #[derive(Debug, Default)]
 struct Absence(Option<Instant>);
 
-// === impl Absence ===
-
-impl Absence {
-    /// Takes that the Lease is not there; returns whether nobody can believe to hold it any more. Of one that was `seen`
-    /// there was a holder, which may not reach the API server, and so not notice.
-    fn is_over(&mut self, seen: bool, now: Instant) -> bool {
-        now >= *self.0.get_or_insert(now) + if seen { LASTS } else { NOTICED }
-    }
-}
-
 // === impl Leadership ===
 
 impl Leadership {
@@ -296,6 +286,16 @@ impl Election {
             Ok(Err(error)) => debug!(error = telemetry::chain(&error), "lease not given back"),
             Err(_elapsed) => debug!("lease not given back in time"),
         }
+    }
+}
+
+// === impl Absence ===
+
+impl Absence {
+    /// Takes that the Lease is not there; returns whether nobody can believe to hold it any more. Of one that was `seen`
+    /// there was a holder, which may not reach the API server, and so not notice.
+    fn is_over(&mut self, seen: bool, now: Instant) -> bool {
+        now >= *self.0.get_or_insert(now) + if seen { LASTS } else { NOTICED }
     }
 }
 
