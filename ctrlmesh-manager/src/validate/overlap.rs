@@ -13,8 +13,11 @@ mod claim;
 mod kin;
 mod unowned;
 
-use claim::{Budget, Claim, Named, Spent, UNNAMED};
+use claim::{Budget, Claim, Named, STEPS, Spent, UNNAMED};
 use kin::{Kin, Kinship, Workload};
+
+/// How many steps it may take to compare all ShardingConfigs of a namespace.
+const ALL_STEPS: usize = 4 * STEPS;
 
 /// What two ShardingConfigs of one operator have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,7 +35,7 @@ pub(super) fn with_others(
 ) {
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
     let (mine, claim) = (Kin::of(config, &near), Claim::of(config));
-    let mut budget = Budget::default();
+    let mut budget = Budget::of(STEPS);
     // Of those that are merely suspicious, one says enough.
     let mut suspected = false;
     let mut of_operator = Vec::new();
@@ -67,7 +70,7 @@ pub fn yielding(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(u
     let kin: Vec<Kin<'_>> = configs.iter().map(|config| Kin::of(config, near)).collect();
     let mut claims: Vec<Option<Claim<'_>>> = configs.iter().map(|_| None).collect();
     let mut in_force: BTreeMap<Token<'_>, Vec<usize>> = BTreeMap::new();
-    let mut budget = Budget::default();
+    let mut budget = Budget::of(ALL_STEPS);
     let mut yielding = Vec::new();
     for (at, config) in configs.iter().enumerate() {
         let of_one = tokens(&kin[at]);

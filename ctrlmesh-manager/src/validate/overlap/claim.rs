@@ -14,8 +14,8 @@ use crate::validate::limits::is_wildcard;
 /// Stands for all groups and resources that no limit names; no API server serves a group or resource of this name.
 pub(super) const UNNAMED: &str = "*any other*";
 
-/// How many steps a budget has: about a second of them.
-const STEPS: usize = 32_000_000;
+/// How many steps it may take to judge one ShardingConfig: about a second of them.
+pub(super) const STEPS: usize = 16_000_000;
 
 /// What a ShardingConfig owns, or all shards of a root together.
 #[derive(Debug)]
@@ -56,15 +56,14 @@ pub(super) struct Spent;
 // === impl Budget ===
 
 impl Budget {
+    /// With so many steps.
+    pub(super) fn of(steps: usize) -> Self {
+        Self { left: steps }
+    }
+
     fn spend(&mut self, steps: usize) -> Result<(), Spent> {
         self.left = self.left.checked_sub(steps).ok_or(Spent)?;
         Ok(())
-    }
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self { left: STEPS }
     }
 }
 
