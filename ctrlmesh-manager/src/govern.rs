@@ -14,7 +14,9 @@ use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
 use kube::core::admission::AdmissionResponse;
 use kube::runtime::events::Recorder;
-use tracing::warn;
+use tokio::sync::Semaphore;
+use tokio::task;
+use tracing::{error, warn};
 
 use crate::admit::{self, Asked};
 use crate::board::{Board, Notice, Receipt};
@@ -30,7 +32,7 @@ use crate::roster::Roster;
 use crate::shard::Labelling;
 use crate::status::Contact;
 use crate::telemetry;
-use crate::webhook::Route;
+use crate::webhook::{Handler, Route};
 
 /// As whom events are told.
 const REPORTER: &str = "ctrlmesh-manager";
@@ -40,6 +42,9 @@ const LABEL: &str = "/label";
 
 /// How long an answer to the API server may take: its configurations wait 10 s.
 const DEADLINE: Duration = Duration::from_secs(8);
+
+/// How many resources are judged at once: each takes a thread of its own while it is.
+const JUDGES: usize = 2;
 
 /// Starts everything; what is returned answers the API server.
 ///
@@ -198,23 +203,46 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
         }
         .boxed()
     };
-    let (known, labels) = (plans.clone(), Arc::clone(labelling));
-    let validate = move |asked: Asked| {
-        let plan = known.borrow().clone();
-        let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-        futures::future::ready(admit::validate(&asked, snapshot, &labels)).boxed()
-    };
     let labels = Arc::clone(labelling);
     let label = move |asked: Asked| futures::future::ready(admit::label(&asked, &labels)).boxed();
     vec![
-        Route { path: "/validate", deadline: DEADLINE, handler: Arc::new(validate) },
+        Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, labelling) },
         Route { path: "/inject", deadline: DEADLINE, handler: Arc::new(inject) },
         Route { path: LABEL, deadline: DEADLINE, handler: Arc::new(label) },
     ]
 }
 
+/// Judges our resources. Comparing one with many may take a second, for which nobody else has to wait.
+fn judge(plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
+    let (plans, labelling) = (plans.clone(), Arc::clone(labelling));
+    let judges = Arc::new(Semaphore::new(JUDGES));
+    Arc::new(move |asked: Asked| {
+        let plan = plans.borrow().clone();
+        let (labelling, judges) = (Arc::clone(&labelling), Arc::clone(&judges));
+        let judge = async move {
+            let failed = AdmissionResponse::from(&asked);
+            // It is never closed.
+            let permit = judges.acquire_owned().await;
+            let judged = task::spawn_blocking(move || {
+                let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
+                let judged = admit::validate(&asked, snapshot, &labelling);
+                drop(permit);
+                judged
+            });
+            judged.await.unwrap_or_else(|error| {
+                error!(%error, "judging failed");
+                failed.deny("cannot be judged; the manager's log says why")
+            })
+        };
+        judge.boxed()
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use kube::core::DynamicObject;
+    use kube::core::admission::AdmissionReview;
+
     use super::*;
     use crate::cache::Snapshot;
     use crate::compile::Told;
@@ -250,5 +278,22 @@ mod tests {
         assert_eq!((told[0].uid.as_str(), told[0].node.as_deref()), ("7", Some("n")));
         let said = told[0].told.as_ref().unwrap();
         assert_eq!((said.operator.as_deref(), said.policy.epoch), (Some("ops/a"), 1));
+    }
+    #[tokio::test]
+    async fn what_takes_long_to_judge_holds_nobody_up() {
+        let object = serde_json::json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ManagerState", "metadata": {"name": "x"}, "spec": {}});
+        let review = serde_json::json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "1", "kind": {"group": "", "version": "", "kind": "ManagerState"}, "resource": {"group": "", "version": "", "resource": ""},
+                "operation": "CREATE", "name": "x", "userInfo": {}, "object": object, "dryRun": false,
+            },
+        });
+        let review: AdmissionReview<DynamicObject> = serde_json::from_value(review).unwrap();
+        let (_plans, known) = tokio::sync::watch::channel(None);
+        let handler = judge(&known, &Arc::default());
+        let mut answer = handler(review.try_into().unwrap());
+        assert!(futures::poll!(&mut answer).is_pending(), "the thread of the runtime is free");
+        assert!(!answer.await.allowed);
     }
 }

@@ -223,11 +223,10 @@ impl Operator<'_> {
         Some(shard::table(shards, placement.pods()))
     }
 
-    /// The shards of a root that no pod is of.
+    /// The shards of a root that no pod is of, but perhaps one that goes or has ended.
     pub(super) fn unserved(&self) -> Vec<String> {
         let Division::Root { placement, .. } = &self.division else { return Vec::new() };
-        let unserved = shard::unserved(placement.shares(), placement.pods());
-        unserved.map(str::to_owned).collect()
+        placement.unserved()
     }
 
     /// Whether `config` is what stands in the cluster for one of its shards, or for one that it no longer has. That of

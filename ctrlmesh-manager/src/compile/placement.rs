@@ -4,7 +4,7 @@
 //! it is switched off or cannot be divided, its shards stand as they are, and so do the pods: each keeps the shard that
 //! is written down for it, and one without any gets one of those that are there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{Root, ShardingConfig};
 use ctrlmesh_common::ownership::Ownership;
@@ -23,6 +23,8 @@ pub(super) struct Placement<'a> {
     stands: bool,
     first_ordinal: u32,
     pods: BTreeMap<String, String>,
+    /// Those of them that stay.
+    staying: BTreeMap<String, String>,
 }
 
 // === impl Placement ===
@@ -61,16 +63,22 @@ impl<'a> Placement<'a> {
         let set = rule.target_stateful_set.as_deref().unwrap_or_default();
         let set = format!("{}/{set}", super::operator::namespace(root));
         let first_ordinal = world.first_ordinals.get(&set).copied().unwrap_or_default();
-        let pods = BTreeMap::new();
-        let mut this = Self { root, rule, shares, stands, first_ordinal, pods };
+        let (pods, staying) = (BTreeMap::new(), BTreeMap::new());
+        let mut this = Self { root, rule, shares, stands, first_ordinal, pods, staying };
         let seats = this.seats(near.iter().copied());
-        this.pods = shard::assign(&this.shares, &seats, !stands && is_settled(&seats));
+        let settled = !stands && is_settled(rule, &this.shares, near);
+        this.pods = shard::assign(&this.shares, &seats, settled);
         let seated = near.iter().filter_map(|pod| {
             let share = this.seated(pod)?;
             Some((pod.name.name.clone(), share.name.clone()))
         });
         let seated: Vec<_> = seated.collect();
         this.pods.extend(seated);
+        let staying = near.iter().filter(|pod| !pod.leaving);
+        let staying = staying.filter_map(|pod| {
+            this.pods.get_key_value(&pod.name.name).map(|(pod, shard)| (pod.clone(), shard.clone()))
+        });
+        this.staying = staying.collect();
         this
     }
 
@@ -79,9 +87,9 @@ impl<'a> Placement<'a> {
         &self.pods
     }
 
-    /// The shards.
-    pub(super) fn shares(&self) -> &[Share] {
-        &self.shares
+    /// The shards that no pod is of, but perhaps one that goes or has ended.
+    pub(super) fn unserved(&self) -> Vec<String> {
+        shard::unserved(&self.shares, &self.staying).map(str::to_owned).collect()
     }
 
     /// The shard for `pod`, which is being admitted and has perhaps no name yet, beside those that are there.
@@ -117,8 +125,9 @@ impl<'a> Placement<'a> {
     }
 
     /// The pods of the root's Deployment. What is written in the root's status counts before what a pod says of itself.
+    /// One that has ended needs no shard: evicted pods stay there by the hundreds.
     fn seats<'b>(&self, near: impl Iterator<Item = &'b Member>) -> Vec<Seat> {
-        let seats = near.filter_map(|pod| {
+        let seats = near.filter(|pod| !pod.ended).filter_map(|pod| {
             let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
             Some(Seat {
                 pod: pod.name.name.clone(),
@@ -142,8 +151,27 @@ pub(super) fn is_of_target(rule: &Root, pod: &Member) -> bool {
 }
 
 /// Whether no rollout is under way and no pod about to be replaced: then pods may move to shards that lack them.
-fn is_settled(seats: &[Seat]) -> bool {
-    seats.iter().all(|seat| !seat.leaving && seat.revision == seats[0].revision)
+///
+/// A pod that goes may do so for very long, on a node that is dead. So it counts only until there are as many pods as
+/// there should be, or until another has come in its place: one that was made after it had been told to go.
+fn is_settled(rule: &Root, shares: &[Share], near: &[&Member]) -> bool {
+    let of_target = near.iter().filter(|pod| !pod.ended && revision(rule, pod).is_some());
+    let (leaving, staying): (Vec<&Member>, Vec<&Member>) =
+        of_target.copied().partition(|pod| pod.leaving);
+    let revisions: BTreeSet<_> = staying.iter().filter_map(|pod| revision(rule, pod)).collect();
+    let enough = staying.len() >= shares.iter().map(|share| share.replicas).sum();
+    revisions.len() <= 1 && (enough || are_replaced(&leaving, &staying))
+}
+
+/// Whether for each of `leaving` there is another of `staying` that was made after it had been told to go.
+fn are_replaced(leaving: &[&Member], staying: &[&Member]) -> bool {
+    let newest = |times: &mut Vec<Option<i64>>| times.sort_unstable_by(|one, other| other.cmp(one));
+    let mut told: Vec<Option<i64>> = leaving.iter().map(|pod| pod.leaving_since).collect();
+    let mut born: Vec<Option<i64>> = staying.iter().map(|pod| pod.born).collect();
+    newest(&mut told);
+    newest(&mut born);
+    told.len() <= born.len()
+        && told.iter().zip(born).all(|(told, born)| told.is_some() && born >= *told)
 }
 
 fn revision<'b>(rule: &Root, pod: &'b Member) -> Option<&'b str> {

@@ -238,6 +238,55 @@ fn a_deployments_pods_move_to_a_shard_without_any_once_no_rollout_is_under_way()
     assert!(!served(&pods), "its successor will be given the other shard");
 }
 
+/// A pod of the Deployment `op`, in its first shard.
+fn of_deployment(name: &str, revision: &str) -> Member {
+    let labels =
+        [(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")];
+    let name_of_set = format!("op-{revision}");
+    let maker = Some(Maker { kind: "ReplicaSet".to_owned(), name: name_of_set });
+    Member { maker, ..pod(name, &labels) }
+}
+
+#[test]
+fn a_pod_that_has_ended_has_no_seat_and_serves_nobody() {
+    let rule =
+        |target: &str| format!("{target}: op, auto: {{shardingSize: 2, everyShardReplicas: 1}}");
+    let unserved = |target: &str, pods: &[Member]| {
+        let found = compiled(&[root(&rule(target))], pods, &Compiled::default());
+        found.operators["ops/root"].unserved.clone()
+    };
+    let ended = |pod: Member| Member { ended: true, leaving: true, ..pod };
+    let mut pods = vec![of_deployment("a", "1"), of_deployment("b", "1")];
+    pods.push(ended(of_deployment("evicted", "1")));
+    assert_eq!(unserved("targetDeployment", &pods), Vec::<String>::new(), "they are divided");
+    let found = compiled(&[root(&rule("targetDeployment"))], &pods, &Compiled::default());
+    assert_eq!(shards(&found), [("a", "r-1-normal"), ("b", "r-2-normal")]);
+    let failed = [pod("op-0", &[]), ended(pod("op-1", &[]))];
+    assert_eq!(unserved("targetStatefulSet", &failed), ["r-2-normal"], "nobody is there");
+}
+
+#[test]
+fn a_pod_that_goes_for_long_stands_in_the_way_only_until_it_is_replaced() {
+    let served = |size: u8, pods: &[Member]| {
+        let rule =
+            format!("targetDeployment: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}");
+        let found = compiled(&[root(&rule)], pods, &Compiled::default());
+        usize::from(size) - found.operators["ops/root"].unserved.len()
+    };
+    let at = |pod: Member, born: i64| Member { born: Some(born), ..pod };
+    let goes =
+        |pod: Member, since: i64| Member { leaving: true, leaving_since: Some(since), ..pod };
+    let (a, b) = (at(of_deployment("a", "1"), 10), at(of_deployment("b", "1"), 20));
+    let gone = goes(at(of_deployment("gone", "1"), 1), 15);
+    assert_eq!(served(3, &[a.clone(), b.clone(), gone.clone()]), 2, "b has come in its place");
+    assert_eq!(served(2, &[a.clone(), b.clone(), goes(gone.clone(), 25)]), 2, "there are enough");
+    assert_eq!(served(3, &[a.clone(), b.clone(), goes(gone.clone(), 25)]), 1, "another will come");
+    let both = [a.clone(), b.clone(), gone.clone(), goes(at(of_deployment("too", "1"), 2), 15)];
+    assert_eq!(served(3, &both), 1, "b comes in the place of one only");
+    let old = goes(at(of_deployment("old", "0"), 1), 15);
+    assert_eq!(served(3, &[a, b, old]), 2, "the rollout is over, but for what is stuck");
+}
+
 #[test]
 fn epochs_go_on_from_what_was_written_down() {
     let pods = [pod("p", &[("shard", "a")])];

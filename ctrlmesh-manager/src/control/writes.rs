@@ -16,7 +16,7 @@ use crate::status::{self, Contact, Facts};
 pub enum Write {
     /// A shard of a root is missing or says something else.
     Apply {
-        /// As it should be.
+        /// As it should be, with the UID and the version of what is there.
         config: Box<ShardingConfig>,
         /// Fields of its spec that somebody added, which applying would leave there.
         added: Vec<&'static str>,
@@ -64,7 +64,8 @@ pub struct Seen {
     pub unlabelled: Option<String>,
 }
 
-/// What has to be written, in the order in which it should be.
+/// What has to be written: shards first, status last. None of it has to wait for another: what is decided by what another
+/// has changed meanwhile is refused by the API server, and decided anew.
 pub fn writes(plan: &Plan, labelling: &Labelling, seen: &Seen, now: Timestamp) -> Vec<Write> {
     let mut conflicts = BTreeMap::new();
     let mut writes = shards(plan, labelling, &mut conflicts);
@@ -105,9 +106,13 @@ fn shards(
         let near = near.map_or(&[][..], Vec::as_slice);
         let there = |name: &str| near.iter().find(|one| one.metadata.name.as_deref() == Some(name));
         let changes = shard::changes(root, &wanted, near);
-        writes.extend(changes.apply.into_iter().map(|config| {
+        writes.extend(changes.apply.into_iter().map(|mut config| {
             let there = there(config.metadata.name.as_deref().unwrap_or_default());
             let added = there.map_or_else(Vec::new, |there| added(there, &config));
+            // What is there is changed only as it was seen; what is not has the root's UID, and goes with that root.
+            let seen = there.map(|there| &there.metadata);
+            config.metadata.uid = seen.and_then(|seen| seen.uid.clone());
+            config.metadata.resource_version = seen.and_then(|seen| seen.resource_version.clone());
             Write::Apply { config: Box::new(config), added }
         }));
         let remove = changes.remove.iter().filter_map(|name| there(name));

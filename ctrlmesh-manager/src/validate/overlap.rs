@@ -11,9 +11,13 @@ use super::{PodLabels, Problem, Report};
 
 mod claim;
 mod kin;
+mod unowned;
 
-use claim::{Budget, Claim, Named, Spent, UNNAMED};
+use claim::{Budget, Claim, Named, STEPS, Spent, UNNAMED};
 use kin::{Kin, Kinship, Workload};
+
+/// How many steps it may take to compare all ShardingConfigs of a namespace.
+const ALL_STEPS: usize = 4 * STEPS;
 
 /// What two ShardingConfigs of one operator have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,9 +35,10 @@ pub(super) fn with_others(
 ) {
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
     let (mine, claim) = (Kin::of(config, &near), Claim::of(config));
-    let mut budget = Budget::default();
+    let mut budget = Budget::of(STEPS);
     // Of those that are merely suspicious, one says enough.
     let mut suspected = false;
+    let mut of_operator = Vec::new();
     for other in others {
         let theirs = Kin::of(other, &near);
         names(&mine, &theirs, other, report);
@@ -41,11 +46,21 @@ pub(super) fn with_others(
         if kinship != Kinship::Unknown {
             let theirs = Claim::of(other);
             report.errors.extend(compared(config, &claim, other, &theirs, kinship, &mut budget));
+            of_operator.push(theirs);
         } else if !suspected && let Ok(Some(what)) = claim.common(&Claim::of(other), &mut budget) {
             suspected = true;
             let told = could_own(what, other);
             report.warning(share_field(config), format!("{told}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
         }
+    }
+    if report.errors.is_empty()
+        && mine.is_by_hand()
+        && mine.is_known()
+        && let Ok(Some(((_, resource), hashes))) =
+            unowned::unowned(&claim, &of_operator, &mut budget)
+    {
+        let what = if resource == UNNAMED { "resources that are not named" } else { resource };
+        report.warning("spec.limits", format!("the hashes {hashes} of {what} belong to nobody: neither this shard nor another of its operator has them"));
     }
 }
 
@@ -55,7 +70,7 @@ pub fn yielding(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(u
     let kin: Vec<Kin<'_>> = configs.iter().map(|config| Kin::of(config, near)).collect();
     let mut claims: Vec<Option<Claim<'_>>> = configs.iter().map(|_| None).collect();
     let mut in_force: BTreeMap<Token<'_>, Vec<usize>> = BTreeMap::new();
-    let mut budget = Budget::default();
+    let mut budget = Budget::of(ALL_STEPS);
     let mut yielding = Vec::new();
     for (at, config) in configs.iter().enumerate() {
         let of_one = tokens(&kin[at]);

@@ -58,3 +58,21 @@ fn pods_of_a_root_are_labelled_also_where_it_is_switched_off() {
     let on = text.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
     assert_eq!(labelled(&planned(&on)), expected);
 }
+
+#[test]
+fn a_shard_that_is_there_is_changed_only_as_it_was_seen() {
+    let root = ROOT.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
+    let edited = child("r-1-normal")
+        .replace("namespace: ops", "namespace: ops, uid: '7', resourceVersion: '42'");
+    let planned = planned(&(root + &edited));
+    let writes = writes(&planned, &Labelling::default(), &Seen::default(), Timestamp::UNIX_EPOCH);
+    let applied = writes.iter().filter_map(|write| match write {
+        Write::Apply { config, .. } => Some(&config.metadata),
+        _ => None,
+    });
+    let seen: Vec<_> = applied
+        .map(|meta| (meta.name.as_deref(), meta.uid.as_deref(), meta.resource_version.as_deref()))
+        .collect();
+    let expected = [(Some("r-1-normal"), Some("7"), Some("42")), (Some("r-2-normal"), None, None)];
+    assert_eq!(seen, expected);
+}

@@ -14,8 +14,8 @@ use crate::validate::limits::is_wildcard;
 /// Stands for all groups and resources that no limit names; no API server serves a group or resource of this name.
 pub(super) const UNNAMED: &str = "*any other*";
 
-/// How many steps a budget has: about a second of them.
-const STEPS: usize = 32_000_000;
+/// How many steps it may take to judge one ShardingConfig: about a second of them.
+pub(super) const STEPS: usize = 16_000_000;
 
 /// What a ShardingConfig owns, or all shards of a root together.
 #[derive(Debug)]
@@ -56,15 +56,14 @@ pub(super) struct Spent;
 // === impl Budget ===
 
 impl Budget {
+    /// With so many steps.
+    pub(super) fn of(steps: usize) -> Self {
+        Self { left: steps }
+    }
+
     fn spend(&mut self, steps: usize) -> Result<(), Spent> {
         self.left = self.left.checked_sub(steps).ok_or(Spent)?;
         Ok(())
-    }
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self { left: STEPS }
     }
 }
 
@@ -136,6 +135,21 @@ impl<'a> Claim<'a> {
             }
         }
         Ok(true)
+    }
+
+    /// Whether a label with this key and value is what it may see of a resource; none where it does not limit that.
+    pub(super) fn admits(
+        &self,
+        (group, resource): Named<'_>,
+        key: &str,
+        value: &str,
+        budget: &mut Budget,
+    ) -> Result<Option<bool>, Spent> {
+        let parts = self.covering(group, resource, budget)?;
+        let asked = parts.iter().flat_map(|at| self.parts[*at].selector.requirements());
+        let asked: Vec<_> = asked.filter(|one| one.key() == key).collect();
+        let admits = asked.iter().all(|one| one.condition().admits(Some(value)));
+        Ok((!asked.is_empty()).then_some(admits))
     }
 
     /// Which parts speak of a resource. Where none does, all of it is seen.

@@ -71,6 +71,16 @@ impl<'a> Kin<'a> {
         self.config.spec.root.as_ref().map(|root| root.prefix.as_str())
     }
 
+    /// Whether something says whose it is.
+    pub(super) fn is_known(&self) -> bool {
+        self.lock().is_some() || self.workloads.is_some()
+    }
+
+    /// Whether it is no root, and made by none.
+    pub(super) fn is_by_hand(&self) -> bool {
+        self.prefix().is_none() && matches!(self.maker, Maker::Nobody)
+    }
+
     /// Why the two stand in each other's way; none where they are of different operators, or where one makes the other,
     /// or makes nothing.
     pub(super) fn to(&self, other: &Self) -> Option<Kinship> {

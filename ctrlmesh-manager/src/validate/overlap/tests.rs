@@ -205,44 +205,83 @@ fn values(what: &str, count: usize) -> String {
 fn what_one_limit_says_of_many_resources_is_compared_once() {
     let requirements = |what: &str| {
         let keys = (0..8)
-            .map(|key| format!("{{key: k{key}, operator: In, values: [{}]}}", values(what, 4096)));
+            .map(|key| format!("{{key: k{key}, operator: In, values: [{}]}}", values(what, 1024)));
         keys.collect::<Vec<_>>().join(", ")
     };
-    let limit = |entries: usize, what: &str| {
-        let entries = (0..entries).map(|at| {
-            format!("{{apiGroups: [apps], resources: [{}]}}", values(&format!("r{at}x"), 64))
+    let limit = |first: usize, what: &str| {
+        let entries = (0..32).map(|at| {
+            let resources = values(&format!("r{}x", (first + at) % 32), 64);
+            format!("{{apiGroups: [apps], resources: [{resources}]}}")
         });
-        format!(
-            "{{relateResources: [{}], selector: {{matchExpressions: [{}]}}}}",
-            entries.collect::<Vec<_>>().join(", "),
-            requirements(what)
-        )
+        let entries = entries.collect::<Vec<_>>().join(", ");
+        let selector = requirements(what);
+        format!("{{relateResources: [{entries}], selector: {{matchExpressions: [{selector}]}}}}")
     };
-    let one = limited("one", &[limit(32, "a")]);
-    assert_eq!(errors(&one, &[&limited("other", &[limit(31, "b")])]), Vec::<String>::new());
-    assert_eq!(errors(&one, &[&limited("other", &[limit(31, "a")])]).len(), 1);
+    // In another order, so that nobody sees at once that they are alike. Once for each resource would be 2,048 times
+    // 16,000 values, which is beyond the budget.
+    let one = limited("one", &[limit(0, "a")]);
+    assert_eq!(errors(&one, &[&limited("other", &[limit(1, "b")])]), Vec::<String>::new());
+    let found = errors(&one, &[&limited("other", &[limit(1, "a")])]);
+    assert!(found[0].contains("could own the same r0x0.apps"), "{found:?}");
 }
 
 #[test]
 fn what_would_take_too_long_to_compare_is_refused() {
-    let limits = |groups: bool, what: &str| {
-        let limit = |at: usize| {
-            let related = if groups {
-                format!("apiGroups: [g{at}], resources: ['*']")
-            } else {
-                format!("apiGroups: ['*'], resources: [r{at}]")
-            };
-            format!(
-                "{{relateResources: [{{{related}}}], selector: {{matchExpressions: [{{key: k, operator: In, values: [{}]}}]}}}}",
-                values(what, 4096)
-            )
-        };
-        (0..64).map(limit).collect::<Vec<_>>()
+    let limit = |values_of: &str| {
+        format!(
+            "{{selector: {{matchExpressions: [{{key: k, operator: In, values: [{}]}}]}}}}",
+            values(values_of, 100)
+        )
     };
-    let (one, other) = (limited("one", &limits(true, "a")), limited("other", &limits(false, "b")));
-    let found = errors(&one, &[&other]);
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].contains("names too many resources and values to be compared"), "{found:?}");
-    let both = [&one, &other];
-    assert_eq!(yielded(&both, &both).len(), 1);
+    let (one, other) = (limited("one", &[limit("a")]), limited("other", &[limit("b")]));
+    let (mine, theirs) = (Claim::of(&one), Claim::of(&other));
+    let compared = |steps: usize| {
+        compared(&one, &mine, &other, &theirs, Kinship::Same, &mut Budget::of(steps))
+    };
+    assert_eq!(compared(1000), None);
+    let found = compared(100).unwrap().to_string();
+    let expected = "spec.limits: names too many resources and values to be compared with ShardingConfig \"other\"";
+    assert!(found.starts_with(expected), "{found}");
+}
+
+fn warnings(config: &ShardingConfig, others: &[&ShardingConfig]) -> Vec<String> {
+    let mut report = Report::default();
+    with_others(config, others, &mut report);
+    assert_eq!(report.errors, []);
+    report.warnings.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn hashes_that_no_shard_by_hand_has_are_said() {
+    let of = |name: &str, hashes: std::ops::Range<u8>| {
+        let hashes = hashes.map(|hash| format!("'{hash}'")).collect::<Vec<_>>().join(", ");
+        let pods = "relateResources: [{apiGroups: [''], resources: [pods]}]";
+        let selector =
+            format!("{{key: {}, operator: In, values: [{hashes}]}}", label::SHARDING_HASH);
+        limited(name, &[format!("{{{pods}, selector: {{matchExpressions: [{selector}]}}}}")])
+    };
+    let (first, second, third) = (of("one", 0..2), of("two", 3..30), of("three", 30..32));
+    let found = warnings(&first, &[&second, &third]);
+    assert_eq!(
+        found,
+        [
+            "spec.limits: the hashes 2 of pods belong to nobody: neither this shard nor another of its operator has them"
+        ]
+    );
+    assert_eq!(warnings(&first, &[&second, &third, &of("four", 2..3)]), Vec::<String>::new());
+    let none = Vec::<String>::new();
+    assert_eq!(warnings(&shard("by-team", "a"), &[]), none, "it is not divided by hash");
+    let mut stranger = of("four", 2..3);
+    stranger.spec.controller =
+        Some(ctrlmesh_common::api::Controller { leader_election_name: "x".to_owned() });
+    assert_eq!(warnings(&first, &[&second, &third, &stranger]).len(), 1);
+    let on = root("root", "");
+    assert_eq!(
+        warnings(&owned(of("r-1-normal", 0..2), &on), &[&on]),
+        none,
+        "its root has them all"
+    );
+    let mut anybodys = first.clone();
+    anybodys.spec.controller = None;
+    assert_eq!(warnings(&anybodys, &[]), none, "nobody knows who its like are");
 }
