@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::policy::{Policy, Redirect};
 use ctrlmesh_common::wire;
 use tokio::sync::watch;
 
@@ -36,6 +36,8 @@ pub struct Posted {
     pub uid: String,
     /// The node that it is bound to.
     pub node: Option<String>,
+    /// Whether a proxy inside the pod serves it, and the node's only sends connections there.
+    pub inside: bool,
     /// The policy's epoch.
     pub epoch: u64,
     /// The policy's digest.
@@ -247,6 +249,11 @@ impl Reader {
         self.board.posted.read().unwrap_or_else(PoisonError::into_inner).of(&self.subject)
     }
 
+    /// Whether what its proxy says of a pod with a proxy `inside` counts: of those, the one inside says what holds.
+    pub fn speaks_for(&self, inside: bool) -> bool {
+        !inside || matches!(self.subject, Subject::Pod(..))
+    }
+
     /// Waits until something of it has changed since it was read.
     pub async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
@@ -281,6 +288,7 @@ impl From<Notice> for Posted {
             pod: notice.pod,
             uid: notice.uid,
             node: notice.node,
+            inside: notice.policy.redirect != Redirect::Node,
             epoch: notice.policy.epoch,
             digest: wire::digest(&policy),
             policy: policy.into(),

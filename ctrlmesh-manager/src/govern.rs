@@ -129,11 +129,12 @@ fn notices(plan: &Plan) -> Vec<Notice> {
     let told = members.filter_map(|member| {
         let told = plan.told.get(&member.name)?;
         let (redirect, fail_open) = (member.redirect, member.fail_open);
+        let container = member.container.clone().filter(|_| redirect == Redirect::Sidecar);
         Some(Notice {
             pod: member.name.clone(),
             uid: member.uid.clone(),
             node: member.node.clone().filter(|_| redirect != Redirect::Nowhere),
-            policy: Policy { redirect, fail_open, ..told.policy.clone() },
+            policy: Policy { redirect, fail_open, container, ..told.policy.clone() },
         })
     });
     told.collect()

@@ -23,7 +23,7 @@ use kube::core::{ApiResource, DynamicObject, GroupVersion, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::events::{Event as News, EventType, Recorder};
 use kube::runtime::watcher::{Config, Event, watcher};
-use kube::{Api, Client, discovery};
+use kube::{Api, Client, Resource as _, discovery};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -173,9 +173,15 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         let policies: Api<MutatingAdmissionPolicy> = Api::all(self.client.clone());
         let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(self.client.clone());
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        if let Some(policy) = policy(kinds, &self.labelling) {
+        if let Some(mut policy) = policy(kinds, &self.labelling) {
+            let mut binding = binding();
+            let namespaces: Api<Namespace> = Api::all(self.client.clone());
+            // It goes with the manager's namespace.
+            let owner = namespaces.get(&self.namespace).await?.owner_ref(&());
+            policy.metadata.owner_references = owner.clone().map(|owner| vec![owner]);
+            binding.metadata.owner_references = owner.map(|owner| vec![owner]);
             policies.patch(POLICY, &params, &Patch::Apply(&policy)).await?;
-            bindings.patch(POLICY, &params, &Patch::Apply(&binding())).await?;
+            bindings.patch(POLICY, &params, &Patch::Apply(&binding)).await?;
         } else if bindings.get_opt(POLICY).await?.is_some() {
             bindings.delete(POLICY, &DeleteParams::default()).await?;
             policies.delete(POLICY, &DeleteParams::default()).await?;

@@ -3,7 +3,7 @@
 //! One task a proxy. What is to be told is read when there is room to send it, so a slow proxy is told the newest, never
 //! all that it missed, and a dead one costs what one message costs until its connection is given up.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -57,6 +57,7 @@ struct Session {
 struct Told {
     uid: String,
     node: Option<String>,
+    inside: bool,
     digest: u64,
     /// What is in force, and why not more, as far as the proxy has said.
     epoch: u64,
@@ -164,7 +165,6 @@ impl Session {
         self.gone();
         if let Some(status) = status {
             debug!(pod = %self.identity.pod, error = status.message(), "is let go");
-            // Where there is no room, it is not listening either.
             drop(self.outbound.try_send(Err(status)));
         }
     }
@@ -181,9 +181,8 @@ impl Session {
             }
         }
         let mut update = self.update();
-        // Of those that did not fit into the first message it is told in the next.
-        let here: HashSet<&PodName> = posted.iter().map(|posted| &posted.pod).collect();
-        let gone = known.into_iter().filter(|(pod, _)| !here.contains(pod));
+        // What did not fit into the first message is not gone.
+        let gone = known.into_iter().filter(|(pod, _)| !posted.iter().any(|one| one.pod == *pod));
         update.gone.extend(gone.map(|(pod, (uid, ..))| id(&pod, &uid)));
         // The first is sent even where it says nothing: the proxy learns that it is up to date.
         self.send(update).await
@@ -305,8 +304,7 @@ impl Session {
                 policy: posted.policy.clone(),
             });
         }
-        update.more = self.news;
-        update
+        Update { more: self.news, ..update }
     }
 
     async fn send(&mut self, update: Update) -> Result<(), Status> {
@@ -321,7 +319,8 @@ impl Session {
     }
 
     fn receipt(&self, pod: &PodName, connected: bool) {
-        let Some(told) = self.told.get(pod) else { return };
+        let told = self.told.get(pod).filter(|told| self.reader.speaks_for(told.inside));
+        let Some(told) = told else { return };
         let receipt = Receipt {
             uid: told.uid.clone(),
             node: told.node.clone(),
@@ -356,6 +355,7 @@ impl Told {
         Self {
             uid: posted.uid.clone(),
             node: posted.node.clone(),
+            inside: posted.inside,
             digest: posted.digest,
             epoch,
             refused: None,
