@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space};
 
 use crate::mesh::{self, NAMESPACE, kubectl, until};
-use crate::operator::{self, SHARD, Wish};
+use crate::operator::{self, Wish};
 
 const ENROLLED: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
 
@@ -18,7 +18,7 @@ fn start() -> Result<Cluster> {
 
 /// The operator goes on: what is made now is worked on.
 fn goes_on(space: Space<'_>, name: &str) -> Result<()> {
-    operator::website(space, name, SHARD)?;
+    operator::own(space, name)?;
     operator::published(space, name)
 }
 
@@ -123,7 +123,7 @@ fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left()
         // Its next pods believe the API server again, and nobody is asked about them.
         operator::change(space, Wish { enrolled: true, replicas: 0, annotations: &[] })?;
         operator::change(space, ENROLLED)?;
-        operator::website(space, "later", "other")?;
+        operator::foreign(space, "later")?;
         operator::published(space, "later")?;
         operator::none_restarted(&operator::pods(space)?)
     })

@@ -60,7 +60,7 @@ pub(crate) fn address(cluster: &Cluster) -> Result<String> {
 /// Waits until manager and node proxies are ready.
 pub(crate) fn ready(cluster: &Cluster) -> Result<()> {
     for what in ["deployment/ctrlmesh-manager", "daemonset/ctrlmesh-node"] {
-        kubectl(cluster, &["--namespace", NAMESPACE, "rollout", "status", what, "--timeout=120s"])?;
+        kubectl(cluster, &["--namespace", NAMESPACE, "rollout", "status", what, "--timeout=300s"])?;
     }
     Ok(())
 }

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Stdio;
+use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Space;
 use serde_json::Value;
 
 use crate::mesh::{self, NAMESPACE, kubectl, until};
-use crate::operator::{self, SHARD, Wish};
+use crate::operator::{self, EVERYBODYS, Wish};
 
 /// One pod with the node's proxy.
 const PLAIN: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
@@ -23,10 +24,11 @@ fn starts() -> usize {
 
 #[test]
 fn no_pod_is_restarted_and_no_request_passes_the_proxy_however_often_one_starts() -> Result<()> {
+    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
     mesh::shared().case("starts", |space| {
         operator::deploy(space, Wish { replicas: 5, ..PLAIN })?;
-        operator::website(space, "mine", SHARD)?;
-        operator::website(space, "foreign", "other")?;
+        operator::own(space, "mine")?;
+        operator::foreign(space, "foreign")?;
         operator::published(space, "mine")?;
         let mut seen = BTreeSet::new();
         loop {
@@ -52,21 +54,22 @@ fn no_pod_is_restarted_and_no_request_passes_the_proxy_however_often_one_starts(
 
 #[test]
 fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()> {
+    // They take the whole machine.
+    let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
     mesh::shared().case("sixty", |space| {
         operator::deploy(space, Wish { replicas: 60, ..PLAIN })?;
         operator::none_restarted(&operator::pods(space)?)?;
         let attached = || -> Result<usize> {
             let metrics = node_metrics(space)?;
-            let line = metrics
-                .lines()
-                .find(|line| line.starts_with("ctrlmesh_proxy_pods{") && line.contains("serving"));
-            let count = line.and_then(|line| line.rsplit(' ').next());
+            let served =
+                |line: &'_ str| Some(line.strip_prefix("ctrlmesh_proxy_pods_served ")?.to_owned());
+            let count = metrics.lines().find_map(served);
             Ok(count.with_context(|| metrics.clone())?.parse()?)
         };
         ensure!(attached()? >= 60, "{} are served", attached()?);
         operator::change(space, Wish { replicas: 0, ..PLAIN })?;
         space.kubectl(&["wait", "pod", "-l", "app=operator", "--for=delete", "--timeout=300s"])?;
-        Ok(())
+        until("the proxy to let go of them", || Ok((attached()? < 60).then_some(())))
     })
 }
 
@@ -82,12 +85,13 @@ fn node_metrics(space: Space<'_>) -> Result<String> {
 
 #[test]
 fn a_pod_that_is_not_enrolled_works_beside_one_that_is_and_sees_everything() -> Result<()> {
+    let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
     mesh::shared().case("beside", |space| {
         operator::deploy(space, PLAIN)?;
-        operator::website(space, "mine", SHARD)?;
+        operator::own(space, "mine")?;
         operator::published(space, "mine")?;
         operator::change(space, Wish { enrolled: false, ..PLAIN })?;
-        operator::website(space, "foreign", "other")?;
+        operator::foreign(space, "foreign")?;
         operator::published(space, "foreign")?;
         if space.cluster().node().is_some() {
             let pods = operator::pods(space)?;
@@ -104,30 +108,43 @@ fn a_pod_that_is_not_enrolled_works_beside_one_that_is_and_sees_everything() -> 
     })
 }
 
+#[test]
+fn two_operators_on_one_node_have_each_their_own_policy() -> Result<()> {
+    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
+    let cluster = mesh::shared();
+    cluster.case("one", |one| {
+        operator::deploy(one, PLAIN)?;
+        cluster.case("other", |other| {
+            operator::deploy(other, PLAIN)?;
+            for space in [one, other] {
+                operator::own(space, "mine")?;
+                operator::published(space, "mine")?;
+            }
+            if cluster.node().is_some() {
+                operator::all_asked_for_their_share(one)?;
+                operator::all_asked_for_their_share(other)?;
+            }
+            Ok(())
+        })
+    })
+}
+
 fn works_with(name: &str, annotations: &[(&str, &str)], inside: bool) -> Result<()> {
+    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
     mesh::shared().case(name, |space| {
         let restricted = "pod-security.kubernetes.io/enforce=restricted";
         space.kubectl(&["label", "namespace", space.name(), restricted])?;
         operator::deploy(space, Wish { annotations, ..PLAIN })?;
-        operator::website(space, "mine", SHARD)?;
-        operator::website(space, "foreign", "other")?;
+        operator::own(space, "mine")?;
+        operator::foreign(space, "foreign")?;
         operator::published(space, "mine")?;
         ensure!(!operator::is_published(space, "foreign")?, "another's website was worked on");
         let pods = operator::pods(space)?;
         operator::none_restarted(&pods)?;
         let init = pods[0]["spec"]["initContainers"].as_array().map_or(0, Vec::len);
         ensure!(init == usize::from(inside), "{init} containers before the operator's");
-        if space.cluster().node().is_some() && inside {
-            // A proxy inside has the pod's own address: who came first is seen by what was asked for.
-            let requests = mesh::requests(space.cluster(), space.name(), operator::NAME)?;
-            let lists = requests.iter().filter(|one| one["objectRef"]["resource"] == "websites");
-            let lists = lists.filter(|one| matches!(one["verb"].as_str(), Some("list" | "watch")));
-            let uris: Vec<&str> = lists.filter_map(|one| one["requestURI"].as_str()).collect();
-            ensure!(
-                !uris.is_empty()
-                    && uris.iter().all(|uri| uri.contains("labelSelector=shard%3Dmine")),
-                "{uris:?}"
-            );
+        if space.cluster().node().is_some() {
+            operator::all_asked_for_their_share(space)?;
         }
         // The sidecar ends last, and the pod with it.
         space.kubectl(&["delete", "pod", "-l", "app=operator", "--timeout=60s"]).map(drop)
@@ -158,8 +175,8 @@ fn a_client_that_dials_the_services_name_is_served_by_the_proxy_inside() -> Resu
             containers: [{name: probe, image: \"ctrlmesh.dev/probe:0.1.0\", args: [serve]}]\n";
         space.apply(pod)?;
         space.wait("pod/asks", "condition=Ready")?;
-        operator::website(space, "mine", SHARD)?;
-        operator::website(space, "foreign", "other")?;
+        operator::own(space, "mine")?;
+        operator::foreign(space, "foreign")?;
         let secrets = "/var/run/secrets/kubernetes.io/serviceaccount";
         let url = format!("https://kubernetes.default.svc/apis/web.example.com/v1alpha1/namespaces/{}/websites", space.name());
         let (ca, token) = (format!("{secrets}/ca.crt"), format!("{secrets}/token"));

@@ -1,5 +1,7 @@
 //! The example operator, in a namespace of a test, with a shard for itself.
 
+use std::sync::RwLock;
+
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Space;
 use serde_json::{Value, json};
@@ -21,8 +23,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) annotations: &'a [(&'a str, &'a str)],
 }
 
-/// Which websites are the shard's: those with this label's value.
-pub(crate) const SHARD: &str = "mine";
+/// Held by tests with an operator that works on everybody's websites; the others hold it together.
+pub(crate) static EVERYBODYS: RwLock<()> = RwLock::new(());
 
 /// Deploys it, with the shard before the pods.
 pub(crate) fn deploy(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
@@ -33,7 +35,7 @@ pub(crate) fn deploy(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
     let shard = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "metadata": {"name": "share"},
         "spec": {"selector": {"matchLabels": labels}, "controller": {"leaderElectionName": "websites.web.example.com"},
             "limits": [{"relateResources": [{"apiGroups": ["web.example.com"], "resources": ["websites"]}],
-                "selector": {"matchLabels": {"shard": SHARD}}}]}});
+                "selector": {"matchLabels": {"shard": namespace}}}]}});
     let items = [
         shard,
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}}),
@@ -87,8 +89,17 @@ fn rolled_out(space: Space<'_>) -> Result<()> {
     space.kubectl(&["rollout", "status", &rollout, "--timeout=300s"]).map(drop)
 }
 
-/// A website of the operator's share, or of another's.
-pub(crate) fn website(space: Space<'_>, name: &str, shard: &str) -> Result<()> {
+/// A website of the operator's share: those that are labelled with its namespace.
+pub(crate) fn own(space: Space<'_>, name: &str) -> Result<()> {
+    website(space, name, space.name())
+}
+
+/// A website of nobody's share.
+pub(crate) fn foreign(space: Space<'_>, name: &str) -> Result<()> {
+    website(space, name, "nobodys")
+}
+
+fn website(space: Space<'_>, name: &str, shard: &str) -> Result<()> {
     let website = json!({"apiVersion": "web.example.com/v1alpha1", "kind": "Website",
         "metadata": {"name": name, "labels": {"shard": shard}}, "spec": {"title": "Hello", "pages": 1}});
     mesh::until("the website to be taken", || Ok(space.apply(&website.to_string()).ok()))
@@ -96,7 +107,7 @@ pub(crate) fn website(space: Space<'_>, name: &str, shard: &str) -> Result<()> {
 
 /// Waits until the operator has worked on a website.
 pub(crate) fn published(space: Space<'_>, name: &str) -> Result<()> {
-    let wait = ["wait", &format!("website/{name}"), "--for=condition=Published", "--timeout=120s"];
+    let wait = ["wait", &format!("website/{name}"), "--for=condition=Published", "--timeout=300s"];
     space.kubectl(&wait).map(drop)
 }
 
@@ -123,6 +134,17 @@ pub(crate) fn none_restarted(pods: &[Value]) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Refuses a list or watch of websites by the operator that asks for more than its share.
+pub(crate) fn all_asked_for_their_share(space: Space<'_>) -> Result<()> {
+    let requests = mesh::requests(space.cluster(), space.name(), NAME)?;
+    let lists = requests.iter().filter(|one| one["objectRef"]["resource"] == "websites");
+    let lists = lists.filter(|one| matches!(one["verb"].as_str(), Some("list" | "watch")));
+    let uris: Vec<&str> = lists.filter_map(|one| one["requestURI"].as_str()).collect();
+    let share = format!("labelSelector=shard%3D{}", space.name());
+    ensure!(!uris.is_empty() && uris.iter().all(|uri| uri.contains(&share)), "{uris:?}");
     Ok(())
 }
 

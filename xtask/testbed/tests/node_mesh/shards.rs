@@ -1,12 +1,14 @@
 //! The example operator in two shards, as its users deploy it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Cluster;
 use serde_json::Value;
 
 use crate::mesh::{self, checkout, json, kubectl, until};
+use crate::operator::EVERYBODYS;
 
 /// Where the operator is deployed to, and its account.
 const OPERATOR: &str = "example-operator";
@@ -42,19 +44,20 @@ fn writers(requests: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn each_replica_of_an_enrolled_operator_works_on_its_own_share_and_none_passes_the_proxy()
 -> Result<()> {
+    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
     let cluster = mesh::shared();
     for shop in SHOPS {
         kubectl(cluster, &["create", "namespace", shop])?;
     }
     let sharded = checkout("deploy/example-operator/config/sharded").display().to_string();
     kubectl(cluster, &["apply", "--kustomize", &sharded])?;
-    let rollout = ["rollout", "status", "deployment/example-operator", "--timeout=120s"];
+    let rollout = ["rollout", "status", "deployment/example-operator", "--timeout=300s"];
     kubectl(cluster, &[&["--namespace", OPERATOR], &rollout[..]].concat())?;
     for shop in SHOPS {
         website(cluster, shop)?;
     }
     for shop in SHOPS {
-        let wait = ["wait", "website", "--all", "--for=condition=Published", "--timeout=120s"];
+        let wait = ["wait", "website", "--all", "--for=condition=Published", "--timeout=300s"];
         kubectl(cluster, &[&["--namespace", shop], &wait[..]].concat())?;
     }
     let pods = json(cluster, &["--namespace", OPERATOR, "get", "pods"])?;
