@@ -35,6 +35,9 @@ pub struct Policy {
     /// Whether its connections pass while nobody takes them, rather than fail.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fail_open: bool,
+    /// The container of the proxy inside the pod, as its runtime calls it, once that is known: its connections pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
 }
 
 /// Where the kernel of a node sends a pod's connections to the API server.

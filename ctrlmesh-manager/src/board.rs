@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_common::wire;
 use tokio::sync::watch;
 
@@ -43,6 +44,8 @@ pub struct Posted {
 /// What is said of a pod.
 #[derive(Debug, PartialEq)]
 pub struct Said {
+    /// Whether a proxy inside the pod serves it, and the node's only sends connections there.
+    pub inside: bool,
     /// The policy's epoch.
     pub epoch: u64,
     /// The policy's digest.
@@ -280,6 +283,11 @@ impl Reader {
         self.board.posted.read().unwrap_or_else(PoisonError::into_inner).of(&self.subject)
     }
 
+    /// Whether what its proxy says of a pod with a proxy `inside` counts: of those, the one inside says what holds.
+    pub fn speaks_for(&self, inside: bool) -> bool {
+        !inside || matches!(self.subject, Subject::Pod(..))
+    }
+
     /// Waits until something of it has changed since it was read.
     pub async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
@@ -334,6 +342,7 @@ impl From<Told> for Said {
     fn from(told: Told) -> Self {
         let policy = told.text();
         Self {
+            inside: told.policy.redirect != Redirect::Node,
             epoch: told.policy.epoch,
             digest: wire::digest(&policy),
             policy: policy.into(),

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::ownership::Ownership;
-use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::policy::{Policy, Redirect};
 use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 use serde::{Deserialize, Serialize};
 
@@ -124,6 +124,8 @@ impl Told {
     fn of(mut self, pod: &Member) -> Self {
         self.policy.redirect = pod.redirect;
         self.policy.fail_open = pod.fail_open;
+        let container = pod.container.clone();
+        self.policy.container = container.filter(|_| pod.redirect == Redirect::Sidecar);
         self
     }
 

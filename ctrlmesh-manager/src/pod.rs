@@ -60,6 +60,8 @@ pub struct Member {
     pub redirect: Redirect,
     /// Whether they pass while nobody takes them.
     pub fail_open: bool,
+    /// The container of the proxy inside it, once it was started.
+    pub container: Option<String>,
 }
 
 /// What makes pods.
@@ -168,6 +170,7 @@ impl From<&v1::Pod> for Member {
             maker,
             leaving: meta.deletion_timestamp.is_some() || ended,
             redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
+            container: pod.status.as_ref().and_then(container),
             fail_open: annotated(annotation::FAIL_OPEN).is_some_and(|value| value == "true"),
         }
     }
@@ -184,6 +187,14 @@ fn redirect(spec: &v1::PodSpec) -> Redirect {
             if redirected { Redirect::Sidecar } else { Redirect::Nowhere }
         }
     }
+}
+
+/// The container of the proxy inside the pod, without the runtime's name before it.
+fn container(status: &v1::PodStatus) -> Option<String> {
+    let mut statuses = status.init_container_statuses.iter().flatten();
+    let proxy = statuses.find(|container| container.name == sidecar::CONTAINER)?;
+    let (_, id) = proxy.container_id.as_deref()?.split_once("://")?;
+    Some(id.to_owned())
 }
 
 /// The name of a StatefulSet, as `NAMESPACE/NAME`, and the ordinal of its first pod.
@@ -262,6 +273,22 @@ mod tests {
         let failed = serde_json::json!({"metadata": {"name": "p"}, "status": {"phase": "Failed"}});
         let failed = Member::from(&serde_json::from_value::<v1::Pod>(failed).unwrap());
         assert!(failed.leaving && failed.ended && failed.leaving_since.is_none());
+    }
+
+    #[test]
+    fn the_proxys_container_is_known_once_it_was_started() {
+        let read = |statuses: &str| {
+            let pod = format!(
+                r#"{{"metadata": {{}}, "status": {{"initContainerStatuses": [{statuses}]}}}}"#
+            );
+            Member::from(&serde_json::from_str::<v1::Pod>(&pod).unwrap()).container
+        };
+        let other = r#"{"name": "migrate", "containerID": "containerd://a", "image": "", "imageID": "", "ready": true, "restartCount": 0}"#;
+        let waiting = other.replace("migrate", "ctrlmesh-proxy").replace("containerd://a", "");
+        let started = waiting.replace(r#""containerID": """#, r#""containerID": "containerd://b""#);
+        assert_eq!(read(other), None);
+        assert_eq!(read(&waiting), None);
+        assert_eq!(read(&format!("{other}, {started}")).as_deref(), Some("b"));
     }
 
     #[test]

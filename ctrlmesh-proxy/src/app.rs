@@ -1,7 +1,7 @@
 //! How do the parts become a process? The only file that knows all names.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
@@ -26,7 +26,7 @@ use crate::config::{CommonArgs, ConfigError, NodeArgs, SidecarArgs};
 use crate::drain::Drain;
 use crate::manager::Manager;
 use crate::metrics::Metrics;
-use crate::node::{self, Node, NodeError, Settings};
+use crate::node::{self, End, Node, NodeError, Settings};
 use crate::policy;
 use crate::policy::client;
 use crate::policy::{History, LoadError, StoreError};
@@ -153,6 +153,14 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
         let (acceptor, stop) = (acceptor.clone(), drain.clone());
         drain.spawn(acceptor.run(listener, |_, _| Some(Origin::default()), stop));
     }
+    if let Some(port) = args.redirected {
+        let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        let listener = listen("redirected connections", address).await?;
+        // What the kernel redirects arrives at loopback addresses, and from outside nobody can dial those.
+        let inside =
+            |own: SocketAddr, _| own.ip().to_canonical().is_loopback().then(Origin::default);
+        drain.spawn(acceptor.clone().run(listener, inside, drain.clone()));
+    }
     drop(acceptor);
     process.finish(workers, Some(starting)).await
 }
@@ -164,6 +172,7 @@ async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     let names: Vec<String> = targets.addresses().map(|address| address.to_string()).collect();
     let (served, by_slot) = watch::channel(Arc::default());
     let manager = args.manager.manager();
+    let end = end(&args)?;
     let pods = match &manager {
         None => node::Source::File(args.pods.ok_or(ConfigError::NoPods)?),
         Some(manager) => {
@@ -175,10 +184,24 @@ async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     let source = process.certificate(&names, manager).await?;
     let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot))?;
     let (port, pins) = (args.redirect_port, args.pin_dir);
-    let settings = Settings { pods, targets, port, pins };
+    let settings = Settings { pods, targets, port, pins, end };
     let node = Node::open(settings, acceptor, served, process.drain.clone())?;
     process.drain.spawn(node.run(starting));
     process.finish(workers, None).await
+}
+
+/// Who says whether a node's proxy ends for good.
+fn end(args: &NodeArgs) -> Result<Option<End>, AppError> {
+    let Some((daemon_set, token)) = args.daemon_set.clone().zip(args.api_token.clone()) else {
+        return Ok(None);
+    };
+    Ok(Some(End {
+        target: args.api_server()?,
+        trust: Arc::new(Trust::load(&args.common.upstream_ca)?),
+        token,
+        namespace: daemon_set.namespace,
+        daemon_set: daemon_set.name,
+    }))
 }
 
 // === impl Process ===

@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::intercept;
 use crate::intercept::{Targets, default_pins};
 use crate::manager::ManagerArgs;
-use crate::policy::PolicyArgs;
+use crate::policy::{PodName, PolicyArgs};
 use crate::telemetry::LogFormat;
 use crate::tls::issue::Source;
 use crate::upstream::{Address, Target};
@@ -82,6 +82,10 @@ pub struct SidecarArgs {
     /// The API server, as https://HOST:PORT; the default is what Kubernetes tells every pod.
     #[arg(long, env = "CTRLMESH_PROXY_UPSTREAM", value_name = "URL")]
     pub upstream: Option<Upstream>,
+    /// Where the node's proxy has the kernel send connections, on all addresses; only those that come from inside the pod
+    /// are taken.
+    #[arg(long, env = "CTRLMESH_PROXY_REDIRECTED", value_name = "PORT", value_parser = value_parser!(u16).range(1..))]
+    pub redirected: Option<u16>,
     /// Where the pod's policy comes from; without one, and without a manager, everything passes.
     #[command(flatten)]
     pub policy: PolicyArgs,
@@ -108,6 +112,18 @@ pub struct NodeArgs {
     /// The manager, that tells the pods of this node and their policies instead.
     #[command(flatten)]
     pub manager: ManagerArgs,
+    /// Our own `DaemonSet`: where it is gone when this process ends, or its namespace, pods are let go of; otherwise they
+    /// wait for the next process.
+    #[arg(
+        long,
+        env = "CTRLMESH_PROXY_DAEMON_SET",
+        value_name = "NAMESPACE/NAME",
+        requires = "api_token"
+    )]
+    pub daemon_set: Option<PodName>,
+    /// Our own account's token, made out to the API server, to ask for that.
+    #[arg(long, env = "CTRLMESH_PROXY_API_TOKEN", value_name = "FILE", requires = "daemon_set")]
+    pub api_token: Option<PathBuf>,
     /// The name of this node, for the manager.
     #[arg(long, env = "CTRLMESH_PROXY_NODE", value_name = "NAME")]
     pub node: Option<String>,
@@ -261,6 +277,15 @@ impl NodeArgs {
             list.push(SocketAddr::new(host, told.port).into());
         }
         Ok(Targets { name: "api server".to_owned(), list })
+    }
+
+    /// The API server that Kubernetes tells every pod.
+    ///
+    /// # Errors
+    ///
+    /// Fails when it tells none.
+    pub fn api_server(&self) -> Result<Target, ConfigError> {
+        Upstream::of_the_cluster().ok_or(ConfigError::NoUpstream)?.target()
     }
 }
 

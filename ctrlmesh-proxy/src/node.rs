@@ -10,13 +10,14 @@ mod pods;
 mod roster;
 mod enrolled;
 mod arrivals;
+mod end;
+mod error;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use thiserror::Error;
 use tokio::sync::watch;
 use tokio::task;
 use tokio::time;
@@ -32,15 +33,18 @@ use crate::intercept::listener::Namespace;
 use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
 use crate::metrics::Metrics;
 use crate::node::arrivals::Arrivals;
-use crate::node::enrolled::{Complaint, Enrolled, Serving};
+use crate::node::enrolled::{Complaint, Enrolled, Here, Serving};
+use crate::node::error::Waiting;
 use crate::node::network::{NetworkId, Networks};
 use crate::node::roster::Roster;
-use crate::policy::{History, LoadError, PodName};
+use crate::policy::{History, PodName};
 use crate::readiness::BlockReady;
 use crate::serve::Served;
 use crate::watched::PERIOD;
 
-pub use pods::{Place, Pod, PodsError};
+pub use end::End;
+pub use error::NodeError;
+pub use pods::{Place, Pod, PodsError, Taker};
 pub use roster::Source;
 
 /// Whose the attachments are.
@@ -66,6 +70,8 @@ pub struct Settings {
     pub port: u16,
     /// Folder of the kernel's pins.
     pub pins: PathBuf,
+    /// Who says whether this process ends for good; without it, another one follows.
+    pub end: Option<End>,
 }
 
 /// Keeps the kernel, the listeners and the policies as the list of pods says.
@@ -85,40 +91,14 @@ pub struct Node {
     complaints: HashMap<PodName, Complaint>,
     /// Until when pods that are not served yet are looked at often.
     hurry: Instant,
+    pins: PathBuf,
+    end: Option<End>,
     metrics: Arc<Metrics>,
     drain: Drain,
 }
 
 /// Where pods are published, by the slot that a connection names.
 pub type BySlot = watch::Sender<Arc<HashMap<PodSlot, Served>>>;
-
-/// Why a node cannot be served.
-#[derive(Debug, Error)]
-pub enum NodeError {
-    /// The kernel does not let us.
-    #[error("prepare interception")]
-    Intercept(#[from] intercept::Error),
-    /// There is no list of pods.
-    #[error("read which pods to serve")]
-    Pods(#[from] PodsError),
-}
-
-/// Why a pod has to wait.
-#[derive(Debug, Error)]
-enum Waiting {
-    #[error("attach it in the kernel")]
-    Intercept(#[from] intercept::Error),
-    #[error("read its policy")]
-    Policy(#[from] LoadError),
-    #[error("find its network namespace")]
-    Network(#[source] intercept::Error),
-    #[error(
-        "find its network namespace: it has no process yet, or is in the node's own (hostNetwork), where it cannot be served"
-    )]
-    NoNetwork,
-    #[error("be told its policy")]
-    Untold,
-}
 
 // === impl Node ===
 
@@ -134,7 +114,7 @@ impl Node {
         drain: Drain,
     ) -> Result<Self, NodeError> {
         let (roster, wanted) = Roster::open(settings.pods)?;
-        let options = Options { pins: settings.pins, ..Options::new(OWNER) };
+        let options = Options { pins: settings.pins.clone(), ..Options::new(OWNER) };
         let interceptor = Interceptor::open(options)?;
         let originals = Arc::new(interceptor.originals()?);
         let metrics = acceptor.metrics.clone();
@@ -153,6 +133,8 @@ impl Node {
             untidy: true,
             complaints: HashMap::new(),
             hurry: Instant::now() + STARTING,
+            pins: settings.pins,
+            end: settings.end,
             metrics,
             drain,
         })
@@ -167,8 +149,8 @@ impl Node {
         loop {
             tokio::select! {
                 biased;
-                // Shutdown: the listeners close, and the kernel refuses what comes.
-                () = drain.started() => return,
+                // Shutdown.
+                () = drain.started() => return Box::pin(self.stop()).await,
                 _ = ticks.tick() => self.arrivals.find(),
                 () = self.roster.news() => {}
                 () = self.arrivals.news() => {}
@@ -177,6 +159,19 @@ impl Node {
             self.pass().await;
             if self.roster.is_whole() || !self.wanted.is_empty() {
                 drop(starting.take());
+            }
+        }
+    }
+
+    /// The listeners close, and the kernel refuses what comes, until another process listens; where none will, it lets go.
+    async fn stop(mut self) {
+        self.networks.open.clear();
+        let Some(end) = &self.end else { return };
+        if end.is_for_good().await {
+            let options = Options { pins: self.pins.clone(), ..Options::new(OWNER) };
+            match intercept::uninstall(&options, false) {
+                Ok(()) => info!("everything is taken out of the kernel"),
+                Err(error) => warn_of("take everything out of the kernel")(&error),
             }
         }
     }
@@ -247,9 +242,16 @@ impl Node {
             Some(enrolled) => enrolled.slot,
             None => self.enrol(pod, found)?,
         };
-        let (file, network) = self.network(pod)?;
-        let serving = Serving { network, file, gone: CancellationToken::new() };
-        let begun = self.begin(pod, slot, &serving);
+        let (serving, begun) = match &pod.taker {
+            Taker::Sidecar { container: None } => return Err(Waiting::NoSidecar),
+            Taker::Sidecar { .. } => (Serving::Inside, Ok(())),
+            Taker::Node => {
+                let (file, network) = self.network(pod)?;
+                let here = Here { network, file, gone: CancellationToken::new() };
+                let begun = self.begin(pod, slot, &here);
+                (Serving::Here(here), begun)
+            }
+        };
         if begun.is_err() {
             self.end(slot, Some(serving));
         } else if let Some(enrolled) = self.pods.get_mut(&pod.name) {
@@ -280,14 +282,25 @@ impl Node {
         if own.starts_with(&cgroup.path) {
             return Err(intercept::Error::Inside(cgroup.path).into());
         }
+        let beats = Heartbeat { number: None, max_age: BEAT_MAX_AGE };
+        let mut except = pod.except.clone();
+        let (listener, heartbeat) = match &pod.taker {
+            Taker::Node => (ListenerCheck::Held, Some(beats)),
+            Taker::Sidecar { container } => {
+                if let Some(id) = container {
+                    except.push(self.hierarchy.container(&cgroup, id)?.path);
+                }
+                (ListenerCheck::Port, None)
+            }
+        };
         let slot = self.interceptor.attach(&Attach {
             cgroup: cgroup.path.clone(),
-            except: pod.except.clone(),
+            except,
             targets: self.targets.clone(),
             port: self.networks.port,
             fail_open: pod.fail_open,
-            listener: ListenerCheck::Held,
-            heartbeat: Some(Heartbeat { number: None, max_age: BEAT_MAX_AGE }),
+            listener,
+            heartbeat,
             report: false,
         })?;
         let enrolled = Enrolled { pod: pod.clone(), cgroup, slot, serving: None };
@@ -300,7 +313,7 @@ impl Node {
         &mut self,
         pod: &Pod,
         slot: Slot,
-        Serving { network, file, gone }: &Serving,
+        Here { network, file, gone }: &Here,
     ) -> Result<(), Waiting> {
         let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
         let history = History::begun(&policy.borrow());
@@ -320,7 +333,7 @@ impl Node {
 
     /// Takes no more connections of a pod, and ends those that there are.
     fn end(&mut self, slot: Slot, serving: Option<Serving>) {
-        let Some(Serving { network, gone, .. }) = serving else { return };
+        let Some(Serving::Here(Here { network, gone, .. })) = serving else { return };
         self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
         self.networks.leave(network, slot);
         gone.cancel();
@@ -343,8 +356,8 @@ impl Node {
     }
 
     fn beat(&mut self) {
-        let serving = self.pods.values().filter(|pod| pod.serving.is_some());
-        for slot in serving.map(|pod| u32::from(pod.slot.get())).collect::<Vec<_>>() {
+        let here = self.pods.values().filter(|pod| pod.is_here());
+        for slot in here.map(|pod| u32::from(pod.slot.get())).collect::<Vec<_>>() {
             // One that is gone already must not silence the others.
             drop(self.interceptor.beat(slot).inspect_err(warn_of("beat")));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ctrlmesh_common::names::{TOKEN_AUDIENCE, port, root_ca};
+use ctrlmesh_common::names::{TOKEN_AUDIENCE, port, root_ca, sidecar};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
     EnvVarSource, HTTPGetAction, KeyToPath, ObjectFieldSelector, PodSpec, Probe,
@@ -61,7 +61,7 @@ fn container(
         // Some clients ignore the variables and dial the Service's name.
         listen.push_str(",127.0.0.1:443");
     }
-    let args = [
+    let mut args = vec![
         "sidecar".to_owned(),
         format!("--listen={listen}"),
         format!("--manager={}", settings.manager),
@@ -71,6 +71,10 @@ fn container(
         format!("--state-dir={STATE_FOLDER}"),
         format!("--upstream-ca={FOLDER}/cluster-ca.crt"),
     ];
+    if interception == Interception::Ebpf {
+        // The node's proxy has the kernel send connections here.
+        args.push(format!("{}={}", sidecar::REDIRECTED, port::PROXY_REDIRECTED));
+    }
     let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
         name: name.to_owned(),
         mount_path: path.to_owned(),
@@ -80,7 +84,7 @@ fn container(
     Container {
         name: CONTAINER.to_owned(),
         image: Some(settings.image.clone()),
-        args: Some(args.into()),
+        args: Some(args),
         env: Some(vec![
             of_pod("POD_NAME", "metadata.name"),
             of_pod("POD_NAMESPACE", "metadata.namespace"),

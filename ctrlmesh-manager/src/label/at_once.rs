@@ -12,9 +12,11 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, MutatingWebhookConfiguration,
     WebhookClientConfig,
 };
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::core::GroupVersion;
-use kube::{Api, Client, discovery};
+use kube::{Api, Client, Resource as _, discovery};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -56,18 +58,32 @@ impl AtOnce {
         };
         let wanted = webhook(kinds, &self.namespace, asked).filter(|_| !by_itself);
         let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
-        match &wanted {
-            Some(wanted) => apply(&webhooks, wanted).await,
+        match wanted {
+            Some(mut wanted) => {
+                wanted.metadata.owner_references = self.owner().await?;
+                apply(&webhooks, &wanted).await
+            }
             None => remove(&webhooks).await,
         }
+    }
+
+    /// What it goes with: the manager's namespace.
+    async fn owner(&self) -> kube::Result<Option<Vec<OwnerReference>>> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let owner = namespaces.get(&self.namespace).await?.owner_ref(&());
+        Ok(owner.map(|owner| vec![owner]))
     }
 
     async fn keep_policy(&self, kinds: &BTreeMap<String, Kind>) -> kube::Result<()> {
         let policies: Api<MutatingAdmissionPolicy> = Api::all(self.client.clone());
         let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(self.client.clone());
-        if let Some(policy) = policy(kinds, &self.labelling) {
+        if let Some(mut policy) = policy(kinds, &self.labelling) {
+            let mut binding = binding();
+            let owner = self.owner().await?;
+            policy.metadata.owner_references.clone_from(&owner);
+            binding.metadata.owner_references = owner;
             apply(&policies, &policy).await?;
-            apply(&bindings, &binding()).await
+            apply(&bindings, &binding).await
         } else {
             remove(&bindings).await?;
             remove(&policies).await

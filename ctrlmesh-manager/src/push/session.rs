@@ -60,6 +60,7 @@ struct Session {
 struct Told {
     uid: String,
     node: Option<String>,
+    inside: bool,
     digest: u64,
     /// What is in force, and why not more, as far as the proxy has said.
     epoch: u64,
@@ -169,7 +170,6 @@ impl Session {
         self.gone();
         if let Some(status) = status {
             debug!(pod = %self.identity.pod, error = status.message(), "is let go");
-            // Where there is no room, it is not listening either.
             drop(self.outbound.try_send(Err(status)));
         }
     }
@@ -335,8 +335,7 @@ impl Session {
                 version: said.version,
             });
         }
-        update.more = self.news;
-        update
+        Update { more: self.news, ..update }
     }
 
     async fn send(&mut self, update: Update) -> Result<(), Status> {
@@ -351,7 +350,8 @@ impl Session {
     }
 
     fn receipt(&self, pod: &PodName, connected: bool) {
-        let Some(told) = self.told.get(pod) else { return };
+        let told = self.told.get(pod).filter(|told| self.reader.speaks_for(told.inside));
+        let Some(told) = told else { return };
         let receipt = Receipt {
             uid: told.uid.clone(),
             node: told.node.clone(),
@@ -387,6 +387,7 @@ impl Told {
         Self {
             uid: posted.uid.clone(),
             node: posted.node.clone(),
+            inside: said.inside,
             digest: said.digest,
             epoch,
             in_force: 0,

@@ -24,7 +24,15 @@ pub(super) struct Enrolled {
 }
 
 /// A pod whose connections are taken.
-pub(super) struct Serving {
+pub(super) enum Serving {
+    /// By us.
+    Here(Here),
+    /// By the proxy inside it.
+    Inside,
+}
+
+/// How we take a pod's connections.
+pub(super) struct Here {
     pub(super) network: NetworkId,
     /// By what it was found.
     pub(super) file: PathBuf,
@@ -47,8 +55,13 @@ impl Enrolled {
         is_cgroup(&self.cgroup.path, self.cgroup.id) && !self.moved()
     }
 
+    /// Whether its connections are taken by us.
+    pub(super) fn is_here(&self) -> bool {
+        matches!(self.serving, Some(Serving::Here(_)))
+    }
+
     fn moved(&self) -> bool {
-        let Some(serving) = &self.serving else { return false };
+        let Some(Serving::Here(serving)) = &self.serving else { return false };
         if let Some(file) = &self.pod.network {
             return NetworkId::of(file).is_ok_and(|now| now != serving.network);
         }

@@ -31,6 +31,20 @@ pub struct Pod {
     pub fail_open: bool,
     /// The file that its policy comes from; without it, the manager tells.
     pub policy: Option<Source>,
+    /// Who takes its connections.
+    pub taker: Taker,
+}
+
+/// Who takes a pod's connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taker {
+    /// The node's proxy.
+    Node,
+    /// The proxy inside it.
+    Sidecar {
+        /// The container of that, once it is known: its own connections pass.
+        container: Option<String>,
+    },
 }
 
 /// How a pod's cgroup is found.
@@ -189,7 +203,7 @@ impl Entry {
         };
         let (except, fail_open) = (self.except, self.fail_open);
         let (network, policy) = (Some(network), Some(policy));
-        Ok(Pod { name, place, except, network, fail_open, policy })
+        Ok(Pod { name, place, except, network, fail_open, policy, taker: Taker::Node })
     }
 }
 

@@ -10,8 +10,8 @@ use ctrlmesh_common::policy::Redirect;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::Waiting;
-use super::pods::{self, Place, Pod, PodsError};
+use super::error::Waiting;
+use super::pods::{self, Place, Pod, PodsError, Taker};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::policy::client::{self, Followed};
@@ -114,14 +114,49 @@ impl Roster {
 
 /// The pods of which the manager says that the node redirects their connections.
 fn of(told: &Told) -> Vec<Pod> {
-    let redirected = told.iter().filter(|(_, held)| held.policy.redirect == Redirect::Node);
-    let pods = redirected.map(|(name, held)| Pod {
-        name: name.clone(),
-        place: Place::Uid(held.uid.clone()),
-        except: Vec::new(),
-        network: None,
-        fail_open: held.policy.fail_open,
-        policy: None,
+    let pods = told.iter().filter_map(|(name, held)| {
+        let container = held.policy.container.clone();
+        let taker = match held.policy.redirect {
+            Redirect::Node => Taker::Node,
+            Redirect::Sidecar => Taker::Sidecar { container },
+            Redirect::Nowhere => return None,
+        };
+        Some(Pod {
+            name: name.clone(),
+            place: Place::Uid(held.uid.clone()),
+            except: Vec::new(),
+            network: None,
+            fail_open: held.policy.fail_open,
+            policy: None,
+            taker,
+        })
     });
     pods.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::policy::Policy;
+
+    use super::*;
+    use crate::policy::{Held, PodName};
+
+    #[test]
+    fn a_pod_that_dials_its_own_proxy_is_left_alone_by_the_kernel() {
+        let held = |redirect, container: Option<&str>| {
+            let container = container.map(str::to_owned);
+            let policy = Policy { redirect, container, ..Policy::default() };
+            let (uid, operator) = ("u".to_owned(), "ns/op".to_owned());
+            Held { uid, digest: 0, operator, version: 1, policy: Arc::new(policy) }
+        };
+        let name = |name: &str| PodName { namespace: "ns".to_owned(), name: name.to_owned() };
+        let told = Told::from([
+            (name("a"), held(Redirect::Node, None)),
+            (name("b"), held(Redirect::Nowhere, None)),
+            (name("c"), held(Redirect::Sidecar, Some("7c1f"))),
+        ]);
+        let takers: Vec<_> = of(&told).into_iter().map(|pod| (pod.name.name, pod.taker)).collect();
+        let sidecar = Taker::Sidecar { container: Some("7c1f".to_owned()) };
+        assert_eq!(takers, [("a".to_owned(), Taker::Node), ("c".to_owned(), sidecar)]);
+    }
 }

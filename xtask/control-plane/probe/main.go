@@ -3,6 +3,7 @@
 //	probe serve [ADDRESS]      answers every request with the name of the pod
 //	probe get URL [CA TOKEN]   prints what a server answers, fails unless that is 200
 //	probe cat FILE             prints a file
+//	probe dns ADDRESS          answers as the DNS server of a cluster does
 package main
 
 import (
@@ -37,8 +38,10 @@ func run(arguments []string) error {
 		return getTrusting(arguments[1], arguments[2], arguments[3])
 	case len(arguments) == 2 && arguments[0] == "cat":
 		return cat(arguments[1])
+	case len(arguments) == 2 && arguments[0] == "dns":
+		return dns(arguments[1])
 	default:
-		return errors.New("usage: probe serve [ADDRESS] | get URL [CA TOKEN] | cat FILE")
+		return errors.New("usage: probe serve [ADDRESS] | get URL [CA TOKEN] | cat FILE | dns ADDRESS")
 	}
 }
 

@@ -85,6 +85,16 @@ impl Cluster {
         self.node.as_ref()
     }
 
+    /// The same, to do to it what a test does.
+    pub fn node_mut(&mut self) -> Option<&mut Node> {
+        self.node.as_mut()
+    }
+
+    /// A namespace that is there, and that stays.
+    pub fn space<'a>(&'a self, name: &'a str) -> Space<'a> {
+        Space { cluster: self, name }
+    }
+
     /// The kubeconfig of its administrator.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig

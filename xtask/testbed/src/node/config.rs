@@ -94,6 +94,8 @@ failSwapOn: false
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 oomScoreAdj: 0
 resolvConf: ""
+clusterDomain: cluster.local
+clusterDNS: [10.96.0.10]
 evictionHard: {{memory.available: 50Mi, nodefs.available: 1%, nodefs.inodesFree: 1%, imagefs.available: 1%}}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99

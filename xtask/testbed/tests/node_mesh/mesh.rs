@@ -41,14 +41,26 @@ pub(crate) fn deploy(cluster: &Cluster) -> Result<()> {
             node.load(&archive)?;
         }
     }
+    let dns = checkout("xtask/testbed/tests/node_mesh/dns.yaml").display().to_string();
+    kubectl(cluster, &["apply", "--filename", &dns])?;
+    for file in ["crd/web.example.com_websites.yaml", "rbac/role.yaml"] {
+        let file = checkout("deploy/example-operator/config").join(file).display().to_string();
+        kubectl(cluster, &["apply", "--filename", &file])?;
+    }
     kubectl(cluster, &["apply", "--kustomize", &checkout("deploy").display().to_string()])?;
     ready(cluster)
+}
+
+/// The address of the node, from which its proxy reaches the API server.
+pub(crate) fn address(cluster: &Cluster) -> Result<String> {
+    let path = "jsonpath={.items[0].status.addresses[?(@.type=='InternalIP')].address}";
+    kubectl(cluster, &["get", "nodes", "--output", path])
 }
 
 /// Waits until manager and node proxies are ready.
 pub(crate) fn ready(cluster: &Cluster) -> Result<()> {
     for what in ["deployment/ctrlmesh-manager", "daemonset/ctrlmesh-node"] {
-        kubectl(cluster, &["--namespace", NAMESPACE, "rollout", "status", what, "--timeout=120s"])?;
+        kubectl(cluster, &["--namespace", NAMESPACE, "rollout", "status", what, "--timeout=300s"])?;
     }
     Ok(())
 }

@@ -1,0 +1,37 @@
+//! What can stand in a node's or a pod's way?
+
+use thiserror::Error;
+
+use super::pods::PodsError;
+use crate::intercept;
+use crate::policy::LoadError;
+
+/// Why a node cannot be served.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// The kernel does not let us.
+    #[error("prepare interception")]
+    Intercept(#[from] intercept::Error),
+    /// There is no list of pods.
+    #[error("read which pods to serve")]
+    Pods(#[from] PodsError),
+}
+
+/// Why a pod has to wait.
+#[derive(Debug, Error)]
+pub(super) enum Waiting {
+    #[error("attach it in the kernel")]
+    Intercept(#[from] intercept::Error),
+    #[error("read its policy")]
+    Policy(#[from] LoadError),
+    #[error("find its network namespace")]
+    Network(#[source] intercept::Error),
+    #[error(
+        "find its network namespace: it has no process yet, or is in the node's own (hostNetwork), where it cannot be served"
+    )]
+    NoNetwork,
+    #[error("be told its policy")]
+    Untold,
+    #[error("be told which of its containers is its proxy")]
+    NoSidecar,
+}

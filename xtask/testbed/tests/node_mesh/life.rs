@@ -1,0 +1,130 @@
+//! What lives, dies: node proxies that come late, are killed, replaced and removed, managers, kubelet, containerd and the
+//! whole node. What is enrolled stays enrolled, and nothing passes the proxy.
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space};
+
+use crate::mesh::{self, NAMESPACE, kubectl, until};
+use crate::operator::{self, Wish};
+
+const ENROLLED: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
+
+/// A cluster of its own: pods of other tests would notice.
+fn start() -> Result<Cluster> {
+    let cluster = Cluster::of(Node::start(&Options { audit: true, ..Options::default() })?);
+    mesh::deploy(&cluster)?;
+    Ok(cluster)
+}
+
+/// The operator goes on: what is made now is worked on.
+fn goes_on(space: Space<'_>, name: &str) -> Result<()> {
+    operator::own(space, name)?;
+    operator::published(space, name)
+}
+
+/// No request came from elsewhere than the node's proxy.
+fn nothing_passed(space: Space<'_>) -> Result<()> {
+    operator::all_came_from(space, &[mesh::address(space.cluster())?]).map(drop)
+}
+
+fn in_ours(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+    kubectl(cluster, &[&["--namespace", NAMESPACE], arguments].concat())
+}
+
+/// The pins of our programs on the node.
+fn pins(node: &Node) -> Result<String> {
+    let output = node.command("find")?.args(["/sys/fs/bpf/ctrlmesh", "-type", "f"]).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_come_late()
+-> Result<()> {
+    let cluster = start()?;
+    let node = cluster.node().context("a node")?;
+    cluster.case("killed", |space| {
+        operator::deploy(space, ENROLLED)?;
+        goes_on(space, "first")?;
+        for name in ["ctrlmesh-node", "ctrlmesh-manager"] {
+            let selector = format!("--selector=app.kubernetes.io/name={name}");
+            in_ours(&cluster, &["delete", "pod", &selector, "--grace-period=0", "--force"])?;
+            goes_on(space, &format!("after-{name}"))?;
+        }
+        mesh::ready(&cluster)?;
+        for program in [Program::Kubelet, Program::Containerd] {
+            node.kill(program)?;
+            goes_on(space, &format!("after-{program:?}").to_lowercase())?;
+        }
+        operator::none_restarted(&operator::pods(space)?)?;
+        // Another version of it: the pod goes on, and so do its links.
+        let patch = r#"{"spec": {"template": {"metadata": {"annotations": {"version": "next"}}}}}"#;
+        in_ours(&cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", patch])?;
+        goes_on(space, "during-the-update")?;
+        mesh::ready(&cluster)?;
+        in_ours(&cluster, &["rollout", "undo", "daemonset/ctrlmesh-node"])?;
+        mesh::ready(&cluster)?;
+        goes_on(space, "after-the-rollback")?;
+        operator::none_restarted(&operator::pods(space)?)?;
+        // A pod that comes before any node proxy: it believes nobody until one is there.
+        let nowhere = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "yes"}}}}}"#;
+        in_ours(&cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", nowhere])?;
+        let gone = [
+            "wait",
+            "pod",
+            "--selector=app.kubernetes.io/name=ctrlmesh-node",
+            "--for=delete",
+            "--timeout=120s",
+        ];
+        in_ours(&cluster, &gone)?;
+        space.kubectl(&["delete", "pod", "--selector=app=operator", "--wait=false"])?;
+        until("a pod that nobody serves", || {
+            let pods = operator::pods(space)?;
+            Ok(pods.iter().any(|pod| pod["status"]["phase"] == "Running").then_some(()))
+        })?;
+        let there = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": null}}}}}"#;
+        in_ours(&cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", there])?;
+        goes_on(space, "after-a-late-proxy")?;
+        nothing_passed(space)
+    })
+}
+
+#[test]
+fn pods_come_back_enrolled_after_a_power_cut() -> Result<()> {
+    let mut cluster = start()?;
+    let name = "power-cut";
+    kubectl(&cluster, &["create", "namespace", name])?;
+    cluster.space(name).wait("serviceaccount/default", "create")?;
+    operator::deploy(cluster.space(name), ENROLLED)?;
+    goes_on(cluster.space(name), "before")?;
+    cluster.node_mut().context("a node")?.reboot()?;
+    goes_on(cluster.space(name), "after")?;
+    mesh::ready(&cluster)?;
+    nothing_passed(cluster.space(name))
+}
+
+#[test]
+fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left() -> Result<()> {
+    let cluster = start()?;
+    let node = cluster.node().context("a node")?;
+    cluster.case("removed", |space| {
+        operator::deploy(space, ENROLLED)?;
+        goes_on(space, "first")?;
+        nothing_passed(space)?;
+        ensure!(!pins(node)?.is_empty(), "nothing is pinned while a pod is served");
+        let deploy = mesh::checkout("deploy").display().to_string();
+        kubectl(&cluster, &["delete", "--kustomize", &deploy, "--timeout=120s"])?;
+        until("the pins to go", || Ok(pins(node)?.is_empty().then_some(())))?;
+        for kind in ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"] {
+            until("the labelling to go", || {
+                let left = kubectl(&cluster, &["get", kind, "--output=name"])?;
+                Ok((!left.contains("ctrlmesh")).then_some(()))
+            })?;
+        }
+        // Its next pods believe the API server again, and nobody is asked about them.
+        operator::change(space, Wish { enrolled: true, replicas: 0, annotations: &[] })?;
+        operator::change(space, ENROLLED)?;
+        operator::foreign(space, "later")?;
+        operator::published(space, "later")?;
+        operator::none_restarted(&operator::pods(space)?)
+    })
+}

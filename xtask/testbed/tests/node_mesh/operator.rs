@@ -1,0 +1,159 @@
+//! The example operator, in a namespace of a test, with a shard for itself.
+
+use std::sync::RwLock;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::Space;
+use serde_json::{Value, json};
+use xtask::images::Image;
+
+use crate::mesh;
+
+/// The operator's workload, account and role.
+pub(crate) const NAME: &str = "operator";
+
+/// What is enrolled by a label, and into which way of interception.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish<'a> {
+    /// How many pods.
+    pub(crate) replicas: usize,
+    /// Whether they are enrolled.
+    pub(crate) enrolled: bool,
+    /// Their annotations.
+    pub(crate) annotations: &'a [(&'a str, &'a str)],
+}
+
+/// Held by tests with an operator that works on everybody's websites; the others hold it together.
+pub(crate) static EVERYBODYS: RwLock<()> = RwLock::new(());
+
+/// Deploys it, with the shard before the pods.
+pub(crate) fn deploy(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
+    let namespace = space.name();
+    let subject = json!([{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}]);
+    let role = |kind: &str, name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name});
+    let labels = json!({"app": NAME});
+    let shard = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "metadata": {"name": "share"},
+        "spec": {"selector": {"matchLabels": labels}, "controller": {"leaderElectionName": "websites.web.example.com"},
+            "limits": [{"relateResources": [{"apiGroups": ["web.example.com"], "resources": ["websites"]}],
+                "selector": {"matchLabels": {"shard": namespace}}}]}});
+    let items = [
+        shard,
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}}),
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": namespace},
+            "roleRef": role("ClusterRole", "example-operator"), "subjects": subject}),
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": NAME}, "rules": [
+            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]}),
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": NAME},
+            "roleRef": role("Role", NAME), "subjects": subject}),
+        workload(wish),
+    ];
+    space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
+    rolled_out(space)
+}
+
+/// Changes how many pods there are, or how they are enrolled.
+pub(crate) fn change(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
+    space.apply(&workload(wish).to_string())?;
+    rolled_out(space)
+}
+
+fn workload(wish: Wish<'_>) -> Value {
+    let mut labels = json!({"app": NAME});
+    if wish.enrolled {
+        labels["ctrlmesh.kusionstack.io/enable-proxy"] = json!("true");
+    }
+    let annotation =
+        |(key, value): &(&str, &str)| (format!("ctrlmesh.kusionstack.io/{key}"), json!(value));
+    let annotations: serde_json::Map<_, _> = wish.annotations.iter().map(annotation).collect();
+    let pod = json!({
+        "serviceAccountName": NAME,
+        "terminationGracePeriodSeconds": 5,
+        "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [{
+            "name": "manager",
+            "image": Image::ExampleOperator.name(),
+            "args": ["--leader-elect", "--health-probe-bind-address=:8081"],
+            "readinessProbe": {"httpGet": {"path": "/readyz", "port": 8081}, "periodSeconds": 1},
+            "securityContext": {"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]}},
+        }],
+    });
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME}, "spec": {
+        "replicas": wish.replicas,
+        "progressDeadlineSeconds": 600,
+        "selector": {"matchLabels": {"app": NAME}},
+        "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}}})
+}
+
+fn rolled_out(space: Space<'_>) -> Result<()> {
+    let rollout = format!("deployment/{NAME}");
+    space.kubectl(&["rollout", "status", &rollout, "--timeout=300s"]).map(drop)
+}
+
+/// A website of the operator's share: those that are labelled with its namespace.
+pub(crate) fn own(space: Space<'_>, name: &str) -> Result<()> {
+    website(space, name, space.name())
+}
+
+/// A website of nobody's share.
+pub(crate) fn foreign(space: Space<'_>, name: &str) -> Result<()> {
+    website(space, name, "nobodys")
+}
+
+fn website(space: Space<'_>, name: &str, shard: &str) -> Result<()> {
+    let website = json!({"apiVersion": "web.example.com/v1alpha1", "kind": "Website",
+        "metadata": {"name": name, "labels": {"shard": shard}}, "spec": {"title": "Hello", "pages": 1}});
+    mesh::until("the website to be taken", || Ok(space.apply(&website.to_string()).ok()))
+}
+
+/// Waits until the operator has worked on a website.
+pub(crate) fn published(space: Space<'_>, name: &str) -> Result<()> {
+    let wait = ["wait", &format!("website/{name}"), "--for=condition=Published", "--timeout=300s"];
+    space.kubectl(&wait).map(drop)
+}
+
+/// Whether the operator has worked on a website.
+pub(crate) fn is_published(space: Space<'_>, name: &str) -> Result<bool> {
+    Ok(!space.kubectl(&["get", "website", name, "-o", "jsonpath={.status.pages}"])?.is_empty())
+}
+
+/// The operator's pods that are not on their way out.
+pub(crate) fn pods(space: Space<'_>) -> Result<Vec<Value>> {
+    let pods = space.kubectl(&["get", "pods", "-l", "app=operator", "-o", "json"])?;
+    let pods: Value = serde_json::from_str(&pods)?;
+    let pods = pods["items"].as_array().context("pods")?.iter();
+    Ok(pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null()).cloned().collect())
+}
+
+/// Refuses pods of which a container was restarted.
+pub(crate) fn none_restarted(pods: &[Value]) -> Result<()> {
+    for pod in pods {
+        for kind in ["containerStatuses", "initContainerStatuses"] {
+            for status in pod["status"][kind].as_array().into_iter().flatten() {
+                let name = &pod["metadata"]["name"];
+                ensure!(status["restartCount"] == 0, "{name}: {status}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a list or watch of websites by the operator that asks for more than its share.
+pub(crate) fn all_asked_for_their_share(space: Space<'_>) -> Result<()> {
+    let requests = mesh::requests(space.cluster(), space.name(), NAME)?;
+    let lists = requests.iter().filter(|one| one["objectRef"]["resource"] == "websites");
+    let lists = lists.filter(|one| matches!(one["verb"].as_str(), Some("list" | "watch")));
+    let uris: Vec<&str> = lists.filter_map(|one| one["requestURI"].as_str()).collect();
+    let share = format!("labelSelector=shard%3D{}", space.name());
+    ensure!(!uris.is_empty() && uris.iter().all(|uri| uri.contains(&share)), "{uris:?}");
+    Ok(())
+}
+
+/// Refuses a request of the operator that did not come from `sources`.
+pub(crate) fn all_came_from(space: Space<'_>, sources: &[String]) -> Result<usize> {
+    let requests = mesh::requests(space.cluster(), space.name(), NAME)?;
+    for request in &requests {
+        let from = request["sourceIPs"][0].as_str().context("a source")?;
+        ensure!(sources.iter().any(|source| source == from), "past the proxy: {request}");
+    }
+    Ok(requests.len())
+}
