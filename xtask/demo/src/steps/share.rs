@@ -12,8 +12,9 @@ use crate::checks::{
     WHOLE_WITHIN, changed, clashes, landed, none, of_shard, only_by_proxy, only_own, same_replicas,
     seconds, shards, steady, touched, worst,
 };
+use crate::install;
 use crate::observer::since;
-use crate::scene::{self, Scene};
+use crate::scene::Scene;
 use crate::view::Table;
 use crate::work;
 
@@ -184,7 +185,7 @@ pub(super) fn added(scene: &Scene) -> Result<Vec<String>> {
     })?;
     let took = seconds(clock.elapsed());
     landed(scene, later(scene))?;
-    let new: BTreeSet<String> = numbers.map(scene::namespace).collect();
+    let new: BTreeSet<String> = numbers.map(install::namespace).collect();
     let shares = scene.observer.both(|world, ledger| {
         let mut shares: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
         for work in world.work.iter().filter(|work| new.contains(&work.namespace)) {
