@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::names::{label, resource_list};
 use ctrlmesh_testbed::Cluster;
-use serde_json::json;
+use serde_json::{Value, json};
 use xtask::images::Image;
 use xtask::tools;
 
@@ -19,6 +19,9 @@ pub const SYSTEM: &str = "ctrlmesh-system";
 
 /// The label on the namespaces that we make.
 pub const MADE: &str = "ctrlmesh.dev/demo";
+
+/// The same, as a selector in a query.
+const MADE_QUERY: &str = "ctrlmesh.dev%2Fdemo%3Dtrue";
 
 /// How long a rollout, or the end of pods, may take.
 pub const ROLLED_OUT_WITHIN: Duration = Duration::from_mins(4);
@@ -79,11 +82,11 @@ pub fn remove(cluster: &Cluster) -> Result<()> {
     let delete = ["delete", "--ignore-not-found", "--timeout=180s", "--request-timeout=0"];
     let ask = |what: &[&str]| cluster.ask(&[&delete[..], what].concat(), "");
     let selector = format!("{MADE}=true");
-    // The sites' finalizers are the operator's to take away.
-    let kind = ["websites.web.example.com", "--all", "--all-namespaces"];
-    if cluster.ask(&["get", "crd", kind[0]], "").is_ok() {
-        ask(&kind)?;
-    }
+    let operator = Work::Websites.operator();
+    let namespace = operator.namespace;
+    // Until its pods are gone, too: they would put back what we take away.
+    ask(&["deployment", operator.name, "--namespace", namespace, "--cascade=foreground"])?;
+    let_go(cluster)?;
     ask(&["namespace", "--selector", &selector])?;
     ask(&["clusterrole", "ctrlmesh-demo-labels"])?;
     let operator = checkout("deploy/example-operator/config/default");
@@ -100,6 +103,26 @@ pub fn remove(cluster: &Cluster) -> Result<()> {
         let words: Vec<&str> =
             ["label"].into_iter().chain(kind.iter().copied()).chain(keys).collect();
         cluster.ask(&words, "")?;
+    }
+    Ok(())
+}
+
+/// Takes the finalizers from our work: whoever would take them away is gone, or was never there.
+fn let_go(cluster: &Cluster) -> Result<()> {
+    let api = Api::of(cluster)?;
+    let spaces = api.get(&format!("/api/v1/namespaces?labelSelector={MADE_QUERY}"))?;
+    let names = |list: &Value| -> Vec<String> {
+        let items = list["items"].as_array().into_iter().flatten();
+        items.filter_map(|item| Some(item["metadata"]["name"].as_str()?.to_owned())).collect()
+    };
+    for space in names(&spaces) {
+        let main = Work::Websites.main();
+        let folder = main.path(&space, "");
+        // Where there is no such kind, there is nothing to let go.
+        let Ok(sites) = api.get(folder.trim_end_matches('/')) else { continue };
+        for site in names(&sites) {
+            api.merge(&main.path(&space, &site), &json!({"metadata": {"finalizers": null}}))?;
+        }
     }
     Ok(())
 }
