@@ -27,7 +27,7 @@ use crate::status::Contact;
 
 mod writes;
 
-pub use writes::{News, Write, writes};
+pub use writes::{News, Seen, Write, writes};
 
 /// As whom the manager writes.
 pub const FIELD_MANAGER: &str = "ctrlmesh-manager";
@@ -37,6 +37,9 @@ const STATUS_PERIOD: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether the proxies have said something, or this replica has become the leader.
 const PERIOD: Duration = Duration::from_millis(500);
+
+/// How often it is looked where nothing has changed: time itself changes what is said of proxies that are away.
+const LOOK_AGAIN: Duration = Duration::from_mins(1);
 
 /// How long is waited after a write that failed, at first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -48,7 +51,7 @@ const CONCURRENT: usize = 8;
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Writes for one replica of the manager.
-pub struct Control<Contacts, MayWrite> {
+pub struct Control<Contacts, Unlabelled, MayWrite> {
     /// How the API server is reached.
     pub client: Client,
     /// How objects are labelled.
@@ -57,6 +60,8 @@ pub struct Control<Contacts, MayWrite> {
     pub recorder: Recorder,
     /// What the proxies have said.
     pub contacts: Contacts,
+    /// What is to be labelled yet, where that is known to be anything.
+    pub unlabelled: Unlabelled,
     /// Whether this replica may write, at this very moment.
     pub may_write: MayWrite,
 }
@@ -73,8 +78,8 @@ enum WriteError {
 /// What was done, and when.
 #[derive(Default)]
 struct Pace {
-    /// By what it was decided last; nothing where something is left to do.
-    done: Option<(Arc<Plan>, BTreeMap<PodName, Contact>)>,
+    /// By what it was decided last, and when; nothing where something is left to do.
+    done: Option<(Arc<Plan>, Seen, Instant)>,
     /// When the status of each object was written.
     written: BTreeMap<(String, String), Instant>,
     /// How many times in a row something has failed.
@@ -85,9 +90,10 @@ struct Pace {
 
 // === impl Control ===
 
-impl<Contacts, MayWrite> Control<Contacts, MayWrite>
+impl<Contacts, Unlabelled, MayWrite> Control<Contacts, Unlabelled, MayWrite>
 where
     Contacts: Fn() -> BTreeMap<PodName, Contact> + Send + Sync,
+    Unlabelled: Fn() -> Option<String> + Send + Sync,
     MayWrite: Fn() -> bool + Send + Sync,
 {
     /// Writes what the newest plan says, until nobody plans any more.
@@ -114,12 +120,14 @@ where
     }
 
     async fn write(&self, plan: Arc<Plan>, pace: &mut Pace) {
-        let contacts = (self.contacts)();
-        if pace.done.as_ref().is_some_and(|done| Arc::ptr_eq(&done.0, &plan) && done.1 == contacts)
-        {
+        let seen = Seen { contacts: (self.contacts)(), unlabelled: (self.unlabelled)() };
+        let same = |done: &(Arc<Plan>, Seen, Instant)| {
+            Arc::ptr_eq(&done.0, &plan) && done.1 == seen && done.2.elapsed() < LOOK_AGAIN
+        };
+        if pace.done.as_ref().is_some_and(same) {
             return;
         }
-        let mut wanted = writes(&plan, &self.labelling, &contacts, Timestamp::now());
+        let mut wanted = writes(&plan, &self.labelling, &seen, Timestamp::now());
         let all = wanted.len();
         wanted.retain(|write| pace.may(write));
         let postponed = wanted.len() < all;
@@ -149,7 +157,7 @@ where
             }
         }
         pace.after(failed);
-        pace.done = (!failed && !postponed).then_some((plan, contacts));
+        pace.done = (!failed && !postponed).then(|| (plan, seen, Instant::now()));
     }
 
     async fn write_one(&self, write: &Write) -> kube::Result<()> {

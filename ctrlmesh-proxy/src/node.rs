@@ -9,6 +9,7 @@ mod network;
 mod pods;
 mod roster;
 mod enrolled;
+mod arrivals;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -30,10 +31,11 @@ use crate::intercept::cgroup::Hierarchy;
 use crate::intercept::listener::Namespace;
 use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
 use crate::metrics::Metrics;
+use crate::node::arrivals::Arrivals;
 use crate::node::enrolled::{Complaint, Enrolled, Serving};
 use crate::node::network::{NetworkId, Networks};
 use crate::node::roster::Roster;
-use crate::policy::{LoadError, PodName};
+use crate::policy::{History, LoadError, PodName};
 use crate::readiness::BlockReady;
 use crate::serve::Served;
 use crate::watched::PERIOD;
@@ -73,6 +75,7 @@ pub struct Node {
     targets: Targets,
     interceptor: Interceptor,
     hierarchy: Hierarchy,
+    arrivals: Arrivals,
     networks: Networks,
     pods: HashMap<PodName, Enrolled>,
     served: BySlot,
@@ -107,8 +110,8 @@ enum Waiting {
     Intercept(#[from] intercept::Error),
     #[error("read its policy")]
     Policy(#[from] LoadError),
-    #[error("find its network namespace {0}")]
-    Network(PathBuf),
+    #[error("find its network namespace")]
+    Network(#[source] intercept::Error),
     #[error(
         "find its network namespace: it has no process yet, or is in the node's own (hostNetwork), where it cannot be served"
     )]
@@ -136,12 +139,14 @@ impl Node {
         let originals = Arc::new(interceptor.originals()?);
         let metrics = acceptor.metrics.clone();
         let (port, open) = (settings.port, HashMap::new());
+        let hierarchy = Hierarchy::find()?;
         Ok(Self {
             roster,
             wanted: Arc::new(wanted),
             targets: settings.targets,
             interceptor,
-            hierarchy: Hierarchy::find()?,
+            arrivals: Arrivals::new(hierarchy.mount()),
+            hierarchy,
             networks: Networks { acceptor, originals, port, drain: drain.clone(), open },
             pods: HashMap::new(),
             served,
@@ -164,8 +169,9 @@ impl Node {
                 biased;
                 // Shutdown: the listeners close, and the kernel refuses what comes.
                 () = drain.started() => return,
-                _ = ticks.tick() => {}
+                _ = ticks.tick() => self.arrivals.find(),
                 () = self.roster.news() => {}
+                () = self.arrivals.news() => {}
                 () = time::sleep(SOON), if self.hurries() => {}
             }
             self.pass().await;
@@ -175,10 +181,11 @@ impl Node {
         }
     }
 
-    /// Whether a pod is only being started.
+    /// Whether a pod is only being started, and nobody tells when it is.
     fn hurries(&self) -> bool {
         let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
-        serving < self.wanted.len() && Instant::now() < self.hurry
+        let known = if self.arrivals.is_blind() { self.wanted.len() } else { self.pods.len() };
+        serving < known && Instant::now() < self.hurry
     }
 
     /// Looks at everything once.
@@ -254,13 +261,13 @@ impl Node {
     /// The network namespace of a pod that is enrolled.
     fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), Waiting> {
         if let Some(file) = &pod.network {
-            let id = NetworkId::of(file).ok_or_else(|| Waiting::Network(file.clone()))?;
+            let id = NetworkId::of(file).map_err(Waiting::Network)?;
             return Ok((file.clone(), id));
         }
         let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
-        let files = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
-        let found = files.into_iter().find_map(|file| Some((NetworkId::of(&file)?, file)));
-        found.map(|(id, file)| (file, id)).ok_or(Waiting::NoNetwork)
+        let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
+        let found = found.into_iter().next().map(|(id, file)| (file, id));
+        found.ok_or_else(|| unseen.map_or(Waiting::NoNetwork, Waiting::Network))
     }
 
     fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, Waiting> {
@@ -296,7 +303,8 @@ impl Node {
         Serving { network, file, gone }: &Serving,
     ) -> Result<(), Waiting> {
         let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
-        let served = Served { policy, history: Arc::default(), gone: Some(gone.clone()) };
+        let history = History::begun(&policy.borrow());
+        let served = Served { policy, history, gone: Some(gone.clone()) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;
