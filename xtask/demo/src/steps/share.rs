@@ -102,11 +102,13 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
     ])
 }
 
-/// How many bytes each replica has received since it was started.
+/// How many bytes each replica has received since it was started, as soon as all say so.
 fn received(scene: &Scene) -> Result<Vec<f64>> {
-    let world = scene.observer.world();
-    let bytes = world.pods.values().map(|pod| pod.received);
-    bytes.collect::<Option<_>>().context("a replica does not say how many bytes it received")
+    scene.until("each replica to say how many bytes it received", WHOLE_WITHIN, || {
+        let world = scene.observer.world();
+        let bytes = world.pods.values().filter(|pod| pod.ready).map(|pod| pod.received);
+        Ok(bytes.collect::<Option<Vec<_>>>().filter(|bytes| !bytes.is_empty()))
+    })
 }
 
 /// That each replica had to receive less than one alone has to.
