@@ -44,7 +44,7 @@ pub const SHARDS: Step = Step {
 /// The rule changes.
 pub const CANARY: Step = Step {
     title: "a canary slice moves to replica 0",
-    promise: "no restart; no object missed; none changed by its old owner once the new one has",
+    promise: "no restart; no object missed; when it has moved, none is changed by two",
     run: share::canary,
 };
 
