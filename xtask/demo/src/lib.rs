@@ -24,6 +24,8 @@ pub mod work;
 
 pub mod observer;
 
+pub mod install;
+
 pub mod scene;
 
 mod checks;

@@ -9,8 +9,9 @@ use std::{env, thread};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use ctrlmesh_demo::guard::{self, End};
+use ctrlmesh_demo::install;
 use ctrlmesh_demo::paint;
-use ctrlmesh_demo::scene::{self, Scene};
+use ctrlmesh_demo::scene::Scene;
 use ctrlmesh_demo::screen::Screen;
 use ctrlmesh_demo::steps::{DEMO, Step};
 use ctrlmesh_demo::work::Work;
@@ -51,7 +52,7 @@ fn main() -> Result<ExitCode> {
     }
     let end = guard::watch(env::args_os().skip(1))?;
     if let Some(kubeconfig) = &arguments.kubeconfig {
-        scene::remove(&Cluster::existing(kubeconfig.clone()))?;
+        install::remove(&Cluster::existing(kubeconfig.clone()))?;
     }
     match end {
         End::Itself(code) => Ok(code),
@@ -90,7 +91,7 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
     let held = outcomes.iter().filter(|outcome| outcome.seen.is_ok()).count();
     let all = held == DEMO.len();
     if !all {
-        let folder = scene::checkout("target/reports/demo");
+        let folder = install::checkout("target/reports/demo");
         scene.cluster.report(&folder)?;
         screen.say(&format!("what the cluster said is in {}", folder.display()));
     }
@@ -109,12 +110,12 @@ fn prepare(arguments: &Arguments, screen: &Screen) -> Result<(Cluster, PathBuf)>
         _ => node(&arguments.images, screen)?,
     };
     screen.phase("install ctrlmesh: kubectl apply -k deploy/", seconds(30), || {
-        scene::install(&cluster)
+        install::ctrlmesh(&cluster)
     })?;
     screen.phase("install an ordinary operator", seconds(15), || {
         let api = ctrlmesh_demo::api::Api::of(&cluster)?;
-        scene::label_kinds(&api, Work::Websites)?;
-        scene::install_operator(&cluster, Work::Websites)
+        install::label_kinds(&api, Work::Websites)?;
+        install::operator(&cluster, Work::Websites)
     })?;
     Ok((cluster, log))
 }

@@ -1,33 +1,22 @@
-//! Puts things into the cluster, as a user does, and takes processes away, as accidents do.
+//! Gives an operator things to do, changes what it is, and takes processes away, as accidents do.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use ctrlmesh_common::names::{self, label, resource_list};
+use ctrlmesh_common::names::{self, label};
 use ctrlmesh_testbed::Cluster;
 use serde_json::{Value, json};
-use xtask::images::Image;
-use xtask::tools;
 
 use crate::api::Api;
+use crate::install::{MADE, ROLLED_OUT_WITHIN, SYSTEM, namespace, rolled_out};
 use crate::observer::Observer;
 use crate::operator::Operator;
 use crate::work::{Made, Work};
-
-/// Our own namespace in the cluster.
-pub const SYSTEM: &str = "ctrlmesh-system";
-
-/// The label on the namespaces that we make.
-pub const MADE: &str = "ctrlmesh.dev/demo";
-
-/// How long a rollout, or the end of pods, may take.
-pub const ROLLED_OUT_WITHIN: Duration = Duration::from_mins(4);
 
 /// How often we look.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -62,115 +51,6 @@ pub struct Load {
 struct Changing {
     over: AtomicBool,
     changed: AtomicU64,
-}
-
-/// Where a file of the checkout is.
-pub fn checkout(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
-/// Installs ctrlmesh, as its users do, and waits until it is ready.
-///
-/// # Errors
-/// Where something does not become ready.
-pub fn install(cluster: &Cluster) -> Result<()> {
-    let folder = checkout("deploy");
-    cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
-    for one in ["deployment/ctrlmesh-manager", "daemonset/ctrlmesh-node"] {
-        rolled_out(cluster, SYSTEM, one)?;
-    }
-    Ok(())
-}
-
-/// Installs the operator of `work`, as its own manifests say, and waits until it is ready.
-///
-/// # Errors
-/// Where it does not become ready.
-pub fn install_operator(cluster: &Cluster, work: Work) -> Result<()> {
-    match work {
-        Work::Websites => {
-            let folder = checkout("deploy/example-operator/config/default");
-            cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
-        }
-        Work::Prometheuses => {
-            let bundle = tools::prometheus_operator().with_file_name("bundle.yaml");
-            let text = fs::read_to_string(&bundle);
-            let text = text
-                .with_context(|| format!("read {}: run `cargo xtask setup`", bundle.display()))?;
-            let theirs = format!(
-                "quay.io/prometheus-operator/prometheus-operator:{}",
-                tools::PROMETHEUS_OPERATOR
-            );
-            ensure!(text.contains(&theirs), "the manifests do not name {theirs}");
-            let text = text.replace(&theirs, &Image::PrometheusOperator.name());
-            // By the server: the definitions are too long for what kubectl would write into an annotation.
-            cluster.ask(&["apply", "--server-side", "--filename", "-"], &text)?;
-        }
-    }
-    let operator = work.operator();
-    rolled_out(cluster, operator.namespace, &format!("deployment/{}", operator.name))
-}
-
-/// Takes everything out of a cluster that we put there: what we made first, so that nobody is needed any more who would
-/// have to let it go.
-///
-/// # Errors
-/// Where something cannot be deleted.
-pub fn remove(cluster: &Cluster) -> Result<()> {
-    let delete = ["delete", "--ignore-not-found", "--timeout=180s", "--request-timeout=0"];
-    let ask = |what: &[&str]| cluster.ask(&[&delete[..], what].concat(), "");
-    let selector = format!("{MADE}=true");
-    // The sites' finalizers are the operator's to take away.
-    let kind = ["websites.web.example.com", "--all", "--all-namespaces"];
-    if cluster.ask(&["get", "crd", kind[0]], "").is_ok() {
-        ask(&kind)?;
-    }
-    ask(&["namespace", "--selector", &selector])?;
-    ask(&["clusterrole", "ctrlmesh-demo-labels"])?;
-    let operator = checkout("deploy/example-operator/config/default");
-    ask(&["--kustomize", &operator.display().to_string()])?;
-    ask(&["--kustomize", &checkout("deploy").display().to_string()]).map(drop)
-}
-
-/// Waits until a workload is as its template says.
-///
-/// # Errors
-/// Where it does not become so.
-pub fn rolled_out(cluster: &Cluster, namespace: &str, workload: &str) -> Result<()> {
-    let timeout = format!("--timeout={}s", ROLLED_OUT_WITHIN.as_secs());
-    let arguments =
-        ["--namespace", namespace, "--request-timeout=0", "rollout", "status", workload, &timeout];
-    cluster.ask(&arguments, "").map(drop)
-}
-
-/// Says which kinds are labelled, and that the manager may.
-///
-/// # Errors
-/// Where the API server refuses it.
-pub fn label_kinds(api: &Api, work: Work) -> Result<()> {
-    let mut listed = serde_json::Map::new();
-    for kind in work.kinds() {
-        let kinds = listed.entry(kind.api_version()).or_insert_with(|| json!([]));
-        kinds.as_array_mut().context("a list")?.push(json!(kind.kind));
-    }
-    let text = json!({"groupVersionKinds": listed}).to_string();
-    let list = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": resource_list::NAME},
-        "data": {resource_list::KEY: text}});
-    let path = format!("/api/v1/namespaces/{SYSTEM}/configmaps/{}", resource_list::NAME);
-    api.apply(&path, &list)?;
-    let rules = work.kinds().iter().map(|kind| {
-        json!({"apiGroups": [kind.group], "resources": [kind.plural], "verbs": ["get", "list", "watch", "patch"]})
-    });
-    let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-        "metadata": {"name": "ctrlmesh-demo-labels", "labels": {"ctrlmesh.kusionstack.io/aggregate-to-labels": "true"}},
-        "rules": rules.collect::<Vec<_>>()});
-    api.apply("/apis/rbac.authorization.k8s.io/v1/clusterroles/ctrlmesh-demo-labels", &role)?;
-    Ok(())
-}
-
-/// The name of the namespace of this number.
-pub fn namespace(number: usize) -> String {
-    format!("shop-{number:02}")
 }
 
 // === impl Scene ===
@@ -325,6 +205,11 @@ impl Scene {
     pub fn made(&self) -> Result<Made> {
         let first: BTreeSet<String> = (0..self.namespaces).map(namespace).collect();
         self.work.made(&self.api, |namespace| first.contains(namespace))
+    }
+
+    /// What [`Self::kill`] does.
+    pub fn killed(&self) -> &'static str {
+        if self.cluster.node().is_some() { "killed with SIGKILL" } else { "deleted without grace" }
     }
 
     /// Kills the first process of a pod's only container with SIGKILL, where the node is ours; elsewhere the pod is

@@ -7,7 +7,8 @@ use anyhow::Result;
 use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use serde_json::{Value, json};
 
-use crate::scene::{self, Scene};
+use crate::install;
+use crate::scene::Scene;
 
 mod accident;
 mod share;
@@ -43,7 +44,7 @@ pub const SHARDS: Step = Step {
 /// The rule changes.
 pub const CANARY: Step = Step {
     title: "a canary slice moves to replica 0",
-    promise: "no restart; no object missed; none changed by its old owner once the new one has",
+    promise: "no restart; no object missed; when it has moved, none is changed by two",
     run: share::canary,
 };
 
@@ -102,7 +103,7 @@ fn later(scene: &Scene) -> SlotSet {
     let mut slots = third();
     for slot in slots.complement().iter() {
         let first = (0..scene.namespaces)
-            .map(|number| NamespaceHash::Fnv1a.slot(&scene::namespace(number)));
+            .map(|number| NamespaceHash::Fnv1a.slot(&install::namespace(number)));
         let moved = first.filter(|slot| slots.contains(*slot) && !third().contains(*slot)).count();
         // The others have to be left with something.
         if moved >= MOVED || slots.len() + 2 >= SlotSet::ALL.len() {

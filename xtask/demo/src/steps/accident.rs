@@ -11,8 +11,9 @@ use crate::checks::{
     WHOLE_WITHIN, clashes, count, none, only_by_proxy, same_replicas, seconds, steady, touched,
     worst,
 };
+use crate::install;
 use crate::observer::since;
-use crate::scene::{self, Scene};
+use crate::scene::Scene;
 
 /// For how long the work goes on while something is away.
 const LOOKED_FOR: Duration = Duration::from_secs(5);
@@ -23,22 +24,23 @@ pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
     let load = scene.load(Duration::from_millis(250));
     let proxies = scene.ours("ctrlmesh-node")?;
     for proxy in &proxies {
-        scene.kill(scene::SYSTEM, proxy)?;
+        scene.kill(install::SYSTEM, proxy)?;
     }
     let clock = Instant::now();
     thread::sleep(LOOKED_FOR);
     drop(load);
     let seen = touched(scene)?;
     let took = clock.elapsed().saturating_sub(LOOKED_FOR);
-    scene::rolled_out(&scene.cluster, scene::SYSTEM, "daemonset/ctrlmesh-node")?;
+    install::rolled_out(&scene.cluster, install::SYSTEM, "daemonset/ctrlmesh-node")?;
     scene.observer.until("all to be as before", WHOLE_WITHIN, |table| {
         table.is_whole() && table.is_acknowledged()
     })?;
     same_replicas(&before, &scene.observer.table())?;
     Ok(vec![
         format!(
-            "{} killed with SIGKILL; everything was done again {} later",
+            "{} {}; everything was done again {} later",
             count(proxies.len(), "node proxy", "node proxies"),
+            scene.killed(),
             seconds(took)
         ),
         seen,
@@ -50,21 +52,21 @@ pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
 pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
     let before = scene.observer.table();
     let start = Timestamp::now();
-    let path = format!("/apis/apps/v1/namespaces/{}/deployments/ctrlmesh-manager", scene::SYSTEM);
+    let path = format!("/apis/apps/v1/namespaces/{}/deployments/ctrlmesh-manager", install::SYSTEM);
     let replicas = scene.api.get(&path)?["spec"]["replicas"].clone();
     let managers = scene.ours("ctrlmesh-manager")?;
     for manager in &managers {
-        scene.kill(scene::SYSTEM, manager)?;
+        scene.kill(install::SYSTEM, manager)?;
     }
     scene.api.merge(&path, &json!({"spec": {"replicas": 0}}))?;
-    scene.until("the manager to be gone", scene::ROLLED_OUT_WITHIN, || {
+    scene.until("the manager to be gone", install::ROLLED_OUT_WITHIN, || {
         Ok(scene.ours("ctrlmesh-manager")?.is_empty().then_some(()))
     })?;
     let seen = touched(scene)?;
     let away = steady(scene, start)?;
     same_replicas(&before, &scene.observer.table())?;
     scene.api.merge(&path, &json!({"spec": {"replicas": replicas}}))?;
-    scene::rolled_out(&scene.cluster, scene::SYSTEM, "deployment/ctrlmesh-manager")?;
+    install::rolled_out(&scene.cluster, install::SYSTEM, "deployment/ctrlmesh-manager")?;
     scene.observer.until("the manager to know all", WHOLE_WITHIN, |table| {
         table.is_whole() && table.is_acknowledged()
     })?;
@@ -76,7 +78,11 @@ pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
         after.epoch
     );
     Ok(vec![
-        format!("{} killed, then none for a while", count(managers.len(), "manager", "managers")),
+        format!(
+            "{} {}, then none for a while",
+            count(managers.len(), "manager", "managers"),
+            scene.killed()
+        ),
         format!("without: {seen}; {away}"),
         "back: it tells the same, in the same epoch".to_owned(),
     ])
@@ -119,7 +125,8 @@ pub(super) fn replica_killed(scene: &Scene) -> Result<Vec<String>> {
     }
     Ok(vec![
         format!(
-            "{killed} killed with SIGKILL; {standby} works for {shard} {} later (its lock runs for 15 s)",
+            "{killed} {}; {standby} works for {shard} {} later (its lock runs for 15 s)",
+            scene.killed(),
             seconds(took)
         ),
         seen,
@@ -149,8 +156,8 @@ pub(super) fn rolled(scene: &Scene) -> Result<Vec<String>> {
     let clock = Instant::now();
     let load = scene.load(Duration::from_millis(100));
     for one in ["daemonset/ctrlmesh-node", "deployment/ctrlmesh-manager"] {
-        scene.cluster.ask(&["--namespace", scene::SYSTEM, "rollout", "restart", one], "")?;
-        scene::rolled_out(&scene.cluster, scene::SYSTEM, one)?;
+        scene.cluster.ask(&["--namespace", install::SYSTEM, "rollout", "restart", one], "")?;
+        install::rolled_out(&scene.cluster, install::SYSTEM, one)?;
     }
     let (took, changed) = (seconds(clock.elapsed()), load.changed());
     drop(load);

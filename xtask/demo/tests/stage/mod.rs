@@ -4,8 +4,9 @@ use std::io::{Write as _, stderr};
 
 use anyhow::{Context as _, Result};
 use ctrlmesh_demo::api::Api;
+use ctrlmesh_demo::install;
 use ctrlmesh_demo::paint;
-use ctrlmesh_demo::scene::{self, Scene};
+use ctrlmesh_demo::scene::Scene;
 use ctrlmesh_demo::steps::Step;
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
@@ -18,7 +19,7 @@ pub(crate) fn play(work: Work, namespaces: usize, steps: &[Step]) -> Result<()> 
     for step in steps {
         say(&format!("{}\n  to hold: {}", step.title, step.promise));
         let seen = (step.run)(&scene).or_else(|error| {
-            let folder = scene::checkout("target/reports/operator");
+            let folder = install::checkout("target/reports/operator");
             scene.cluster.report(&folder)?;
             Err(error).with_context(|| {
                 format!("{}; what the cluster said is in {}", step.title, folder.display())
@@ -43,9 +44,9 @@ fn stage(work: Work, namespaces: usize) -> Result<Scene> {
     archives.iter().try_for_each(|archive| node.load(archive))?;
     let log = node.control_plane().audit_log();
     let cluster = Cluster::of(node);
-    scene::install(&cluster)?;
-    scene::install_operator(&cluster, work)?;
-    scene::label_kinds(&Api::of(&cluster)?, work)?;
+    install::ctrlmesh(&cluster)?;
+    install::operator(&cluster, work)?;
+    install::label_kinds(&Api::of(&cluster)?, work)?;
     Scene::of(cluster, log, work, namespaces)
 }
 

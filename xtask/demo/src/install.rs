@@ -1,0 +1,169 @@
+//! Puts ctrlmesh and an operator into a cluster, as a user does, and takes them out again.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::names::{label, resource_list};
+use ctrlmesh_testbed::Cluster;
+use serde_json::{Value, json};
+use xtask::images::Image;
+use xtask::tools;
+
+use crate::api::Api;
+use crate::work::Work;
+
+/// Our own namespace in the cluster.
+pub const SYSTEM: &str = "ctrlmesh-system";
+
+/// The label on the namespaces that we make.
+pub const MADE: &str = "ctrlmesh.dev/demo";
+
+/// The same, as a selector in a query.
+const MADE_QUERY: &str = "ctrlmesh.dev%2Fdemo%3Dtrue";
+
+/// How long a rollout, or the end of pods, may take.
+pub const ROLLED_OUT_WITHIN: Duration = Duration::from_mins(4);
+
+/// Where a file of the checkout is.
+pub fn checkout(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// Installs ctrlmesh, as its users do, and waits until it is ready.
+///
+/// # Errors
+/// Where something does not become ready.
+pub fn ctrlmesh(cluster: &Cluster) -> Result<()> {
+    let folder = checkout("deploy");
+    cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
+    for one in ["deployment/ctrlmesh-manager", "daemonset/ctrlmesh-node"] {
+        rolled_out(cluster, SYSTEM, one)?;
+    }
+    Ok(())
+}
+
+/// Installs the operator of `work`, as its own manifests say, and waits until it is ready.
+///
+/// # Errors
+/// Where it does not become ready.
+pub fn operator(cluster: &Cluster, work: Work) -> Result<()> {
+    match work {
+        Work::Websites => {
+            let folder = checkout("deploy/example-operator/config/default");
+            cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
+        }
+        Work::Prometheuses => {
+            let bundle = tools::prometheus_operator().with_file_name("bundle.yaml");
+            let text = fs::read_to_string(&bundle);
+            let text = text
+                .with_context(|| format!("read {}: run `cargo xtask setup`", bundle.display()))?;
+            let theirs = format!(
+                "quay.io/prometheus-operator/prometheus-operator:{}",
+                tools::PROMETHEUS_OPERATOR
+            );
+            ensure!(text.contains(&theirs), "the manifests do not name {theirs}");
+            let text = text.replace(&theirs, &Image::PrometheusOperator.name());
+            // By the server: the definitions are too long for what kubectl would write into an annotation.
+            cluster.ask(&["apply", "--server-side", "--filename", "-"], &text)?;
+        }
+    }
+    let operator = work.operator();
+    rolled_out(cluster, operator.namespace, &format!("deployment/{}", operator.name))
+}
+
+/// Takes everything out of a cluster that we put there: what we made first, so that nobody is needed any more who would
+/// have to let it go.
+///
+/// # Errors
+/// Where something cannot be deleted.
+pub fn remove(cluster: &Cluster) -> Result<()> {
+    let delete = ["delete", "--ignore-not-found", "--timeout=180s", "--request-timeout=0"];
+    let ask = |what: &[&str]| cluster.ask(&[&delete[..], what].concat(), "");
+    let selector = format!("{MADE}=true");
+    let operator = Work::Websites.operator();
+    let namespace = operator.namespace;
+    // Until its pods are gone, too: they would put back what we take away.
+    ask(&["deployment", operator.name, "--namespace", namespace, "--cascade=foreground"])?;
+    let_go(cluster)?;
+    ask(&["namespace", "--selector", &selector])?;
+    ask(&["clusterrole", "ctrlmesh-demo-labels"])?;
+    let operator = checkout("deploy/example-operator/config/default");
+    ask(&["--kustomize", &operator.display().to_string()])?;
+    ask(&["--kustomize", &checkout("deploy").display().to_string()])?;
+    // What the manager made and wrote, which nobody takes away with it.
+    for kind in ["mutatingadmissionpolicybinding", "mutatingadmissionpolicy"] {
+        ask(&[kind, "ctrlmesh-labels"])?;
+    }
+    let keys =
+        [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL].map(|key| format!("{key}-"));
+    for kind in [&["namespaces", "--all"][..], &["configmaps", "--all", "--all-namespaces"]] {
+        let keys = keys.iter().map(String::as_str);
+        let words: Vec<&str> =
+            ["label"].into_iter().chain(kind.iter().copied()).chain(keys).collect();
+        cluster.ask(&words, "")?;
+    }
+    Ok(())
+}
+
+/// Takes the finalizers from our work: whoever would take them away is gone, or was never there.
+fn let_go(cluster: &Cluster) -> Result<()> {
+    let api = Api::of(cluster)?;
+    let spaces = api.get(&format!("/api/v1/namespaces?labelSelector={MADE_QUERY}"))?;
+    let names = |list: &Value| -> Vec<String> {
+        let items = list["items"].as_array().into_iter().flatten();
+        items.filter_map(|item| Some(item["metadata"]["name"].as_str()?.to_owned())).collect()
+    };
+    for space in names(&spaces) {
+        let main = Work::Websites.main();
+        let folder = main.path(&space, "");
+        // Where there is no such kind, there is nothing to let go.
+        let Ok(sites) = api.get(folder.trim_end_matches('/')) else { continue };
+        for site in names(&sites) {
+            api.merge(&main.path(&space, &site), &json!({"metadata": {"finalizers": null}}))?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a workload is as its template says.
+///
+/// # Errors
+/// Where it does not become so.
+pub fn rolled_out(cluster: &Cluster, namespace: &str, workload: &str) -> Result<()> {
+    let timeout = format!("--timeout={}s", ROLLED_OUT_WITHIN.as_secs());
+    let arguments =
+        ["--namespace", namespace, "--request-timeout=0", "rollout", "status", workload, &timeout];
+    cluster.ask(&arguments, "").map(drop)
+}
+
+/// Says which kinds are labelled, and that the manager may.
+///
+/// # Errors
+/// Where the API server refuses it.
+pub fn label_kinds(api: &Api, work: Work) -> Result<()> {
+    let mut listed = serde_json::Map::new();
+    for kind in work.kinds() {
+        let kinds = listed.entry(kind.api_version()).or_insert_with(|| json!([]));
+        kinds.as_array_mut().context("a list")?.push(json!(kind.kind));
+    }
+    let text = json!({"groupVersionKinds": listed}).to_string();
+    let list = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": resource_list::NAME},
+        "data": {resource_list::KEY: text}});
+    let path = format!("/api/v1/namespaces/{SYSTEM}/configmaps/{}", resource_list::NAME);
+    api.apply(&path, &list)?;
+    let rules = work.kinds().iter().map(|kind| {
+        json!({"apiGroups": [kind.group], "resources": [kind.plural], "verbs": ["get", "list", "watch", "patch"]})
+    });
+    let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": "ctrlmesh-demo-labels", "labels": {"ctrlmesh.kusionstack.io/aggregate-to-labels": "true"}},
+        "rules": rules.collect::<Vec<_>>()});
+    api.apply("/apis/rbac.authorization.k8s.io/v1/clusterroles/ctrlmesh-demo-labels", &role)?;
+    Ok(())
+}
+
+/// The name of the namespace of this number.
+pub fn namespace(number: usize) -> String {
+    format!("shop-{number:02}")
+}
