@@ -10,7 +10,7 @@ use super::feature::{self, Feature};
 /// What loading and attaching takes: bit in `CapEff` and name.
 const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
 
-/// CAP_PERFMON and CAP_BPF, which were part of CAP_SYS_ADMIN.
+/// `CAP_PERFMON` and `CAP_BPF`, which were part of `CAP_SYS_ADMIN`.
 const SPLIT: [u32; 2] = [38, 39];
 
 /// What entering another network namespace takes besides.
