@@ -10,6 +10,9 @@ use super::feature::{self, Feature};
 /// What loading and attaching takes: bit in `CapEff` and name.
 const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
 
+/// `CAP_PERFMON` and `CAP_BPF`, which were part of `CAP_SYS_ADMIN`.
+const SPLIT: [u32; 2] = [38, 39];
+
 /// What entering another network namespace takes besides.
 const NAMESPACE: (u32, &str) = (21, "CAP_SYS_ADMIN");
 
@@ -109,13 +112,10 @@ fn chain(error: &(dyn StdError + 'static)) -> String {
 }
 
 fn missing(effective: u64, needed: &[(u32, &'static str)]) -> Missing {
-    Missing(
-        needed
-            .iter()
-            .filter(|(bit, _)| effective & (1 << bit) == 0)
-            .map(|&(_, name)| name)
-            .collect(),
-    )
+    let has = |bit: u32| effective & (1 << bit) != 0;
+    // CAP_SYS_ADMIN does for those that were split from it.
+    let given = |bit: u32| has(bit) || SPLIT.contains(&bit) && has(NAMESPACE.0);
+    Missing(needed.iter().filter(|(bit, _)| !given(*bit)).map(|&(_, name)| name).collect())
 }
 
 fn effective(status: &str) -> u64 {
@@ -140,6 +140,13 @@ mod tests {
             missing(effective("Name:\tx\nCapEff:\t000000c000001000\n"), &NEEDED),
             Missing(vec![])
         );
+    }
+
+    #[test]
+    fn what_sys_admin_does_for_is_not_missing() {
+        assert_eq!(missing(1 << 21, &NEEDED).to_string(), "CAP_NET_ADMIN");
+        assert_eq!(missing(1 << 21, &[PROCESS]).to_string(), "CAP_SYS_PTRACE");
+        assert_eq!(missing(1 << 21 | 1 << 12, &NEEDED), Missing(vec![]));
     }
 
     #[test]

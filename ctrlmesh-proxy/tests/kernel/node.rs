@@ -296,7 +296,7 @@ async fn a_pod_without_a_policy_is_refused_until_it_has_one() {
     assert!((proxy.metric("ctrlmesh_proxy_pods_waiting").await - 1.0).abs() < f64::EPSILON);
     let mut operator = node.operator("a");
     assert_eq!(operator.anew(), refused());
-    assert!(proxy.log().contains("a.policy") || proxy.log().contains("read its policy"));
+    until("the complaint", || async { proxy.log().contains("read its policy") }).await;
     node.write_policy("a", "team=late");
     served(&proxy, 2.0).await;
     assert_eq!(operator.anew(), shows("late"));
