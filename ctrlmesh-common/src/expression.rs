@@ -3,9 +3,14 @@
 //! The predecessors were written in Go, and both languages have RE2's syntax, but not quite the same. What differs is
 //! spelled so that Rust reads what Go reads: a `{` that begins no repetition is itself, so is everything between `\Q` and
 //! `\E`, a class has neither classes nor operators inside, `\d`, `\s`, `\w` and `\b` are of ASCII, and characters may be in
-//! octal. What only Rust reads (`a**`, `(?x)`, `\u0041`) is refused.
+//! octal. What only Rust reads (`a**`, `(?x)`, `\u0041`, `\p{Alphabetic}`) is refused. Groups lose their names: nobody asks
+//! for them, and the rules for names differ.
 
-/// How often something may be repeated by number.
+use std::collections::BTreeSet;
+
+mod classes;
+
+/// How often something may be repeated by number, repetitions inside repetitions multiplied.
 const MAX_REPEAT: u32 = 1000;
 
 /// The classes of ASCII that have names.
@@ -31,16 +36,23 @@ pub struct ExpressionError {
 /// # Errors
 /// Where only the crate would accept it.
 pub fn from_go(text: &str) -> Result<String, ExpressionError> {
-    let mut reader = Reader { text: text.chars().collect(), at: 0, out: String::new() };
+    let mut reader = Reader { text: text.chars().collect(), ..Reader::default() };
     reader.expression().map_err(|reason| ExpressionError { at: reader.at.max(1), reason })?;
     Ok(reader.out)
 }
 
 /// What is left to read, and what was written.
+#[derive(Default)]
 struct Reader {
     text: Vec<char>,
     at: usize,
     out: String,
+    /// How often the last item, or what is repeated most in it, is repeated by number.
+    last: u32,
+    /// The most of that among the items before, in the group that is open.
+    most: u32,
+    /// The same for the groups around it.
+    outer: Vec<u32>,
 }
 
 // === impl Reader ===
@@ -64,7 +76,7 @@ impl Reader {
     }
 
     fn expression(&mut self) -> Result<(), &'static str> {
-        // Whether the last that was read is a repetition: no other may follow.
+        // Whether the last that was written is a repetition: no other may follow.
         let mut repeated = false;
         while let Some(next) = self.next() {
             let repeats = match next {
@@ -80,10 +92,14 @@ impl Reader {
                 if self.take("?") {
                     self.out.push('?');
                 }
+                repeated = true;
             } else {
+                let before = self.out.len();
+                self.most = self.most.max(self.last);
+                self.last = 1;
                 self.item(next)?;
+                repeated &= self.out.len() == before;
             }
-            repeated = repeats.is_some();
         }
         Ok(())
     }
@@ -91,18 +107,18 @@ impl Reader {
     /// What repeats nothing.
     fn item(&mut self, first: char) -> Result<(), &'static str> {
         match first {
-            '\\' => self.escape(),
-            '[' => self.class(),
-            '(' => self.group(),
-            '{' | '}' | ']' => {
-                self.literal(first);
-                Ok(())
+            '\\' => return self.escape(),
+            '[' => return self.class(),
+            '(' => return self.group(),
+            ')' => {
+                self.last = self.most;
+                self.most = self.outer.pop().unwrap_or_default();
+                self.out.push(first);
             }
-            other => {
-                self.out.push(other);
-                Ok(())
-            }
+            '{' | '}' | ']' => self.literal(first),
+            other => self.out.push(other),
         }
+        Ok(())
     }
 
     /// The rest of `{2}`, `{2,}` or `{2,3}`; none where that is not what comes, and the brace is itself.
@@ -119,29 +135,67 @@ impl Reader {
         if !is_number(least) || !(most.is_empty() || is_number(most)) {
             return Ok(None);
         }
-        let allowed = |text: &str| text.parse::<u32>().is_ok_and(|count| count <= MAX_REPEAT);
-        if !allowed(least) || !(most.is_empty() || allowed(most)) {
-            return Err("at most 1000 repetitions are allowed");
+        let number = |text: &str| text.parse().unwrap_or(u32::MAX);
+        let bounded = !most.is_empty();
+        let (least, most) = (number(least), number(if bounded { most } else { least }));
+        let of_all = if bounded && most == 0 { 1 } else { self.last.saturating_mul(most.max(1)) };
+        if least.max(most) > MAX_REPEAT || of_all > MAX_REPEAT && least.max(most) > 1 {
+            return Err(
+                "at most 1000 repetitions are allowed, those of groups inside each other multiplied",
+            );
         }
+        self.last = of_all;
         self.at += end + 1;
         Ok(Some(format!("{{{inner}}}")))
     }
 
     fn group(&mut self) -> Result<(), &'static str> {
-        self.out.push('(');
         if !self.take("?") {
-            return Ok(());
+            self.open("(");
+        } else if self.take("P<") || self.take("<") {
+            let rest = &self.text[self.at..];
+            let end = rest.iter().position(|one| *one == '>');
+            let name: String = rest[..end.unwrap_or_default()].iter().collect();
+            let is_word = |one: char| one == '_' || one.is_ascii_alphanumeric();
+            if name.is_empty() || !name.chars().all(is_word) {
+                return Err("a group's name is of letters, digits and _, and ends with >");
+            }
+            self.at += name.len() + 1;
+            self.open("(");
+        } else {
+            return self.flags();
         }
-        self.out.push('?');
-        if self.take("P<") || self.take("<") {
-            self.out.push_str("P<");
-            return Ok(());
-        }
+        Ok(())
+    }
+
+    /// Begins a group.
+    fn open(&mut self, begin: &str) {
+        self.out.push_str(begin);
+        self.outer.push(self.most);
+        (self.most, self.last) = (1, 1);
+    }
+
+    /// `i-s:` of a group, or `i-s)`; what is switched on and off is off, and may be named twice.
+    fn flags(&mut self) -> Result<(), &'static str> {
+        let (mut on, mut off) = (BTreeSet::new(), None::<BTreeSet<char>>);
         while let Some(next) = self.next() {
             match next {
-                'i' | 'm' | 's' | 'U' | '-' => self.out.push(next),
-                ':' | ')' => {
-                    self.out.push(next);
+                'i' | 'm' | 's' | 'U' => {
+                    off.as_mut().unwrap_or(&mut on).insert(next);
+                }
+                '-' if off.is_none() => off = Some(BTreeSet::new()),
+                ':' | ')' if off.as_ref().is_none_or(|off| !off.is_empty()) => {
+                    let off = off.unwrap_or_default();
+                    let mut flags: String = on.difference(&off).collect();
+                    if !off.is_empty() {
+                        flags.push('-');
+                        flags.extend(&off);
+                    }
+                    if next == ':' {
+                        self.open(&format!("(?{flags}:"));
+                    } else if !flags.is_empty() {
+                        self.out.extend(["(?", &flags, ")"]);
+                    }
                     return Ok(());
                 }
                 _ => break,
@@ -172,7 +226,7 @@ impl Reader {
                 self.out.push_str(if one == 'b' { r"(?-u:\b)" } else { r"(?-u:\B)" });
                 Ok(())
             }
-            _ if self.named_class() => Ok(()),
+            _ if self.named_class()? => Ok(()),
             _ => {
                 let one = self.escaped()?;
                 self.literal(one);
@@ -181,45 +235,48 @@ impl Reader {
         }
     }
 
-    /// `d`, `s`, `w`, `pL`, `p{Greek}` and what is none of these, behind a backslash.
-    fn named_class(&mut self) -> bool {
-        let Some(letter) = self.peek(0) else { return false };
+    /// `d`, `s`, `w`, `pL`, `p{Greek}` and what is none of these, behind a backslash; whether it is one of them.
+    fn named_class(&mut self) -> Result<bool, &'static str> {
+        let Some(letter) = self.peek(0) else { return Ok(false) };
         let members = match letter.to_ascii_lowercase() {
             'd' => "0-9",
             's' => r"\t\n\f\r ",
             'w' => "0-9A-Za-z_",
             'p' => {
                 self.at += 1;
-                self.unicode_class(letter);
-                return true;
+                return self.unicode_class(letter).map(|()| true);
             }
-            _ => return false,
+            _ => return Ok(false),
         };
         self.at += 1;
         let not = if letter.is_ascii_uppercase() { "^" } else { "" };
         self.out.extend(["[", not, members, "]"]);
-        true
+        Ok(true)
     }
 
-    /// The name of a class of Unicode's; that it is one is left to the crate.
-    fn unicode_class(&mut self, letter: char) {
-        let negated = self.take("{^");
-        let braced = negated || self.take("{");
-        let other = if letter == 'p' { 'P' } else { 'p' };
-        self.out.extend(['\\', if negated { other } else { letter }]);
-        if braced {
-            self.out.push('{');
+    /// The name of a class of Unicode's, behind `p` or `P`.
+    fn unicode_class(&mut self, letter: char) -> Result<(), &'static str> {
+        const UNKNOWN: &str = "there is no such class of Unicode's";
+        let first = self.next().ok_or(UNKNOWN)?;
+        let name = if first == '{' {
+            let rest = &self.text[self.at..];
+            let end = rest.iter().position(|one| *one == '}').ok_or(UNKNOWN)?;
+            let name = rest[..end].iter().collect();
+            self.at += end + 1;
+            name
         } else {
-            let name = self.next();
-            self.out.extend(name);
-            return;
+            first.to_string()
+        };
+        let positive = name.strip_prefix('^');
+        let other = if letter == 'p' { 'P' } else { 'p' };
+        let letter = if positive.is_some() { other } else { letter };
+        let name = positive.unwrap_or(&name);
+        if !classes::is_known(name) {
+            return Err(UNKNOWN);
         }
-        while let Some(next) = self.next() {
-            self.out.push(next);
-            if next == '}' {
-                break;
-            }
-        }
+        self.out.extend(['\\', letter, '{']);
+        self.out.extend([name, "}"]);
+        Ok(())
     }
 
     /// The one character that is meant by what stands behind a backslash.
@@ -277,7 +334,7 @@ impl Reader {
             }
             if self.peek(0) == Some('\\') {
                 self.at += 1;
-                if self.named_class() {
+                if self.named_class()? {
                     continue;
                 }
                 self.at -= 1;

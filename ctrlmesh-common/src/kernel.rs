@@ -10,12 +10,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod address;
 mod code;
+mod entry;
 mod outcome;
 
 pub use address::Address;
 pub use code::{
-    Code, Decoded, GENERATIONS, PREFIX, PREFIX_BITS, encode_host, is_encoded, original,
+    Code, Decoded, GENERATIONS, PREFIX, PREFIX_BITS, encode_host, is_encoded, is_reserved, original,
 };
+pub use entry::{Inbound, InboundKey, Member};
 pub use outcome::Outcome;
 
 /// Version of the layout below. It names the folder of the pins, so that two layouts never share a map.
@@ -37,8 +39,11 @@ pub const TABLE_ENTRIES: u32 = 256;
 /// Targets in all tables together.
 pub const MAX_TARGETS: u32 = 4096;
 
-/// Webhook ports that one node can take over.
-pub const MAX_INBOUND: u32 = 4096;
+/// Addresses and ports whose connections one pod's proxy can take over.
+pub const INBOUND_PER_POD: u32 = 4;
+
+/// The same for a node: as many as all its pods can have, so that the table is never full.
+pub const MAX_INBOUND: u32 = INBOUND_PER_POD * MAX_PODS;
 
 /// Levels of cgroups below the root in which an enrolled one is looked for.
 pub const MAX_CGROUP_DEPTH: i32 = 16;
@@ -64,11 +69,6 @@ pub const CHECK_HEARTBEAT: u32 = 8;
 pub const REPORT: u32 = 16;
 /// Our IPv6 prefix is local in the pod's network namespace.
 pub const NATIVE_IPV6: u32 = 32;
-
-/// Connections of this cgroup are redirected.
-pub const ROLE_REDIRECT: u16 = 0;
-/// Connections of this cgroup pass: it is the proxy's own, inside an enrolled pod.
-pub const ROLE_PASS: u16 = 1;
 
 /// Key of the table of targets, after the length of the prefix in bits.
 #[repr(C)]
@@ -124,22 +124,6 @@ pub struct Table {
     pub name: u64,
 }
 
-/// An enrolled cgroup, found by its id. Replaced as a whole, so table and generation always fit together.
-#[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
-pub struct Member {
-    /// Slot of the pod.
-    pub slot: u16,
-    /// [`ROLE_REDIRECT`] or [`ROLE_PASS`].
-    pub role: u16,
-    /// Table of targets; 0 where there is none.
-    pub table: u16,
-    /// Generation of the slot in which it has this table.
-    pub generation: u16,
-}
-
 /// A pod, found by its slot.
 #[repr(C)]
 #[derive(
@@ -161,30 +145,6 @@ pub struct Pod {
     pub generation: u16,
     /// Zero; keeps the layout free of implicit padding.
     pub reserved: u32,
-}
-
-/// Key of a webhook port that the proxy takes over.
-#[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
-pub struct InboundKey {
-    /// The pod's address.
-    pub address: Address,
-    /// TCP port, host byte order.
-    pub port: u32,
-}
-
-/// Who takes an inbound connection.
-#[repr(C)]
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, Immutable, IntoBytes, KnownLayout,
-)]
-pub struct Inbound {
-    /// Entry in the map of inbound listeners: twice the slot, plus one for IPv6.
-    pub listener: u32,
-    /// [`FAIL_OPEN`] or nothing.
-    pub flags: u32,
 }
 
 /// One connection, as the ring buffer reports it.

@@ -9,6 +9,10 @@ use crate::names::{self, LOCK_SEPARATOR, MAX_SUBDOMAIN_BYTES};
 use crate::resource::{ResourceMatch, ResourceMatchError};
 use crate::selector::Selector;
 
+/// The resources that leader election can lock on, by API group.
+pub const LOCK_RESOURCES: [(&str, &str); 3] =
+    [("coordination.k8s.io", "leases"), ("", "configmaps"), ("", "endpoints")];
+
 /// Everything a proxy is told about one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -130,6 +134,11 @@ impl Policy {
         Self { limits: vec![limit], ..Self::default() }
     }
 
+    /// Whether it changes or refuses nothing, whatever is asked.
+    pub fn passes_everything(&self) -> bool {
+        self.mode == Mode::Pass || self.limits.is_empty() && self.lock.is_none()
+    }
+
     /// What limits `resource` of the API group `group`: all limits that cover it, at once.
     ///
     /// `None` where nothing does.
@@ -138,6 +147,20 @@ impl Policy {
             .covering(group, resource)
             .fold(Selector::everything(), |all, limit| all.and(&limit.selector));
         (!selector.is_empty()).then_some(selector)
+    }
+
+    /// What renames locks of `resource` of the API group `group`.
+    pub fn lock_for(&self, group: &str, resource: &str) -> Option<&Lock> {
+        let enforced = self.mode == Mode::Enforce && LOCK_RESOURCES.contains(&(group, resource));
+        self.lock.as_ref().filter(|_| enforced)
+    }
+
+    /// Whether `other` says the same of every resource, whatever its epoch and since when.
+    pub fn means_the_same(&self, other: &Self) -> bool {
+        self.mode == other.mode
+            && self.lock == other.lock
+            && self.limits.len() == other.limits.len()
+            && self.limits.iter().zip(&other.limits).all(|(one, other)| one.means_the_same(other))
     }
 
     /// The newest resourceVersion at which a limit on `resource` changed, where one is known.
@@ -182,6 +205,11 @@ impl Limit {
     pub fn covers(&self, group: &str, resource: &str) -> bool {
         self.relate_resources.is_empty()
             || self.relate_resources.iter().any(|one| one.covers(group, resource))
+    }
+
+    /// Whether `other` says the same, whatever since when.
+    pub fn means_the_same(&self, other: &Self) -> bool {
+        self.relate_resources == other.relate_resources && self.selector == other.selector
     }
 }
 

@@ -16,11 +16,17 @@ pub const SIGN: &str = "/ctrlmesh.v1.Mesh/Sign";
 /// The call of a replica that tells the leader what its proxies said: [`Receipts`] go up, one [`Relayed`] comes down.
 pub const RELAY: &str = "/ctrlmesh.v1.Mesh/Relay";
 
-/// Largest message that goes up, in bytes: a node's [`Hello`] knows 110 pods in some 100 bytes each.
-pub const MAX_REPORT_BYTES: usize = 64 * 1024;
+/// Largest message that goes up, in bytes: a [`Hello`] with [`MAX_KNOWN`] pods of the longest names there are.
+pub const MAX_REPORT_BYTES: usize = 1024 * 1024;
 
-/// Largest message that comes down, in bytes: 250 pods of a node with 16 KiB of policy each.
+/// Pods that a [`Hello`] may know: more than a node has. What it does not say it is told again.
+pub const MAX_KNOWN: usize = 1024;
+
+/// Largest message that comes down, in bytes: one that is nearly full, and one more policy.
 pub const MAX_UPDATE_BYTES: usize = 4 * 1024 * 1024;
+
+/// Largest policy, in bytes of its JSON.
+pub const MAX_POLICY_BYTES: usize = 2 * 1024 * 1024;
 
 /// Longest reason for a refusal that is sent, in bytes.
 pub const MAX_REASON_BYTES: usize = 1024;
@@ -87,6 +93,12 @@ pub struct Known {
     /// Its epoch.
     #[prost(uint64, tag = "3")]
     pub epoch: u64,
+    /// The [`Entry::operator`] that came with it.
+    #[prost(string, tag = "4")]
+    pub operator: String,
+    /// The [`Entry::version`] that came with it.
+    #[prost(uint64, tag = "5")]
+    pub version: u64,
 }
 
 /// What a proxy did with a policy.
@@ -132,6 +144,12 @@ pub struct Entry {
     /// The policy, in JSON.
     #[prost(bytes = "bytes", tag = "3")]
     pub policy: Bytes,
+    /// The ShardingConfig that says which epoch it is, as `NAMESPACE/NAME`; empty where none speaks of the pod.
+    #[prost(string, tag = "4")]
+    pub operator: String,
+    /// Its resourceVersion: of two policies from one ShardingConfig the greater is newer. 0 where it is not known.
+    #[prost(uint64, tag = "5")]
+    pub version: u64,
 }
 
 /// A request for a certificate.
@@ -176,6 +194,9 @@ pub struct Receipt {
     /// When it was last heard of, in milliseconds since 1970.
     #[prost(uint64, tag = "5")]
     pub last_contact: u64,
+    /// The [`digest`] of the policy that it speaks of.
+    #[prost(fixed64, tag = "6")]
+    pub digest: u64,
 }
 
 /// The answer to [`Receipts`], at the end.

@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::{bpf_sk_lookup, sk_action};
 use aya_ebpf::programs::SkLookupContext;
-use ctrlmesh_common::kernel::{Address, FAIL_OPEN, InboundKey, Outcome};
+use ctrlmesh_common::kernel::{Address, InboundKey, Outcome};
 
 use crate::load::{word, words};
 use crate::maps;
@@ -16,14 +16,22 @@ const LOOPBACK_MASK: u32 = u32::from_ne_bytes([255, 0, 0, 0]);
 const LOOPBACK: u32 = u32::from_ne_bytes([127, 0, 0, 0]);
 const LOOPBACK_V6: [u32; 4] = [0, 0, 0, 1u32.to_be()];
 
+/// Decides about one connection, and counts it.
+#[inline(always)]
+pub(crate) fn take(ctx: &SkLookupContext) -> u32 {
+    let outcome = decide(ctx);
+    maps::count(outcome);
+    if matches!(outcome, Outcome::InboundRefused) { sk_action::SK_DROP } else { sk_action::SK_PASS }
+}
+
 /// Gives the connection to the proxy if its port is taken over and it is not the proxy's own.
 ///
 /// The proxy reaches the real server from a loopback source, which nobody outside can send.
 #[inline(always)]
-pub(crate) fn take(ctx: &SkLookupContext) -> u32 {
+fn decide(ctx: &SkLookupContext) -> Outcome {
     let base = ctx.lookup;
     if word!(bpf_sk_lookup, base, protocol) != IPPROTO_TCP {
-        return sk_action::SK_PASS;
+        return Outcome::InboundOtherProtocol;
     }
     let port = word!(bpf_sk_lookup, base, local_port);
     let (address, own) = if word!(bpf_sk_lookup, base, family) == AF_INET {
@@ -35,21 +43,17 @@ pub(crate) fn take(ctx: &SkLookupContext) -> u32 {
             words!(bpf_sk_lookup, base, remote_ip6) == LOOPBACK_V6,
         )
     };
-    // SAFETY: the kernel gave a valid entry, which is not freed while a program runs.
-    let Some(inbound) = (unsafe { maps::INBOUND.get(InboundKey { address, port }) }) else {
-        return sk_action::SK_PASS;
+    let Some(inbound) = maps::inbound(&InboundKey { address, port }) else {
+        return Outcome::InboundOtherPort;
     };
-    let outcome = if own {
-        Outcome::InboundOwn
-    } else {
-        match maps::INBOUND_LISTENERS.redirect_sk_lookup(ctx, inbound.listener, 0) {
-            Ok(()) => Outcome::InboundTaken,
-            // Another program has chosen a socket: ours, while it is replaced, or somebody's who came first.
-            Err(EEXIST) => Outcome::Decided,
-            Err(_) if inbound.flags & FAIL_OPEN != 0 => Outcome::InboundPassed,
-            Err(_) => Outcome::InboundRefused,
-        }
-    };
-    maps::count(outcome);
-    if matches!(outcome, Outcome::InboundRefused) { sk_action::SK_DROP } else { sk_action::SK_PASS }
+    if own {
+        return Outcome::InboundOwn;
+    }
+    match maps::INBOUND_LISTENERS.redirect_sk_lookup(ctx, inbound.listener(), 0) {
+        Ok(()) => Outcome::InboundTaken,
+        // Another program has chosen a socket: ours, while it is replaced, or somebody's who came first.
+        Err(EEXIST) => Outcome::Decided,
+        Err(_) if inbound.open() => Outcome::InboundPassed,
+        Err(_) => Outcome::InboundRefused,
+    }
 }

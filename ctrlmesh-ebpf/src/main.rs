@@ -12,6 +12,7 @@
 mod inbound;
 mod load;
 mod maps;
+mod original;
 mod redirect;
 
 use aya_ebpf::macros::{cgroup_sock_addr, cgroup_sockopt, sk_lookup};
@@ -34,20 +35,20 @@ fn connect6(ctx: SockAddrContext) -> i32 {
 /// `getpeername()` of an IPv4 socket. Where the original is not known the answer stays as it is.
 #[cgroup_sock_addr(getpeername4)]
 fn getpeername4(ctx: SockAddrContext) -> i32 {
-    redirect::peer::<false>(&ctx)
+    original::peer::<false>(&ctx)
 }
 
 /// `getpeername()` of an IPv6 socket. Where the original is not known the answer stays as it is.
 #[cgroup_sock_addr(getpeername6)]
 fn getpeername6(ctx: SockAddrContext) -> i32 {
-    redirect::peer::<true>(&ctx)
+    original::peer::<true>(&ctx)
 }
 
 /// `getsockopt(SO_ORIGINAL_DST)` of a connection that the proxy accepted. Where the original is not known the kernel's
 /// own answer stays.
 #[cgroup_sockopt(getsockopt)]
 fn getsockopt(ctx: SockoptContext) -> i32 {
-    redirect::original_destination(&ctx)
+    original::original_destination(&ctx)
 }
 
 /// A connection that arrives in a pod's network namespace. Where no proxy listens the port's flag decides.

@@ -3,6 +3,8 @@
 //! All keys and values are `ctrlmesh_common::kernel`'s. Addresses and ports are in network byte order unless said
 //! otherwise. No map is written on the path of a connection, but for counters and events.
 
+use core::ptr;
+
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::helpers;
 use aya_ebpf::macros::map;
@@ -12,6 +14,9 @@ use ctrlmesh_common::kernel::{
     MAX_PODS, MAX_TABLES, MAX_TARGETS, Member, Outcome, Pod, TABLE_ENTRIES, Table, TargetKey,
     TargetMatch,
 };
+
+/// How often an entry is looked up that is given to another key meanwhile. Then it counts as absent.
+const ATTEMPTS: u32 = 2;
 
 /// Cgroup id → pod. Written by the loader before it attaches and after it detached.
 #[map]
@@ -45,7 +50,8 @@ pub(crate) static HEARTBEATS: Array<u64> = Array::with_max_entries(MAX_PODS, 0);
 
 /// A pod's address and port (host byte order) → who takes the connection. Written by the loader.
 #[map]
-pub(crate) static INBOUND: HashMap<InboundKey, Inbound> = HashMap::with_max_entries(MAX_INBOUND, 0);
+pub(crate) static INBOUND: HashMap<InboundKey, Inbound> =
+    HashMap::with_max_entries(MAX_INBOUND, BPF_F_NO_PREALLOC);
 
 /// Twice the slot, plus one for IPv6 → the proxy's socket for inbound connections. Set by the proxy's process; vanishes
 /// with its socket.
@@ -95,7 +101,32 @@ pub(crate) fn member() -> Option<Member> {
 
 #[inline(always)]
 fn lookup(cgroup: u64) -> Option<Member> {
-    let member = MEMBERS.get_ptr(cgroup)?;
-    // SAFETY: the kernel gave a valid pointer; entries are replaced as a whole, and never freed while a program runs.
-    Some(unsafe { *member })
+    let mut attempt = 0;
+    while attempt < ATTEMPTS {
+        let word = MEMBERS.get_ptr(cgroup)?.cast::<u64>();
+        // SAFETY: the kernel gave a pointer to 8 aligned bytes that stay the map's for as long as a program runs. The loader
+        // may give them to another cgroup meanwhile, which is why they are loaded at once, and checked.
+        let member = Member::of_word(unsafe { ptr::read_volatile(word) });
+        if member.is_of(cgroup) {
+            return Some(member);
+        }
+        attempt += 1;
+    }
+    None
+}
+
+/// Who takes connections to an address and port.
+#[inline(always)]
+pub(crate) fn inbound(key: &InboundKey) -> Option<Inbound> {
+    let mut attempt = 0;
+    while attempt < ATTEMPTS {
+        let word = INBOUND.get_ptr(key)?.cast::<u64>();
+        // SAFETY: as for members.
+        let inbound = Inbound::of_word(unsafe { ptr::read_volatile(word) });
+        if inbound.is_of(key) {
+            return Some(inbound);
+        }
+        attempt += 1;
+    }
+    None
 }

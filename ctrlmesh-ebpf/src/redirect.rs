@@ -1,19 +1,16 @@
 //! Where does a connection go: to the proxy, to its target, or nowhere?
 
 use core::mem::{offset_of, size_of};
-use core::{hint, ptr};
+use core::ptr;
 
 use aya_ebpf::EbpfContext;
-use aya_ebpf::bindings::{
-    BPF_F_CURRENT_NETNS, bpf_sock, bpf_sock_addr, bpf_sock_tuple, bpf_sockopt,
-};
+use aya_ebpf::bindings::{BPF_F_CURRENT_NETNS, bpf_sock, bpf_sock_addr, bpf_sock_tuple};
 use aya_ebpf::helpers::generated as helpers;
 use aya_ebpf::maps::lpm_trie::Key;
-use aya_ebpf::programs::{SockAddrContext, SockoptContext};
+use aya_ebpf::programs::SockAddrContext;
 use ctrlmesh_common::kernel::{
-    self, Address, CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, Code, Decoded, Destination,
-    EVENT_SAMPLE, Event, FAIL_OPEN, Member, NATIVE_IPV6, Outcome, Pod, REPORT, ROLE_PASS,
-    TargetKey, TargetMatch,
+    self, Address, CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, Code, EVENT_SAMPLE, Event,
+    FAIL_OPEN, Member, NATIVE_IPV6, Outcome, Pod, REPORT, TargetKey, TargetMatch,
 };
 
 use crate::load::{pointer, store, word, words};
@@ -22,10 +19,6 @@ use crate::maps;
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 const IPPROTO_TCP: u32 = 6;
-const SOL_IP: u32 = 0;
-const SOL_IPV6: u32 = 41;
-/// `SO_ORIGINAL_DST` and `IP6T_SO_ORIGINAL_DST` have the same number.
-const SO_ORIGINAL_DST: u32 = 80;
 const ECONNREFUSED: i32 = 111;
 /// Bytes of the part of the tuple that names an IPv4 connection.
 const TUPLE_BYTES: u32 = 12;
@@ -33,6 +26,12 @@ const TUPLE_BYTES: u32 = 12;
 const CURRENT_NETNS: u64 = (BPF_F_CURRENT_NETNS as i64).cast_unsigned();
 /// 127.0.0.1 in network byte order.
 const LOCALHOST: u32 = u32::from_ne_bytes([127, 0, 0, 1]);
+/// `::1`.
+const LOCALHOST_V6: Address = Address([0, 0, 0, 1u32.to_be()]);
+/// `::`.
+const UNSPECIFIED_V6: Address = Address([0; 4]);
+/// Index of `lo` in every network namespace.
+const LOOPBACK_DEVICE: u32 = 1;
 
 /// Go on with the system call.
 const PASS: i32 = 1;
@@ -65,27 +64,82 @@ fn decide<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
     let Some(member) = maps::member() else {
         return Outcome::NotEnrolled;
     };
-    if member.role == ROLE_PASS {
+    if member.passes() {
         return Outcome::OwnConnection;
     }
-    let Some(pod) = maps::PODS.get(u32::from(member.slot)) else {
+    let Some(pod) = maps::PODS.get(u32::from(member.slot())) else {
         return Outcome::NotEnrolled;
     };
     if pod.port == 0 {
         return Outcome::NotEnrolled;
     }
-    let (address, port) = named::<V6>(ctx);
-    let key = Key::new(kernel::prefix_bits(0), TargetKey { table: member.table, port, address });
-    let Some(&target) = maps::TARGETS.get(&key) else {
-        // Not a target any more where another link has sent it to the proxy already.
-        let sent = kernel::is_encoded(address);
-        return if sent { Outcome::Decided } else { Outcome::OtherTarget };
+    let (named, port) = named::<V6>(ctx);
+    let meant = resolve::<V6>(ctx, named, port);
+    let outcome = if let Some(address) = meant {
+        let target = TargetKey { table: member.table(), port, address };
+        let Some(&target) = maps::TARGETS.get(Key::new(kernel::prefix_bits(0), target)) else {
+            // Not a target any more where another link has sent it to the proxy already.
+            let sent = kernel::is_encoded(address);
+            return if sent { Outcome::Decided } else { Outcome::OtherTarget };
+        };
+        redirect::<V6>(ctx, member, pod, target, address)
+    } else {
+        device_outcome(pod)
     };
-    let outcome = redirect::<V6>(ctx, member, pod, target, address);
     if pod.flags & REPORT != 0 {
-        report(outcome, member.slot, address, port);
+        report(outcome, member.slot(), meant.unwrap_or(named), port);
     }
     outcome
+}
+
+/// The address that a connection to this one goes to, if anybody but the kernel can know it. Where it is not the one that
+/// is named it is named then: what we look up is what the kernel connects to, whatever it would have made of it.
+#[inline(always)]
+fn resolve<const V6: bool>(ctx: &SockAddrContext, named: Address, port: u16) -> Option<Address> {
+    if !unspecified(named) {
+        return Some(named);
+    }
+    let local = local(ctx, named)?;
+    write::<V6>(ctx, local, port);
+    Some(local)
+}
+
+/// Whether the kernel chooses an address of this host itself, after us: 0.0.0.0 in either spelling, and ::.
+#[inline(always)]
+fn unspecified(address: Address) -> bool {
+    address.ipv4() == Some(0) || address == UNSPECIFIED_V6
+}
+
+/// The address of this host that the kernel takes for an unspecified one: the socket's own where it is bound to one,
+/// which for :: counts only by its family, else loopback. Where the socket is bound to another device than `lo` it is
+/// the first one of that device, which no program can see.
+#[inline(always)]
+fn local(ctx: &SockAddrContext, address: Address) -> Option<Address> {
+    let socket = pointer!(ctx.sock_addr, __bindgen_anon_1.sk);
+    if socket.is_null() {
+        return None;
+    }
+    if address == UNSPECIFIED_V6 {
+        let mapped = Address(words!(bpf_sock, socket, src_ip6)).ipv4().is_some();
+        return Some(if mapped { Address::mapped(LOCALHOST) } else { LOCALHOST_V6 });
+    }
+    match word!(bpf_sock, socket, src_ip4) {
+        0 if elsewhere(socket) => None,
+        0 => Some(Address::mapped(LOCALHOST)),
+        source => Some(Address::mapped(source)),
+    }
+}
+
+/// Whether the socket is bound to a device by which nothing of the loopback gets anywhere.
+#[inline(always)]
+fn elsewhere(socket: *mut bpf_sock) -> bool {
+    let device = word!(bpf_sock, socket, bound_dev_if);
+    device != 0 && device != LOOPBACK_DEVICE
+}
+
+#[inline(always)]
+fn device_outcome(pod: &Pod) -> Outcome {
+    if pod.flags & FAIL_OPEN != 0 { Outcome::DevicePassed } else { Outcome::DeviceRefused }
 }
 
 #[inline(always)]
@@ -97,21 +151,25 @@ fn redirect<const V6: bool>(
     address: Address,
 ) -> Outcome {
     let open = pod.flags & FAIL_OPEN != 0;
+    let socket = pointer!(ctx.sock_addr, __bindgen_anon_1.sk);
+    if socket.is_null() || elsewhere(socket) {
+        return device_outcome(pod);
+    }
     if pod.flags & CHECK_HEARTBEAT != 0 && !beats(pod) {
         return if open { Outcome::NoHeartbeatPassed } else { Outcome::NoHeartbeatRefused };
     }
-    if !listens(ctx, member.slot, pod) {
+    if !listens(ctx, member.slot(), pod) {
         return if open { Outcome::NoListenerPassed } else { Outcome::NoListenerRefused };
     }
     let host = address.host(target.host_bits);
-    let Member { generation, slot, .. } = member;
+    let (generation, slot) = (member.generation(), member.slot());
     let code = Code { generation, slot, index: target.index };
     let native = V6 && address.ipv4().is_none();
     if native && pod.flags & NATIVE_IPV6 != 0 {
         write::<V6>(ctx, code.ipv6(host), pod.port);
         return Outcome::Redirected;
     }
-    if native && v6only(ctx) {
+    if native && v6only(ctx, socket) {
         return if open { Outcome::V6OnlyPassed } else { Outcome::V6OnlyRefused };
     }
     if target.host_bits != 0 && !source::<V6>(ctx, kernel::encode_host(host)) {
@@ -125,12 +183,8 @@ fn redirect<const V6: bool>(
 /// socket have an IPv4 source. A socket that is bound to a port cannot be asked: the kernel ends its `connect()` with
 /// `ENETUNREACH` if it is for IPv6 only.
 #[inline(always)]
-fn v6only(ctx: &SockAddrContext) -> bool {
-    let socket = pointer!(ctx.sock_addr, __bindgen_anon_1.sk);
-    if socket.is_null() || word!(bpf_sock, socket, src_port) != 0 {
-        return false;
-    }
-    !source::<true>(ctx, LOCALHOST)
+fn v6only(ctx: &SockAddrContext, socket: *mut bpf_sock) -> bool {
+    word!(bpf_sock, socket, src_port) == 0 && !source::<true>(ctx, LOCALHOST)
 }
 
 /// Whether the proxy's last beat is young enough.
@@ -201,112 +255,9 @@ fn bind<const N: usize>(base: *mut bpf_sock_addr, mut name: [u32; N]) -> bool {
     unsafe { helpers::bpf_bind(base, name.as_mut_ptr().cast(), bytes) == 0 }
 }
 
-/// Answers `getpeername()` with the original address.
-#[inline(always)]
-pub(crate) fn peer<const V6: bool>(ctx: &SockAddrContext) -> i32 {
-    let (address, port) = named::<V6>(ctx);
-    // Before anything else: of most connections the answer stays.
-    if !kernel::is_encoded(address) {
-        return PASS;
-    }
-    let socket = pointer!(ctx.sock_addr, __bindgen_anon_1.sk);
-    if socket.is_null() {
-        return PASS;
-    }
-    let source = address_of(
-        word!(bpf_sock, socket, family),
-        word!(bpf_sock, socket, src_ip4),
-        words!(bpf_sock, socket, src_ip6),
-    );
-    if let Some((original, port)) = explain(address, port, source) {
-        write::<V6>(ctx, original, port);
-    }
-    PASS
-}
-
-/// Answers `getsockopt(SO_ORIGINAL_DST)` on the proxy's side: the accepted socket's own address says who is meant.
-#[inline(always)]
-pub(crate) fn original_destination(ctx: &SockoptContext) -> i32 {
-    let base = ctx.sockopt;
-    let level = word!(bpf_sockopt, base, level);
-    if word!(bpf_sockopt, base, optname) != SO_ORIGINAL_DST
-        || (level != SOL_IP && level != SOL_IPV6)
-    {
-        return PASS;
-    }
-    let socket = pointer!(base, __bindgen_anon_1.sk);
-    if socket.is_null() {
-        return PASS;
-    }
-    let family = word!(bpf_sock, socket, family);
-    let local =
-        address_of(family, word!(bpf_sock, socket, src_ip4), words!(bpf_sock, socket, src_ip6));
-    let source =
-        address_of(family, word!(bpf_sock, socket, dst_ip4), words!(bpf_sock, socket, dst_ip6));
-    let port = (word!(bpf_sock, socket, src_port) as u16).to_be();
-    let Some((original, port)) = explain(local, port, source) else {
-        return PASS;
-    };
-    answer(base, original, port);
-    PASS
-}
-
-/// The original address and port of a connection that was sent to `address` and `port` of a proxy.
-#[inline(always)]
-fn explain(address: Address, port: u16, source: Address) -> Option<(Address, u16)> {
-    let Decoded { code, host } = Decoded::read(address, source)?;
-    let pod = maps::PODS.get(u32::from(code.slot)).filter(|pod| pod.port == port)?;
-    // The compiler knows that it is small and would leave the mask out; the verifier does not.
-    let table = pod.table(hint::black_box(code.generation))?;
-    let entry: &Destination = maps::DESTINATIONS.get(kernel::entry(table, code.index))?;
-    Some((kernel::original(entry, host)?, entry.port))
-}
-
-/// Fills the answer of `SO_ORIGINAL_DST`: a `sockaddr_in` or a `sockaddr_in6`. One that is too short stays as it is.
-#[inline(always)]
-fn answer(base: *mut bpf_sockopt, original: Address, port: u16) {
-    let value = pointer!(base, __bindgen_anon_2.optval).cast::<u32>();
-    let end = pointer!(base, __bindgen_anon_3.optval_end) as usize;
-    let port = u32::from(port) << 16;
-    let [a, b, c, d] = original.0;
-    let bytes = if original.ipv4().is_some() {
-        if value as usize + size_of::<[u32; 4]>() > end {
-            return;
-        }
-        // SAFETY: four words lie before the end.
-        unsafe { fill(value, [AF_INET | port, d, 0, 0]) };
-        size_of::<[u32; 4]>()
-    } else {
-        if value as usize + size_of::<[u32; 7]>() > end {
-            return;
-        }
-        // SAFETY: seven words lie before the end.
-        unsafe { fill(value, [AF_INET6 | port, 0, a, b, c, d, 0]) };
-        size_of::<[u32; 7]>()
-    };
-    store!(bpf_sockopt, base, offset_of!(bpf_sockopt, optlen), bytes as u32);
-    store!(bpf_sockopt, base, offset_of!(bpf_sockopt, retval), 0u32);
-}
-
-/// Writes word by word: a copy of the whole would call `memmove`, which the verifier refuses without `CAP_PERFMON`.
-///
-/// # Safety
-/// `N` words are writable from `to` on.
-#[inline(always)]
-unsafe fn fill<const N: usize>(to: *mut u32, words: [u32; N]) {
-    let mut at = 0;
-    while at < N {
-        // SAFETY: the caller promises `N` words.
-        let word = unsafe { to.add(at) };
-        // SAFETY: the caller promises that they are writable.
-        unsafe { ptr::write_volatile(word, words[at]) };
-        at += 1;
-    }
-}
-
 /// The address and port that the context names.
 #[inline(always)]
-fn named<const V6: bool>(ctx: &SockAddrContext) -> (Address, u16) {
+pub(crate) fn named<const V6: bool>(ctx: &SockAddrContext) -> (Address, u16) {
     let base = ctx.sock_addr;
     let address = if V6 {
         Address(words!(bpf_sock_addr, base, user_ip6))
@@ -318,7 +269,7 @@ fn named<const V6: bool>(ctx: &SockAddrContext) -> (Address, u16) {
 
 /// Makes the context name another address and port.
 #[inline(always)]
-fn write<const V6: bool>(ctx: &SockAddrContext, address: Address, port: u16) {
+pub(crate) fn write<const V6: bool>(ctx: &SockAddrContext, address: Address, port: u16) {
     let base = ctx.sock_addr;
     let [a, b, c, d] = address.0;
     if V6 {
@@ -330,12 +281,6 @@ fn write<const V6: bool>(ctx: &SockAddrContext, address: Address, port: u16) {
         store!(bpf_sock_addr, base, offset_of!(bpf_sock_addr, user_ip4), d);
     }
     store!(bpf_sock_addr, base, offset_of!(bpf_sock_addr, user_port), port);
-}
-
-/// The address of a socket of either family.
-#[inline(always)]
-fn address_of(family: u32, ipv4: u32, ipv6: [u32; 4]) -> Address {
-    if family == AF_INET { Address::mapped(ipv4) } else { Address(ipv6) }
 }
 
 /// Reports refusals and passes always, redirected connections now and then.

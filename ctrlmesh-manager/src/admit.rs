@@ -3,6 +3,8 @@
 //! Each handler takes the question and what is known of the cluster, and gives the answer; nothing is written, nothing
 //! waited for.
 
+use std::collections::BTreeSet;
+
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::label as key;
 use k8s_openapi::api::core::v1::Pod;
@@ -17,7 +19,7 @@ use crate::compile::{self, World};
 use crate::inject::{self, Settings};
 use crate::label::{self, Scope};
 use crate::pod::{Member, PodName};
-use crate::shard::Labelling;
+use crate::shard::{self, Labelling};
 use crate::validate::{self, PodLabels, Report};
 
 /// A question of the API server.
@@ -29,7 +31,11 @@ const MAX_WARNINGS: usize = 10;
 /// Whether one of our four kinds may be as it is asked.
 ///
 /// `snapshot` is none where nothing is known of the cluster yet: then the object is judged by itself.
-pub fn validate(asked: &Asked, snapshot: Option<&Snapshot>) -> AdmissionResponse {
+pub fn validate(
+    asked: &Asked,
+    snapshot: Option<&Snapshot>,
+    labelling: &Labelling,
+) -> AdmissionResponse {
     let response = AdmissionResponse::from(asked);
     let (Operation::Create | Operation::Update, Some(object)) = (&asked.operation, &asked.object)
     else {
@@ -41,7 +47,7 @@ pub fn validate(asked: &Asked, snapshot: Option<&Snapshot>) -> AdmissionResponse
     {
         return response;
     }
-    match report(asked, object, snapshot) {
+    match report(asked, object, snapshot, labelling) {
         Ok(report) => answer(response, &report),
         Err(error) => response.deny(format!("cannot be read: {error}")),
     }
@@ -73,7 +79,11 @@ pub fn inject(
     let Some(snapshot) = snapshot else {
         return response.deny("the manager has not read the ShardingConfigs yet; try again");
     };
-    match shards(asked, &pod, snapshot, labelling).as_slice() {
+    let shards = match shards(asked, &pod, snapshot, labelling) {
+        Ok(shards) => shards,
+        Err(why) => return response.deny(why),
+    };
+    match shards.as_slice() {
         // Its ShardingConfig may come later; until then it sees nothing.
         [] => match inject::inject(&pod, None, settings) {
             Ok(injected) => {
@@ -133,12 +143,13 @@ fn report(
     asked: &Asked,
     object: &DynamicObject,
     snapshot: Option<&Snapshot>,
+    labelling: &Labelling,
 ) -> Result<Report, serde_json::Error> {
     Ok(match asked.kind.kind.as_str() {
         "ShardingConfig" => {
             let config: ShardingConfig = read(object)?;
             let old = asked.old_object.as_ref().map(read::<ShardingConfig>).transpose()?;
-            of_config(&config, old.as_ref(), snapshot)
+            of_config(&config, old.as_ref(), snapshot, labelling)
         }
         "CircuitBreaker" => validate::circuit_breaker(&read::<CircuitBreaker>(object)?),
         "FaultInjection" => validate::fault_injection(&read::<FaultInjection>(object)?),
@@ -147,11 +158,13 @@ fn report(
     })
 }
 
-/// By itself, beside the others of its namespace, against the pods there, and against what it was.
+/// By itself, beside the others of its namespace, against the pods there, and against what it was; and whether a root
+/// can be divided among the namespaces that there are.
 fn of_config(
     config: &ShardingConfig,
     old: Option<&ShardingConfig>,
     snapshot: Option<&Snapshot>,
+    labelling: &Labelling,
 ) -> Report {
     let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
     let mut report = match snapshot {
@@ -169,6 +182,15 @@ fn of_config(
         }
         None => validate::sharding_config(config, &[], None),
     };
+    if let Some(snapshot) = snapshot {
+        let served = |group: &str, resource: &str| snapshot.served.has(group, resource);
+        report.warnings.extend(validate::served(config, &served).warnings);
+    }
+    if report.errors.is_empty() {
+        let none = BTreeSet::new();
+        let namespaces = snapshot.map_or(&none, |snapshot| &snapshot.namespaces);
+        report.errors.extend(shard::undividable(config, labelling, namespaces));
+    }
     if let Some(old) = old {
         let change = validate::change(old, config);
         report.errors.extend(change.errors);
@@ -178,7 +200,15 @@ fn of_config(
 }
 
 /// The names of the shards that the pod would be of.
-fn shards(asked: &Asked, pod: &Pod, snapshot: &Snapshot, labelling: &Labelling) -> Vec<String> {
+///
+/// # Errors
+/// Where it is of none, but perhaps of a ShardingConfig that is invalid: let through, it would see everything.
+fn shards(
+    asked: &Asked,
+    pod: &Pod,
+    snapshot: &Snapshot,
+    labelling: &Labelling,
+) -> Result<Vec<String>, String> {
     let namespace = asked.namespace.clone().unwrap_or_default();
     let mut member = Member::from(pod);
     member.name = PodName { namespace: namespace.clone(), name: member.name.name };
@@ -195,9 +225,30 @@ fn shards(asked: &Asked, pod: &Pod, snapshot: &Snapshot, labelling: &Labelling) 
         .cloned()
         .collect();
     let world = World { configs: &configs, members: &members, ..snapshot.world(labelling) };
-    let (operators, _) = compile::operators(world);
-    let shards = operators.iter().filter_map(|operator| operator.shard_for(&member, &members));
-    shards.filter_map(|shard| shard.metadata.name.clone()).collect()
+    let (operators, troubles) = compile::operators(world);
+    let places = operators.iter().enumerate();
+    let places = places.filter_map(|(at, operator)| {
+        Some((at, operator.shard_for(&member, &members)?.metadata.name.clone()?))
+    });
+    let mut places: Vec<(usize, String)> = places.collect();
+    if places.len() > 1 {
+        let yielding = compile::yielding(&operators, world);
+        places.retain(|(at, _)| !yielding.contains(at));
+    }
+    let shards: Vec<String> = places.into_iter().map(|(_, shard)| shard).collect();
+    let Some(invalid) = operators.iter().find(|operator| operator.may_have(&member, None)) else {
+        return Ok(shards);
+    };
+    if !shards.is_empty() {
+        return Ok(shards);
+    }
+    let name = invalid.full_name();
+    let of_it = troubles.iter().filter(|trouble| trouble.configs.contains(&name));
+    let why: Vec<&str> = of_it.map(|trouble| trouble.message.as_str()).collect();
+    let why = why.join("; ");
+    Err(format!(
+        "the pod may be of ShardingConfig {name:?}, which is invalid; mend it first: {why}"
+    ))
 }
 
 fn answer(response: AdmissionResponse, report: &Report) -> AdmissionResponse {

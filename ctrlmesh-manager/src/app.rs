@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use http::header::USER_AGENT;
+use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use prometheus_client::registry::Registry;
@@ -33,7 +34,7 @@ use crate::label::LabelMetrics;
 use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
-use crate::push::{Accounts, Push, PushMetrics, Relay};
+use crate::push::{Accounts, Allowance, Push, PushMetrics, Relay};
 use crate::readiness::Readiness;
 use crate::telemetry;
 use crate::tls::{self, Presented};
@@ -177,6 +178,7 @@ async fn start(
     let leadership = lease::campaign(client.clone(), &args.namespace, candidate, &drain);
     let context = Context {
         board: Arc::default(),
+        asked: asked(&args, listeners.webhook.local_addr().map_err(AppError::Runtime)?.port()),
         roots: Arc::new(Roots::new(client.clone(), vault.clone(), cluster)),
         args: Arc::new(args),
         client,
@@ -256,6 +258,7 @@ fn serve_proxies(
         metrics,
         drain: context.drain.clone(),
         sessions: Mutex::default(),
+        signatures: Allowance::default(),
     });
     let limits = Limits {
         connections: args.max_proxies,
@@ -288,6 +291,21 @@ fn serve_webhooks(
 
 fn acceptor(presented: &Arc<Presented>, protocols: &[&[u8]]) -> Result<TlsAcceptor, AppError> {
     Ok(TlsAcceptor::from(Arc::new(tls::server(presented.clone(), protocols)?)))
+}
+
+/// Where the API server asks the webhooks.
+fn asked(args: &RunArgs, port: u16) -> WebhookClientConfig {
+    let service = || ServiceReference {
+        namespace: args.namespace.clone(),
+        name: args.service.clone(),
+        ..ServiceReference::default()
+    };
+    let host = args.webhook_host.as_ref();
+    WebhookClientConfig {
+        url: host.map(|host| format!("https://{host}:{port}")),
+        service: host.is_none().then(service),
+        ca_bundle: None,
+    }
 }
 
 /// Opens the vault, as soon as the API server is there.

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use ctrlmesh_common::policy::{Policy, Redirect};
+use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_common::wire;
 use tokio::sync::watch;
 
+use crate::compile::Told;
 use crate::pod::PodName;
 
 /// What one pod is to be told.
@@ -23,8 +24,8 @@ pub struct Notice {
     pub uid: String,
     /// The node that it is bound to, once it is.
     pub node: Option<String>,
-    /// The policy.
-    pub policy: Policy,
+    /// What it is told; none where nothing can be said of it now, and it keeps what it has.
+    pub told: Option<Told>,
 }
 
 /// A notice as it is sent.
@@ -36,14 +37,25 @@ pub struct Posted {
     pub uid: String,
     /// The node that it is bound to.
     pub node: Option<String>,
-    /// Whether a proxy inside the pod serves it, and the node's only sends connections there.
-    pub inside: bool,
+    /// What it is told.
+    pub said: Option<Said>,
+}
+
+/// What is said of a pod.
+#[derive(Debug, PartialEq)]
+pub struct Said {
     /// The policy's epoch.
     pub epoch: u64,
     /// The policy's digest.
     pub digest: u64,
     /// The policy, in JSON.
     pub policy: Bytes,
+    /// Whether a proxy inside the pod serves it, and the node's only sends connections there.
+    pub inside: bool,
+    /// The ShardingConfig that the epoch is of, as `NAMESPACE/NAME`; none where none speaks of the pod.
+    pub operator: Option<String>,
+    /// Its resourceVersion.
+    pub version: u64,
 }
 
 /// Whom somebody follows.
@@ -64,6 +76,8 @@ pub struct Receipt {
     pub node: Option<String>,
     /// The epoch that is in force at the proxy.
     pub epoch: u64,
+    /// The digest of the policy that it speaks of.
+    pub digest: u64,
     /// Why the newest policy was refused, where it was.
     pub refused: Option<String>,
     /// Whether the proxy is connected.
@@ -79,9 +93,12 @@ pub struct Board {
     readers: Mutex<HashMap<Subject, watch::Sender<()>>>,
     /// Whether anything was ever published: before that nothing is known of any pod.
     begun: watch::Sender<bool>,
-    receipts: Mutex<BTreeMap<PodName, Receipt>>,
+    receipts: Mutex<BTreeMap<PodName, Receipts>>,
     receipts_changed: watch::Sender<u64>,
 }
+
+/// What was heard of one pod, by the replica that heard it; by nothing what was heard here.
+type Receipts = BTreeMap<Option<Arc<str>>, Receipt>;
 
 #[derive(Debug, Default)]
 struct Posts {
@@ -139,11 +156,12 @@ impl Board {
             match next.get_mut(pod) {
                 // What is the same stays the same allocation.
                 Some(new) if *new == *old => *new = old.clone(),
+                Some(new) if new.says_what(old) => {}
                 _ => changed.extend(old.subjects()),
             }
         }
         for (pod, new) in &next {
-            if !posted.by_pod.get(pod).is_some_and(|old| Arc::ptr_eq(old, new)) {
+            if !posted.by_pod.get(pod).is_some_and(|old| new.says_what(old)) {
                 changed.extend(new.subjects());
             }
         }
@@ -163,7 +181,7 @@ impl Board {
         drop(self.begun.subscribe().wait_for(|begun| *begun).await);
     }
 
-    /// The namespaces of all pods that are told something.
+    /// The namespaces of all enrolled pods.
     pub fn namespaces(&self) -> BTreeSet<String> {
         let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
         posted.by_pod.keys().map(|pod| pod.namespace.clone()).collect()
@@ -180,7 +198,16 @@ impl Board {
 
     /// What the proxy of each pod said last.
     pub fn receipts(&self) -> BTreeMap<PodName, Receipt> {
-        self.receipts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = |(pod, all): (&PodName, &Receipts)| Some((pod.clone(), newest(all)?.clone()));
+        receipts.iter().filter_map(newest).collect()
+    }
+
+    /// What proxies said to this replica.
+    pub fn heard_here(&self) -> BTreeMap<PodName, Receipt> {
+        let receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = |(pod, all): (&PodName, &Receipts)| Some((pod.clone(), all.get(&None)?.clone()));
+        receipts.iter().filter_map(here).collect()
     }
 
     /// Changes whenever a receipt does; how often that is, the reader decides.
@@ -188,26 +215,33 @@ impl Board {
         self.receipts_changed.subscribe()
     }
 
-    /// Takes what a pod's proxy said. Of another incarnation's nothing is kept, nor what is older.
-    pub fn receive(&self, pod: &PodName, receipt: Receipt) {
-        let current = self.uid(pod);
-        if current.is_none_or(|uid| uid != receipt.uid) {
+    /// Takes what a pod's proxy said to the replica `at`; nothing: to this one. Of another incarnation's nothing is
+    /// kept.
+    pub fn receive(&self, at: Option<&Arc<str>>, pod: &PodName, receipt: Receipt) {
+        if self.find(pod, &receipt.uid).is_none() {
             return;
         }
         let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
-        let newer =
-            |known: &Receipt| known.uid == receipt.uid && known.last_contact > receipt.last_contact;
-        if receipts.get(pod).is_some_and(newer) {
-            return;
-        }
-        receipts.insert(pod.clone(), receipt);
+        receipts.entry(pod.clone()).or_default().insert(at.cloned(), receipt);
         drop(receipts);
         self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    fn uid(&self, pod: &PodName) -> Option<String> {
+    /// The replica `at` is not heard any more: nobody is connected to it, as far as is known.
+    pub fn lose(&self, at: &Arc<str>) {
+        let at = Some(at.clone());
+        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        for receipt in receipts.values_mut().filter_map(|all| all.get_mut(&at)) {
+            receipt.connected = false;
+        }
+        drop(receipts);
+        self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// What that incarnation of a pod is told, where it is enrolled.
+    pub fn find(&self, pod: &PodName, uid: &str) -> Option<Arc<Posted>> {
         let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
-        posted.by_pod.get(pod).map(|posted| posted.uid.clone())
+        posted.by_pod.get(pod).filter(|posted| posted.uid == uid).cloned()
     }
 
     /// Of pods that are gone nothing is kept.
@@ -216,10 +250,10 @@ impl Board {
             let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
             posted.by_pod.values().map(|one| (one.pod.clone(), one.uid.clone())).collect()
         };
-        self.receipts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|pod, receipt| uids.get(pod) == Some(&receipt.uid));
+        self.receipts.lock().unwrap_or_else(PoisonError::into_inner).retain(|pod, receipts| {
+            receipts.retain(|_, receipt| uids.get(pod) == Some(&receipt.uid));
+            !receipts.is_empty()
+        });
     }
 }
 
@@ -274,6 +308,17 @@ impl Drop for Reader {
 // === impl Posted ===
 
 impl Posted {
+    /// Whether a proxy that was told `other` need not be told this.
+    fn says_what(&self, other: &Self) -> bool {
+        let digest = |posted: &Self| posted.said.as_ref().map(|said| said.digest);
+        (&self.uid, &self.node, digest(self)) == (&other.uid, &other.node, digest(other))
+    }
+
+    /// Whether a ShardingConfig speaks of the pod.
+    pub fn is_of_a_shard(&self) -> bool {
+        self.said.as_ref().is_some_and(|said| said.operator.is_some())
+    }
+
     fn subjects(&self) -> impl Iterator<Item = Subject> {
         let node = self.node.clone().map(Subject::Node);
         [Subject::Pod(self.pod.clone(), self.uid.clone())].into_iter().chain(node)
@@ -282,18 +327,34 @@ impl Posted {
 
 impl From<Notice> for Posted {
     fn from(notice: Notice) -> Self {
-        // A policy's keys are texts and its values numbers, texts and lists of them: it can be written.
-        let policy = serde_json::to_vec(&notice.policy).unwrap_or_default();
         Self {
             pod: notice.pod,
             uid: notice.uid,
             node: notice.node,
-            inside: notice.policy.redirect != Redirect::Node,
-            epoch: notice.policy.epoch,
-            digest: wire::digest(&policy),
-            policy: policy.into(),
+            said: notice.told.map(Said::from),
         }
     }
+}
+
+// === impl Said ===
+
+impl From<Told> for Said {
+    fn from(told: Told) -> Self {
+        let policy = told.text();
+        Self {
+            epoch: told.policy.epoch,
+            digest: wire::digest(&policy),
+            policy: policy.into(),
+            inside: told.policy.redirect != Redirect::Node,
+            operator: told.operator,
+            version: told.version,
+        }
+    }
+}
+
+/// What is known of a pod: where its proxy is connected, or else what was heard last.
+fn newest(receipts: &Receipts) -> Option<&Receipt> {
+    receipts.values().max_by_key(|receipt| (receipt.connected, receipt.last_contact))
 }
 
 #[cfg(test)]

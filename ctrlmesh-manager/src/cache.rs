@@ -7,28 +7,36 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::selector::Labels;
-use futures::{Stream, StreamExt as _};
+use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
+use tokio::time;
 use tracing::warn;
 
 use crate::compile::World;
 use crate::drain::Drain;
 use crate::pod::{self, Member};
+use crate::served::Served;
 use crate::shard::Labelling;
 
 /// How many objects a page of a list has.
 const PAGE: u32 = 500;
+
+/// How long after a change of a definition it is asked what is served (it takes the API server a moment to know), and how
+/// often without any.
+const SERVED: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(1));
 
 /// What was seen, kept current by tasks of its own.
 #[derive(Debug)]
@@ -49,6 +57,8 @@ pub struct Snapshot {
     pub namespaces: BTreeSet<String>,
     /// The first ordinal of each StatefulSet, by `NAMESPACE/NAME`.
     pub first_ordinals: BTreeMap<String, u32>,
+    /// What the API server serves.
+    pub served: Arc<Served>,
 }
 
 /// A namespace.
@@ -66,6 +76,7 @@ struct Seen {
     members: Kept<Member>,
     namespaces: Kept<Known>,
     first_ordinals: Kept<u32>,
+    served: Arc<Served>,
 }
 
 /// What was seen of one kind, by `NAMESPACE/NAME`.
@@ -116,6 +127,7 @@ impl Cache {
                 (one.metadata.name.unwrap_or_default(), Known { labels, terminating })
             },
         ));
+        drain.spawn_until_started(this().follow_served(client.clone()));
         let sets = watcher(Api::<StatefulSet>::all(client.clone()), config);
         drain.spawn_until_started(this().follow(
             sets,
@@ -145,12 +157,38 @@ impl Cache {
             members: seen.members.current.values().cloned().collect(),
             namespaces: seen.namespaces.current.keys().cloned().collect(),
             first_ordinals: seen.first_ordinals.current.clone(),
+            served: Arc::clone(&seen.served),
         }
     }
 
     /// The namespaces, by name.
     pub fn namespaces(&self) -> BTreeMap<String, Known> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).namespaces.current.clone()
+    }
+
+    /// Asks what is served, now and then, and soon after a definition was changed.
+    async fn follow_served(self: Arc<Self>, client: Client) {
+        let definitions = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
+        let config = Config::default().page_size(PAGE);
+        let mut definitions = pin!(watcher(definitions, config).default_backoff());
+        loop {
+            match Served::ask(&client).await {
+                Ok(served) => {
+                    let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+                    let changed = *seen.served != served;
+                    seen.served = Arc::new(served);
+                    drop(seen);
+                    if changed {
+                        self.version.send_modify(|version| *version = version.wrapping_add(1));
+                    }
+                }
+                Err(error) => warn!(%error, "what is served is not known; what was known holds"),
+            }
+            drop(time::timeout(SERVED.1, definitions.next()).await);
+            time::sleep(SERVED.0).await;
+            // Many definitions are often made at once.
+            while definitions.next().now_or_never().flatten().is_some() {}
+        }
     }
 
     async fn follow<K, V: PartialEq>(

@@ -9,20 +9,24 @@
 //! that is started later, knows the same epoch for the same policy, and no epoch grows without a change.
 //!
 //! A ShardingConfig that is wrong, or a pod that two of them select, changes nothing: the last good policy stays, and
-//! the trouble is told.
+//! the trouble is told. So it does where two that are there could own the same object, whatever let them pass: the one
+//! that is in force stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::ownership::Ownership;
-use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::policy::{Policy, Redirect};
+use ctrlmesh_common::wire::MAX_POLICY_BYTES;
 use serde::{Deserialize, Serialize};
 
 use crate::pod::{Member, PodName};
 use crate::shard::Labelling;
 
+mod placement;
 mod operator;
 mod record;
+mod clashes;
 
 pub use operator::{Operator, operators};
 
@@ -66,6 +70,10 @@ pub struct Told {
     /// The operator, by `NAMESPACE/NAME`; none where there is no shard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator: Option<String>,
+    /// The resourceVersion of the operator's ShardingConfig from which it follows; 0 where there is none. Of two that
+    /// follow from the same one, the greater is newer, whichever replica compiled it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub version: u64,
     /// The policy.
     pub policy: Policy,
 }
@@ -104,34 +112,72 @@ pub struct Trouble {
     pub message: String,
 }
 
+// === impl Told ===
+
+impl Told {
+    /// What a pod is told of which no ShardingConfig speaks.
+    pub fn nothing() -> Self {
+        Self { shard: None, operator: None, version: 0, policy: Policy::nothing() }
+    }
+
+    /// As it holds for `pod`.
+    fn of(mut self, pod: &Member) -> Self {
+        self.policy.redirect = pod.redirect;
+        self.policy.fail_open = pod.fail_open;
+        let sidecar = pod.redirect == Redirect::Sidecar;
+        self.policy.container = pod.container.clone().filter(|_| sidecar);
+        self
+    }
+
+    /// The policy as it is sent.
+    pub fn text(&self) -> Vec<u8> {
+        // A policy's keys are texts and its values numbers, texts and lists of them: it can be written.
+        serde_json::to_vec(&self.policy).unwrap_or_default()
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(version: &u64) -> bool {
+    *version == 0
+}
+
 /// Compiles `world`; `before` is what the pods were told last.
 pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
-    let mut contents = Vec::new();
-    for operator in &operators {
-        let policies = operator.valid.then(|| operator.policies()).transpose();
-        let policies = policies.unwrap_or_else(|trouble| {
-            troubles.push(trouble);
-            None
-        });
-        contents.push(policies.map(|policies| {
-            let record = record::of(operator, &policies, world.configs);
-            let epoch = record.epoch;
-            compiled.operators.insert(operator.full_name(), record);
-            (epoch, policies)
-        }));
+    let mut policies = policies(&operators, &mut troubles);
+    let mut yielded = BTreeSet::new();
+    for (at, trouble) in clashes::yielding(&operators, &policies, world) {
+        policies[at] = None;
+        yielded.insert(at);
+        troubles.push(trouble);
     }
-    for (pod, places) in placed(world.members, &operators) {
+    let records = operators.iter().zip(policies).map(|(operator, policies)| {
+        let policies = policies?;
+        let record = record::of(operator, &policies, world.configs);
+        let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
+        compiled.operators.insert(operator.full_name(), record);
+        let current = |(shard, policy)| (shard, in_epoch(policy, epoch, changed_at));
+        Some(policies.into_iter().map(current).collect())
+    });
+    let contents: Vec<Option<Policies>> = records.collect();
+    for (pod, mut places) in placed(world.members, &operators) {
         let last = before.get(&pod.name);
+        if places.len() > 1 {
+            places.retain(|(at, _)| !yielded.contains(at));
+        }
         let told = match places[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
-            [] => Some(Told { shard: None, operator: None, policy: Policy::nothing() }),
+            [] => Some(Told::nothing().of(pod)),
             [(at, shard)] => match &contents[at] {
-                Some((epoch, policies)) => policies.get(shard).map(|policy| Told {
-                    shard: Some(shard.to_owned()),
-                    operator: Some(operators[at].full_name()),
-                    policy: Policy { epoch: *epoch, ..policy.clone() },
+                Some(policies) => policies.get(shard).map(|policy| {
+                    Told {
+                        shard: Some(shard.to_owned()),
+                        operator: Some(operators[at].full_name()),
+                        version: operators[at].version(),
+                        policy: policy.clone(),
+                    }
+                    .of(pod)
                 }),
                 None => last.cloned(),
             },
@@ -148,6 +194,25 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     compiled
 }
 
+/// Which of `operators`, by number, are told nothing new because they stand in the way of another.
+pub fn yielding(operators: &[Operator<'_>], world: World<'_>) -> BTreeSet<usize> {
+    let policies = policies(operators, &mut Vec::new());
+    clashes::yielding(operators, &policies, world).into_iter().map(|(at, _)| at).collect()
+}
+
+/// What the shards of each operator are told; none where that is nothing new.
+fn policies(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option<Policies>> {
+    let mut of = |operator: &Operator<'_>| {
+        let policies = || operator.policies().and_then(|policies| sendable(operator, policies));
+        let policies = operator.valid.then(policies).transpose();
+        policies.unwrap_or_else(|trouble| {
+            troubles.push(trouble);
+            None
+        })
+    };
+    operators.iter().map(&mut of).collect()
+}
+
 /// What may be told now: nothing new of an operator whose status does not say so yet.
 pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeMap<PodName, Told> {
     let told = compiled.policies.iter().filter_map(|(pod, told)| {
@@ -158,6 +223,35 @@ pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeM
     });
     told.collect()
 }
+
+/// The same, as it is told in an epoch that began at the version `changed_at`.
+fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
+    policy.epoch = epoch;
+    for limit in &mut policy.limits {
+        limit.changed_at = changed_at;
+    }
+    policy
+}
+
+/// The policies, if each can be sent: one that is too large would be sent and refused for ever.
+fn sendable(operator: &Operator<'_>, policies: Policies) -> Result<Policies, Trouble> {
+    let large = policies.iter().find_map(|(shard, policy)| {
+        let bytes = serde_json::to_vec(policy).map_or(0, |text| text.len());
+        (bytes > MAX_POLICY_BYTES).then_some((shard, bytes))
+    });
+    let Some((shard, bytes)) = large else { return Ok(policies) };
+    let config = operator.full_name();
+    Err(Trouble {
+        object: format!("ShardingConfig {config}"),
+        configs: vec![config],
+        message: format!(
+            "the policy of shard {shard:?} would have {bytes} bytes, and at most {MAX_POLICY_BYTES} are allowed: list fewer namespaces, values or resources"
+        ),
+    })
+}
+
+/// By shard, what it is told.
+type Policies = BTreeMap<String, Policy>;
 
 /// By number of the operator, the name of a shard.
 type Place<'a> = (usize, &'a str);

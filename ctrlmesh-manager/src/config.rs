@@ -67,6 +67,10 @@ pub struct RunArgs {
     /// Where the leader reaches this replica's gRPC; the default is where it listens
     #[arg(long, env = "CTRLMESH_MANAGER_GRPC_ADDRESS", value_name = "ADDRESS")]
     pub grpc_address: Option<SocketAddr>,
+    /// Host by which the API server asks the webhooks that the manager registers, at the port of --listen-webhook; the
+    /// default is the Service, at port 443
+    #[arg(long, env = "CTRLMESH_MANAGER_WEBHOOK_HOST", value_name = "HOST")]
+    pub webhook_host: Option<String>,
     /// How long a certificate authority lives
     #[arg(long, env = "CTRLMESH_MANAGER_CA_VALIDITY", default_value = "8760h", value_name = "DURATION", value_parser = duration)]
     pub ca_validity: Duration,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
 
 use crate::board::Board;
@@ -27,6 +28,8 @@ pub struct Context {
     pub vault: Arc<Vault>,
     /// Who believes them.
     pub roots: Arc<Roots>,
+    /// Where the API server asks our webhooks, but for the path and for whom it believes there.
+    pub asked: WebhookClientConfig,
     /// What is still awaited.
     pub readiness: Readiness,
     /// Ends with it.

@@ -1,8 +1,9 @@
 //! How does the cluster come to say what the plan says?
 //!
-//! Only the leader writes: the shards of roots, the labels of their pods, and status. Every write names the version or
-//! UID that it was decided by, so that one by a leader that no longer is one comes to nothing. Nothing is written to one
-//! object's status more than once a second; what failed is tried again, later and later.
+//! Only the leader writes: the shards of roots, the labels of their pods, and status. Every write to something that is
+//! there names the version or UID that it was decided by, so that one by a leader that no longer is one comes to nothing.
+//! What is written when is decided elsewhere (the desk), object by object: one that cannot be written holds no other up.
+//! Events are told beside, for what happened has happened whether or not it is told.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,13 +11,15 @@ use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
-use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client, Resource as _};
 use serde_json::json;
+use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
 use tracing::{info, warn};
 
@@ -26,20 +29,16 @@ use crate::shard::Labelling;
 use crate::status::Contact;
 
 mod writes;
+mod desk;
 
-pub use writes::{News, Write, writes};
+use desk::{Desk, Outcome};
+pub use writes::{News, Seen, Write, writes};
 
 /// As whom the manager writes.
 pub const FIELD_MANAGER: &str = "ctrlmesh-manager";
 
-/// How long an object's status is left alone after it was written.
-const STATUS_PERIOD: Duration = Duration::from_secs(1);
-
 /// How often it is looked whether the proxies have said something, or this replica has become the leader.
 const PERIOD: Duration = Duration::from_millis(500);
-
-/// How long is waited after a write that failed, at first and at most.
-const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// How many writes are under way at once.
 const CONCURRENT: usize = 8;
@@ -47,8 +46,11 @@ const CONCURRENT: usize = 8;
 /// How long the API server may take for one.
 const DEADLINE: Duration = Duration::from_secs(10);
 
+/// How many events may wait to be told.
+const EVENTS: usize = 1000;
+
 /// Writes for one replica of the manager.
-pub struct Control<Contacts, MayWrite> {
+pub struct Control<Contacts, Unlabelled, MayWrite> {
     /// How the API server is reached.
     pub client: Client,
     /// How objects are labelled.
@@ -57,6 +59,8 @@ pub struct Control<Contacts, MayWrite> {
     pub recorder: Recorder,
     /// What the proxies have said.
     pub contacts: Contacts,
+    /// What is to be labelled yet, where that is known to be anything.
+    pub unlabelled: Unlabelled,
     /// Whether this replica may write, at this very moment.
     pub may_write: MayWrite,
 }
@@ -68,31 +72,30 @@ enum WriteError {
     Refused(#[from] kube::Error),
     #[error("the API server did not answer within {DEADLINE:?}")]
     Slow,
+    #[error("this replica may not write any more")]
+    Lost,
 }
 
-/// What was done, and when.
-#[derive(Default)]
-struct Pace {
-    /// By what it was decided last; nothing where something is left to do.
-    done: Option<(Arc<Plan>, BTreeMap<PodName, Contact>)>,
-    /// When the status of each object was written.
-    written: BTreeMap<(String, String), Instant>,
-    /// How many times in a row something has failed.
-    failures: u32,
-    /// Nothing is tried before.
-    not_before: Option<Instant>,
-}
+/// What is to be told of a ShardingConfig.
+type Told = (Box<ShardingConfig>, Vec<News>);
 
 // === impl Control ===
 
-impl<Contacts, MayWrite> Control<Contacts, MayWrite>
+impl<Contacts, Unlabelled, MayWrite> Control<Contacts, Unlabelled, MayWrite>
 where
     Contacts: Fn() -> BTreeMap<PodName, Contact> + Send + Sync,
+    Unlabelled: Fn() -> Option<String> + Send + Sync,
     MayWrite: Fn() -> bool + Send + Sync,
 {
     /// Writes what the newest plan says, until nobody plans any more.
-    pub async fn run(self, mut plans: Plans) {
-        let mut pace = Pace::default();
+    pub async fn run(self, plans: Plans) {
+        let (news, told) = mpsc::channel(EVENTS);
+        tokio::join!(self.keep(plans, news), self.tell_all(told));
+    }
+
+    async fn keep(&self, mut plans: Plans, news: mpsc::Sender<Told>) {
+        let mut desk = Desk::default();
+        let mut under_way = FuturesUnordered::new();
         let mut ticks = time::interval(PERIOD);
         loop {
             tokio::select! {
@@ -101,55 +104,48 @@ where
                         return;
                     }
                 }
+                Some((write, done)) = under_way.next() => {
+                    let outcome = outcome(&write, done);
+                    desk.done(&write, outcome, Instant::now());
+                    tell_later(write, outcome, &news);
+                }
                 _ = ticks.tick() => {}
             }
+            if !(self.may_write)() {
+                desk.clear();
+                continue;
+            }
             let plan = plans.borrow_and_update().clone();
-            if let Some(plan) = plan
-                && (self.may_write)()
-                && pace.not_before.is_none_or(|at| Instant::now() >= at)
+            if let Some(plan) = plan.filter(|_| desk.is_idle()) {
+                self.decide(plan, &mut desk);
+            }
+            while under_way.len() < CONCURRENT
+                && let Some(write) = desk.next()
             {
-                self.write(plan, &mut pace).await;
+                under_way.push(self.attempt(write).boxed());
             }
         }
     }
 
-    async fn write(&self, plan: Arc<Plan>, pace: &mut Pace) {
-        let contacts = (self.contacts)();
-        if pace.done.as_ref().is_some_and(|done| Arc::ptr_eq(&done.0, &plan) && done.1 == contacts)
-        {
-            return;
+    /// What has to be written, if anything is known that was not when it was last looked.
+    fn decide(&self, plan: Arc<Plan>, desk: &mut Desk) {
+        let seen = Seen { contacts: (self.contacts)(), unlabelled: (self.unlabelled)() };
+        let now = Instant::now();
+        if desk.asks(&plan, &seen, now) {
+            let writes = writes(&plan, &self.labelling, &seen, Timestamp::now());
+            desk.take(plan, seen, writes, now);
         }
-        let mut wanted = writes(&plan, &self.labelling, &contacts, Timestamp::now());
-        let all = wanted.len();
-        wanted.retain(|write| pace.may(write));
-        let postponed = wanted.len() < all;
-        let written = futures::stream::iter(wanted).map(|write| async move {
-            if !(self.may_write)() {
-                return (write, Ok(()));
-            }
+    }
+
+    async fn attempt(&self, write: Write) -> (Write, Result<(), WriteError>) {
+        let done = if (self.may_write)() {
             let done = time::timeout(DEADLINE, self.write_one(&write)).await;
             let done = done.map_err(|_elapsed| WriteError::Slow);
-            (write, done.and_then(|done| done.map_err(WriteError::from)))
-        });
-        let written: Vec<_> = written.buffer_unordered(CONCURRENT).collect().await;
-        let mut failed = false;
-        for (write, done) in written {
-            pace.note(&write);
-            // A conflict: it was decided by what is no longer so. The next plan decides anew.
-            if let Err(error) = done
-                && !is_conflict(&error)
-            {
-                warn!(
-                    write = write.what(),
-                    object = write.object(),
-                    error = &error as &dyn std::error::Error,
-                    "write failed; tried again"
-                );
-                failed = true;
-            }
-        }
-        pace.after(failed);
-        pace.done = (!failed && !postponed).then_some((plan, contacts));
+            done.and_then(|done| done.map_err(WriteError::from))
+        } else {
+            Err(WriteError::Lost)
+        };
+        (write, done)
     }
 
     async fn write_one(&self, write: &Write) -> kube::Result<()> {
@@ -174,13 +170,12 @@ where
                 info!(%pod, shard, "pod labelled with its shard");
                 Ok(())
             }
-            Write::Status { config, news } => {
+            Write::Status { config, .. } => {
                 let params = PostParams {
                     field_manager: Some(FIELD_MANAGER.to_owned()),
                     ..PostParams::default()
                 };
                 self.configs(config).replace_status(&name(config), &params, config).await?;
-                self.tell(config, news).await;
                 Ok(())
             }
         }
@@ -188,32 +183,47 @@ where
 
     async fn apply(&self, config: &ShardingConfig, added: &[&str]) -> kube::Result<()> {
         let configs = self.configs(config);
+        let mut config = config.clone();
         if !added.is_empty() {
             // Applying leaves alone what another has added.
             let fields: serde_json::Map<_, _> =
                 added.iter().map(|field| ((*field).to_owned(), json!(null))).collect();
-            let patch = Patch::Merge(json!({ "spec": fields }));
-            configs.patch(&name(config), &PatchParams::default(), &patch).await?;
+            let meta = &config.metadata;
+            let seen = json!({"uid": meta.uid, "resourceVersion": meta.resource_version});
+            let patch = Patch::Merge(json!({"metadata": seen, "spec": fields}));
+            let there = configs.patch(&name(&config), &PatchParams::default(), &patch).await?;
+            config.metadata.resource_version = there.metadata.resource_version;
         }
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        configs.patch(&name(config), &params, &Patch::Apply(config)).await?;
-        info!(shard = name(config), "shard written as its root says");
+        configs.patch(&name(&config), &params, &Patch::Apply(&config)).await?;
+        info!(shard = name(&config), "shard written as its root says");
         Ok(())
     }
 
-    async fn tell(&self, config: &ShardingConfig, news: &[News]) {
-        for News { warning, reason, message } in news {
-            let event = Event {
-                type_: if *warning { EventType::Warning } else { EventType::Normal },
-                reason: reason.clone(),
-                note: Some(message.chars().take(1000).collect()),
-                action: "Reconcile".to_owned(),
-                secondary: None,
-            };
-            if let Err(error) = self.recorder.publish(&event, &config.object_ref(&())).await {
-                warn!(%error, reason, "event not written");
+    /// Tells what has happened, until nobody has anything to tell any more.
+    async fn tell_all(&self, mut told: mpsc::Receiver<Told>) {
+        while let Some((config, news)) = told.recv().await {
+            for news in &news {
+                let told = time::timeout(DEADLINE, self.tell(&config, news)).await;
+                match told.map_err(|_elapsed| WriteError::Slow) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => warn!(%error, reason = news.reason, "event not written"),
+                    Err(error) => warn!(%error, reason = news.reason, "event not written"),
+                }
             }
         }
+    }
+
+    async fn tell(&self, config: &ShardingConfig, news: &News) -> kube::Result<()> {
+        let News { warning, reason, message } = news;
+        let event = Event {
+            type_: if *warning { EventType::Warning } else { EventType::Normal },
+            reason: reason.clone(),
+            note: Some(message.chars().take(1000).collect()),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        self.recorder.publish(&event, &config.object_ref(&())).await
     }
 
     fn configs(&self, config: &ShardingConfig) -> Api<ShardingConfig> {
@@ -250,30 +260,33 @@ impl Write {
     }
 }
 
-// === impl Pace ===
-
-impl Pace {
-    fn may(&self, write: &Write) -> bool {
-        let Some(key) = Self::key(write) else { return true };
-        self.written.get(&key).is_none_or(|at| at.elapsed() >= STATUS_PERIOD)
-    }
-
-    fn note(&mut self, write: &Write) {
-        if let Some(key) = Self::key(write) {
-            self.written.insert(key, Instant::now());
+/// What became of a write; one that failed is said.
+fn outcome(write: &Write, done: Result<(), WriteError>) -> Outcome {
+    match done {
+        Ok(()) => Outcome::Written,
+        // It was decided by what is no longer so, or by one who no longer decides.
+        Err(WriteError::Lost) => Outcome::Outdated,
+        Err(error) if is_conflict(&error) => Outcome::Outdated,
+        Err(error) => {
+            warn!(
+                write = write.what(),
+                object = write.object(),
+                error = &error as &dyn std::error::Error,
+                "write failed; tried again"
+            );
+            Outcome::Failed
         }
     }
+}
 
-    fn after(&mut self, failed: bool) {
-        self.written.retain(|_, at| at.elapsed() < STATUS_PERIOD);
-        self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
-        let wait = RETRY.0.saturating_mul(1 << self.failures.min(16)).min(RETRY.1);
-        self.not_before = failed.then(|| Instant::now() + wait);
-    }
-
-    fn key(write: &Write) -> Option<(String, String)> {
-        let Write::Status { config, .. } = write else { return None };
-        Some((config.metadata.namespace.clone().unwrap_or_default(), name(config)))
+/// What was written is told when there is time; nothing waits for that.
+fn tell_later(write: Write, outcome: Outcome, events: &mpsc::Sender<Told>) {
+    let Write::Status { config, news } = write else { return };
+    if outcome == Outcome::Written
+        && !news.is_empty()
+        && let Err(error) = events.try_send((config, news))
+    {
+        warn!(%error, "events not written");
     }
 }
 

@@ -7,35 +7,44 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_common::names::port;
-use ctrlmesh_common::policy::{Policy, Redirect};
+use ctrlmesh_common::policy::Redirect;
 use futures::FutureExt as _;
 use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
 use kube::core::admission::AdmissionResponse;
 use kube::runtime::events::Recorder;
-use tracing::warn;
+use tokio::sync::Semaphore;
+use tokio::task;
+use tracing::{error, warn};
 
 use crate::admit::{self, Asked};
-use crate::board::{Board, Notice};
+use crate::board::{Board, Notice, Receipt};
 use crate::cache::Cache;
 use crate::context::Context;
 use crate::control::Control;
 use crate::inject::Settings;
-use crate::label::{LabelMetrics, Labeller, Pace};
+use crate::label::{AtOnce, LabelMetrics, Labeller, Pace, Progress};
 use crate::lease::Leadership;
 use crate::plan::{self, Plan, Plans};
-use crate::pod::PodName;
+use crate::pod::{Member, PodName};
 use crate::roster::Roster;
 use crate::shard::Labelling;
 use crate::status::Contact;
 use crate::telemetry;
-use crate::webhook::Route;
+use crate::webhook::{Handler, Route};
 
 /// As whom events are told.
 const REPORTER: &str = "ctrlmesh-manager";
 
+/// Where it is asked for labels.
+const LABEL: &str = "/label";
+
 /// How long an answer to the API server may take: its configurations wait 10 s.
 const DEADLINE: Duration = Duration::from_secs(8);
+
+/// How many resources are judged at once: each takes a thread of its own while it is.
+const JUDGES: usize = 2;
 
 /// Starts everything; what is returned answers the API server.
 ///
@@ -54,16 +63,19 @@ pub fn start(context: &Context, background: Client, metrics: LabelMetrics) -> Ve
     });
     drain.spawn_until_started(tell(context.board.clone(), plans.clone()));
     let (board, leadership) = (context.board.clone(), context.leadership.clone());
+    let progress = Progress::default();
+    let left = progress.clone();
     let control = Control {
         client: context.client.clone(),
         labelling: Arc::clone(&labelling),
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
         contacts: move || contacts(&board),
+        unlabelled: move || left.left(),
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
     drain.spawn_until_started(roster(context).run());
-    keep_labels(context, background, Arc::clone(&labelling), cache, metrics);
+    keep_labels(context, background, Arc::clone(&labelling), cache, (metrics, progress));
     routes(context, &plans, &labelling)
 }
 
@@ -83,16 +95,26 @@ fn keep_labels(
     background: Client,
     labelling: Arc<Labelling>,
     cache: Arc<Cache>,
-    metrics: LabelMetrics,
+    (metrics, progress): (LabelMetrics, Progress),
 ) {
     let leadership = context.leadership.clone();
+    let vault = context.vault.clone();
+    let at_once = AtOnce {
+        client: background.clone(),
+        namespace: context.args.namespace.clone(),
+        labelling: Arc::clone(&labelling),
+        asked: at(context.asked.clone(), LABEL),
+        believed: Arc::new(move || vault.current().manager.bundle()),
+    };
     let labels = Arc::new(Labeller {
         client: background.clone(),
         namespace: context.args.namespace.clone(),
         labelling,
+        at_once,
         cache,
         recorder: Recorder::new(background, REPORTER.into()),
         metrics,
+        progress,
         may_write: move || leadership.is_held(),
         pace: Pace::per_second(context.args.labels.label_rate),
     });
@@ -110,6 +132,15 @@ fn keep_labels(
     });
 }
 
+/// The same, at `path`.
+fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
+    if let Some(service) = &mut asked.service {
+        service.path = Some(path.to_owned());
+    }
+    asked.url = asked.url.map(|url| url + path);
+    asked
+}
+
 /// Publishes what proxies may be told, whenever that changes.
 async fn tell(board: Arc<Board>, mut plans: Plans) {
     loop {
@@ -125,26 +156,21 @@ async fn tell(board: Arc<Board>, mut plans: Plans) {
 
 /// What the pods of `plan` are told, each by its UID and node.
 fn notices(plan: &Plan) -> Vec<Notice> {
-    let members = plan.snapshot.members.iter();
-    let told = members.filter_map(|member| {
-        let told = plan.told.get(&member.name)?;
-        let (redirect, fail_open) = (member.redirect, member.fail_open);
-        let container = member.container.clone().filter(|_| redirect == Redirect::Sidecar);
-        Some(Notice {
-            pod: member.name.clone(),
-            uid: member.uid.clone(),
-            node: member.node.clone().filter(|_| redirect != Redirect::Nowhere),
-            policy: Policy { redirect, fail_open, container, ..told.policy.clone() },
-        })
-    });
-    told.collect()
+    let notice = |member: &Member| Notice {
+        pod: member.name.clone(),
+        uid: member.uid.clone(),
+        node: member.node.clone().filter(|_| member.redirect != Redirect::Nowhere),
+        told: plan.told.get(&member.name).cloned(),
+    };
+    plan.snapshot.members.iter().filter(|member| member.enrolled()).map(notice).collect()
 }
 
 /// What the proxies have said.
 fn contacts(board: &Board) -> BTreeMap<PodName, Contact> {
-    let contact = |(pod, receipt): (PodName, crate::board::Receipt)| {
+    let contact = |(pod, receipt): (PodName, Receipt)| {
         let at = Timestamp::try_from(receipt.last_contact).unwrap_or_default();
-        (pod, Contact { epoch: receipt.epoch, refused: receipt.refused, at })
+        let Receipt { epoch, digest, refused, connected, .. } = receipt;
+        (pod, Contact { epoch, digest, refused, connected, at })
     };
     board.receipts().into_iter().map(contact).collect()
 }
@@ -177,27 +203,50 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
         }
         .boxed()
     };
-    let known = plans.clone();
-    let validate = move |asked: Asked| {
-        let plan = known.borrow().clone();
-        let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-        futures::future::ready(admit::validate(&asked, snapshot)).boxed()
-    };
     let labels = Arc::clone(labelling);
     let label = move |asked: Asked| futures::future::ready(admit::label(&asked, &labels)).boxed();
     vec![
-        Route { path: "/validate", deadline: DEADLINE, handler: Arc::new(validate) },
+        Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, labelling) },
         Route { path: "/inject", deadline: DEADLINE, handler: Arc::new(inject) },
-        Route { path: "/label", deadline: DEADLINE, handler: Arc::new(label) },
+        Route { path: LABEL, deadline: DEADLINE, handler: Arc::new(label) },
     ]
+}
+
+/// Judges our resources. Comparing one with many may take a second, for which nobody else has to wait.
+fn judge(plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
+    let (plans, labelling) = (plans.clone(), Arc::clone(labelling));
+    let judges = Arc::new(Semaphore::new(JUDGES));
+    Arc::new(move |asked: Asked| {
+        let plan = plans.borrow().clone();
+        let (labelling, judges) = (Arc::clone(&labelling), Arc::clone(&judges));
+        let judge = async move {
+            let failed = AdmissionResponse::from(&asked);
+            // It is never closed.
+            let permit = judges.acquire_owned().await;
+            let judged = task::spawn_blocking(move || {
+                let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
+                let judged = admit::validate(&asked, snapshot, &labelling);
+                drop(permit);
+                judged
+            });
+            judged.await.unwrap_or_else(|error| {
+                error!(%error, "judging failed");
+                failed.deny("cannot be judged; the manager's log says why")
+            })
+        };
+        judge.boxed()
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use kube::core::DynamicObject;
+    use kube::core::admission::AdmissionReview;
+
     use super::*;
     use crate::cache::Snapshot;
+    use crate::compile::Told;
     use crate::manifest::Manifests;
-    use crate::pod::Member;
 
     #[test]
     fn a_pod_is_told_by_uid_and_node_and_only_what_is_written_down() {
@@ -216,8 +265,8 @@ mod tests {
             notices(&plan::of(snapshot.clone(), &Labelling::default(), &BTreeMap::new()))
         };
         let told = of(&snapshot);
-        assert_eq!(told.len(), 1, "nobody has written the epoch of `a` down");
-        assert_eq!((told[0].uid.as_str(), told[0].policy.epoch), ("8", 0), "it sees nothing");
+        assert_eq!(told[0].told, None, "nobody has written the epoch of `a` down");
+        assert_eq!((told[1].uid.as_str(), &told[1].told), ("8", &Some(Told::nothing())));
         let plan = plan::of(snapshot.clone(), &Labelling::default(), &BTreeMap::new());
         let mut written = snapshot;
         written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {
@@ -227,5 +276,24 @@ mod tests {
         });
         let told = of(&written);
         assert_eq!((told[0].uid.as_str(), told[0].node.as_deref()), ("7", Some("n")));
+        let said = told[0].told.as_ref().unwrap();
+        assert_eq!((said.operator.as_deref(), said.policy.epoch), (Some("ops/a"), 1));
+    }
+    #[tokio::test]
+    async fn what_takes_long_to_judge_holds_nobody_up() {
+        let object = serde_json::json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ManagerState", "metadata": {"name": "x"}, "spec": {}});
+        let review = serde_json::json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "1", "kind": {"group": "", "version": "", "kind": "ManagerState"}, "resource": {"group": "", "version": "", "resource": ""},
+                "operation": "CREATE", "name": "x", "userInfo": {}, "object": object, "dryRun": false,
+            },
+        });
+        let review: AdmissionReview<DynamicObject> = serde_json::from_value(review).unwrap();
+        let (_plans, known) = tokio::sync::watch::channel(None);
+        let handler = judge(&known, &Arc::default());
+        let mut answer = handler(review.try_into().unwrap());
+        assert!(futures::poll!(&mut answer).is_pending(), "the thread of the runtime is free");
+        assert!(!answer.await.allowed);
     }
 }

@@ -15,12 +15,18 @@ use crate::shard::Labelling;
 mod kinds;
 mod pace;
 mod policy;
+mod progress;
+mod webhook;
+mod at_once;
 mod repair;
 
+pub use at_once::AtOnce;
 pub use kinds::{Kind, KindsError, served};
 pub use pace::Pace;
 pub use policy::{POLICY, binding, policy};
+pub use progress::Progress;
 pub use repair::{LabelMetrics, Labels as Labeller};
+pub use webhook::webhook;
 
 /// The list of kinds, as it stands in its ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

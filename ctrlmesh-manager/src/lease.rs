@@ -3,7 +3,8 @@
 //! The one that holds a Lease. It renews it every two seconds, each time on the version that it read; a replica that
 //! sees no new version for the time of the Lease takes it over, again on the version that it read, so that of several
 //! one wins. Clocks are not compared: each replica counts from when it saw a version for the first time. The holder
-//! stops being one two seconds before another could begin, by a clock that goes on while a process is stopped.
+//! stops being one two seconds before another could begin, by a clock that goes on while a process is stopped. A Lease
+//! that somebody has deleted is nobody's only when its holder has had the time to notice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,10 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 /// How long the API server may take.
 const DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long a Lease that this replica has never seen has to be missing: a holder that can reach the API server has made it
+/// anew by then.
+const NOTICED: Duration = Duration::from_secs(4);
 
 /// The annotation with the address at which the holder's gRPC is reached by the other replicas.
 const ADDRESS: &str = "ctrlmesh.kusionstack.io/grpc-address";
@@ -73,8 +78,13 @@ struct Election {
     candidate: Candidate,
     leases: Api<Lease>,
     seen: Option<Seen>,
+    absence: Absence,
     state: watch::Sender<State>,
 }
+
+/// Since when the Lease is not there.
+#[derive(Debug, Default)]
+struct Absence(Option<Instant>);
 
 // === impl Leadership ===
 
@@ -124,7 +134,7 @@ pub fn campaign(
 ) -> Leadership {
     let (state, leadership) = watch::channel(State::default());
     let leases = Api::namespaced(client, namespace);
-    let election = Election { candidate, leases, seen: None, state };
+    let election = Election { candidate, leases, seen: None, absence: Absence::default(), state };
     drain.spawn(election.run(drain.clone()));
     Leadership(leadership)
 }
@@ -163,12 +173,17 @@ impl Election {
     async fn attempt(&mut self) -> Result<(), kube::Error> {
         let begun = Instant::now();
         let Some(lease) = self.leases.get_opt(&self.candidate.lease).await? else {
+            let ours = self.state.borrow().until.is_some_and(|until| begun < until);
+            if !ours && !self.absence.is_over(self.seen.is_some(), Instant::now()) {
+                return Ok(());
+            }
             let mut lease = Lease::default();
             lease.metadata.name = Some(self.candidate.lease.clone());
             self.fill(&mut lease);
             let made = self.leases.create(&PostParams::default(), &lease).await;
             return self.took(begun, made);
         };
+        self.absence = Absence::default();
         if self.may_take(&lease) {
             let mut mine = lease;
             self.fill(&mut mine);
@@ -271,5 +286,33 @@ impl Election {
             Ok(Err(error)) => debug!(error = telemetry::chain(&error), "lease not given back"),
             Err(_elapsed) => debug!("lease not given back in time"),
         }
+    }
+}
+
+// === impl Absence ===
+
+impl Absence {
+    /// Takes that the Lease is not there; returns whether nobody can believe to hold it any more. Of one that was `seen`
+    /// there was a holder, which may not reach the API server, and so not notice.
+    fn is_over(&mut self, seen: bool, now: Instant) -> bool {
+        now >= *self.0.get_or_insert(now) + if seen { LASTS } else { NOTICED }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_somebody_has_deleted_is_nobodys_only_when_its_holder_has_noticed() {
+        let begun = Instant::now();
+        let mut absence = Absence::default();
+        assert!(!absence.is_over(true, begun));
+        assert!(!absence.is_over(true, begun + HOLDS), "its holder may believe until then");
+        assert!(absence.is_over(true, begun + LASTS));
+        let mut unknown = Absence::default();
+        assert!(!unknown.is_over(false, begun));
+        assert!(!unknown.is_over(false, begun + PERIOD), "its holder is about to make it anew");
+        assert!(unknown.is_over(false, begun + NOTICED));
     }
 }

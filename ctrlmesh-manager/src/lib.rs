@@ -11,6 +11,7 @@ pub mod pod;
 pub mod shard;
 pub mod manifest;
 pub mod compile;
+pub mod served;
 pub mod cache;
 pub mod plan;
 pub mod status;

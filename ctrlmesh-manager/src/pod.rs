@@ -48,8 +48,14 @@ pub struct Member {
     pub labels: Labels,
     /// What makes and replaces it.
     pub maker: Option<Maker>,
-    /// Whether it is on its way out, or has ended: it keeps its shard, and stands in nobody's way.
+    /// When it was made, in seconds since 1970; none while it is being admitted.
+    pub born: Option<i64>,
+    /// Whether it is on its way out, or has ended: it stands in nobody's way.
     pub leaving: bool,
+    /// When it was told to go, in seconds since 1970, by the clock that says when pods are made.
+    pub leaving_since: Option<i64>,
+    /// Whether all its containers have ended for good: it does nothing any more, but may stay there for long.
+    pub ended: bool,
     /// Where its connections are sent.
     pub redirect: Redirect,
     /// Whether they pass while nobody takes them.
@@ -146,17 +152,23 @@ impl From<&v1::Pod> for Member {
             .filter(|owner| owner.controller == Some(true))
             .map(|owner| Maker { kind: owner.kind.clone(), name: owner.name.clone() })
             .next();
+        let ended = matches!(phase, Some("Succeeded" | "Failed"));
+        // What stands there is when it has to be gone.
+        let deadline = meta.deletion_timestamp.as_ref().map(|time| time.0.as_second());
+        let grace = meta.deletion_grace_period_seconds.unwrap_or_default();
         Self {
             name: PodName {
                 namespace: meta.namespace.clone().unwrap_or_default(),
                 name: meta.name.clone().unwrap_or_default(),
             },
+            born: meta.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            leaving_since: deadline.map(|deadline| deadline.saturating_sub(grace)),
+            ended,
             uid: meta.uid.clone().unwrap_or_default(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
             maker,
-            leaving: meta.deletion_timestamp.is_some()
-                || matches!(phase, Some("Succeeded" | "Failed")),
+            leaving: meta.deletion_timestamp.is_some() || ended,
             redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
             container: pod.status.as_ref().and_then(container),
             fail_open: annotated(annotation::FAIL_OPEN).is_some_and(|value| value == "true"),
@@ -262,6 +274,21 @@ mod tests {
         assert_eq!(read(other), None);
         assert_eq!(read(&waiting), None);
         assert_eq!(read(&format!("{other}, {started}")).as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn a_pod_was_told_to_go_its_grace_before_it_has_to_be_gone() {
+        let text = serde_json::json!({
+            "metadata": {"name": "p", "creationTimestamp": "2026-01-01T00:00:10Z",
+                "deletionTimestamp": "2026-01-01T00:01:00Z", "deletionGracePeriodSeconds": 30},
+            "status": {"phase": "Running"},
+        });
+        let pod = Member::from(&serde_json::from_value::<v1::Pod>(text).unwrap());
+        assert_eq!(pod.leaving_since.unwrap() - pod.born.unwrap(), 20);
+        assert!(pod.leaving && !pod.ended);
+        let failed = serde_json::json!({"metadata": {"name": "p"}, "status": {"phase": "Failed"}});
+        let failed = Member::from(&serde_json::from_value::<v1::Pod>(failed).unwrap());
+        assert!(failed.leaving && failed.ended && failed.leaving_since.is_none());
     }
 
     #[test]

@@ -4,10 +4,12 @@
 //! that pod, or, for the node proxies' own service account, the pods of that node. Who asks for anything else is refused
 //! before anything is looked up.
 
+mod allowance;
 mod link;
 mod relay;
 mod session;
 
+pub use allowance::Allowance;
 pub use relay::Relay;
 
 use std::collections::HashMap;
@@ -38,7 +40,7 @@ use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 use tracing::{debug, info, warn};
 
-use crate::board::Board;
+use crate::board::{Board, Subject};
 use crate::certs::vault::Vault;
 use crate::drain::Drain;
 use crate::identity::{Identity, IdentityError, Reviewer};
@@ -52,6 +54,9 @@ const PROVE: Duration = Duration::from_secs(10);
 
 /// How often a silent connection is asked whether it is still there, and how long it may take to say so.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// How long a pod that asks for a certificate may take to become known.
+const BECOME_KNOWN: Duration = Duration::from_secs(5);
 
 /// Calls that one connection may have at once: one to follow, one to sign, and room for one that is being ended.
 const MAX_CALLS: u32 = 8;
@@ -101,6 +106,8 @@ pub struct Push {
     pub drain: Drain,
     /// By UID of the pod that follows, a way to end it when it follows anew.
     pub sessions: Mutex<HashMap<String, oneshot::Sender<()>>>,
+    /// Who has been signed for, and how often.
+    pub signatures: Allowance,
 }
 
 /// One call.
@@ -250,7 +257,7 @@ impl UnaryService<SignRequest> for Call {
 
     fn call(&mut self, request: tonic::Request<SignRequest>) -> Self::Future {
         let (push, identity) = (self.push.clone(), self.identity.clone());
-        Box::pin(async move { sign(&push, &identity, &request.into_inner().request) })
+        Box::pin(async move { sign(&push, &identity, &request.into_inner().request).await })
     }
 }
 
@@ -264,11 +271,23 @@ impl ClientStreamingService<Receipts> for Call {
     }
 }
 
-fn sign(
+/// Signs for node proxies, and for pods of which a ShardingConfig speaks: whoever has a certificate can speak to an
+/// operator as the API server does.
+async fn sign(
     push: &Push,
     identity: &Identity,
     request: &Bytes,
 ) -> Result<tonic::Response<Signed>, Status> {
+    if identity.account != push.accounts.node
+        && time::timeout(BECOME_KNOWN, spoken_of(push, identity)).await.is_err()
+    {
+        let status = Status::permission_denied("no ShardingConfig speaks of this pod");
+        return Err(push.refuse(Refused::Foreign, identity, status));
+    }
+    if !push.signatures.take(&identity.uid) {
+        let status = Status::resource_exhausted("too many certificates for one pod");
+        return Err(push.refuse(Refused::Csr, identity, status));
+    }
     let signed = push.vault.current().mesh.current.sign(request, SystemTime::now());
     let chain = signed.map_err(|error| {
         let status = Status::invalid_argument(telemetry::chain(&error));
@@ -278,6 +297,15 @@ fn sign(
     debug!(pod = %identity.pod, "certificate signed");
     let chain = chain.into_iter().map(|one| Bytes::copy_from_slice(&one)).collect();
     Ok(tonic::Response::new(Signed { chain }))
+}
+
+/// Waits until a ShardingConfig speaks of the pod; one that is new may not be known yet.
+async fn spoken_of(push: &Push, identity: &Identity) {
+    let subject = Subject::Pod(identity.pod.clone(), identity.uid.clone());
+    let mut reader = push.board.follow(subject);
+    while !reader.read().iter().any(|posted| posted.is_of_a_shard()) {
+        reader.changed().await;
+    }
 }
 
 /// Runs the parts of a connection.

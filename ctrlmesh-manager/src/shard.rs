@@ -32,9 +32,9 @@ mod changes;
 mod share;
 
 pub use assign::{Seat, assign, by_ordinal, choose, unserved};
-pub use changes::{Changes, Conflict, changes, is_of};
+pub use changes::{Changes, Conflict, adopts, changes, is_of};
 use share::Asked;
-pub use share::Share;
+pub use share::{Share, standing};
 
 /// Most values that the schema allows in one expression.
 const MAX_VALUES: usize = 4096;
@@ -138,6 +138,25 @@ pub fn divide(
         Ok(Shard { config: config(root, &share, limits), share })
     });
     made.collect::<Result<_, _>>().map(Some)
+}
+
+/// Why no shards can be made of a `root` in which nothing else is wrong; none where they can be.
+pub fn undividable(
+    root: &ShardingConfig,
+    labelling: &Labelling,
+    namespaces: &BTreeSet<String>,
+) -> Option<Problem> {
+    let error = divide(root, labelling, namespaces).err()?;
+    let field = match &error {
+        DivideError::NoRoot | DivideError::Refused { .. } => return None,
+        DivideError::TooManyNamespaces { .. } => "spec.root.canary".to_owned(),
+        DivideError::TooManyExpressions { at } | DivideError::Nothing { at, .. } => {
+            format!("spec.root.resourceSelector[{at}].selector")
+        }
+    };
+    let said = error.to_string();
+    let message = said.strip_prefix(&format!("{field}: ")).unwrap_or(&said).to_owned();
+    Some(Problem { field, message })
 }
 
 /// The ownership table, in no epoch yet, of these shards and of the pods that were given to them.

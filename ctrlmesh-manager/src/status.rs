@@ -7,15 +7,21 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ctrlmesh_common::api::{PodStatus, RootStatus, ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::wire;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::compile::{Record, Told};
 use crate::plan::Plan;
 use crate::pod::{Member, PodName};
+use crate::shard;
 
 /// How much older than the truth the last contact of a pod may be in the status, where nothing else changes.
 const CONTACT_PRECISION: Duration = Duration::from_mins(5);
+
+/// How long a proxy may be away before that is said: a restart, or a manager's, is shorter.
+const AWAY: Duration = Duration::from_mins(1);
 
 /// How many names a message lists.
 const LISTED: usize = 5;
@@ -25,9 +31,13 @@ const LISTED: usize = 5;
 pub struct Contact {
     /// The epoch that it has acknowledged.
     pub epoch: u64,
+    /// The digest of the policy that is in force there; 0 where it is not known.
+    pub digest: u64,
     /// Why it has refused the last policy, where it has.
     pub refused: Option<String>,
-    /// When.
+    /// Whether it is connected.
+    pub connected: bool,
+    /// When it was last heard of, where it is not.
     pub at: Timestamp,
 }
 
@@ -38,11 +48,14 @@ pub struct Facts<'a> {
     pub contacts: &'a BTreeMap<PodName, Contact>,
     /// What stands in the way of a root's shards, by `NAMESPACE/NAME`.
     pub conflicts: &'a BTreeMap<String, Vec<String>>,
+    /// What is to be labelled yet, where that is known to be anything.
+    pub unlabelled: Option<&'a str>,
     /// Now.
     pub now: Timestamp,
 }
 
-/// The pods of each shard, by namespace and name.
+/// The pods of each shard, by the `NAMESPACE/NAME` of its operator and its own name: a shard by itself may be called as
+/// one of a root's.
 pub type Pods<'a> = BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a Told)>>;
 
 /// What a condition says.
@@ -52,13 +65,43 @@ struct Verdict {
     message: String,
 }
 
+/// Digests of policies. Those of the pods of one shard are the same, and are made once.
+#[derive(Default)]
+struct Digests<'a> {
+    last: Option<(&'a Policy, u64)>,
+}
+
+// === impl Contact ===
+
+impl Contact {
+    /// When it was last heard of.
+    fn heard(&self, now: Timestamp) -> Timestamp {
+        if self.connected { now } else { self.at }
+    }
+}
+
+// === impl Digests ===
+
+impl<'a> Digests<'a> {
+    fn of(&mut self, told: &'a Told) -> u64 {
+        if let Some((policy, digest)) = self.last
+            && *policy == told.policy
+        {
+            return digest;
+        }
+        let digest = wire::digest(&told.text());
+        self.last = Some((&told.policy, digest));
+        digest
+    }
+}
+
 /// The pods of each shard in `plan`.
 pub fn pods(plan: &Plan) -> Pods<'_> {
     let mut pods = Pods::new();
     for member in &plan.snapshot.members {
         let Some(told) = plan.compiled.policies.get(&member.name) else { continue };
-        let Some(shard) = told.shard.as_deref() else { continue };
-        pods.entry((&member.name.namespace, shard)).or_default().push((member, told));
+        let (Some(operator), Some(shard)) = (&told.operator, &told.shard) else { continue };
+        pods.entry((operator, shard)).or_default().push((member, told));
     }
     pods
 }
@@ -75,17 +118,18 @@ pub fn of(
     let name = config.metadata.name.as_deref().unwrap_or_default();
     let full_name = format!("{namespace}/{name}");
     let record = plan.compiled.operators.get(&full_name);
-    let root = plan.compiled.operators.iter().find(|(root, record)| {
-        root.split_once('/').is_some_and(|(other, _)| other == namespace)
-            && record.shards.contains_key(name)
-    });
-    let shards: Vec<&str> = match record {
+    let root = root(config, plan);
+    let root_record = root.as_ref().and_then(|root| plan.compiled.operators.get(root));
+    let shards: Vec<(&str, &str)> = match record {
         Some(record) if !record.shards.is_empty() => {
-            record.shards.keys().map(String::as_str).collect()
+            record.shards.keys().map(|shard| (full_name.as_str(), shard.as_str())).collect()
         }
-        _ => vec![name],
+        _ => {
+            let operators = [Some(full_name.as_str()), root.as_deref()].into_iter().flatten();
+            operators.map(|operator| (operator, name)).collect()
+        }
     };
-    let of_shards = shards.iter().filter_map(|shard| pods.get(&(namespace, *shard)));
+    let of_shards = shards.iter().filter_map(|shard| pods.get(shard));
     let all: Vec<(&Member, &Told)> = of_shards.flatten().copied().collect();
     let is_root = config.spec.root.is_some();
     let mut status = ShardingConfigStatus {
@@ -94,23 +138,45 @@ pub fn of(
         pods: if is_root { Vec::new() } else { pod_statuses(&all, &before.pods, facts) },
         ..before.clone()
     };
-    match (record, root) {
+    match (record, root_record) {
         (Some(record), _) => write(record, &mut status),
         // The shard of a root has its epoch from there, once it stands there.
-        (None, Some((_, record))) if record.written => {
+        (None, Some(record)) if record.written => {
             status.epoch = i64::try_from(record.epoch).ok();
             status.policy_digest = record.shards.get(name).cloned();
         }
         _ => {}
     }
+    if status.epoch != before.epoch {
+        // The version by which it was decided.
+        status.changed_at.clone_from(&config.metadata.resource_version);
+    }
     let accepted = accepted(config, &full_name, plan);
-    let programmed = programmed(record.or(root.map(|(_, record)| record)), &all, facts);
+    let programmed = programmed(record.or(root_record), &all, facts);
     let degraded = degraded(&full_name, record, &all, plan, facts);
     let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
     status.conditions = conditions
         .map(|(kind, verdict)| condition(kind, verdict, config, &before.conditions, facts.now))
         .into();
     status
+}
+
+/// The `NAMESPACE/NAME` of the root that made `config`.
+fn root(config: &ShardingConfig, plan: &Plan) -> Option<String> {
+    if config.spec.root.is_some() {
+        return None;
+    }
+    let namespace = config.metadata.namespace.as_deref();
+    let mut near =
+        plan.snapshot.configs.iter().filter(|root| {
+            root.spec.root.is_some() && root.metadata.namespace.as_deref() == namespace
+        });
+    let root = near.find(|root| shard::is_of(root, config))?;
+    Some(format!(
+        "{}/{}",
+        namespace.unwrap_or_default(),
+        root.metadata.name.as_deref().unwrap_or_default()
+    ))
 }
 
 /// What a root, or a ShardingConfig that stands by itself, says of its operator.
@@ -137,7 +203,7 @@ fn pod_statuses(
         let fresh = |said: &Time, at: Timestamp| {
             Duration::try_from(at.duration_since(said.0)).is_ok_and(|age| age < CONTACT_PRECISION)
         };
-        let last_contact = match (said, contact.map(|contact| contact.at)) {
+        let last_contact = match (said, contact.map(|contact| contact.heard(facts.now))) {
             (Some(said), Some(at)) if fresh(&said, at) => Some(said),
             (said, at) => at.map(|at| Time(seconds(at))).or(said),
         };
@@ -172,7 +238,10 @@ fn programmed(record: Option<&Record>, pods: &[(&Member, &Told)], facts: Facts<'
     let Some(record) = record else {
         return verdict(false, "Pending", "nothing new is told to any proxy");
     };
-    let done = |told: &Told, contact: &Contact| contact.epoch == told.policy.epoch;
+    // Epochs of different operators, or of one that was made anew, may be the same number.
+    let mut digests = Digests::default();
+    let mut done =
+        |told, contact: &Contact| contact.digest != 0 && contact.digest == digests.of(told);
     let acknowledged = staying.iter().filter(|(member, told)| {
         let contact = facts.contacts.get(&member.name);
         record.written && contact.is_some_and(|contact| done(told, contact))
@@ -217,6 +286,12 @@ fn degraded(
         let message = format!("{} {}", trouble.object, trouble.message);
         return verdict(true, "PodSelectedTwice", message);
     }
+    if let Some(away) = away(pods, facts) {
+        return verdict(true, "ProxyAway", away);
+    }
+    if let Some(message) = facts.unlabelled {
+        return verdict(true, "Unlabelled", message);
+    }
     match record.map(|record| record.unserved.as_slice()) {
         Some([_, ..]) if pods.is_empty() => {
             verdict(true, "NoPods", "no pod of the operator is enrolled; nobody owns anything")
@@ -228,6 +303,24 @@ fn degraded(
         }
         _ => verdict(false, "AsExpected", "nothing is wrong"),
     }
+}
+
+/// Pods that stay and whose proxies have not been heard of for a while.
+fn away(pods: &[(&Member, &Told)], facts: Facts<'_>) -> Option<String> {
+    let away = pods.iter().filter(|(member, _)| {
+        let contact = facts.contacts.get(&member.name);
+        let since = contact.filter(|contact| !contact.connected).map(|contact| contact.at);
+        let age = since.and_then(|at| Duration::try_from(facts.now.duration_since(at)).ok());
+        !member.leaving && age.is_some_and(|age| age > AWAY)
+    });
+    let names: Vec<String> = away.map(|(member, _)| member.name.name.clone()).collect();
+    let message = || {
+        format!(
+            "no word for a minute from the proxies of {}; they go on by their last policy, if they live",
+            listed(&names, ", ")
+        )
+    };
+    (!names.is_empty()).then(message)
 }
 
 fn listed(names: &[String], separator: &str) -> String {

@@ -16,13 +16,15 @@ use regex::RegexBuilder;
 mod schema;
 mod limits;
 mod overlap;
+mod unserved;
 mod root;
 mod breaker;
 mod fault;
 mod metadata;
 mod manifests;
 
-pub use manifests::{Verdict, manifests};
+pub use manifests::{Verdict, manifests, manifests_and};
+pub use overlap::yielding;
 
 /// How much memory a compiled regular expression may take: proxies hold every one.
 const MAX_REGEX_BYTES: usize = 1 << 20;
@@ -114,6 +116,13 @@ pub fn manager_state(state: &ManagerState) -> Report {
         report.error("metadata.name", message);
     }
     schema::of_object("ManagerState", state, &mut report);
+    report
+}
+
+/// What is merely suspicious of `config`: resources that `serves`, asked for a group and a plural, does not know.
+pub fn served(config: &ShardingConfig, serves: &dyn Fn(&str, &str) -> bool) -> Report {
+    let mut report = Report::default();
+    unserved::check(&config.spec, serves, &mut report);
     report
 }
 

@@ -53,6 +53,21 @@ fn a_misspelled_field_ends_with_1_and_names_the_field() -> io::Result<()> {
 }
 
 #[test]
+fn a_root_that_cannot_be_divided_ends_with_1_by_the_label_keys_that_are_given() -> io::Result<()> {
+    let root = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\n\
+        spec: {root: {prefix: a, targetStatefulSet: a, auto: {shardingSize: 2, everyShardReplicas: 1}, \
+        resourceSelector: [{selector: {matchLabels: {example.com/hash: '3'}}}]}}\n";
+    let root = File::new("undividable", root)?;
+    assert_eq!(root.validate()?.status.code(), Some(0), "{}", said(&root.validate()?));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"));
+    command.args(["validate", "--label-sharding-hash", "example.com/hash", "-f"]).arg(&root.0);
+    let output = command.output()?;
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("excludes everything that shard \"a-1-normal\" could own"));
+    Ok(())
+}
+
+#[test]
 fn a_list_is_looked_into() -> io::Result<()> {
     let item = SHARD.replace("RESOURCES", "relatedResources").replace('\n', "\n  ");
     let list = format!("apiVersion: v1\nkind: List\nitems:\n- {}\n", item.trim_end());
@@ -70,5 +85,20 @@ fn a_file_with_nothing_to_check_is_an_error() -> io::Result<()> {
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
         assert!(said(&output).contains("nothing to check"), "{}", said(&output));
     }
+    Ok(())
+}
+
+#[test]
+fn the_example_of_the_readme_is_what_is_printed() -> io::Result<()> {
+    let manager = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(manager.join("../README.md"))?;
+    let command = "$ ctrlmesh-manager validate -f shards.yaml\n";
+    let shown = readme.split_once(command).and_then(|(_, rest)| rest.split_once("\n$ "));
+    let output = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"))
+        .args(["validate", "-f", "shards.yaml"])
+        .current_dir(manager.join("tests/manifests"))
+        .output()?;
+    assert_eq!(Some(said(&output).trim_end()), shown.map(|(shown, _)| shown));
+    assert_eq!(output.status.code(), Some(1));
     Ok(())
 }

@@ -1,30 +1,21 @@
-//! Our resources and our selectors, judged by a real API server.
+//! Our resources, judged by a real API server.
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
-
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{self, ShardingConfig};
-use ctrlmesh_common::selector::{Labels, Selector};
 use ctrlmesh_manager::validate;
 use ctrlmesh_testbed::{ControlPlane, retry};
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt as _};
-use proptest::strategy::{Strategy, ValueTree as _};
-use proptest::test_runner::{Config, RngSeed, TestRunner};
 use serde_json::json;
 use tokio::sync::OnceCell;
 
 mod harness;
 
 const ACCEPTED: &str = include_str!("manifests/accepted.yaml");
-const REFUSED: &str = include_str!("manifests/refused.yaml");
 
-/// How many generated selectors are put to the API server.
-const SELECTORS: usize = 800;
+const REFUSED: &str = include_str!("manifests/refused.yaml");
 
 /// Installs our definitions, once, and waits until they are served.
 async fn installed() -> Result<Client> {
@@ -268,145 +259,4 @@ fn unexplained_fields(path: &str, schema: &serde_json::Value, found: &mut Vec<St
             unexplained_fields(&path, &property["items"], found);
         }
     }
-}
-
-/// Keys at the edges of the grammar: its words, and the longest names and prefixes with their neighbours.
-fn edge_key() -> impl Strategy<Value = String> {
-    let prefix = |bytes: usize| format!("{}/x", "p".repeat(bytes));
-    proptest::sample::select(vec![
-        "in".to_owned(),
-        "notin".to_owned(),
-        "IN".to_owned(),
-        "k".repeat(63),
-        "k".repeat(64),
-        prefix(253),
-        prefix(254),
-        "X.io/z".to_owned(),
-        "x..io/z".to_owned(),
-        "/z".to_owned(),
-        "x.io/".to_owned(),
-    ])
-}
-
-/// Values at the edges of the grammar: its words, the longest, and the integers that 64 bits just hold or do not.
-fn edge_value() -> impl Strategy<Value = String> {
-    proptest::sample::select(vec![
-        "in".to_owned(),
-        "notin".to_owned(),
-        "v".repeat(63),
-        "v".repeat(64),
-        "9223372036854775806".to_owned(),
-        "9223372036854775807".to_owned(),
-        "9223372036854775808".to_owned(),
-        "-9223372036854775808".to_owned(),
-        "00000000000000000000000000000000000000000000000000000000000005".to_owned(),
-        "+5".to_owned(),
-        "0x5".to_owned(),
-    ])
-}
-
-/// Selectors of every shape, and texts that are nearly selectors.
-fn any_selector() -> impl Strategy<Value = String> {
-    use proptest::prelude::*;
-    let key = || prop_oneof![6 => "[xy]", 2 => Just("x.io/z".to_owned()), 2 => "[xy=!,-]{1,3}", 2 => edge_key()];
-    let value = || prop_oneof![8 => "[abc]", 4 => "[0-9]{1,2}", 2 => "[a-c!=<>( )_.-]{0,3}", 2 => Just(String::new()), 2 => edge_value()];
-    let space = || prop_oneof![6 => Just(String::new()), 2 => Just(" ".to_owned()), 1 => "[ \t\n\r]{1,2}", 1 => Just("\0".to_owned())];
-    let values = move || prop::collection::vec(value(), 0..4).prop_map(|values| values.join(","));
-    let exact = (key(), space(), "(=|==|!=|>|<|=>|!)", space(), value())
-        .prop_map(|(key, a, sign, b, value)| format!("{key}{a}{sign}{b}{value}"));
-    let set = (key(), "( | )", "(in|notin|In)", space(), values(), space())
-        .prop_map(|(key, a, sign, b, values, c)| format!("{key}{a}{sign}{b}({values}){c}"));
-    let bare = (space(), "!{0,2}", space(), key(), space())
-        .prop_map(|(a, not, b, key, c)| format!("{a}{not}{b}{key}{c}"));
-    let requirement = prop_oneof![3 => exact, 3 => set, 2 => bare, 1 => "[a-z=!<>(), \0]{0,8}"];
-    prop::collection::vec(requirement, 0..4).prop_map(|requirements| requirements.join(","))
-}
-
-#[tokio::test]
-async fn selectors_mean_what_the_api_server_takes_them_to_mean() -> Result<()> {
-    let plane = ControlPlane::shared();
-    let namespace = plane.namespace("selectors").await?;
-    let maps: Api<ConfigMap> = Api::namespaced(plane.client().await?, &namespace);
-    let objects = labelled_objects(&maps).await?;
-    let mut runner = TestRunner::new(Config { rng_seed: RngSeed::Fixed(7), ..Config::default() });
-    let strategy = any_selector();
-    let (mut accepted, mut refused) = (0, 0);
-    for _ in 0..SELECTORS {
-        let text =
-            strategy.new_tree(&mut runner).map_err(|reason| anyhow::anyhow!("{reason}"))?.current();
-        let parsed = Selector::parse(&text);
-        match maps.list_metadata(&ListParams::default().labels(&text)).await {
-            Ok(list) => {
-                accepted += 1;
-                let selector =
-                    parsed.with_context(|| format!("only the API server accepts {text:?}"))?;
-                let theirs: BTreeSet<String> =
-                    list.items.iter().map(kube::ResourceExt::name_any).collect();
-                let ours = objects
-                    .iter()
-                    .filter(|(_, labels)| selector.matches(labels))
-                    .map(|(name, _)| name.clone());
-                assert_eq!(ours.collect::<BTreeSet<_>>(), theirs, "{text:?}");
-            }
-            Err(kube::Error::Api(status)) if status.code == 400 => {
-                refused += 1;
-                ensure!(parsed.is_err(), "only we accept {text:?}: {}", status.message);
-            }
-            Err(error) => return Err(error).with_context(|| format!("{text:?}")),
-        }
-    }
-    ensure!(
-        accepted > SELECTORS / 5 && refused > SELECTORS / 5,
-        "{accepted} accepted, {refused} refused: too one-sided"
-    );
-    Ok(())
-}
-
-/// The labels of the objects that selectors are tried on: all combinations of a few, and some at the edges.
-fn label_sets() -> Vec<Labels> {
-    let mut sets = Vec::new();
-    for x in
-        [None, Some(""), Some("a"), Some("b"), Some("5"), Some("07"), Some("9223372036854775807")]
-    {
-        for y in [None, Some("a"), Some("10")] {
-            for z in [None, Some("c")] {
-                sets.push(vec![("x", x), ("y", y), ("x.io/z", z)]);
-            }
-        }
-    }
-    let longest = "k".repeat(63);
-    let edges =
-        [("in", "notin"), ("notin", "in"), (longest.as_str(), "5"), ("x", "9223372036854775808")];
-    sets.extend(edges.map(|(key, value)| vec![(key, Some(value))]));
-    let owned = |set: Vec<(&str, Option<&str>)>| {
-        set.into_iter()
-            .filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())))
-            .collect()
-    };
-    sets.into_iter().map(owned).collect()
-}
-
-async fn labelled_objects(maps: &Api<ConfigMap>) -> Result<BTreeMap<String, Labels>> {
-    let mut objects = BTreeMap::new();
-    for labels in label_sets() {
-        let name = format!("object-{}", objects.len());
-        let metadata = ObjectMeta {
-            name: Some(name.clone()),
-            labels: Some(labels.clone()),
-            ..ObjectMeta::default()
-        };
-        maps.create(&PostParams::default(), &ConfigMap { metadata, ..ConfigMap::default() })
-            .await?;
-        objects.insert(name, labels);
-    }
-    tokio::time::timeout(
-        Duration::from_secs(30),
-        retry(|| async {
-            let listed = maps.list_metadata(&ListParams::default()).await?.items.len();
-            ensure!(listed >= objects.len(), "{listed} of {}", objects.len());
-            anyhow::Ok(())
-        }),
-    )
-    .await??;
-    Ok(objects)
 }

@@ -4,7 +4,6 @@ use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -30,7 +29,7 @@ use crate::metrics::Metrics;
 use crate::node::{self, End, Node, NodeError, Settings};
 use crate::policy;
 use crate::policy::client;
-use crate::policy::{LoadError, StoreError};
+use crate::policy::{History, LoadError, StoreError};
 use crate::readiness::{BlockReady, Readiness};
 use crate::serve::{Policies, Served, Server};
 use crate::tls;
@@ -38,7 +37,7 @@ use crate::tls::TlsError;
 use crate::tls::issue::{Presented, Source};
 use crate::tls::signed::Signed;
 use crate::tls::trust::Trust;
-use crate::upstream::{Address, Dialer, Target};
+use crate::upstream::{Address, Dialer, Http1Only, Target};
 
 /// Nearer than the deadline of any request, and far enough not to be felt.
 const NEAR: Duration = Duration::from_secs(4);
@@ -85,7 +84,7 @@ pub(crate) struct Parts {
     pub(crate) tls: Arc<ServerConfig>,
     pub(crate) tls_http1: Arc<ServerConfig>,
     pub(crate) trust: Arc<Trust>,
-    pub(crate) http1_only: Arc<AtomicBool>,
+    pub(crate) http1_only: Arc<Http1Only>,
     pub(crate) target: Option<Target>,
     pub(crate) policies: Policies,
     pub(crate) metrics: Arc<Metrics>,
@@ -146,7 +145,8 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
         Address::Host(host, _) => host.clone(),
     };
     let source = process.certificate(&[name], manager).await?;
-    let served = Served { policy, history: Arc::default(), gone: None };
+    let history = History::begun(&policy.borrow());
+    let served = Served { policy, history, gone: None };
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
         let listener = listen("operators", *address).await?;

@@ -3,7 +3,7 @@
 //! Takes the policy and what is asked, gives a decision; it changes nothing itself. Where a target could be read in
 //! two ways, the decision is to refuse: whoever reads it the other way would have let it pass a limit.
 
-use ctrlmesh_common::policy::{Mode, Policy};
+use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
 
 use crate::request::RequestInfo;
@@ -44,7 +44,7 @@ pub enum Refusal {
         what: &'static str,
     },
     /// The query can be read in two ways.
-    #[error("the query can be read in two ways: it holds more than 10000 pairs")]
+    #[error("the query can be read in two ways: with the policy it holds more than 10000 pairs")]
     AmbiguousQuery,
     /// The method is none that the API server knows for a resource, and the resource is limited.
     #[error("the method is not one that a resource of the API server has")]
@@ -84,7 +84,7 @@ pub enum Refusal {
 
 /// Decides about one request.
 pub fn decide(policy: &Policy, request: &RequestInfo<'_>) -> Decision {
-    if policy.mode == Mode::Pass || policy.limits.is_empty() && policy.lock.is_none() {
+    if policy.passes_everything() {
         return Decision::Pass;
     }
     match plan(policy, request) {
@@ -100,6 +100,10 @@ fn plan(policy: &Policy, request: &RequestInfo<'_>) -> Result<Plan, Refusal> {
         return Ok(Plan::default());
     }
     let selector = shard::selector(policy, request)?;
+    // Ours would be a pair too many, and the server would read none of them.
+    if selector.is_some() && !request.query().has_room_for(1) {
+        return Err(Refusal::AmbiguousQuery);
+    }
     let lock = policy.lock.as_ref().map_or(Ok(None), |lock| lock::plan(lock, request))?;
     Ok(Plan { selector, lock })
 }

@@ -5,6 +5,7 @@
 //! It is the only user of aya.
 
 mod error;
+mod feature;
 mod privilege;
 mod target;
 pub mod cgroup;

@@ -3,9 +3,10 @@
 //! Every series of the request path is looked up once, at start: counting is one atomic addition.
 
 mod added;
+mod manager;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
@@ -15,6 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::metrics::added::Added;
+pub use crate::metrics::manager::ManagerMetrics;
 
 /// Kubernetes' verbs, as requests are counted by; whatever else a request says is counted as `other`.
 const VERBS: [&str; 11] = [
@@ -68,8 +70,10 @@ pub enum ClientError {
     Slow,
     /// TLS failed.
     Tls,
-    /// It is not TLS, and where it wanted to go is not known.
+    /// Where it wanted to go, or whose it is, is not known.
     NoDestination,
+    /// It is not TLS, and the policy could not be applied to it.
+    NotTls,
     /// It broke HTTP, or one of its limits: header size, resets, CONTINUATION and SETTINGS floods.
     Protocol,
 }
@@ -102,16 +106,6 @@ pub struct Metrics {
     pub manager: ManagerMetrics,
     served: Gauge,
     waiting: Gauge,
-}
-
-/// What is known of the manager.
-#[derive(Clone, Debug)]
-pub struct ManagerMetrics {
-    /// 1 while it tells policies.
-    pub connected: Gauge,
-    /// Policies that could not be put in force.
-    pub refused: Counter,
-    last_contact: Gauge,
 }
 
 /// What exists now.
@@ -151,7 +145,8 @@ const OUTCOMES: [&str; 5] = ["ok", "client_error", "server_error", "refused", "a
 const UPSTREAM_ERRORS: [&str; 4] = ["connect", "tls", "broken", "timeout"];
 
 /// In the order of [`ClientError`].
-const CLIENT_ERRORS: [&str; 5] = ["too_many", "slow", "tls", "no_destination", "protocol"];
+const CLIENT_ERRORS: [&str; 6] =
+    ["too_many", "slow", "tls", "no_destination", "not_tls", "protocol"];
 
 // === impl Metrics ===
 
@@ -270,25 +265,6 @@ impl Metrics {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
-    }
-}
-
-// === impl ManagerMetrics ===
-
-impl ManagerMetrics {
-    fn register(to: &mut Registry) -> Self {
-        let contact = "When the manager last said something, in seconds since 1970";
-        Self {
-            connected: gauge(to, "manager_connected", "1 while the manager tells policies"),
-            refused: counter(to, "policies_refused", "Policies that could not be put in force"),
-            last_contact: gauge(to, "manager_last_contact_seconds", contact),
-        }
-    }
-
-    /// The manager said something.
-    pub fn heard(&self, at: SystemTime) {
-        let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.last_contact.set(i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
     }
 }
 

@@ -37,7 +37,7 @@ use crate::node::enrolled::{Complaint, Enrolled, Here, Serving};
 use crate::node::error::Waiting;
 use crate::node::network::{NetworkId, Networks};
 use crate::node::roster::Roster;
-use crate::policy::PodName;
+use crate::policy::{History, PodName};
 use crate::readiness::BlockReady;
 use crate::serve::Served;
 use crate::watched::PERIOD;
@@ -263,13 +263,13 @@ impl Node {
     /// The network namespace of a pod that is enrolled.
     fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), Waiting> {
         if let Some(file) = &pod.network {
-            let id = NetworkId::of(file).ok_or_else(|| Waiting::Network(file.clone()))?;
+            let id = NetworkId::of(file).map_err(Waiting::Network)?;
             return Ok((file.clone(), id));
         }
         let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
-        let files = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
-        let found = files.into_iter().find_map(|file| Some((NetworkId::of(&file)?, file)));
-        found.map(|(id, file)| (file, id)).ok_or(Waiting::NoNetwork)
+        let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
+        let found = found.into_iter().next().map(|(id, file)| (file, id));
+        found.ok_or_else(|| unseen.map_or(Waiting::NoNetwork, Waiting::Network))
     }
 
     fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, Waiting> {
@@ -316,7 +316,8 @@ impl Node {
         Here { network, file, gone }: &Here,
     ) -> Result<(), Waiting> {
         let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
-        let served = Served { policy, history: Arc::default(), gone: Some(gone.clone()) };
+        let history = History::begun(&policy.borrow());
+        let served = Served { policy, history, gone: Some(gone.clone()) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;

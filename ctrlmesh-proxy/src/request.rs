@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 mod fields;
+pub mod fragment;
 mod query;
 mod url;
 

@@ -4,19 +4,22 @@ mod exchange;
 mod headers;
 mod http1;
 mod http2;
+mod items;
 mod lock;
+mod looked;
 mod refuse;
+mod renaming;
 mod reply;
 mod splice;
 mod view;
 mod watch;
 
 use std::collections::HashMap;
+use std::future;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustls::ServerConfig;
@@ -29,9 +32,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::accept::{Accepted, PodSlot};
+use crate::accept::{Accepted, Place, PodSlot};
 use crate::drain::Drain;
-use crate::metrics::{ClientError, Metrics};
+use crate::metrics::{ClientError, Metrics, Open};
 use crate::policy::{Current, History};
 use crate::serve::view::View;
 use crate::tls;
@@ -94,6 +97,14 @@ struct Session {
     gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
     leaving: Rc<Notify>,
+    _counted: Counted,
+}
+
+/// A connection of a client in the count of all, for as long as anything of it goes on: a tunnel outlives its HTTP.
+#[derive(Debug)]
+struct Counted {
+    _open: Open,
+    _place: Place,
 }
 
 // === impl Server ===
@@ -102,24 +113,29 @@ impl Server {
     /// Serves one connection to its end.
     pub async fn serve(self: Rc<Self>, accepted: Accepted) {
         let Accepted { stream, client, origin, place } = accepted;
-        let open = self.metrics.connection();
+        let counted = Counted { _open: self.metrics.connection(), _place: place };
         debug!(client.addr = %client, pod = ?origin.pod, "connected");
         if let Ok(stream) = TcpStream::from_std(stream) {
             let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
             match target.zip(self.policies.of(origin.pod)) {
                 Some((target, served)) => {
                     let gone = served.gone.clone();
-                    let serving = Box::pin(self.clone().begin(stream, target, served));
+                    let serving = Box::pin(self.clone().begin(stream, target, served, counted));
                     unless_gone(gone.as_ref(), serving).await;
                 }
                 None => self.metrics.client_error(ClientError::NoDestination),
             }
         }
         debug!(client.addr = %client, "disconnected");
-        drop((open, place));
     }
 
-    async fn begin(self: Rc<Self>, stream: TcpStream, target: Target, served: Served) {
+    async fn begin(
+        self: Rc<Self>,
+        stream: TcpStream,
+        target: Target,
+        served: Served,
+        counted: Counted,
+    ) {
         let deadline = Instant::now() + self.header_timeout;
         let mut first = [0];
         let Some(peeked) = self.in_time(deadline, stream.peek(&mut first)).await else {
@@ -127,9 +143,12 @@ impl Server {
         };
         match peeked {
             Ok(1) if first[0] == TLS_HANDSHAKE => {
-                self.terminate(stream, target, served, deadline).await;
+                self.terminate(stream, target, served, counted, deadline).await;
             }
-            Ok(1) => self.pass(stream, &target.address).await,
+            Ok(1) => {
+                self.pass(stream, &target.address, served.policy, deadline).await;
+                drop(counted);
+            }
             // Gone before it said anything.
             Ok(_) | Err(_) => {}
         }
@@ -141,9 +160,10 @@ impl Server {
         stream: TcpStream,
         target: Target,
         served: Served,
+        counted: Counted,
         deadline: Instant,
     ) {
-        let http1_only = self.dialer.http1_only.load(Ordering::Relaxed);
+        let http1_only = self.dialer.http1_only.contains(&target.address);
         let config = if http1_only { &self.tls_http1 } else { &self.tls };
         let handshake = Box::pin(handshake(config.clone(), stream));
         let stream = match self.in_time(deadline, handshake).await {
@@ -160,7 +180,8 @@ impl Server {
         let upstream = Upstream::new(http2, self.dialer.clone(), target, leaving.clone());
         let Served { policy, history, gone } = served;
         let policy = View::of(policy, history);
-        let session = Rc::new(Session { server: self, upstream, policy, gone, leaving });
+        let session =
+            Rc::new(Session { server: self, upstream, policy, gone, leaving, _counted: counted });
         if http2 {
             Box::pin(http2::serve(session, stream, deadline)).await;
         } else {
@@ -168,9 +189,36 @@ impl Server {
         }
     }
 
-    /// Passes what is not TLS to where it wanted to go: the API server itself says what it thinks of it.
-    async fn pass(&self, stream: TcpStream, destination: &Address) {
+    /// Passes what is not TLS to where it wanted to go, as long as the policy lets everything pass.
+    ///
+    /// What the API server makes of such bytes is not known here: a TLS alert, an SSLv2 hello or a PROXY line may stand
+    /// before an ordinary handshake, in which nobody would apply the policy.
+    async fn pass(
+        &self,
+        stream: TcpStream,
+        destination: &Address,
+        mut policy: Current,
+        deadline: Instant,
+    ) {
+        if !policy.borrow_and_update().passes_everything() {
+            self.metrics.client_error(ClientError::NotTls);
+            return drop(self.in_time(deadline, refuse::not_tls(stream)).await);
+        }
         let open = self.metrics.tunnel();
+        let limited = async {
+            if policy.wait_for(|policy| !policy.passes_everything()).await.is_err() {
+                // Nobody changes it any more.
+                future::pending().await
+            }
+        };
+        tokio::select! {
+            () = limited => self.metrics.client_error(ClientError::NotTls),
+            () = self.opaque(stream, destination) => {}
+        }
+        drop(open);
+    }
+
+    async fn opaque(&self, stream: TcpStream, destination: &Address) {
         match self.dialer.connect(destination).await {
             Ok(upstream) => {
                 if let Err(error) = tunnel::opaque(stream, upstream).await {
@@ -181,7 +229,6 @@ impl Server {
                 debug!(error = &error as &dyn std::error::Error, "opaque connection refused");
             }
         }
-        drop(open);
     }
 
     /// What `work` gives, unless the client is too slow for it.

@@ -7,11 +7,11 @@
 mod http1;
 mod http2;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -21,6 +21,7 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tracing::debug;
 
@@ -32,6 +33,9 @@ use crate::metrics::{Metrics, Open};
 use crate::tls::stream::ClientStream;
 use crate::tls::trust::Trust;
 
+/// How long it is believed that an API server speaks no HTTP/2: it may be replaced by one that does.
+const HTTP1_BELIEVED: Duration = Duration::from_secs(600);
+
 /// Which API server.
 #[derive(Clone, Debug)]
 pub struct Target {
@@ -42,13 +46,17 @@ pub struct Target {
 }
 
 /// Where an API server listens.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum Address {
     /// There.
     Socket(SocketAddr),
     /// At any address of a host.
     Host(String, u16),
 }
+
+/// The API servers that did not speak HTTP/2 when they were last asked. Looked at once for each connection of a client.
+#[derive(Debug, Default)]
+pub struct Http1Only(Mutex<HashMap<Address, Instant>>);
 
 /// What opening connections takes; one a thread.
 #[derive(Debug)]
@@ -57,8 +65,8 @@ pub struct Dialer {
     pub trust: Arc<Trust>,
     /// How long a connection may take to open, TLS included.
     pub deadline: Duration,
-    /// Set once the API server turned out not to speak HTTP/2; all threads share it.
-    pub http1_only: Arc<AtomicBool>,
+    /// The API servers that turned out not to speak HTTP/2; all threads share it.
+    pub http1_only: Arc<Http1Only>,
     /// Where connections and failures are counted.
     pub metrics: Arc<Metrics>,
     /// Waits for the connections at shutdown.
@@ -92,6 +100,9 @@ pub enum SendError {
     /// The API server does not speak the client's protocol.
     #[error("speak HTTP/2 with the API server")]
     Protocol,
+    /// Somebody else tried to open a connection for this request too.
+    #[error(transparent)]
+    Shared(Arc<SendError>),
     /// An HTTP/1.1 connection broke before it answered.
     #[error("send a request over HTTP/1.1")]
     Http1 {
@@ -115,6 +126,22 @@ impl From<SocketAddr> for Target {
     }
 }
 
+// === impl Http1Only ===
+
+impl Http1Only {
+    /// Whether a client is not to be offered HTTP/2, because this API server does not speak it.
+    pub fn contains(&self, address: &Address) -> bool {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, since| since.elapsed() < HTTP1_BELIEVED);
+        known.contains_key(address)
+    }
+
+    fn add(&self, address: &Address) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(address.clone(), Instant::now());
+    }
+}
+
 // === impl Dialer ===
 
 impl Dialer {
@@ -124,15 +151,23 @@ impl Dialer {
     ///
     /// Fails when nobody listens there, or not in time.
     pub async fn connect(&self, address: &Address) -> Result<TcpStream, SendError> {
+        self.connect_until(address, Instant::now() + self.deadline).await
+    }
+
+    async fn connect_until(
+        &self,
+        address: &Address,
+        until: Instant,
+    ) -> Result<TcpStream, SendError> {
         let connecting = async {
             match address {
                 Address::Socket(address) => TcpStream::connect(address).await,
                 Address::Host(host, port) => TcpStream::connect((host.as_str(), *port)).await,
             }
         };
-        let stream = time::timeout(self.deadline, connecting)
+        let stream = time::timeout_at(until, connecting)
             .await
-            .map_err(|_elapsed| SendError::ConnectTimeout { deadline: self.deadline })
+            .map_err(|_elapsed| self.too_late())
             .and_then(|connected| connected.map_err(SendError::Connect))
             .inspect_err(|_| self.metrics.upstream_error(metrics::UpstreamError::Connect))?;
         accept::prepare(&stream).map_err(SendError::Connect)?;
@@ -140,31 +175,42 @@ impl Dialer {
     }
 
     /// Opens a connection and begins TLS on it.
-    async fn dial(&self, target: &Target, http2: bool) -> Result<ClientStream, SendError> {
-        let stream = self.connect(&target.address).await?;
+    async fn dial(
+        &self,
+        target: &Target,
+        http2: bool,
+        until: Instant,
+    ) -> Result<ClientStream, SendError> {
+        let stream = self.connect_until(&target.address, until).await?;
         let client = self.trust.client();
         let config = if http2 { client.http2 } else { client.http1 };
         let handshake = handshake(config, target.name.clone(), stream);
-        let stream = time::timeout(self.deadline, handshake)
+        let stream = time::timeout_at(until, handshake)
             .await
-            .map_err(|_elapsed| SendError::ConnectTimeout { deadline: self.deadline })
+            .map_err(|_elapsed| self.too_late())
             .and_then(|done| done.map_err(SendError::Tls))
-            .inspect_err(|error| self.on_tls_error(error))?;
+            .map_err(|error| self.on_tls_error(error, target))?;
         if http2 && stream.protocol() != Some(crate::tls::ALPN_HTTP2) {
-            self.http1_only.store(true, Ordering::Relaxed);
+            self.http1_only.add(&target.address);
             return Err(SendError::Protocol);
         }
         debug!(upstream.name = ?target.name, http2, "connected");
         Ok(stream)
     }
 
-    fn on_tls_error(&self, error: &SendError) {
+    fn on_tls_error(&self, error: SendError, target: &Target) -> SendError {
         self.metrics.upstream_error(metrics::UpstreamError::Tls);
-        if no_common_protocol(error) {
-            self.http1_only.store(true, Ordering::Relaxed);
+        if no_common_protocol(&error) {
+            self.http1_only.add(&target.address);
+            return SendError::Protocol;
         }
         // Perhaps the CA was replaced, and the file with it.
         self.trust.refresh();
+        error
+    }
+
+    fn too_late(&self) -> SendError {
+        SendError::ConnectTimeout { deadline: self.deadline }
     }
 }
 
@@ -216,4 +262,20 @@ fn no_common_protocol(error: &SendError) -> bool {
 /// What a connection's task holds: the count of it.
 fn count(dialer: &Dialer) -> Open {
     dialer.metrics.upstream_connection()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_without_http2_is_known_by_its_address_and_asked_again_one_day() {
+        let known = Http1Only::default();
+        let one = Address::Host("one".to_owned(), 443);
+        known.add(&one);
+        assert!(known.contains(&one));
+        assert!(!known.contains(&Address::Host("other".to_owned(), 443)));
+        time::advance(HTTP1_BELIEVED).await;
+        assert!(!known.contains(&one));
+    }
 }

@@ -16,6 +16,7 @@ use harness::proxy::Proxy;
 use harness::upstream::{Upstream, whole};
 use harness::{soon, until};
 use http::{Request, Response, StatusCode, Version};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
@@ -364,6 +365,101 @@ async fn an_api_server_that_accepts_and_says_nothing_is_503_within_the_connect_d
             let answer = client.get(target).await;
             assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{version:?}");
             assert!(answer.headers.contains_key("retry-after"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_that_come_together_wait_for_one_connection_and_fail_with_it() {
+    let pki = Pki::new();
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let deadline = ["--connect-timeout", "2s", "--response-timeout", "1h"];
+    let proxy = Proxy::start(&pki, silent.local_addr().unwrap(), &deadline);
+    let accepted = Arc::<std::sync::atomic::AtomicUsize>::default();
+    let count = accepted.clone();
+    let accepting = tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((stream, _)) = silent.accept().await {
+            count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            held.push(stream);
+        }
+    });
+    let mut send = operator(&pki, &proxy).await.ready().await.unwrap();
+    let together = (0..8).map(|_| send.send_request(asked("/api"), true).unwrap().0);
+    let together: Vec<_> = together.collect();
+    for answer in together {
+        let answer = soon("an answer", answer).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    assert_eq!(accepted.load(std::sync::atomic::Ordering::SeqCst), 1);
+    // Whoever comes later tries again.
+    let later = send.send_request(asked("/api"), true).unwrap().0;
+    soon("an answer", later).await.unwrap();
+    assert_eq!(accepted.load(std::sync::atomic::Ordering::SeqCst), 2);
+    accepting.abort();
+}
+
+#[tokio::test]
+async fn a_client_on_http2_is_sent_elsewhere_where_the_api_server_speaks_only_http1() {
+    let pki = Pki::new();
+    let upstream =
+        Upstream::http(pki.server(&["http/1.1"]), |_| async { whole(StatusCode::OK, "") }).await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let mut first = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
+    // Offered HTTP/2 too, before anything was known.
+    let mut second = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
+    for client in [&mut first, &mut second] {
+        assert_eq!(client.get("/api").await.status, StatusCode::SERVICE_UNAVAILABLE);
+        until("the connection to be given up", || async { client.is_closed() }).await;
+    }
+}
+
+/// Reads until the head of a request has come, and its body if it has one.
+async fn request(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
+    let mut said = Vec::new();
+    while !said.ends_with(b"\r\n\r\n") && !said.ends_with(b"body") {
+        said.push(stream.read_u8().await.unwrap());
+        if said.ends_with(b"\r\n\r\n") && said.starts_with(b"POST") {
+            said.push(b' ');
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_may_have_been_carried_out_is_not_said_to_be_worth_repeating() {
+    let pki = Pki::new();
+    let http1 = Upstream::bytes(pki.server(&["http/1.1"]), |mut stream| async move {
+        request(&mut stream).await;
+    })
+    .await;
+    // Once it has a request's head, it breaks the protocol.
+    let http2 = Upstream::bytes(pki.server(&["h2"]), |mut stream| async move {
+        stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        stream.read_exact(&mut [0; 24]).await.unwrap();
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).await.unwrap();
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            stream.read_exact(&mut vec![0; length as usize]).await.unwrap();
+            if head[3] == 1 {
+                break;
+            }
+        }
+        stream.write_all(&[0, 0, 1, 0, 0, 0, 0, 0, 0, b'x']).await.unwrap();
+        let _end = stream.read_to_end(&mut Vec::new()).await;
+    })
+    .await;
+    for (upstream, version) in [(http1, Version::HTTP_11), (http2, Version::HTTP_2)] {
+        let proxy = Proxy::start(&pki, upstream.address, &[]);
+        for (method, status) in [("POST", 502), ("DELETE", 502), ("GET", 503)] {
+            let body = if method == "POST" { "body" } else { "" };
+            let request = Request::builder().method(method).uri("/api/v1/namespaces/x/pods");
+            let request = request.body(http_body_util::Full::from(body)).unwrap();
+            let mut client = Client::connect(&pki, proxy.address, version).await;
+            let answer = client.ask(request).await;
+            assert_eq!(answer.status.as_u16(), status, "{version:?} {method}");
+            let again = answer.headers.contains_key("retry-after");
+            assert_eq!(again, status == 503, "{version:?} {method}");
         }
     }
 }

@@ -95,7 +95,9 @@ impl Bed {
 
     /// The watched client-go informer, run with this selector.
     fn informer(&self, kubeconfig: &Path, selector: &str) -> Informer {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"))
+        // What ignores SIGINT when `run` starts goes on ignoring it: also tests that run in the background.
+        let mut child = Command::new("env")
+            .args(["--default-signal=INT", env!("CARGO_BIN_EXE_ctrlmesh-proxy")])
             .args(["run", "--interception", "kubeconfig", "--limit", "configmaps"])
             .args(["--selector", selector, "--run-dir"])
             .arg(self.folder.path().join("runs"))

@@ -20,7 +20,9 @@ const RUNS: u64 = 5_000;
 const SEED: u64 = 20_261_121;
 
 /// Words that the targets know.
-const WORDS: [&str; 44] = [
+const WORDS: [&str; 46] = [
+    "#",
+    " HTTP/1.1\r\n",
     "GET ",
     "DELETE ",
     "PUT ",
@@ -68,7 +70,10 @@ const WORDS: [&str; 44] = [
 ];
 
 /// Lines to start from.
-const LINES: [&str; 8] = [
+const LINES: [&str; 11] = [
+    "DELETE /api/v1/namespaces/ops#x/pods/y HTTP/1.1\r\nHost: k\r\n\r\nGET /z# HTTP/1.",
+    "\0\0\x0b\x01\x05\0\0\0\x01\x02\x07\x44\x04/a#b\x41\x01k\0\0\x02\x09\x04\0\0\0\x01\x44\0",
+    "\0\0\x08\x01\0\0\0\0\x03\x40\x05:path\x02\0\0\x03\x09\x04\0\0\0\x03/#x",
     "GET /api/v1/namespaces/ops/pods?labelSelector=team%3Da&watch=1",
     "DELETE /apis/apps/v1/namespaces/x/deployments?labelSelector=a,b&labelSelector=c",
     "GET /apis/coordination.k8s.io/v1/namespaces/ops/leases/op?x=y",
@@ -79,6 +84,13 @@ const LINES: [&str; 8] = [
     "x.io/key==value,,",
 ];
 
+/// As many pairs as the server reads, and a few about it.
+const FULL_QUERIES: [usize; 4] = [9_995, 9_999, 10_000, 10_001];
+
+fn full_query(pairs: usize) -> Vec<u8> {
+    format!("DELETE /api/v1/namespaces/ops/pods?dryRun=All{}", "&x".repeat(pairs - 1)).into_bytes()
+}
+
 /// Bytes of the API server, and lines.
 fn corpus() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
@@ -86,7 +98,8 @@ fn corpus() -> Vec<Vec<u8>> {
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let recorded = files.iter().map(|file| fs::read(file).unwrap());
-    recorded.chain(LINES.iter().map(|line| line.as_bytes().to_vec())).collect()
+    let lines = LINES.iter().map(|line| line.as_bytes().to_vec());
+    recorded.chain(lines).collect()
 }
 
 /// Cuts, doubles, overwrites and inserts, a few times.
@@ -112,8 +125,8 @@ fn drive(target: fn(&[u8])) {
     let number = |name, default| env::var(name).map_or(default, |text| text.parse().unwrap());
     let mut random = Random(number("CTRLMESH_SEED", SEED));
     let corpus = corpus();
-    for bytes in &corpus {
-        target(bytes);
+    for bytes in corpus.iter().cloned().chain(FULL_QUERIES.map(full_query)) {
+        target(&bytes);
     }
     for _ in 0..number("CTRLMESH_FUZZ_RUNS", RUNS) {
         target(&mangled(&mut random, &corpus));
@@ -133,6 +146,11 @@ fn every_query_keeps_what_is_not_the_selector() {
 #[test]
 fn every_selector_of_a_client_is_anded_with_the_policy() {
     drive(targets::selector);
+}
+
+#[test]
+fn every_hash_in_a_target_is_found_whatever_stands_before_it() {
+    drive(targets::sent_bytes);
 }
 
 #[test]

@@ -84,6 +84,21 @@ async fn the_command_and_its_children_dial_the_real_address_and_are_redirected()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_at_no_address_in_particular_is_redirected_too() {
+    let (bed, pins) = (Bed::new().await, Pins::new());
+    // As k3d writes it.
+    let server = format!("https://0.0.0.0:{}", bed.upstream.address.port());
+    bed.kubeconfig(
+        json!({"certificate-authority": "real.crt", "server": server, "tls-server-name": "127.0.0.1"}),
+        json!({"token": "secret"}),
+    );
+    let output = output(pins.run(&bed, &LIMIT, "$CLIENT /api/v1/pods")).await;
+    let (out, error) = (stdout(&output), stderr(&output));
+    assert!(out.starts_with("200 ") && out.contains("labelSelector=slot"), "{out} {error}");
+    assert_eq!(error, "ctrlmesh: 1 requests, 1 injected, 0 refused");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nobody_else_is_redirected() {
     let (bed, pins) = (Bed::new().await, Pins::new());
     let mut run = Running::start(pins.run(&bed, &LIMIT, "echo ready; read line"));

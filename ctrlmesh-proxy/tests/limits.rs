@@ -209,3 +209,60 @@ async fn more_connections_than_allowed_are_refused_until_one_leaves() {
     let mut client = Client::connect(&bed.pki, bed.proxy.address, Version::HTTP_2).await;
     assert_eq!(client.get("/api").await.body, Bytes::from_static(b"fine"));
 }
+
+#[tokio::test]
+async fn an_http2_client_that_asks_nothing_or_never_ends_its_head_is_cut_off() {
+    let bed = bed(&["--header-timeout", "500ms"]).await;
+    // `GET https://k/api`, whole and without its end.
+    let block = b"\x82\x87\x41\x01k\x44\x04/api";
+    let whole = frame(HEADERS, 5, 1, block);
+    let cut = &frame(HEADERS, 5, 3, block)[..12];
+    let unended = frame(HEADERS, 1, 3, block);
+    for more in
+        [vec![], [&whole[..], cut].concat(), [&whole[..], &unended].concat(), unended.clone()]
+    {
+        let mut stream = tls(&bed.pki, bed.proxy.address, "h2").await;
+        stream.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).await.unwrap();
+        stream.write_all(&more).await.unwrap();
+        closed(&mut stream).await;
+    }
+    assert!(bed.client_errors("slow").await >= 4.0);
+    bed.assert_others_live().await;
+}
+
+#[tokio::test]
+async fn a_client_that_names_its_server_by_a_header_is_answered_over_http2() {
+    let bed = bed(&[]).await;
+    // `GET https:/api`, with `host: k` and without anything.
+    for host in [&b"\x00\x04host\x01k"[..], b""] {
+        let mut stream = tls(&bed.pki, bed.proxy.address, "h2").await;
+        let block = [&b"\x82\x87\x44\x04/api"[..], host].concat();
+        let sent = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &frame(HEADERS, 5, 1, &block)].concat();
+        stream.write_all(&sent).await.unwrap();
+        let status = async {
+            loop {
+                let mut head = [0; 9];
+                stream.read_exact(&mut head).await.unwrap();
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+                let mut payload = vec![0; length as usize];
+                stream.read_exact(&mut payload).await.unwrap();
+                if head[3] == HEADERS {
+                    return payload[0];
+                }
+            }
+        };
+        // `:status: 200`.
+        assert_eq!(soon("the answer", status).await, 0x88);
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_no_chunks_is_the_clients_fault() {
+    let bed = bed(&[]).await;
+    let text = "POST /api HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n";
+    let answer =
+        harness::client::exchange_bytes(&bed.pki, bed.proxy.address, text.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(!answer.to_lowercase().contains("retry-after"));
+    bed.assert_others_live().await;
+}

@@ -7,9 +7,10 @@ mod harness;
 
 use std::sync::atomic::Ordering;
 
-use harness::watches::{Bed, PODS, WATCH, event, pods, sees};
+use harness::watches::{Bed, PODS, WATCH, answer, event, pods, sees};
 use harness::{soon, until};
 use http::{StatusCode, Version};
+use serde_json::json;
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 
@@ -91,4 +92,72 @@ async fn a_watch_from_before_several_changes_is_led_over_from_each() {
     }
     watching.send.send_data(event("ADDED", "y", 7)).await.unwrap();
     assert_eq!(watching.sees().await, sees("ADDED", "y"));
+}
+
+/// More changes than are remembered, of pods alone.
+#[tokio::test]
+async fn many_changes_concern_no_watch_of_what_did_not_change_and_the_others_once() {
+    let mut bed = Bed::new(&pods(0, "team=t0")).await;
+    let mut client = bed.client().await;
+    for epoch in 1..=40 {
+        client.get(PODS).await;
+        bed.change(&pods(epoch, &format!("team=t{epoch}"))).await;
+    }
+    bed.watch(Version::HTTP_2, "/api/v1/services?watch=1&resourceVersion=5", &[]).await;
+    assert_eq!(client.get(WATCH).await.status, StatusCode::GONE);
+    // It lists again, and what is there now is newer than the version, 9, that was found meanwhile.
+    let newer = "/api/v1/pods?watch=1&resourceVersion=10";
+    let (mut watching, _) = bed.watch(Version::HTTP_2, newer, &[]).await;
+    watching.send.send_data(event("ADDED", "y", 11)).await.unwrap();
+    assert_eq!(watching.sees().await, sees("ADDED", "y"));
+}
+
+#[tokio::test]
+async fn a_watch_with_a_body_is_led_over_by_requests_without_one() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    let headers = [("content-length", "0"), ("content-type", "application/json")];
+    let (mut watching, _) = bed.watch(Version::HTTP_11, WATCH, &headers).await;
+    bed.change(&pods(2, "team=b")).await;
+    assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+    let seen = bed.upstream.seen.lock().unwrap().clone();
+    let ours: Vec<_> = seen.iter().skip(1).collect();
+    assert!(!ours.is_empty());
+    for name in ["content-length", "content-type", "expect"] {
+        assert!(ours.iter().all(|seen| !seen.headers.contains_key(name)), "{name}");
+    }
+}
+
+/// A client that read before the proxy was restarted comes first after the change.
+#[tokio::test]
+async fn a_watch_from_before_a_restart_is_led_over_from_what_the_proxy_began_with() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    bed.change(&pods(2, "team=b")).await;
+    let (mut watching, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
+    assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+    assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
+}
+
+#[tokio::test]
+async fn a_page_of_what_joins_reaches_the_client_before_the_next_is_read() {
+    for version in BOTH {
+        let mut bed = Bed::new(&pods(1, "team=a")).await;
+        let (mut watching, _) = bed.watch(version, WATCH, &[]).await;
+        let slow = bed.slow.clone();
+        bed.answer_lists(move |target| {
+            let second = target.contains("continue=");
+            slow.store(second, Ordering::SeqCst);
+            let (name, more) = if second { ("q", "") } else { ("p", "t") };
+            answer(
+                200,
+                &json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "5", "continue": more},
+                        "items": [{"metadata": {"name": name, "resourceVersion": "3"}}]}),
+            )
+        });
+        bed.change(&pods(2, "team=b")).await;
+        assert_eq!(watching.sees().await, sees("ADDED", "p"), "{version:?}");
+        soon("the second page", bed.arrived.notified()).await;
+        bed.release.notify_one();
+        assert_eq!(watching.sees().await, sees("ADDED", "q"), "{version:?}");
+        assert_eq!(watching.sees().await, sees("DELETED", "p"), "{version:?}");
+    }
 }

@@ -7,8 +7,8 @@ mod harness;
 
 use bytes::Bytes;
 use harness::client::{Client, get};
-use harness::soon;
 use harness::watches::{Bed, LEASES, PODS, WATCH, answer, event, leases, list, pods, sees};
+use harness::{soon, until};
 use http::{HeaderValue, StatusCode, Version};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
@@ -80,7 +80,10 @@ async fn what_the_change_does_not_concern_is_not_disturbed() {
     assert_eq!(pods_too.sees().await.0, "ADDED");
     services.send.send_data(event("ADDED", "s", 6)).await.unwrap();
     assert_eq!(services.sees().await, sees("ADDED", "s"));
-    assert_eq!(bed.proxy.metric("ctrlmesh_proxy_watches_spliced_total").await, 1.0);
+    until("the splice", || async {
+        bed.proxy.metric("ctrlmesh_proxy_watches_spliced_total").await == 1.0
+    })
+    .await;
     assert!(bed.listed().iter().all(|target| target.starts_with(PODS)), "{:?}", bed.listed());
 }
 
@@ -160,6 +163,10 @@ async fn a_compressed_watch_ends_at_a_change_and_cannot_come_back_late() {
     let answer = bed.client().await.ask(late).await;
     let status: Value = serde_json::from_slice(&answer.body).unwrap();
     assert_eq!((answer.status, &status["reason"]), (StatusCode::GONE, &json!("Expired")));
+    // It lists again, and watches from there.
+    drop(soon("the watch that was given up", bed.watches.recv()).await);
+    let newer = "/api/v1/pods?watch=1&resourceVersion=10";
+    bed.watch(Version::HTTP_2, newer, &[("x-gzip", "1")]).await;
 }
 
 #[tokio::test]

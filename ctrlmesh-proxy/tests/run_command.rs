@@ -7,7 +7,6 @@
 mod harness;
 
 use std::io::Write as _;
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use std::{fs, thread};
 
 use harness::pki::Pki;
-use harness::run::{Bed, LIMIT, Running, output, stderr, stdout};
+use harness::run::{Bed, LIMIT, Running, output, stderr, stdout, unignored};
 use harness::{soon, until};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
@@ -23,7 +22,7 @@ use rustls::ServerConfig;
 use rustls::server::WebPkiClientVerifier;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task;
 
@@ -152,16 +151,6 @@ async fn input_output_and_arguments_are_the_commands_own() {
     assert!(error.starts_with("first --run -x\n"), "{error}");
 }
 
-/// The same with every signal as it usually is: whoever runs tests in the background ignores some.
-fn unignored(run: Command) -> Command {
-    let mut command = Command::new("env");
-    command.arg("--default-signal").arg(run.get_program()).args(run.get_args());
-    for (name, value) in run.get_envs().filter_map(|(name, value)| Some((name, value?))) {
-        command.env(name, value);
-    }
-    command
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn each_signal_reaches_the_command_once_and_nothing_is_left() {
     let bed = Bed::new().await;
@@ -279,77 +268,6 @@ async fn what_is_rewritten_is_explained_as_it_happens() {
     }
 }
 
-/// The command is not run, and the message says why.
-async fn refused(bed: &Bed, flags: &[&str], why: &str) {
-    let output = output(bed.run(flags, &["true"])).await;
-    let text = stderr(&output);
-    assert!(text.contains(why) && output.status.code() == Some(125), "{flags:?}: {text}");
-    bed.nothing_is_left();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn arguments_that_make_no_sense_are_refused_with_what_to_do() {
-    let bed = Bed::new().await;
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
-    refused(&bed, &["--port", &port], "leave --port out").await;
-    refused(&bed, &["--kubeconfig", "/nowhere"], "read the kubeconfig `/nowhere`").await;
-    refused(&bed, &["--context", "prod"], "it has dev, nobody").await;
-    refused(&bed, &["--limit", "pods", "--selector", "a in"], "parse the selector").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn shards_that_select_nothing_are_refused_with_what_to_do() {
-    let bed = Bed::new().await;
-    let shards = bed.pki.path("shards");
-    let flags = ["--sharding-config", shards.to_str().unwrap()];
-    refused(&bed, &flags, "No such file").await;
-    let head = |name: &str| {
-        format!(
-            "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}}}\n"
-        )
-    };
-    let two = format!("{}spec: {{}}\n---\n{}spec: {{}}", head("a"), head("b"));
-    for (text, why) in [
-        (":".to_owned(), "read the ShardingConfigs: document 1"),
-        (String::new(), "no ShardingConfig that limits anything"),
-        (head("r") + "spec: {root: {prefix: x}}", "of a root"),
-        (head("e") + "spec: {limits: []}", "selects nothing"),
-        (two, "--shard must name one of those in the file (a, b)"),
-    ] {
-        fs::write(&shards, text).unwrap();
-        refused(&bed, &flags, why).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn kubeconfigs_that_cannot_be_served_are_refused_with_what_to_do() {
-    let bed = Bed::new().await;
-    for (cluster, why) in [
-        (json!({"insecure-skip-tls-verify": true}), "--certificate-authority FILE"),
-        (json!({"certificate-authority": "mesh.crt"}), "UnknownIssuer"),
-        (json!({"certificate-authority": "nowhere"}), "nowhere"),
-        (json!({"certificate-authority-data": "?"}), "certificate-authority-data"),
-        (json!({"server": "http://127.0.0.1:8080"}), "without TLS"),
-        (
-            json!({"server": "https://127.0.0.1:1", "certificate-authority": "real.crt"}),
-            "does `kubectl version` reach it",
-        ),
-        (json!({"proxy-url": "https://p", "certificate-authority": "real.crt"}), "proxy-url"),
-    ] {
-        bed.kubeconfig(cluster, json!({}));
-        refused(&bed, &[], why).await;
-    }
-    fs::write(bed.file(), "clusters: []").unwrap();
-    refused(&bed, &[], "no current-context").await;
-    fs::write(bed.file(), "clusters: [").unwrap();
-    refused(&bed, &[], "parse the kubeconfig").await;
-    fs::remove_file(bed.file()).unwrap();
-    let mut run = bed.run(&[], &["true"]);
-    run.env_remove("KUBERNETES_SERVICE_HOST");
-    assert!(stderr(&output(run).await).contains("which cluster"));
-}
-
 /// A proxy of that kind, which leads to one server however it is called.
 async fn proxied(
     kind: &'static str,
@@ -418,122 +336,4 @@ async fn an_api_server_behind_a_proxy_is_reached_through_it() {
             );
         }
     }
-}
-
-/// Types into a terminal and waits for what is to appear.
-async fn at_a_terminal(run: Command, steps: Value) -> String {
-    let words: Vec<String> = [run.get_program()]
-        .into_iter()
-        .chain(run.get_args())
-        .map(|word| format!("'{}'", word.to_str().unwrap().replace('\'', r"'\''")))
-        .collect();
-    let mut steps = steps;
-    for step in steps.as_array_mut().unwrap() {
-        if let Some(typed) = step.get("type").and_then(Value::as_str) {
-            step["type"] = typed.replace("RUN", &words.join(" ")).into();
-        }
-    }
-    let mut terminal = Command::new("python3");
-    terminal
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run_command/terminal.py"))
-        .arg(steps.to_string());
-    let mut terminal = unignored(terminal);
-    for (name, value) in run.get_envs().filter_map(|(name, value)| Some((name, value?))) {
-        terminal.env(name, value);
-    }
-    // It has patience of its own.
-    let output = task::spawn_blocking(move || terminal.output().unwrap()).await.unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
-    stdout(&output)
-}
-
-/// Prints how many SIGINTs came, some time after the first.
-const COUNTING: &str = "
-import signal, time
-seen = []
-signal.signal(signal.SIGINT, lambda *_: seen.append(1))
-print('wait' + 'ing', flush=True)
-while not seen: time.sleep(0.01)
-time.sleep(0.2)
-print('interrupts', len(seen), flush=True)
-raise SystemExit(5)
-";
-
-#[tokio::test(flavor = "multi_thread")]
-async fn ctrl_c_reaches_the_command_once() {
-    let bed = Bed::new().await;
-    for line in ["RUN\n", "RUN | (trap '' INT; cat); (exit ${PIPESTATUS[0]})\n"] {
-        let steps = json!([
-            {"see": "> "}, {"type": line}, {"see": "waiting"}, {"type": "\u{3}"},
-            {"see": "interrupts 1"}, {"see": "ctrlmesh: 0 requests"},
-            {"see": "> "}, {"type": "echo code=$?\n"}, {"see": "code=5"},
-        ]);
-        at_a_terminal(bed.run(&[], &["python3", "-c", COUNTING]), steps).await;
-        bed.nothing_is_left();
-    }
-}
-
-/// Reads a line and prints it in capitals.
-const SHOUTING: &str =
-    "print('rea' + 'dy', flush=True); print(input().upper()); print(input().upper())";
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_command_can_be_paused_and_taken_up_again() {
-    let bed = Bed::new().await;
-    let steps = json!([
-        {"see": "> "}, {"type": "RUN\n"}, {"see": "ready"}, {"type": "one\n"}, {"see": "ONE"},
-        {"type": "\u{1a}"}, {"see": "Stopped"}, {"see": "> "}, {"type": "echo sh$((1+1))ell\n"}, {"see": "sh2ell"},
-        {"see": "> "}, {"type": "fg\n"}, {"see": "shards"}, {"type": "two\n"}, {"see": "TWO"}, {"see": "> "},
-        {"type": "echo code=$?\n"}, {"see": "code=0"},
-    ]);
-    // A word of the command line shows that `fg` has begun.
-    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
-    at_a_terminal(run, steps).await;
-    bed.nothing_is_left();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn in_a_pipeline_the_command_gets_the_terminal_when_it_asks_for_it() {
-    let bed = Bed::new().await;
-    let steps = json!([
-        {"see": "> "}, {"type": "RUN | cat\n"}, {"see": "ready"}, {"type": "one\n"}, {"type": "two\n"},
-        {"see": "ONE"}, {"see": "TWO"}, {"see": "> "}, {"type": "echo back=$((1+1))\n"}, {"see": "back=2"},
-    ]);
-    at_a_terminal(bed.run(&[], &["python3", "-uc", SHOUTING]), steps).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn in_the_background_the_command_is_paused_when_it_asks_for_the_terminal() {
-    let bed = Bed::new().await;
-    let steps = json!([
-        {"see": "> "}, {"type": "RUN &\n"}, {"see": "ready"}, {"type": "\n"}, {"see": "> "},
-        {"type": "until jobs | grep -q Stopped; do sleep 0.05; done; echo pau$((1+1))sed\n"}, {"see": "pau2sed"},
-        {"type": "fg\n"}, {"see": "shards"}, {"type": "one\n"}, {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"},
-        {"see": "> "}, {"type": "echo code=$?\n"}, {"see": "code=0"},
-    ]);
-    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
-    at_a_terminal(run, steps).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn where_no_shell_would_take_over_nothing_is_paused() {
-    let bed = Bed::new().await;
-    // `exec` leaves nobody behind: we are the session's leader.
-    let steps = json!([
-        {"see": "> "}, {"type": "exec RUN\n"}, {"see": "ready"}, {"type": "\u{1a}"}, {"type": "one\n"},
-        {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"}, {"see": "ctrlmesh: 0 requests"},
-    ]);
-    at_a_terminal(bed.run(&[], &["python3", "-c", SHOUTING]), steps).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_script_that_runs_the_command_is_paused_with_it() {
-    let bed = Bed::new().await;
-    let steps = json!([
-        {"see": "> "}, {"type": "(RUN; echo af$((1+1))er)\n"}, {"see": "ready"}, {"type": "\u{1a}"}, {"see": "Stopped"},
-        {"see": "> "}, {"type": "fg\n"}, {"see": "shards"}, {"type": "one\n"}, {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"},
-        {"see": "af2er"}, {"see": "> "},
-    ]);
-    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
-    at_a_terminal(run, steps).await;
 }

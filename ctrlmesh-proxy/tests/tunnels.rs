@@ -80,6 +80,86 @@ async fn what_is_not_tls_passes_to_the_api_server_as_it_is() {
     assert_eq!(answer, "not here");
 }
 
+/// What stands before a handshake, or in its place, that some server takes: a warning alert (Go's does), an SSLv2 hello,
+/// a PROXY line, and plain HTTP.
+const NOT_TLS: [&[u8]; 4] = [
+    b"\x15\x03\x01\x00\x02\x01\x5a",
+    b"\x80\x2e\x01\x03\x01\x00\x15",
+    b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n",
+    b"GET /api/v1/pods HTTP/1.0\r\n\r\n",
+];
+
+const LIMITED: &str =
+    "limits: [{relateResources: [{apiGroups: [''], resources: [pods]}], selector: a=b}]";
+const LOCKED: &str = "lock: {namespace: ops, name: lead, shard: s1}";
+const PASSING: &str = "mode: pass\nepoch: 1";
+
+#[tokio::test]
+async fn what_is_not_tls_gets_no_connection_where_a_policy_is_to_be_applied() {
+    let pki = Pki::new();
+    let upstream = Upstream::bytes(pki.server(&["http/1.1"]), |_| async {}).await;
+    for policy in [LIMITED, LOCKED] {
+        let file = pki.path("policy.yaml");
+        std::fs::write(&file, policy).unwrap();
+        let proxy = Proxy::start(&pki, upstream.address, &["--policy", file.to_str().unwrap()]);
+        for first in NOT_TLS {
+            let mut client = TcpStream::connect(proxy.address).await.unwrap();
+            client.write_all(first).await.unwrap();
+            let mut answer = Vec::new();
+            soon("the end", client.read_to_end(&mut answer)).await.unwrap();
+            let answer = String::from_utf8(answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.0 400 "), "{}: {answer}", first.escape_ascii());
+        }
+        let refused = proxy.metric(r#"ctrlmesh_proxy_client_errors_total{reason="not_tls"}"#).await;
+        assert_eq!(refused, 4.0);
+    }
+    assert_eq!(upstream.connections(), 0);
+}
+
+#[tokio::test]
+async fn an_opaque_connection_ends_when_a_policy_is_to_be_applied() {
+    let pki = Pki::new();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let file = pki.path("policy.yaml");
+    std::fs::write(&file, PASSING).unwrap();
+    let arguments = ["--policy", file.to_str().unwrap()];
+    let proxy = Proxy::start(&pki, listener.local_addr().unwrap(), &arguments);
+    let mut client = TcpStream::connect(proxy.address).await.unwrap();
+    client.write_all(NOT_TLS[0]).await.unwrap();
+    let (mut upstream, _) = soon("a connection", listener.accept()).await.unwrap();
+    let mut said = [0; 7];
+    soon("what the client said", upstream.read_exact(&mut said)).await.unwrap();
+    std::fs::write(pki.path("next"), LIMITED).unwrap();
+    std::fs::rename(pki.path("next"), &file).unwrap();
+    let mut rest = Vec::new();
+    let _reset = soon("the end of it", upstream.read_to_end(&mut rest)).await;
+    let _reset = soon("the end of it", client.read_to_end(&mut rest)).await;
+    assert!(rest.is_empty());
+}
+
+#[tokio::test]
+async fn a_tunnel_counts_as_the_connection_that_it_was() {
+    let pki = Pki::new();
+    let upstream = kubelet(&pki).await;
+    let proxy = Proxy::start(&pki, upstream.address, &["--max-connections", "1"]);
+    let mut stream = tls(&pki, proxy.address, "http/1.1").await;
+    let head = "POST /api/v1/namespaces/a/pods/p/exec HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        answer.push(soon("the switch", stream.read_u8()).await.unwrap());
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101 "));
+    assert_eq!(proxy.metric("ctrlmesh_proxy_connections").await, 1.0);
+    let mut second = TcpStream::connect(proxy.address).await.unwrap();
+    let _reset = soon("the refusal", second.read_to_end(&mut Vec::new())).await;
+    drop(stream);
+    harness::until("room for another", || async {
+        proxy.metric("ctrlmesh_proxy_connections").await == 0.0
+    })
+    .await;
+}
+
 /// What a stream carries that means nothing to anyone: every byte, in no order.
 fn noise(seed: u64) -> Vec<u8> {
     let mut random = Random(seed);

@@ -45,6 +45,14 @@ async fn websockets(policy: &Value) -> (Bed, Arc<Mutex<Vec<String>>>) {
                 head.push(stream.read_u8().await.unwrap());
             }
             let head = String::from_utf8(head).unwrap();
+            if !head.to_lowercase().contains("upgrade") {
+                let list = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{list}",
+                    list.len()
+                );
+                return stream.write_all(answer.as_bytes()).await.unwrap();
+            }
             record.lock().unwrap().push(head.lines().next().unwrap().to_owned());
             let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nevent";
             stream.write_all(switch.as_bytes()).await.unwrap();
@@ -84,6 +92,9 @@ async fn a_websocket_watch_is_narrowed_and_ends_when_the_policy_means_another() 
     let (_, head) = upgraded(&bed, WATCH).await;
     assert!(head.starts_with("HTTP/1.1 410 "), "{head}");
     let (_, head) = upgraded(&bed, "/api/v1/pods?watch=1").await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    // It lists again, and watches from there: it was found out that all from before the change is older.
+    let (_, head) = upgraded(&bed, "/api/v1/pods?watch=1&resourceVersion=10").await;
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
 }
 

@@ -6,7 +6,8 @@ use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::run::{root, run, say, with_own_toolchain};
+use crate::progress::say;
+use crate::run::{root, run, with_own_toolchain};
 use crate::tools;
 
 /// Debian's compiler, which fits Debian's LLVM.

@@ -28,7 +28,7 @@ pub fn run_targets(options: &Options) -> Result<()> {
     let nightly =
         succeeds(with_own_toolchain(Command::new("rustc").args(["+nightly", "--version"])));
     ensure!(nightly, "fuzzing needs a nightly toolchain: rustup toolchain install nightly");
-    let program = setup::cargo_tool("cargo-fuzz", tools::CARGO_FUZZ, "for fuzzing (1 min)")?;
+    let program = setup::cargo_tool("cargo-fuzz", tools::CARGO_FUZZ, "for fuzzing")?;
     // The proxy is built for release, which asks for the kernel programs.
     build_ebpf::build()?;
     let all = targets()?;

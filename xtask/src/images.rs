@@ -3,16 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
-use crate::run::{cargo, root, run, say, step};
-use crate::{build_ebpf, oci};
+use crate::progress::{say, step};
+use crate::run::{cargo, root, run};
+use crate::{build_ebpf, oci, tools};
 
 /// The largest archive that we hand out: an image is pulled by every node of a cluster.
 const LARGEST_BYTES: u64 = 25_000_000;
+
+/// How long a crate takes to build on two cores for the first time.
+const ABOUT: Duration = Duration::from_mins(4);
 
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
@@ -34,6 +39,8 @@ pub enum Image {
     Manager,
     /// The operator that stands in for the user's
     ExampleOperator,
+    /// prometheus-operator, which we did not write
+    PrometheusOperator,
     /// What holds a pod's namespaces on the node bed
     Pause,
     /// What the node bed's tests run in pods
@@ -46,6 +53,8 @@ enum Source {
     Crate,
     /// A package of a Go module: the module's folder, and the package.
     Go(&'static str, &'static str),
+    /// A program of the tool cache.
+    Built(PathBuf),
 }
 
 // === impl Image ===
@@ -65,6 +74,7 @@ impl Image {
             Self::Proxy => "ctrlmesh-proxy",
             Self::Manager => "ctrlmesh-manager",
             Self::ExampleOperator => "example-operator",
+            Self::PrometheusOperator => "prometheus-operator",
             Self::Pause => "pause",
             Self::Probe => "probe",
         }
@@ -75,6 +85,7 @@ impl Image {
             Self::Proxy => "ctrlmesh: gives each replica of an operator its share of the objects",
             Self::Manager => "ctrlmesh: decides the shares and tells the proxies",
             Self::ExampleOperator => "An ordinary operator, to try ctrlmesh with",
+            Self::PrometheusOperator => "prometheus-operator, for tests of ctrlmesh",
             Self::Pause => "Holds the namespaces of a pod",
             Self::Probe => "Answers, asks and reads, for tests",
         }
@@ -84,6 +95,7 @@ impl Image {
         match self {
             Self::Proxy | Self::Manager => Source::Crate,
             Self::ExampleOperator => Source::Go("deploy/example-operator", "./cmd"),
+            Self::PrometheusOperator => Source::Built(tools::prometheus_operator()),
             Self::Pause => Source::Go("xtask/control-plane", "./pause"),
             Self::Probe => Source::Go("xtask/control-plane", "./probe"),
         }
@@ -113,6 +125,7 @@ pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
     static BUILDS: AtomicU32 = AtomicU32::new(0);
     let folder = root().join(if debug { "target/images/debug" } else { "target/images" });
     fs::create_dir_all(&folder)?;
+    sweep(&folder);
     let mut archives = Vec::new();
     for image in images {
         let archive = folder.join(format!("{}.tar", image.program()));
@@ -128,6 +141,18 @@ pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
     Ok(archives)
 }
 
+/// Removes what builds that were interrupted left: folders whose names end in a process that is no more, and a number.
+fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process = name.strip_prefix('.').and_then(|name| name.rsplit('.').nth(1));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            // Where it cannot be removed, it is in the way of nobody.
+            drop(fs::remove_dir_all(entry.path()));
+        }
+    }
+}
+
 fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
     let files = scratch.join("files");
     fs::create_dir(&files)?;
@@ -138,6 +163,10 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
             add_libraries(&program, &files)?;
         }
         Source::Go(module, package) => build_go(module, package, &program)?,
+        Source::Built(from) => {
+            let what = || format!("{} is not there: run `cargo xtask setup`", from.display());
+            fs::copy(&from, &program).with_context(what)?;
+        }
     }
     let name = image.name();
     let about = oci::About {
@@ -157,7 +186,7 @@ fn build_crate(name: &str, debug: bool, program: &Path) -> Result<()> {
     if name == Image::Proxy.program() {
         build_ebpf::build()?;
     }
-    step(&format!("build {name} (2 to 10 min the first time)"), || {
+    step(&format!("build {name}; the first time takes minutes"), ABOUT, || {
         run(&mut cargo(&["build", "--quiet", "--locked", "--profile", profile, "--package", name]))
     })?;
     let target =

@@ -3,6 +3,8 @@
 
 pub mod tools;
 
+pub mod progress;
+
 mod run;
 
 pub mod build_ebpf;
@@ -14,6 +16,8 @@ pub mod images;
 pub mod setup;
 
 pub mod node;
+
+pub mod demo;
 
 pub mod layering;
 

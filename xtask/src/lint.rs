@@ -6,7 +6,8 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::run::{CRATES, cargo, root, run, say};
+use crate::progress::say;
+use crate::run::{CRATES, cargo, root, run};
 use crate::{layering, setup, tools};
 
 /// The main workspace.
@@ -117,7 +118,7 @@ fn kernel_programs() -> Result<()> {
 }
 
 fn dependencies() -> Result<()> {
-    let program = setup::cargo_tool("cargo-deny", tools::CARGO_DENY, "for lint (2 to 5 min)")?;
+    let program = setup::cargo_tool("cargo-deny", tools::CARGO_DENY, "for lint")?;
     for manifest in [MANIFEST].into_iter().chain(OTHER_WORKSPACES) {
         check_dependencies(&program, manifest)?;
     }

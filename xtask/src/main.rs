@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::{bench, build_ebpf, fuzz, images, lint, node, setup, test};
+use xtask::{bench, build_ebpf, demo, fuzz, images, lint, node, setup, test};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -32,6 +32,8 @@ enum Command {
     /// Start, list and end real Kubernetes nodes on this machine
     #[command(subcommand)]
     Node(node::Wish),
+    /// Show it: an ordinary operator with three replicas on a real node, sharded while you watch
+    Demo(demo::Options),
     /// Feed raw bytes to the pure core, until something breaks or the time is over
     Fuzz(fuzz::Options),
     /// Measure, side by side with what we compare with
@@ -47,6 +49,7 @@ fn main() -> Result<ExitCode> {
         Command::Crds => lint::write_definitions()?,
         Command::Images(options) => images::run_images(&options)?,
         Command::Node(wish) => return node::run_wish(&wish),
+        Command::Demo(options) => return demo::run_demo(&options),
         Command::Fuzz(options) => fuzz::run_targets(&options)?,
         Command::Bench(options) => bench::run_benches(&options)?,
     }

@@ -1,12 +1,13 @@
 //! Runs other programs, and says which.
 
-use std::io::{BufRead as _, BufReader, Write as _, stderr, stdout};
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::progress::say;
 use crate::tools;
 
 /// Variables by which the cargo and rustc that run us would reach into those that we run for another toolchain.
@@ -22,8 +23,14 @@ const TOOLCHAIN_VARIABLES: [&str; 8] = [
 ];
 
 /// The crates of the workspace.
-pub(crate) const CRATES: [&str; 5] =
-    ["ctrlmesh-common", "ctrlmesh-manager", "ctrlmesh-proxy", "xtask", "xtask/testbed"];
+pub(crate) const CRATES: [&str; 6] = [
+    "ctrlmesh-common",
+    "ctrlmesh-manager",
+    "ctrlmesh-proxy",
+    "xtask",
+    "xtask/demo",
+    "xtask/testbed",
+];
 
 /// The root of the checkout.
 pub(crate) fn root() -> PathBuf {
@@ -93,22 +100,10 @@ pub(crate) fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout == b"0\n")
 }
 
-/// Says something to the person who waits.
-pub(crate) fn say(text: &str) {
-    // Where nobody can hear it, the work goes on.
-    drop(writeln!(stderr(), "{text}"));
-}
-
-/// Does what takes long, and says before how long that may be, and after how long it was.
-///
-/// # Errors
-/// Those of `work`.
-pub(crate) fn step(what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
-    say(&format!("==> {what}"));
-    let start = Instant::now();
-    work()?;
-    say(&format!("    done in {} s", start.elapsed().as_secs()));
-    Ok(())
+/// Whether there is a cgroup2 file system, on which the kernel programs are attached.
+pub(crate) fn has_cgroup2() -> bool {
+    let mounts = fs::read_to_string(Path::new("/proc/self/mounts")).unwrap_or_default();
+    mounts.lines().any(|mount| mount.split(' ').nth(2) == Some("cgroup2"))
 }
 
 /// The command as one would type it.

@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::run::{is_root, root, run, say, step, succeeds, with_own_toolchain};
+use crate::progress::{say, step};
+use crate::run::{is_root, root, run, succeeds, with_own_toolchain};
 use crate::{build_ebpf, tools};
 
 /// What is needed: Debian's package, what it is for, and a program or file by which it is known where it was not
@@ -52,15 +54,15 @@ const EBPF_PACKAGES: [Need; 5] = [
 const NIGHTLY: Need =
     ("nightly Rust", "the kernel programs: with rust-src, and bpf-linker on your PATH", "");
 
-/// The programs of the test beds: name, Go package, and about how long the first build takes.
-const CONTROL_PLANE: [(&str, &str, &str); 7] = [
-    ("etcd", "go.etcd.io/etcd/server/v3", "1 min"),
-    ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", "3 to 5 min"),
-    ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", "1 min"),
-    ("kubelet", "k8s.io/kubernetes/cmd/kubelet", "2 min"),
-    ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", "30 s"),
-    ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", "30 s"),
-    ("kubectl", "k8s.io/kubernetes/cmd/kubectl", "30 s"),
+/// The programs of the test beds: name, Go package, and about how many seconds the first build takes on two cores.
+const CONTROL_PLANE: [(&str, &str, u64); 7] = [
+    ("etcd", "go.etcd.io/etcd/server/v3", 75),
+    ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", 285),
+    ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", 90),
+    ("kubelet", "k8s.io/kubernetes/cmd/kubelet", 120),
+    ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", 30),
+    ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", 30),
+    ("kubectl", "k8s.io/kubernetes/cmd/kubectl", 30),
 ];
 
 /// The oldest Go that builds them.
@@ -104,7 +106,8 @@ pub fn run_setup() -> Result<Readiness> {
     }
     if !build_ebpf::has_linker() {
         step(
-            "build bpf-linker, for the kernel programs (about 1 min, once per machine)",
+            "build bpf-linker, for the kernel programs, once per machine",
+            Duration::from_mins(1),
             build_linker,
         )?;
     }
@@ -114,7 +117,13 @@ pub fn run_setup() -> Result<Readiness> {
     }
     control_plane()?;
     if !tools::h2spec().is_file() {
-        step("build h2spec, which asks the proxy whether it speaks HTTP/2 (10 s)", build_h2spec)?;
+        let what = "build h2spec, which asks the proxy whether it speaks HTTP/2";
+        step(what, Duration::from_secs(10), build_h2spec)?;
+    }
+    if !tools::prometheus_operator().is_file() {
+        let what =
+            "build prometheus-operator, an operator that is not ours, for tests, once per machine";
+        step(what, Duration::from_mins(2), build_prometheus_operator)?;
     }
     say(&format!("everything is there; what we built is in {}", tools::cache().display()));
     Ok(Readiness::Ready)
@@ -123,7 +132,7 @@ pub fn run_setup() -> Result<Readiness> {
 /// What to do about Go, where something has to be built with it and it is not there, or too old.
 fn missing_go() -> Option<String> {
     let built = CONTROL_PLANE.iter().map(|(program, ..)| tools::control_plane(program));
-    let mut programs = built.chain([tools::h2spec()]);
+    let mut programs = built.chain([tools::h2spec(), tools::prometheus_operator()]);
     if programs.all(|program| program.is_file()) {
         return None;
     }
@@ -156,10 +165,8 @@ fn control_plane() -> Result<()> {
                 "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
             );
         }
-        let what = format!(
-            "build {program}, for a real Kubernetes in tests (about {time}, once per machine)"
-        );
-        step(&what, || build_go(program, package))?;
+        let what = format!("build {program}, for a real Kubernetes, once per machine");
+        step(&what, Duration::from_secs(*time), || build_go(program, package))?;
     }
     Ok(())
 }
@@ -228,7 +235,7 @@ fn install(packages: &[Need]) -> Result<()> {
     for (name, why, _) in packages {
         say(&format!("missing: {name} ({why})"));
     }
-    step("install Debian packages (about 1 min)", || {
+    step("install Debian packages", Duration::from_mins(1), || {
         run_apt(&["update", "-q"])?;
         let names = packages.iter().map(|(name, ..)| *name);
         run_apt(
@@ -285,6 +292,31 @@ fn build_h2spec() -> Result<()> {
     })
 }
 
+/// Builds the program and takes its manifests, which are of the same module.
+fn build_prometheus_operator() -> Result<()> {
+    const MODULE: &str = "github.com/prometheus-operator/prometheus-operator";
+    let program = tools::prometheus_operator();
+    let folder = program.parent().context("the folder of a tool")?;
+    let go = |arguments: &[&str]| {
+        let mut go = Command::new("go");
+        go.args(arguments)
+            .env("CGO_ENABLED", "0")
+            .current_dir(root().join("xtask/prometheus-operator"));
+        go
+    };
+    tools::put(folder, |staged| {
+        let mut build =
+            go(&["build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid=", "-o"]);
+        run(build.arg(staged.join("prometheus-operator")).arg(format!("{MODULE}/cmd/operator")))?;
+        let output = go(&["list", "-m", "-f", "{{.Dir}}", MODULE]).output()?;
+        let module = PathBuf::from(String::from_utf8(output.stdout)?.trim_end());
+        let bundle = module.join("bundle.yaml");
+        fs::copy(&bundle, staged.join("bundle.yaml"))
+            .with_context(|| format!("copy {}", bundle.display()))?;
+        Ok(())
+    })
+}
+
 fn build_linker() -> Result<()> {
     let target = tools::bpf_linker();
     let folder = target.ancestors().nth(2).context("the folder of a tool")?;
@@ -312,7 +344,7 @@ pub fn cargo_tool(name: &str, version: &str, why: &str) -> Result<PathBuf> {
     if succeeds(Command::new(&program).arg("--version")) {
         return Ok(program);
     }
-    step(&format!("build {name}, {why}, once per machine"), || {
+    step(&format!("build {name}, {why}, once per machine"), Duration::from_mins(3), || {
         tools::put(&folder, |staged| {
             let mut command = Command::new("cargo");
             with_own_toolchain(&mut command)

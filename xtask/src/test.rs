@@ -1,11 +1,11 @@
 //! Runs every tier of tests, and says in a table what was run and what was not.
 //!
-//! A tier is found by the name of the test target: `kernel*`, `control_plane*` and `node*` are those tiers, every other file in
+//! A tier is found by the name of the test target: `kernel*`, `control_plane*`, `node*` and `operator*` are those tiers, every other file in
 //! a `tests/` folder is of the socket tier, and what stands in the sources is the unit tier.
 
 use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use std::{env, fs};
@@ -13,7 +13,8 @@ use std::{env, fs};
 use anyhow::{Context as _, Result};
 use clap::{Args, ValueEnum};
 
-use crate::run::{CRATES, cargo, is_root, root, say, watch};
+use crate::progress::say;
+use crate::run::{CRATES, cargo, has_cgroup2, is_root, root, watch};
 use crate::setup::Readiness;
 use crate::{build_ebpf, setup, tools};
 
@@ -66,6 +67,8 @@ pub enum Tier {
     ControlPlane,
     /// A real kubelet, containerd and runc: pods
     Node,
+    /// Real operators on such a node, unsharded and sharded
+    Operator,
 }
 
 /// What came of a tier.
@@ -96,6 +99,8 @@ impl Tier {
             Self::ControlPlane
         } else if target.starts_with("node") {
             Self::Node
+        } else if target.starts_with("operator") {
+            Self::Operator
         } else {
             Self::Socket
         }
@@ -106,13 +111,18 @@ impl Tier {
     fn obstacle(self, programs: bool) -> Option<String> {
         match self {
             Self::Unit | Self::Socket => None,
-            Self::Kernel | Self::Node if !is_root() => Some("needs root".to_owned()),
+            Self::Kernel | Self::Node | Self::Operator if !is_root() => {
+                Some("needs root".to_owned())
+            }
             Self::Kernel if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
             Self::Kernel => {
                 (!programs).then(|| "needs a toolchain for the kernel programs".to_owned())
             }
             Self::ControlPlane => missing(&["etcd", "kube-apiserver"], &[]),
-            Self::Node => missing(&NODE_PROGRAMS, &NODE_PACKAGES),
+            Self::Operator if !tools::prometheus_operator().is_file() => {
+                Some("needs prometheus-operator".to_owned())
+            }
+            Self::Node | Self::Operator => missing(&NODE_PROGRAMS, &NODE_PACKAGES),
         }
     }
 }
@@ -294,11 +304,6 @@ fn closing_line(passed: usize, failed: usize, ignored: usize, taken: Duration) -
     )
 }
 
-fn has_cgroup2() -> bool {
-    let mounts = fs::read_to_string(Path::new("/proc/self/mounts")).unwrap_or_default();
-    mounts.lines().any(|mount| mount.split(' ').nth(2) == Some("cgroup2"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -353,6 +358,7 @@ mod tests {
         assert_eq!(Tier::of("kernel"), Tier::Kernel);
         assert_eq!(Tier::of("control_plane"), Tier::ControlPlane);
         assert_eq!(Tier::of("node_bed"), Tier::Node);
+        assert_eq!(Tier::of("operator_example"), Tier::Operator);
         assert_eq!(Tier::of("forwarding"), Tier::Socket);
     }
 }

@@ -23,6 +23,9 @@ pub const ETCD: &str = "v3.6.8";
 /// The release of h2spec, as `xtask/h2spec/go.mod` names it.
 pub const H2SPEC: &str = "v2.2.1";
 
+/// The release of prometheus-operator, as `xtask/prometheus-operator/go.mod` names it.
+pub const PROMETHEUS_OPERATOR: &str = "v0.85.0";
+
 /// The release of bpf-linker, and the LLVM that it is built with.
 pub const BPF_LINKER: &str = "0.13.0";
 
@@ -76,6 +79,11 @@ fn folder(variable: &str) -> Option<PathBuf> {
 /// What asks a server whether it speaks HTTP/2, as we build it.
 pub fn h2spec() -> PathBuf {
     cache().join("h2spec").join(H2SPEC).join("h2spec")
+}
+
+/// An operator that we did not write, as we build it; beside it lies `bundle.yaml`, its manifests.
+pub fn prometheus_operator() -> PathBuf {
+    cache().join("prometheus-operator").join(PROMETHEUS_OPERATOR).join("prometheus-operator")
 }
 
 /// The linker of the kernel programs, as we build it.

@@ -280,6 +280,11 @@ pub struct ShardingConfigStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub policy_digest: Option<String>,
+    /// The resourceVersion at which this epoch began: what operators read before it is from before the change. Absent:
+    /// there was no table yet, or it was written by a manager that did not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub changed_at: Option<String>,
     /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong). Absent
     /// or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

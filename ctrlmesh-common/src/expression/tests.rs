@@ -132,6 +132,27 @@ fn expressions_mean_what_they_mean_in_go() {
     }
 }
 
+/// Whether Go 1.26 reads them.
+const REPETITIONS: [(&str, bool); 10] = [
+    ("(?:a{10}){100}", true),
+    ("(?:a{10}){101}", false),
+    ("(?:b|a{10}c|d{2}){101}", false),
+    ("(?:(?:a{10})*b){101}", false),
+    ("(?:(?:a{0,500}b)c{900}){2}", false),
+    ("(?:a{1000}b{1000}){1}c{1000}", true),
+    ("(?:a{500}){0}{1}", false),
+    ("(?:(?:a{500}){0}){1000}", true),
+    ("(?:a{1000}){0,}b{1000}", true),
+    ("((a{40}){5}){6,}", false),
+];
+
+#[test]
+fn repetitions_inside_repetitions_are_multiplied() {
+    for (expression, read) in REPETITIONS {
+        assert_eq!(from_go(expression).is_ok(), read, "{expression}");
+    }
+}
+
 #[test]
 fn what_only_rust_reads_is_refused_with_its_place() {
     let cases = [
@@ -140,6 +161,8 @@ fn what_only_rust_reads_is_refused_with_its_place() {
         ("(?x)a", "at character 3: no such group"),
         (r"\u0041", "at character 2: there is no such escape"),
         ("a{1001}", "at character 2: at most 1000 repetitions are allowed"),
+        (r"\p{Alphabetic}", "at character 14: there is no such class of Unicode's"),
+        ("(?P<a.b>c)", "at character 4: a group's name is of letters, digits and _"),
     ];
     for (expression, expected) in cases {
         let said = from_go(expression).map_err(|error| error.to_string());

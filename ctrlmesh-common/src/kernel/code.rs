@@ -116,6 +116,15 @@ pub const fn is_encoded(address: Address) -> bool {
     Decoded::read(address, address).is_some()
 }
 
+/// Whether `address` is of a range from which we take the addresses that we send somebody to.
+#[inline]
+pub const fn is_reserved(address: Address) -> bool {
+    match address.ipv4() {
+        Some(ipv4) => Code::of_ipv4(ipv4).is_some(),
+        None => address.0[0] == NATIVE[0] && address.0[1] == NATIVE[1],
+    }
+}
+
 /// The source that carries the open bits of a prefix over IPv4, in network byte order.
 #[inline]
 pub const fn encode_host(host: u32) -> u32 {

@@ -44,11 +44,31 @@ pub enum Outcome {
     V6OnlyPassed = 18,
     /// Decided already by another link, at a cgroup below or during an upgrade: left as it is.
     Decided = 19,
+    /// The socket is bound to a device other than `lo`, by which the proxy is not reached: refused.
+    DeviceRefused = 20,
+    /// The socket is bound to a device other than `lo`: passed, because the pod fails open.
+    DevicePassed = 21,
+    /// `getpeername()` of a redirected connection, answered with the original address.
+    PeerAnswered = 22,
+    /// `getpeername()` of an address of ours that nothing explains: the answer stays.
+    PeerUnknown = 23,
+    /// `getpeername()` of another connection: the answer stays.
+    PeerOther = 24,
+    /// `SO_ORIGINAL_DST` of a redirected connection, answered with the original address.
+    OriginalAnswered = 25,
+    /// `SO_ORIGINAL_DST` of another connection, or with too little room: the kernel's answer stays.
+    OriginalUnknown = 26,
+    /// Another socket option: the kernel's answer stays.
+    OptionOther = 27,
+    /// A connection to an address and port that nobody took over: untouched.
+    InboundOtherPort = 28,
+    /// Arrives in a pod whose webhook calls are taken, and is not TCP: untouched.
+    InboundOtherProtocol = 29,
 }
 
 impl Outcome {
     /// Every outcome, in the order of the counters.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 30] = [
         Self::Redirected,
         Self::OtherTarget,
         Self::OwnConnection,
@@ -69,6 +89,16 @@ impl Outcome {
         Self::V6OnlyRefused,
         Self::V6OnlyPassed,
         Self::Decided,
+        Self::DeviceRefused,
+        Self::DevicePassed,
+        Self::PeerAnswered,
+        Self::PeerUnknown,
+        Self::PeerOther,
+        Self::OriginalAnswered,
+        Self::OriginalUnknown,
+        Self::OptionOther,
+        Self::InboundOtherPort,
+        Self::InboundOtherProtocol,
     ];
 
     /// Name in the status and in the metrics.
@@ -94,6 +124,16 @@ impl Outcome {
             Self::V6OnlyRefused => "v6only_refused",
             Self::V6OnlyPassed => "v6only_passed",
             Self::Decided => "decided",
+            Self::DeviceRefused => "device_refused",
+            Self::DevicePassed => "device_passed",
+            Self::PeerAnswered => "peer_answered",
+            Self::PeerUnknown => "peer_unknown",
+            Self::PeerOther => "peer_other",
+            Self::OriginalAnswered => "original_answered",
+            Self::OriginalUnknown => "original_unknown",
+            Self::OptionOther => "option_other",
+            Self::InboundOtherPort => "inbound_other_port",
+            Self::InboundOtherProtocol => "inbound_other_protocol",
         }
     }
 
@@ -107,6 +147,7 @@ impl Outcome {
                 | Self::NoHeartbeatRefused
                 | Self::BoundRefused
                 | Self::V6OnlyRefused
+                | Self::DeviceRefused
         )
     }
 }

@@ -92,8 +92,11 @@ async fn follow(
     while let Some(update) = updates.message().await? {
         counted.down.fetch_add(update.encoded_len(), Ordering::Relaxed);
         for entry in update.policies {
+            let (operator, version) = (entry.operator.clone(), entry.version);
             let verdict = verdict(entry);
             *known = Some(Known {
+                operator,
+                version,
                 pod: verdict.pod.clone(),
                 digest: verdict.digest,
                 epoch: verdict.epoch,

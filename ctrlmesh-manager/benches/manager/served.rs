@@ -15,13 +15,14 @@ use ctrlmesh_manager::board::{Board, Notice, Receipt};
 use ctrlmesh_manager::certs::authority::Names;
 use ctrlmesh_manager::certs::serving;
 use ctrlmesh_manager::certs::vault::{Vault, Wanted};
+use ctrlmesh_manager::compile::Told;
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::identity::Reviewer;
 use ctrlmesh_manager::lease::{self, Candidate};
 use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::Refusals;
 use ctrlmesh_manager::pod::PodName;
-use ctrlmesh_manager::push::{Accounts, Push, PushMetrics};
+use ctrlmesh_manager::push::{Accounts, Allowance, Push, PushMetrics};
 use ctrlmesh_manager::tls;
 use ctrlmesh_testbed::ControlPlane;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -170,7 +171,12 @@ fn publish(board: &Board, namespace: &str, pods: &[(String, String)], epoch: u64
         pod: PodName { namespace: namespace.to_owned(), name: name.clone() },
         uid: uid.clone(),
         node: None,
-        policy: Policy { epoch, limits: vec![limit.clone()], ..Policy::default() },
+        told: Some(Told {
+            operator: Some(format!("{namespace}/op")),
+            version: epoch,
+            policy: Policy { epoch, limits: vec![limit.clone()], ..Policy::default() },
+            ..Told::nothing()
+        }),
     }));
 }
 
@@ -210,6 +216,7 @@ async fn serve(
         metrics: PushMetrics::register(&mut registry),
         drain: drain.clone(),
         sessions: Mutex::default(),
+        signatures: Allowance::default(),
     });
     let presented = serving::first(&vault, &names).unwrap();
     let tls = TlsAcceptor::from(Arc::new(tls::server(presented, &[tls::ALPN_HTTP2]).unwrap()));

@@ -19,7 +19,37 @@ fn snapshot(text: &str) -> Snapshot {
         configs: manifests.configs,
         namespaces: manifests.namespaces,
         first_ordinals: BTreeMap::new(),
+        served: std::sync::Arc::new([("", "pods"), ("apps", "deployments")].into()),
     }
+}
+
+#[test]
+fn a_resource_that_is_not_served_is_a_warning() {
+    let mut object = config("b", "b", "b");
+    object["spec"]["limits"][0]["relateResources"] = json!([
+        {"apiGroups": ["", "apps"], "resources": ["pods", "deployments"]},
+        {"apiGroups": ["apps"], "resources": ["pods", "deploymnets"]},
+        {"apiGroups": ["batch"], "resources": ["*"]},
+    ]);
+    let response = validate(
+        &asked("CREATE", object.clone(), None),
+        Some(&snapshot("")),
+        &Labelling::default(),
+    );
+    assert!(response.allowed, "{}", message(&response));
+    let warnings = response.warnings.unwrap();
+    let of_resources = warnings.iter().filter(|one| one.contains("relateResources"));
+    let fields: Vec<&str> = of_resources.filter_map(|one| Some(one.split_once(": ")?.0)).collect();
+    let expected = [
+        "spec.limits[0].relateResources[1].resources[0]",
+        "spec.limits[0].relateResources[1].resources[1]",
+        "spec.limits[0].relateResources[2].resources[0]",
+    ];
+    assert_eq!(fields, expected, "{warnings:?}");
+    let unknown = Snapshot { served: std::sync::Arc::default(), ..snapshot("") };
+    let response = validate(&asked("CREATE", object, None), Some(&unknown), &Labelling::default());
+    let warnings = response.warnings.unwrap_or_default();
+    assert!(!warnings.iter().any(|one| one.contains("relateResources")), "{warnings:?}");
 }
 
 fn asked(operation: &str, object: Value, old: Option<Value>) -> Asked {
@@ -56,6 +86,10 @@ fn pod(name: &str, set: &str) -> Value {
     })
 }
 
+fn judged(asked: &Asked, known: Option<&Snapshot>) -> AdmissionResponse {
+    validate(asked, known, &Labelling::default())
+}
+
 fn message(response: &AdmissionResponse) -> &str {
     &response.result.message
 }
@@ -63,11 +97,11 @@ fn message(response: &AdmissionResponse) -> &str {
 #[test]
 fn two_shards_that_could_own_the_same_object_are_refused_by_name() {
     let known = snapshot(SHARD);
-    let same = validate(&asked("CREATE", config("b", "a", "other"), None), Some(&known));
+    let same = judged(&asked("CREATE", config("b", "a", "other"), None), Some(&known));
     assert!(!same.allowed && message(&same).contains("ShardingConfig \"a\""), "{same:?}");
-    assert!(validate(&asked("CREATE", config("b", "b", "other"), None), Some(&known)).allowed);
+    assert!(judged(&asked("CREATE", config("b", "b", "other"), None), Some(&known)).allowed);
     assert!(
-        validate(
+        judged(
             &asked("UPDATE", config("a", "c", "op"), Some(config("a", "a", "op"))),
             Some(&known)
         )
@@ -79,12 +113,12 @@ fn two_shards_that_could_own_the_same_object_are_refused_by_name() {
 fn what_is_immutable_is_refused_and_what_is_suspicious_is_said() {
     let known = snapshot(SHARD);
     let changed = asked("UPDATE", config("a", "a", "changed"), Some(config("a", "a", "op")));
-    let changed = validate(&changed, Some(&known));
+    let changed = judged(&changed, Some(&known));
     assert!(!changed.allowed && message(&changed).contains("spec.selector: is immutable"));
-    let nobody = validate(&asked("CREATE", config("b", "b", "nobody"), None), Some(&known));
+    let nobody = judged(&asked("CREATE", config("b", "b", "nobody"), None), Some(&known));
     assert!(nobody.allowed);
     assert!(nobody.warnings.unwrap()[0].contains("selects no pod"));
-    let alone = validate(&asked("CREATE", config("b", "a", "other"), None), None);
+    let alone = judged(&asked("CREATE", config("b", "a", "other"), None), None);
     assert!(alone.allowed, "nothing is known of others");
 }
 
@@ -92,13 +126,13 @@ fn what_is_immutable_is_refused_and_what_is_suspicious_is_said() {
 fn objects_that_say_so_or_go_are_not_judged() {
     let mut wrong = config("b", "a", "other");
     wrong["spec"]["limits"] = json!([]);
-    assert!(!validate(&asked("CREATE", wrong.clone(), None), None).allowed);
-    assert!(validate(&asked("DELETE", wrong.clone(), None), None).allowed);
+    assert!(!judged(&asked("CREATE", wrong.clone(), None), None).allowed);
+    assert!(judged(&asked("DELETE", wrong.clone(), None), None).allowed);
     let mut going = wrong.clone();
     going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    assert!(validate(&asked("UPDATE", going, None), None).allowed);
+    assert!(judged(&asked("UPDATE", going, None), None).allowed);
     wrong["metadata"]["labels"] = json!({key::IGNORE_VALIDATE: "true"});
-    assert!(validate(&asked("CREATE", wrong, None), None).allowed);
+    assert!(judged(&asked("CREATE", wrong, None), None).allowed);
 }
 
 #[test]
@@ -106,13 +140,13 @@ fn every_kind_is_judged_by_its_own_rules() {
     let breaker = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "CircuitBreaker",
         "metadata": {"name": "a"}, "spec": {"selector": {"matchLabels": {"app": "a"}},
         "trafficInterceptRules": [{"name": "a", "interceptType": "Whitelist", "contentType": "Regexp", "contents": ["a(b"], "methods": ["GET"]}]}});
-    let refused = validate(&asked("CREATE", breaker, None), None);
+    let refused = judged(&asked("CREATE", breaker, None), None);
     assert!(message(&refused).contains("no regular expression"), "{refused:?}");
     let state = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ManagerState", "metadata": {"name": "x"}, "spec": {}});
-    assert!(!validate(&asked("CREATE", state, None), None).allowed);
+    assert!(!judged(&asked("CREATE", state, None), None).allowed);
     let unreadable =
         json!({"kind": "FaultInjection", "metadata": {"name": "a"}, "spec": {"httpFault": 5}});
-    let unreadable = validate(&asked("CREATE", unreadable, None), None);
+    let unreadable = judged(&asked("CREATE", unreadable, None), None);
     assert!(message(&unreadable).starts_with("cannot be read"), "{unreadable:?}");
 }
 
@@ -135,6 +169,32 @@ fn a_pod_of_a_roots_statefulset_is_given_its_shard_by_ordinal() {
         let path = "/metadata/labels/ctrlmesh.kusionstack.io~1sharding-config-injected";
         assert_eq!(patch(&response), json!([{"op": "add", "path": path, "value": shard}]));
     }
+}
+
+/// A shard that the root has made, and that still stands.
+fn child(name: &str) -> String {
+    format!(
+        "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops, labels: {{{}: root}}}}\n\
+         spec: {{selector: {{matchLabels: {{{}: {name}}}}}, limits: [{{selector: {{matchLabels: {{team: {name}}}}}}}]}}\n---\n",
+        key::AUTO_SHARDING_ROOT,
+        key::SHARDING_CONFIG_INJECTED
+    )
+}
+
+#[test]
+fn a_pod_that_is_made_anew_while_its_root_is_switched_off_has_its_shard_again() {
+    let off = ROOT.replace("prefix: r", "prefix: r, disable: true");
+    let known = snapshot(&(off.clone() + &child("r-1-normal") + &child("r-2-normal")));
+    for (name, shard) in [("op-0", "r-1-normal"), ("op-1", "r-2-normal")] {
+        let response = injected(pod(name, "op"), Some(&known));
+        assert_eq!(patch(&response)[0]["value"], shard, "{response:?}");
+    }
+    let mut of_deployment = pod("", "op-1");
+    of_deployment["metadata"]["labels"][key::POD_TEMPLATE_HASH] = json!("1");
+    of_deployment["metadata"]["ownerReferences"][0]["kind"] = json!("ReplicaSet");
+    let off = off.replace("targetStatefulSet", "targetDeployment");
+    let known = snapshot(&(off + &child("r-1-normal")));
+    assert_eq!(patch(&injected(of_deployment, Some(&known)))[0]["value"], "r-1-normal");
 }
 
 #[test]
@@ -164,6 +224,54 @@ fn a_pod_that_cannot_be_placed_is_not_admitted() {
     twice["metadata"]["labels"]["app"] = json!("op");
     let refused = injected(twice, Some(&snapshot(&(SHARD.to_owned() + ROOT))));
     assert!(message(&refused).contains("one shard only"), "{refused:?}");
+}
+
+#[test]
+fn a_pod_of_a_root_that_cannot_be_divided_is_not_admitted_where_no_shard_is_there() {
+    let undividable = ROOT.replace("shardingSize: 2", "shardingSize: 40");
+    let refused = injected(pod("op-0", "op"), Some(&snapshot(&undividable)));
+    assert!(!refused.allowed, "unsharded, it would see everything");
+    let said = message(&refused);
+    assert!(said.contains("may be of ShardingConfig \"ops/root\", which is invalid"), "{said}");
+    assert!(said.contains("spec.root.auto.shardingSize: 40 shards cannot be made"), "{said}");
+    let other = injected(pod("x-0", "x"), Some(&snapshot(&undividable)));
+    assert!(other.allowed && other.patch.is_none(), "no pod of the root's");
+    let known = snapshot(&(undividable + &child("r-1-normal")));
+    assert_eq!(patch(&injected(pod("op-0", "op"), Some(&known)))[0]["value"], "r-1-normal");
+}
+
+#[test]
+fn a_second_root_of_a_workload_that_nobody_refused_keeps_no_pod_from_the_first() {
+    let later = ROOT.replace("name: root", "name: z").replace("prefix: r", "prefix: z");
+    let known = snapshot(&(ROOT.to_owned() + &later));
+    assert_eq!(patch(&injected(pod("op-0", "op"), Some(&known)))[0]["value"], "r-1-normal");
+}
+
+#[test]
+fn a_root_that_cannot_be_divided_is_refused() {
+    let root = |more: Value| {
+        let mut root = json!({"prefix": "r", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1}});
+        for (key, value) in more.as_object().unwrap() {
+            root[key] = value.clone();
+        }
+        json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+            "metadata": {"name": "root", "namespace": "ops"}, "spec": {"root": root}})
+    };
+    let known = snapshot("");
+    assert!(judged(&asked("CREATE", root(json!({})), None), Some(&known)).allowed);
+    let one_hash =
+        json!({"resourceSelector": [{"selector": {"matchLabels": {key::SHARDING_HASH: "3"}}}]});
+    for known in [None, Some(&known)] {
+        let refused = judged(&asked("CREATE", root(one_hash.clone()), None), known);
+        let expected = "spec.root.resourceSelector[0].selector: excludes everything that shard";
+        assert!(message(&refused).starts_with(expected), "{refused:?}");
+    }
+    let both = json!({"canary": {"replicas": 1, "inNamespaces": ["shop"], "inShardHash": ["4"]}});
+    let mut many = snapshot("");
+    assert!(judged(&asked("CREATE", root(both.clone()), None), Some(&many)).allowed);
+    many.namespaces = (0..200_000).map(|number| format!("ns-{number}")).collect();
+    let refused = judged(&asked("CREATE", root(both), None), Some(&many));
+    assert!(message(&refused).starts_with("spec.root.canary: "), "{refused:?}");
 }
 
 #[test]

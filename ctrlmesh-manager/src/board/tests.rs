@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use ctrlmesh_common::policy::Policy;
+
 use super::*;
 
 fn name(pod: &str) -> PodName {
@@ -11,8 +13,13 @@ fn notice(pod: &str, node: &str, epoch: u64) -> Notice {
         pod: name(pod),
         uid: format!("uid-of-{pod}"),
         node: Some(node.to_owned()),
-        policy: Policy { epoch, ..Policy::default() },
+        told: Some(told_in(epoch)),
     }
+}
+
+fn told_in(epoch: u64) -> Told {
+    let policy = Policy { epoch, ..Policy::default() };
+    Told { shard: None, operator: Some("ns/op".to_owned()), version: epoch, policy }
 }
 
 fn node(node: &str) -> Subject {
@@ -24,6 +31,7 @@ fn receipt(pod: &str, epoch: u64) -> Receipt {
         uid: format!("uid-of-{pod}"),
         node: None,
         epoch,
+        digest: 0,
         refused: None,
         connected: true,
         last_contact: SystemTime::UNIX_EPOCH + Duration::from_secs(epoch),
@@ -31,7 +39,11 @@ fn receipt(pod: &str, epoch: u64) -> Receipt {
 }
 
 fn read(reader: &mut Reader) -> Vec<(String, u64)> {
-    reader.read().iter().map(|posted| (posted.pod.name.clone(), posted.epoch)).collect()
+    reader
+        .read()
+        .iter()
+        .map(|posted| (posted.pod.name.clone(), posted.said.as_ref().unwrap().epoch))
+        .collect()
 }
 
 fn told(told: &[(&str, u64)]) -> Vec<(String, u64)> {
@@ -95,16 +107,44 @@ fn who_does_not_read_any_more_is_forgotten() {
 }
 
 #[test]
-fn a_receipt_is_kept_for_the_pod_that_is_there_and_never_replaced_by_an_older_one() {
+fn a_newer_version_of_the_same_is_known_and_wakes_nobody() {
     let board = Arc::new(Board::default());
+    let mut reader = board.follow(node("one"));
+    board.publish([notice("a", "one", 1)]);
+    reader.read();
+    let newer = Told { version: 5, ..told_in(1) };
+    board.publish([Notice { told: Some(newer), ..notice("a", "one", 1) }]);
+    assert!(!woken(&reader));
+    assert_eq!(reader.read()[0].said.as_ref().unwrap().version, 5);
+}
+
+#[test]
+fn a_receipt_is_kept_for_the_pod_that_is_there() {
+    let board = Board::default();
     board.publish([notice("a", "one", 1)]);
     let changes = board.receipts_changed();
-    board.receive(&name("a"), receipt("a", 2));
+    board.receive(None, &name("a"), receipt("a", 2));
     assert!(changes.has_changed().unwrap());
-    board.receive(&name("a"), receipt("a", 1));
-    board.receive(&name("a"), Receipt { uid: "old".to_owned(), ..receipt("a", 9) });
-    board.receive(&name("b"), receipt("b", 1));
+    board.receive(None, &name("a"), Receipt { uid: "old".to_owned(), ..receipt("a", 9) });
+    board.receive(None, &name("b"), receipt("b", 1));
     assert_eq!(board.receipts(), BTreeMap::from([(name("a"), receipt("a", 2))]));
     board.publish([]);
     assert!(board.receipts().is_empty());
+}
+
+#[test]
+fn of_two_replicas_the_one_to_which_the_proxy_is_connected_is_believed_whatever_the_clocks_say() {
+    let board = Board::default();
+    board.publish([notice("a", "one", 1)]);
+    let (here, there) = (receipt("a", 2), Arc::from("there"));
+    let ahead = Receipt { connected: false, ..receipt("a", 9) };
+    board.receive(Some(&there), &name("a"), ahead.clone());
+    assert_eq!(board.receipts()[&name("a")], ahead);
+    board.receive(None, &name("a"), here.clone());
+    assert_eq!(board.receipts()[&name("a")], here);
+    assert_eq!(board.heard_here(), board.receipts());
+    board.receive(Some(&there), &name("a"), Receipt { connected: true, ..ahead.clone() });
+    board.receive(None, &name("a"), Receipt { connected: false, ..here });
+    board.lose(&there);
+    assert_eq!(board.receipts()[&name("a")], ahead, "nobody is connected to what is gone");
 }

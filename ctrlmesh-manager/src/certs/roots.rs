@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
-use tokio::time::{self, MissedTickBehavior};
+use tokio::time::{self, Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use crate::certs::vault::Vault;
@@ -53,14 +53,17 @@ pub enum RootsError {
     Webhooks(#[source] kube::Error),
 }
 
+/// For how long what was written is taken to stand: a namespace may be removed, and made anew without it.
+const STANDS: Duration = Duration::from_secs(5);
+
 /// Tells everybody whom to believe.
 pub struct Roots {
     client: Client,
     vault: Arc<Vault>,
     /// The cluster's own certificate authority, PEM.
     cluster: String,
-    /// By namespace, the digest of what was written there.
-    written: Mutex<HashMap<String, u64>>,
+    /// By namespace, the digest of what was written there, and when.
+    written: Mutex<HashMap<String, (u64, Instant)>>,
 }
 
 // === impl Roots ===
@@ -80,7 +83,7 @@ impl Roots {
         let digest = digest(&data);
         let known =
             self.written.lock().unwrap_or_else(PoisonError::into_inner).get(namespace).copied();
-        if known == Some(digest) {
+        if known.is_some_and(|(known, at)| known == digest && at.elapsed() < STANDS) {
             return Ok(());
         }
         self.write(namespace, &data).await
@@ -165,7 +168,7 @@ impl Roots {
         self.written
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(namespace.to_owned(), digest);
+            .insert(namespace.to_owned(), (digest, Instant::now()));
         Ok(())
     }
 

@@ -73,7 +73,8 @@ pub async fn follow(vault: Arc<Vault>, names: Names, presented: Arc<Presented>) 
 fn renewal(authorities: &Authorities) -> Duration {
     let end = authorities.manager.current.validity().1;
     let left = end.duration_since(SystemTime::now()).unwrap_or_default();
-    left.min(LEAF_VALIDITY) * 2 / 3
+    // Where the authority has ended, the next one is waited for.
+    (left.min(LEAF_VALIDITY) * 2 / 3).max(RETRY)
 }
 
 fn issue(authorities: &Authorities, names: &Names) -> Result<CertifiedKey, ServingError> {

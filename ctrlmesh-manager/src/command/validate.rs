@@ -1,5 +1,6 @@
 //! `validate`: would our resources in these files be accepted?
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write as _, stdout};
 use std::path::PathBuf;
@@ -8,6 +9,8 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use ctrlmesh_common::names;
+use ctrlmesh_manager::config::LabelArgs;
+use ctrlmesh_manager::shard;
 use ctrlmesh_manager::validate::{self, Verdict};
 
 use super::{exit_code, files};
@@ -18,6 +21,8 @@ pub(crate) struct Validate {
     /// A YAML or JSON file, or a folder of such; may be given several times, and all are checked together
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
+    #[command(flatten)]
+    labels: LabelArgs,
 }
 
 // === impl Validate ===
@@ -31,7 +36,13 @@ impl Validate {
                 .with_context(|| format!("parse {}", file.display()))?;
             Ok((file.display().to_string(), documents))
         });
-        let verdicts = validate::manifests(&documents.collect::<Result<Vec<_>>>()?);
+        let labelling = self.labels.labelling();
+        // Those of the cluster are not known here.
+        let namespaces = BTreeSet::new();
+        let verdicts =
+            validate::manifests_and(&documents.collect::<Result<Vec<_>>>()?, &|config| {
+                shard::undividable(config, &labelling, &namespaces)
+            });
         verdicts.iter().try_for_each(print)?;
         ensure!(
             verdicts.iter().any(|verdict| verdict.report.is_some()),

@@ -42,6 +42,18 @@ pub(super) fn of(
     }
 }
 
+/// When what the pods are told last changed: where that is written down, the same for every replica.
+pub(super) fn changed_at(operator: &Operator<'_>, record: &Record) -> Option<u64> {
+    let status = operator.status().filter(|_| record.written)?;
+    status.changed_at.as_ref()?.parse().ok()
+}
+
+/// Whether what stands in the status of `operator` is what its shards are told by `policies`.
+pub(super) fn is_written(operator: &Operator<'_>, policies: &BTreeMap<String, Policy>) -> bool {
+    let said = operator.status().and_then(|status| status.policy_digest.as_ref());
+    said == Some(&digest(operator.table().as_ref(), policies))
+}
+
 /// The newest epoch that was written down for the operator or for a shard of its.
 fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
     let shards = configs.iter().filter(|config| operator.is_shard(config));

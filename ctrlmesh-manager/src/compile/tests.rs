@@ -1,4 +1,6 @@
 use ctrlmesh_common::names::label;
+use ctrlmesh_common::policy::Limit;
+use ctrlmesh_common::selector::Selector;
 use proptest::prelude::*;
 
 use super::*;
@@ -102,6 +104,8 @@ fn epochs_go_on_where_a_root_was_switched_off_and_its_shards_were_edited() {
     let first = compiled(&[root(rule)], &[pod("op-0", &[])], &Compiled::default());
     let said = root(rule) + &status(&first, "ops/root");
     let child = shard("r-1-normal", "{edited: by-hand}") + "status: {epoch: 9}\n";
+    let of_root = format!("{{name: r-1-normal, labels: {{{}: root}}", label::AUTO_SHARDING_ROOT);
+    let child = child.replace("{name: r-1-normal", &of_root);
     let after = compiled(&[said, child], &[pod("op-0", &[])], &first);
     assert_eq!(epochs(&after), [("op-0", 10)]);
 }
@@ -234,6 +238,55 @@ fn a_deployments_pods_move_to_a_shard_without_any_once_no_rollout_is_under_way()
     assert!(!served(&pods), "its successor will be given the other shard");
 }
 
+/// A pod of the Deployment `op`, in its first shard.
+fn of_deployment(name: &str, revision: &str) -> Member {
+    let labels =
+        [(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")];
+    let name_of_set = format!("op-{revision}");
+    let maker = Some(Maker { kind: "ReplicaSet".to_owned(), name: name_of_set });
+    Member { maker, ..pod(name, &labels) }
+}
+
+#[test]
+fn a_pod_that_has_ended_has_no_seat_and_serves_nobody() {
+    let rule =
+        |target: &str| format!("{target}: op, auto: {{shardingSize: 2, everyShardReplicas: 1}}");
+    let unserved = |target: &str, pods: &[Member]| {
+        let found = compiled(&[root(&rule(target))], pods, &Compiled::default());
+        found.operators["ops/root"].unserved.clone()
+    };
+    let ended = |pod: Member| Member { ended: true, leaving: true, ..pod };
+    let mut pods = vec![of_deployment("a", "1"), of_deployment("b", "1")];
+    pods.push(ended(of_deployment("evicted", "1")));
+    assert_eq!(unserved("targetDeployment", &pods), Vec::<String>::new(), "they are divided");
+    let found = compiled(&[root(&rule("targetDeployment"))], &pods, &Compiled::default());
+    assert_eq!(shards(&found), [("a", "r-1-normal"), ("b", "r-2-normal")]);
+    let failed = [pod("op-0", &[]), ended(pod("op-1", &[]))];
+    assert_eq!(unserved("targetStatefulSet", &failed), ["r-2-normal"], "nobody is there");
+}
+
+#[test]
+fn a_pod_that_goes_for_long_stands_in_the_way_only_until_it_is_replaced() {
+    let served = |size: u8, pods: &[Member]| {
+        let rule =
+            format!("targetDeployment: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}");
+        let found = compiled(&[root(&rule)], pods, &Compiled::default());
+        usize::from(size) - found.operators["ops/root"].unserved.len()
+    };
+    let at = |pod: Member, born: i64| Member { born: Some(born), ..pod };
+    let goes =
+        |pod: Member, since: i64| Member { leaving: true, leaving_since: Some(since), ..pod };
+    let (a, b) = (at(of_deployment("a", "1"), 10), at(of_deployment("b", "1"), 20));
+    let gone = goes(at(of_deployment("gone", "1"), 1), 15);
+    assert_eq!(served(3, &[a.clone(), b.clone(), gone.clone()]), 2, "b has come in its place");
+    assert_eq!(served(2, &[a.clone(), b.clone(), goes(gone.clone(), 25)]), 2, "there are enough");
+    assert_eq!(served(3, &[a.clone(), b.clone(), goes(gone.clone(), 25)]), 1, "another will come");
+    let both = [a.clone(), b.clone(), gone.clone(), goes(at(of_deployment("too", "1"), 2), 15)];
+    assert_eq!(served(3, &both), 1, "b comes in the place of one only");
+    let old = goes(at(of_deployment("old", "0"), 1), 15);
+    assert_eq!(served(3, &[a, b, old]), 2, "the rollout is over, but for what is stuck");
+}
+
 #[test]
 fn epochs_go_on_from_what_was_written_down() {
     let pods = [pod("p", &[("shard", "a")])];
@@ -250,6 +303,125 @@ fn what_is_printed_is_read_back() {
     assert_eq!(serde_saphyr::from_str::<Compiled>(&text).unwrap(), compiled);
 }
 
+/// A shard that `root` has made, and that still stands.
+fn child(name: &str) -> String {
+    let injected = format!("{}: {name}", label::SHARDING_CONFIG_INJECTED);
+    let of_root = format!("labels: {{{}: root}}, namespace: ops", label::AUTO_SHARDING_ROOT);
+    let child = shard(name, &format!("{{team: {name}}}")).replace("namespace: ops", &of_root);
+    child.replace(&format!("{{shard: {name}}}"), &format!("{{{injected}}}"))
+}
+
+/// By pod, its shard.
+fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
+    let policies = compiled.policies.iter();
+    let shard = |told: &'_ Told| told.shard.is_some();
+    let policies = policies.filter(|(_, told)| shard(told));
+    policies.map(|(pod, told)| (pod.name.as_str(), told.shard.as_deref().unwrap())).collect()
+}
+
+/// What makes no shards: a root that is switched off, and one that cannot be divided.
+const STANDING: [&str; 2] =
+    ["disable: true, ", "auto: {shardingSize: 40, everyShardReplicas: 1}, "];
+
+#[test]
+fn a_root_that_makes_no_shards_still_places_the_pods_of_its_statefulset() {
+    for rule in STANDING {
+        let rule = format!("{rule}targetStatefulSet: op");
+        let children = [child("r-2-normal"), child("r-1-normal"), child("r-0-canary")];
+        let pods = ["op-0", "op-1", "op-2", "op-3"].map(|name| pod(name, &[]));
+        let of = |root: String| [vec![root], children.to_vec()].concat();
+        let found = compiled(&of(root(&rule)), &pods, &Compiled::default());
+        let expected = [
+            ("op-0", "r-0-canary"),
+            ("op-1", "r-1-normal"),
+            ("op-2", "r-2-normal"),
+            ("op-3", "r-1-normal"),
+        ];
+        assert_eq!(shards(&found), expected, "{rule}: as they would have been divided");
+        let written =
+            "status: {ownership: {epoch: 1, pods: {op-0: r-2-normal, op-1: r-7-normal}}}\n";
+        let found = compiled(&of(root(&rule) + written), &pods, &Compiled::default());
+        assert_eq!(shards(&found)[..2], [("op-0", "r-2-normal"), ("op-1", "r-1-normal")], "{rule}");
+        let nobody = compiled(&[root(&rule)], &pods, &Compiled::default());
+        assert_eq!(shards(&nobody), [], "{rule}: there is no shard");
+    }
+}
+
+#[test]
+fn a_root_that_makes_no_shards_still_places_the_pods_of_its_deployment() {
+    for rule in STANDING {
+        let root = root(&format!("{rule}targetDeployment: op"));
+        let of_deployment = |name: &str, labels: &[(&str, &str)]| {
+            let mut pod = pod(name, labels);
+            pod.labels.insert(label::POD_TEMPLATE_HASH.to_owned(), "1".to_owned());
+            let name = "op-1".to_owned();
+            pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name });
+            pod
+        };
+        let injected = [(label::SHARDING_CONFIG_INJECTED, "r-2-normal")];
+        let pods = [of_deployment("a", &[]), of_deployment("b", &injected)];
+        let texts = [root, child("r-1-normal"), child("r-2-normal")];
+        let found = compiled(&texts, &pods, &Compiled::default());
+        assert_eq!(shards(&found), [("a", "r-1-normal"), ("b", "r-2-normal")], "{rule}");
+        assert!(found.troubles.iter().all(|one| !one.object.starts_with("Pod ")), "{rule}");
+    }
+}
+
+/// The names of the ShardingConfigs that are told nothing new.
+fn refused(compiled: &Compiled) -> Vec<&str> {
+    let troubles = compiled.troubles.iter();
+    troubles.map(|trouble| trouble.object.trim_start_matches("ShardingConfig ops/")).collect()
+}
+
+#[test]
+fn of_two_that_could_own_the_same_object_the_one_that_is_in_force_stays_or_else_the_older() {
+    let pods = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "b")])];
+    let born = |text: String, day: u32| {
+        let born = format!("namespace: ops, creationTimestamp: '2026-01-0{day}T00:00:00Z'");
+        text.replacen("namespace: ops", &born, 1)
+    };
+    let (a, b) = (born(shard("a", "{team: x}"), 2), born(shard("b", "{team: x}"), 1));
+    let never = compiled(&[a.clone(), b.clone()], &pods, &Compiled::default());
+    assert_eq!(refused(&never), ["a"], "it is the younger");
+    assert_eq!(shards(&never), [("q", "b")]);
+    let message = &never.troubles[0].message;
+    assert!(message.starts_with("spec.limits: could own objects of a resource that is not named"));
+    assert!(message.ends_with("; nothing new is told until they do"), "{message}");
+    let by_name = compiled(&[shard("b", "{team: x}"), shard("a", "{team: x}")], &pods, &never);
+    assert_eq!(refused(&by_name), ["b"], "of no age, by name");
+    // `a` was there alone, and then the older `b` was changed so that it would own the same.
+    let alone = compiled(std::slice::from_ref(&a), &pods, &Compiled::default());
+    let written = a.clone() + &status(&alone, "ops/a");
+    let changed = compiled(&[written.clone(), b.clone()], &pods, &alone);
+    assert_eq!(refused(&changed), ["b"], "it is not in force");
+    assert_eq!(changed.policies[&pods[0].name], alone.policies[&pods[0].name]);
+    // Both are in force, from when nobody looked.
+    let other = compiled(std::slice::from_ref(&b), &pods, &Compiled::default());
+    let both = [written, b + &status(&other, "ops/b")];
+    assert_eq!(refused(&compiled(&both, &pods, &alone)), ["a"], "it is the younger");
+    assert_eq!(
+        compiled(&both, &pods, &alone).policies[&pods[0].name],
+        alone.policies[&pods[0].name]
+    );
+}
+
+#[test]
+fn of_two_roots_with_one_prefix_or_one_target_the_older_divides() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 1}";
+    let pods = [pod("op-0", &[])];
+    let old = "namespace: ops, creationTimestamp: '2026-01-01T00:00:00Z'";
+    let first = root(rule).replace("namespace: ops", old);
+    for (from, to) in
+        [("targetStatefulSet: op", "targetStatefulSet: x"), ("prefix: r", "prefix: s")]
+    {
+        let later = root(rule).replace("name: root", "name: later").replace(from, to);
+        let found = compiled(&[later, first.clone()], &pods, &Compiled::default());
+        assert_eq!(refused(&found)[0], "later", "{to}");
+        assert_eq!(found.operators.keys().collect::<Vec<_>>(), ["ops/root"], "{to}");
+        assert_eq!(shards(&found), [("op-0", "r-1-normal")], "{to}");
+    }
+}
+
 proptest! {
     #[test]
     fn the_order_of_what_is_given_does_not_count(
@@ -264,4 +436,30 @@ proptest! {
         prop_assert_eq!(&found, &compiled(&sorted.0, &sorted.1, &Compiled::default()));
         prop_assert_eq!(&compiled(&sorted.0, &sorted.1, &found), &found);
     }
+}
+
+#[test]
+fn a_policy_that_is_too_large_to_be_sent_is_told_and_the_last_one_stays() {
+    let mut manifests = Manifests::default();
+    manifests.read(&shard("a", "{team: a}")).unwrap();
+    let (namespaces, first_ordinals) = (BTreeSet::new(), BTreeMap::new());
+    let world = World {
+        configs: &manifests.configs,
+        members: &[],
+        namespaces: &namespaces,
+        first_ordinals: &first_ordinals,
+        labelling: &Labelling::default(),
+    };
+    let (operators, _) = operators(world);
+    let policy = |count: usize| {
+        let values: Vec<String> = (0..count).map(|n| format!("{n:060}")).collect();
+        let selector = Selector::parse(&format!("a in ({})", values.join(","))).unwrap();
+        let limit = Limit { relate_resources: Vec::new(), selector, changed_at: None };
+        BTreeMap::from([("a".to_owned(), Policy { limits: vec![limit], ..Policy::default() })])
+    };
+    let small = policy(1000);
+    assert_eq!(sendable(&operators[0], small.clone()), Ok(small));
+    let trouble = sendable(&operators[0], policy(40_000)).unwrap_err();
+    assert_eq!(trouble.configs, ["ops/a"]);
+    assert!(trouble.message.contains("at most 2097152 are allowed"), "{trouble:?}");
 }

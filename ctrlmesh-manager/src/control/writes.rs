@@ -1,13 +1,13 @@
 //! What has to be written so that the cluster says what the plan says?
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::plan::Plan;
-use crate::pod::PodName;
+use crate::pod::{Member, PodName};
 use crate::shard::{self, Labelling};
 use crate::status::{self, Contact, Facts};
 
@@ -16,7 +16,7 @@ use crate::status::{self, Contact, Facts};
 pub enum Write {
     /// A shard of a root is missing or says something else.
     Apply {
-        /// As it should be.
+        /// As it should be, with the UID and the version of what is there.
         config: Box<ShardingConfig>,
         /// Fields of its spec that somebody added, which applying would leave there.
         added: Vec<&'static str>,
@@ -55,17 +55,23 @@ pub struct News {
     pub message: String,
 }
 
-/// What has to be written, in the order in which it should be.
-pub fn writes(
-    plan: &Plan,
-    labelling: &Labelling,
-    contacts: &BTreeMap<PodName, Contact>,
-    now: Timestamp,
-) -> Vec<Write> {
+/// What is known beside the plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// What the proxies have said.
+    pub contacts: BTreeMap<PodName, Contact>,
+    /// What is to be labelled yet, where that is known to be anything.
+    pub unlabelled: Option<String>,
+}
+
+/// What has to be written: shards first, status last. None of it has to wait for another: what is decided by what another
+/// has changed meanwhile is refused by the API server, and decided anew.
+pub fn writes(plan: &Plan, labelling: &Labelling, seen: &Seen, now: Timestamp) -> Vec<Write> {
     let mut conflicts = BTreeMap::new();
     let mut writes = shards(plan, labelling, &mut conflicts);
     writes.extend(labels(plan));
-    let facts = Facts { contacts, conflicts: &conflicts, now };
+    let unlabelled = seen.unlabelled.as_deref();
+    let facts = Facts { contacts: &seen.contacts, conflicts: &conflicts, unlabelled, now };
     let pods = status::pods(plan);
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
         let status = status::of(config, plan, &pods, facts);
@@ -91,18 +97,22 @@ fn shards(
     let mut writes = Vec::new();
     for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
         let divided = shard::divide(root, labelling, &plan.snapshot.namespaces);
-        // What is wrong with it stands in its status.
+        // What is wrong with it, or stands in its way, is said in its status.
         let Ok(Some(wanted)) = divided else { continue };
-        if is_leaving(root) {
+        if is_leaving(root) || !plan.compiled.operators.contains_key(&full_name(root)) {
             continue;
         }
         let near = by_namespace.get(&root.metadata.namespace.as_ref());
         let near = near.map_or(&[][..], Vec::as_slice);
         let there = |name: &str| near.iter().find(|one| one.metadata.name.as_deref() == Some(name));
         let changes = shard::changes(root, &wanted, near);
-        writes.extend(changes.apply.into_iter().map(|config| {
+        writes.extend(changes.apply.into_iter().map(|mut config| {
             let there = there(config.metadata.name.as_deref().unwrap_or_default());
             let added = there.map_or_else(Vec::new, |there| added(there, &config));
+            // What is there is changed only as it was seen; what is not has the root's UID, and goes with that root.
+            let seen = there.map(|there| &there.metadata);
+            config.metadata.uid = seen.and_then(|seen| seen.uid.clone());
+            config.metadata.resource_version = seen.and_then(|seen| seen.resource_version.clone());
             Write::Apply { config: Box::new(config), added }
         }));
         let remove = changes.remove.iter().filter_map(|name| there(name));
@@ -125,22 +135,28 @@ fn added(there: &ShardingConfig, wanted: &ShardingConfig) -> Vec<&'static str> {
     fields.into_iter().filter_map(|(field, added)| added.then_some(field)).collect()
 }
 
-/// The pods of roots whose label does not name their shard.
+/// The pods of roots whose label does not name their shard, also of those that are switched off.
 fn labels(plan: &Plan) -> Vec<Write> {
-    let roots = plan.compiled.operators.iter();
-    let tables = roots
-        .filter_map(|(name, record)| Some((name.split_once('/')?.0, record.ownership.as_ref()?)));
-    let mut by_namespace: BTreeMap<&str, Vec<_>> = BTreeMap::new();
-    for (namespace, table) in tables {
-        by_namespace.entry(namespace).or_default().push(table);
-    }
-    let label = |member: &crate::pod::Member| {
-        let tables = by_namespace.get(member.name.namespace.as_str())?;
-        let shard = tables.iter().find_map(|table| table.shard_of(&member.name.name))?;
-        (!member.leaving && member.recorded() != Some(shard)).then(|| Write::Label {
+    let roots: Vec<&ShardingConfig> =
+        plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()).collect();
+    let made = |config: &&ShardingConfig| {
+        let near = |root: &&ShardingConfig| root.metadata.namespace == config.metadata.namespace;
+        roots.iter().any(|root| near(root) && shard::is_of(root, config))
+    };
+    // By itself it may have pods of other people's choosing, whose labels are theirs.
+    let made: BTreeSet<String> = plan.snapshot.configs.iter().filter(made).map(full_name).collect();
+    let of_root = |operator: &String| {
+        let record = plan.compiled.operators.get(operator);
+        record.is_some_and(|record| record.ownership.is_some()) || made.contains(operator)
+    };
+    let label = |member: &Member| {
+        let told = plan.compiled.policies.get(&member.name)?;
+        told.operator.as_ref().filter(|operator| of_root(operator))?;
+        let shard = told.shard.clone().filter(|shard| member.recorded() != Some(shard))?;
+        (!member.leaving).then(|| Write::Label {
             pod: member.name.clone(),
             uid: member.uid.clone(),
-            shard: shard.to_owned(),
+            shard,
         })
     };
     plan.snapshot.members.iter().filter_map(label).collect()
@@ -177,3 +193,6 @@ fn full_name(config: &ShardingConfig) -> String {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     format!("{}/{}", part(&config.metadata.namespace), part(&config.metadata.name))
 }
+
+#[cfg(test)]
+mod tests;

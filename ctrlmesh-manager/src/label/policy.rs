@@ -18,7 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 use super::{Kind, Scope};
 use crate::shard::Labelling;
 
-/// The name of the policy, and of its binding.
+/// The name of the policy, of its binding, and of the webhook configuration that stands in for them.
 pub const POLICY: &str = "ctrlmesh-labels";
 
 /// The policy for `kinds`; none where nothing in namespaces is listed.
@@ -95,7 +95,7 @@ fn expression(Labelling { hash_key, namespace_key, control_key, .. }: &Labelling
     )
 }
 
-fn metadata() -> ObjectMeta {
+pub(super) fn metadata() -> ObjectMeta {
     let labels = [("app.kubernetes.io/part-of".to_owned(), "ctrlmesh".to_owned())];
     ObjectMeta {
         name: Some(POLICY.to_owned()),

@@ -12,18 +12,15 @@ use std::time::Duration;
 use ctrlmesh_common::names::resource_list;
 use ctrlmesh_common::selector;
 use futures::{StreamExt as _, stream};
-use k8s_openapi::api::admissionregistration::v1::{
-    MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding,
-};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ObjectReference};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, Patch, PatchParams};
-use kube::core::{ApiResource, DynamicObject, GroupVersion, PartialObjectMeta};
+use kube::api::{Patch, PatchParams};
+use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::events::{Event as News, EventType, Recorder};
 use kube::runtime::watcher::{Config, Event, watcher};
-use kube::{Api, Client, Resource as _, discovery};
+use kube::{Api, Client};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -34,13 +31,11 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{Kind, POLICY, Pace, Scope, binding, missing, policy, served};
+use super::progress::Pass;
+use super::{AtOnce, Kind, Pace, Progress, Scope, missing, served};
 use crate::cache::Cache;
 use crate::drain::Drain;
 use crate::shard::Labelling;
-
-/// As whom is written.
-const FIELD_MANAGER: &str = "ctrlmesh-manager";
 
 /// How many objects a page of a list has.
 const PAGE: u32 = 500;
@@ -62,12 +57,16 @@ pub struct Labels<MayWrite> {
     pub namespace: String,
     /// How objects are labelled.
     pub labelling: Arc<Labelling>,
+    /// What labels at once.
+    pub at_once: AtOnce,
     /// Where the namespaces are seen.
     pub cache: Arc<Cache>,
     /// Whom events are told by.
     pub recorder: Recorder,
     /// What is counted.
     pub metrics: LabelMetrics,
+    /// How far it has come.
+    pub progress: Progress,
     /// Whether this replica may write, at this very moment.
     pub may_write: MayWrite,
     /// How many objects are labelled in a second, at most.
@@ -89,7 +88,7 @@ struct Repair {
 }
 
 /// A kind that has not been gone through yet.
-struct Unfinished(Option<Gauge>);
+struct Unfinished(Option<(Gauge, Pass)>);
 
 // === impl Labels ===
 
@@ -107,8 +106,10 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             match served(&self.client, &self.namespace).await {
                 Ok(kinds) => {
                     self.change(&kinds, &mut running, &all, &drain);
-                    if let Err(error) = Box::pin(self.apply_policy(&kinds)).await {
-                        warn!(%error, "labelling inside the API server not set up; the watches label");
+                    if (self.may_write)()
+                        && let Err(error) = Box::pin(self.at_once.keep(&kinds)).await
+                    {
+                        warn!(%error, "labelling at once is not set up; the watches label");
                     }
                 }
                 Err(error) => {
@@ -164,31 +165,6 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         stream::select(definitions, watcher(maps, one).default_backoff().map(drop))
     }
 
-    async fn apply_policy(&self, kinds: &BTreeMap<String, Kind>) -> kube::Result<()> {
-        let group = GroupVersion::gv("admissionregistration.k8s.io", "v1");
-        let group = discovery::pinned_group(&self.client, &group).await?;
-        if group.recommended_kind("MutatingAdmissionPolicy").is_none() || !(self.may_write)() {
-            return Ok(());
-        }
-        let policies: Api<MutatingAdmissionPolicy> = Api::all(self.client.clone());
-        let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(self.client.clone());
-        let params = PatchParams::apply(FIELD_MANAGER).force();
-        if let Some(mut policy) = policy(kinds, &self.labelling) {
-            let mut binding = binding();
-            let namespaces: Api<Namespace> = Api::all(self.client.clone());
-            // It goes with the manager's namespace.
-            let owner = namespaces.get(&self.namespace).await?.owner_ref(&());
-            policy.metadata.owner_references = owner.clone().map(|owner| vec![owner]);
-            binding.metadata.owner_references = owner.map(|owner| vec![owner]);
-            policies.patch(POLICY, &params, &Patch::Apply(&policy)).await?;
-            bindings.patch(POLICY, &params, &Patch::Apply(&binding)).await?;
-        } else if bindings.get_opt(POLICY).await?.is_some() {
-            bindings.delete(POLICY, &DeleteParams::default()).await?;
-            policies.delete(POLICY, &DeleteParams::default()).await?;
-        }
-        Ok(())
-    }
-
     async fn follow_namespaces(self: Arc<Self>) {
         self.cache.synced().await;
         let mut changes = self.cache.changes();
@@ -219,7 +195,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
     }
 
     async fn follow(self: Arc<Self>, name: String, kind: Kind) {
-        let mut unfinished = Unfinished::new(&self.metrics.unfinished);
+        let mut unfinished = Unfinished::new(&self.metrics.unfinished, self.progress.begin(&name));
         let seen: Api<PartialObjectMeta<DynamicObject>> =
             Api::all_with(self.client.clone(), &kind.resource);
         loop {
@@ -242,6 +218,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
                         };
                         if self.repair_object(&name, &kind, &object.metadata, labels).await {
                             repaired += 1;
+                            unfinished.labelled();
                         } else {
                             again.get_or_insert_with(|| Instant::now() + AGAIN);
                         }
@@ -349,13 +326,19 @@ impl LabelMetrics {
 // === impl Unfinished ===
 
 impl Unfinished {
-    fn new(gauge: &Gauge) -> Self {
+    fn new(gauge: &Gauge, pass: Pass) -> Self {
         gauge.inc();
-        Self(Some(gauge.clone()))
+        Self(Some((gauge.clone(), pass)))
+    }
+
+    fn labelled(&self) {
+        if let Some((_, pass)) = &self.0 {
+            pass.labelled();
+        }
     }
 
     fn finish(&mut self) {
-        if let Some(gauge) = self.0.take() {
+        if let Some((gauge, _done)) = self.0.take() {
             gauge.dec();
         }
     }

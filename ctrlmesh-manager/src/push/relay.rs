@@ -1,7 +1,8 @@
 //! How does the leader learn what proxies told another replica?
 //!
 //! The other replica tells it, over the same gRPC, as the manager that it is: first all that it knows, then what changes,
-//! a few times a second at most. Of two that speak of one pod, the one that heard of it later counts.
+//! a few times a second at most, and now and then all again. Of two that speak of one pod, the one to which its proxy is
+//! connected counts, and else the one that heard of it later.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,6 +31,9 @@ const GATHER: Duration = Duration::from_millis(300);
 
 /// How long to wait after the leader was not reached.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// How often all is sent again: what the leader did not know the pod of was lost on it.
+const AGAIN: Duration = Duration::from_mins(1);
 
 /// How many receipts go into one message: some 200 bytes each.
 const IN_ONE: usize = 2000;
@@ -96,9 +100,10 @@ impl Relay {
 async fn feed(board: &Board, sender: &mpsc::Sender<Receipts>) {
     let mut changes = board.receipts_changed();
     let mut sent: BTreeMap<PodName, Receipt> = BTreeMap::new();
+    let mut again = time::interval(AGAIN);
     loop {
         changes.mark_unchanged();
-        let now = board.receipts();
+        let now = board.heard_here();
         let news: Vec<Said> = now
             .iter()
             .filter(|(pod, receipt)| sent.get(*pod) != Some(*receipt))
@@ -110,10 +115,15 @@ async fn feed(board: &Board, sender: &mpsc::Sender<Receipts>) {
             }
         }
         sent = now;
-        if changes.changed().await.is_err() {
-            return;
+        tokio::select! {
+            ended = changes.changed() => {
+                if ended.is_err() {
+                    return;
+                }
+                time::sleep(GATHER).await;
+            }
+            _ = again.tick() => sent.clear(),
         }
-        time::sleep(GATHER).await;
     }
 }
 
@@ -127,6 +137,7 @@ fn said(pod: &PodName, receipt: &Receipt) -> Said {
     Said {
         pod: Some(id),
         epoch: receipt.epoch,
+        digest: receipt.digest,
         refused: receipt.refused.clone().unwrap_or_default(),
         connected: receipt.connected,
         last_contact: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
@@ -143,31 +154,38 @@ pub(super) async fn take(
         let status = Status::permission_denied("only a manager relays");
         return Err(push.refuse(Refused::Foreign, &identity, status));
     }
+    let from: Arc<str> = Arc::from(identity.uid.as_str());
     let mut leadership = push.leadership.clone();
-    loop {
+    let ended = loop {
         let message = tokio::select! {
-            () = push.drain.started() => break,
-            () = leadership.lost() => return Err(Status::failed_precondition("does not lead")),
-            message = receipts.message() => message?,
+            () = push.drain.started() => break Ok(()),
+            () = leadership.lost() => break Err(Status::failed_precondition("does not lead")),
+            message = receipts.message() => message,
         };
-        let Some(message) = message else { break };
-        for receipt in message.receipts {
-            receive(&push, receipt);
+        match message {
+            Ok(Some(message)) => {
+                message.receipts.into_iter().for_each(|receipt| receive(&push, &from, receipt));
+            }
+            Ok(None) => break Ok(()),
+            Err(status) => break Err(status),
         }
-    }
-    Ok(Response::new(Relayed {}))
+    };
+    push.board.lose(&from);
+    ended.map(|()| Response::new(Relayed {}))
 }
 
-fn receive(push: &Push, receipt: Said) {
+fn receive(push: &Push, from: &Arc<str>, receipt: Said) {
     let Some(pod) = receipt.pod else { return };
     let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(receipt.last_contact));
     let taken = Receipt {
         uid: pod.uid,
         node: None,
         epoch: receipt.epoch,
+        digest: receipt.digest,
         refused: (!receipt.refused.is_empty()).then_some(receipt.refused),
         connected: receipt.connected,
-        last_contact: at.unwrap_or_else(SystemTime::now),
+        // Its clock may be ahead of ours.
+        last_contact: at.map_or_else(SystemTime::now, |at| at.min(SystemTime::now())),
     };
-    push.board.receive(&PodName { namespace: pod.namespace, name: pod.name }, taken);
+    push.board.receive(Some(from), &PodName { namespace: pod.namespace, name: pod.name }, taken);
 }

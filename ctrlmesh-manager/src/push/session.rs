@@ -8,7 +8,9 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Update, Verdict};
+use ctrlmesh_common::wire::{
+    Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time;
 use tokio_stream::wrappers::ReceiverStream;
@@ -16,6 +18,7 @@ use tonic::{Code, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::Push;
+use crate::board;
 use crate::board::{Posted, Reader, Receipt, Subject};
 use crate::identity::{Identity, IdentityError};
 use crate::metrics::{Open, Refused};
@@ -28,8 +31,8 @@ const HELLO: Duration = Duration::from_secs(10);
 /// together.
 const REVIEW_AGAIN: Duration = Duration::from_mins(4);
 
-/// Pods that one proxy may say it knows: more than the pods of any node.
-const MAX_KNOWN: usize = 1024;
+/// How long a replica that knows less than a proxy waits to learn more.
+const CATCH_UP: Duration = Duration::from_secs(3);
 
 /// Bytes of policies after which a message is full; the rest goes into the next.
 const FULL_BYTES: usize = 1024 * 1024;
@@ -61,6 +64,8 @@ struct Told {
     digest: u64,
     /// What is in force, and why not more, as far as the proxy has said.
     epoch: u64,
+    /// The digest of that; 0 where it is not known.
+    in_force: u64,
     refused: Option<String>,
 }
 
@@ -165,27 +170,50 @@ impl Session {
         self.gone();
         if let Some(status) = status {
             debug!(pod = %self.identity.pod, error = status.message(), "is let go");
+            // Where there is no room, it is not listening either.
             drop(self.outbound.try_send(Err(status)));
         }
     }
 
     /// Tells everything that the proxy does not know.
-    async fn begin(&mut self, known: HashMap<PodName, (String, u64, u64)>) -> Result<(), Status> {
-        let posted = self.reader.read();
-        for posted in &posted {
-            if let Some((_, _, epoch)) = known.get(&posted.pod).filter(|(uid, digest, _)| {
-                (uid.is_empty() || *uid == posted.uid) && *digest == posted.digest
-            }) {
-                self.told.insert(posted.pod.clone(), Told::of(posted, *epoch));
+    async fn begin(&mut self, known: HashMap<PodName, Known>) -> Result<(), Status> {
+        self.catch_up(&known).await?;
+        let now = self.reader.read();
+        for posted in &now {
+            if let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said)
+                && is_of(known, posted)
+                && known.digest == said.digest
+            {
+                let mut told = Told::of(posted, said, known.epoch);
+                told.in_force = said.digest;
+                self.told.insert(posted.pod.clone(), told);
                 self.receipt(&posted.pod, true);
             }
         }
         let mut update = self.update();
-        // What did not fit into the first message is not gone.
-        let gone = known.into_iter().filter(|(pod, _)| !posted.iter().any(|one| one.pod == *pod));
-        update.gone.extend(gone.map(|(pod, (uid, ..))| id(&pod, &uid)));
+        // Of a pod that is there, and of which nothing can be said, the proxy keeps what it has.
+        let here = |known: &Known| now.iter().any(|posted| is_of(known, posted));
+        let gone = known.into_values().filter(|known| !here(known));
+        update.gone.extend(gone.filter_map(|known| known.pod));
         // The first is sent even where it says nothing: the proxy learns that it is up to date.
         self.send(update).await
+    }
+
+    /// Waits where the proxy has been told what is not known here yet: to be told what was before would give it what is
+    /// another's by now. What the leader knows is the newest there is, also where etcd was put back to an earlier state.
+    async fn catch_up(&mut self, known: &HashMap<PodName, Known>) -> Result<(), Status> {
+        let end = time::Instant::now() + CATCH_UP;
+        while let Some(pod) = behind(&self.reader.read(), known) {
+            if time::timeout_at(end, self.reader.changed()).await.is_ok() {
+                continue;
+            }
+            if self.push.leadership.is_held() {
+                warn!(%pod, "the pod's proxy was told what is newer than anything that is written down; it is told that");
+                return Ok(());
+            }
+            return Err(Status::unavailable("this replica knows less than the proxy; try another"));
+        }
+        Ok(())
     }
 
     /// Until somebody ends it; the proxy is told why, where it is not the proxy itself.
@@ -258,7 +286,8 @@ impl Session {
                 Ok(())
             }
             Ok(_) => Err(Status::unauthenticated("the token is another's now")),
-            Err(error) => Err(self.push.unknown(&error)),
+            // Every token ends; this is no attack.
+            Err(_) => Err(Status::unauthenticated("the token is not good any more")),
         }
     }
 
@@ -287,24 +316,28 @@ impl Session {
             stays
         });
         for posted in &now {
+            let Some(said) = &posted.said else { continue };
             let last = self.told.get(&posted.pod);
-            if last.is_some_and(|told| told.digest == posted.digest) {
+            if last.is_some_and(|told| told.digest == said.digest) {
                 continue;
             }
             if bytes >= FULL_BYTES {
                 self.news = true;
                 break;
             }
-            bytes += posted.policy.len();
+            bytes += said.policy.len();
             let epoch = last.map_or(0, |told| told.epoch);
-            self.told.insert(posted.pod.clone(), Told::of(posted, epoch));
+            self.told.insert(posted.pod.clone(), Told::of(posted, said, epoch));
             update.policies.push(Entry {
                 pod: Some(id(&posted.pod, &posted.uid)),
-                digest: posted.digest,
-                policy: posted.policy.clone(),
+                digest: said.digest,
+                policy: said.policy.clone(),
+                operator: said.operator.clone().unwrap_or_default(),
+                version: said.version,
             });
         }
-        Update { more: self.news, ..update }
+        update.more = self.news;
+        update
     }
 
     async fn send(&mut self, update: Update) -> Result<(), Status> {
@@ -325,11 +358,12 @@ impl Session {
             uid: told.uid.clone(),
             node: told.node.clone(),
             epoch: told.epoch,
+            digest: told.in_force,
             refused: told.refused.clone(),
             connected,
             last_contact: SystemTime::now(),
         };
-        self.push.board.receive(pod, receipt);
+        self.push.board.receive(None, pod, receipt);
     }
 
     /// Its proxy is not connected any more, unless it follows anew already.
@@ -351,20 +385,26 @@ impl Session {
 // === impl Told ===
 
 impl Told {
-    fn of(posted: &Posted, epoch: u64) -> Self {
+    fn of(posted: &Posted, said: &board::Said, epoch: u64) -> Self {
         Self {
             uid: posted.uid.clone(),
             node: posted.node.clone(),
-            inside: posted.inside,
-            digest: posted.digest,
+            inside: said.inside,
+            digest: said.digest,
             epoch,
+            in_force: 0,
             refused: None,
         }
     }
 
     fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &Push) {
         self.epoch = verdict.epoch;
-        self.refused = (!verdict.refused.is_empty()).then_some(verdict.refused);
+        self.refused = (!verdict.refused.is_empty()).then(|| {
+            let mut reason = verdict.refused;
+            reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
+            reason
+        });
+        self.in_force = if self.refused.is_some() { 0 } else { self.digest };
         if let Some(reason) = &self.refused {
             push.metrics.refused.inc();
             warn!(%pod, epoch = self.epoch, reason, "a proxy refused its policy");
@@ -375,13 +415,30 @@ impl Told {
     }
 }
 
-/// What a proxy need not be told again: by pod its UID, digest and epoch.
-fn known(known: Vec<Known>) -> HashMap<PodName, (String, u64, u64)> {
-    let known = known.into_iter().filter_map(|known| {
-        let pod = known.pod?;
-        Some((name(&pod), (pod.uid, known.digest, known.epoch)))
-    });
-    known.collect()
+/// What a proxy need not be told again, by pod.
+fn known(known: Vec<Known>) -> HashMap<PodName, Known> {
+    known.into_iter().filter_map(|known| Some((name(known.pod.as_ref()?), known))).collect()
+}
+
+/// Whether it is of that incarnation, as far as the proxy knows.
+fn is_of(known: &Known, posted: &Posted) -> bool {
+    let same =
+        |pod: &PodId| name(pod) == posted.pod && (pod.uid.is_empty() || pod.uid == posted.uid);
+    known.pod.as_ref().is_some_and(same)
+}
+
+/// A pod of which the proxy was told what is newer than what is posted. Versions of different operators say nothing
+/// about each other.
+fn behind(posted: &[Arc<Posted>], known: &HashMap<PodName, Known>) -> Option<PodName> {
+    let behind = |posted: &&Arc<Posted>| {
+        let newer = |known: &Known, said: &board::Said| {
+            said.operator.as_deref() == Some(known.operator.as_str())
+                && known.version > said.version
+        };
+        let known = known.get(&posted.pod).filter(|known| is_of(known, posted));
+        known.zip(posted.said.as_ref()).is_some_and(|(known, said)| newer(known, said))
+    };
+    posted.iter().find(behind).map(|posted| posted.pod.clone())
 }
 
 fn review_again() -> Duration {

@@ -58,7 +58,7 @@ pub fn choose<'a>(shares: &'a [Share], seats: &[Seat], revision: &str) -> Option
 
 /// The shard of every pod. A pod keeps the one that it has for as long as that exists.
 ///
-/// Where `settled` (one revision, and as many pods as there should be), pods also move: to a shard that has none, and
+/// Where `settled` (one revision, and nobody who goes will yet be replaced), pods also move: to a shard that has none, and
 /// from shards with more pods than they should have to those with fewer. Empty where there is no shard.
 pub fn assign(shares: &[Share], seats: &[Seat], settled: bool) -> BTreeMap<String, String> {
     let mut seats = seats.to_vec();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::Shard;
 
@@ -47,7 +47,7 @@ pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[ShardingConf
     let mut changes = Changes::default();
     for shard in wanted {
         match by_name.get(shard.share.name.as_str()) {
-            Some(there) if !is_of(root, there) => {
+            Some(there) if !is_of(root, there) && !adopts(root, shard, there) => {
                 changes.conflicts.push(Conflict::Foreign { name: shard.share.name.clone() });
             }
             Some(there) if there.spec.selector != shard.config.spec.selector => {
@@ -64,14 +64,28 @@ pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[ShardingConf
     changes
 }
 
-/// Whether `config` is a shard of `root`: its owner decides where it has one, else its label.
+/// Whether `config` is a shard of `root`: one that the root owns. What a label says counts only where the root was read
+/// from a file, and has no identity that could own anything: users may set labels.
 pub fn is_of(root: &ShardingConfig, config: &ShardingConfig) -> bool {
-    let owners = config.metadata.owner_references.as_deref().unwrap_or_default();
-    let maker = owners.iter().find(|owner| owner.controller == Some(true));
-    match (&root.metadata.uid, maker) {
-        (Some(uid), Some(maker)) => maker.uid == *uid,
-        _ => root_label(&config.metadata) == Some(name(root)),
+    match &root.metadata.uid {
+        Some(uid) => controller(config).is_some_and(|maker| maker.uid == *uid),
+        None => root_label(&config.metadata) == Some(name(root)),
     }
+}
+
+/// Whether `config` stands for `shard` of `root` and has only lost its owner: nobody owns it, its label names the root,
+/// and it has the name and selects the pods of the shard. It becomes the root's again.
+pub fn adopts(root: &ShardingConfig, shard: &Shard, config: &ShardingConfig) -> bool {
+    controller(config).is_none()
+        && root_label(&config.metadata) == Some(name(root))
+        && name(config) == shard.share.name
+        && config.spec.selector == shard.config.spec.selector
+}
+
+/// The object that makes `config`, and takes it with it when it goes.
+fn controller(config: &ShardingConfig) -> Option<&OwnerReference> {
+    let owners = config.metadata.owner_references.iter().flatten();
+    owners.into_iter().find(|owner| owner.controller == Some(true))
 }
 
 /// Whether nothing that the manager decides differs; what others add to the metadata is theirs.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ctrlmesh_common::api::{Canary, Root};
+use ctrlmesh_common::api::{Canary, Root, ShardingConfig};
 use ctrlmesh_common::names;
 use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
@@ -69,6 +69,28 @@ pub(super) fn of(root: &Root, hash: NamespaceHash) -> Vec<Share> {
         namespaces: pinned(canary, hashes, hash),
     });
     canary.into_iter().chain(normal(root, hashes)).collect()
+}
+
+/// The shares of a root that makes none now, by the shards that are there, in the order in which they would be made. What
+/// they own stands in themselves; only who they are and how many pods they have is told, as far as the rule says it.
+pub fn standing(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
+    let share = |config: &&ShardingConfig| {
+        let name = config.metadata.name.as_deref().unwrap_or_default();
+        let mut parts = name.rsplitn(3, '-');
+        let canary = parts.next() == Some("canary");
+        let id = parts.next().and_then(|id| id.parse().ok()).unwrap_or(i32::MAX);
+        let manual = rule.manual.iter().find(|one| one.id == id);
+        let normal = rule.auto.as_ref().map(|auto| auto.every_shard_replicas);
+        let normal = normal.or(manual.and_then(|manual| manual.replicas));
+        let of_canary = rule.canary.as_ref().map(|canary| canary.replicas);
+        let replicas = count(if canary { of_canary } else { normal }.unwrap_or(1)).max(1);
+        let (slots, namespaces) = (SlotSet::EMPTY, BTreeSet::new());
+        let share = Share { name: name.to_owned(), canary, replicas, slots, namespaces };
+        ((!canary, id, name.to_owned()), share)
+    };
+    let mut shares: Vec<_> = shards.iter().map(share).collect();
+    shares.sort_by(|one, other| one.0.cmp(&other.0));
+    shares.into_iter().map(|(_, share)| share).collect()
 }
 
 /// The namespaces of the canary that its hashes do not give it anyway; then all of them, so that they are listed

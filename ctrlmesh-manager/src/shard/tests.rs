@@ -373,3 +373,20 @@ fn what_is_not_of_this_root_is_neither_changed_nor_removed() {
         ]
     );
 }
+
+#[test]
+fn a_label_alone_makes_nobody_a_shard_of_a_root() {
+    let rule = "auto: {shardingSize: 1, everyShardReplicas: 1}";
+    let (wanted, root) = (shards(rule, &[]), root(rule));
+    let mut by_hand = wanted[0].config.clone();
+    by_hand.metadata.name = Some("mine".to_owned());
+    by_hand.metadata.owner_references = None;
+    let existing = [wanted[0].config.clone(), by_hand.clone()];
+    assert_eq!(changes(&root, &wanted, &existing), Changes::default(), "it is nobody's orphan");
+    assert!(!is_of(&root, &by_hand));
+    let mut strange = wanted[0].config.clone();
+    strange.metadata.owner_references = None;
+    strange.spec.selector = Some(LabelSelector::any_of("a", ["b".to_owned()]));
+    let found = changes(&root, &wanted, &[strange]);
+    assert_eq!(found.conflicts, [Conflict::Foreign { name: "op-1-normal".to_owned() }]);
+}

@@ -23,6 +23,7 @@ fn plan(text: &str) -> Plan {
         configs: manifests.configs,
         namespaces: manifests.namespaces,
         first_ordinals: manifests.first_ordinals,
+        ..Snapshot::default()
     };
     plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
 }
@@ -37,9 +38,15 @@ fn name(pod: &str) -> PodName {
 
 /// The status of the plan's ShardingConfig number `which`.
 fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> ShardingConfigStatus {
-    let contact = |epoch| Contact { epoch, refused: None, at: at(now) };
-    let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(*epoch))).collect();
-    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(now) };
+    let contact = |pod, epoch| {
+        let told = plan.compiled.policies[&name(pod)].clone();
+        let policy = Policy { epoch, ..told.policy };
+        let digest = wire::digest(&Told { policy, ..told }.text());
+        Contact { epoch, digest, refused: None, connected: true, at: at(now) }
+    };
+    let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
+    let facts =
+        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(now) };
     of(&plan.snapshot.configs[which], plan, &pods(plan), facts)
 }
 
@@ -117,6 +124,23 @@ fn a_shard_has_its_roots_epoch_only_once_it_is_written() {
 }
 
 #[test]
+fn one_that_is_called_as_a_roots_shard_says_nothing_of_the_root() {
+    let stranger = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: r-1-normal, namespace: ops}\n\
+        spec: {selector: {matchLabels: {app: other}}, limits: [{selector: {matchLabels: {'a b': c}}}]}\n---\n";
+    let text = ROOT.to_owned() + &pod("op-0") + stranger;
+    let written = with(&status(&plan(&text), 0, &[], 1), &text);
+    let found = status(&written, 1, &[("op-0", 1)], 2);
+    assert_eq!((found.epoch, found.pods.len()), (None, 0));
+    assert_eq!(said(&found)[..2], ["Accepted=False Invalid", "Programmed=False Pending"]);
+    let valid = text.replace("'a b'", "ab");
+    let written = with(&status(&plan(&valid), 0, &[], 1), &valid);
+    let found = status(&written, 1, &[("op-0", 1)], 2);
+    assert_eq!(said(&found)[..2], ["Accepted=True Valid", "Programmed=False NoPods"]);
+    let root = status(&written, 0, &[("op-0", 1)], 2);
+    assert_eq!(root.conditions[1].message, "every proxy, 1 of 1, has acknowledged epoch 1");
+}
+
+#[test]
 fn a_contact_is_written_down_again_only_after_a_while() {
     let shard = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
         spec: {selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";
@@ -127,6 +151,44 @@ fn a_contact_is_written_down_again_only_after_a_while() {
         status.pods[0].last_contact.as_ref().unwrap().0.as_second()
     };
     assert_eq!((contact(1010), contact(1299), contact(1300)), (1000, 1000, 1300));
+}
+
+#[test]
+fn the_same_epoch_of_another_operator_is_not_acknowledged() {
+    let text = ROOT.to_owned() + &pod("op-0");
+    let written = status(&plan(&text), 0, &[], 1);
+    let plan = with(&written, &text);
+    let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
+    let contacts = [(name("op-0"), other)].into();
+    let facts =
+        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(2) };
+    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
+    assert_eq!(said(&found)[1], "Programmed=False Waiting");
+    assert_eq!(said(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
+}
+
+#[test]
+fn a_proxy_that_is_away_is_said_after_a_minute() {
+    let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
+    let plan = plan(&text);
+    let found = |connected, now| {
+        let contact = Contact { connected, at: at(100), ..Contact::default() };
+        let contacts = [(name("op-0"), contact)].into();
+        let facts = Facts {
+            contacts: &contacts,
+            conflicts: &BTreeMap::new(),
+            unlabelled: None,
+            now: at(now),
+        };
+        of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts)
+    };
+    assert_eq!(said(&found(false, 160))[2], "Degraded=False AsExpected");
+    assert_eq!(said(&found(false, 161))[2], "Degraded=True ProxyAway");
+    assert_eq!(
+        found(false, 161).conditions[2].message,
+        "no word for a minute from the proxies of op-0; they go on by their last policy, if they live"
+    );
+    assert_eq!(said(&found(true, 1000))[2], "Degraded=False AsExpected");
 }
 
 #[test]
@@ -144,12 +206,50 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
-    let facts = Facts { contacts: &contacts, conflicts: &BTreeMap::new(), now: at(1) };
+    let facts =
+        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(1) };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
-    let facts = Facts { contacts: &BTreeMap::new(), conflicts: &conflicts, now: at(1) };
+    let facts =
+        Facts { contacts: &BTreeMap::new(), conflicts: &conflicts, unlabelled: None, now: at(1) };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True Conflict");
+}
+
+#[test]
+fn limits_say_at_which_version_their_epoch_began() {
+    let versioned = |version: &str| {
+        ROOT.replace("name: root,", &format!("name: root, resourceVersion: '{version}',"))
+    };
+    let told = |plan: &Plan| -> Vec<Option<u64>> {
+        let policies = plan.compiled.policies.values();
+        policies.flat_map(|told| &told.policy.limits).map(|limit| limit.changed_at).collect()
+    };
+    let text = versioned("40") + &pod("op-0");
+    let first = plan(&text);
+    assert!(told(&first).iter().all(Option::is_none), "nobody has written it down");
+    let written = status(&first, 0, &[], 1);
+    assert_eq!((written.epoch, written.changed_at.as_deref()), (Some(1), Some("40")));
+    // The object has a later version now, but the epoch is the same.
+    let second = with(&written, &(versioned("50") + &pod("op-0")));
+    assert!(!told(&second).is_empty() && told(&second).iter().all(|at| *at == Some(40)));
+    assert_eq!(status(&second, 0, &[("op-0", 1)], 2).changed_at.as_deref(), Some("40"));
+    let other = text.replace("shardingSize: 2", "shardingSize: 1").replace("'40'", "'60'");
+    let changed = status(&with(&written, &other), 0, &[], 3);
+    assert_eq!((changed.epoch, changed.changed_at.as_deref()), (Some(2), Some("60")));
+}
+
+#[test]
+fn that_objects_are_labelled_anew_is_said() {
+    let plan = plan(&(ROOT.to_owned() + &pod("op-0") + &pod("op-1")));
+    let facts = Facts {
+        contacts: &BTreeMap::new(),
+        conflicts: &BTreeMap::new(),
+        unlabelled: Some("not all objects of these kinds are labelled yet: pods./v1"),
+        now: at(1),
+    };
+    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
+    assert_eq!(said(&found)[2], "Degraded=True Unlabelled");
 }

@@ -45,6 +45,14 @@ impl Verdict {
 /// Checks every resource of ours in `files`, each a name and the documents that it holds, by itself and beside the
 /// others.
 pub fn manifests(files: &[(String, Vec<Value>)]) -> Vec<Verdict> {
+    manifests_and(files, &|_| None)
+}
+
+/// The same, where `more` finds in a ShardingConfig by itself what is wrong with it beside.
+pub fn manifests_and(
+    files: &[(String, Vec<Value>)],
+    more: &dyn Fn(&ShardingConfig) -> Option<Problem>,
+) -> Vec<Verdict> {
     let mut manifests = Vec::new();
     for (file, documents) in files {
         for (at, document) in documents.iter().enumerate() {
@@ -68,6 +76,11 @@ pub fn manifests(files: &[(String, Vec<Value>)]) -> Vec<Verdict> {
         let others = configs.iter().enumerate().filter(|(other, _)| is_other(*other));
         let others = others.filter_map(|(_, config)| config.as_ref()).collect::<Vec<_>>();
         let mut verdict = verdict(manifest, &others);
+        if let (Some(report), Some(config)) = (&mut verdict.report, &configs[at])
+            && report.errors.is_empty()
+        {
+            report.errors.extend(more(config));
+        }
         if let (Some(report), Some(identity)) = (&mut verdict.report, identity) {
             let place = first.entry(identity).or_insert_with(|| verdict.place.clone());
             if *place != verdict.place {
@@ -145,30 +158,29 @@ fn verdict(manifest: Manifest, others: &[&ShardingConfig]) -> Verdict {
     if !ours && !schema::is_known(&kind) {
         return Verdict { kind, name, place, report: None };
     }
-    let report = if !ours || version != names::VERSION {
-        let found = value["apiVersion"].as_str().unwrap_or_default();
-        refused(
-            "apiVersion",
-            format!("{found:?} is not served; allowed is {}/{}", names::GROUP, names::VERSION),
-        )
-    } else if group == names::KRIDGE_GROUP && kind != "ShardingConfig" {
-        let message = format!(
-            "{group:?} has ShardingConfigs only; allowed is {}/{}",
-            names::GROUP,
-            names::VERSION
-        );
-        refused("apiVersion", message)
-    } else if schema::is_known(&kind) {
-        checked(&kind, &value, others)
+    let mut report = if group != names::GROUP || version != names::VERSION {
+        not_served(&value, &kind, [group, version])
     } else {
-        refused("kind", format!("{kind:?} is no kind of {}", names::GROUP))
+        Report::default()
     };
+    if schema::is_known(&kind) {
+        let inner = checked(&kind, &value, others);
+        report.errors.extend(inner.errors);
+        report.warnings.extend(inner.warnings);
+    } else {
+        report.error("kind", format!("{kind:?} is no kind of {}", names::GROUP));
+    }
     Verdict { kind, name, place, report: Some(report) }
 }
 
-fn refused(field: &str, message: String) -> Report {
+/// What is said of a `kind` of another group or version, `given`: the API server has ours only.
+fn not_served(value: &Value, kind: &str, given: [&str; 2]) -> Report {
+    let found = value["apiVersion"].as_str().unwrap_or_default();
+    let allowed = format!("allowed is {}/{}", names::GROUP, names::VERSION);
+    let kridge = kind == "ShardingConfig" && given == [names::KRIDGE_GROUP, names::VERSION];
+    let rest = if kridge { "; the rest may stay as it is" } else { "" };
     let mut report = Report::default();
-    report.error(field, message);
+    report.error("apiVersion", format!("{found:?} is not served; {allowed}{rest}"));
     report
 }
 

@@ -46,10 +46,8 @@ pub(super) fn check(metadata: Option<&Value>) -> Vec<Problem> {
             types(fields, &mut problems);
             names(fields, &mut problems);
             labels(fields, &mut problems);
-            let owners = fields.get("ownerReferences").and_then(Value::as_array);
-            for (at, one) in owners.into_iter().flatten().enumerate() {
-                owner(&format!("metadata.ownerReferences[{at}]"), one, &mut problems);
-            }
+            finalizers(fields, &mut problems);
+            owners(fields, &mut problems);
         }
         Some(_) => problems.push(problem("metadata", "must be of the type object".to_owned())),
         None => problems.push(problem("metadata", "is required, with a name".to_owned())),
@@ -95,10 +93,7 @@ fn names(fields: &Map<String, Value>, problems: &mut Vec<Problem>) {
         }
         _ => {}
     }
-    // What is made of it ends with letters and digits.
-    if let Some(begin) =
-        text("generateName").filter(|begin| !is_dns_subdomain(&format!("{begin}x")))
-    {
+    if let Some(begin) = text("generateName").filter(|begin| !is_beginning(begin)) {
         problems.push(problem(
             "metadata.generateName",
             format!("{begin:?}, and what is put behind it, {allowed}"),
@@ -112,6 +107,16 @@ fn names(fields: &Map<String, Value>, problems: &mut Vec<Problem>) {
         );
         problems.push(problem("metadata.namespace", message));
     }
+}
+
+/// Whether names may be made of it: they end with letters and digits, but the API server wants what stands before them to
+/// be a name too, save for a `-` at its end, before which it does not look at one character.
+fn is_beginning(text: &str) -> bool {
+    let before = text.strip_suffix('-').and_then(|before| {
+        let mut before = before.chars();
+        before.next_back().map(|_| before.as_str().to_owned() + "a")
+    });
+    is_dns_subdomain(before.as_deref().unwrap_or(text)) && is_dns_subdomain(&format!("{text}x"))
 }
 
 fn labels(fields: &Map<String, Value>, problems: &mut Vec<Problem>) {
@@ -135,6 +140,33 @@ fn labels(fields: &Map<String, Value>, problems: &mut Vec<Problem>) {
     }
 }
 
+fn finalizers(fields: &Map<String, Value>, problems: &mut Vec<Problem>) {
+    let given = fields.get("finalizers").and_then(Value::as_array).into_iter().flatten();
+    for (at, one) in given.clone().enumerate() {
+        let field = format!("metadata.finalizers[{at}]");
+        match one.as_str().map(check_key) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => problems.push(problem(&field, error.to_string())),
+            None => problems.push(problem(&field, "must be of the type string".to_owned())),
+        }
+    }
+    if ["orphan", "foregroundDeletion"].iter().all(|one| given.clone().any(|given| given == one)) {
+        let message = "orphan and foregroundDeletion exclude each other; allowed is one of them";
+        problems.push(problem("metadata.finalizers", message.to_owned()));
+    }
+}
+
+fn owners(fields: &Map<String, Value>, problems: &mut Vec<Problem>) {
+    let owners = fields.get("ownerReferences").and_then(Value::as_array).into_iter().flatten();
+    for (at, one) in owners.clone().enumerate() {
+        owner(&format!("metadata.ownerReferences[{at}]"), one, problems);
+    }
+    if owners.filter(|one| one["controller"] == true).count() > 1 {
+        let message = "has several controllers; at most one is allowed";
+        problems.push(problem("metadata.ownerReferences", message.to_owned()));
+    }
+}
+
 fn owner(field: &str, owner: &Value, problems: &mut Vec<Problem>) {
     let Some(fields) = owner.as_object() else {
         problems.push(problem(field, "must be of the type object".to_owned()));
@@ -153,6 +185,14 @@ fn owner(field: &str, owner: &Value, problems: &mut Vec<Problem>) {
             }
             _ => {}
         }
+    }
+    let version = fields.get("apiVersion").and_then(Value::as_str).unwrap_or_default();
+    if version.matches('/').count() > 1 || version.ends_with('/') {
+        let message = format!("{version:?} is none; allowed are VERSION and GROUP/VERSION");
+        problems.push(problem(&format!("{field}.apiVersion"), message));
+    }
+    if version == "v1" && fields.get("kind").is_some_and(|kind| kind == "Event") {
+        problems.push(problem(&format!("{field}.kind"), "an Event cannot be an owner".to_owned()));
     }
     for name in fields.keys().filter(|name| !OWNER_FIELDS.iter().any(|(known, ..)| known == name)) {
         problems.push(unknown(field, name, OWNER_FIELDS.iter().map(|(name, ..)| *name)));

@@ -1,39 +1,30 @@
 //! Could two shards of one operator own the same object, or the same pod?
 //!
-//! Which shards are of one operator: those of a namespace whose pods belong to the same `StatefulSet` or Deployment,
-//! and those that name the same leader-election lock. Where neither tells whose a shard is, it could be of any operator,
-//! and to own the same objects is suspicious, but no error. A root stands for all its shards, which are compared neither
-//! with it nor with each other: that they share nothing follows from the root, and while they are being changed, one by
-//! one, each stands beside old states of the others.
+//! Also: would a root make a shard that is called as one that is there?
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ctrlmesh_common::api::{LabelSelector, RelatedResources, SelectorOperator, ShardingConfig};
-use ctrlmesh_common::names::label;
-use ctrlmesh_common::resource::ResourceMatch;
+use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::selector::Selector;
 
-use super::limits::is_wildcard;
-use super::{PodLabels, Report};
+use super::{PodLabels, Problem, Report};
 
-/// Stands for all groups and resources that no limit names; no API server serves a group or resource of this name.
-const UNNAMED: &str = "*any other*";
+mod claim;
+mod kin;
+mod unowned;
 
-/// Why two shards are taken to be of one operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kinship {
-    /// Their pods belong to the same `StatefulSet` or Deployment, or they name the same lock.
-    Same,
-    /// They are roots with the same target.
-    Target,
-    /// One of them names no lock, and nothing says that they are of different operators.
-    Unknown,
-}
+use claim::{Budget, Claim, Named, STEPS, Spent, UNNAMED};
+use kin::{Kin, Kinship, Workload};
 
-/// A part of a share: of these resources (none: of all) what the selector matches.
-struct Part<'a> {
-    resources: &'a [RelatedResources],
-    selector: Selector,
+/// How many steps it may take to compare all ShardingConfigs of a namespace.
+const ALL_STEPS: usize = 4 * STEPS;
+
+/// What two ShardingConfigs of one operator have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Token<'a> {
+    Lock(&'a str),
+    Workload(Workload<'a>),
+    Prefix(&'a str),
 }
 
 /// Compares the share of `config` with those of the other shards of its operator.
@@ -42,39 +33,136 @@ pub(super) fn with_others(
     others: &[&ShardingConfig],
     report: &mut Report,
 ) {
+    let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
+    let (mine, claim) = (Kin::of(config, &near), Claim::of(config));
+    let mut budget = Budget::of(STEPS);
     // Of those that are merely suspicious, one says enough.
     let mut suspected = false;
+    let mut of_operator = Vec::new();
     for other in others {
-        let Some(kinship) = kinship(config, other) else { continue };
-        let name = other.metadata.name.as_deref().unwrap_or_default();
-        if kinship == Kinship::Target {
-            report.error(
-                target_field(config),
-                format!(
-                    "is the target of root {name:?} too; one root divides all pods of its target"
-                ),
-            );
-            continue;
-        }
-        if kinship == Kinship::Unknown && suspected {
-            continue;
-        }
-        let Some((group, resource)) = common_object(&parts(config), &parts(other)) else {
-            continue;
-        };
-        let field = if config.spec.root.is_some() { "spec.root" } else { "spec.limits" };
-        let what = shown(&group, &resource);
-        let told = format!("could own {what} as ShardingConfig {name:?}");
-        if kinship == Kinship::Unknown {
+        let theirs = Kin::of(other, &near);
+        names(&mine, &theirs, other, report);
+        let Some(kinship) = mine.to(&theirs) else { continue };
+        if kinship != Kinship::Unknown {
+            let theirs = Claim::of(other);
+            report.errors.extend(compared(config, &claim, other, &theirs, kinship, &mut budget));
+            of_operator.push(theirs);
+        } else if !suspected && let Ok(Some(what)) = claim.common(&Claim::of(other), &mut budget) {
             suspected = true;
-            report.warning(field, format!("{told}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
-        } else {
-            report.error(
-                field,
-                format!("{told}, of the same operator; their selectors must exclude each other"),
-            );
+            let told = could_own(what, other);
+            report.warning(share_field(config), format!("{told}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
         }
     }
+    if report.errors.is_empty()
+        && mine.is_by_hand()
+        && mine.is_known()
+        && let Ok(Some(((_, resource), hashes))) =
+            unowned::unowned(&claim, &of_operator, &mut budget)
+    {
+        let what = if resource == UNNAMED { "resources that are not named" } else { resource };
+        report.warning("spec.limits", format!("the hashes {hashes} of {what} belong to nobody: neither this shard nor another of its operator has them"));
+    }
+}
+
+/// Which of `configs` cannot be in force beside those before them that can, and why; all are of one namespace, in which
+/// `near` are all that there are.
+pub fn yielding(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(usize, Problem)> {
+    let kin: Vec<Kin<'_>> = configs.iter().map(|config| Kin::of(config, near)).collect();
+    let mut claims: Vec<Option<Claim<'_>>> = configs.iter().map(|_| None).collect();
+    let mut in_force: BTreeMap<Token<'_>, Vec<usize>> = BTreeMap::new();
+    let mut budget = Budget::of(ALL_STEPS);
+    let mut yielding = Vec::new();
+    for (at, config) in configs.iter().enumerate() {
+        let of_one = tokens(&kin[at]);
+        let before = of_one.iter().filter_map(|token| in_force.get(token)).flatten();
+        let before: BTreeSet<usize> = before.copied().collect();
+        let problem = before.into_iter().find_map(|first| {
+            let kinship = kin[at].to(&kin[first])?;
+            for one in [at, first] {
+                claims[one].get_or_insert_with(|| Claim::of(configs[one]));
+            }
+            let (mine, theirs) = (claims[at].as_ref()?, claims[first].as_ref()?);
+            compared(config, mine, configs[first], theirs, kinship, &mut budget)
+        });
+        match problem {
+            Some(problem) => yielding.push((at, problem)),
+            None => of_one.into_iter().for_each(|one| in_force.entry(one).or_default().push(at)),
+        }
+    }
+    yielding
+}
+
+fn tokens<'a>(kin: &Kin<'a>) -> Vec<Token<'a>> {
+    let lock = kin.lock().map(Token::Lock);
+    let workloads = kin.workloads().map(Token::Workload);
+    lock.into_iter().chain(workloads).chain(kin.prefix().map(Token::Prefix)).collect()
+}
+
+/// Why `config` cannot stand beside `other`, of which it is known to be kin.
+fn compared(
+    config: &ShardingConfig,
+    claim: &Claim<'_>,
+    other: &ShardingConfig,
+    others: &Claim<'_>,
+    kinship: Kinship,
+    budget: &mut Budget,
+) -> Option<Problem> {
+    let name = name(other);
+    let problem = |field: &str, message| Some(Problem { field: field.to_owned(), message });
+    match kinship {
+        Kinship::Unknown => None,
+        Kinship::Target => problem(
+            target_field(config),
+            format!("is the target of root {name:?} too; one root divides all pods of its target"),
+        ),
+        Kinship::Prefix => problem(
+            "spec.root.prefix",
+            format!("is that of root {name:?} too; their shards would have the same names"),
+        ),
+        Kinship::Same => match claim.common(others, budget) {
+            Ok(None) => None,
+            Ok(Some(what)) => {
+                let told = could_own(what, other);
+                let message = format!(
+                    "{told}, of the same operator; their selectors must exclude each other"
+                );
+                problem(share_field(config), message)
+            }
+            Err(Spent) => problem(
+                share_field(config),
+                format!(
+                    "names too many resources and values to be compared with ShardingConfig {name:?}, of the same operator; write fewer"
+                ),
+            ),
+        },
+    }
+}
+
+/// A root's shards are called by its prefix, and another cannot be called so.
+fn names(mine: &Kin<'_>, theirs: &Kin<'_>, other: &ShardingConfig, report: &mut Report) {
+    let name = name(other);
+    if mine.would_make(theirs) {
+        report.error("spec.root.prefix", format!("would make a shard called {name:?}, and there is a ShardingConfig of that name that is not of this root; choose another prefix, or delete it"));
+    }
+    if theirs.would_make(mine) {
+        report.error(
+            "metadata.name",
+            format!("is what root {name:?} calls one of its shards; choose another"),
+        );
+    }
+}
+
+fn could_own((group, resource): Named<'_>, other: &ShardingConfig) -> String {
+    let what = shown(group, resource);
+    format!("could own {what} as ShardingConfig {:?}", name(other))
+}
+
+fn name(config: &ShardingConfig) -> &str {
+    config.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn share_field(config: &ShardingConfig) -> &'static str {
+    if config.spec.root.is_some() { "spec.root" } else { "spec.limits" }
 }
 
 fn shown(group: &str, resource: &str) -> String {
@@ -110,136 +198,6 @@ pub(super) fn of_pods(
     }
 }
 
-/// Why the two are of one operator; none where they are not, or where one makes the other, or makes nothing.
-fn kinship(one: &ShardingConfig, other: &ShardingConfig) -> Option<Kinship> {
-    let off = |config: &ShardingConfig| {
-        config.spec.root.as_ref().is_some_and(|root| root.disable == Some(true))
-    };
-    if off(one) || off(other) || makes(one, other) || makes(other, one) || siblings(one, other) {
-        return None;
-    }
-    let roots = one.spec.root.is_some() && other.spec.root.is_some();
-    let apart =
-        workloads(one).zip(workloads(other)).map(|(mine, theirs)| mine.is_disjoint(&theirs));
-    match (apart, lock(one), lock(other)) {
-        (Some(false), ..) if roots => Some(Kinship::Target),
-        // Whatever the locks are: the pods of one workload run one operator.
-        (Some(false), ..) => Some(Kinship::Same),
-        (_, Some(one), Some(other)) => (one == other).then_some(Kinship::Same),
-        (Some(true), ..) => None,
-        (None, ..) => Some(Kinship::Unknown),
-    }
-}
-
-fn lock(config: &ShardingConfig) -> Option<&str> {
-    config.spec.controller.as_ref().map(|controller| controller.leader_election_name.as_str())
-}
-
-/// Whether `shard` is one that `root` made.
-fn makes(root: &ShardingConfig, shard: &ShardingConfig) -> bool {
-    let labels = shard.metadata.labels.as_ref();
-    let of = labels.and_then(|labels| labels.get(label::AUTO_SHARDING_ROOT));
-    root.spec.root.is_some() && of.is_some() && of == root.metadata.name.as_ref()
-}
-
-/// Whether one root made both.
-fn siblings(one: &ShardingConfig, other: &ShardingConfig) -> bool {
-    let root = |config: &ShardingConfig| {
-        config.metadata.labels.as_ref()?.get(label::AUTO_SHARDING_ROOT).cloned()
-    };
-    let owners = |config: &ShardingConfig| {
-        let owners = config.metadata.owner_references.iter().flatten();
-        owners.map(|owner| owner.uid.clone()).collect::<BTreeSet<_>>()
-    };
-    root(one).is_some() && root(one) == root(other) && owners(one) == owners(other)
-}
-
-/// The `StatefulSets` and Deployments that its pods belong to, as kind and name; none where it does not say.
-fn workloads(config: &ShardingConfig) -> Option<BTreeSet<(&'static str, &str)>> {
-    if let Some(root) = &config.spec.root {
-        let targets = [
-            ("StatefulSet", root.target_stateful_set.as_deref()),
-            ("Deployment", root.target_deployment.as_deref()),
-        ];
-        return Some(targets.into_iter().filter_map(|(kind, name)| Some((kind, name?))).collect());
-    }
-    let of_pod = |pod: &str| pod.rsplit_once('-').map_or("", |(name, _)| name).len();
-    let pods = pod_names(config.spec.selector.as_ref()?)?;
-    Some(pods.into_iter().map(|pod| ("StatefulSet", &pod[..of_pod(pod)])).collect())
-}
-
-/// The pods that the selector names by themselves.
-fn pod_names(selector: &LabelSelector) -> Option<Vec<&str>> {
-    if let Some(name) = selector.match_labels.get(label::STATEFULSET_POD_NAME) {
-        return Some(vec![name.as_str()]);
-    }
-    let mut named = selector.match_expressions.iter().filter(|one| {
-        one.key == label::STATEFULSET_POD_NAME && one.operator == SelectorOperator::In
-    });
-    named.next().map(|one| one.values.iter().map(String::as_str).collect())
-}
-
-/// What a shard owns, or all shards of a root together.
-fn parts(config: &ShardingConfig) -> Vec<Part<'_>> {
-    let Some(root) = &config.spec.root else {
-        let limits = config.spec.limits.iter();
-        return limits
-            .filter_map(|limit| {
-                let selector = Selector::try_from(limit.objects()?).ok()?;
-                Some(Part { resources: limit.resources(), selector })
-            })
-            .collect();
-    };
-    if root.resource_selector.is_empty() {
-        return vec![Part { resources: &[], selector: Selector::everything() }];
-    }
-    let divided = root.resource_selector.iter().map(|one| Part {
-        resources: &one.relate_resources,
-        selector: one
-            .selector
-            .as_ref()
-            .and_then(|selector| Selector::try_from(selector).ok())
-            .unwrap_or_default(),
-    });
-    divided.collect()
-}
-
-/// A resource, of which some object could satisfy both; none where the shares exclude each other.
-fn common_object(one: &[Part<'_>], other: &[Part<'_>]) -> Option<(String, String)> {
-    let (mut groups, mut resources) = (BTreeSet::from([UNNAMED]), BTreeSet::from([UNNAMED]));
-    for related in one.iter().chain(other).flat_map(|part| part.resources) {
-        groups.extend(
-            related.api_groups.iter().map(String::as_str).filter(|name| !is_wildcard(name)),
-        );
-        resources
-            .extend(related.resources.iter().map(String::as_str).filter(|name| !is_wildcard(name)));
-    }
-    let mut pairs =
-        groups.iter().flat_map(|group| resources.iter().map(move |resource| (*group, *resource)));
-    pairs
-        .find(|(group, resource)| {
-            match (share(one, group, resource), share(other, group, resource)) {
-                (None, None) => false,
-                (one, other) => one.unwrap_or_default().overlaps(&other.unwrap_or_default()),
-            }
-        })
-        .map(|(group, resource)| (group.to_owned(), resource.to_owned()))
-}
-
-/// What the parts leave of a resource; none where they do not speak of it, and so all of it is seen.
-fn share(parts: &[Part<'_>], group: &str, resource: &str) -> Option<Selector> {
-    let covers = |part: &&Part<'_>| {
-        part.resources.is_empty()
-            || part
-                .resources
-                .iter()
-                .any(|related| ResourceMatch::from(related).covers(group, resource))
-    };
-    let mut covering = parts.iter().filter(covers).map(|part| &part.selector).peekable();
-    covering.peek()?;
-    Some(covering.fold(Selector::everything(), Selector::and))
-}
-
 fn target_field(config: &ShardingConfig) -> &'static str {
     match &config.spec.root {
         Some(root) if root.target_deployment.is_some() => "spec.root.targetDeployment",
@@ -250,3 +208,6 @@ fn target_field(config: &ShardingConfig) -> &'static str {
 fn pod_selector(config: &ShardingConfig) -> Option<Selector> {
     Selector::try_from(config.spec.selector.as_ref()?).ok()
 }
+
+#[cfg(test)]
+mod tests;

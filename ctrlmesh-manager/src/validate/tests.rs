@@ -1,7 +1,8 @@
 use ctrlmesh_common::api::read_sharding_configs;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::*;
+
+mod beside;
 
 /// Shards of one operator, by name and by the limits of each, in YAML's flow style.
 fn shards(limits: &[(&str, &str)]) -> Vec<ShardingConfig> {
@@ -20,46 +21,6 @@ fn errors(shards: &[ShardingConfig]) -> Vec<String> {
 
 fn pods(selector: &str) -> String {
     format!("{{relateResources: [{{apiGroups: [''], resources: [pods]}}], selector: {selector}}}")
-}
-
-#[test]
-fn shards_that_exclude_each_other_may_stand_together() {
-    let a = pods("{matchExpressions: [{key: team, operator: In, values: [a]}]}");
-    let b = pods("{matchExpressions: [{key: team, operator: NotIn, values: [a, c]}]}");
-    assert_eq!(
-        errors(&shards(&[("one", &format!("[{a}]")), ("other", &format!("[{b}]"))])),
-        Vec::<String>::new()
-    );
-}
-
-#[test]
-fn shards_that_could_own_the_same_object_are_refused_by_name() {
-    let a = pods("{matchLabels: {team: a}}");
-    let b = pods("{matchLabels: {tier: b}}");
-    let found = errors(&shards(&[("one", &format!("[{a}]")), ("other", &format!("[{b}]"))]));
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert!(
-        found[0].starts_with("spec.limits: could own the same pods as ShardingConfig \"other\""),
-        "{found:?}"
-    );
-}
-
-#[test]
-fn a_shard_that_does_not_limit_what_another_does_owns_all_of_it() {
-    let a = pods("{matchLabels: {team: a}}");
-    let b = "{relateResources: [{apiGroups: [apps], resources: [deployments]}], selector: {matchLabels: {team: b}}}";
-    let found = errors(&shards(&[("one", &format!("[{a}]")), ("other", &format!("[{b}]"))]));
-    assert_eq!(found.len(), 1, "{found:?}");
-}
-
-#[test]
-fn a_wildcard_covers_resources_that_nobody_names() {
-    let all = "[{selector: {matchLabels: {team: a}}}]";
-    let others = "[{selector: {matchLabels: {tier: b}}}]";
-    let found = errors(&shards(&[("one", all), ("other", others)]));
-    assert!(found[0].contains("objects of a resource that is not named"), "{found:?}");
-    let excluding = "[{selector: {matchLabels: {team: b}}}]";
-    assert_eq!(errors(&shards(&[("one", all), ("other", excluding)])), Vec::<String>::new());
 }
 
 /// One `ShardingConfig` of the namespace `a`: its name, its labels, and its spec, in YAML's flow style.
@@ -98,142 +59,10 @@ fn root(name: &str, lock: &str, target: &str, more: &str) -> ShardingConfig {
     )
 }
 
-fn errors_beside(config: &ShardingConfig, other: &ShardingConfig) -> Vec<String> {
-    let report = sharding_config(config, std::slice::from_ref(other), None);
-    report.errors.iter().map(Problem::to_string).collect()
-}
-
-fn warnings_beside(config: &ShardingConfig, other: &ShardingConfig) -> Vec<String> {
-    let report = sharding_config(config, std::slice::from_ref(other), None);
-    report.warnings.iter().map(Problem::to_string).collect()
-}
-
-#[test]
-fn a_shard_without_a_lock_could_be_of_any_operator_and_is_suspicious_only() {
-    let (one, other) = (shard("one", None, "a"), shard("other", Some("lock"), "a"));
-    for (one, other) in [(&one, &other), (&other, &one), (&one, &shard("third", None, "a"))] {
-        assert_eq!(errors_beside(one, other), Vec::<String>::new());
-        let found = warnings_beside(one, other);
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].contains("if both are of one operator; name the lock"), "{found:?}");
-    }
-    assert_eq!(warnings_beside(&one, &shard("other", Some("lock"), "b")), Vec::<String>::new());
-    let elsewhere = {
-        let mut other = other.clone();
-        other.metadata.namespace = Some("b".to_owned());
-        other
-    };
-    assert_eq!(warnings_beside(&one, &elsewhere), Vec::<String>::new());
-    let many: Vec<_> = (0..9).map(|at| shard(&format!("more-{at}"), None, "a")).collect();
-    let report = sharding_config(&one, &many, None);
-    assert_eq!((report.errors.len(), report.warnings.len()), (0, 1), "one says enough");
-}
-
-#[test]
-fn shards_with_different_locks_are_of_different_operators() {
-    let (one, other) = (shard("one", Some("x"), "a"), shard("other", Some("y"), "a"));
-    assert_eq!(errors_beside(&one, &other), Vec::<String>::new());
-}
-
-/// A shard of this pod, with this lock, if any.
-fn shard_of_pod(name: &str, pod: &str, lock: &str) -> ShardingConfig {
-    let lock = if lock.is_empty() {
-        String::new()
-    } else {
-        format!("controller: {{leaderElectionName: {lock}}}, ")
-    };
-    let key = names::label::STATEFULSET_POD_NAME;
-    let selector = format!("{{matchExpressions: [{{key: {key}, operator: In, values: [{pod}]}}]}}");
-    let limits = "[{selector: {matchLabels: {team: a}}}]";
-    config(name, "{}", &format!("{{{lock}selector: {selector}, limits: {limits}}}"))
-}
-
-#[test]
-fn pods_that_are_named_tell_operators_apart_where_a_lock_does_not() {
-    let none = Vec::<String>::new();
-    let one = shard_of_pod("one", "op-0", "");
-    let elsewhere = shard_of_pod("other", "more-op-0", "");
-    assert_eq!(errors_beside(&one, &elsewhere), none);
-    assert_eq!(warnings_beside(&one, &elsewhere), none);
-    assert_eq!(errors_beside(&one, &shard_of_pod("other", "op-1", "")).len(), 1);
-    assert_eq!(errors_beside(&one, &root("root", "", "other-op", "")), none);
-    assert_eq!(errors_beside(&one, &root("root", "", "op", "")).len(), 1);
-}
-
-#[test]
-fn pods_of_one_workload_are_of_one_operator_whatever_the_locks_say() {
-    let one = shard_of_pod("one", "op-0", "lx");
-    for other in [shard_of_pod("other", "op-1", "ly"), root("root", "ly", "op", "")] {
-        for (one, other) in [(&one, &other), (&other, &one)] {
-            let found = errors_beside(one, other);
-            assert_eq!(found.len(), 1, "{found:?}");
-            assert!(found[0].contains("of the same operator; their selectors must"), "{found:?}");
-        }
-    }
-    let apart = shard_of_pod("other", "more-0", "ly");
-    assert_eq!(errors_beside(&one, &apart), Vec::<String>::new());
-    assert_eq!(errors_beside(&one, &shard_of_pod("other", "more-0", "lx")).len(), 1, "one lock");
-}
-
-#[test]
-fn a_root_divides_everything_that_its_shards_could_own() {
-    let by_hand = shard("one", Some("lock"), "a");
-    let everything = root("root", "lock", "op", "");
-    let found = errors_beside(&everything, &by_hand);
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].starts_with("spec.root: could own"), "{found:?}");
-    assert!(errors_beside(&by_hand, &everything)[0].starts_with("spec.limits: could own"));
-    let others = "resourceSelector: [{selector: {matchLabels: {team: b}}}]";
-    let apart = root("root", "lock", "op", &format!(", {others}"));
-    assert_eq!(errors_beside(&apart, &by_hand), Vec::<String>::new());
-    let off = root("root", "lock", "op", ", disable: true");
-    assert_eq!(errors_beside(&off, &by_hand), Vec::<String>::new(), "it makes no shards");
-}
-
-#[test]
-fn two_roots_never_divide_the_same_pods() {
-    let one = root("one", "x", "op", "");
-    let found = errors_beside(&one, &root("other", "y", "op", ""));
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert!(
-        found[0].starts_with("spec.root.targetStatefulSet: is the target of root \"other\" too"),
-        "{found:?}"
-    );
-    assert_eq!(errors_beside(&one, &root("other", "y", "more", "")), Vec::<String>::new());
-    assert_eq!(errors_beside(&one, &root("other", "", "more", "")), Vec::<String>::new());
-    let found = errors_beside(&one, &root("other", "x", "more", ""));
-    assert!(found[0].starts_with("spec.root: could own objects"), "{found:?}");
-}
-
-#[test]
-fn a_root_is_not_compared_with_its_own_shards() {
-    let one = root("one", "lock", "op", "");
-    let spec = "{controller: {leaderElectionName: lock}, selector: {matchLabels: {a: b}}, limits: [{selector: {matchLabels: {team: a}}}]}";
-    let label = |root: &str| format!("{{{}: {root}}}", names::label::AUTO_SHARDING_ROOT);
-    let own = config("one-1-normal", &label("one"), spec);
-    assert_eq!(errors_beside(&one, &own), Vec::<String>::new());
-    assert_eq!(errors_beside(&own, &one), Vec::<String>::new());
-    assert_eq!(errors_beside(&one, &config("two-1-normal", &label("two"), spec)).len(), 1);
-}
-
-#[test]
-fn the_shards_of_one_root_are_not_compared_while_they_are_changed_one_by_one() {
-    let spec = "{controller: {leaderElectionName: lock}, selector: {matchLabels: {a: b}}, limits: [{selector: {matchLabels: {team: a}}}]}";
-    let made = |name: &str, root: &str, uid: &str| {
-        let mut made =
-            config(name, &format!("{{{}: {root}}}", names::label::AUTO_SHARDING_ROOT), spec);
-        let owner = OwnerReference { uid: uid.to_owned(), ..OwnerReference::default() };
-        made.metadata.owner_references = Some(vec![owner]);
-        made
-    };
-    let one = made("op-1-normal", "op", "1");
-    assert_eq!(errors_beside(&one, &made("op-2-normal", "op", "1")), Vec::<String>::new());
-    assert_eq!(errors_beside(&one, &made("op-2-normal", "op", "2")).len(), 1, "of an earlier root");
-    assert_eq!(errors_beside(&one, &made("more-1-normal", "more", "1")).len(), 1);
-}
-
 const PODS: &str = "[{apiGroups: [''], resources: [pods]}]";
+
 const ANY: &str = "[{apiGroups: ['*'], resources: ['*']}]";
+
 const APPS: &str =
     "[{apiGroups: [''], resources: [services]}, {apiGroups: [apps], resources: ['*']}]";
 
@@ -411,35 +240,6 @@ fn the_name_of_the_shards_own_lock_must_be_one() {
     let found = sharding_config(&config(&name, "{}", &spec(191)), &[], None).errors;
     assert_eq!(found[0].field, "spec.controller.leaderElectionName");
     assert!(found[0].message.ends_with("of 254 characters; at most 253 are allowed"), "{found:?}");
-}
-
-#[test]
-fn an_earlier_state_of_itself_is_no_conflict() {
-    let limits = format!("[{}]", pods("{matchLabels: {team: a}}"));
-    let shards = shards(&[("one", &limits)]);
-    assert_eq!(errors(&[shards[0].clone(), shards[0].clone()]), Vec::<String>::new());
-}
-
-#[test]
-fn a_pod_is_in_one_shard_only() {
-    let limits = |team| format!("[{}]", pods(&format!("{{matchLabels: {{team: {team}}}}}")));
-    let shards = shards(&[("one", &limits("a")), ("other", &limits("b"))]);
-    let mut both = shards.clone();
-    both[1].spec.selector = both[0].spec.selector.clone();
-    let pod =
-        PodLabels { name: "p".to_owned(), labels: [("shard".to_owned(), "one".to_owned())].into() };
-    assert_eq!(
-        sharding_config(&shards[0], &shards, Some(std::slice::from_ref(&pod))),
-        Report::default()
-    );
-    let report = sharding_config(&both[0], &both, Some(&[pod]));
-    assert!(
-        report.errors[0]
-            .to_string()
-            .starts_with("spec.selector: selects pod \"p\", which ShardingConfig \"other\"")
-    );
-    let report = sharding_config(&shards[0], &shards, Some(&[]));
-    assert_eq!((report.errors.len(), report.warnings.len()), (0, 1));
 }
 
 #[test]

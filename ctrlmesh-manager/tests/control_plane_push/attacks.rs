@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ctrlmesh_common::wire::{self, Hello, PodId, Report, Said, Verdict};
+use ctrlmesh_manager::board::Notice;
+use ctrlmesh_manager::compile::Told;
+use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::manager::ConnectError;
 use http::Request;
@@ -195,22 +198,71 @@ async fn plaintext_and_a_client_that_does_not_know_our_authority_get_nothing() {
 async fn a_request_for_a_certificate_outside_the_constraints_is_refused() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
     let mut link = bed.connect(&token).await.unwrap();
-    let request = |names: &[&str]| {
-        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let params = CertificateParams::new(names).unwrap();
-        params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
-    };
     // 10.96.0.1 is the API server's by the Service `kubernetes`.
-    let within = link.sign(&request(&["kubernetes.default.svc", "10.96.0.1"])).await.unwrap();
+    let within = link.sign(&csr(&["kubernetes.default.svc", "10.96.0.1"])).await.unwrap();
     assert_eq!(within.len(), 2);
     for outside in ["example.com", "10.96.0.2", "ctrlmesh-manager.ctrlmesh-system.svc"] {
         let before = bed.refused("csr");
-        let answer = link.sign(&request(&["kubernetes.default.svc", outside])).await;
+        let answer = link.sign(&csr(&["kubernetes.default.svc", outside])).await;
         assert_eq!(refusal(answer), Code::InvalidArgument, "{outside}");
         assert_eq!(bed.refused("csr"), before + 1);
     }
+}
+
+#[tokio::test]
+async fn a_pod_of_which_no_sharding_config_speaks_gets_no_certificate() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
+    let notice = |uid: &str, told| Notice {
+        pod: name.clone(),
+        uid: uid.to_owned(),
+        node: Some("node-a".to_owned()),
+        told,
+    };
+    let of_a_shard = Told { operator: Some("ns/op".to_owned()), ..Told::nothing() };
+    for (at, notices) in [
+        vec![],
+        vec![notice(&pod.uid, None)],
+        vec![notice(&pod.uid, Some(Told::nothing()))],
+        vec![notice("of another incarnation", Some(of_a_shard.clone()))],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        bed.board.publish(notices);
+        let mut link = bed.connect(&token).await.unwrap();
+        let answer = link.sign(&csr(&["kubernetes.default.svc"])).await;
+        assert_eq!(refusal(answer), Code::PermissionDenied);
+        assert_eq!(bed.refused("foreign"), u64::try_from(at).unwrap() + 1);
+    }
+    // It is waited for one that is about to be known.
+    let mut link = bed.connect(&token).await.unwrap();
+    let request = csr(&["kubernetes.default.svc"]);
+    let (chain, ()) = tokio::join!(link.sign(&request), async {
+        tokio::task::yield_now().await;
+        bed.board.publish([notice(&pod.uid, Some(of_a_shard))]);
+    });
+    assert_eq!(chain.unwrap().len(), 2);
+    // And no pod has as many as it likes.
+    let mut refused = None;
+    for _ in 0..100 {
+        refused = link.sign(&request).await.err();
+        if refused.is_some() {
+            break;
+        }
+    }
+    assert_eq!(refused.unwrap().code(), Code::ResourceExhausted);
+}
+
+fn csr(names: &[&str]) -> Vec<u8> {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let params = CertificateParams::new(names).unwrap();
+    params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
 }
 
 #[tokio::test]
@@ -218,7 +270,7 @@ async fn a_huge_message_is_refused() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     let token = pod.token(&bed.client, AUDIENCE).await;
-    let huge = Hello { version: "x".repeat(1024 * 1024), ..of_pod(&pod) };
+    let huge = Hello { version: "x".repeat(wire::MAX_REPORT_BYTES), ..of_pod(&pod) };
     assert_eq!(refusal(bed.follow(&token, huge).await), Code::OutOfRange);
     assert_eq!(bed.refused("message"), 1);
 }

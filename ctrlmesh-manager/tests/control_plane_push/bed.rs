@@ -15,13 +15,14 @@ use ctrlmesh_manager::board::{Board, Notice, Receipt};
 use ctrlmesh_manager::certs::authority::Names;
 use ctrlmesh_manager::certs::serving;
 use ctrlmesh_manager::certs::vault::{Vault, VaultError, Wanted};
+use ctrlmesh_manager::compile::Told;
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::identity::Reviewer;
 use ctrlmesh_manager::lease::{self, Candidate, Leadership};
 use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::pod::PodName;
-use ctrlmesh_manager::push::{Accounts, Push, PushMetrics, Relay};
+use ctrlmesh_manager::push::{Accounts, Allowance, Push, PushMetrics, Relay};
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::manager::{ConnectError, Link, Manager};
 use ctrlmesh_testbed::{ControlPlane, retry};
@@ -80,6 +81,15 @@ pub(crate) struct Stream {
 
 impl Bed {
     pub(crate) async fn new() -> Self {
+        Self::begin(false).await
+    }
+
+    /// A replica that does not lead.
+    pub(crate) async fn led_by_another() -> Self {
+        Self::begin(true).await
+    }
+
+    async fn begin(led_by_another: bool) -> Self {
         let plane = ControlPlane::shared();
         let client = plane.client().await.unwrap();
         let namespace = plane.namespace("push").await.unwrap();
@@ -90,6 +100,11 @@ impl Bed {
         let address = listener.local_addr().unwrap();
         let folder = TempDir::new().unwrap();
         let drain = Drain::default();
+        if led_by_another {
+            let other = candidate("other", "127.0.0.1:1");
+            let other = lease::campaign(client.clone(), &namespace, other, &drain);
+            eventually("the other one to lead", async || other.is_held().then_some(())).await;
+        }
         let this = candidate("this", &address.to_string());
         let leadership = lease::campaign(client.clone(), &namespace, this, &drain);
         let mut bed = Self {
@@ -146,6 +161,7 @@ impl Bed {
             metrics: PushMetrics::register(&mut self.registry),
             drain: self.drain.clone(),
             sessions: Mutex::default(),
+            signatures: Allowance::default(),
         });
         let presented = serving::first(&self.vault, &Names::of(["127.0.0.1"])).unwrap();
         let tls = TlsAcceptor::from(Arc::new(tls::server(presented, &[tls::ALPN_HTTP2]).unwrap()));
@@ -228,6 +244,10 @@ impl Bed {
         board
     }
 
+    pub(crate) fn leads(&self) -> bool {
+        self.leadership.is_held()
+    }
+
     /// What the pod's proxy said last.
     pub(crate) fn receipt(&self, pod: &TestPod) -> Option<Receipt> {
         let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
@@ -273,13 +293,19 @@ pub(crate) fn of_node(node: &str) -> Hello {
     Hello { node: node.to_owned(), ..Hello::default() }
 }
 
-/// What is published of pods, each on a node.
+/// What is published of pods, each on a node. The version of what says so is the epoch.
 pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Notice> {
+    let told = |policy: &Policy| Told {
+        shard: Some("op-0".to_owned()),
+        operator: Some("ns/op".to_owned()),
+        version: policy.epoch,
+        policy: policy.clone(),
+    };
     let notices = notices.iter().map(|(pod, node, policy)| Notice {
         pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },
         uid: pod.uid.clone(),
         node: Some((*node).to_owned()),
-        policy: policy.clone(),
+        told: Some(told(policy)),
     });
     notices.collect()
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::SystemTime;
 
 use ctrlmesh_common::policy::Lock;
-use ctrlmesh_common::wire::{Known, Report, Said, Verdict};
+use ctrlmesh_common::wire::{Hello, Known, Report, Said, Update, Verdict};
 use ctrlmesh_manager::board::Receipt;
 use ctrlmesh_manager::pod::PodName;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -13,6 +13,7 @@ use kube::{Api, Client, Config};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use serde_json::json;
+use tonic::Code;
 
 use crate::bed::{AUDIENCE, Bed, eventually, notices_of, of_node, of_pod, policy, soon, until};
 use crate::process::{Place, Sidecar};
@@ -200,6 +201,8 @@ async fn who_comes_back_is_told_only_what_it_does_not_know() {
         pod: entry.pod.clone(),
         digest: entry.digest,
         epoch: 1,
+        operator: entry.operator.clone(),
+        version: entry.version,
     });
     let mut hello = of_node("node-a");
     hello.known = known.collect();
@@ -207,6 +210,7 @@ async fn who_comes_back_is_told_only_what_it_does_not_know() {
         pod: Some(ctrlmesh_common::wire::PodId { name: "gone".into(), ..Default::default() }),
         digest: 7,
         epoch: 7,
+        ..Known::default()
     });
     drop(stream);
     bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(2, "a=3"))]);
@@ -217,6 +221,67 @@ async fn who_comes_back_is_told_only_what_it_does_not_know() {
     assert_eq!(names, ["op-1"]);
     assert_eq!(update.gone.len(), 1);
     until("what it has to be known", || bed.receipt(&one).is_some_and(|one| one.epoch == 1)).await;
+}
+
+/// What a proxy says whose policy of the pod is of that version.
+fn knows(pod: &TestPod, version: u64) -> Hello {
+    let operator = "ns/op".to_owned();
+    let known = Known { pod: of_pod(pod).pod, digest: version, epoch: version, operator, version };
+    Hello { known: vec![known], ..of_pod(pod) }
+}
+
+#[tokio::test]
+async fn a_replica_that_knows_less_than_the_proxy_says_nothing_before_it_has_learnt_it() {
+    let bed = Bed::led_by_another().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    let mut stream = bed.follow(&token, knows(&pod, 5)).await.unwrap();
+    let status = soon("to be sent away", stream.updates.message()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    let mut stream = bed.follow(&token, knows(&pod, 5)).await.unwrap();
+    let (told, ()) = tokio::join!(stream.told(), async {
+        bed.publish(&[(&pod, "node-a", policy(2, "a=2"))]);
+        bed.publish(&[(&pod, "node-a", policy(6, "a=3"))]);
+    });
+    assert_eq!(told, [("op-0".to_owned(), 6)].into());
+    // Of another operator the versions say nothing.
+    let mut other = knows(&pod, 9);
+    other.known[0].operator = "ns/another".to_owned();
+    let mut stream = bed.follow(&token, other).await.unwrap();
+    assert_eq!(stream.told().await, [("op-0".to_owned(), 6)].into());
+}
+
+#[tokio::test]
+async fn what_the_leader_knows_counts_also_where_etcd_was_put_back() {
+    let bed = Bed::new().await;
+    until("this one to lead", || bed.leads()).await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    let mut stream = bed.follow(&token, knows(&pod, 5)).await.unwrap();
+    assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
+}
+
+#[tokio::test]
+async fn of_a_pod_that_is_there_and_of_which_nothing_can_be_said_a_node_keeps_what_it_has() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
+    let mut notices = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
+    notices[0].told = None;
+    bed.board.publish(notices.clone());
+    let hello = || Hello { known: knows(&pod, 5).known, ..of_node("node-a") };
+    let mut stream = bed.follow(&token, hello()).await.unwrap();
+    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
+    assert_eq!(update, Update::default());
+    notices[0].uid = "of another incarnation".to_owned();
+    bed.board.publish(notices);
+    let mut known = hello();
+    known.known[0].pod.as_mut().unwrap().uid = pod.uid.clone();
+    let mut stream = bed.follow(&token, known).await.unwrap();
+    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
+    assert_eq!(update.gone.len(), 1);
 }
 
 #[tokio::test]
@@ -261,7 +326,7 @@ async fn the_same_pod_has_one_stream_and_the_newer_one_counts() {
     old.told().await;
     let mut new = bed.follow(&token, of_pod(&pod)).await.unwrap();
     let ended = soon("the old one to end", old.updates.message()).await;
-    assert_eq!(ended.unwrap_err().code(), tonic::Code::Aborted);
+    assert_eq!(ended.unwrap_err().code(), Code::Aborted);
     let update = soon("an update", new.updates.message()).await.unwrap().unwrap();
     let entry = &update.policies[0];
     let verdict =
@@ -288,11 +353,12 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
             uid: pod.uid.clone(),
             node: None,
             epoch,
+            digest: epoch,
             refused: refused.clone(),
             connected: true,
             last_contact: SystemTime::now(),
         };
-        board.receive(&name, receipt);
+        board.receive(None, &name, receipt);
         until("the leader to know", || {
             bed.receipt(&pod).is_some_and(|one| one.epoch == epoch && one.refused == refused)
         })

@@ -18,21 +18,21 @@ use crate::process::{Place, Replica, Sidecar};
 use crate::token::{self, TestPod};
 
 /// Where the manager is.
-const SYSTEM: &str = "ctrlmesh-system";
+pub(crate) const SYSTEM: &str = "ctrlmesh-system";
 
 /// Where the operator is.
-const OPERATOR: &str = "ops";
+pub(crate) const OPERATOR: &str = "ops";
 
 /// Namespaces with an object each.
-const TEAMS: [&str; 8] =
+pub(crate) const TEAMS: [&str; 8] =
     ["team-0", "team-1", "team-2", "team-3", "team-4", "team-5", "team-6", "team-7"];
 
 /// What the root divides.
-const ROOT: &str = "op-root";
+pub(crate) const ROOT: &str = "op-root";
 
-type Teams = BTreeSet<String>;
+pub(crate) type Teams = BTreeSet<String>;
 
-async fn world(client: &Client) {
+pub(crate) async fn world(client: &Client) {
     let names = [SYSTEM, OPERATOR].into_iter().chain(TEAMS);
     let namespaces: Api<Namespace> = Api::all(client.clone());
     for name in names {
@@ -63,7 +63,7 @@ async fn create(client: &Client, namespace: &str, map: Value) {
 }
 
 /// Applies the root: `shards` of one pod each beside the canary, if there is one.
-async fn divide(client: &Client, shards: u32, canary: Option<Value>) {
+pub(crate) async fn divide(client: &Client, shards: u32, canary: Option<Value>) {
     let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
     let resources = json!([{"apiGroups": [""], "resources": ["configmaps"]}]);
     let mut root = json!({
@@ -86,7 +86,7 @@ async fn divide(client: &Client, shards: u32, canary: Option<Value>) {
 }
 
 /// The namespaces whose object it sees.
-async fn seen(client: &Client) -> Option<Teams> {
+pub(crate) async fn seen(client: &Client) -> Option<Teams> {
     let maps: Api<ConfigMap> = Api::all(client.clone());
     let objects = ListParams::default().fields("metadata.name=object");
     let list = maps.list(&objects).await.ok()?;
@@ -94,7 +94,10 @@ async fn seen(client: &Client) -> Option<Teams> {
 }
 
 /// What both see, as soon as each object is seen by exactly one of them, and each sees some, as `is` says.
-async fn parted(clients: &[Client; 2], is: impl Fn(&Teams, &Teams) -> bool) -> [Teams; 2] {
+pub(crate) async fn parted(
+    clients: &[Client; 2],
+    is: impl Fn(&Teams, &Teams) -> bool,
+) -> [Teams; 2] {
     eventually("each object to be seen by one", async || {
         let [one, two] = [seen(&clients[0]).await?, seen(&clients[1]).await?];
         let whole = one.union(&two).count() == TEAMS.len() && one.is_disjoint(&two);
@@ -119,7 +122,7 @@ async fn programmed(client: &Client) -> Option<()> {
     all.then_some(())
 }
 
-async fn believed(client: &Client, place: &Place) {
+pub(crate) async fn believed(client: &Client, place: &Place) {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), OPERATOR);
     let data = eventually("the authorities", async || {
         maps.get_opt("ctrlmesh-root-ca").await.unwrap()?.data

@@ -9,7 +9,10 @@ mod follow;
 mod full;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod outage;
 mod process;
 mod replicas;
+mod rotation;
+mod takeover;
 mod token;
 mod webhooks;

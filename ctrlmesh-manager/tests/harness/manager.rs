@@ -14,6 +14,8 @@ use std::thread;
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{ControlPlane, retry};
 use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 /// `$@` is the command.
 const RUN: &str = r#""$@" & read -r _; kill -KILL $!"#;
@@ -90,6 +92,16 @@ impl Manager {
         let line =
             status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
         Ok(line.trim().trim_end_matches("kB").trim().parse()?)
+    }
+
+    /// What it counts under names that begin so, in all.
+    pub(crate) async fn counted(&self, begin: &str) -> Result<u64> {
+        let mut stream = TcpStream::connect(self.address("metrics").await?).await?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: m\r\nconnection: close\r\n\r\n").await?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page).await?;
+        let lines = page.lines().filter(|line| line.starts_with(begin));
+        Ok(lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum())
     }
 
     /// Where it listens for `purpose`, once it does.

@@ -45,7 +45,7 @@ impl Process {
             }
             Kind::Relay => Some(Self::own("relay", pki, Some(backend))),
             Kind::Nginx => Self::nginx(pki, backend),
-            Kind::Ours => Some(Self::ours(pki, backend, "limits: []")),
+            Kind::Ours => Some(Self::ours(pki, backend, "mode: pass")),
             Kind::Ruled => Some(Self::ours(pki, backend, RULE)),
         }
     }

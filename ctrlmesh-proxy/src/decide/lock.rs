@@ -3,7 +3,7 @@
 //! The client knows the lock under one name, the server under another for each shard. Names that only the server may
 //! know are nobody's to ask for, so that no spelling of a request reaches another shard's lock.
 
-use ctrlmesh_common::policy::Lock;
+use ctrlmesh_common::policy::{LOCK_RESOURCES, Lock};
 
 use super::Refusal;
 use crate::request::{FieldSelector, NAME, NAMESPACE, RequestInfo};
@@ -29,10 +29,6 @@ pub struct Rename {
     /// The name on the server.
     pub on_server: String,
 }
-
-/// The resources that client-go's leader election can lock on.
-const LOCK_RESOURCES: [(&str, &str); 3] =
-    [("coordination.k8s.io", "leases"), ("", "configmaps"), ("", "endpoints")];
 
 /// What to rename; `None` where the request cannot touch the lock.
 pub(super) fn plan(lock: &Lock, request: &RequestInfo<'_>) -> Result<Option<LockPlan>, Refusal> {

@@ -1,4 +1,4 @@
-use ctrlmesh_common::policy::{Limit, Lock};
+use ctrlmesh_common::policy::{Limit, Lock, Mode};
 use ctrlmesh_common::resource::ResourceMatch;
 
 use super::*;
@@ -98,11 +98,29 @@ fn a_path_that_can_be_read_in_two_ways_is_refused() {
         "/api/v1/namespaces/ns/pods/a%2Fproxy/../..",
         "/api/v1/namespaces/ns/pods/a/proxy%2F..",
         "http://host/api/v1/pods",
+        "/api/v1/namespaces/ns/pods/a/proxy/../../b",
+        "/api/v1/namespaces/ns/pods/a/proxy/x/%2e%2e/../../../pods",
+        "/api/v1/namespaces/ns/pods/a/proxy/x//../..%2F../../pods",
+        "/api/v1/nodes/n/proxy/..",
     ] {
         assert!(matches!(refused("GET", target), Refusal::AmbiguousPath { .. }), "{target}");
     }
     let long = format!("/api/v1/pods?{}labelSelector=b", "x&".repeat(10_000));
     assert_eq!(refused("GET", &long), Refusal::AmbiguousQuery);
+}
+
+#[test]
+fn a_query_with_no_room_for_the_policy_is_refused() {
+    for (pairs, room) in [(9_999, true), (10_000, false), (10_001, false)] {
+        let target = format!("/api/v1/pods?dryRun=All{}", "&x".repeat(pairs - 1));
+        for method in ["GET", "DELETE"] {
+            let narrowed = matches!(decided(method, &target), Decision::Rewrite(_));
+            assert_eq!(narrowed, room, "{method} {pairs}");
+        }
+    }
+    // Nothing is added to it.
+    let full = format!("/api/v1/secrets?{}", "x&".repeat(9_999));
+    assert_eq!(decided("GET", &full), Decision::Pass);
 }
 
 #[test]

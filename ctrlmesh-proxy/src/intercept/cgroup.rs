@@ -7,12 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::sys::statfs::{self, CGROUP2_SUPER_MAGIC};
 
-use super::Error;
+use super::{Error, privilege};
 
 /// Levels below the root in which a pod is looked for: a node in a container in a node needs nine.
 const DEPTH: usize = 12;
@@ -103,31 +105,68 @@ impl Hierarchy {
     /// If there is none.
     pub fn container(&self, pod: &Cgroup, id: &str) -> Result<Cgroup, Error> {
         let missing = || Error::NoSuchCgroup { name: id.to_owned(), below: pod.path.clone() };
-        let scope = format!("-{id}.scope");
-        let found = find(&pod.path, 1, &|name| name == id || name.ends_with(&scope));
+        let found = find(&pod.path, 1, &|name| is_container(name, id));
         self.cgroup(&found.ok_or_else(missing)?)
     }
 }
 
-/// Network namespaces of the processes in a cgroup and below it: inode, and a path by which each can be opened for as long
-/// as the process lives.
-pub fn namespaces(cgroup: &Path) -> BTreeMap<u64, PathBuf> {
-    let mut found = BTreeMap::new();
+/// Network namespaces of the processes in a cgroup.
+#[derive(Debug, Default)]
+pub struct Namespaces {
+    /// By inode: a path by which each can be opened for as long as the process lives.
+    pub found: BTreeMap<u64, PathBuf>,
+    /// Why there may be others.
+    pub unseen: Option<Error>,
+}
+
+/// Network namespaces of the processes in a cgroup and below it.
+pub fn namespaces(cgroup: &Path) -> Namespaces {
+    let mut namespaces = Namespaces::default();
     let mut folders = vec![cgroup.to_owned()];
     while let Some(folder) = folders.pop() {
-        // A folder or a process may go while we look: then it has no namespace any more.
+        // A folder may go while we look, and one of threads lists no processes; those are listed above.
         let processes = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         for process in processes.lines() {
-            let path = Path::new("/proc").join(process).join("ns/net");
-            if let Ok(namespace) = fs::metadata(&path) {
-                found.insert(namespace.ino(), path);
-            }
+            namespaces.add(&folder, process);
         }
         let below = fs::read_dir(&folder).into_iter().flatten().flatten();
         let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         folders.extend(below.map(|entry| entry.path()));
     }
-    found
+    namespaces
+}
+
+impl Namespaces {
+    fn add(&mut self, folder: &Path, process: &str) {
+        // So the kernel writes a process that has no number here.
+        if process == "0" {
+            self.unseen = Some(Error::OtherPids(folder.to_owned()));
+            return;
+        }
+        let path = Path::new("/proc").join(process).join("ns/net");
+        match fs::metadata(&path) {
+            Ok(namespace) => drop(self.found.insert(namespace.ino(), path)),
+            // It ended while we looked: then it has no namespace any more.
+            Err(error) if gone(&error) => {}
+            Err(error) => {
+                let error = privilege::explain_process("find network namespace", &path, error);
+                self.unseen = Some(error);
+            }
+        }
+    }
+}
+
+/// Whether an error of `/proc` says that there is no such process.
+fn gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ESRCH as i32)
+}
+
+/// Whether a folder is that of a container, and not of the monitor that the runtime runs beside it.
+fn is_container(name: &str, id: &str) -> bool {
+    let name = name.strip_suffix(".scope").unwrap_or(name);
+    let Some(runtime) = name.strip_suffix(id) else { return false };
+    runtime.is_empty()
+        || runtime.strip_suffix('-').is_some_and(|runtime| !runtime.ends_with("conmon"))
 }
 
 /// The mount point of the first cgroup2 file system in a `mountinfo`.
@@ -206,20 +245,23 @@ mod tests {
 
     #[test]
     fn a_container_is_found_under_both_drivers_and_every_runtime() {
-        for name in [
-            CONTAINER.to_owned(),
-            format!("cri-containerd-{CONTAINER}.scope"),
-            format!("crio-{CONTAINER}.scope"),
-            format!("docker-{CONTAINER}.scope"),
-        ] {
-            let pod = tempfile::tempdir().unwrap();
-            fs::create_dir(pod.path().join(&name)).unwrap();
-            fs::create_dir(pod.path().join("crio-conmon-7c1f0e9d0.scope")).unwrap();
-            let scope = format!("-{CONTAINER}.scope");
-            assert_eq!(
-                find(pod.path(), 1, &|name| name == CONTAINER || name.ends_with(&scope)),
-                Some(pod.path().join(name))
-            );
+        for name in
+            ["7c1f0e9d", "cri-containerd-7c1f0e9d.scope", "crio-7c1f0e9d.scope", "crio-7c1f0e9d"]
+        {
+            assert!(is_container(name, CONTAINER), "{name}");
+        }
+        assert!(is_container("docker-7c1f0e9d.scope", CONTAINER));
+    }
+
+    #[test]
+    fn a_containers_monitor_is_not_the_container() {
+        for name in
+            ["crio-conmon-7c1f0e9d.scope", "crio-conmon-7c1f0e9d", "libpod-conmon-7c1f0e9d.scope"]
+        {
+            assert!(!is_container(name, CONTAINER), "{name}");
+        }
+        for name in ["7c1f0e9d0", "07c1f0e9d", "crio-7c1f0e9d0.scope", "crio-7c1f0e9.scope", ""] {
+            assert!(!is_container(name, CONTAINER), "{name}");
         }
     }
 

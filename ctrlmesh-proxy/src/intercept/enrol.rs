@@ -4,9 +4,7 @@
 use std::collections::BTreeSet;
 
 use aya::maps::MapError;
-use ctrlmesh_common::kernel::{
-    Inbound, InboundKey, MAX_PODS, Member, NATIVE_IPV6, Pod, ROLE_PASS, ROLE_REDIRECT,
-};
+use ctrlmesh_common::kernel::{InboundKey, MAX_PODS, Member, NATIVE_IPV6, Pod};
 
 use super::attach::{self, Attach};
 use super::cgroup::{Cgroup, Hierarchy};
@@ -47,33 +45,35 @@ impl Register {
         pod: &Attach,
         known: Option<&Record>,
     ) -> Result<(), Error> {
-        let except = self.exceptions(cgroup, pod)?;
+        let except = self.exceptions(slot, cgroup, pod)?;
         let before = self.pod(slot)?;
         let ensured = table::ensure(&mut self.maps, &self.owner, &pod.targets)?;
-        for passing in &except {
-            self.pins.note(slot, &format!("pass-{}", passing.id), &passing.path)?;
-            self.join(
-                passing.id,
-                Member { slot: slot.get(), role: ROLE_PASS, ..Member::default() },
-            )?;
-        }
         let value = pod.entry(slot, &before, ensured.table);
-        self.set(slot, value)?;
-        if let Err(error) = self.lead(slot, cgroup.id, &value) {
-            self.set(slot, before)?;
+        let former = known.map_or(&[][..], |record| &record.except);
+        let led = self.pass(slot, &except).and_then(|()| {
+            self.set(slot, value)?;
+            self.lead(slot, cgroup.id, &value)
+                .or_else(|error| self.set(slot, before).and(Err(error)))
+        });
+        if let Err(error) = led {
+            self.unpass(slot, except.iter().filter(|passing| !former.contains(passing)))?;
             return Err(error);
         }
         if let Some(replaced) = ensured.replaced {
             self.follow(replaced, ensured.table)?;
         }
-        let gone =
-            known.into_iter().flat_map(|record| &record.except).filter(|old| !except.contains(old));
-        for old in gone {
-            self.expel(old.id, slot)?;
-            self.pins.remove(slot, &format!("pass-{}", old.id))?;
-        }
+        self.unpass(slot, former.iter().filter(|old| !except.contains(old)))?;
         let exchanged = before.table(before.generation).is_some() && value.tables != before.tables;
         if exchanged { self.tidy() } else { Ok(()) }
+    }
+
+    /// What is taken over of the connections that arrive in a pod.
+    pub(super) fn inbound(&self, slot: Slot) -> Result<Vec<InboundKey>, Error> {
+        let entries = self.maps.inbound.iter().filter_map(|entry| match entry {
+            Ok((key, inbound)) => (inbound.listener() / 2 == slot.index()).then_some(Ok(key)),
+            Err(error) => Some(Err(error)),
+        });
+        entries.collect::<Result<_, MapError>>().map_err(Error::map("INBOUND"))
     }
 
     /// From now on native IPv6 targets are reached through our prefix.
@@ -99,7 +99,7 @@ impl Register {
     /// Removes a cgroup that has this slot.
     pub(super) fn expel(&mut self, cgroup: u64, slot: Slot) -> Result<(), Error> {
         match self.maps.members.get(&cgroup, 0) {
-            Ok(member) if member.slot == slot.get() => {}
+            Ok(member) if member.slot() == slot.get() => {}
             Err(error) if !map::absent(&error) => return Err(Error::map("MEMBERS")(error)),
             _ => return Ok(()),
         }
@@ -118,7 +118,29 @@ impl Register {
         table::collect(&mut self.maps, &used)
     }
 
-    fn exceptions(&self, cgroup: &Cgroup, pod: &Attach) -> Result<Vec<Cgroup>, Error> {
+    /// Lets the connections of these cgroups pass.
+    fn pass(&mut self, slot: Slot, except: &[Cgroup]) -> Result<(), Error> {
+        for Cgroup { path, id } in except {
+            self.pins.note(slot, &format!("pass-{id}"), path)?;
+            self.join(*id, Member::passing(*id, slot.get()))?;
+        }
+        Ok(())
+    }
+
+    /// Lets the connections of these cgroups pass no more.
+    fn unpass<'a>(
+        &mut self,
+        slot: Slot,
+        cgroups: impl Iterator<Item = &'a Cgroup>,
+    ) -> Result<(), Error> {
+        for Cgroup { id, .. } in cgroups {
+            self.expel(*id, slot)?;
+            self.pins.remove(slot, &format!("pass-{id}"))?;
+        }
+        Ok(())
+    }
+
+    fn exceptions(&self, slot: Slot, cgroup: &Cgroup, pod: &Attach) -> Result<Vec<Cgroup>, Error> {
         let except = pod.except.iter().map(|path| self.hierarchy.cgroup(path));
         let except = except.collect::<Result<Vec<_>, _>>()?;
         let below =
@@ -127,8 +149,20 @@ impl Register {
             Some(stranger) => {
                 Err(Error::NotBelow { path: stranger.path.clone(), pod: cgroup.path.clone() })
             }
-            None => Ok(except),
+            None => self.unattached(slot, &except).map(|()| except),
         }
+    }
+
+    /// A cgroup that is attached by itself keeps its own entry.
+    fn unattached(&self, slot: Slot, except: &[Cgroup]) -> Result<(), Error> {
+        for passing in except {
+            if let Some(record) = self.pins.find(passing)?
+                && record.slot != slot
+            {
+                return Err(Error::Owned { cgroup: record.cgroup.path, owner: record.owner });
+            }
+        }
+        Ok(())
     }
 
     /// Brings this owner's other pods from a table that is used up to the one that has its name now.
@@ -148,9 +182,9 @@ impl Register {
 
     /// Connections of this cgroup are of this pod, and have its newest generation.
     fn lead(&mut self, slot: Slot, cgroup: u64, pod: &Pod) -> Result<(), Error> {
-        let generation = pod.generation;
-        let table = pod.table(generation).unwrap_or_default();
-        self.join(cgroup, Member { slot: slot.get(), role: ROLE_REDIRECT, table, generation })
+        let small = |number: u16| u8::try_from(number).unwrap_or_default();
+        let table = small(pod.table(pod.generation).unwrap_or_default());
+        self.join(cgroup, Member::redirected(cgroup, slot.get(), table, small(pod.generation)))
     }
 
     fn join(&mut self, cgroup: u64, member: Member) -> Result<(), Error> {
@@ -164,15 +198,8 @@ impl Register {
 
     /// Leaves nothing in a slot that the next pod could take for its own.
     fn vacate(&mut self, slot: Slot) -> Result<(), Error> {
-        let inbound: Vec<(InboundKey, Inbound)> = self
-            .maps
-            .inbound
-            .iter()
-            .collect::<Result<_, MapError>>()
-            .map_err(Error::map("INBOUND"))?;
-        let own = |inbound: &Inbound| inbound.listener / 2 == slot.index();
-        for (key, _) in inbound.iter().filter(|(_, inbound)| own(inbound)) {
-            self.maps.inbound.remove(key).map_err(Error::map("INBOUND"))?;
+        for key in self.inbound(slot)? {
+            self.maps.inbound.remove(&key).map_err(Error::map("INBOUND"))?;
         }
         for listener in [slot.index() * 2, slot.index() * 2 + 1] {
             map::clear(&mut self.maps.inbound_listeners, listener, "INBOUND_LISTENERS")?;

@@ -1,5 +1,6 @@
 //! What can go wrong, in words that say what to do about it?
 
+use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,9 +9,11 @@ use aya::EbpfError;
 use aya::maps::MapError;
 use aya::pin::PinError;
 use aya::programs::ProgramError;
+use ctrlmesh_common::kernel::INBOUND_PER_POD;
 use nix::errno::Errno;
 
 use super::privilege::Missing;
+use super::target::Target;
 
 /// Why interception failed.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +81,7 @@ pub enum Error {
     #[error("the kernel ({running}) is too old: {feature} needs Linux {since}")]
     Kernel {
         /// What is missing.
-        feature: &'static str,
+        feature: Cow<'static, str>,
         /// First kernel that has it.
         since: &'static str,
         /// This kernel.
@@ -122,6 +125,14 @@ pub enum Error {
         /// Who has them.
         slot: u32,
     },
+    /// A pod has so many addresses and ports, and no more.
+    #[error(
+        "webhook calls to {address}: of each pod those to {INBOUND_PER_POD} addresses and ports are taken, not more"
+    )]
+    TooMany {
+        /// Address and port.
+        address: SocketAddr,
+    },
     /// The route of our IPv6 prefix.
     #[error("make our IPv6 prefix local in network namespace {path}")]
     Prefix {
@@ -142,6 +153,22 @@ pub enum Error {
         /// Its size.
         entries: u32,
     },
+    /// A connection to it would look as if it had been redirected already.
+    #[error("{0} is an address that connections are redirected to, and cannot be a target")]
+    Reserved(Target),
+    /// Nobody is in a network namespace any more.
+    #[error("no process of {cgroup} is in network namespace {inode}")]
+    NoSuchNamespace {
+        /// Its inode.
+        inode: u64,
+        /// Whose it was.
+        cgroup: PathBuf,
+    },
+    /// Somebody's processes cannot be found by their numbers.
+    #[error(
+        "processes of {0} are in another PID namespace than this one (in a pod, `hostPID: true` shows them)"
+    )]
+    OtherPids(PathBuf),
     /// The proxy would talk to itself.
     #[error(
         "this process is in {0}, which is intercepted: its own connections would come back to it (start it elsewhere, or attach with `--except`)"

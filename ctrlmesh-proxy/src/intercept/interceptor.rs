@@ -78,6 +78,9 @@ impl Interceptor {
     /// when a table is full, with no targets: its connections are refused until it is attached properly.
     pub fn attach(&mut self, pod: &Attach) -> Result<Slot, Error> {
         let _lock = self.register.pins.lock()?;
+        if let Some(reserved) = pod.targets.list.iter().find(|target| target.is_reserved()) {
+            return Err(Error::Reserved(*reserved));
+        }
         let cgroup = self.register.hierarchy.cgroup(&pod.cgroup)?;
         let known = self.register.pins.find(&cgroup)?;
         self.mine(known.as_ref())?;
@@ -144,7 +147,7 @@ impl Interceptor {
         let members: Vec<(u64, Member)> =
             members.collect::<Result<_, _>>().map_err(Error::map("MEMBERS"))?;
         for (id, member) in members {
-            let slot = Slot::new(member.slot);
+            let slot = Slot::new(member.slot());
             if !live.contains(&slot) {
                 self.register.expel(id, slot)?;
             }
@@ -194,6 +197,14 @@ impl Interceptor {
         known: Option<&Record>,
     ) -> Result<Slot, Error> {
         let state = known.map_or(State::Claimed, |record| record.state);
+        let whole = match known {
+            Some(record) => link::whole(&self.register.pins, record, &Object::fingerprint())?,
+            None => false,
+        };
+        // Mended before anything is changed: a pod that cannot be hooked goes on with what it had.
+        if !whole && state != State::Claimed {
+            self.hook(slot, cgroup)?;
+        }
         if let Err(error) = self.register.enrol(slot, cgroup, pod, known) {
             let closes = matches!(error, Error::Full { .. }) && !pod.fail_open;
             match state {
@@ -203,15 +214,10 @@ impl Interceptor {
             }
             return self.full(error);
         }
-        let fingerprint = Object::fingerprint();
-        let whole = match known {
-            Some(record) => link::whole(&self.register.pins, record, &fingerprint)?,
-            None => false,
-        };
-        if !whole && let Err(error) = self.hook(slot, cgroup) {
-            if state == State::Claimed {
-                self.forget(slot)?;
-            }
+        if state == State::Claimed
+            && let Err(error) = self.hook(slot, cgroup)
+        {
+            self.forget(slot)?;
             return Err(error);
         }
         self.register.pins.enter(slot, State::Attached)?;

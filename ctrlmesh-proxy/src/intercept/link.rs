@@ -5,7 +5,8 @@
 //! twice. A pin is replaced by `rename`, so that a crash at any point leaves one that is whole.
 //!
 //! The kernel could exchange the program of a link at once (`BPF_LINK_UPDATE`), but aya 0.14 offers that for XDP and TCX
-//! links alone and hands out no file descriptor of a link, and to make the call ourselves would be `unsafe`.
+//! links alone and hands out no file descriptor of a link, and to make the call ourselves would be `unsafe`. Later releases
+//! of aya, which want a newer compiler than ours, offer it for the links at cgroups too.
 
 use std::fs::{self, File};
 

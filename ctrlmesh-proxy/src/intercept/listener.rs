@@ -7,7 +7,7 @@
 //! loopback address, one for each family, which nobody outside can name either.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
@@ -87,6 +87,17 @@ pub(super) fn make_prefix_foreign(namespace: &Namespace) -> Result<(), Error> {
     namespace.run(route::make_foreign)?.map_err(failed)
 }
 
+/// Device and inode of the network namespace at `path`, which together are its only name.
+///
+/// # Errors
+/// If there is none, or it may not be looked at.
+pub fn identity(path: &Path) -> Result<(u64, u64), Error> {
+    let found = fs::metadata(path);
+    let found =
+        found.map_err(|error| privilege::explain_process("find network namespace", path, error))?;
+    Ok((found.dev(), found.ino()))
+}
+
 // === impl Namespace ===
 
 impl Namespace {
@@ -95,7 +106,8 @@ impl Namespace {
     /// # Errors
     /// If it does not exist or may not be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path).map_err(Error::file("open", path))?;
+        let file = File::open(path)
+            .map_err(|error| privilege::explain_process("open network namespace", path, error))?;
         Ok(Self { path: path.to_owned(), file, own: false })
     }
 

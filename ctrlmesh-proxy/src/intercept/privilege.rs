@@ -1,9 +1,11 @@
 //! Why did the kernel say no: which capability is missing, or which feature?
 
 use std::error::Error as StdError;
+use std::path::Path;
 use std::{fmt, fs, io};
 
 use super::Error;
+use super::feature::{self, Feature};
 
 /// What loading and attaching takes: bit in `CapEff` and name.
 const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
@@ -11,19 +13,8 @@ const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (3
 /// What entering another network namespace takes besides.
 const NAMESPACE: (u32, &str) = (21, "CAP_SYS_ADMIN");
 
-/// What the programs use of the newer kernels: as the verifier or the error names it, in words, and since when.
-const FEATURES: [(&str, &str, &str); 6] = [
-    ("bpf_get_retval", "seeing what another program decided (bpf_get_retval)", "5.18"),
-    ("bpf_set_retval", "refusing a connection with ECONNREFUSED (bpf_set_retval)", "5.18"),
-    ("bpf_ktime_get_coarse_ns", "reading the heartbeat (bpf_ktime_get_coarse_ns)", "5.11"),
-    ("bpf_sk_assign", "taking inbound connections (sk_lookup)", "5.9"),
-    (
-        "bpf_get_current_ancestor_cgroup_id",
-        "finding the caller's cgroup (bpf_get_current_ancestor_cgroup_id)",
-        "5.7",
-    ),
-    ("bpf_bind", "carrying a prefix's open bits (bpf_bind)", "4.17"),
-];
+/// What finding the network namespace of another user's process takes, or of one with capabilities that we lack.
+const PROCESS: (u32, &str) = (19, "CAP_SYS_PTRACE");
 
 /// Capabilities that the process lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,9 +43,8 @@ pub(super) fn explain<E: StdError + Send + Sync + 'static>(
     error: E,
     other: impl FnOnce(E) -> Error,
 ) -> Error {
-    if let Some(feature) = feature(&chain(&error)) {
-        let (_, feature, since) = FEATURES[feature];
-        return Error::Kernel { feature, since, running: running(), source: Box::new(error) };
+    if let Some(Feature { name, since }) = feature::missing(&chain(&error)) {
+        return Error::Kernel { feature: name, since, running: running(), source: Box::new(error) };
     }
     if !denied(&error) {
         return other(error);
@@ -68,10 +58,15 @@ pub(super) fn explain_namespace(
     error: io::Error,
     other: impl FnOnce(io::Error) -> Error,
 ) -> Error {
-    if !denied(&error) {
-        return other(error);
+    if denied(&error) { lacking(doing, error, &[NAMESPACE]) } else { other(error) }
+}
+
+/// The same for finding the network namespace at `path`, which may be a process's.
+pub(super) fn explain_process(doing: &'static str, path: &Path, error: io::Error) -> Error {
+    if denied(&error) && path.starts_with("/proc") {
+        return lacking(format!("{doing} {}", path.display()), error, &[PROCESS]);
     }
-    lacking(doing, error, &[NAMESPACE])
+    Error::file(doing, path)(error)
 }
 
 /// Which of the `needed` capabilities this process lacks, and what came of it.
@@ -100,12 +95,6 @@ fn denied(error: &(dyn StdError + 'static)) -> bool {
         at = error.source();
     }
     false
-}
-
-/// The first feature that the text of an error complains about.
-fn feature(text: &str) -> Option<usize> {
-    let complains = text.contains("unknown func") || text.contains("invalid func");
-    FEATURES.iter().position(|(helper, _, _)| complains && text.contains(helper))
 }
 
 fn chain(error: &(dyn StdError + 'static)) -> String {
@@ -156,15 +145,6 @@ mod tests {
     #[test]
     fn a_refusal_with_every_capability_points_elsewhere() {
         assert!(missing(u64::MAX, &NEEDED).to_string().contains("seccomp"));
-    }
-
-    #[test]
-    fn a_helper_that_the_verifier_does_not_know_is_a_feature() {
-        let at = feature(
-            "the verifier says: 12: (85) call bpf_set_retval#187\nunknown func bpf_set_retval#187",
-        );
-        assert_eq!(at.map(|at| FEATURES[at].0), Some("bpf_set_retval"));
-        assert_eq!(feature("call bpf_set_retval#187: R1 is not a scalar"), None);
     }
 
     #[test]

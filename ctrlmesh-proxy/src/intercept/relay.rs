@@ -1,5 +1,6 @@
 //! The smallest proxy there is: bytes both ways to the original destination, so that anyone can see redirection work.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -208,6 +209,7 @@ fn inside(ip: IpAddr) -> bool {
 async fn tick(pins: &Path, place: &Place) -> Result<(), Error> {
     let mut ticks = time::interval(TICK);
     let mut events = None;
+    let mut unseen = BTreeSet::new();
     loop {
         ticks.tick().await;
         match outside(pins) {
@@ -217,7 +219,7 @@ async fn tick(pins: &Path, place: &Place) -> Result<(), Error> {
             }
             Ok(()) => {}
         }
-        if let Err(error) = beat(pins, place) {
+        if let Err(error) = beat(pins, place, &mut unseen) {
             tracing::warn!(error = &error as &dyn std::error::Error, "heartbeat failed");
         }
         if tracing::enabled!(tracing::Level::DEBUG) {
@@ -230,25 +232,38 @@ async fn tick(pins: &Path, place: &Place) -> Result<(), Error> {
 }
 
 /// Beats for the pods that lead here. One whose processes are all in other network namespaces has another proxy at the
-/// same port; one without processes may get some that are here.
-fn beat(root: &Path, place: &Place) -> Result<(), Error> {
+/// same port; one without processes may get some that are here. Where processes cannot be looked at we do not know, and
+/// do not say that we live: that is said once of each pod that is `unseen`.
+fn beat(root: &Path, place: &Place, unseen: &mut BTreeSet<Slot>) -> Result<(), Error> {
     let pins = Pins::at(root);
     if !pins.exist()? {
         return Ok(());
     }
     let mut maps = map::Maps::open(&pins)?;
     let attached = |record: &Record| record.state == State::Attached;
-    for record in pins.records()?.into_iter().filter(attached) {
-        let pod = maps.pods.get(&record.slot.index(), 0).map_err(Error::map("PODS"))?;
-        let namespaces = cgroup::namespaces(&record.cgroup.path);
-        let here = namespaces.contains_key(&place.namespace);
-        if pod.port != place.port.to_be() || !here && !namespaces.is_empty() {
+    for Record { slot, cgroup, .. } in pins.records()?.into_iter().filter(attached) {
+        let pod = maps.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
+        if pod.port != place.port.to_be() {
+            continue;
+        }
+        let namespaces = cgroup::namespaces(&cgroup.path);
+        let here = namespaces.found.contains_key(&place.namespace);
+        let only = here && namespaces.found.len() == 1 && namespaces.unseen.is_none();
+        if let Some(error) = namespaces.unseen.filter(|_| !here) {
+            if unseen.insert(slot) {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(%slot, error, "no beat for a pod whose network namespace is unknown");
+            }
+            continue;
+        }
+        unseen.remove(&slot);
+        if !here && !namespaces.found.is_empty() {
             continue;
         }
         maps.heartbeats.set(pod.heartbeat, status::now(), 0).map_err(Error::map("HEARTBEATS"))?;
         let native = pod.flags & NATIVE_IPV6 != 0;
-        if here && namespaces.len() == 1 && native != place.ipv6 {
-            say_native(&pins, &mut maps, record.slot, place.ipv6)?;
+        if only && native != place.ipv6 {
+            say_native(&pins, &mut maps, slot, place.ipv6)?;
         }
     }
     Ok(())

@@ -5,7 +5,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use ctrlmesh_common::kernel::{FAIL_OPEN, Inbound, InboundKey};
+use ctrlmesh_common::kernel::{INBOUND_PER_POD, Inbound, InboundKey};
 
 use super::interceptor::Interceptor;
 use super::listener::{self, Namespace};
@@ -65,7 +65,7 @@ impl Interceptor {
     /// [`super::INBOUND_SOURCE`], or [`super::INBOUND_SOURCE_V6`] for a server that listens on IPv6 only.
     ///
     /// # Errors
-    /// If the pod is not this owner's, the namespace is none, the address is another pod's, or a table is full.
+    /// If the pod is not this owner's, the namespace is none, the address is another pod's, or the pod has too many.
     pub fn take_inbound(
         &mut self,
         slot: Slot,
@@ -77,15 +77,20 @@ impl Interceptor {
         let _lock = self.register.pins.lock()?;
         let record = self.register.owned(slot)?;
         let key = InboundKey { address: address.ip().into(), port: u32::from(address.port()) };
-        if let Ok(taken) = self.register.maps.inbound.get(&key, 0)
-            && taken.listener / 2 != slot.index()
-        {
-            return Err(Error::Taken { address, slot: taken.listener / 2 });
+        match self.register.maps.inbound.get(&key, 0) {
+            Ok(taken) if taken.listener() / 2 != slot.index() => {
+                return Err(Error::Taken { address, slot: taken.listener() / 2 });
+            }
+            Err(_) if self.register.inbound(slot)?.len() >= INBOUND_PER_POD as usize => {
+                return Err(Error::TooMany { address });
+            }
+            _ => {}
         }
-        let entry = slot.index() * 2 + u32::from(address.is_ipv6());
+        let entry = slot.get() * 2 + u16::from(address.is_ipv6());
         let maps = &mut self.register.maps;
-        maps.inbound_listeners.set(entry, listener, 0).map_err(Error::map("INBOUND_LISTENERS"))?;
-        let value = Inbound { listener: entry, flags: if fail_open { FAIL_OPEN } else { 0 } };
+        let set = maps.inbound_listeners.set(u32::from(entry), listener, 0);
+        set.map_err(Error::map("INBOUND_LISTENERS"))?;
+        let value = Inbound::new(&key, entry, fail_open);
         let inserted = maps.inbound.insert(key, value, 0);
         inserted.map_err(|error| maps.refused("INBOUND", error))?;
         let inode = namespace.inode()?;
@@ -113,9 +118,13 @@ impl Interceptor {
     /// Replaces the webhook program of a pod that has one.
     pub(super) fn replace_inbound(&mut self, record: &Record) -> Result<(), Error> {
         let Some((path, inode)) = &record.netns else { return Ok(()) };
-        let Some(namespace) = reopen(record, path, *inode) else {
-            tracing::warn!(slot = %record.slot, "network namespace not found, webhook program not replaced");
-            return Ok(());
+        let namespace = match reopen(record, path, *inode) {
+            Ok(namespace) => namespace,
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(slot = %record.slot, error, "network namespace not found, webhook program not replaced");
+                return Ok(());
+            }
         };
         self.attach_inbound(record.slot, &namespace, *inode)
     }
@@ -135,11 +144,13 @@ impl Interceptor {
 }
 
 /// A pod's network namespace, by the path at which it was, or by a process of the pod.
-fn reopen(record: &Record, path: &Path, inode: u64) -> Option<Namespace> {
+fn reopen(record: &Record, path: &Path, inode: u64) -> Result<Namespace, Error> {
     let is = |namespace: &Namespace| namespace.inode().is_ok_and(|found| found == inode);
-    let known = Namespace::open(path).ok().filter(is);
-    known.or_else(|| {
-        let path = cgroup::namespaces(&record.cgroup.path).remove(&inode)?;
-        Namespace::open(&path).ok().filter(is)
-    })
+    if let Some(known) = Namespace::open(path).ok().filter(is) {
+        return Ok(known);
+    }
+    let mut namespaces = cgroup::namespaces(&record.cgroup.path);
+    let found = namespaces.found.remove(&inode).map(|path| Namespace::open(&path)).transpose()?;
+    let gone = || Error::NoSuchNamespace { inode, cgroup: record.cgroup.path.clone() };
+    found.filter(is).ok_or_else(|| namespaces.unseen.unwrap_or_else(gone))
 }

@@ -2,9 +2,11 @@
 //!
 //! A target is an address and a port, or a prefix and a port. The bits that a prefix leaves open must fit into a source
 //! address, so the widest are /10 for IPv4 and /106 for IPv6: more than any service range of Kubernetes, /12 and /108.
+//!
+//! 0.0.0.0 and :: are loopback here, as they are for the kernel where somebody connects to them.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use ctrlmesh_common::kernel::{self, Address, Destination, MAX_HOST_BITS, TargetKey};
@@ -51,6 +53,11 @@ pub enum InvalidTarget {
         /// Bits of the widest prefix.
         least: u8,
     },
+    /// Where connections are redirected to.
+    #[error(
+        "`{0}`: 127.64.0.0 to 127.255.255.255 and fd63:746c:6d65:7368::/64 are where redirected connections go, and cannot be targets"
+    )]
+    Reserved(String),
 }
 
 // === impl Targets ===
@@ -68,7 +75,12 @@ impl Targets {
 impl Target {
     /// One address.
     pub fn exact(address: SocketAddr) -> Self {
-        Self { address: address.ip().into(), host_bits: 0, port: address.port() }
+        Self { address: reached(address.ip()).into(), host_bits: 0, port: address.port() }
+    }
+
+    /// Whether it is an address that connections are redirected to.
+    pub(super) fn is_reserved(self) -> bool {
+        kernel::is_reserved(self.address)
     }
 
     /// The key in the kernel's table and the length of its prefix in bits.
@@ -127,7 +139,12 @@ impl FromStr for Target {
             return Err(InvalidTarget::Port(text.to_owned()));
         }
         let host_bits = host_bits(text, ip, length)?;
-        Ok(Self { address: Address::from(ip).with_host(host_bits, 0), host_bits, port })
+        let ip = if host_bits == 0 { reached(ip) } else { ip };
+        let target = Self { address: Address::from(ip).with_host(host_bits, 0), host_bits, port };
+        if target.is_reserved() {
+            return Err(InvalidTarget::Reserved(text.to_owned()));
+        }
+        Ok(target)
     }
 }
 
@@ -143,6 +160,15 @@ impl fmt::Display for Target {
         } else {
             write!(f, "{ip}/{length}:{}", self.port)
         }
+    }
+}
+
+/// What the kernel connects to where it is told this address.
+fn reached(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
     }
 }
 
@@ -193,6 +219,38 @@ mod tests {
     #[test]
     fn a_mapped_address_is_the_ipv4_address() {
         assert_eq!("[::ffff:10.96.0.1]:443".parse::<Target>(), "10.96.0.1:443".parse());
+    }
+
+    #[test]
+    fn an_unspecified_address_is_loopback_of_its_family() {
+        for (text, target) in [
+            ("0.0.0.0:443", "127.0.0.1:443"),
+            ("[::]:443", "[::1]:443"),
+            ("[::ffff:0.0.0.0]:443", "127.0.0.1:443"),
+            ("0.0.0.0/10:443", "0.0.0.0/10:443"),
+        ] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), target);
+        }
+        let address: SocketAddr = "0.0.0.0:443".parse().unwrap();
+        assert_eq!(Target::from(address).to_string(), "127.0.0.1:443");
+    }
+
+    #[test]
+    fn an_address_that_connections_are_redirected_to_is_no_target() {
+        for text in [
+            "127.64.0.0:443",
+            "127.255.255.255:443",
+            "127.127.0.0/16:443",
+            "127.192.0.0/10:443",
+            "[::ffff:127.64.0.1]:443",
+            "[fd63:746c:6d65:7368::1]:443",
+            "[fd63:746c:6d65:7368:1::/112]:443",
+        ] {
+            assert_eq!(text.parse::<Target>(), Err(InvalidTarget::Reserved(text.to_owned())));
+        }
+        for text in ["127.63.255.255:443", "127.0.0.0/10:443", "[fd63:746c:6d65:7369::1]:443"] {
+            assert!(text.parse::<Target>().is_ok(), "{text}");
+        }
     }
 
     #[test]

@@ -63,15 +63,14 @@ impl Enrolled {
     fn moved(&self) -> bool {
         let Some(Serving::Here(serving)) = &self.serving else { return false };
         if let Some(file) = &self.pod.network {
-            return NetworkId::of(file).is_some_and(|now| now != serving.network);
+            return NetworkId::of(file).is_ok_and(|now| now != serving.network);
         }
         // The process by which it was found may be gone, and its number another's.
-        if NetworkId::of(&serving.file) == Some(serving.network) {
+        if NetworkId::of(&serving.file).is_ok_and(|now| now == serving.network) {
             return false;
         }
-        let now = network::of_processes(&self.cgroup.path);
-        let mut now = now.iter().filter_map(|file| NetworkId::of(file)).peekable();
-        now.peek().is_some() && !now.any(|one| one == serving.network)
+        let (now, _) = network::of_processes(&self.cgroup.path);
+        !now.is_empty() && !now.iter().any(|(one, _)| *one == serving.network)
     }
 }
 

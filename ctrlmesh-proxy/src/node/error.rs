@@ -1,7 +1,5 @@
 //! What can stand in a node's or a pod's way?
 
-use std::path::PathBuf;
-
 use thiserror::Error;
 
 use super::pods::PodsError;
@@ -26,8 +24,8 @@ pub(super) enum Waiting {
     Intercept(#[from] intercept::Error),
     #[error("read its policy")]
     Policy(#[from] LoadError),
-    #[error("find its network namespace {0}")]
-    Network(PathBuf),
+    #[error("find its network namespace")]
+    Network(#[source] intercept::Error),
     #[error(
         "find its network namespace: it has no process yet, or is in the node's own (hostNetwork), where it cannot be served"
     )]

@@ -5,7 +5,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -15,6 +14,7 @@ use tracing::warn;
 use crate::accept::{Acceptor, Origin, PodSlot};
 use crate::drain::Drain;
 use crate::intercept::cgroup;
+use crate::intercept::cgroup::Namespaces;
 use crate::intercept::listener::{self, Namespace};
 use crate::intercept::{Error, Originals, Slot};
 
@@ -44,20 +44,20 @@ pub(super) struct Network {
 // === impl NetworkId ===
 
 impl NetworkId {
-    /// Of `/proc/PID/ns/net`, or of a namespace that has a name; nothing where there is none.
-    pub(super) fn of(file: &Path) -> Option<Self> {
-        let metadata = file.metadata().ok()?;
-        Some(Self { device: metadata.dev(), inode: metadata.ino() })
+    /// Of `/proc/PID/ns/net`, or of a namespace that has a name.
+    pub(super) fn of(file: &Path) -> Result<Self, Error> {
+        listener::identity(file).map(|(device, inode)| Self { device, inode })
     }
 }
 
 /// The network namespaces of the processes of a pod, other than the node's: a process that is only being started is
-/// still in that.
-pub(super) fn of_processes(cgroup: &Path) -> Vec<PathBuf> {
+/// still in that. And why there may be others.
+pub(super) fn of_processes(cgroup: &Path) -> (Vec<(NetworkId, PathBuf)>, Option<Error>) {
     let nodes: Vec<NetworkId> =
-        ["self", "1"].iter().filter_map(|one| NetworkId::of(&namespace(one))).collect();
-    let all = cgroup::namespaces(cgroup).into_values();
-    all.filter(|file| NetworkId::of(file).is_some_and(|one| !nodes.contains(&one))).collect()
+        ["self", "1"].iter().filter_map(|one| NetworkId::of(&namespace(one)).ok()).collect();
+    let Namespaces { found, unseen } = cgroup::namespaces(cgroup);
+    let found = found.into_values().filter_map(|file| Some((NetworkId::of(&file).ok()?, file)));
+    (found.filter(|(network, _)| !nodes.contains(network)).collect(), unseen)
 }
 
 fn namespace(process: &str) -> PathBuf {

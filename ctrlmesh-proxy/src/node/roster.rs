@@ -146,7 +146,13 @@ mod tests {
         let held = |redirect, container: Option<&str>| {
             let container = container.map(str::to_owned);
             let policy = Policy { redirect, container, ..Policy::default() };
-            Held { uid: "u".to_owned(), digest: 0, policy: Arc::new(policy) }
+            Held {
+                uid: "u".to_owned(),
+                digest: 0,
+                operator: String::new(),
+                version: 0,
+                policy: Arc::new(policy),
+            }
         };
         let name = |name: &str| PodName { namespace: "ns".to_owned(), name: name.to_owned() };
         let told = Told::from([

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::{
-    Entry, Hello, Known, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
+    Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::{task, time};
@@ -226,10 +226,12 @@ impl Client {
 
     fn hello(&self) -> Hello {
         let told = self.told.borrow().clone();
-        let known = told.iter().map(|(pod, held)| Known {
+        let known = told.iter().take(MAX_KNOWN).map(|(pod, held)| Known {
             pod: Some(id(pod, &held.uid)),
             digest: held.digest,
             epoch: held.policy.epoch,
+            operator: held.operator.clone(),
+            version: held.version,
         });
         let (node, pod) = match &self.served {
             Served::Pod(pod) => (String::new(), Some(id(pod, ""))),
@@ -290,7 +292,13 @@ fn taken(before: &Told, update: Update, forgets: bool) -> (Told, Vec<Verdict>) {
         let digest = entry.digest;
         let refused = match policy(&entry) {
             Ok(policy) => {
-                let held = Held { uid: id.uid.clone(), digest, policy: Arc::new(policy) };
+                let held = Held {
+                    uid: id.uid.clone(),
+                    digest,
+                    operator: entry.operator,
+                    version: entry.version,
+                    policy: Arc::new(policy),
+                };
                 after.insert(pod.clone(), held);
                 String::new()
             }
@@ -335,7 +343,8 @@ mod tests {
     fn entry(name: &str, uid: &str, policy: &str) -> Entry {
         let pod = PodId { namespace: "ns".to_owned(), name: name.to_owned(), uid: uid.to_owned() };
         let digest = ctrlmesh_common::wire::digest(policy.as_bytes());
-        Entry { pod: Some(pod), digest, policy: policy.to_owned().into() }
+        let (operator, policy) = ("ns/op".to_owned(), policy.to_owned().into());
+        Entry { pod: Some(pod), digest, policy, operator, version: 1 }
     }
 
     fn update(policies: &[Entry]) -> Update {

@@ -3,16 +3,21 @@
 use std::fs;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
-use ctrlmesh_common::policy::{Policy, PolicyError};
+use ctrlmesh_common::policy::{Mode, Policy, PolicyError};
 use tokio::sync::watch;
-use tokio::time::{self, MissedTickBehavior};
+use tokio::time;
 
 use super::{ShardingError, Source, sharding};
 use crate::watched::{PERIOD, Watched};
 
 /// The most that is read, in bytes: what a ConfigMap can hold, twice.
 const MAX_FILE_BYTES: u64 = 2 * 1024 * 1024;
+
+/// How long a file must stay as it is before it is believed: one that is written in place is short of its end for a
+/// while, and may say less than it will.
+const SETTLED: Duration = Duration::from_millis(100);
 
 /// A policy that is not taken.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +45,9 @@ pub enum LoadError {
     /// It parses, but cannot be applied.
     #[error("check the policy")]
     Check(#[from] PolicyError),
+    /// It limits nothing and does not say that this is meant: an empty file, or one cut short, says the same.
+    #[error("the policy has neither limits nor a lock; say `mode: pass` to let everything pass")]
+    Unlimited,
     /// No policy follows from the `ShardingConfigs`.
     #[error("find the pod's ShardingConfig")]
     Sharding(#[from] ShardingError),
@@ -63,29 +71,38 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
             sharding::shard(&text, shard.as_deref(), namespace)?
         }
     };
+    if policy.passes_everything() && policy.mode != Mode::Pass {
+        return Err(LoadError::Unlimited);
+    }
     policy.check()?;
     Ok(policy)
 }
 
-/// Reads the policy again whenever its file changes, until nobody is interested any more.
+/// Reads the policy again whenever its file has changed and stays so, until nobody is interested any more.
 pub async fn follow(source: Source, sender: watch::Sender<Arc<Policy>>) {
-    let mut ticks = time::interval(PERIOD);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut watched = Watched::new(source.file().clone());
+    let mut settling = watched.changed();
     while !sender.is_closed() {
         tokio::select! {
             // The last receiver is gone.
             () = sender.closed() => return,
-            _ = ticks.tick() => {}
+            () = time::sleep(if settling { SETTLED } else { PERIOD }) => {}
         }
         if watched.changed() {
-            take(&source, &sender);
+            settling = true;
+        } else if settling {
+            let loaded = load(&source);
+            // What was read while it was written is read again.
+            settling = watched.changed();
+            if !settling {
+                take(&source, loaded, &sender);
+            }
         }
     }
 }
 
-fn take(source: &Source, sender: &watch::Sender<Arc<Policy>>) {
-    match load(source) {
+fn take(source: &Source, loaded: Result<Policy, LoadError>, sender: &watch::Sender<Arc<Policy>>) {
+    match loaded {
         Err(error) => {
             let error = anyhow::Error::from(error);
             tracing::warn!(file = %source.file().display(), error = format!("{error:#}"), "policy refused, the last one stays");

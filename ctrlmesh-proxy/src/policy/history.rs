@@ -3,17 +3,22 @@
 //! A client that goes on from a version goes on from what it read up to there, and under which policy it read that, the
 //! request does not say. So the policies that were in force are remembered, and each may be the one, until a version
 //! is known that is newer than whatever was read under it. That version is asked of the API server once nobody reads
-//! under it any more, so whoever reads collections says so for as long as it takes.
+//! under it any more, so whoever reads collections says so for as long as it takes. Of what is too long ago, only the
+//! resources are remembered of which it said something.
 
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::policy::{LOCK_RESOURCES, Limit, Policy};
+use ctrlmesh_common::resource::ResourceMatch;
 
 /// How many policies are remembered: enough for as many changes while one list is read.
 const MAX_REMEMBERED: usize = 32;
+
+/// How many resources are remembered of which those that are not said different things.
+const MAX_CHANGED: usize = 256;
 
 /// The policies of one pod that were in force since the proxy began to serve it.
 #[derive(Debug, Default)]
@@ -21,35 +26,58 @@ pub struct History(Mutex<Remembered>);
 
 #[derive(Debug, Default)]
 struct Remembered {
-    /// The one that came into force last stands last.
+    /// The one that came into force last stands last. No two mean the same.
     policies: Vec<Arc<InForce>>,
-    /// Whether one was forgotten that a client may have read under.
-    forgotten: bool,
+    /// What is left of those before them.
+    forgotten: Option<Past>,
 }
 
 /// A policy that is in force, or was.
 #[derive(Debug)]
 pub struct InForce {
     policy: Arc<Policy>,
-    readers: AtomicUsize,
-    read_until: Mutex<ReadUntil>,
+    /// Shared by all that mean the same.
+    reads: Arc<Reads>,
 }
 
-/// For each resource, by group and name, a version that is newer than what was read under a policy.
+/// Who reads under policies that mean the same, and how far was read.
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    readers: AtomicUsize,
+    until: Mutex<ReadUntil>,
+}
+
+/// For each resource, by group and name, a version that is newer than what was read.
 #[derive(Debug, Default)]
 struct ReadUntil {
     versions: HashMap<(String, String), u64>,
-    /// How often the policy came into force: what was asked for before counts no more.
+    /// How often this came into force: what was asked for before counts no more.
     times: u64,
+}
+
+/// Policies that are not remembered one by one.
+#[derive(Debug)]
+struct Past {
+    /// The first of them.
+    first: Arc<Policy>,
+    /// The resources of which another said something else; of any, where that is too much to remember.
+    changed: Option<Vec<ResourceMatch>>,
+    /// Whether another named another lock.
+    relocked: bool,
+    /// Those that somebody still reads under.
+    read: Vec<Arc<Reads>>,
+    /// How far was read under all of them.
+    reads: Arc<Reads>,
 }
 
 /// Somebody reads a collection under a policy, until this is dropped.
 #[derive(Debug)]
 pub struct Reading(Arc<InForce>);
 
-/// When a policy that nobody reads under was found so.
-#[derive(Clone, Copy, Debug)]
+/// Of whom a version is to be asked that is newer than what was read.
+#[derive(Debug)]
 pub struct Unread {
+    reads: Arc<Reads>,
     times: u64,
 }
 
@@ -61,19 +89,28 @@ pub struct Forgotten;
 // === impl History ===
 
 impl History {
+    /// Of a pod that `policy` is served by from now on: it may have been before this process began, too.
+    pub fn begun(policy: &Arc<Policy>) -> Arc<Self> {
+        let history = Self::default();
+        history.in_force(policy);
+        Arc::new(history)
+    }
+
     /// Remembers `policy`, which is in force now.
     pub fn in_force(&self, policy: &Arc<Policy>) -> Arc<InForce> {
         let mut remembered = self.remembered();
-        let known = remembered.policies.iter().position(|known| known.policy == *policy);
-        let now = match known {
-            Some(at) => remembered.policies.remove(at),
-            None => Arc::new(InForce::new(policy.clone())),
-        };
-        now.again();
+        let known = remembered.policies.iter().position(|known| known.means_the_same(policy));
+        let reads = known.map(|at| remembered.policies.remove(at).reads.clone());
+        let reads = reads.unwrap_or_default();
+        reads.again();
+        let now = Arc::new(InForce { policy: policy.clone(), reads });
         remembered.policies.push(now.clone());
         if remembered.policies.len() > MAX_REMEMBERED {
-            remembered.policies.remove(0);
-            remembered.forgotten = true;
+            let oldest = remembered.policies.remove(0);
+            match &mut remembered.forgotten {
+                Some(past) => past.add(&oldest),
+                none => *none = Some(Past::of(&oldest)),
+            }
         }
         now
     }
@@ -90,20 +127,33 @@ impl History {
         version: u64,
     ) -> Result<Vec<Arc<InForce>>, Forgotten> {
         let remembered = self.remembered();
-        let mut proved = false;
+        let cleared = |reads: &Reads| reads.until(group, resource).is_some_and(|it| it < version);
         let mut suspects: Vec<Arc<InForce>> = Vec::new();
-        for past in remembered.policies.iter().filter(|past| past.policy != now.policy) {
-            if past.read_until(group, resource).is_some_and(|until| until < version) {
-                proved = true;
-                continue;
-            }
-            let says = |policy: &Policy| policy.selector_for(group, resource);
-            let same = |other: &Policy| says(other) == says(past) && other.lock == past.lock;
-            if !same(now) && !suspects.iter().any(|other| same(other)) {
+        for past in remembered.policies.iter().filter(|past| !now.shares(past)) {
+            let same = |other: &Policy| {
+                other.selector_for(group, resource) == past.selector_for(group, resource)
+                    && other.lock_for(group, resource) == past.lock_for(group, resource)
+            };
+            let known = same(now) || suspects.iter().any(|other| same(other));
+            if !known && !cleared(&past.reads) {
                 suspects.push(past.clone());
             }
         }
-        if remembered.forgotten && !proved { Err(Forgotten) } else { Ok(suspects) }
+        let forgotten = remembered.forgotten.as_ref();
+        match forgotten.filter(|past| past.differs(now, group, resource) && !cleared(&past.reads)) {
+            Some(_) => Err(Forgotten),
+            None => Ok(suspects),
+        }
+    }
+
+    /// Of which policies other than `now` a version of a resource is to be asked: nobody reads under them any more, and
+    /// none is known.
+    pub fn unread(&self, now: &InForce, (group, resource): (&str, &str)) -> Vec<Unread> {
+        let mut remembered = self.remembered();
+        let Remembered { policies, forgotten } = &mut *remembered;
+        let past = policies.iter().filter(|past| !now.shares(past)).map(|past| &past.reads);
+        let forgotten = forgotten.as_mut().and_then(|past| past.is_unread().then_some(&past.reads));
+        past.chain(forgotten).filter_map(|reads| Reads::unread(reads, group, resource)).collect()
     }
 
     fn remembered(&self) -> MutexGuard<'_, Remembered> {
@@ -114,44 +164,16 @@ impl History {
 // === impl InForce ===
 
 impl InForce {
-    fn new(policy: Arc<Policy>) -> Self {
-        Self { policy, readers: AtomicUsize::new(0), read_until: Mutex::default() }
-    }
-
     /// Says that somebody reads under it. Whoever does looks afterwards whether it is still in force: whoever finds it
     /// unread did so before.
     pub fn read(self: &Arc<Self>) -> Reading {
-        self.readers.fetch_add(1, Ordering::SeqCst);
+        self.reads.readers.fetch_add(1, Ordering::SeqCst);
         Reading(self.clone())
     }
 
-    /// Whether nobody reads under it; asked once another is in force.
-    pub fn unread(&self) -> Option<Unread> {
-        let times = self.lock().times;
-        (self.readers.load(Ordering::SeqCst) == 0).then_some(Unread { times })
-    }
-
-    /// Says that what was read of a resource under it is of `version` at most, which the API server gave after `unread`.
-    pub fn was_read_until(&self, unread: Unread, (group, resource): (&str, &str), version: u64) {
-        let mut read_until = self.lock();
-        if read_until.times == unread.times {
-            read_until.versions.insert((group.to_owned(), resource.to_owned()), version);
-        }
-    }
-
-    fn read_until(&self, group: &str, resource: &str) -> Option<u64> {
-        let key = (group.to_owned(), resource.to_owned());
-        self.lock().versions.get(&key).copied()
-    }
-
-    fn again(&self) {
-        let mut read_until = self.lock();
-        read_until.times += 1;
-        read_until.versions.clear();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ReadUntil> {
-        self.read_until.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the other means the same.
+    fn shares(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.reads, &other.reads)
     }
 }
 
@@ -160,6 +182,123 @@ impl Deref for InForce {
 
     fn deref(&self) -> &Policy {
         &self.policy
+    }
+}
+
+// === impl Reads ===
+
+impl Reads {
+    /// Whether nobody reads, and no version is known; asked once another policy is in force.
+    fn unread(this: &Arc<Self>, group: &str, resource: &str) -> Option<Unread> {
+        let key = (group.to_owned(), resource.to_owned());
+        let until = this.lock();
+        let known = until.versions.contains_key(&key);
+        let unread = !known && this.is_unread();
+        unread.then(|| Unread { reads: this.clone(), times: until.times })
+    }
+
+    fn is_unread(&self) -> bool {
+        self.readers.load(Ordering::SeqCst) == 0
+    }
+
+    fn until(&self, group: &str, resource: &str) -> Option<u64> {
+        let key = (group.to_owned(), resource.to_owned());
+        self.lock().versions.get(&key).copied()
+    }
+
+    fn again(&self) {
+        let mut until = self.lock();
+        until.times += 1;
+        until.versions.clear();
+    }
+
+    /// Takes in what was read elsewhere: what is not known of both is not known.
+    fn add(&self, other: &Self) {
+        let (mut until, other) = (self.lock(), other.lock());
+        until.times += 1;
+        until.versions.retain(|key, _| other.versions.contains_key(key));
+        for (key, version) in &mut until.versions {
+            *version = (*version).max(other.versions[key]);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ReadUntil> {
+        self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Unread ===
+
+impl Unread {
+    /// Says that what was read of a resource is of `version` at most, which the API server gave after this was found.
+    pub fn was_read_until(&self, (group, resource): (&str, &str), version: u64) {
+        let mut until = self.reads.lock();
+        if until.times == self.times {
+            until.versions.insert((group.to_owned(), resource.to_owned()), version);
+        }
+    }
+}
+
+// === impl Past ===
+
+impl Past {
+    fn of(first: &InForce) -> Self {
+        let reads = Reads::default();
+        reads.lock().versions.clone_from(&first.reads.lock().versions);
+        Self {
+            first: first.policy.clone(),
+            changed: Some(Vec::new()),
+            relocked: false,
+            read: vec![first.reads.clone()],
+            reads: reads.into(),
+        }
+    }
+
+    fn add(&mut self, next: &InForce) {
+        self.reads.add(&next.reads);
+        self.is_unread();
+        self.read.push(next.reads.clone());
+        let first = self.first.clone();
+        self.relocked |= next.lock != first.lock;
+        if next.mode != first.mode {
+            self.changed = None;
+        }
+        let not_in = |others: &Policy, limit: &Limit| {
+            !others.limits.iter().any(|other| other.means_the_same(limit))
+        };
+        for limit in next.limits.iter().filter(|limit| not_in(&first, limit)) {
+            self.change(limit);
+        }
+        for limit in first.limits.iter().filter(|limit| not_in(next, limit)) {
+            self.change(limit);
+        }
+    }
+
+    fn change(&mut self, limit: &Limit) {
+        let Some(changed) = &mut self.changed else { return };
+        for resources in &limit.relate_resources {
+            if !changed.contains(resources) {
+                changed.push(resources.clone());
+            }
+        }
+        if limit.relate_resources.is_empty() || changed.len() > MAX_CHANGED {
+            self.changed = None;
+        }
+    }
+
+    /// Whether one of them may have said something else of a resource than `now` does.
+    fn differs(&self, now: &Policy, group: &str, resource: &str) -> bool {
+        let covered = |all: &[ResourceMatch]| all.iter().any(|one| one.covers(group, resource));
+        self.changed.as_deref().is_none_or(covered)
+            || self.relocked && LOCK_RESOURCES.contains(&(group, resource))
+            || self.first.selector_for(group, resource) != now.selector_for(group, resource)
+            || self.first.lock_for(group, resource) != now.lock_for(group, resource)
+    }
+
+    /// Whether nobody reads under any of them.
+    fn is_unread(&mut self) -> bool {
+        self.read.retain(|reads| !reads.is_unread());
+        self.read.is_empty()
     }
 }
 
@@ -174,84 +313,9 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.0.readers.fetch_sub(1, Ordering::SeqCst);
+        self.0.reads.readers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use ctrlmesh_common::policy::Limit;
-    use ctrlmesh_common::selector::Selector;
-
-    use super::*;
-
-    const PODS: (&str, &str) = ("", "pods");
-
-    fn policy(selector: &str, epoch: u64) -> Arc<Policy> {
-        let selector = Selector::parse(selector).unwrap();
-        let limits = vec![Limit { selector, ..Limit::default() }];
-        Arc::new(Policy { epoch, limits, ..Policy::default() })
-    }
-
-    fn epochs(suspects: Vec<Arc<InForce>>) -> Vec<u64> {
-        suspects.iter().map(|past| past.epoch).collect()
-    }
-
-    #[test]
-    fn every_policy_that_said_otherwise_is_suspected_once() {
-        let history = History::default();
-        for (epoch, selector) in ["a=1", "a=2", "a=1", "a=3"].into_iter().enumerate() {
-            history.in_force(&policy(selector, epoch as u64));
-        }
-        let now = history.in_force(&policy("a=3", 4));
-        assert_eq!(epochs(history.suspects(&now, PODS, 7).unwrap()), [0, 1]);
-    }
-
-    #[test]
-    fn a_version_newer_than_what_was_read_under_a_policy_clears_it() {
-        let history = History::default();
-        let old = history.in_force(&policy("a=1", 1));
-        let now = history.in_force(&policy("a=2", 2));
-        old.was_read_until(old.unread().unwrap(), PODS, 10);
-        assert_eq!(epochs(history.suspects(&now, PODS, 10).unwrap()), [1]);
-        assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
-        assert_eq!(epochs(history.suspects(&now, ("", "nodes"), 11).unwrap()), [1]);
-    }
-
-    #[test]
-    fn what_is_still_read_under_a_policy_has_no_last_version() {
-        let history = History::default();
-        let old = history.in_force(&policy("a=1", 1));
-        let reading = old.read();
-        history.in_force(&policy("a=2", 2));
-        assert!(old.unread().is_none());
-        drop(reading);
-        assert!(old.unread().is_some());
-    }
-
-    #[test]
-    fn a_policy_that_comes_back_is_read_again() {
-        let history = History::default();
-        let old = history.in_force(&policy("a=1", 1));
-        history.in_force(&policy("a=2", 2));
-        let unread = old.unread().unwrap();
-        assert!(Arc::ptr_eq(&old, &history.in_force(&policy("a=1", 1))));
-        let now = history.in_force(&policy("a=2", 2));
-        // The answer to what was asked before it came back.
-        old.was_read_until(unread, PODS, 10);
-        assert_eq!(epochs(history.suspects(&now, PODS, 11).unwrap()), [1]);
-    }
-
-    #[test]
-    fn what_is_forgotten_may_be_anything_until_a_later_policy_is_cleared() {
-        let history = History::default();
-        let all: Vec<_> =
-            (0..=33).map(|n| history.in_force(&policy(&format!("a={n}"), n))).collect();
-        let now = all.last().unwrap();
-        assert_eq!(history.suspects(now, PODS, 7).unwrap_err(), Forgotten);
-        let last = &all[32];
-        last.was_read_until(last.unread().unwrap(), PODS, 10);
-        assert!(history.suspects(now, PODS, 10).is_err());
-        assert_eq!(history.suspects(now, PODS, 11).unwrap().len(), 30);
-    }
-}
+mod tests;

@@ -38,6 +38,10 @@ pub struct Held {
     pub uid: String,
     /// The policy's digest, as the manager gave it.
     pub digest: u64,
+    /// The ShardingConfig from which it follows, as the manager calls it; empty where there is none.
+    pub operator: String,
+    /// That one's resourceVersion.
+    pub version: u64,
     /// The policy.
     pub policy: Arc<Policy>,
 }
@@ -95,6 +99,10 @@ struct Entry {
     name: String,
     uid: String,
     digest: u64,
+    #[serde(default)]
+    operator: String,
+    #[serde(default)]
+    version: u64,
     policy: Policy,
 }
 
@@ -135,6 +143,8 @@ impl Store {
             name: pod.name.clone(),
             uid: held.uid.clone(),
             digest: held.digest,
+            operator: held.operator.clone(),
+            version: held.version,
             policy: held.policy.as_ref().clone(),
         });
         let content = serde_json::to_string(&Content { pods: pods.collect() });
@@ -168,13 +178,17 @@ impl Store {
 impl Entry {
     fn checked(self) -> Result<(PodName, Held), StoreError> {
         let pod = PodName { namespace: self.namespace, name: self.name };
-        match self.policy.check() {
-            Ok(()) => Ok((
-                pod,
-                Held { uid: self.uid, digest: self.digest, policy: Arc::new(self.policy) },
-            )),
-            Err(source) => Err(StoreError::Check { pod, source }),
+        if let Err(source) = self.policy.check() {
+            return Err(StoreError::Check { pod, source });
         }
+        let held = Held {
+            uid: self.uid,
+            digest: self.digest,
+            operator: self.operator,
+            version: self.version,
+            policy: Arc::new(self.policy),
+        };
+        Ok((pod, held))
     }
 }
 
@@ -198,7 +212,8 @@ mod tests {
     fn told(epoch: u64) -> Told {
         let pod = PodName { namespace: "ns".to_owned(), name: "op-0".to_owned() };
         let policy = Arc::new(Policy { epoch, ..Policy::default() });
-        Told::from([(pod, Held { uid: "u".to_owned(), digest: epoch, policy })])
+        let (uid, operator) = ("u".to_owned(), "ns/op".to_owned());
+        Told::from([(pod, Held { uid, digest: epoch, operator, version: epoch, policy })])
     }
 
     fn store() -> (TempDir, Store) {

@@ -102,6 +102,43 @@ async fn a_broken_or_missing_file_leaves_the_last_policy() {
     epoch_becomes(&mut current, 2).await;
 }
 
+#[test]
+fn a_file_that_limits_nothing_is_refused_unless_it_says_so() {
+    for text in
+        ["", "\n", "{}", "epoch: 7\n", "limits: []\n", "---\n# limits:\n", "mode: enforce\n"]
+    {
+        let (_folder, source) = policy_file(text);
+        assert!(load(&source).is_err(), "{text:?}");
+    }
+    let (_folder, source) = policy_file("mode: pass\n");
+    assert!(load(&source).unwrap().passes_everything());
+    let (_folder, source) = policy_file("lock: {namespace: ns, name: op, shard: s}\n");
+    assert!(!load(&source).unwrap().passes_everything());
+    let unlimited = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
+                     metadata: {namespace: ops, name: s}\nspec:\n  selector: {matchLabels: {app: op}}\n  limits:\n";
+    let (_folder, source) = policy_file(unlimited);
+    assert!(load(&of_pod(source.file(), "ops/op-1", &["app=op"])).is_err());
+}
+
+/// It is truncated, written bit by bit, and holds another policy on the way.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_being_written_is_not_taken_before_it_is_whole() {
+    let (_folder, source) = policy_file(&with_epoch(1));
+    let mut current = following(&source);
+    let mut epochs = Vec::new();
+    let text = format!("{}lock: {{namespace: ns, name: op, shard: s}}\n", with_epoch(2));
+    for end in (0..=text.len()).step_by(7) {
+        fs::write(source.file(), &text[..end]).unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+        let now = current.borrow_and_update().clone();
+        epochs.push((now.epoch, now.lock.is_some()));
+    }
+    assert!(epochs.iter().all(|seen| *seen == (1, false)), "{epochs:?}");
+    fs::write(source.file(), &text).unwrap();
+    epoch_becomes(&mut current, 2).await;
+    assert!(current.borrow().lock.is_some());
+}
+
 const CONFIGS: &str = r#"
 apiVersion: ctrlmesh.kusionstack.io/v1alpha1
 kind: ShardingConfig

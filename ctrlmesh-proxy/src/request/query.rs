@@ -57,7 +57,13 @@ impl<'a> Query<'a> {
 
     /// Whether it holds more pairs than the server reads.
     pub fn is_too_long(self) -> bool {
-        self.raw.len() >= MAX_PAIRS && self.raw.split(|byte| *byte == b'&').count() > MAX_PAIRS
+        !self.has_room_for(0)
+    }
+
+    /// Whether the server still reads it with so many pairs more.
+    pub fn has_room_for(self, more: usize) -> bool {
+        let pairs = || self.raw.split(|byte| *byte == b'&').count();
+        self.raw.len() + more < MAX_PAIRS || pairs() + more <= MAX_PAIRS
     }
 
     /// Every pair, those that the server drops too.

@@ -121,6 +121,14 @@ impl<'b> Document<'b> {
         }
     }
 
+    /// An item that was taken out of its list.
+    pub(super) fn item(self) -> Result<Node, DocumentError> {
+        match self.encoding {
+            Encoding::Protobuf => self.node(Some(0..self.body.len()), Shape::Object),
+            Encoding::Json | Encoding::Cbor => self.root(),
+        }
+    }
+
     /// The event that a watch frame holds (without its length, in protobuf).
     pub(super) fn event(self) -> Result<Node, DocumentError> {
         match self.encoding {
@@ -307,6 +315,13 @@ impl<'b> Document<'b> {
             name,
         )
     }
+}
+
+/// Whether the type in a protobuf envelope is a list's.
+pub(super) fn is_list(type_meta: &[u8]) -> bool {
+    let fields = protobuf::fields(type_meta, 0..type_meta.len()).unwrap_or_default();
+    let kind = fields.into_iter().filter(|field| field.number == 2).find_map(|field| field.payload);
+    kind.is_some_and(|kind| type_meta[kind].ends_with(b"List"))
 }
 
 /// A JSON or CBOR map that also says what it is.

@@ -9,6 +9,10 @@ use std::borrow::Cow;
 use super::document::{Document, DocumentError, Edit, Encoding, Node};
 use crate::decide::Rename;
 
+mod items;
+
+pub use items::Items;
+
 /// The most that is held of a body, in bytes: what the API server takes.
 pub const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 

@@ -16,7 +16,7 @@ use crate::body::Relay;
 use crate::decide;
 use crate::decide::{Decision, Plan, Refusal, Rename};
 use crate::explain;
-use crate::metrics::{Outcome, UpstreamError};
+use crate::metrics::{ClientError, Outcome, UpstreamError};
 use crate::policy::Reading;
 use crate::request::{RequestInfo, TargetError};
 use crate::rewrite;
@@ -27,8 +27,9 @@ use crate::serve::lock;
 use crate::serve::lock::LockedError;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Reply};
+use crate::serve::splice;
 use crate::serve::splice::Kept;
-use crate::serve::watch::{Asked, UpgradedWatch, Watch};
+use crate::serve::watch::{Asked, Unreadable, UpgradedWatch, Watch};
 use crate::upstream::SendError;
 
 /// When to come back after the API server could not be reached.
@@ -68,6 +69,8 @@ struct Extra {
     _reading: Option<Reading>,
     /// What an open watch will need when the policy changes.
     watch: Option<Asked>,
+    /// Whether it is for a list.
+    is_list: bool,
     /// Whether the response may take as long as it likes.
     long_running: bool,
     /// How long the proxy has worked on the request until it was sent.
@@ -75,10 +78,12 @@ struct Extra {
 }
 
 impl Session {
-    /// Asks the API server, as far as the policy lets, and returns what the client is to get.
+    /// Asks the API server, as far as the policy lets, and returns what the client is to get. `cut` says that the
+    /// request's target was longer than what was read of it.
     pub(super) async fn exchange(
         self: Rc<Self>,
         request: Request<Relay>,
+        cut: bool,
         informed: impl FnMut(Response<()>),
     ) -> Result<Response<Reply>, Abort> {
         let open = self.server.metrics.stream();
@@ -86,7 +91,11 @@ impl Session {
         let accept = request.headers().get(header::ACCEPT).cloned();
         let method = request.method().clone();
         let target = target(request.uri());
-        let info = RequestInfo::parse(method.as_str(), target.as_str());
+        let info = if cut {
+            Err(TargetError::Fragment)
+        } else {
+            RequestInfo::parse(method.as_str(), target.as_str())
+        };
         let verb = info.as_ref().map_or("other", RequestInfo::verb);
         let mut counted = Counted { session: &self, verb, outcome: Outcome::Aborted };
         let answered = match &info {
@@ -100,7 +109,7 @@ impl Session {
             }
             Err(error) => {
                 debug!(error = &error as &dyn Error, "request failed");
-                let status = self.failed(&error)?;
+                let status = self.failed(&error, method.is_safe())?;
                 counted.outcome = Outcome::Refused;
                 refuse::response(&status, accept.as_ref()).map(Content::Plain)
             }
@@ -158,12 +167,15 @@ impl Session {
                 return Err(Failure::Refused(refusal));
             }
         };
-        let watched = reading.take_if(|_| info.is_watch());
-        let watch =
-            watched.map(|reading| self.watch(&request, info, target, reading)).transpose()?;
+        let watch = match reading.take_if(|_| info.is_watch()) {
+            Some(reading) => Some(self.watch(&request, info, target, reading).await?),
+            None => None,
+        };
         let long_running = info.is_long_running();
         let took = Duration::ZERO;
-        let mut extra = Extra { rename: None, _reading: reading, watch, long_running, took };
+        let is_list = info.verb() == "list";
+        let mut extra =
+            Extra { rename: None, _reading: reading, watch, is_list, long_running, took };
         let Some(plan) = plan else { return Ok((request, extra)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
@@ -176,29 +188,39 @@ impl Session {
                 return Err(Failure::LockUpgraded);
             }
             metrics.renamed.inc();
-            request = Box::pin(lock::request(request, &plan.rename, plan.in_body))
-                .await
-                .map_err(Failure::Lock)?;
+            let deadline = self.server.response_timeout;
+            let renaming = lock::request(request, &plan.rename, plan.in_body, deadline);
+            request = Box::pin(renaming).await.map_err(Failure::Lock)?;
             extra.rename = Some(plan.rename);
         }
         Ok((request, extra))
     }
 
     /// What is needed for a watch to follow the policy.
-    fn watch(
+    async fn watch(
         &self,
         request: &Request<Relay>,
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
         in_force: Reading,
     ) -> Result<Asked, Failure> {
-        let suspects =
-            self.policy.suspects(in_force.policy(), info).map_err(|_forgotten| Failure::Late)?;
-        // Nothing could be sent before its first message.
-        if !suspects.is_empty() && headers::upgrade(request.headers()).is_some() {
-            return Err(Failure::Late);
+        let kept = Kept::of(request, target.clone());
+        match self.policy.suspects(in_force.policy(), info) {
+            // Nothing could be sent before the first message of an upgraded one.
+            Ok(suspects)
+                if suspects.is_empty() || headers::upgrade(request.headers()).is_none() =>
+            {
+                Ok(Asked { kept, in_force, suspects })
+            }
+            _ => Err(self.late(&kept).await),
         }
-        Ok(Asked { kept: Kept::of(request, target.clone()), in_force, suspects })
+    }
+
+    /// What a client hears whose watch cannot be led over. It lists next, and what it goes on from then is not suspected
+    /// once it is newer than what is asked for here.
+    async fn late(&self, kept: &Kept) -> Failure {
+        Box::pin(splice::clear(self, kept)).await;
+        Failure::Late
     }
 
     /// Makes of a response what the client is to get.
@@ -209,33 +231,45 @@ impl Session {
     ) -> Result<Response<Content>, Failure> {
         match (extra.watch, extra.rename) {
             (Some(asked), rename) if response.status() == StatusCode::OK => {
-                let watch = Watch::new(self.clone(), asked, response, rename);
-                Ok(watch.map_err(|_unreadable| Failure::Late)?.map(Content::Watch))
+                match Watch::new(self.clone(), asked, response, rename) {
+                    Ok(watch) => Ok(watch.map(Content::Watch)),
+                    Err(Unreadable(kept)) => Err(self.late(&kept).await),
+                }
             }
             (Some(asked), _) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 response.extensions_mut().insert(UpgradedWatch::new(asked));
                 Ok(response.map(Content::Plain))
             }
             (_, Some(rename)) => {
-                let response =
-                    Box::pin(lock::response(response, &rename)).await.map_err(Failure::Lock)?;
-                Ok(response.map(Content::Plain))
+                let deadline = self.server.response_timeout;
+                let renaming = Box::pin(lock::response(response, &rename, extra.is_list));
+                let renamed = time::timeout(deadline, renaming).await;
+                renamed.map_err(|_elapsed| Failure::Timeout { deadline })?.map_err(Failure::Lock)
             }
             (_, None) => Ok(response.map(Content::Plain)),
         }
     }
 
-    /// What to tell the client; nothing where it would, by itself, find its connection broken and try again.
-    fn failed(&self, failure: &Failure) -> Result<Status, Abort> {
+    /// What to tell the client; nothing where it would, by itself, find its connection broken and try again. Only what
+    /// changes nothing, and what was surely not carried out, is said to be worth repeating.
+    fn failed(&self, failure: &Failure, is_safe: bool) -> Result<Status, Abort> {
         Ok(match failure {
             Failure::Refused(refusal) => Status::from(refusal),
-            Failure::BadRequest(_)
-            | Failure::Target
-            | Failure::LockUpgraded
-            | Failure::Lock(LockedError::Request(_)) => status(400, "BadRequest", failure),
+            Failure::BadRequest(_) | Failure::Target | Failure::LockUpgraded => {
+                status(400, "BadRequest", failure)
+            }
+            Failure::Lock(LockedError::Request(error)) => Status::from(error),
             Failure::Late => status(410, "Expired", failure),
             Failure::Lock(LockedError::TooLarge) => status(413, "RequestEntityTooLarge", failure),
             Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
+            Failure::Lock(LockedError::Busy) => Status {
+                retry_after: Some(RETRY_AFTER_SECONDS),
+                ..status(429, "TooManyRequests", failure)
+            },
+            Failure::Lock(LockedError::Slow { .. }) => {
+                self.server.metrics.client_error(ClientError::Slow);
+                status(408, "Timeout", failure)
+            }
             Failure::Lock(LockedError::Broken | LockedError::Response(_)) => {
                 status(500, "InternalError", failure)
             }
@@ -246,15 +280,26 @@ impl Session {
             Failure::Upstream(SendError::Http2(error)) if error.is_reset() => {
                 return Err(Abort(error.reason().unwrap_or(Reason::INTERNAL_ERROR)));
             }
-            Failure::Upstream(SendError::Http2(error)) if error.is_go_away() => {
+            // It says which streams it did not look at, and this is one of them.
+            Failure::Upstream(SendError::Http2(error))
+                if error.is_go_away() && error.is_remote() =>
+            {
                 return Err(Abort(Reason::REFUSED_STREAM));
+            }
+            // The client's own body broke.
+            Failure::Upstream(SendError::Http1 { source, .. }) if source.is_user() => {
+                status(400, "BadRequest", failure)
             }
             Failure::Upstream(SendError::Http1 { reused: true, .. }) => {
                 return Err(Abort(Reason::REFUSED_STREAM));
             }
             Failure::Upstream(error) => {
-                if matches!(error, SendError::Http1 { .. } | SendError::Http2(_)) {
+                let sent = matches!(error, SendError::Http1 { .. } | SendError::Http2(_));
+                if sent {
                     self.server.metrics.upstream_error(UpstreamError::Broken);
+                }
+                if sent && !is_safe {
+                    return Ok(status(502, "InternalError", failure));
                 }
                 Status {
                     retry_after: Some(RETRY_AFTER_SECONDS),

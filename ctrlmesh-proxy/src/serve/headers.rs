@@ -15,13 +15,10 @@ const HOP_BY_HOP: [HeaderName; 4] = [
 /// Takes away what concerns the connection that a message came by.
 pub(super) fn strip(headers: &mut HeaderMap) {
     if let Some(named) = headers.get(header::CONNECTION).cloned() {
-        for name in named.as_bytes().split(|byte| *byte == b',') {
-            // `Connection: host` must not take the host away.
-            let name = HeaderName::from_bytes(name.trim_ascii());
-            if let Some(name) = name.ok().filter(|name| *name != header::HOST) {
-                headers.remove(name);
-            }
-        }
+        // There is hardly ever a second one.
+        let more: Vec<_> = headers.get_all(header::CONNECTION).iter().skip(1).cloned().collect();
+        strip_named(headers, &named);
+        more.iter().for_each(|named| strip_named(headers, named));
     }
     for name in HOP_BY_HOP {
         headers.remove(name);
@@ -29,6 +26,17 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     headers.remove(header::UPGRADE);
     if headers.get(header::TE).is_some_and(|te| te != "trailers") {
         headers.remove(header::TE);
+    }
+}
+
+/// Takes away what a `Connection` names.
+fn strip_named(headers: &mut HeaderMap, named: &HeaderValue) {
+    for name in named.as_bytes().split(|byte| *byte == b',') {
+        // `Connection: host` must not take the host away.
+        let name = HeaderName::from_bytes(name.trim_ascii());
+        if let Some(name) = name.ok().filter(|name| *name != header::HOST) {
+            headers.remove(name);
+        }
     }
 }
 
@@ -78,6 +86,16 @@ mod tests {
             headers,
             map(&[("host", "kubernetes"), ("trailer", "x-sum"), ("authorization", "Bearer x")])
         );
+    }
+
+    #[test]
+    fn every_connection_header_counts() {
+        let mut headers = map(&[("x-a", "1"), ("x-b", "2"), ("x-c", "3")]);
+        for named in ["x-a", "close", "x-b, keep-alive"] {
+            headers.append(header::CONNECTION, HeaderValue::from_static(named));
+        }
+        strip(&mut headers);
+        assert_eq!(headers, map(&[("x-c", "3")]));
     }
 
     #[test]

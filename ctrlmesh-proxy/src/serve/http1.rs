@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::uri::PathAndQuery;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -21,8 +22,10 @@ use tracing::debug;
 
 use crate::body::Relay;
 use crate::metrics::ClientError;
+use crate::request::fragment::Lines;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;
+use crate::serve::looked::Looked;
 use crate::serve::reply::Reply;
 use crate::serve::watch::UpgradedWatch;
 use crate::serve::{Session, unless_gone};
@@ -38,11 +41,16 @@ const IDLE: Duration = Duration::from_secs(90);
 /// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let requests = Rc::new(Cell::new(0_u64));
+    let lines = Lines::default();
+    let found = lines.found();
+    let stream = Looked::new(stream, lines);
     let service = {
         let (session, requests) = (session.clone(), requests.clone());
-        service_fn(move |request| {
+        service_fn(move |request: Request<Incoming>| {
             requests.set(requests.get() + 1);
-            answer(session.clone(), request)
+            let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+            let cut = found.cut(target);
+            answer(session.clone(), request, cut)
         })
     };
     let connection = builder().serve_connection(TokioIo::new(stream), service).with_upgrades();
@@ -93,6 +101,7 @@ fn builder() -> http1::Builder {
 async fn answer(
     session: Rc<Session>,
     mut request: Request<Incoming>,
+    cut: bool,
 ) -> Result<Response<Reply>, Abort> {
     let protocol = headers::upgrade(request.headers());
     let client = protocol.is_some().then(|| upgrade::on(&mut request));
@@ -105,7 +114,7 @@ async fn answer(
     if let Some(protocol) = protocol {
         headers::set_upgrade(request.headers_mut(), protocol);
     }
-    let mut response = session.clone().exchange(request, |_| {}).await?;
+    let mut response = session.clone().exchange(request, cut, |_| {}).await?;
     let protocol = headers::upgrade(response.headers());
     let upstream = response.extensions_mut().remove::<OnUpgrade>();
     let watch = response.extensions_mut().remove::<Arc<UpgradedWatch>>();

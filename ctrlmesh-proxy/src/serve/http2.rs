@@ -2,24 +2,29 @@
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Reason, RecvStream};
-use http::{Request, Response};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Request, Response, Uri, header};
 use hyper::body::Body as _;
 use rustls::ServerConnection;
-use tokio::time::Instant;
+use tokio::time;
+use tokio::time::{Instant, Sleep};
 use tracing::debug;
 
 use crate::body;
 use crate::body::Relay;
 use crate::metrics::ClientError;
+use crate::request::fragment::Blocks;
 use crate::serve::Session;
 use crate::serve::exchange::Abort;
+use crate::serve::looked::Looked;
 use crate::serve::reply::Reply;
 use crate::tls::stream::{Held, ServerStream};
 
@@ -38,17 +43,22 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// How much of a response may wait to be written.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
+/// Whom a client asks that does not say.
+const UNNAMED: &str = "kubernetes.default.svc";
+
 /// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let server = session.server.clone();
     let (stream, turns) = Held::new(stream);
+    let look = Rc::<RefCell<Blocks>>::default();
+    let stream = Looked::new(stream, look.clone());
     let Some(handshake) =
         server.in_time(deadline, Box::pin(builder().handshake::<_, Bytes>(stream))).await
     else {
         return;
     };
     let ended = match handshake {
-        Ok(connection) => Box::pin(run(&session, connection, turns)).await,
+        Ok(connection) => Box::pin(run(&session, connection, turns, &look, deadline)).await,
         Err(error) => Err(error),
     };
     if let Err(error) = ended {
@@ -61,10 +71,13 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
 
 async fn run(
     session: &Rc<Session>,
-    mut connection: Connection<Held<ServerConnection>, Bytes>,
+    mut connection: Connection<Looked<Held<ServerConnection>, Rc<RefCell<Blocks>>>, Bytes>,
     turns: Held<ServerConnection>,
+    look: &RefCell<Blocks>,
+    deadline: Instant,
 ) -> Result<(), h2::Error> {
     let drain = &session.server.drain;
+    let mut patience = Patience::new(deadline, session.server.header_timeout);
     let mut closing = pin!(async {
         tokio::select! {
             // Shutdown.
@@ -80,11 +93,25 @@ async fn run(
                 asked = true;
                 connection.graceful_shutdown();
             }
-            turns.turn(cx, |cx| connection.poll_accept(cx))
+            let accepted = turns.turn(cx, |cx| connection.poll_accept(cx)).map(Some);
+            if accepted.is_ready() {
+                return accepted;
+            }
+            patience.poll(look.borrow().amid_head(), cx).map(|()| None)
         });
-        match accepted.await {
+        let Some(accepted) = accepted.await else {
+            session.server.metrics.client_error(ClientError::Slow);
+            return Ok(());
+        };
+        patience.request_came();
+        match accepted {
             Some(Ok((request, respond))) => {
-                drain.spawn_part(answer(session.clone(), request, respond));
+                let cut = look.borrow_mut().cut(respond.stream_id().as_u32());
+                if cut {
+                    // What may be meant by later paths is not known on this connection.
+                    session.leaving.notify_one();
+                }
+                drain.spawn_part(answer(session.clone(), request, cut, respond));
             }
             Some(Err(error)) => return Err(error),
             None => return Ok(()),
@@ -92,16 +119,52 @@ async fn run(
     }
 }
 
+/// How long a client may take for its first request, and for the head of each.
+struct Patience {
+    first: bool,
+    timeout: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patience {
+    fn new(deadline: Instant, timeout: Duration) -> Self {
+        Self { first: true, timeout, timer: Some(Box::pin(time::sleep_until(deadline))) }
+    }
+
+    fn request_came(&mut self) {
+        self.first = false;
+        self.timer = None;
+    }
+
+    /// Ready once it is over; `amid_head` says whether a head is on its way.
+    fn poll(&mut self, amid_head: bool, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.first && !amid_head {
+            self.timer = None;
+            return Poll::Pending;
+        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(time::sleep(self.timeout)));
+        timer.as_mut().poll(cx)
+    }
+}
+
 /// Answers one request, to the end of its response's body.
-async fn answer(session: Rc<Session>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
-    let request = request.map(|body| Relay::http2(body, None));
+async fn answer(
+    session: Rc<Session>,
+    request: Request<RecvStream>,
+    cut: bool,
+    respond: SendResponse<Bytes>,
+) {
+    let mut request = request.map(|body| Relay::http2(body, None));
+    if request.uri().authority().is_none() {
+        name_authority(&mut request);
+    }
     let respond = RefCell::new(respond);
     let informed = |early: Response<()>| {
         // A client that is gone needs no answer.
         let _gone = respond.borrow_mut().send_informational(early);
     };
     // Apart, so that a watch does not hold for hours the room that its request took.
-    let exchange = Box::pin(unless_reset(&respond, session.exchange(request, informed)));
+    let exchange = Box::pin(unless_reset(&respond, session.exchange(request, cut, informed)));
     let Some(answered) = exchange.await else {
         return;
     };
@@ -114,6 +177,17 @@ async fn answer(session: Rc<Session>, request: Request<RecvStream>, respond: Sen
     if let Err(error) = send(Response::from_parts(head, ()), body, &mut respond).await {
         debug!(error = &error as &dyn std::error::Error, "response broke off");
     }
+}
+
+/// Where a client says only by a header whom it asks, as Go's servers let it, says it as HTTP/2 does.
+fn name_authority(request: &mut Request<Relay>) {
+    let host = request.headers_mut().remove(header::HOST);
+    let named = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    let mut parts = std::mem::take(request.uri_mut()).into_parts();
+    parts.scheme = Some(Scheme::HTTPS);
+    parts.authority = Some(named.unwrap_or_else(|| Authority::from_static(UNNAMED)));
+    parts.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+    *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
 }
 
 async fn send(

@@ -1,19 +1,41 @@
 //! How does a leader-election lock pass whose name the policy changes?
 //!
-//! Its request and response are read whole, which nothing else is, and only up to [`lock::MAX_BODY_BYTES`].
+//! Its request and response are read whole, which nothing else is, and only up to [`lock::MAX_BODY_BYTES`], and up to
+//! [`MAX_HELD_BYTES`] of all at once. Longer lists pass item by item.
 
 use std::borrow::Cow;
+use std::cell::Cell;
+use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, header};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use hyper::body::Body as _;
 use thiserror::Error;
+use tokio::time;
 
 use crate::body::Relay;
 use crate::decide::Rename;
 use crate::rewrite::Encoding;
 use crate::rewrite::lock;
 use crate::rewrite::lock::LockError;
+use crate::serve::items::List;
+use crate::serve::reply::Content;
+
+/// The longest list that is held as a whole, in bytes.
+const SHORT_BYTES: usize = 128 << 10;
+
+/// How much of bodies a thread holds at once, in bytes.
+const MAX_HELD_BYTES: usize = 64 << 20;
+
+thread_local! {
+    /// How much is held now.
+    static HELD_BYTES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A share of what is held, given back when it is dropped.
+#[derive(Debug, Default)]
+struct Held(usize);
 
 /// Why a lock could not be passed on.
 #[derive(Debug, Error)]
@@ -21,6 +43,15 @@ pub(super) enum LockedError {
     /// It is larger than any lock is.
     #[error("read a body of at most {} bytes", lock::MAX_BODY_BYTES)]
     TooLarge,
+    /// Too much is held of others.
+    #[error("hold one more body")]
+    Busy,
+    /// The client takes too long to send it.
+    #[error("read a body within {deadline:?}")]
+    Slow {
+        /// How long that was.
+        deadline: Duration,
+    },
     /// It broke off.
     #[error("read a body whole")]
     Broken,
@@ -40,6 +71,7 @@ pub(super) async fn request(
     request: Request<Relay>,
     rename: &Rename,
     read_body: bool,
+    deadline: Duration,
 ) -> Result<Request<Relay>, LockedError> {
     let (mut head, body) = request.into_parts();
     // A compressed response could not be renamed in.
@@ -47,7 +79,8 @@ pub(super) async fn request(
     if !read_body {
         return Ok(Request::from_parts(head, body));
     }
-    let bytes = collect(body).await?;
+    let collected = time::timeout(deadline, collect(body)).await;
+    let bytes = collected.map_err(|_elapsed| LockedError::Slow { deadline })??;
     let encoding = sent_encoding(&head.headers, &bytes)?;
     let renamed = lock::request(&bytes, encoding, rename).map_err(LockedError::Request)?;
     let body = replace(&mut head.headers, renamed, &bytes);
@@ -58,16 +91,43 @@ pub(super) async fn request(
 pub(super) async fn response(
     response: Response<Relay>,
     rename: &Rename,
-) -> Result<Response<Relay>, LockedError> {
+    is_list: bool,
+) -> Result<Response<Content>, LockedError> {
     let (mut head, body) = response.into_parts();
+    let encoding = match encoding(&head.headers) {
+        Ok(encoding) => encoding,
+        // Whatever says no so, knows nothing of the lock.
+        Err(_) if !head.status.is_success() || body.is_end_stream() => {
+            return Ok(Response::from_parts(head, Content::Plain(body)));
+        }
+        Err(error) => return Err(error),
+    };
+    if is_list
+        && head.status == StatusCode::OK
+        && !is_short(&head.headers)
+        && !body.is_end_stream()
+        && let Some(items) = lock::Items::new(encoding, rename.clone())
+    {
+        head.headers.remove(header::CONTENT_LENGTH);
+        return Ok(Response::from_parts(head, Content::Items(Box::new(List::new(items, body)))));
+    }
     let bytes = collect(body).await?;
     if bytes.is_empty() {
-        return Ok(Response::from_parts(head, Relay::Empty));
+        return Ok(Response::from_parts(head, Content::Plain(Relay::Empty)));
     }
-    let encoding = encoding(&head.headers)?;
-    let renamed = lock::response(&bytes, encoding, rename).map_err(LockedError::Response)?;
+    let renamed = match lock::response(&bytes, encoding, rename) {
+        Ok(renamed) => renamed,
+        Err(_) if !head.status.is_success() => Cow::Borrowed(&*bytes),
+        Err(error) => return Err(LockedError::Response(error)),
+    };
     let body = replace(&mut head.headers, renamed, &bytes);
-    Ok(Response::from_parts(head, body))
+    Ok(Response::from_parts(head, Content::Plain(body)))
+}
+
+/// Whether a body is said to be short enough to be held.
+fn is_short(headers: &HeaderMap) -> bool {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|it| it <= SHORT_BYTES)
 }
 
 fn encoding(headers: &HeaderMap) -> Result<Encoding, LockedError> {
@@ -88,11 +148,39 @@ fn sent_encoding(headers: &HeaderMap, body: &[u8]) -> Result<Encoding, LockedErr
     Encoding::of_body(kind, body).ok_or(LockedError::Encoding)
 }
 
-async fn collect(body: Relay) -> Result<Bytes, LockedError> {
-    match Limited::new(body, lock::MAX_BODY_BYTES).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(LockedError::TooLarge),
-        Err(_) => Err(LockedError::Broken),
+/// A whole body. Whoever waits for it says how long.
+async fn collect(mut body: Relay) -> Result<Bytes, LockedError> {
+    let mut held = Held::default();
+    let mut pieces = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.map_err(|_broken| LockedError::Broken)?.into_data() {
+            if pieces.len() + data.len() > lock::MAX_BODY_BYTES {
+                return Err(LockedError::TooLarge);
+            }
+            held.more(data.len())?;
+            pieces.extend_from_slice(&data);
+        }
+    }
+    Ok(pieces.freeze())
+}
+
+// === impl Held ===
+
+impl Held {
+    fn more(&mut self, bytes: usize) -> Result<(), LockedError> {
+        let held = HELD_BYTES.get() + bytes;
+        if held > MAX_HELD_BYTES {
+            return Err(LockedError::Busy);
+        }
+        HELD_BYTES.set(held);
+        self.0 += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD_BYTES.set(HELD_BYTES.get() - self.0);
     }
 }
 

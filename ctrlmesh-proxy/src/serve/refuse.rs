@@ -1,10 +1,27 @@
 //! What does the proxy say when it answers itself?
 
+use std::io;
+
 use http::{HeaderValue, Response, StatusCode, header};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::body::Relay;
 use crate::rewrite::status;
 use crate::rewrite::status::Status;
+
+/// What a client hears that does not speak TLS: what Go's servers say to it, and why.
+const NOT_TLS: &[u8] = b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n\
+ctrlmesh-proxy: this pod's share of the objects is limited, so it speaks TLS to the API server\n";
+
+/// Tells a client that is not let through without TLS.
+pub(super) async fn not_tls(mut stream: TcpStream) -> io::Result<()> {
+    // What is left unread would break the connection before the answer is read.
+    let mut said = [0; 1024];
+    let _said = stream.read(&mut said).await?;
+    stream.write_all(NOT_TLS).await?;
+    stream.shutdown().await
+}
 
 /// A `metav1.Status` in a content type that the client accepts.
 pub(super) fn response(status: &Status, accept: Option<&HeaderValue>) -> Response<Relay> {

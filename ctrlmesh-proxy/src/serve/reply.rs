@@ -8,6 +8,7 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use crate::body::{BodyError, Relay};
 use crate::metrics::Open;
+use crate::serve::items::List;
 use crate::serve::watch::Watch;
 
 /// The body of a response to a client. The request counts as under way until it is dropped.
@@ -24,6 +25,8 @@ pub(super) enum Content {
     Plain(Relay),
     /// A watch of the API server, which follows the policy.
     Watch(Box<Watch>),
+    /// A list of the API server, in which the lock is renamed.
+    Items(Box<List>),
 }
 
 impl Body for Reply {
@@ -37,20 +40,21 @@ impl Body for Reply {
         match &mut self.get_mut().content {
             Content::Plain(body) => Pin::new(body).poll_frame(cx),
             Content::Watch(watch) => watch.poll_frame(cx),
+            Content::Items(list) => list.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.content {
             Content::Plain(body) => body.is_end_stream(),
-            Content::Watch(_) => false,
+            Content::Watch(_) | Content::Items(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Plain(body) => body.size_hint(),
-            Content::Watch(_) => SizeHint::default(),
+            Content::Watch(_) | Content::Items(_) => SizeHint::default(),
         }
     }
 }

@@ -1,16 +1,19 @@
 //! Which reads lead an open watch from one selector to another?
 
 use std::fmt;
+use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
+use http::header::HeaderName;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Limited};
 use thiserror::Error;
+use tokio::sync::mpsc;
 use tokio::time;
 use tracing::debug;
 
@@ -25,12 +28,24 @@ use crate::rewrite::watch::{Ask, Expired, Splice};
 use crate::serve::Session;
 use crate::upstream::SendError;
 
-/// How large a list of what joins or leaves may be: beyond it the client reads it itself, after 410.
+/// How large a page of what joins or leaves may be: beyond it the client reads it itself, after 410.
 const MAX_LIST_BYTES: usize = 64 << 20;
 
 /// How to ask for a list of which only the version matters.
 const METADATA_ONLY: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+
+/// What a client says of its own request that is not said of ours: it has no body and becomes nothing else, and its
+/// answer is looked at.
+const NOT_OURS: [HeaderName; 7] = [
+    header::ACCEPT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::EXPECT,
+    header::CONNECTION,
+    header::UPGRADE,
+];
 
 /// What of a watch request is needed to ask for the like again.
 #[derive(Clone)]
@@ -58,8 +73,6 @@ pub(super) struct Over {
 pub(super) enum Spliced {
     /// The watch goes on.
     Joined {
-        /// What the client gets first.
-        frames: Bytes,
         /// What was asked for.
         target: PathAndQuery,
         /// The new watch.
@@ -82,6 +95,8 @@ enum SpliceError {
     Upstream(#[source] SendError),
     #[error("ask the API server in time")]
     Timeout,
+    #[error("send what was read")]
+    Gone,
     #[error("read a list of at most {MAX_LIST_BYTES} bytes")]
     List,
     #[error("ask for what no request can name")]
@@ -141,8 +156,9 @@ impl Kept {
         *request.method_mut() = Method::GET;
         *request.uri_mut() = Uri::from_parts(parts).map_err(|_unfit| SpliceError::Target)?;
         *request.headers_mut() = self.headers.clone();
-        // What is read here is looked at.
-        request.headers_mut().remove(header::ACCEPT_ENCODING);
+        for name in NOT_OURS {
+            request.headers_mut().remove(name);
+        }
         Ok(request)
     }
 }
@@ -154,7 +170,7 @@ impl fmt::Debug for Kept {
     }
 }
 
-/// Leads a watch over. Where one of several policies may be the one under which the client read, all of them are led
+/// Leads a watch over; what the client gets is sent into `pages` as it is read, one page at a time. Where one of several policies may be the one under which the client read, all of them are led
 /// over from: what it has already is sent again, as it is, and what it never had is deleted, which means nothing to it.
 pub(super) async fn run(
     session: Rc<Session>,
@@ -162,16 +178,11 @@ pub(super) async fn run(
     encoding: Encoding,
     over: Over,
     reading: Option<Reading>,
+    pages: mpsc::Sender<Bytes>,
 ) -> Spliced {
-    let deadline = session.server.response_timeout;
-    let past = over.old.clone();
-    let reads = reads(&session, &kept, encoding, over);
-    let done = time::timeout(deadline, reads).await.unwrap_or(Err(SpliceError::Timeout));
+    let done = reads(&session, &kept, encoding, over, &pages).await;
     drop(reading);
-    let asking = clear(&session, &kept, &past);
-    if time::timeout(deadline, asking).await.is_err() {
-        debug!("the API server does not say of which version it is");
-    }
+    clear(&session, &kept).await;
     done.unwrap_or_else(|error| {
         debug!(error = &error as &dyn std::error::Error, "watch expires");
         Spliced::Expired(watch::expired(encoding, "the proxy's policy changed").into())
@@ -183,12 +194,12 @@ async fn reads(
     kept: &Kept,
     encoding: Encoding,
     over: Over,
+    pages: &mpsc::Sender<Bytes>,
 ) -> Result<Spliced, SpliceError> {
     let info = kept.info().map_err(SpliceError::Request)?;
     let at = over.at.ok_or(SpliceError::NoVersion)?;
     let accept = kept.list_accept(encoding)?;
     let plan = Plan { selector: selector(&over.new, &info), lock: lock(&over.new, &info) };
-    let mut frames = Vec::new();
     let mut next = None;
     for old in &over.old {
         if !same_lock(old, &over.new, &info) {
@@ -205,16 +216,18 @@ async fn reads(
             let mut request = kept.request(path(&target)?)?;
             request.headers_mut().insert(header::ACCEPT, accept.clone());
             let (status, kind, body) = list(session, request).await?;
-            let more =
+            let page =
                 splice.answer(status.as_u16(), &kind, &body).map_err(SpliceError::Expired)?;
-            frames.extend_from_slice(&more);
+            drop(body);
+            // Who does not read it is gone, and so is this.
+            pages.send(page.into()).await.map_err(|_gone| SpliceError::Gone)?;
         });
     }
     let (target, response) = match over.begun {
         Some(begun) => begun,
         None => begin(session, kept, &next.ok_or(SpliceError::Target)?).await?,
     };
-    Ok(Spliced::Joined { frames: frames.into(), target, response })
+    Ok(Spliced::Joined { target, response })
 }
 
 /// Begins the watch that goes on.
@@ -225,7 +238,10 @@ async fn begin(
 ) -> Result<(PathAndQuery, Response<Relay>), SpliceError> {
     let target = path(target)?;
     let request = kept.request(target.clone())?;
-    let response = session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)?;
+    let response = in_time(session, async {
+        session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)
+    });
+    let response = response.await?;
     match response.status() {
         StatusCode::OK => Ok((target, response)),
         status => Err(SpliceError::Watch { status }),
@@ -233,17 +249,19 @@ async fn begin(
 }
 
 /// Asks for a version that is newer than whatever was read under policies that nobody reads under any more.
-async fn clear(session: &Session, kept: &Kept, past: &[Arc<InForce>]) {
-    let unread = past.iter().filter_map(|past| Some((past, past.unread()?)));
-    let unread: Vec<_> = unread.collect();
+pub(super) async fn clear(session: &Session, kept: &Kept) {
     let Ok(info) = kept.info() else { return };
+    let unread = session.policy.unread(&session.policy.current(), &info);
     if unread.is_empty() {
         return;
     }
-    if let Ok(version) = version(session, kept, &info).await {
-        for (past, unread) in unread {
-            past.was_read_until(unread, (info.api_group(), info.resource()), version);
+    match version(session, kept, &info).await {
+        Ok(version) => {
+            for unread in unread {
+                unread.was_read_until((info.api_group(), info.resource()), version);
+            }
         }
+        Err(_unknown) => debug!("the API server does not say of which version it is"),
     }
 }
 
@@ -254,7 +272,7 @@ async fn version(
     info: &RequestInfo<'_>,
 ) -> Result<u64, SpliceError> {
     let now = session.policy.current();
-    let target = watch::newest(info, selector(&now, info).as_ref());
+    let target = watch::newest(info, selector(&now, info).as_ref()).ok_or(SpliceError::Target)?;
     let mut request = kept.request(path(&target)?)?;
     request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static(METADATA_ONLY));
     let (_, kind, body) = list(session, request).await?;
@@ -264,6 +282,13 @@ async fn version(
 
 /// Status, content type and body of a list.
 async fn list(
+    session: &Session,
+    request: Request<Relay>,
+) -> Result<(StatusCode, String, Bytes), SpliceError> {
+    in_time(session, read_list(session, request)).await
+}
+
+async fn read_list(
     session: &Session,
     request: Request<Relay>,
 ) -> Result<(StatusCode, String, Bytes), SpliceError> {
@@ -277,6 +302,15 @@ async fn list(
     let body =
         Limited::new(body, MAX_LIST_BYTES).collect().await.map_err(|_broken| SpliceError::List)?;
     Ok((head.status, kind.to_owned(), body.to_bytes()))
+}
+
+/// What the API server gives, if it does so in time.
+async fn in_time<T>(
+    session: &Session,
+    asked: impl Future<Output = Result<T, SpliceError>>,
+) -> Result<T, SpliceError> {
+    let answered = time::timeout(session.server.response_timeout, asked).await;
+    answered.unwrap_or(Err(SpliceError::Timeout))
 }
 
 fn path(target: &str) -> Result<PathAndQuery, SpliceError> {

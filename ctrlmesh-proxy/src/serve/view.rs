@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ctrlmesh_common::policy::Policy;
 
 use crate::drain::Drain;
-use crate::policy::{Current, Forgotten, History, InForce, Reading};
+use crate::policy::{Current, Forgotten, History, InForce, Reading, Unread};
 use crate::request::RequestInfo;
 
 /// The policy as one client connection sees it. As long as it does not change, looking at it takes no lock.
@@ -79,6 +79,11 @@ impl View {
             }
             _ => Ok(Vec::new()),
         }
+    }
+
+    /// Of which earlier policies it is to be asked how far was read under them.
+    pub(super) fn unread(&self, now: &InForce, info: &RequestInfo<'_>) -> Vec<Unread> {
+        self.history.unread(now, (info.api_group(), info.resource()))
     }
 
     /// Completes at the next change, or when shutdown begins.

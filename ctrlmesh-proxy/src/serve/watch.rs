@@ -11,11 +11,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::Bytes;
 use http::response::Parts;
 use http::{HeaderMap, Response};
 use hyper::body::{Body as _, Frame};
 use thiserror::Error;
+use tokio::sync::mpsc;
 use tracing::debug;
 
 use crate::body::{BodyError, Relay};
@@ -24,10 +25,10 @@ use crate::metrics::Open;
 use crate::policy::{InForce, Reading};
 use crate::request::RequestInfo;
 use crate::rewrite::Encoding;
-use crate::rewrite::lock;
 use crate::rewrite::watch;
-use crate::rewrite::watch::{FrameError, Frames};
+use crate::rewrite::watch::Frames;
 use crate::serve::Session;
+use crate::serve::renaming::Renaming;
 use crate::serve::splice;
 use crate::serve::splice::{Kept, Over, Spliced};
 
@@ -65,16 +66,26 @@ pub(super) struct UpgradedWatch {
     in_force: Reading,
 }
 
-/// Frames whose lock is renamed pass one by one.
-struct Renaming {
-    rename: Rename,
-    partial: BytesMut,
+/// The reads between two watches.
+struct Splicing {
+    encoding: Encoding,
+    reads: Pin<Box<dyn Future<Output = Spliced>>>,
+    done: Option<Spliced>,
+    pages: mpsc::Receiver<Bytes>,
 }
 
-/// The API server's answer to a watch is none whose frames can be read.
+/// What comes of them next.
+enum Next {
+    /// Frames for the client.
+    Page(Bytes),
+    /// Nothing more.
+    Done(Spliced),
+}
+
+/// The API server's answer to this watch is none whose frames can be read.
 #[derive(Debug, Error)]
 #[error("read the frames of the watch")]
-pub(super) struct Unreadable;
+pub(super) struct Unreadable(pub(super) Rc<Kept>);
 
 enum State {
     /// Bytes pass.
@@ -82,7 +93,7 @@ enum State {
     /// The policy changed: the watch is to be cut as soon as a frame ends.
     Cutting,
     /// The reads between the old watch and the new one are under way.
-    Splicing(Pin<Box<dyn Future<Output = Spliced>>>),
+    Splicing(Box<Splicing>),
     /// Nothing comes any more.
     Ended,
 }
@@ -95,7 +106,7 @@ impl Watch {
     ///
     /// # Errors
     ///
-    /// Fails where it would have to be led over and its frames cannot be read.
+    /// Fails where it would have to be led over, or a lock renamed in it, and its frames cannot be read.
     pub(super) fn new(
         session: Rc<Session>,
         asked: Asked,
@@ -111,12 +122,16 @@ impl Watch {
             kept: Rc::new(kept),
             upstream,
             frames,
-            rename: rename.map(|rename| Renaming { rename, partial: BytesMut::new() }),
+            rename: rename.map(Renaming::new),
             in_force,
             alarm: None,
             state: State::Passing,
             _open: open,
         });
+        // Nothing passes by the name that only the server may know.
+        if this.rename.is_some() && this.frames.is_none() {
+            return Err(Unreadable(this.kept.clone()));
+        }
         if !suspects.is_empty() {
             this.begin_led_over(head.clone(), suspects)?;
         }
@@ -125,7 +140,8 @@ impl Watch {
 
     /// Leads a watch over that has just begun.
     fn begin_led_over(&mut self, head: Parts, old: Vec<Arc<InForce>>) -> Result<(), Unreadable> {
-        let (encoding, frames) = self.frames.as_mut().ok_or(Unreadable)?;
+        let frames = self.frames.as_mut();
+        let (encoding, frames) = frames.ok_or_else(|| Unreadable(self.kept.clone()))?;
         let (encoding, at) = (*encoding, frames.at());
         let upstream = std::mem::replace(&mut self.upstream, Relay::Empty);
         let begun = Some((self.kept.target().clone(), Response::from_parts(head, upstream)));
@@ -136,8 +152,9 @@ impl Watch {
 
     fn lead_over(&mut self, encoding: Encoding, over: Over, reading: Option<Reading>) {
         let (session, kept) = (self.session.clone(), self.kept.clone());
-        let reads = splice::run(session, kept, encoding, over, reading);
-        self.state = State::Splicing(Box::pin(reads));
+        let (send, pages) = mpsc::channel(1);
+        let reads = Box::pin(splice::run(session, kept, encoding, over, reading, send));
+        self.state = State::Splicing(Box::new(Splicing { encoding, reads, done: None, pages }));
     }
 
     /// What the client gets next.
@@ -153,8 +170,12 @@ impl Watch {
             match &mut self.state {
                 State::Ended => return Poll::Ready(None),
                 State::Splicing(splicing) => {
-                    let spliced = ready!(splicing.as_mut().poll(cx));
-                    if let Some(bytes) = self.resume(spliced) {
+                    let encoding = splicing.encoding;
+                    let bytes = match ready!(splicing.poll_next(cx)) {
+                        Next::Page(page) => self.rename_all(page, encoding),
+                        Next::Done(spliced) => self.resume(spliced).unwrap_or_default(),
+                    };
+                    if !bytes.is_empty() {
                         return Poll::Ready(Some(Ok(Frame::data(bytes))));
                     }
                 }
@@ -226,37 +247,33 @@ impl Watch {
         self.lead_over(encoding, over, Some(before));
     }
 
-    /// Goes on with the new watch; what is returned comes before its first byte.
+    /// Goes on with the new watch, or ends with what is returned.
     fn resume(&mut self, spliced: Spliced) -> Option<Bytes> {
         let metrics = self.session.server.metrics.clone();
-        let bytes = match spliced {
-            Spliced::Joined { frames, target, response } => {
+        match spliced {
+            Spliced::Joined { target, response } => {
                 metrics.spliced.inc();
                 let info = RequestInfo::parse("GET", target.as_str()).ok();
-                self.frames = info.and_then(|info| self::frames(&info, response.headers()));
+                self.frames = info.and_then(|info| frames(&info, response.headers()));
                 self.upstream = response.into_body();
                 self.state = State::Passing;
-                self.rename_all(frames)
+                self.rename.iter_mut().for_each(Renaming::begin);
+                None
             }
             Spliced::Expired(error) => {
                 metrics.expired.inc();
                 self.state = State::Ended;
-                error
+                Some(error)
             }
-        };
-        (!bytes.is_empty()).then_some(bytes)
+        }
     }
 
     /// The frames of a splice, with their lock renamed.
-    fn rename_all(&mut self, bytes: Bytes) -> Bytes {
-        let Some((renaming, (encoding, _))) = self.rename.as_mut().zip(self.frames.as_ref()) else {
-            return bytes;
-        };
-        renaming.partial.clear();
-        renaming.partial.extend_from_slice(&bytes);
-        renaming.take(*encoding, |_| Ok(())).unwrap_or_else(|_broken| {
+    fn rename_all(&mut self, bytes: Bytes, encoding: Encoding) -> Bytes {
+        let Some(renaming) = &mut self.rename else { return bytes };
+        renaming.whole(&bytes, encoding).unwrap_or_else(|_broken| {
             self.state = State::Ended;
-            watch::expired(*encoding, "the leader-election lock cannot be renamed").into()
+            watch::expired(encoding, "the leader-election lock cannot be renamed").into()
         })
     }
 
@@ -298,6 +315,30 @@ impl fmt::Debug for Watch {
     }
 }
 
+// === impl Splicing ===
+
+impl Splicing {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        loop {
+            // The last page may still be there when all is done.
+            if let Poll::Ready(Some(page)) = self.pages.poll_recv(cx) {
+                return Poll::Ready(Next::Page(page));
+            }
+            if let Some(done) = self.done.take() {
+                return Poll::Ready(Next::Done(done));
+            }
+            match self.reads.as_mut().poll(cx) {
+                Poll::Ready(done) => self.done = Some(done),
+                // It may have sent a page before it went to wait.
+                Poll::Pending => {
+                    let page = ready!(self.pages.poll_recv(cx));
+                    return page.map_or(Poll::Pending, |page| Poll::Ready(Next::Page(page)));
+                }
+            }
+        }
+    }
+}
+
 // === impl UpgradedWatch ===
 
 impl UpgradedWatch {
@@ -314,46 +355,6 @@ impl UpgradedWatch {
         {
             session.policy.alarm(drain).await;
         }
-    }
-}
-
-// === impl Renaming ===
-
-impl Renaming {
-    /// The whole frames that `data` completes, with their lock renamed.
-    fn pass(
-        &mut self,
-        data: &[u8],
-        encoding: Encoding,
-        frames: &mut Frames,
-    ) -> Result<Bytes, BodyError> {
-        self.partial.extend_from_slice(data);
-        let passed = self.take(encoding, |frame| frames.feed(frame).map(drop))?;
-        if self.partial.len() > lock::MAX_BODY_BYTES {
-            return Err(BodyError::GivenUp);
-        }
-        Ok(passed)
-    }
-
-    /// Takes out all whole frames; each is shown before it is changed.
-    fn take(
-        &mut self,
-        encoding: Encoding,
-        mut show: impl FnMut(&[u8]) -> Result<(), FrameError>,
-    ) -> Result<Bytes, BodyError> {
-        let mut taken = Vec::new();
-        let given_up = |_broken| BodyError::GivenUp;
-        while let Some((frame, next)) =
-            watch::first_frame(&self.partial, encoding).map_err(given_up)?
-        {
-            show(&self.partial[..next]).map_err(given_up)?;
-            let renamed = lock::frame(&self.partial[frame], encoding, &self.rename);
-            if let Some(renamed) = renamed.map_err(|_broken| BodyError::GivenUp)? {
-                taken.extend(watch::framed(&renamed, encoding));
-            }
-            self.partial.advance(next);
-        }
-        Ok(taken.into())
     }
 }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use http::{Request, Response};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use tokio::time::Instant;
 use tracing::debug;
 
 use crate::body::{Relay, Share};
@@ -77,7 +78,8 @@ impl Pool {
     }
 
     async fn open(&self) -> Result<Lane, SendError> {
-        let stream = self.dialer.dial(&self.target, false).await?;
+        let until = Instant::now() + self.dialer.deadline;
+        let stream = self.dialer.dial(&self.target, false, until).await?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_HEAD_BYTES).preserve_header_case(true);
         let (send, connection) = builder

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -15,6 +16,7 @@ use hyper::body::Body as _;
 use rustls::ClientConnection;
 use tokio::sync::{Mutex, Notify};
 use tokio::time;
+use tokio::time::Instant;
 use tracing::debug;
 
 use crate::body;
@@ -45,6 +47,9 @@ pub struct Pool {
     lanes: RefCell<Vec<Rc<Lane>>>,
     /// Held while a connection is opened, so that requests that come together wait for one and the same.
     dialing: Mutex<()>,
+    /// How often that was tried, and how it failed last.
+    dialed: Cell<u64>,
+    failed: RefCell<Option<Arc<SendError>>>,
 }
 
 /// One connection.
@@ -58,7 +63,15 @@ struct Lane {
 impl Pool {
     /// No connection yet.
     pub fn new(dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>) -> Self {
-        Self { dialer, target, leaving, lanes: RefCell::default(), dialing: Mutex::default() }
+        Self {
+            dialer,
+            target,
+            leaving,
+            lanes: RefCell::default(),
+            dialing: Mutex::default(),
+            dialed: Cell::default(),
+            failed: RefCell::default(),
+        }
     }
 
     /// Sends a request on a connection that has room for one more, or on a new one.
@@ -100,17 +113,37 @@ impl Pool {
         Some((lane.send.borrow().clone(), Share::of(&lane.used)))
     }
 
+    /// A new connection, or one that somebody else opened meanwhile. Who waited for somebody else to fail fails so too:
+    /// the deadline is over.
     async fn open(&self) -> Result<(SendRequest<Bytes>, Share), SendError> {
+        let before = self.dialed.get();
         let _dialing = self.dialing.lock().await;
         if let Some(free) = self.free() {
             return Ok(free);
         }
-        let stream = self.dialer.dial(&self.target, true).await?;
+        if let Some(error) = self.failed.borrow().as_ref().filter(|_| self.dialed.get() != before) {
+            return Err(SendError::Shared(error.clone()));
+        }
+        let dialed = self.dial().await.map_err(Arc::new);
+        self.dialed.set(self.dialed.get() + 1);
+        *self.failed.borrow_mut() = dialed.as_ref().err().cloned();
+        dialed.map_err(|error| {
+            if matches!(*error, SendError::Protocol) {
+                // The client's next connection is offered what the API server speaks.
+                self.leaving.notify_one();
+            }
+            SendError::Shared(error)
+        })
+    }
+
+    async fn dial(&self) -> Result<(SendRequest<Bytes>, Share), SendError> {
+        let until = Instant::now() + self.dialer.deadline;
+        let stream = self.dialer.dial(&self.target, true, until).await?;
         let (stream, turns) = Held::new(stream);
         let handshake = Box::pin(builder().handshake(stream));
-        let (send, connection) = time::timeout(self.dialer.deadline, handshake)
+        let (send, connection) = time::timeout_at(until, handshake)
             .await
-            .map_err(|_elapsed| SendError::ConnectTimeout { deadline: self.dialer.deadline })?
+            .map_err(|_elapsed| self.dialer.too_late())?
             .map_err(SendError::Http2)?;
         let lane = Rc::new(Lane { send: RefCell::new(send.clone()), used: Rc::default() });
         let run = Box::pin(run(connection, turns, Rc::downgrade(&lane), self.leaving.clone()));

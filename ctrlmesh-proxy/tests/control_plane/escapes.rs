@@ -7,7 +7,11 @@ use std::sync::Arc;
 
 use http::{Method, Request, Version};
 use http_body_util::{BodyExt as _, Full};
+use rustls_pki_types::ServerName;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
 use crate::bed::{Bed, names};
 use crate::harness::client::{Client, exchange_bytes};
@@ -127,6 +131,12 @@ async fn attempts(bed: &Bed) -> Vec<Attempt> {
         attempts.push(("GET", format!("{maps}?{query}"), &[]));
     }
     attempts.push(("GET", format!("{maps}?limit=500&continue={token}"), &[]));
+    for pairs in [9_998, 9_999, 10_000, 10_001] {
+        let full = "&x".repeat(pairs - 1);
+        attempts.push(("GET", format!("{maps}?limit=500{full}"), &[]));
+        attempts.push(("GET", format!("{maps}?watch=1{full}"), &[]));
+        attempts.push(("DELETE", format!("{maps}?dryRun=All{full}"), &[]));
+    }
     for query in WATCHES {
         attempts.push(("GET", format!("{maps}?timeoutSeconds=1&{query}"), &[]));
     }
@@ -160,8 +170,12 @@ async fn attempts(bed: &Bed) -> Vec<Attempt> {
 }
 
 /// Paths that someone might read as the collection's.
-fn paths(maps: &str, namespace: &str) -> [String; 13] {
+fn paths(maps: &str, namespace: &str) -> [String; 17] {
     [
+        format!("{maps}#x"),
+        format!("{maps}?limit=5#&labelSelector=slot%3D1"),
+        format!("/api/v1/namespaces/{namespace}#x/configmaps"),
+        format!("/api/v1/namespaces/{namespace}/pods/a/proxy/../../configmaps"),
         format!("{maps}/"),
         format!("/{maps}"),
         format!("/api/v1/namespaces/{namespace}//configmaps"),
@@ -210,6 +224,18 @@ async fn over_http2(bed: &Bed, proxy: &Proxy, (method, target, headers): &Attemp
     let Ok(response) = client.send(request).await else { return Vec::new() };
     let body = soon("the end of a body", response.into_body().collect()).await;
     body.map(|body| body.to_bytes().to_vec()).unwrap_or_default()
+}
+
+/// Go's server takes a warning alert before a handshake. What comes back here is no handshake's answer.
+#[tokio::test]
+async fn a_handshake_behind_an_alert_meets_nobody() {
+    let bed = Bed::new().await;
+    let proxy = bed.proxy("policy", "slot=0");
+    let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+    stream.write_all(b"\x15\x03\x01\x00\x02\x01\x5a").await.unwrap();
+    let connect = TlsConnector::from(bed.pki.client(&["http/1.1"]))
+        .connect(ServerName::try_from("kubernetes.default.svc").unwrap(), stream);
+    assert!(soon("the end", connect).await.is_err());
 }
 
 /// A second request hidden in the first one's body is either none or one that is narrowed.
@@ -303,7 +329,7 @@ async fn a_byte_in_a_target_is_taken_or_refused_as_the_api_server_does_or_refuse
             .concat();
             let theirs = status(&exchange_bytes(&direct, bed.upstream(), &head).await);
             let ours = status(&exchange_bytes(&bed.pki, proxy.address, &head).await);
-            let no_uri = byte >= 0x80 || b"\"<>`".contains(&byte);
+            let no_uri = byte >= 0x80 || b"\"<>`#".contains(&byte);
             if ours != theirs && !(no_uri && ours == "HTTP/1.1 400") {
                 differ.push(format!("{}: {theirs} there, {ours} here", target.escape_ascii()));
             }

@@ -142,3 +142,13 @@ impl Running {
         soon("the run to end", wait).await.unwrap()
     }
 }
+
+/// The same with every signal as it usually is: whoever runs tests in the background ignores some.
+pub(crate) fn unignored(run: Command) -> Command {
+    let mut command = Command::new("env");
+    command.arg("--default-signal").arg(run.get_program()).args(run.get_args());
+    for (name, value) in run.get_envs().filter_map(|(name, value)| Some((name, value?))) {
+        command.env(name, value);
+    }
+    command
+}

@@ -211,6 +211,16 @@ impl Bed {
         command
     }
 
+    /// A process in a cgroup and a namespace that is not root's, as most pods' are.
+    pub(crate) fn nobody(&self, cgroup: &Path, suffix: &str) -> Process {
+        let mut command = self.inside(cgroup, suffix, "setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--", "sh", "-c"]);
+        command.arg("echo ready && exec cat").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Process(command.spawn().unwrap());
+        assert_eq!(process.line(), "ready");
+        process
+    }
+
     /// Runs a client and reads its answer.
     pub(crate) fn client<T: DeserializeOwned>(&self, cgroup: &Path, arguments: &[&str]) -> T {
         self.client_in("", cgroup, arguments)

@@ -172,6 +172,18 @@ fn errors_say_what_to_do() {
         ]),
         "a prefix of this family has at least 10 bits",
     );
+    fails(
+        &mut bed.command(&[
+            "attach",
+            "--cgroup",
+            "/tmp",
+            "--target",
+            "127.64.0.1:443",
+            "--to",
+            "1",
+        ]),
+        "are where redirected connections go, and cannot be targets",
+    );
     fails(&mut bed.command(&["detach", "--cgroup", "/tmp"]), "nothing is attached at /tmp");
     run(&mut attach(&bed, &[]));
     fails(&mut attach(&bed, &["--owner", "other"]), "is already attached by `cli`");

@@ -159,3 +159,48 @@ fn with_every_slot_taken_an_open_pod_is_left_alone_and_a_closed_one_can_be_detac
         assert_eq!(seen.answer, format!("target {}", seen.local), "{pod}");
     }
 }
+
+#[test]
+fn a_failed_change_of_an_attached_pod_lets_nothing_more_pass() {
+    let bed = Bed::new();
+    let mut interceptor = limited(&bed, Limits { cgroups: Some(3), ..Limits::default() });
+    let before = Attach { except: vec![bed.cgroup("pod/proxy")], ..bed.attach(&bed.cgroup("pod")) };
+    let _proxy = bed.enrol(&mut interceptor, &before);
+    let _target = bed.target(TARGET);
+    let more = ["pod/proxy", "pod/a", "pod/b"].map(|name| bed.cgroup(name));
+    let after = Attach { except: more.into(), ..before };
+    // There is room for one of the two.
+    assert!(matches!(interceptor.attach(&after), Err(Error::Full { table: "MEMBERS", .. })));
+    for name in ["pod/a", "pod/b"] {
+        let seen = bed.connect(&bed.cgroup(name), TARGET, "blocking");
+        assert_eq!(seen.answer, format!("proxy 0 {TARGET}"), "{name}");
+    }
+    let seen = bed.connect(&bed.cgroup("pod/proxy"), TARGET, "blocking");
+    assert_eq!(seen.answer, format!("target {}", seen.local), "what passed before still does");
+    assert_eq!(interceptor.status().unwrap().attachments[0].except, [bed.cgroup("pod/proxy")]);
+    // What was taken for the attempt is given back.
+    interceptor.attach(&Attach { except: vec![bed.cgroup("pod/b")], ..after.clone() }).unwrap();
+}
+
+#[test]
+fn a_change_of_an_attached_pod_whose_programs_cannot_be_attached_changes_nothing() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    let pod = bed.cgroup("held/pod");
+    let before = bed.attach(&pod);
+    let slot = interceptor.attach(&before).unwrap();
+    let _target = bed.target(TARGET);
+    let folder = bed.pins().join(format!("pods/{slot}"));
+    let pinned = std::fs::read_link(folder.join("object")).unwrap();
+    // Another version's, which the loader would replace; and nobody may attach below any more.
+    std::fs::remove_file(folder.join("object")).unwrap();
+    symlink("another", folder.join("object")).unwrap();
+    crate::life::hold(&bed.cgroup("held"), &folder.join("connect4"));
+    let after = Attach { except: vec![bed.cgroup("held/pod/a")], fail_open: true, ..before };
+    let error = interceptor.attach(&after).unwrap_err();
+    assert!(!matches!(error, Error::Full { .. }), "{error}");
+    assert_eq!(bed.connect(&bed.cgroup("held/pod/a"), TARGET, "blocking").error, "ECONNREFUSED");
+    let status = interceptor.status().unwrap();
+    assert_eq!((status.attachments[0].fail, status.attachments[0].except.len()), ("closed", 0));
+    assert_ne!(std::fs::read_link(folder.join("object")).unwrap(), pinned);
+}

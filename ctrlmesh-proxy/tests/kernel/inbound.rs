@@ -153,3 +153,25 @@ fn the_proxys_socket_is_not_reachable_by_its_own_port() {
         assert_eq!(pod.call(host, &server.address.port().to_string()).error, "ECONNREFUSED");
     }
 }
+
+#[test]
+fn of_one_pod_so_many_addresses_are_taken_that_all_pods_of_a_node_have_room() {
+    use ctrlmesh_common::kernel::{INBOUND_PER_POD, MAX_INBOUND, MAX_PODS};
+    use ctrlmesh_proxy::intercept::Error;
+    assert_eq!(MAX_INBOUND, INBOUND_PER_POD * MAX_PODS);
+    let (mut pod, _proxy) = taken(false);
+    let mut take = |slot: Slot, port: u16| {
+        let address = SocketAddr::from(([10, 244, 1, 5], port));
+        let listener = listener::inbound(&pod.bed.net(), address.ip()).unwrap();
+        pod.interceptor.take_inbound(slot, &pod.bed.net(), address, &listener, false)
+    };
+    // Two are taken already.
+    take(pod.slot, 9445).unwrap();
+    take(pod.slot, 9446).unwrap();
+    let error = take(pod.slot, 9447).unwrap_err();
+    assert!(matches!(error, Error::TooMany { .. }), "{error}");
+    assert!(error.to_string().contains("10.244.1.5:9447"), "{error}");
+    take(pod.slot, 9446).unwrap();
+    let _server = pod.bed.target("10.244.1.5:9447");
+    assert!(pod.call("10.244.1.5", "9447").answer.starts_with("target"));
+}

@@ -93,6 +93,42 @@ fn another_owner_neither_sweeps_nor_retargets_nor_excepts_a_pod() {
 }
 
 #[test]
+fn a_cgroup_that_is_attached_by_itself_is_not_excepted_from_the_one_above() {
+    let bed = Bed::new();
+    let container = bed.cgroup("pod/container");
+    let mut interceptor = bed.interceptor();
+    interceptor.attach(&bed.attach(&container)).unwrap();
+    let mut other = Interceptor::open(bed.options("other")).unwrap();
+    let mut attach = bed.attach(&bed.cgroup("pod"));
+    attach.except = vec![container.clone()];
+    for interceptor in [&mut other, &mut interceptor] {
+        let error = interceptor.attach(&attach).unwrap_err();
+        assert!(matches!(&error, Error::Owned { cgroup, .. } if *cgroup == container), "{error}");
+    }
+    let _target = bed.target(TARGET);
+    assert_eq!(bed.connect(&container, TARGET, "blocking").error, "ECONNREFUSED");
+    assert_eq!(interceptor.status().unwrap().attachments.len(), 1);
+}
+
+#[test]
+fn an_address_that_connections_are_redirected_to_cannot_be_a_target() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    for address in ["127.64.0.1:443", "[fd63:746c:6d65:7368::1]:443"] {
+        let mut attach = bed.attach(&bed.cgroup("pod"));
+        attach.targets.list.push(address.parse::<std::net::SocketAddr>().unwrap().into());
+        let error = interceptor.attach(&attach).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "{address} is an address that connections are redirected to, and cannot be a target"
+            )
+        );
+    }
+    assert!(interceptor.status().unwrap().attachments.is_empty());
+}
+
+#[test]
 fn what_is_no_cgroup_is_refused_by_name() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
@@ -114,23 +150,23 @@ fn what_is_no_cgroup_is_refused_by_name() {
     assert!(interceptor.status().unwrap().attachments.is_empty());
 }
 
+/// Attaches the program of a link as its only owner: nobody else may attach there or below.
+pub(crate) fn hold(cgroup: &std::path::Path, pin: &std::path::Path) {
+    let link = aya::programs::links::PinnedLink::from_pin(pin).unwrap();
+    let program = aya::programs::links::FdLink::from(link).info().unwrap().program_id().to_string();
+    // Without flags.
+    let mut command = std::process::Command::new("bpftool");
+    let command = command.args(["cgroup", "attach"]).arg(cgroup).args(["connect4", "id", &program]);
+    assert!(command.status().unwrap().success());
+}
+
 #[test]
 fn a_cgroup_that_another_program_holds_exclusively_is_named() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
     let slot = interceptor.attach(&bed.attach(&bed.cgroup("elsewhere"))).unwrap();
     let pin = bed.pins().join(format!("pods/{slot}/connect4"));
-    let link = aya::programs::links::FdLink::from(
-        aya::programs::links::PinnedLink::from_pin(pin).unwrap(),
-    );
-    let program = link.info().unwrap().program_id().to_string();
-    // Without flags: nobody else may attach, here or below.
-    let attached = std::process::Command::new("bpftool")
-        .args(["cgroup", "attach"])
-        .arg(bed.cgroup("held"))
-        .args(["connect4", "id", &program])
-        .status();
-    assert!(attached.unwrap().success());
+    hold(&bed.cgroup("held"), &pin);
     let pod = bed.cgroup("held/pod");
     let error = interceptor.attach(&bed.attach(&pod)).unwrap_err();
     assert!(matches!(error, Error::Exclusive { .. }), "{error}");
@@ -195,6 +231,15 @@ fn a_cgroup_is_found_by_its_pods_uid_and_its_containers_id() {
         assert_eq!(found.path, bed.cgroup(&pod));
         assert_eq!(hierarchy.container(&found, "c0ffee").unwrap().path, container);
         assert!(hierarchy.container(&found, "decade").is_err());
+        // CRI-O's monitor has the same id.
+        for monitor in ["crio-conmon-c0ffee.scope", "crio-conmon-c0ffee"] {
+            let monitor = bed.cgroup(&format!("{pod}/{monitor}"));
+            assert_eq!(hierarchy.container(&found, "c0ffee").unwrap().path, container);
+            std::fs::remove_dir(&container).unwrap();
+            assert!(hierarchy.container(&found, "c0ffee").is_err(), "{}", monitor.display());
+            std::fs::create_dir(&container).unwrap();
+            std::fs::remove_dir(&monitor).unwrap();
+        }
         std::fs::remove_dir(&container).unwrap();
         std::fs::remove_dir(&found.path).unwrap();
     }

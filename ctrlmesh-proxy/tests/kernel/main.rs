@@ -10,13 +10,17 @@
 mod harness;
 mod bed;
 mod command;
+mod counted;
 mod failing;
 mod full;
 mod inbound;
 mod life;
 mod node;
+mod older;
 mod original;
 mod privilege;
 mod redirect;
 mod slots;
+mod sockets;
+mod unspecified;
 mod upgrade;

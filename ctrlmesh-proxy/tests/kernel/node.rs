@@ -75,7 +75,18 @@ impl Node {
     }
 
     fn proxy(&self) -> Proxy {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        self.run(Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy")))
+    }
+
+    /// A proxy with no capability but these.
+    fn proxy_with(&self, capabilities: &str) -> Proxy {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", capabilities, "--inh-caps", capabilities]);
+        command.arg(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        self.run(command)
+    }
+
+    fn run(&self, mut command: Command) -> Proxy {
         command
             .args(["node", "--target", &self.upstream.address.to_string(), "--pods"])
             .arg(self.pki.path("pods"))
@@ -327,4 +338,33 @@ async fn a_changed_pod_is_attached_anew_without_passing_in_between() {
     })
     .await;
     assert_eq!(node.slot("a"), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_another_user_that_is_named_by_a_process_takes_ptrace_and_it_is_said() {
+    let node = Node::new().await;
+    let mut a = node.pod("a");
+    let process = node.bed.nobody(&node.bed.cgroup("a"), "a");
+    let by_name = a.clone();
+    a.as_object_mut().unwrap().remove("network");
+    a["pid"] = json!(process.0.id());
+    node.list(std::slice::from_ref(&a));
+    let some = "-all,+bpf,+net_admin,+perfmon,+sys_admin";
+    let proxy = node.proxy_with(some);
+    until("the complaint", || async {
+        proxy.log().contains("find its network namespace: find network namespace /proc/")
+    })
+    .await;
+    assert!(proxy.log().contains("not permitted; missing CAP_SYS_PTRACE"), "{}", proxy.log());
+    let mut operator = node.operator("a");
+    assert_eq!(operator.anew(), refused());
+    // A namespace that has a name can be had without.
+    node.list(&[by_name]);
+    served(&proxy, 1.0).await;
+    assert_eq!(operator.anew(), shows("a"));
+    drop(proxy);
+    node.list(&[a]);
+    let proxy = node.proxy_with(&format!("{some},+sys_ptrace"));
+    served(&proxy, 1.0).await;
+    assert_eq!(operator.anew(), shows("a"));
 }

@@ -52,6 +52,10 @@ def connect(sock, address, how):
         sock.setblocking(True)
     elif how == "fastopen":
         sock.sendto(b"hello\n", FAST_OPEN, address)
+    elif how == "fastopenconnect":
+        sock.setsockopt(socket.IPPROTO_TCP, 30, 1)  # TCP_FASTOPEN_CONNECT: with a cookie, the SYN leaves with the data
+        sock.connect(address)
+        sock.sendall(b"hello\n")
     else:
         sock.connect(address)
 
@@ -59,9 +63,10 @@ def connect(sock, address, how):
 def once(host, port, how="blocking"):
     """One connection: what the client sees of it. `how` is one way to connect, or several joined by `+`."""
     ways, how = how.split("+"), how.split("+")[-1]
+    options = dict(way.split("=", 1) for way in ways if "=" in way)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     seen = {}
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
+    with socket.socket(family, socket.SOCK_STREAM, 262 if "mptcp" in ways else 0) as sock:
         patient(sock)
         if "v6only" in ways:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -69,6 +74,10 @@ def once(host, port, how="blocking"):
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         if "bound" in ways:
             sock.bind(("", 0))
+        if "device" in options:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, options["device"].encode())
+        if "source" in options:
+            sock.bind((options["source"], 0))
         start = time.perf_counter()
         try:
             connect(sock, (host, int(port)), how)
@@ -190,6 +199,7 @@ def proxy(port):
             client, _ = server.accept()
             with client:
                 patient(client)
+                client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # as event loops do; nobody's business
                 client.sendall(("proxy %s\n" % original(client)).encode())
                 client.shutdown(socket.SHUT_WR)
                 while client.recv(200):  # what a SYN carried, lest closing reset the connection

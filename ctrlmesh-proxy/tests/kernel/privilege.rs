@@ -1,10 +1,12 @@
 //! How little privilege is enough?
 
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::bed::{Bed, PROXY, TARGET};
+use crate::bed::{Bed, PROXY, Process, TARGET, until};
 use ctrlmesh_proxy::intercept::listener::{self, Namespace};
-use ctrlmesh_proxy::intercept::{Interceptor, Options, Slot};
+use ctrlmesh_proxy::intercept::{Interceptor, Options, Slot, Status};
 
 /// Our binary with no capability but these.
 fn with(bed: &Bed, capabilities: &str, arguments: &[&str]) -> Output {
@@ -110,6 +112,67 @@ fn making_our_prefix_local_takes_net_admin_and_it_is_named() {
         assert_eq!(refused, !enough, "{text}");
         assert_eq!(interceptor.status().unwrap().attachments[0].ipv6, enough);
     }
+}
+
+#[test]
+fn a_beat_for_another_users_pod_takes_ptrace_and_it_is_named() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let attach = ["attach", "--target", TARGET, "--to", "15001", "--heartbeat", "60000"];
+    assert!(bed.command(&attach).arg("--cgroup").arg(&pod).status().unwrap().success());
+    let _operator = bed.nobody(&pod, "");
+    for (given, enough) in [
+        ("-all,+bpf,+net_admin,+perfmon", false),
+        ("-all,+bpf,+net_admin,+perfmon,+sys_ptrace", true),
+    ] {
+        let plain = bed.command(&["run", "--to", "15001"]);
+        let mut command = bed.inside(&bed.cgroup("relay"), "", "setpriv");
+        command.args(["--bounding-set", given, "--inh-caps", given]);
+        command.arg(plain.get_program()).args(plain.get_args());
+        let log = tempfile::NamedTempFile::new().unwrap();
+        command.env("RUST_LOG", "warn").env("NO_COLOR", "1").stderr(log.reopen().unwrap());
+        let _relay = Process(command.spawn().unwrap());
+        let age = || {
+            let status = Status::read(&bed.pins()).unwrap();
+            status.attachments[0].heartbeat_age.unwrap()
+        };
+        if enough {
+            until("the relay beats", || age() < 30.0);
+            continue;
+        }
+        let said = || std::fs::read_to_string(log.path()).unwrap();
+        until("the relay says what it lacks", || said().contains("no beat for a pod"));
+        assert!(said().contains("not permitted; missing CAP_SYS_PTRACE"), "{}", said());
+        assert!(age() > 60.0, "it beats for a pod that it cannot see");
+    }
+}
+
+#[test]
+fn a_webhook_program_is_found_again_by_a_process_of_another_user_with_ptrace() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let mut interceptor = bed.interceptor();
+    let slot = interceptor.attach(&bed.attach(&pod)).unwrap();
+    let webhook: SocketAddr = "10.96.0.1:9443".parse().unwrap();
+    let listener = listener::inbound(&bed.net(), webhook.ip()).unwrap();
+    let (first, second) = (bed.nobody(&pod, ""), bed.nobody(&pod, ""));
+    let path = PathBuf::from(format!("/proc/{}/ns/net", first.0.id()));
+    let namespace = Namespace::open(&path).unwrap();
+    interceptor.take_inbound(slot, &namespace, webhook, &listener, false).unwrap();
+    drop(first);
+    drop(interceptor);
+    let object = bed.pins().join(format!("pods/{slot}/inbound-object"));
+    for (given, enough) in [
+        ("-all,+bpf,+net_admin,+perfmon", false),
+        ("-all,+bpf,+net_admin,+perfmon,+sys_ptrace", true),
+    ] {
+        std::fs::remove_file(&object).unwrap();
+        std::os::unix::fs::symlink("another", &object).unwrap();
+        let output = with(&bed, given, &["--owner", "test", "detach", "--cgroup", "/nowhere"]);
+        let replaced = std::fs::read_link(&object).unwrap() != Path::new("another");
+        assert_eq!(replaced, enough, "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    drop(second);
 }
 
 /// The part of the child in the test above; by itself it does nothing.

@@ -1,17 +1,19 @@
 //! Which connections go to the proxy, and which do not?
 
+use std::net::SocketAddr;
+
 use crate::bed::{Bed, PROXY, Seen, TARGET, TARGET_V6, echo, targets};
 use ctrlmesh_proxy::intercept::{Attach, Interceptor, listener};
 
-struct Enrolled {
-    bed: Bed,
-    pod: std::path::PathBuf,
-    interceptor: Interceptor,
+pub(crate) struct Enrolled {
+    pub(crate) bed: Bed,
+    pub(crate) pod: std::path::PathBuf,
+    pub(crate) interceptor: Interceptor,
     _servers: Vec<crate::bed::Server>,
 }
 
 /// A pod, its proxy, and a server at each target, so that a connection that is missed arrives there.
-fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
+pub(crate) fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
     let mut interceptor = bed.interceptor();
@@ -26,23 +28,29 @@ fn enrolled(change: impl FnOnce(&Bed, &mut Attach)) -> Enrolled {
 }
 
 impl Enrolled {
-    fn connect(&self, address: &str, how: &str) -> Seen {
+    pub(crate) fn counted(&self, name: &str) -> u64 {
+        self.interceptor.status().unwrap().counters[name]
+    }
+
+    pub(crate) fn connect(&self, address: &str, how: &str) -> Seen {
         self.bed.connect(&self.pod, address, how)
     }
 }
 
 #[track_caller]
-fn redirected(seen: &Seen, target: &str) {
+pub(crate) fn redirected(seen: &Seen, target: &str) {
     assert_eq!(seen.answer, format!("proxy 0 {target}"), "{seen:?}");
 }
 
 #[track_caller]
-fn direct(seen: &Seen) {
-    assert_eq!(
-        seen.answer,
-        format!("target {}", seen.local.replace("::ffff:", "").replace(['[', ']'], "")),
-        "{seen:?}"
-    );
+pub(crate) fn direct(seen: &Seen) {
+    assert_eq!(seen.answer, format!("target {}", canonical(&seen.local)), "{seen:?}");
+}
+
+/// A name as a server of the other family writes it.
+pub(crate) fn canonical(name: &str) -> String {
+    let address: SocketAddr = name.parse().unwrap_or_else(|_| panic!("{name:?} is no address"));
+    SocketAddr::new(address.ip().to_canonical(), address.port()).to_string()
 }
 
 #[test]

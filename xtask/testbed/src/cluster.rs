@@ -10,6 +10,7 @@ use std::{env, fs, thread};
 use anyhow::{Context as _, Result, ensure};
 use xtask::tools;
 
+use crate::access;
 use crate::control_plane::Options;
 use crate::node::Node;
 
@@ -59,7 +60,7 @@ impl Cluster {
         static SHARED: LazyLock<Cluster> = LazyLock::new(|| {
             let given = env::var_os(KUBECONFIG).filter(|value| !value.is_empty());
             let cluster = match given {
-                Some(kubeconfig) => Ok(Cluster { kubeconfig: kubeconfig.into(), node: None }),
+                Some(kubeconfig) => Ok(Cluster::existing(kubeconfig.into())),
                 None => {
                     Node::start(&Options { audit: true, ..Options::default() }).map(Cluster::of)
                 }
@@ -67,6 +68,11 @@ impl Cluster {
             cluster.unwrap_or_else(|error| panic!("{error:?}"))
         });
         &SHARED
+    }
+
+    /// A cluster that is there already.
+    pub fn existing(kubeconfig: PathBuf) -> Self {
+        Self { kubeconfig, node: None }
     }
 
     /// The cluster of a node.
@@ -101,6 +107,22 @@ impl Cluster {
         let mut command = Command::new(ours);
         command.arg("--kubeconfig").arg(&self.kubeconfig).arg(ANSWER_WITHIN);
         command
+    }
+
+    /// What kubectl answers, as administrator, given something to read.
+    ///
+    /// # Errors
+    /// Where it fails; the error shows what it said.
+    pub fn ask(&self, arguments: &[&str], input: &str) -> Result<String> {
+        answer(self.kubectl().args(arguments), input)
+    }
+
+    /// A client of its administrator. It belongs to the runtime that it is made in.
+    ///
+    /// # Errors
+    /// Where the kubeconfig cannot be read.
+    pub async fn client(&self) -> Result<kube::Client> {
+        access::client(&self.kubeconfig).await
     }
 
     /// Runs a test in a namespace of its own, and removes the namespace. Where the test fails or panics, the namespace

@@ -1,6 +1,6 @@
 //! One etcd and one kube-apiserver, and a kube-controller-manager where asked for.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -9,10 +9,10 @@ use std::{fs, io, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::access;
 use crate::pki::Pki;
 use crate::supervise::{Folder, Supervised};
 use crate::tools::Tools;
+use crate::{access, etcd};
 
 /// How long the API server may take until it is ready. It takes 3 to 4 s on an idle machine.
 const READY_WITHIN: Duration = Duration::from_mins(2);
@@ -37,6 +37,8 @@ pub struct Options {
     pub audit: bool,
     /// Feature gates of the API server, as `Name=true`. Default none.
     pub feature_gates: Vec<String>,
+    /// What of its API is served or not, as `group/version/resource=false`. Default what it serves by itself.
+    pub runtime_config: Vec<String>,
     /// Whether a kube-controller-manager runs. Default no.
     pub controller_manager: bool,
 }
@@ -55,8 +57,12 @@ pub(crate) struct Place {
 pub struct ControlPlane {
     // Dropped in this order: the folder last.
     controller_manager: Option<Supervised>,
-    apiserver: Supervised,
+    /// None while it is stopped.
+    apiserver: Option<Supervised>,
     etcd: Supervised,
+    etcd_address: SocketAddr,
+    /// How the API server was started.
+    program: (PathBuf, Vec<String>),
     folder: Folder,
     pki: Pki,
     url: String,
@@ -130,15 +136,21 @@ impl ControlPlane {
             Some(_) => WELL_KNOWN_PORTS,
             None => free_ports()?,
         };
-        let etcd = place.command(&tools.etcd, &etcd(path, client, peer));
+        let etcd = place.command(&tools.etcd, &etcd_arguments(path, client, peer));
         let etcd = Supervised::start(&etcd, &path.join("etcd.log")).context("start etcd")?;
         let arguments = apiserver(path, &pki, options, place, (client, secure))?;
-        let command = place.command(&tools.apiserver, &arguments);
-        let apiserver = Supervised::start(&command, &path.join("kube-apiserver.log"))
-            .context("start kube-apiserver")?;
-        let url = format!("https://{}:{secure}", place.address);
-        let place = place.clone();
-        let mut this = Self { controller_manager: None, apiserver, etcd, folder, pki, url, place };
+        let mut this = Self {
+            controller_manager: None,
+            apiserver: None,
+            etcd,
+            etcd_address: (Ipv4Addr::LOCALHOST, client).into(),
+            program: (tools.apiserver.clone(), arguments),
+            url: format!("https://{}:{secure}", place.address),
+            folder,
+            pki,
+            place: place.clone(),
+        };
+        this.start_apiserver()?;
         let kubeconfig = access::kubeconfig(&this.url, &this.pki.ca, &this.pki.admin);
         fs::write(this.kubeconfig(), kubeconfig).context("write the kubeconfig")?;
         this.wait_until_ready()?;
@@ -183,18 +195,47 @@ impl ControlPlane {
         self.folder.path().join("audit.log")
     }
 
+    /// Kills the API server and starts it anew, as it was, and waits until it is ready. What was watched ends.
+    ///
+    /// # Errors
+    /// Where it does not become ready.
+    pub fn restart_apiserver(&mut self) -> Result<()> {
+        self.apiserver = None;
+        let address = self.url.strip_prefix("https://").unwrap_or_default();
+        let deadline = Instant::now() + READY_WITHIN;
+        // The one that was killed may hold it for a moment.
+        while let Err(error) = TcpListener::bind(address) {
+            ensure!(Instant::now() < deadline, "{address} is not free: {error}");
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.start_apiserver()?;
+        self.wait_until_ready()
+    }
+
+    /// Makes etcd forget all versions but the last.
+    ///
+    /// # Errors
+    /// Where etcd does not do it.
+    pub fn compact(&self) -> Result<()> {
+        etcd::compact(self.etcd_address).context("compact etcd")
+    }
+
+    fn start_apiserver(&mut self) -> Result<()> {
+        let (program, arguments) = &self.program;
+        let command = self.place.command(program, arguments);
+        let log = self.folder.path().join("kube-apiserver.log");
+        let started = Supervised::start(&command, &log).context("start kube-apiserver")?;
+        self.apiserver = Some(started);
+        Ok(())
+    }
+
     fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
         let kubeconfig = self.kubeconfig();
         while !access::wait_for(async || access::is_ready(&kubeconfig).await)? {
-            for (name, program) in
-                [("etcd", &mut self.etcd), ("kube-apiserver", &mut self.apiserver)]
-            {
-                ensure!(
-                    program.runs(),
-                    "{name} ended before it was ready:\n{}",
-                    self.folder.log(name)
-                );
+            let apiserver = self.apiserver.as_mut().is_some_and(Supervised::runs);
+            for (name, runs) in [("etcd", self.etcd.runs()), ("kube-apiserver", apiserver)] {
+                ensure!(runs, "{name} ended before it was ready:\n{}", self.folder.log(name));
             }
             if Instant::now() > deadline {
                 bail!(
@@ -250,7 +291,7 @@ impl ControlPlane {
     }
 }
 
-fn etcd(folder: &Path, client: u16, peer: u16) -> Vec<String> {
+fn etcd_arguments(folder: &Path, client: u16, peer: u16) -> Vec<String> {
     let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
     vec![
         format!("--data-dir={}", folder.join("etcd").display()),
@@ -291,6 +332,9 @@ fn apiserver(
     });
     if !options.feature_gates.is_empty() {
         arguments.push(format!("--feature-gates={}", options.feature_gates.join(",")));
+    }
+    if !options.runtime_config.is_empty() {
+        arguments.push(format!("--runtime-config={}", options.runtime_config.join(",")));
     }
     if options.audit {
         let policy = folder.join("audit-policy.yaml");

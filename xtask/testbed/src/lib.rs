@@ -11,6 +11,8 @@ mod pki;
 
 mod access;
 
+mod etcd;
+
 mod control_plane;
 
 mod client;

@@ -47,6 +47,7 @@ async fn what_is_asked_for_is_there() -> Result<()> {
         audit: true,
         feature_gates: vec!["ShardedListAndWatch=true".to_owned()],
         controller_manager: true,
+        ..Options::default()
     };
     let plane = ControlPlane::start(&options)?;
     let client = plane.client().await?;

@@ -115,3 +115,15 @@ fn a_prefix_without_its_open_bits_is_not_guessed() {
 fn an_entry_that_was_never_used_explains_nothing() {
     assert_eq!(original(&Destination::default(), Some(1)), None);
 }
+
+#[test]
+fn the_ranges_that_we_take_addresses_from_are_reserved_as_a_whole() {
+    for text in
+        ["127.64.0.0", "127.255.255.255", "fd63:746c:6d65:7368::", "fd63:746c:6d65:7368:f::"]
+    {
+        assert!(is_reserved(address(text)), "{text}");
+    }
+    for text in ["127.63.255.255", "128.0.0.0", "::1", "fd63:746c:6d65:7369::", "::ffff:10.0.0.1"] {
+        assert!(!is_reserved(address(text)), "{text}");
+    }
+}

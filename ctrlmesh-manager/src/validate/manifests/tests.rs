@@ -178,14 +178,17 @@ fn one_resource_twice_is_an_error_of_the_second() {
 }
 
 #[test]
-fn the_group_of_the_predecessor_has_shards_only() {
+fn the_group_of_the_predecessor_is_not_served_and_the_rest_is_checked() {
     let spelled = |text: &str| text.replace("ctrlmesh.kusionstack.io/", "kridge.kusionstack.io/");
     let other = spelled(
         "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ManagerState\nmetadata: {name: ctrlmesh-manager}\n",
     );
-    assert!(check(&[&other])[0].1[0].starts_with("apiVersion: \"kridge.kusionstack.io\" has"));
+    let allowed = "apiVersion: \"kridge.kusionstack.io/v1alpha1\" is not served; allowed is ctrlmesh.kusionstack.io/v1alpha1";
+    assert_eq!(check(&[&other])[0].1, [allowed]);
     let one = spelled(&shard("a", "selector: {matchLabels: {team: a}}"));
-    assert_eq!(check(&[&one])[0].1, Vec::<String>::new());
+    assert_eq!(check(&[&one])[0].1, [format!("{allowed}; the rest may stay as it is")]);
+    let wrong = spelled(&shard("a", "selector: {}"));
+    assert_eq!(check(&[&wrong])[0].1.len(), 2);
 }
 
 #[test]

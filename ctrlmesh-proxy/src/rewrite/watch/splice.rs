@@ -30,6 +30,9 @@ const NOT_IN_LIST: [&str; 8] = [
     "continue",
 ];
 
+/// How many pairs a list or a watch gets here, at most.
+const OWN_PAIRS: usize = 5;
+
 /// Parameters of a watch that say where it begins.
 const BEGINNING: [&str; 5] =
     ["resourceVersion", "resourceVersionMatch", "sendInitialEvents", "limit", "continue"];
@@ -52,6 +55,9 @@ pub enum Expired {
     /// No selector says what joins or leaves.
     #[error("the new limit cannot be compared with the old one")]
     Incomparable,
+    /// The server would not read what is added to its query.
+    #[error("the query has no room for the new limit")]
+    LongQuery,
     /// The API server does not list at that version any more.
     #[error("the API server answered {status} to a list at version {at}")]
     Refused {
@@ -101,12 +107,16 @@ pub fn expired(encoding: Encoding, message: &str) -> Vec<u8> {
     list::error(encoding, &status)
 }
 
-/// What to ask for the version that the collection of a watch has now: a list of one object.
-pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> String {
+/// What to ask for the version that the collection of a watch has now: a list of one object. Nothing where the server
+/// would not read all of it.
+pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> Option<String> {
+    if !request.query().has_room_for(OWN_PAIRS) {
+        return None;
+    }
     let path = String::from_utf8_lossy(request.raw_path());
     let query = without(request.query().raw(), &NOT_IN_LIST);
     let query = selector.map_or_else(|| query.clone(), |selector| narrowed(&query, selector));
-    joined(&without_watch(request, &path), &query, "limit=1")
+    Some(joined(&without_watch(request, &path), &query, "limit=1"))
 }
 
 /// The version of a list.
@@ -132,6 +142,9 @@ impl Splice {
     ) -> Result<Self, Expired> {
         if !request.name_in_path().is_empty() {
             return Err(Expired::Named);
+        }
+        if !request.query().has_room_for(OWN_PAIRS) {
+            return Err(Expired::LongQuery);
         }
         let everything = Selector::everything();
         let new = plan.selector.as_ref().unwrap_or(&everything);

@@ -1,0 +1,52 @@
+//! Which operators stand in each other's way, and which of them yields?
+//!
+//! The admission refuses what could own the same object as another; but it sees only what its replica has seen, may be
+//! away, and can be told to look the other way. So it is looked again here. Who is in force already stays in force, so
+//! that nothing new is told to anybody as long as it would make a second owner; of those, the older one stays.
+
+use std::collections::BTreeMap;
+
+use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::policy::Policy;
+
+use super::{Operator, Trouble, World, operator, record};
+use crate::validate;
+
+/// The operators, by number, that are told nothing new because of another, and why; `policies` are what the shards of
+/// each would be told, none where nothing is anyway.
+pub(super) fn yielding(
+    operators: &[Operator<'_>],
+    policies: &[Option<BTreeMap<String, Policy>>],
+    world: World<'_>,
+) -> Vec<(usize, Trouble)> {
+    let mut near: BTreeMap<&str, Vec<&ShardingConfig>> = BTreeMap::new();
+    for config in world.configs {
+        near.entry(operator::namespace(config)).or_default().push(config);
+    }
+    let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (at, operator) in operators.iter().enumerate() {
+        if policies[at].is_some() {
+            by_namespace.entry(operator.namespace()).or_default().push(at);
+        }
+    }
+    let mut all = Vec::new();
+    // Where there is one only, there is nothing to compare.
+    for (namespace, mut some) in by_namespace.into_iter().filter(|(_, some)| some.len() > 1) {
+        some.sort_by_cached_key(|at| {
+            let (operator, policies) = (&operators[*at], policies[*at].iter().next());
+            let in_force = policies.is_some_and(|policies| record::is_written(operator, policies));
+            let meta = &operator.config().metadata;
+            let born = meta.creation_timestamp.as_ref().map(|time| time.0);
+            // What was read from a file has no time: it comes after what has one, by name.
+            (!in_force, born.is_none(), born, meta.name.clone())
+        });
+        let configs: Vec<&ShardingConfig> = some.iter().map(|at| operators[*at].config()).collect();
+        let of_namespace = near.get(namespace).map_or(&[][..], Vec::as_slice);
+        let yielding = validate::yielding(&configs, of_namespace).into_iter();
+        all.extend(yielding.map(|(one, problem)| {
+            let message = format!("{problem}; nothing new is told until they do");
+            (some[one], operator::trouble(configs[one], message))
+        }));
+    }
+    all
+}

@@ -1,0 +1,205 @@
+//! What is written next?
+//!
+//! Pure: takes what has to be written, gives one write after the other. Nothing is written to one object more than once
+//! a second, and never twice at once. What failed is tried again later and later, by itself: one object that can never
+//! be written holds no other up. What has to be written is asked for again when something has changed, or when something
+//! is due that could not be written before.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Seen, Write};
+use crate::plan::Plan;
+
+/// How long an object is left alone after it was written.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// How long is waited after a write that failed, at first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// How often it is looked where nothing has changed: time itself changes what is said of proxies that are away.
+const LOOK_AGAIN: Duration = Duration::from_mins(1);
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It stands there.
+    Written,
+    /// What it was decided by is no longer so.
+    Outdated,
+    /// It could not be written.
+    Failed,
+}
+
+/// What waits to be written.
+#[derive(Default)]
+pub(super) struct Desk {
+    queue: VecDeque<Write>,
+    busy: BTreeSet<Key>,
+    paces: BTreeMap<Key, Pace>,
+    /// By what it was decided last.
+    decided: Option<(Arc<Plan>, Seen)>,
+    /// When something is due that was left out then.
+    due: Option<Instant>,
+}
+
+/// What is done to which object.
+type Key = (&'static str, String);
+
+/// When one object may be written.
+struct Pace {
+    failures: u32,
+    not_before: Instant,
+}
+
+// === impl Desk ===
+
+impl Desk {
+    /// Whether nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether it has to be told what is to be written by `plan` and what was `seen` beside it.
+    pub(super) fn asks(&self, plan: &Arc<Plan>, seen: &Seen, now: Instant) -> bool {
+        let decided = self.decided.as_ref();
+        let same = decided.is_some_and(|(by, said)| Arc::ptr_eq(by, plan) && said == seen);
+        !same || self.due.is_some_and(|due| now >= due)
+    }
+
+    /// Takes what has to be written, in the place of what it has.
+    pub(super) fn take(&mut self, plan: Arc<Plan>, seen: Seen, writes: Vec<Write>, now: Instant) {
+        let keys: BTreeSet<Key> = writes.iter().map(key).collect();
+        // What need not be written any more is not remembered either.
+        self.paces.retain(|key, pace| keys.contains(key) || now < pace.not_before);
+        (self.decided, self.due) = (Some((plan, seen)), Some(now + LOOK_AGAIN));
+        self.queue.clear();
+        for write in writes {
+            let key = key(&write);
+            let later = self.paces.get(&key).map(|pace| pace.not_before);
+            match later.filter(|later| now < *later) {
+                // When it is done, it is looked again.
+                _ if self.busy.contains(&key) => {}
+                Some(later) => self.look_again(later),
+                None => self.queue.push_back(write),
+            }
+        }
+    }
+
+    /// The next write; it is under way until it is done.
+    pub(super) fn next(&mut self) -> Option<Write> {
+        let write = self.queue.pop_front()?;
+        self.busy.insert(key(&write));
+        Some(write)
+    }
+
+    /// Says what became of `write`.
+    pub(super) fn done(&mut self, write: &Write, outcome: Outcome, now: Instant) {
+        let key = key(write);
+        self.busy.remove(&key);
+        let failures = self.paces.get(&key).map_or(0, |pace| pace.failures);
+        let (failures, wait) = match outcome {
+            Outcome::Written | Outcome::Outdated => (0, PERIOD),
+            Outcome::Failed => {
+                let wait = RETRY.0.saturating_mul(1 << failures.min(16)).min(RETRY.1);
+                (failures.saturating_add(1), wait)
+            }
+        };
+        self.paces.insert(key, Pace { failures, not_before: now + wait });
+        // Even what was written is looked at again: something else may have had to be written meanwhile.
+        self.look_again(now + wait);
+    }
+
+    /// Forgets what waits.
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+        self.decided = None;
+    }
+
+    fn look_again(&mut self, at: Instant) {
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+}
+
+fn key(write: &Write) -> Key {
+    (write.what(), write.object())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::PodName;
+    use crate::status::Contact;
+
+    fn write(shard: &str) -> Write {
+        let pod: PodName = format!("ns/{shard}").parse().unwrap();
+        Write::Label { pod, uid: String::new(), shard: shard.to_owned() }
+    }
+
+    /// Those that are given out, once `names` have to be written.
+    fn given(desk: &mut Desk, names: &[&str], now: Instant) -> Vec<Write> {
+        let writes = names.iter().map(|name| write(name)).collect();
+        desk.take(Arc::default(), Seen::default(), writes, now);
+        std::iter::from_fn(|| desk.next()).collect()
+    }
+
+    #[test]
+    fn one_that_cannot_be_written_is_tried_later_and_later_and_holds_no_other_up() {
+        let (mut desk, mut now) = (Desk::default(), Instant::now());
+        let (mut bad, mut good) = (Vec::new(), 0);
+        for half_second in 0..400 {
+            for given in given(&mut desk, &["bad", "good"], now) {
+                let is_bad = given == write("bad");
+                if is_bad {
+                    bad.push(half_second);
+                } else {
+                    good += 1;
+                }
+                let outcome = if is_bad { Outcome::Failed } else { Outcome::Written };
+                desk.done(&given, outcome, now);
+            }
+            now += PERIOD / 2;
+        }
+        assert_eq!(good, 200, "once a second");
+        assert_eq!(bad, [0, 1, 3, 7, 15, 31, 63, 123, 183, 243, 303, 363]);
+        now += RETRY.1;
+        assert_eq!(given(&mut desk, &["bad"], now).len(), 1);
+        desk.done(&write("bad"), Outcome::Written, now);
+        now += PERIOD;
+        assert_eq!(given(&mut desk, &["bad"], now).len(), 1);
+        desk.done(&write("bad"), Outcome::Failed, now);
+        assert_eq!(given(&mut desk, &["bad"], now + RETRY.0).len(), 1, "from the beginning");
+    }
+
+    #[test]
+    fn nothing_is_written_twice_at_once() {
+        let (mut desk, now) = (Desk::default(), Instant::now());
+        assert_eq!(given(&mut desk, &["slow"], now), [write("slow")]);
+        let later = now + RETRY.1;
+        assert_eq!(given(&mut desk, &["slow", "other"], later), [write("other")]);
+        desk.done(&write("slow"), Outcome::Outdated, later);
+        assert_eq!(given(&mut desk, &["slow"], later + PERIOD), [write("slow")]);
+    }
+
+    #[test]
+    fn it_asks_when_something_has_changed_or_is_due_and_not_otherwise() {
+        let (mut desk, now) = (Desk::default(), Instant::now());
+        let (plan, seen) = (Arc::new(Plan::default()), Seen::default());
+        assert!(desk.asks(&plan, &seen, now), "nothing is known yet");
+        desk.take(Arc::clone(&plan), seen.clone(), vec![write("a")], now);
+        assert!(!desk.asks(&plan, &seen, now + RETRY.1));
+        assert!(desk.asks(&Arc::default(), &seen, now), "another plan");
+        let contacts = [("ns/a".parse().unwrap(), Contact::default())].into();
+        let said = Seen { contacts, unlabelled: None };
+        assert!(desk.asks(&plan, &said, now), "a proxy has said something");
+        assert_eq!(desk.next(), Some(write("a")));
+        desk.done(&write("a"), Outcome::Failed, now);
+        assert!(!desk.asks(&plan, &seen, now));
+        assert!(desk.asks(&plan, &seen, now + RETRY.0), "it may be tried again");
+        desk.clear();
+        assert!(desk.asks(&plan, &seen, now), "another replica may have written meanwhile");
+    }
+}

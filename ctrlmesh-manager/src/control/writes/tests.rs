@@ -1,0 +1,78 @@
+use super::*;
+use crate::cache::Snapshot;
+use crate::manifest::Manifests;
+use crate::plan;
+
+const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: op, namespace: ops, uid: '1'}\n\
+    spec: {root: {disable: true, prefix: r, targetStatefulSet: op}}\n---\n";
+
+fn child(name: &str) -> String {
+    format!(
+        "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops, ownerReferences: \
+         [{{apiVersion: ctrlmesh.kusionstack.io/v1alpha1, kind: ShardingConfig, name: op, uid: '1', controller: true}}]}}\n\
+         spec: {{selector: {{matchLabels: {{ctrlmesh.kusionstack.io/sharding-config-injected: {name}}}}}, limits: [{{selector: {{matchLabels: {{team: {name}}}}}}}]}}\n---\n"
+    )
+}
+
+fn pod(name: &str, labels: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: ops, uid: {name}, labels: {{ctrlmesh.kusionstack.io/enable-proxy: 'true', {labels}}}, \
+         ownerReferences: [{{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: a, controller: true}}]}}\n---\n"
+    )
+}
+
+fn planned(text: &str) -> Plan {
+    let mut manifests = Manifests::default();
+    manifests.read(text).unwrap();
+    let snapshot = Snapshot {
+        members: manifests.pods.iter().map(Member::from).collect(),
+        configs: manifests.configs,
+        namespaces: manifests.namespaces,
+        first_ordinals: manifests.first_ordinals,
+        ..Snapshot::default()
+    };
+    plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
+}
+
+/// By pod, the shard that its label is to name.
+fn labelled(plan: &Plan) -> Vec<(String, String)> {
+    let label = |write: Write| match write {
+        Write::Label { pod, shard, .. } => Some((pod.name, shard)),
+        _ => None,
+    };
+    let writes = writes(plan, &Labelling::default(), &Seen::default(), Timestamp::UNIX_EPOCH);
+    writes.into_iter().filter_map(label).collect()
+}
+
+#[test]
+fn pods_of_a_root_are_labelled_also_where_it_is_switched_off() {
+    let injected = "ctrlmesh.kusionstack.io/sharding-config-injected: r-2-normal";
+    let pods = pod("op-0", "") + &pod("op-1", injected) + &pod("x", "app: mine");
+    let by_hand = child("mine").replace("ownerReferences", "finalizers: [], ownerReferences");
+    let by_hand = by_hand.replace("uid: '1', ", "uid: '9', ");
+    let by_hand =
+        by_hand.replace("{ctrlmesh.kusionstack.io/sharding-config-injected: mine}", "{app: mine}");
+    let text = ROOT.to_owned() + &child("r-1-normal") + &child("r-2-normal") + &by_hand + &pods;
+    let expected = [("op-0".to_owned(), "r-1-normal".to_owned())];
+    assert_eq!(labelled(&planned(&text)), expected, "and nobody else's");
+    let on = text.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
+    assert_eq!(labelled(&planned(&on)), expected);
+}
+
+#[test]
+fn a_shard_that_is_there_is_changed_only_as_it_was_seen() {
+    let root = ROOT.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
+    let edited = child("r-1-normal")
+        .replace("namespace: ops", "namespace: ops, uid: '7', resourceVersion: '42'");
+    let planned = planned(&(root + &edited));
+    let writes = writes(&planned, &Labelling::default(), &Seen::default(), Timestamp::UNIX_EPOCH);
+    let applied = writes.iter().filter_map(|write| match write {
+        Write::Apply { config, .. } => Some(&config.metadata),
+        _ => None,
+    });
+    let seen: Vec<_> = applied
+        .map(|meta| (meta.name.as_deref(), meta.uid.as_deref(), meta.resource_version.as_deref()))
+        .collect();
+    let expected = [(Some("r-1-normal"), Some("7"), Some("42")), (Some("r-2-normal"), None, None)];
+    assert_eq!(seen, expected);
+}

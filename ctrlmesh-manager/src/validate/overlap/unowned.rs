@@ -1,0 +1,43 @@
+//! Do shards that are written by hand leave hashes to nobody?
+//!
+//! The first of them always does, so it is no error. Shards of one operator are known by their lock or their workload;
+//! one that does not ask for a hash has them all.
+
+use ctrlmesh_common::names::label;
+use ctrlmesh_common::slots::SlotSet;
+
+use super::claim::{Budget, Claim, Named, Spent, named};
+
+/// What shards may be divided by.
+const KEYS: [&str; 2] = [label::SHARDING_HASH, label::SHARD_HASH];
+
+/// The hashes of a resource that neither `mine` has, which asks for some of them, nor any of `others`, the shards of the
+/// same operator.
+pub(super) fn unowned<'a>(
+    mine: &'a Claim<'a>,
+    others: &[Claim<'_>],
+    budget: &mut Budget,
+) -> Result<Option<(Named<'a>, SlotSet)>, Spent> {
+    for key in KEYS {
+        for resource in named([mine]) {
+            if mine.admits(resource, key, "", budget)?.is_none() {
+                continue;
+            }
+            let mut left = SlotSet::EMPTY;
+            for slot in SlotSet::ALL.iter() {
+                let mut owned = false;
+                for claim in others.iter().chain([mine]) {
+                    let admits = claim.admits(resource, key, &slot.to_string(), budget)?;
+                    owned |= admits.unwrap_or(true);
+                }
+                if !owned {
+                    left = left.union([slot].into_iter().collect());
+                }
+            }
+            if !left.is_empty() {
+                return Ok(Some((resource, left)));
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,146 @@
+//! What the webhooks say, and make of pods.
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::api::{CircuitBreaker, ManagerState, ShardingConfig};
+use ctrlmesh_common::names::{annotation, label, root_ca};
+use ctrlmesh_testbed::{ControlPlane, retry};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::ResourceExt as _;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use crate::bed::*;
+
+#[tokio::test]
+async fn what_the_schema_cannot_see_is_refused_by_the_webhook() -> Result<()> {
+    let client = managed().await?;
+    let namespace = ControlPlane::shared().namespace("validate").await?;
+    let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &namespace);
+    create(&configs, shard("a", "a", "red")).await?;
+    // The manager has to have seen the first.
+    let message = retry(|| async {
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        let other = serde_json::from_value(shard("b", "b", "red"))?;
+        refusal(configs.create(&dry_run, &other).await.map_err(anyhow::Error::from))
+    })
+    .await?;
+    ensure!(message.contains("ShardingConfig \"a\""), "{message}");
+    create(&configs, shard("b", "b", "blue")).await?;
+    let breakers: Api<CircuitBreaker> = Api::namespaced(client, &namespace);
+    let bad = json!({"metadata": {"name": "a"}, "spec": {"selector": {"matchLabels": {"app": "a"}},
+        "trafficInterceptRules": [{"name": "a", "interceptType": "Whitelist", "contentType": "Regexp", "contents": ["a(b"], "methods": ["GET"]}]}});
+    let message = refusal(create(&breakers, bad.clone()).await)?;
+    ensure!(message.contains("is no regular expression"), "{message}");
+    let mut skipped = bad;
+    skipped["metadata"]["labels"] = json!({label::IGNORE_VALIDATE: "true"});
+    create(&breakers, skipped).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_shards_of_a_root_may_trade_their_hashes() -> Result<()> {
+    let client = managed().await?;
+    let namespace = ControlPlane::shared().namespace("trade").await?;
+    let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &namespace);
+    let hashes =
+        |range: std::ops::Range<u8>| range.map(|hash| hash.to_string()).collect::<Vec<_>>();
+    let spec = |first: u8, second: u8| {
+        json!({"spec": {"controller": {"leaderElectionName": "op"}, "root": {"prefix": "op", "targetStatefulSet": "op", "manual": [
+            {"id": first, "hashes": hashes(0..16)}, {"id": second, "hashes": hashes(16..32)}]}}})
+    };
+    let mut root = spec(1, 2);
+    root["metadata"] = json!({"name": "root"});
+    create(&configs, root).await?;
+    let owns = |shard: &'static str, hash: &'static str| {
+        let configs = configs.clone();
+        async move {
+            let limits = serde_json::to_string(&configs.get(shard).await?.spec.limits)?;
+            ensure!(limits.contains(&format!("\"{hash}\"")), "{shard}: {limits}");
+            anyhow::Ok(())
+        }
+    };
+    retry(|| owns("op-1-normal", "0")).await?;
+    retry(|| owns("op-2-normal", "31")).await?;
+    configs.patch("root", &PatchParams::default(), &Patch::Merge(spec(2, 1))).await?;
+    retry(|| owns("op-1-normal", "31")).await?;
+    retry(|| owns("op-2-normal", "0")).await
+}
+
+#[tokio::test]
+async fn a_pod_gets_its_shard_and_trusts_the_mesh_before_it_is_stored() -> Result<()> {
+    let client = managed().await?;
+    let namespace = operator(&client, "inject").await?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    for (name, shard) in [("op-0", "op-1-normal"), ("op-1", "op-2-normal")] {
+        let made = create(&pods, pod(name, json!({}))).await?;
+        ensure!(
+            made.labels().get(label::SHARDING_CONFIG_INJECTED).map(String::as_str) == Some(shard)
+        );
+        let text = serde_json::to_string(&made.spec)?;
+        ensure!(text.contains(root_ca::MESH) && !text.contains(root_ca::CLUSTER), "{text}");
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
+    let trusted = maps.get(root_ca::MESH).await?.data.context("no data")?;
+    ensure!(trusted[root_ca::KEY].contains("BEGIN CERTIFICATE"));
+    let other = json!({"metadata": {"name": "other"}, "spec": {"containers": [{"name": "a", "image": "none"}]}});
+    let other = create(&pods, other).await?;
+    ensure!(serde_json::to_string(&other.spec)?.contains(root_ca::CLUSTER), "not enrolled");
+    let mut skipped = pod("op-5", json!({}));
+    skipped["metadata"]["labels"][label::IGNORE_VALIDATE] = json!("true");
+    ensure!(!create(&pods, skipped).await?.labels().contains_key(label::SHARDING_CONFIG_INJECTED));
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_mode_makes_a_pod_that_the_api_server_takes() -> Result<()> {
+    let client = managed().await?;
+    let namespace = operator(&client, "modes").await?;
+    let pods: Api<Pod> = Api::namespaced(client, &namespace);
+    let resources = json!({"limits": {"memory": "64Mi"}}).to_string();
+    for (number, mode) in ["env", "kubeconfig"].into_iter().enumerate() {
+        let annotations =
+            json!({annotation::INTERCEPTION: mode, annotation::PROXY_RESOURCE: resources});
+        let made = create(&pods, pod(&format!("op-{number}"), annotations)).await?;
+        let spec = made.spec.context("no spec")?;
+        let proxy = &spec.init_containers.context("no sidecar")?[0];
+        ensure!(proxy.restart_policy.as_deref() == Some("Always"), "{proxy:?}");
+        let security = proxy.security_context.clone().context("no security context")?;
+        ensure!(
+            security.read_only_root_filesystem == Some(true)
+                && security.run_as_non_root == Some(true)
+        );
+        let variables = spec.containers[0].env.clone().unwrap_or_default();
+        let expected = if mode == "env" { "KUBERNETES_SERVICE_HOST" } else { "KUBECONFIG" };
+        ensure!(variables.iter().any(|variable| variable.name == expected), "{variables:?}");
+    }
+    let mut host = pod("op-7", json!({}));
+    host["spec"]["hostNetwork"] = json!(true);
+    let message = refusal(create(&pods, host).await)?;
+    ensure!(message.contains("spec.hostNetwork"), "{message}");
+    let message =
+        refusal(create(&pods, pod("op-8", json!({annotation::INTERCEPTION: "x"}))).await)?;
+    ensure!(message.contains("none of ebpf, env, kubeconfig"), "{message}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_managers_are_listed_for_those_who_knew_the_predecessors() -> Result<()> {
+    let client = managed().await?;
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
+    let endpoint = |name: &str, address: &str| json!({"addresses": [address], "targetRef": {"kind": "Pod", "name": name}});
+    let slice = json!({
+        "metadata": {"name": "managers", "labels": {"kubernetes.io/service-name": "ctrlmesh-manager"}}, "addressType": "IPv4",
+        "endpoints": [endpoint("manager-0", "10.0.0.1"), endpoint("manager-1", "10.0.0.2")],
+    });
+    create(&slices, slice).await?;
+    let managers: Api<ManagerState> = Api::all(client);
+    retry(|| async {
+        let status = managers.get("ctrlmesh-manager").await?.status.unwrap_or_default();
+        let leads: Vec<bool> = status.endpoints.iter().map(|one| one.leader).collect();
+        ensure!(leads == [true, false], "{status:?}");
+        Ok(())
+    })
+    .await
+}

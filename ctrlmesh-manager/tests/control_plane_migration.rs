@@ -1,0 +1,138 @@
+//! A cluster that was labelled with other keys, and by another hash, is labelled anew as it stands.
+#![expect(clippy::large_futures, reason = "one per test, and never moved")]
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::names::label;
+use ctrlmesh_common::slots::NamespaceHash;
+use ctrlmesh_testbed::{ControlPlane, retry};
+use futures::StreamExt as _;
+use harness::manager::Manager;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{Api, ListParams, PostParams};
+use kube::runtime::watcher::{self, watcher};
+use kube::{Client, ResourceExt as _, runtime::WatchStreamExt as _};
+use serde_json::{Value, json};
+use tokio::time;
+
+mod harness;
+
+const NAMESPACE: &str = "ctrlmesh-system";
+
+/// Namespaces, and objects in each.
+const OBJECTS: (usize, usize) = (6, 20);
+
+/// What the predecessors call the label of the slot.
+const KEY: &str = "ctrlmesh.kusionstack.io/shard-hash";
+
+async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
+where
+    K: kube::Resource + serde::de::DeserializeOwned + serde::Serialize + Clone + std::fmt::Debug,
+{
+    Ok(api.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
+}
+
+fn space(number: usize) -> String {
+    format!("moved-{number}")
+}
+
+async fn world(client: &Client) -> Result<()> {
+    harness::install(client).await?;
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    create(&namespaces, json!({"metadata": {"name": NAMESPACE}})).await?;
+    let list = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": "groupVersionKinds: {v1: [ConfigMap]}"}});
+    create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
+    for number in 0..OBJECTS.0 {
+        create(&namespaces, json!({"metadata": {"name": space(number)}})).await?;
+        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &space(number));
+        for object in 0..OBJECTS.1 {
+            create(&maps, json!({"metadata": {"name": format!("c-{object}")}})).await?;
+        }
+    }
+    let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &space(0));
+    let shard = json!({"metadata": {"name": "shard"}, "spec": {"selector": {"matchLabels": {"app": "op"}},
+        "limits": [{"selector": {"matchLabels": {"team": "a"}}}]}});
+    create(&configs, shard).await?;
+    Ok(())
+}
+
+/// Waits until every object has under `key` what `hash` makes of its namespace.
+async fn until_labelled(client: &Client, key: &str, hash: NamespaceHash) -> Result<Vec<ConfigMap>> {
+    retry(|| async {
+        let mut all = Vec::new();
+        for number in 0..OBJECTS.0 {
+            let (name, slot) = (space(number), hash.slot(&space(number)).to_string());
+            let namespaces: Api<Namespace> = Api::all(client.clone());
+            let namespace = namespaces.get(&name).await?;
+            ensure!(namespace.labels().get(key) == Some(&slot), "{name}: {:?}", namespace.labels());
+            let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &name);
+            let list = maps.list(&ListParams::default()).await?;
+            let wrong = list.iter().find(|map| map.labels().get(key) != Some(&slot));
+            ensure!(wrong.is_none(), "{wrong:?}");
+            all.extend(list);
+        }
+        Ok(all)
+    })
+    .await
+}
+
+/// Waits until the shard's status says whether objects lack labels.
+async fn until_degraded(client: &Client, reason: &str) -> Result<()> {
+    let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &space(0));
+    let config = watcher::Config::default();
+    let mut states = std::pin::pin!(watcher(configs, config).default_backoff().applied_objects());
+    let found = async {
+        while let Some(state) = states.next().await {
+            let said = state?.status.unwrap_or_default();
+            let degraded = said.conditions.iter().find(|one| one.type_ == "Degraded");
+            if degraded.is_some_and(|one| one.reason == reason) {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the watch ended")
+    };
+    time::timeout(Duration::from_mins(1), found).await.with_context(|| reason.to_owned())?
+}
+
+#[tokio::test]
+async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_far() -> Result<()>
+{
+    let plane = ControlPlane::shared();
+    let client = plane.client().await?;
+    world(&client).await?;
+    // As the predecessors have it.
+    let older = ["--sharding-hash", "kusionstack", "--label-sharding-hash", KEY];
+    let manager =
+        Manager::start(plane, NAMESPACE, &[&older[..], &["--label-rate", "1000"]].concat())?;
+    let before = until_labelled(&client, KEY, NamespaceHash::Kusionstack)
+        .await
+        .with_context(|| manager.log())?;
+    until_degraded(&client, "AsExpected").await?;
+    manager.kill()?;
+    // So slowly that one can look on.
+    let manager = Manager::start(plane, NAMESPACE, &["--label-rate", "30"])?;
+    until_degraded(&client, "Unlabelled").await.with_context(|| manager.log())?;
+    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 1);
+    let after = until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
+    until_degraded(&client, "AsExpected").await?;
+    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 0);
+    let repairs = "ctrlmesh_manager_label_repairs_total{kind=\"configmaps./v1\",outcome=\"done\"}";
+    let all = u64::try_from(OBJECTS.0 * OBJECTS.1)?;
+    ensure!(manager.counted(repairs).await? >= all, "{repairs}");
+    // They are the same objects, and what they were labelled with stays for whoever still asks by it.
+    let same = |(old, new): (&ConfigMap, &ConfigMap)| {
+        old.uid() == new.uid() && new.labels().get(KEY) == old.labels().get(KEY)
+    };
+    ensure!(before.len() == after.len() && before.iter().zip(&after).all(same), "made anew");
+    let events: Api<Event> = Api::namespaced(client, NAMESPACE);
+    retry(|| async {
+        let list = events.list(&ListParams::default()).await?;
+        let labelled = list.iter().any(|event| event.reason.as_deref() == Some("Labelled"));
+        ensure!(labelled, "no event");
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,118 @@
+//! The authorities in the Secret are exchanged while proxies are connected.
+
+use std::fs;
+use std::time::Duration;
+
+use ctrlmesh_testbed::{ControlPlane, Options};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::{Api, Client};
+use tempfile::TempDir;
+use tokio::time;
+
+use crate::bed::{AUDIENCE, eventually};
+use crate::follow::operator;
+use crate::full::{OPERATOR, SYSTEM, TEAMS, believed, divide, seen, world};
+use crate::process::{Place, Replica, Sidecar};
+use crate::token::{self, TestPod};
+
+/// How long an authority lives: at half of it the next is made, and signs at three quarters.
+const LIFE: &str = "80s";
+
+/// Within which the next one signs.
+const SIGNS: Duration = Duration::from_mins(3);
+
+/// Puts what is believed where proxies read it, as a kubelet does, for as long as the runtime is there.
+fn mount(client: &Client, place: &Place) {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), OPERATOR);
+    let folder = place.folder.clone();
+    tokio::spawn(async move {
+        loop {
+            let map = maps.get_opt("ctrlmesh-root-ca").await.ok().flatten();
+            for (key, file) in [("manager-ca.crt", "manager.crt"), ("ca.crt", "mesh.crt")] {
+                if let Some(text) = map.as_ref().and_then(|map| map.data.as_ref()?.get(key)) {
+                    // Exchanged as a whole: it is read at any time.
+                    fs::write(folder.join("new"), text).unwrap();
+                    fs::rename(folder.join("new"), folder.join(file)).unwrap();
+                }
+            }
+            time::sleep(Duration::from_millis(500)).await;
+        }
+    });
+}
+
+/// The certificates that sign now.
+async fn signing(client: &Client) -> Option<[Vec<u8>; 2]> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM);
+    let mut data = secrets.get("ctrlmesh-ca").await.ok()?.data?;
+    Some([data.remove("mesh.crt")?.0, data.remove("manager.crt")?.0])
+}
+
+/// Waits until clients that begin now see each object through exactly one of the proxies.
+async fn until_served(
+    client: &Client,
+    place: &Place,
+    pods: &[TestPod; 2],
+    sidecars: &[Sidecar; 2],
+) {
+    eventually("new clients to be served", async || {
+        let one = operator(client, place, &pods[0], &sidecars[0]).await;
+        let two = operator(client, place, &pods[1], &sidecars[1]).await;
+        let [one, two] = [seen(&one).await?, seen(&two).await?];
+        (one.is_disjoint(&two) && one.union(&two).count() == TEAMS.len()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn authorities_are_exchanged_and_nobody_is_cut_off() {
+    let cluster = ControlPlane::start(&Options::default()).unwrap();
+    let client = cluster.client().await.unwrap();
+    let folder = TempDir::new().unwrap();
+    world(&client).await;
+    let more = ["--ca-validity", LIFE];
+    let mut replica = Replica::start(&cluster, SYSTEM, &more).await;
+    replica.until_ready().await;
+    let first = signing(&client).await.unwrap();
+    divide(&client, 2, None).await;
+    let pods = [
+        token::pod(&client, OPERATOR, "op-0", "operator", "node-a").await,
+        token::pod(&client, OPERATOR, "op-1", "operator", "node-a").await,
+    ];
+    let place = Place {
+        url: cluster.url().to_owned(),
+        ca: cluster.ca().to_owned(),
+        manager: replica.grpc,
+        folder: folder.path().to_owned(),
+    };
+    believed(&client, &place).await;
+    mount(&client, &place);
+    let start = async |pod: &TestPod| {
+        Sidecar::start(&place, pod, &pod.token(&client, AUDIENCE).await).await
+    };
+    let sidecars = [start(&pods[0]).await, start(&pods[1]).await];
+    until_served(&client, &place, &pods, &sidecars).await;
+    let others = async {
+        loop {
+            let now = signing(&client).await;
+            if now.is_some_and(|now| now.iter().zip(&first).all(|(now, first)| now != first)) {
+                break;
+            }
+            time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    time::timeout(SIGNS, others).await.expect("others to sign");
+    until_served(&client, &place, &pods, &sidecars).await;
+    // Who comes back meets a certificate of the new one.
+    replica.program().kill();
+    let address = replica.grpc.to_string();
+    let more = [&more[..], &["--listen-grpc", &address]].concat();
+    let _again = Replica::start(&cluster, SYSTEM, &more).await;
+    for sidecar in &sidecars {
+        eventually("the proxy to be back", async || {
+            (sidecar.metric("ctrlmesh_proxy_manager_connected").await > 0.0).then_some(())
+        })
+        .await;
+    }
+    divide(&client, 1, Some(serde_json::json!({"replicas": 1, "inNamespaces": ["team-3"]}))).await;
+    until_served(&client, &place, &pods, &sidecars).await;
+}

@@ -1,0 +1,184 @@
+//! Two managers, of which the one that leads is killed again and again while shards change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_testbed::{ControlPlane, Options};
+use futures::StreamExt as _;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::time;
+
+use crate::bed::{AUDIENCE, eventually};
+use crate::follow::operator;
+use crate::full::{OPERATOR, ROOT, SYSTEM, Teams, believed, divide, parted, world};
+use crate::process::{Place, Replica, Sidecar};
+use crate::token::{self, TestPod};
+
+/// How often the leader is killed; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
+const KILLS: usize = 2;
+
+/// Within which another leads.
+const FAILOVER: Duration = Duration::from_secs(15);
+
+/// What was ever written of shards: by name and UID, the generations, each a change of the spec.
+type Written = Arc<Mutex<BTreeMap<(String, String), BTreeSet<i64>>>>;
+
+/// Two managers, each of which keeps its address when it is started anew.
+struct Managers<'a> {
+    cluster: &'a ControlPlane,
+    arguments: [Vec<String>; 2],
+    replicas: [Replica; 2],
+}
+
+// === impl Managers ===
+
+impl<'a> Managers<'a> {
+    async fn start(cluster: &'a ControlPlane, client: &Client, folder: &TempDir) -> Self {
+        let mut arguments = [Vec::new(), Vec::new()];
+        for (at, arguments) in arguments.iter_mut().enumerate() {
+            // With its token it tells the leader what its proxies say.
+            let name = format!("ctrlmesh-manager-{at}");
+            let pod = token::pod(client, SYSTEM, &name, "ctrlmesh-manager", "node-a").await;
+            let file = folder.path().join(&name);
+            fs::write(&file, pod.token(client, AUDIENCE).await).unwrap();
+            arguments.extend(["--token".to_owned(), file.display().to_string()]);
+        }
+        let first = begin(cluster, &arguments[0]).await;
+        let second = begin(cluster, &arguments[1]).await;
+        let replicas = [first, second];
+        for (arguments, replica) in arguments.iter_mut().zip(&replicas) {
+            arguments.extend(["--listen-grpc".to_owned(), replica.grpc.to_string()]);
+            replica.until_ready().await;
+        }
+        Self { cluster, arguments, replicas }
+    }
+
+    /// Which leads, as soon as one does.
+    async fn leader(&self) -> usize {
+        eventually("a leader", async || {
+            match [self.replicas[0].leads().await, self.replicas[1].leads().await] {
+                [true, true] => panic!("both lead"),
+                [true, false] => Some(0),
+                [false, true] => Some(1),
+                [false, false] => None,
+            }
+        })
+        .await
+    }
+
+    /// Kills the one that leads, waits for the other to lead, and starts the first anew.
+    async fn take_over(&mut self) {
+        let leader = self.leader().await;
+        self.replicas[leader].program().kill();
+        let other = &self.replicas[1 - leader];
+        let successor = async {
+            while !other.leads().await {
+                time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        time::timeout(FAILOVER, successor).await.expect("the other to lead");
+        self.replicas[leader] = begin(self.cluster, &self.arguments[leader]).await;
+    }
+}
+
+async fn begin(cluster: &ControlPlane, arguments: &[String]) -> Replica {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    Replica::start(cluster, SYSTEM, &arguments).await
+}
+
+/// Looks on what is written of shards, for as long as the runtime is there.
+fn watch(client: &Client) -> Written {
+    let written = Written::default();
+    let (shards, seen) =
+        (Api::<ShardingConfig>::namespaced(client.clone(), OPERATOR), written.clone());
+    tokio::spawn(async move {
+        let mut events = std::pin::pin!(watcher::watcher(shards, watcher::Config::default()));
+        while let Some(event) = events.next().await {
+            if let Ok(Event::Apply(shard) | Event::InitApply(shard)) = event
+                && shard.name_any() != ROOT
+            {
+                let key = (shard.name_any(), shard.uid().unwrap());
+                let generation = shard.metadata.generation.unwrap();
+                seen.lock().unwrap().entry(key).or_default().insert(generation);
+            }
+        }
+    });
+    written
+}
+
+/// Waits until status says that both pods, and no others, follow what the root says now.
+async fn programmed(client: &Client) {
+    let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    eventually("the root to be programmed", async || {
+        let root = roots.get(ROOT).await.ok()?;
+        let status = root.status?;
+        let current = status.observed_generation == root.metadata.generation;
+        let programmed = status.conditions.iter().find(|one| one.type_ == "Programmed")?;
+        (current && programmed.status == "True").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twice() {
+    let cluster = ControlPlane::start(&Options::default()).unwrap();
+    let client = cluster.client().await.unwrap();
+    let folder = TempDir::new().unwrap();
+    world(&client).await;
+    let written = watch(&client);
+    let mut managers = Managers::start(&cluster, &client, &folder).await;
+    divide(&client, 2, None).await;
+    let pods = [
+        token::pod(&client, OPERATOR, "op-0", "operator", "node-a").await,
+        token::pod(&client, OPERATOR, "op-1", "operator", "node-a").await,
+    ];
+    let place = |at: usize| Place {
+        url: cluster.url().to_owned(),
+        ca: cluster.ca().to_owned(),
+        manager: managers.replicas[at].grpc,
+        folder: folder.path().to_owned(),
+    };
+    believed(&client, &place(0)).await;
+    let start = async |pod: &TestPod, place: Place| {
+        let sidecar = Sidecar::start(&place, pod, &pod.token(&client, AUDIENCE).await).await;
+        let through = operator(&client, &place, pod, &sidecar).await;
+        (sidecar, through)
+    };
+    // One follows the manager that leads, the other the one that does not.
+    let one = start(&pods[0], place(0)).await;
+    let two = start(&pods[1], place(1)).await;
+    let clients = [one.1, two.1];
+    parted(&clients, |_, _| true).await;
+    programmed(&client).await;
+    let full = std::env::var_os("CTRLMESH_TEST_FULL").is_some();
+    let kills = if full { KILLS * 10 } else { KILLS };
+    for round in 0..kills {
+        if round % 2 == 0 {
+            divide(&client, 1, Some(json!({"replicas": 1, "inNamespaces": ["team-3"]}))).await;
+        } else {
+            divide(&client, 2, None).await;
+        }
+        managers.take_over().await;
+        let canary: Teams = ["team-3".to_owned()].into();
+        parted(&clients, |one, _| (*one == canary) == (round % 2 == 0)).await;
+        programmed(&client).await;
+    }
+    assert_written_once(&written, kills);
+}
+
+/// Two shards are made at first. Each change of the root makes one, changes the one that stays, and removes one.
+fn assert_written_once(written: &Written, changes: usize) {
+    let written = written.lock().unwrap().clone();
+    let count: usize = written.values().map(BTreeSet::len).sum();
+    assert_eq!(count, 2 + 2 * changes, "{written:?}");
+    let stays = written.iter().filter(|((name, _), _)| name == "op-1-normal");
+    let generations: Vec<&BTreeSet<i64>> = stays.map(|(_, generations)| generations).collect();
+    assert_eq!(generations.len(), 1, "it was deleted and made anew: {written:?}");
+    assert_eq!(generations[0].len(), 1 + changes, "{written:?}");
+}

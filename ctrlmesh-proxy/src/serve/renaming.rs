@@ -1,0 +1,72 @@
+//! How do the frames of a watch pass in which locks are renamed?
+
+use bytes::{Buf as _, Bytes, BytesMut};
+
+use crate::body::BodyError;
+use crate::decide::Rename;
+use crate::rewrite::Encoding;
+use crate::rewrite::lock;
+use crate::rewrite::watch;
+use crate::rewrite::watch::{FrameError, Frames};
+
+/// Frames whose lock is renamed pass one by one.
+#[derive(Debug)]
+pub(super) struct Renaming {
+    rename: Rename,
+    partial: BytesMut,
+}
+
+impl Renaming {
+    /// Of a watch at its beginning.
+    pub(super) fn new(rename: Rename) -> Self {
+        Self { rename, partial: BytesMut::new() }
+    }
+
+    /// Another watch begins; what has come of a frame belongs to the one that ended.
+    pub(super) fn begin(&mut self) {
+        self.partial.clear();
+    }
+
+    /// Whole frames, of which nothing is known yet, with their lock renamed.
+    pub(super) fn whole(&mut self, frames: &[u8], encoding: Encoding) -> Result<Bytes, BodyError> {
+        self.partial.clear();
+        self.partial.extend_from_slice(frames);
+        self.take(encoding, |_| Ok(()))
+    }
+
+    /// The whole frames that `data` completes, with their lock renamed.
+    pub(super) fn pass(
+        &mut self,
+        data: &[u8],
+        encoding: Encoding,
+        frames: &mut Frames,
+    ) -> Result<Bytes, BodyError> {
+        self.partial.extend_from_slice(data);
+        let passed = self.take(encoding, |frame| frames.feed(frame).map(drop))?;
+        if self.partial.len() > lock::MAX_BODY_BYTES {
+            return Err(BodyError::GivenUp);
+        }
+        Ok(passed)
+    }
+
+    /// Takes out all whole frames; each is shown before it is changed.
+    fn take(
+        &mut self,
+        encoding: Encoding,
+        mut show: impl FnMut(&[u8]) -> Result<(), FrameError>,
+    ) -> Result<Bytes, BodyError> {
+        let mut taken = Vec::new();
+        let given_up = |_broken| BodyError::GivenUp;
+        while let Some((frame, next)) =
+            watch::first_frame(&self.partial, encoding).map_err(given_up)?
+        {
+            show(&self.partial[..next]).map_err(given_up)?;
+            let renamed = lock::frame(&self.partial[frame], encoding, &self.rename);
+            if let Some(renamed) = renamed.map_err(|_broken| BodyError::GivenUp)? {
+                taken.extend(watch::framed(&renamed, encoding));
+            }
+            self.partial.advance(next);
+        }
+        Ok(taken.into())
+    }
+}

@@ -1,0 +1,225 @@
+//! What holds the leader-election lock: lists of any size, answers that are no lock, bodies that never end.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::large_futures, reason = "one per test, and never moved")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod harness;
+
+use std::fs;
+use std::time::Duration;
+
+use bytes::Bytes;
+use harness::client::{Client, get, tls};
+use harness::pki::Pki;
+use harness::proxy::Proxy;
+use harness::soon;
+use harness::upstream::{Seen, Upstream, streamed, whole};
+use http::{HeaderValue, Request, StatusCode, Version};
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
+const MAPS: &str = "/api/v1/namespaces/ops/configmaps";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ops/leases/lead";
+const POLICY: &str = "lock: {namespace: ops, name: lead, shard: s1}";
+
+async fn bed<A, F>(answer: A, more: &[&str]) -> (Pki, Upstream, Proxy)
+where
+    A: Fn(Seen) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = http::Response<harness::upstream::Body>> + Send + 'static,
+{
+    let pki = Pki::new();
+    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), answer).await;
+    let file = pki.path("policy.yaml");
+    fs::write(&file, POLICY).unwrap();
+    let arguments = [&["--policy", file.to_str().unwrap()], more].concat();
+    let proxy = Proxy::start(&pki, upstream.address, &arguments);
+    (pki, upstream, proxy)
+}
+
+fn config_map(name: &str, bytes: usize) -> Value {
+    json!({"metadata": {"namespace": "ops", "name": name}, "data": {"x": "a text of 30 bytes with ]}\\\" ".repeat(bytes / 30)}})
+}
+
+/// More than any single object may have: ours, another shard's, and many others.
+fn long_list() -> Value {
+    let others = (0..5).map(|number| config_map(&format!("c{number}"), 800 << 10));
+    let locks = ["lead---s2", "lead---s1", "lead---s3"].map(|name| config_map(name, 10));
+    let items: Vec<Value> = locks.into_iter().chain(others).collect();
+    json!({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": items})
+}
+
+fn names(list: &Value) -> Vec<String> {
+    let items = list["items"].as_array().unwrap();
+    items.iter().map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_list_of_any_size_passes_with_its_lock_renamed() {
+    let answer = |_| async {
+        let mut response = whole(StatusCode::OK, long_list().to_string());
+        response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+        response
+    };
+    let (pki, _upstream, proxy) = bed(answer, &[]).await;
+    let before = proxy.resident_bytes();
+    for version in BOTH {
+        for target in [MAPS, "/api/v1/configmaps"] {
+            let answer = Client::connect(&pki, proxy.address, version).await.get(target).await;
+            assert_eq!(answer.status, StatusCode::OK, "{version:?} {target}");
+            let list: Value = serde_json::from_slice(&answer.body).unwrap();
+            let expected = ["lead", "c0", "c1", "c2", "c3", "c4"];
+            assert_eq!(names(&list), expected, "{version:?} {target}");
+            assert_eq!(list["items"][1], long_list()["items"][3]);
+        }
+    }
+    let grown = proxy.resident_bytes().saturating_sub(before);
+    assert!(grown < 64 << 20, "the proxy grew by {grown} bytes");
+}
+
+#[tokio::test]
+async fn a_list_that_breaks_off_is_not_taken_for_a_whole_one() {
+    let answer = |_| async {
+        let mut response =
+            whole(StatusCode::OK, format!("{{\"items\":[{}3]}}", " ".repeat(200 << 10)));
+        response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+        response
+    };
+    let (pki, _upstream, proxy) = bed(answer, &[]).await;
+    for version in BOTH {
+        let mut client = Client::connect(&pki, proxy.address, version).await;
+        let body = match client.send(get(MAPS)).await {
+            Ok(response) => soon("the end", response.into_body().collect()).await.map(drop),
+            Err(error) => Err(error),
+        };
+        assert!(body.is_err(), "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_lock_and_no_success_passes_as_it_is() {
+    let answer = |seen: Seen| async move {
+        let code = if seen.method == "GET" { 429 } else { 502 };
+        let mut response = whole(StatusCode::from_u16(code).unwrap(), "slow down, lead---s1");
+        let kind = if code == 429 { "text/plain; charset=utf-8" } else { "application/json" };
+        response.headers_mut().insert("content-type", HeaderValue::from_static(kind));
+        response.headers_mut().insert("retry-after", HeaderValue::from_static("7"));
+        response
+    };
+    let (pki, _upstream, proxy) = bed(answer, &[]).await;
+    for version in BOTH {
+        for (method, status) in [("GET", 429), ("DELETE", 502)] {
+            let request = Request::builder().method(method).uri(LEASE);
+            let request = request.body(http_body_util::Full::default()).unwrap();
+            let answer = Client::connect(&pki, proxy.address, version).await.ask(request).await;
+            assert_eq!(answer.status.as_u16(), status, "{version:?}");
+            assert_eq!(answer.headers["retry-after"], "7");
+            assert_eq!(answer.body, "slow down, lead---s1");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lock_that_the_client_does_not_finish_is_408() {
+    let answer = |_| async { whole(StatusCode::OK, "{}") };
+    let (pki, upstream, proxy) = bed(answer, &["--response-timeout", "300ms"]).await;
+    let mut stream = tls(&pki, proxy.address, "http/1.1").await;
+    let head = format!(
+        "PUT {LEASE} HTTP/1.1\r\nHost: k\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 12];
+    soon("the answer", stream.read_exact(&mut answer)).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&answer), "HTTP/1.1 408");
+    assert!(upstream.seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_lock_that_the_api_server_does_not_finish_is_504() {
+    let answer = |_| async {
+        let (mut send, response) = streamed();
+        tokio::spawn(async move {
+            let _gone = send.send_data(Bytes::from_static(b"{")).await;
+            tokio::time::sleep(Duration::from_secs(600)).await;
+        });
+        response
+    };
+    let (pki, _upstream, proxy) = bed(answer, &["--response-timeout", "300ms"]).await;
+    for version in BOTH {
+        let answer = Client::connect(&pki, proxy.address, version).await.get(LEASE).await;
+        assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT, "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_of_unfinished_locks_is_bounded() {
+    let answer = |_| async { whole(StatusCode::OK, "{}") };
+    let (pki, _upstream, proxy) = bed(answer, &[]).await;
+    let before = proxy.resident_bytes();
+    let stream = tls(&pki, proxy.address, "h2").await;
+    let (mut send, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    let mut open = Vec::new();
+    let mut refused = 0;
+    for _ in 0..40 {
+        let request = Request::put(format!("https://k{LEASE}"))
+            .header("content-type", "application/json")
+            .body(())
+            .unwrap();
+        send = send.ready().await.unwrap();
+        let (response, mut body) = send.send_request(request, false).unwrap();
+        body.send_data(Bytes::from(vec![b' '; 2 << 20]), false).unwrap();
+        let mut response = Box::pin(response);
+        let taken = async {
+            // All of it is taken, or it is refused.
+            loop {
+                tokio::select! {
+                    answer = &mut response => return Some(answer.unwrap().status()),
+                    () = tokio::time::sleep(Duration::from_millis(5)) => {
+                        body.reserve_capacity(1);
+                        if body.capacity() > 0 {
+                            return None;
+                        }
+                    }
+                }
+            }
+        };
+        match soon("the body to be taken", taken).await {
+            Some(status) => {
+                assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+                refused += 1;
+            }
+            None => open.push((response, body)),
+        }
+    }
+    assert!(refused > 0);
+    let grown = proxy.resident_bytes().saturating_sub(before);
+    assert!(grown < 200 << 20, "the proxy grew by {grown} bytes");
+    // What is left gives its room back.
+    drop(open);
+    harness::until("room", || async {
+        let request = Request::put(LEASE).header("content-type", "application/json");
+        let body =
+            http_body_util::Full::new(Bytes::from_static(br#"{"metadata":{"name":"lead"}}"#));
+        let mut client = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
+        client.ask(request.body(body).unwrap()).await.status == StatusCode::OK
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_body_that_names_another_shards_lock_is_403() {
+    let answer = |_| async { whole(StatusCode::OK, "{}") };
+    let (pki, upstream, proxy) = bed(answer, &[]).await;
+    let body = r#"{"metadata":{"namespace":"ops","name":"lead---s2"}}"#;
+    let request = Request::post("/apis/coordination.k8s.io/v1/namespaces/ops/leases")
+        .header("content-type", "application/json")
+        .body(http_body_util::Full::from(body))
+        .unwrap();
+    let mut client = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
+    let answer = client.ask(request).await;
+    let status: Value = serde_json::from_slice(&answer.body).unwrap();
+    assert_eq!((answer.status, &status["reason"]), (StatusCode::FORBIDDEN, &json!("Forbidden")));
+    assert!(upstream.seen.lock().unwrap().is_empty());
+}

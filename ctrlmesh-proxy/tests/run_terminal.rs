@@ -1,0 +1,129 @@
+//! `ctrlmesh-proxy run` at a terminal.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
+
+mod harness;
+
+use std::process::Command;
+
+use harness::run::{Bed, stderr, stdout, unignored};
+use serde_json::{Value, json};
+use tokio::task;
+
+/// Types into a terminal and waits for what is to appear.
+async fn at_a_terminal(run: Command, steps: Value) -> String {
+    let words: Vec<String> = [run.get_program()]
+        .into_iter()
+        .chain(run.get_args())
+        .map(|word| format!("'{}'", word.to_str().unwrap().replace('\'', r"'\''")))
+        .collect();
+    let mut steps = steps;
+    for step in steps.as_array_mut().unwrap() {
+        if let Some(typed) = step.get("type").and_then(Value::as_str) {
+            step["type"] = typed.replace("RUN", &words.join(" ")).into();
+        }
+    }
+    let mut terminal = Command::new("python3");
+    terminal
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run_command/terminal.py"))
+        .arg(steps.to_string());
+    let mut terminal = unignored(terminal);
+    for (name, value) in run.get_envs().filter_map(|(name, value)| Some((name, value?))) {
+        terminal.env(name, value);
+    }
+    // It has patience of its own.
+    let output = task::spawn_blocking(move || terminal.output().unwrap()).await.unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output)
+}
+
+/// Prints how many SIGINTs came, some time after the first.
+const COUNTING: &str = "
+import signal, time
+seen = []
+signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+print('wait' + 'ing', flush=True)
+while not seen: time.sleep(0.01)
+time.sleep(0.2)
+print('interrupts', len(seen), flush=True)
+raise SystemExit(5)
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_reaches_the_command_once() {
+    let bed = Bed::new().await;
+    for line in ["RUN\n", "RUN | (trap '' INT; cat); (exit ${PIPESTATUS[0]})\n"] {
+        let steps = json!([
+            {"see": "> "}, {"type": line}, {"see": "waiting"}, {"type": "\u{3}"},
+            {"see": "interrupts 1"}, {"see": "ctrlmesh: 0 requests"},
+            {"see": "> "}, {"type": "echo code=$?\n"}, {"see": "code=5"},
+        ]);
+        at_a_terminal(bed.run(&[], &["python3", "-c", COUNTING]), steps).await;
+        bed.nothing_is_left();
+    }
+}
+
+/// Reads a line and prints it in capitals.
+const SHOUTING: &str =
+    "print('rea' + 'dy', flush=True); print(input().upper()); print(input().upper())";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_can_be_paused_and_taken_up_again() {
+    let bed = Bed::new().await;
+    let steps = json!([
+        {"see": "> "}, {"type": "RUN\n"}, {"see": "ready"}, {"type": "one\n"}, {"see": "ONE"},
+        {"type": "\u{1a}"}, {"see": "Stopped"}, {"see": "> "}, {"type": "echo sh$((1+1))ell\n"}, {"see": "sh2ell"},
+        {"see": "> "}, {"type": "fg\n"}, {"see": "shards"}, {"type": "two\n"}, {"see": "TWO"}, {"see": "> "},
+        {"type": "echo code=$?\n"}, {"see": "code=0"},
+    ]);
+    // A word of the command line shows that `fg` has begun.
+    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
+    at_a_terminal(run, steps).await;
+    bed.nothing_is_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_pipeline_the_command_gets_the_terminal_when_it_asks_for_it() {
+    let bed = Bed::new().await;
+    let steps = json!([
+        {"see": "> "}, {"type": "RUN | cat\n"}, {"see": "ready"}, {"type": "one\n"}, {"type": "two\n"},
+        {"see": "ONE"}, {"see": "TWO"}, {"see": "> "}, {"type": "echo back=$((1+1))\n"}, {"see": "back=2"},
+    ]);
+    at_a_terminal(bed.run(&[], &["python3", "-uc", SHOUTING]), steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_the_background_the_command_is_paused_when_it_asks_for_the_terminal() {
+    let bed = Bed::new().await;
+    let steps = json!([
+        {"see": "> "}, {"type": "RUN &\n"}, {"see": "ready"}, {"type": "\n"}, {"see": "> "},
+        {"type": "until jobs | grep -q Stopped; do sleep 0.05; done; echo pau$((1+1))sed\n"}, {"see": "pau2sed"},
+        {"type": "fg\n"}, {"see": "shards"}, {"type": "one\n"}, {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"},
+        {"see": "> "}, {"type": "echo code=$?\n"}, {"see": "code=0"},
+    ]);
+    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
+    at_a_terminal(run, steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_no_shell_would_take_over_nothing_is_paused() {
+    let bed = Bed::new().await;
+    // `exec` leaves nobody behind: we are the session's leader.
+    let steps = json!([
+        {"see": "> "}, {"type": "exec RUN\n"}, {"see": "ready"}, {"type": "\u{1a}"}, {"type": "one\n"},
+        {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"}, {"see": "ctrlmesh: 0 requests"},
+    ]);
+    at_a_terminal(bed.run(&[], &["python3", "-c", SHOUTING]), steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_that_runs_the_command_is_paused_with_it() {
+    let bed = Bed::new().await;
+    let steps = json!([
+        {"see": "> "}, {"type": "(RUN; echo af$((1+1))er)\n"}, {"see": "ready"}, {"type": "\u{1a}"}, {"see": "Stopped"},
+        {"see": "> "}, {"type": "fg\n"}, {"see": "shards"}, {"type": "one\n"}, {"see": "ONE"}, {"type": "two\n"}, {"see": "TWO"},
+        {"see": "af2er"}, {"see": "> "},
+    ]);
+    let run = bed.run(&["--shard", "shards"], &["python3", "-c", SHOUTING]);
+    at_a_terminal(run, steps).await;
+}

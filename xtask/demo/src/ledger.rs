@@ -1,0 +1,311 @@
+//! Who asked for what, and who changed which object when?
+//!
+//! Pure: is fed the lines of the audit log in their order, of one operator's service account, and answers questions about
+//! spans of time. Nothing of it is our own word: it is what the API server saw.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use ctrlmesh_common::selector::{Labels, Selector};
+use jiff::Timestamp;
+
+use crate::audit::{Event, Object, Request, Resource};
+
+/// A span of time.
+pub type Span = Range<Timestamp>;
+
+/// What one operator's pods did.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    user: String,
+    pods: BTreeMap<String, Activity>,
+    writes: Vec<Write>,
+    requests: Vec<Asking>,
+}
+
+/// A request, of whatever kind and with whatever outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asking {
+    /// When.
+    pub at: Timestamp,
+    /// Whose.
+    pub pod: String,
+    /// The address that it came from.
+    pub source: String,
+}
+
+/// What one pod did.
+#[derive(Clone, Debug, Default)]
+pub struct Activity {
+    /// Requests that were answered with success.
+    pub answered: u64,
+    /// Requests that were refused as not allowed (403).
+    pub refused: u64,
+    /// The programs that made them, up to the first slash.
+    pub agents: BTreeSet<String>,
+    /// What it watches now, by request.
+    watches: BTreeMap<String, Asked>,
+    /// The watch of each kind that ended last: a watch that is cut goes on in another one at once.
+    ended: BTreeMap<Resource, Asked>,
+    /// All that it has ever listed or watched.
+    asked: Vec<Asked>,
+}
+
+/// A list or a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// When.
+    pub at: Timestamp,
+    /// The kind.
+    pub resource: Resource,
+    /// The namespace; empty: all.
+    pub namespace: String,
+    /// Which objects; nothing where the selector cannot be read.
+    pub selector: Option<Selector>,
+}
+
+/// An object was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// When.
+    pub at: Timestamp,
+    /// By whom.
+    pub pod: String,
+    /// Which.
+    pub object: Object,
+}
+
+/// An object that two pods took turns in changing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clash {
+    /// Which.
+    pub object: Object,
+    /// Who, in turn, and from when on.
+    pub turns: Vec<(Timestamp, String)>,
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    /// An empty ledger of the pods whose tokens are those of the service account `name` in `namespace`.
+    pub fn of(namespace: &str, name: &str) -> Self {
+        let user = format!("system:serviceaccount:{namespace}:{name}");
+        Self { user, ..Self::default() }
+    }
+
+    /// Takes a line of the log; what others did is passed over.
+    pub fn add(&mut self, event: Event) {
+        if event.user != self.user {
+            return;
+        }
+        let Some(pod) = event.pod else { return };
+        let activity = self.pods.entry(pod.clone()).or_default();
+        self.requests.push(Asking { at: event.at, pod: pod.clone(), source: event.source });
+        activity.agents.insert(event.agent.split('/').next().unwrap_or_default().to_owned());
+        let good = (200..300).contains(&event.code);
+        if event.ended {
+            activity.answered += u64::from(good);
+            activity.refused += u64::from(event.code == 403);
+        }
+        match event.request {
+            Request::Read { resource, namespace, selector, watch } if good => {
+                let asked = Asked { at: event.at, resource, namespace, selector };
+                if watch && event.ended {
+                    activity.watches.remove(&event.id);
+                    activity.ended.insert(asked.resource.clone(), asked);
+                } else {
+                    activity.asked.push(asked.clone());
+                    if watch {
+                        activity.watches.insert(event.id, asked);
+                    }
+                }
+            }
+            Request::Write(object) if good && event.ended => {
+                self.writes.push(Write { at: event.at, pod, object });
+            }
+            _ => {}
+        }
+    }
+
+    /// The pods that made requests.
+    pub fn pods(&self) -> &BTreeMap<String, Activity> {
+        &self.pods
+    }
+
+    /// All requests in a span; a watch counts when it begins and when it ends.
+    pub fn requests(&self, span: &Span) -> impl Iterator<Item = &Asking> {
+        self.requests.iter().filter(move |one| span.contains(&one.at))
+    }
+
+    /// The changes in a span, in the order of the log.
+    pub fn writes(&self, span: &Span) -> impl Iterator<Item = &Write> {
+        self.writes.iter().filter(move |write| span.contains(&write.at))
+    }
+
+    /// The objects that more than one pod changed in a span in which nothing moves: there must be none.
+    pub fn shared(&self, span: &Span) -> Vec<Clash> {
+        let several = |turns: &[(Timestamp, String)]| turns.len() > 1;
+        self.clashes(span, several)
+    }
+
+    /// The objects that a pod changed again after another one had: it did not know, or did not mind, that they were no
+    /// longer its own. In a span in which each object moves at most once there must be none.
+    pub fn returned(&self, span: &Span) -> Vec<Clash> {
+        let again = |turns: &[(Timestamp, String)]| {
+            turns
+                .iter()
+                .enumerate()
+                .any(|(at, (_, pod))| turns[..at].iter().any(|(_, one)| one == pod))
+        };
+        self.clashes(span, again)
+    }
+
+    fn clashes(&self, span: &Span, is_one: impl Fn(&[(Timestamp, String)]) -> bool) -> Vec<Clash> {
+        let mut turns: BTreeMap<&Object, Vec<(Timestamp, String)>> = BTreeMap::new();
+        for write in self.writes(span) {
+            let turns = turns.entry(&write.object).or_default();
+            if turns.last().is_none_or(|(_, last)| *last != write.pod) {
+                turns.push((write.at, write.pod.clone()));
+            }
+        }
+        let clashes = turns.into_iter().filter(|(_, turns)| is_one(turns));
+        clashes.map(|(object, turns)| Clash { object: object.clone(), turns }).collect()
+    }
+}
+
+// === impl Activity ===
+
+impl Activity {
+    /// Whether what it watches now has, of `resource`, the object with these labels in `namespace`.
+    pub fn sees(&self, resource: &Resource, namespace: &str, labels: &Labels) -> bool {
+        self.watching(resource).any(|asked| asked.covers(namespace, labels))
+    }
+
+    /// What it watches now of `resource`; between two watches, what it watched last.
+    pub fn watching(&self, resource: &Resource) -> impl Iterator<Item = &Asked> {
+        let open = |asked: &&Asked| asked.resource == *resource;
+        let ended = if self.watches.values().any(|asked| open(&asked)) {
+            None
+        } else {
+            self.ended.get(resource)
+        };
+        self.watches.values().filter(move |asked| asked.resource == *resource).chain(ended)
+    }
+
+    /// What it has ever listed or watched, in the order of the log.
+    pub fn asked(&self) -> &[Asked] {
+        &self.asked
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// Whether the object with these labels in `namespace` is among what was asked for; what cannot be read is
+    /// everything, so that no doubt helps us.
+    pub fn covers(&self, namespace: &str, labels: &Labels) -> bool {
+        let near = self.namespace.is_empty() || self.namespace == namespace;
+        near && self.selector.as_ref().is_none_or(|selector| selector.matches(labels))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn websites() -> Resource {
+        Resource::new("web.example.com", "websites")
+    }
+
+    fn event(second: i64, pod: &str, request: Request) -> Event {
+        Event {
+            id: format!("{pod}{second}"),
+            ended: true,
+            at: at(second),
+            user: "system:serviceaccount:ops:op".to_owned(),
+            pod: Some(pod.to_owned()),
+            agent: "op/v1 (linux)".to_owned(),
+            source: "10.0.0.1".to_owned(),
+            request,
+            verb: "update".to_owned(),
+            code: 200,
+        }
+    }
+
+    fn write(second: i64, pod: &str, name: &str) -> Event {
+        let (resource, namespace) = (websites(), "a".to_owned());
+        event(second, pod, Request::Write(Object { resource, namespace, name: name.to_owned() }))
+    }
+
+    fn ledger(events: impl IntoIterator<Item = Event>) -> Ledger {
+        let mut ledger = Ledger::of("ops", "op");
+        events.into_iter().for_each(|event| ledger.add(event));
+        ledger
+    }
+
+    #[test]
+    fn an_object_that_moves_once_is_shared_in_the_whole_span_and_returned_in_none() {
+        let ledger = ledger([
+            write(1, "x", "one"),
+            write(2, "x", "one"),
+            write(3, "y", "one"),
+            write(4, "y", "two"),
+        ]);
+        assert!(
+            ledger.shared(&(at(0)..at(3))).is_empty() && ledger.shared(&(at(3)..at(9))).is_empty()
+        );
+        let shared = ledger.shared(&(at(0)..at(9)));
+        assert_eq!(shared.len(), 1);
+        assert_eq!(shared[0].turns, [(at(1), "x".to_owned()), (at(3), "y".to_owned())]);
+        assert!(ledger.returned(&(at(0)..at(9))).is_empty());
+    }
+
+    #[test]
+    fn who_writes_after_the_next_owner_did_has_returned() {
+        let ledger = ledger([write(1, "x", "one"), write(2, "y", "one"), write(3, "x", "one")]);
+        assert_eq!(ledger.returned(&(at(0)..at(9))).len(), 1);
+        assert!(ledger.returned(&(at(2)..at(9))).is_empty(), "there it moved back once");
+    }
+
+    #[test]
+    fn refused_writes_others_and_those_who_are_no_pods_do_not_count() {
+        let refused = Event { code: 403, ..write(1, "x", "one") };
+        let other = Event { user: "admin".to_owned(), ..write(1, "x", "one") };
+        let nobody = Event { pod: None, ..write(1, "x", "one") };
+        let ledger = ledger([refused, other, nobody]);
+        assert_eq!(ledger.writes(&(at(0)..at(9))).count(), 0);
+        assert_eq!((ledger.pods().len(), ledger.pods()["x"].refused), (1, 1));
+    }
+
+    #[test]
+    fn a_pod_sees_what_it_watches_until_it_watches_something_else() {
+        let read = |selector: &str| {
+            let selector = Selector::parse(selector).ok();
+            Request::Read { resource: websites(), namespace: String::new(), selector, watch: true }
+        };
+        let begin = |id: &str, selector: &str| Event {
+            ended: false,
+            id: id.to_owned(),
+            ..event(1, "x", read(selector))
+        };
+        let end = Event { id: "w".to_owned(), ..event(5, "x", read("slot in (1,2)")) };
+        let labels = |slot: &str| Labels::from([("slot".to_owned(), slot.to_owned())]);
+        let mut ledger = ledger([begin("w", "slot in (1,2)")]);
+        assert!(ledger.pods()["x"].sees(&websites(), "a", &labels("1")));
+        assert!(!ledger.pods()["x"].sees(&websites(), "a", &labels("3")));
+        assert!(!ledger.pods()["x"].sees(&Resource::new("", "pods"), "a", &labels("1")));
+        ledger.add(end);
+        assert!(
+            ledger.pods()["x"].sees(&websites(), "a", &labels("1")),
+            "the next one has not begun"
+        );
+        ledger.add(begin("v", "slot in (2,3)"));
+        assert!(!ledger.pods()["x"].sees(&websites(), "a", &labels("1")));
+        assert!(ledger.pods()["x"].sees(&websites(), "a", &labels("3")));
+        assert_eq!(ledger.pods()["x"].asked().len(), 2);
+    }
+}

@@ -1,0 +1,31 @@
+//! What shows, and checks, that an operator that knows nothing of us is sharded: the demo and the operator tier of the
+//! tests share it.
+#![forbid(unsafe_code)]
+
+pub mod audit;
+
+pub mod ledger;
+
+pub mod view;
+
+pub mod paint;
+
+pub mod screen;
+
+pub mod guard;
+
+pub mod operator;
+
+pub mod tail;
+
+pub mod api;
+
+pub mod work;
+
+pub mod observer;
+
+pub mod scene;
+
+mod checks;
+
+pub mod steps;

@@ -1,0 +1,168 @@
+//! `cargo xtask demo` runs this: it prepares, shows, acts and looks.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use ctrlmesh_demo::guard::{self, End};
+use ctrlmesh_demo::paint;
+use ctrlmesh_demo::scene::{self, Scene};
+use ctrlmesh_demo::screen::Screen;
+use ctrlmesh_demo::steps::{DEMO, Step};
+use ctrlmesh_demo::work::Work;
+use ctrlmesh_testbed::{Cluster, Node, Options};
+
+/// An ordinary operator, sharded before your eyes.
+#[derive(Parser)]
+struct Arguments {
+    /// Take all steps, print a report, and end; without a live table
+    #[arg(long)]
+    once: bool,
+    /// Use this cluster instead of a node of our own; the images must be there
+    #[arg(long, value_name = "FILE", requires = "audit_log")]
+    kubeconfig: Option<PathBuf>,
+    /// The audit log that the API server of that cluster writes, at level Metadata at least
+    #[arg(long, value_name = "FILE", requires = "kubeconfig")]
+    audit_log: Option<PathBuf>,
+    /// Images for the node, as archives
+    #[arg(value_name = "ARCHIVE")]
+    images: Vec<PathBuf>,
+}
+
+/// In how many namespaces there is work at first.
+const NAMESPACES: usize = 60;
+
+/// What came of a step.
+struct Outcome {
+    step: Step,
+    seen: Result<Vec<String>>,
+    took: Duration,
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    if guard::is_guarded() {
+        guard::follow();
+        return show(&arguments);
+    }
+    let end = guard::watch(env::args_os().skip(1))?;
+    if let Some(kubeconfig) = &arguments.kubeconfig {
+        scene::remove(&Cluster::existing(kubeconfig.clone()))?;
+    }
+    match end {
+        End::Itself(code) => Ok(code),
+        End::Signal(number) => {
+            Screen::stdout(false).say("ended; nothing is left");
+            Ok(ExitCode::from(128 + number))
+        }
+    }
+}
+
+fn show(arguments: &Arguments) -> Result<ExitCode> {
+    let screen = Screen::stdout(!arguments.once);
+    let start = Instant::now();
+    let (cluster, log) = prepare(arguments, &screen)?;
+    let scene = Scene::of(cluster, log, Work::Websites, NAMESPACES)?;
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    for (number, step) in (1..).zip(DEMO) {
+        screen.say(&format!(
+            "\n[{number}/{}] {}\n      to hold: {}",
+            DEMO.len(),
+            step.title,
+            step.promise
+        ));
+        let clock = Instant::now();
+        let seen = screen.during(|| paint::table(&scene.observer.table()), || (step.run)(&scene));
+        screen.paint("");
+        let outcome = Outcome { step, seen, took: clock.elapsed() };
+        screen.say(&told(&outcome));
+        screen.say(&paint::table(&scene.observer.table()));
+        let held = outcome.seen.is_ok();
+        outcomes.push(outcome);
+        if !held {
+            break;
+        }
+    }
+    let held = outcomes.iter().filter(|outcome| outcome.seen.is_ok()).count();
+    let all = held == DEMO.len();
+    if !all {
+        let folder = scene::checkout("target/reports/demo");
+        scene.cluster.report(&folder)?;
+        screen.say(&format!("what the cluster said is in {}", folder.display()));
+    }
+    screen.say(&format!("{held} of {} steps held, in {} s", DEMO.len(), start.elapsed().as_secs()));
+    if !arguments.once {
+        stay(&scene, &screen);
+    }
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The cluster, with ctrlmesh and the operator in it, and where its audit log is.
+fn prepare(arguments: &Arguments, screen: &Screen) -> Result<(Cluster, PathBuf)> {
+    let seconds = Duration::from_secs;
+    let (cluster, log) = match (&arguments.kubeconfig, &arguments.audit_log) {
+        (Some(kubeconfig), Some(log)) => existing(kubeconfig, log)?,
+        _ => node(&arguments.images, screen)?,
+    };
+    screen.phase("install ctrlmesh: kubectl apply -k deploy/", seconds(30), || {
+        scene::install(&cluster)
+    })?;
+    screen.phase("install an ordinary operator", seconds(15), || {
+        let api = ctrlmesh_demo::api::Api::of(&cluster)?;
+        scene::label_kinds(&api, Work::Websites)?;
+        scene::install_operator(&cluster, Work::Websites)
+    })?;
+    Ok((cluster, log))
+}
+
+fn existing(kubeconfig: &Path, log: &Path) -> Result<(Cluster, PathBuf)> {
+    let cluster = Cluster::existing(kubeconfig.to_owned());
+    let said = cluster.ask(&["version", "--output=json"], "");
+    said.with_context(|| format!("the cluster of {} does not answer", kubeconfig.display()))?;
+    ensure!(log.is_file(), "there is no audit log {}", log.display());
+    Ok((cluster, log.to_owned()))
+}
+
+fn node(images: &[PathBuf], screen: &Screen) -> Result<(Cluster, PathBuf)> {
+    let options = Options { audit: true, ..Options::default() };
+    let node = screen
+        .phase("start a Kubernetes node", Duration::from_secs(20), || Node::start(&options))?;
+    screen.phase("load images", Duration::from_secs(15), || {
+        images.iter().try_for_each(|archive| node.load(archive))
+    })?;
+    let log = node.control_plane().audit_log();
+    Ok((Cluster::of(node), log))
+}
+
+fn told(outcome: &Outcome) -> String {
+    let lines = match &outcome.seen {
+        Ok(seen) => {
+            let held = format!("held, {:.1} s", outcome.took.as_secs_f64());
+            seen.iter().cloned().chain([held]).collect()
+        }
+        Err(error) => vec![format!("{}: DID NOT HOLD: {error:#}", outcome.step.title)],
+    };
+    lines.iter().map(|line| format!("      {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// Stays until somebody ends it.
+fn stay(scene: &Scene, screen: &Screen) -> ! {
+    let kubeconfig = scene.cluster.kubeconfig().display();
+    screen.say(&format!(
+        "\nIt stays up until Ctrl-C. Try, in another terminal:\n  \
+         export KUBECONFIG={kubeconfig}\n  \
+         kubectl --namespace example-operator get shardingconfigs,leases,pods --show-labels\n  \
+         kubectl --namespace example-operator patch shardingconfig example-operator --type=merge --patch \
+         '{{\"spec\":{{\"root\":{{\"canary\":{{\"inShardHash\":[\"0\",\"1\"]}}}}}}}}'\n  \
+         kubectl patch website site-0 --namespace shop-00 --type=merge --patch '{{\"spec\":{{\"pages\":9}}}}'\n"
+    ));
+    let _load = scene.load(Duration::from_millis(250));
+    loop {
+        screen.paint(&paint::table(&scene.observer.table()));
+        thread::sleep(Duration::from_millis(500));
+    }
+}

@@ -1,0 +1,216 @@
+//! What has to be known of an operator to watch it, and how what the API server has of it is read.
+//!
+//! Reading is pure: JSON in, [`World`] out.
+
+use std::collections::BTreeMap;
+
+use ctrlmesh_common::names::{LOCK_SEPARATOR, label};
+use serde_json::Value;
+
+use crate::audit::Resource;
+use crate::view::{Pod, Work, World};
+
+/// An operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operator {
+    /// Its namespace.
+    pub namespace: &'static str,
+    /// Its Deployment, and its service account.
+    pub name: &'static str,
+    /// The label, `key=value`, by which its pods are known.
+    pub label: &'static str,
+    /// The name of its leader-election lock; none where it has none.
+    pub lock: Option<&'static str>,
+    /// The kind of its work.
+    pub resource: Resource,
+    /// The path of all its work.
+    pub work: &'static str,
+    /// The port of its metrics.
+    pub metrics: u16,
+    /// The metric that counts its reconciles.
+    pub reconciles: &'static str,
+}
+
+/// What the API server has of it, each as JSON.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// The list of its pods.
+    pub pods: Value,
+    /// The list of the Leases of its namespace.
+    pub leases: Value,
+    /// The list of the ShardingConfigs of its namespace; null before there is such a kind.
+    pub configs: Value,
+    /// The list of its work.
+    pub work: Value,
+}
+
+// === impl Operator ===
+
+impl Operator {
+    /// The example operator, with Websites.
+    pub fn example() -> Self {
+        Self {
+            namespace: "example-operator",
+            name: "example-operator",
+            label: "app=example-operator",
+            lock: Some("websites.web.example.com"),
+            resource: Resource::new("web.example.com", "websites"),
+            work: "/apis/web.example.com/v1alpha1/websites",
+            metrics: 8080,
+            reconciles: "controller_runtime_reconcile_total",
+        }
+    }
+
+    /// prometheus-operator, with Prometheuses. It elects no leader: where several run, all work.
+    pub fn prometheus() -> Self {
+        Self {
+            namespace: "default",
+            name: "prometheus-operator",
+            label: "app.kubernetes.io/name=prometheus-operator",
+            lock: None,
+            resource: Resource::new("monitoring.coreos.com", "prometheuses"),
+            work: "/apis/monitoring.coreos.com/v1/prometheuses",
+            metrics: 8080,
+            reconciles: "prometheus_operator_reconcile_operations_total",
+        }
+    }
+
+    /// What `found` says.
+    pub fn world(&self, found: &Found) -> World {
+        let root = items(&found.configs).find(|config| config["spec"].get("root").is_some());
+        World {
+            pods: items(&found.pods).filter(|pod| is_alive(pod)).map(read_pod).collect(),
+            locks: self.lock.map(|lock| locks(&found.leases, lock)),
+            resource: self.resource.clone(),
+            work: items(&found.work).map(read_work).collect(),
+            epoch: root.and_then(|root| root["status"]["epoch"].as_i64()),
+            acknowledged: acknowledged(&found.configs),
+        }
+    }
+}
+
+/// The sum of a metric, of all its labels, in a text as Prometheus reads it; none where it is not there.
+pub fn metric(text: &str, name: &str) -> Option<f64> {
+    let values = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name).filter(|rest| rest.starts_with(['{', ' ']))?;
+        rest.rsplit(' ').next()?.parse::<f64>().ok()
+    });
+    values.fold(None, |sum, value| Some(sum.unwrap_or_default() + value))
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list["items"].as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn labels(object: &Value) -> BTreeMap<String, String> {
+    let labels = object["metadata"]["labels"].as_object().into_iter().flatten();
+    labels.map(|(key, value)| (key.clone(), text(value))).collect()
+}
+
+fn is_alive(pod: &Value) -> bool {
+    let over = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+    pod["metadata"].get("deletionTimestamp").is_none() && !over
+}
+
+fn read_pod(pod: &Value) -> (String, Pod) {
+    let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    let mut conditions = conditions.filter(|one| one["type"] == "Ready");
+    let containers = pod["status"]["containerStatuses"].as_array().into_iter().flatten();
+    let read = Pod {
+        shard: labels(pod).remove(label::SHARDING_CONFIG_INJECTED),
+        ready: conditions.any(|one| one["status"] == "True"),
+        restarts: containers.filter_map(|one| one["restartCount"].as_u64()).sum(),
+        ..Pod::default()
+    };
+    (text(&pod["metadata"]["name"]), read)
+}
+
+/// Who holds `lock` and the shards' own: client-go calls the holder `<host name>_<uuid>`, and a pod's is its name.
+fn locks(leases: &Value, lock: &str) -> BTreeMap<String, String> {
+    let ours = items(leases).filter_map(|lease| {
+        let name = text(&lease["metadata"]["name"]);
+        let rest = name.strip_prefix(lock)?;
+        let fits = rest.is_empty() || rest.starts_with(LOCK_SEPARATOR);
+        let holder = text(&lease["spec"]["holderIdentity"]);
+        let pod = holder.split('_').next().filter(|pod| fits && !pod.is_empty())?.to_owned();
+        Some((name, pod))
+    });
+    ours.collect()
+}
+
+fn acknowledged(configs: &Value) -> BTreeMap<String, i64> {
+    let pods =
+        items(configs).flat_map(|config| config["status"]["pods"].as_array().into_iter().flatten());
+    pods.filter_map(|pod| Some((text(&pod["name"]), pod["epoch"].as_i64()?))).collect()
+}
+
+/// An object is done where its status speaks of what its specification is now.
+fn read_work(object: &Value) -> Work {
+    let (meta, status) = (&object["metadata"], &object["status"]);
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    let mut observed =
+        conditions.map(|one| &one["observedGeneration"]).chain([&status["observedGeneration"]]);
+    Work {
+        namespace: text(&meta["namespace"]),
+        name: text(&meta["name"]),
+        labels: labels(object),
+        done: observed.any(|seen| seen.is_i64() && *seen == meta["generation"]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_the_api_server_has_becomes_a_world() {
+        let pod = |name: &str, ready: &str| {
+            json!({"metadata": {"name": name, "labels": {label::SHARDING_CONFIG_INJECTED: "op-1-normal"}},
+                "status": {"conditions": [{"type": "Ready", "status": ready}], "containerStatuses": [{"restartCount": 2}]}})
+        };
+        let mut leaving = pod("op-c", "True");
+        leaving["metadata"]["deletionTimestamp"] = json!("2026-11-21T15:00:00Z");
+        let lease = |name: &str, holder: &str| json!({"metadata": {"name": name}, "spec": {"holderIdentity": holder}});
+        let found = Found {
+            pods: json!({"items": [pod("op-a", "True"), pod("op-b", "False"), leaving]}),
+            leases: json!({"items": [
+                lease("websites.web.example.com---op-1-normal", "op-a_2b1f"),
+                lease("websites.web.example.com", ""),
+                lease("another", "op-b_1"),
+            ]}),
+            configs: json!({"items": [
+                {"spec": {"root": {}}, "status": {"epoch": 7}},
+                {"spec": {}, "status": {"epoch": 7, "pods": [{"name": "op-a", "epoch": 7}, {"name": "op-b"}]}},
+            ]}),
+            work: json!({"items": [
+                {"metadata": {"namespace": "a", "name": "one", "generation": 2, "labels": {"slot": "3"}}, "status": {"observedGeneration": 2}},
+                {"metadata": {"namespace": "a", "name": "two", "generation": 2}, "status": {"observedGeneration": 1}},
+                {"metadata": {"namespace": "a", "name": "new", "generation": 1}},
+                {"metadata": {"namespace": "a", "name": "old", "generation": 4}, "status": {"conditions": [{"observedGeneration": 4}]}},
+            ]}),
+        };
+        let world = Operator::example().world(&found);
+        assert_eq!(world.pods.keys().collect::<Vec<_>>(), ["op-a", "op-b"]);
+        assert!(world.works("op-a") && !world.works("op-b"));
+        assert_eq!(world.pods["op-a"].restarts, 2);
+        assert_eq!((world.epoch, &world.acknowledged), (Some(7), &[("op-a".to_owned(), 7)].into()));
+        assert_eq!(
+            world.work.iter().map(|work| work.done).collect::<Vec<_>>(),
+            [true, false, false, true]
+        );
+        assert_eq!(Operator::example().world(&Found::default()).pods.len(), 0);
+    }
+
+    #[test]
+    fn a_metric_is_summed_over_its_labels() {
+        let text = "# HELP a_total x\na_total{result=\"ok\"} 3\na_total{result=\"error, no\"} 1.5e1\na_total_seconds 9\n";
+        assert_eq!(metric(text, "a_total"), Some(18.0));
+        assert_eq!(metric(text, "b_total"), None);
+    }
+}

@@ -1,0 +1,120 @@
+//! What is done, and what has to hold while it is.
+//!
+//! Each step does something, waits until the table is whole again, and then asks the audit log whether anything happened
+//! that must not. It gives what it saw, or says what did not hold.
+
+use anyhow::Result;
+use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
+use serde_json::{Value, json};
+
+use crate::scene::{self, Scene};
+
+mod accident;
+mod share;
+
+/// How many of the first namespaces a change of the rule moves.
+const MOVED: usize = 20;
+
+/// A step.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// What is done.
+    pub title: &'static str,
+    /// What has to hold.
+    pub promise: &'static str,
+    /// Does it and looks; gives what was seen.
+    pub run: fn(&Scene) -> Result<Vec<String>>,
+}
+
+/// One replica alone; what it makes is what is compared with later.
+pub const REFERENCE: Step = Step {
+    title: "an ordinary operator, without us",
+    promise: "one replica does all the work; others, where it has a lock, stand by",
+    run: share::unsharded,
+};
+
+/// From one replica to three.
+pub const SHARDS: Step = Step {
+    title: "a root ShardingConfig and one label: shards appear",
+    promise: "three replicas each work on a third; nothing is unowned, nothing owned twice, and nothing gets past the proxy",
+    run: share::sharded,
+};
+
+/// The rule changes.
+pub const CANARY: Step = Step {
+    title: "a canary slice moves to replica 0",
+    promise: "no restart; no object missed; none changed by its old owner once the new one has",
+    run: share::canary,
+};
+
+/// The node proxy dies.
+pub const PROXY: Step = Step {
+    title: "the node proxy is killed and comes back",
+    promise: "no replica restarts, and none reaches the API server past the proxy",
+    run: accident::proxy_killed,
+};
+
+/// The manager dies.
+pub const MANAGER: Step = Step {
+    title: "the manager is killed and stays away",
+    promise: "every replica goes on with its share",
+    run: accident::manager_killed,
+};
+
+/// A replica dies.
+pub const REPLICA: Step = Step {
+    title: "a replica is killed",
+    promise: "the standby of its shard takes over; the replicas of the other shards do not restart",
+    run: accident::replica_killed,
+};
+
+/// There is more to do.
+pub const ADDED: Step = Step {
+    title: "namespaces are added",
+    promise: "each lands with the replica whose slots it falls into, and with no other",
+    run: share::added,
+};
+
+/// Proxies and manager are replaced.
+pub const ROLLOUT: Step = Step {
+    title: "proxies and manager are restarted, one after the other, under load",
+    promise: "no replica restarts, none reaches the API server past the proxy, no object has two owners",
+    run: accident::rolled,
+};
+
+/// What came of it all.
+pub const END: Step = Step {
+    title: "everything is set back to what it was at first",
+    promise: "the end state is what one replica alone has made",
+    run: share::end_state,
+};
+
+/// The steps of the demo.
+pub const DEMO: [Step; 8] = [REFERENCE, SHARDS, CANARY, PROXY, MANAGER, REPLICA, ADDED, END];
+
+/// The slots of the canary at first: a third.
+fn third() -> SlotSet {
+    SlotSet::ALL.divide(3).first().copied().unwrap_or_default()
+}
+
+/// The slots of the canary later: as many more as have [`MOVED`] of the namespaces that there are at first.
+fn later(scene: &Scene) -> SlotSet {
+    let mut slots = third();
+    for slot in slots.complement().iter() {
+        let first = (0..scene.namespaces)
+            .map(|number| NamespaceHash::Fnv1a.slot(&scene::namespace(number)));
+        let moved = first.filter(|slot| slots.contains(*slot) && !third().contains(*slot)).count();
+        // The others have to be left with something.
+        if moved >= MOVED || slots.len() + 2 >= SlotSet::ALL.len() {
+            break;
+        }
+        slots = slots.union([slot].into_iter().collect());
+    }
+    slots
+}
+
+/// Three shards, each of one replica: the canary has `slots`, the others share the rest.
+fn rule(slots: SlotSet) -> Value {
+    let slots: Vec<String> = slots.iter().map(|slot| slot.to_string()).collect();
+    json!({"canary": {"replicas": 1, "inShardHash": slots}, "auto": {"shardingSize": 2, "everyShardReplicas": 1}})
+}

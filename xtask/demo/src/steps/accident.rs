@@ -1,0 +1,171 @@
+//! What dies, and comes back or does not.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::checks::{
+    WHOLE_WITHIN, clashes, count, none, only_by_proxy, same_replicas, seconds, steady, touched,
+    worst,
+};
+use crate::observer::since;
+use crate::scene::{self, Scene};
+
+/// For how long the work goes on while something is away.
+const LOOKED_FOR: Duration = Duration::from_secs(5);
+
+pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
+    let before = scene.observer.table();
+    let start = Timestamp::now();
+    let load = scene.load(Duration::from_millis(250));
+    let proxies = scene.ours("ctrlmesh-node")?;
+    for proxy in &proxies {
+        scene.kill(scene::SYSTEM, proxy)?;
+    }
+    let clock = Instant::now();
+    thread::sleep(LOOKED_FOR);
+    drop(load);
+    let seen = touched(scene)?;
+    let took = clock.elapsed().saturating_sub(LOOKED_FOR);
+    scene::rolled_out(&scene.cluster, scene::SYSTEM, "daemonset/ctrlmesh-node")?;
+    scene.observer.until("all to be as before", WHOLE_WITHIN, |table| {
+        table.is_whole() && table.is_acknowledged()
+    })?;
+    same_replicas(&before, &scene.observer.table())?;
+    Ok(vec![
+        format!(
+            "{} killed with SIGKILL; everything was done again {} later",
+            count(proxies.len(), "node proxy", "node proxies"),
+            seconds(took)
+        ),
+        seen,
+        steady(scene, start)?,
+        only_by_proxy(scene, start)?,
+    ])
+}
+
+pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
+    let before = scene.observer.table();
+    let start = Timestamp::now();
+    let path = format!("/apis/apps/v1/namespaces/{}/deployments/ctrlmesh-manager", scene::SYSTEM);
+    let replicas = scene.api.get(&path)?["spec"]["replicas"].clone();
+    let managers = scene.ours("ctrlmesh-manager")?;
+    for manager in &managers {
+        scene.kill(scene::SYSTEM, manager)?;
+    }
+    scene.api.merge(&path, &json!({"spec": {"replicas": 0}}))?;
+    scene.until("the manager to be gone", scene::ROLLED_OUT_WITHIN, || {
+        Ok(scene.ours("ctrlmesh-manager")?.is_empty().then_some(()))
+    })?;
+    let seen = touched(scene)?;
+    let away = steady(scene, start)?;
+    same_replicas(&before, &scene.observer.table())?;
+    scene.api.merge(&path, &json!({"spec": {"replicas": replicas}}))?;
+    scene::rolled_out(&scene.cluster, scene::SYSTEM, "deployment/ctrlmesh-manager")?;
+    scene.observer.until("the manager to know all", WHOLE_WITHIN, |table| {
+        table.is_whole() && table.is_acknowledged()
+    })?;
+    let after = scene.observer.table();
+    ensure!(
+        after.epoch == before.epoch,
+        "the epoch changed: {:?} -> {:?}",
+        before.epoch,
+        after.epoch
+    );
+    Ok(vec![
+        format!("{} killed, then none for a while", count(managers.len(), "manager", "managers")),
+        format!("without: {seen}; {away}"),
+        "back: it tells the same, in the same epoch".to_owned(),
+    ])
+}
+
+pub(super) fn replica_killed(scene: &Scene) -> Result<Vec<String>> {
+    scene.scale(4)?;
+    scene.observer.until("a standby", WHOLE_WITHIN, |table| {
+        table.is_whole()
+            && table.is_acknowledged()
+            && table.replicas.values().all(|one| one.shard.is_some())
+    })?;
+    let before = scene.observer.table();
+    let standby = before.replicas.iter().find(|(_, one)| !one.works);
+    let (standby, shard) = standby.context("nobody stands by")?;
+    let shard = shard.shard.clone().unwrap_or_default();
+    let working =
+        before.replicas.iter().find(|(_, one)| one.works && one.shard.as_ref() == Some(&shard));
+    let (killed, _) = working.with_context(|| format!("nobody works for {shard}"))?;
+    let start = Timestamp::now();
+    let clock = Instant::now();
+    kill_twice(scene, killed)?;
+    scene.observer.until("the standby to work", WHOLE_WITHIN, |table| {
+        table.replicas.get(standby).is_some_and(|one| one.works)
+    })?;
+    let took = clock.elapsed();
+    let seen = touched(scene)?;
+    scene.observer.until("all to be whole", WHOLE_WITHIN, |table| {
+        table.is_whole() && table.replicas.values().all(|one| one.ready)
+    })?;
+    let span = since(start);
+    let again = clashes(scene, |ledger| ledger.returned(&span));
+    none("changed again by the replica that was killed", &again)?;
+    let after = scene.observer.table();
+    for (name, one) in before.replicas.iter().filter(|(name, _)| *name != killed) {
+        ensure!(
+            after.replicas.get(name).is_some_and(|now| now.restarts == one.restarts),
+            "{name} restarted"
+        );
+    }
+    Ok(vec![
+        format!(
+            "{killed} killed with SIGKILL; {standby} works for {shard} {} later (its lock runs for 15 s)",
+            seconds(took)
+        ),
+        seen,
+        worst(&scene.observer.sampled(&span), "meanwhile"),
+        "the replicas of the other shards did not restart".to_owned(),
+    ])
+}
+
+/// Kills a replica, and again when it has been started again: then kubelet waits before it starts it once more, so that it
+/// is not there to take its lock back.
+fn kill_twice(scene: &Scene, pod: &str) -> Result<()> {
+    let namespace = scene.observer.operator().namespace;
+    let first = scene.kill(namespace, pod)?;
+    if scene.cluster.node().is_some() {
+        scene.until("the replica to be started again", WHOLE_WITHIN, || {
+            // Until it is there again, there is nothing to kill.
+            let again = scene.kill(namespace, pod).ok();
+            Ok(again.filter(|process| *process != first))
+        })?;
+    }
+    Ok(())
+}
+
+pub(super) fn rolled(scene: &Scene) -> Result<Vec<String>> {
+    let before = scene.observer.table();
+    let start = Timestamp::now();
+    let clock = Instant::now();
+    let load = scene.load(Duration::from_millis(100));
+    for one in ["daemonset/ctrlmesh-node", "deployment/ctrlmesh-manager"] {
+        scene.cluster.ask(&["--namespace", scene::SYSTEM, "rollout", "restart", one], "")?;
+        scene::rolled_out(&scene.cluster, scene::SYSTEM, one)?;
+    }
+    let (took, changed) = (seconds(clock.elapsed()), load.changed());
+    drop(load);
+    let seen = touched(scene)?;
+    scene.observer.until("all to be as before", WHOLE_WITHIN, |table| {
+        table.is_whole() && table.is_acknowledged()
+    })?;
+    same_replicas(&before, &scene.observer.table())?;
+    Ok(vec![
+        format!(
+            "both restarted in {took}, while {changed} objects were changed; 0 restarts of the operator"
+        ),
+        seen,
+        worst(&scene.observer.sampled(&since(start)), "meanwhile"),
+        steady(scene, start)?,
+        only_by_proxy(scene, start)?,
+    ])
+}

@@ -1,0 +1,221 @@
+//! Who owns what: at first one replica all, then three a third each, then one of them more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use jiff::Timestamp;
+
+use super::{later, rule, third};
+use crate::checks::{
+    WHOLE_WITHIN, changed, clashes, landed, none, of_shard, only_by_proxy, only_own, same_replicas,
+    seconds, shards, steady, touched, worst,
+};
+use crate::observer::since;
+use crate::scene::{self, Scene};
+use crate::view::Table;
+use crate::work;
+
+/// How many namespaces come later.
+const ADDED: usize = 12;
+
+/// How long what is still on its way to an old owner may take.
+const ON_ITS_WAY: Duration = Duration::from_secs(5);
+
+pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
+    // Where it has no lock, several would all work.
+    let replicas = if scene.observer.operator().lock.is_some() { 3 } else { 1 };
+    scene.scale(replicas)?;
+    for number in 0..scene.namespaces {
+        scene.make(number)?;
+    }
+    let objects = scene.namespaces * scene.work.each();
+    let took = scene.observer.until("one replica to do all the work", WHOLE_WITHIN, |table| {
+        table.is_whole() && table.objects == objects
+    })?;
+    let table = scene.observer.table();
+    let working = table.replicas.values().filter(|one| one.works).count();
+    ensure!(working == 1, "{working} replicas work: {table:#?}");
+    let seen = touched(scene)?;
+    changed(scene, 0)?;
+    let made = scene.made()?;
+    let count = made.len();
+    ensure!(count >= objects, "{count} objects were made of {objects}");
+    scene.reference.set(made).ok().context("the reference is there already")?;
+    // What it takes to know everything, from nothing on.
+    scene.scale(0)?;
+    scene.scale(replicas)?;
+    scene.observer.until("one replica to know all", WHOLE_WITHIN, Table::is_whole)?;
+    scene.observer.settle()?;
+    let most = received(scene)?.into_iter().fold(0.0, f64::max);
+    scene.alone.set(most).ok().context("the reference is there already")?;
+    let watching = table.replicas.values().filter(|one| one.objects == objects).count();
+    Ok(vec![
+        format!(
+            "{objects} objects in {} namespaces, {count} made of them after {}",
+            scene.namespaces,
+            seconds(took)
+        ),
+        format!(
+            "1 of {replicas} works; {watching} of {replicas} receive and cache all {objects} objects"
+        ),
+        seen,
+        format!("started anew, it received {:.0} kB until it knew all", most / 1000.0),
+    ])
+}
+
+pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
+    scene.shard(&rule(third()))?;
+    // Started anew all at once: while some are enrolled and some are not, there would be two owners.
+    scene.scale(0)?;
+    scene.enrol()?;
+    let (start, clock) = (Timestamp::now(), Instant::now());
+    scene.scale(3)?;
+    let objects = scene.namespaces * scene.work.each();
+    scene.observer.until("three shards", WHOLE_WITHIN, |table| {
+        let complete = table.objects == objects && shards(table).len() == 3;
+        table.is_whole() && table.is_acknowledged() && complete
+    })?;
+    let took = clock.elapsed();
+    let table = scene.observer.table();
+    ensure!(table.replicas.values().all(|one| one.works), "each works on its share: {table:#?}");
+    landed(scene, third())?;
+    scene.observer.settle()?;
+    let bytes = less_each(scene)?;
+    let seen = touched(scene)?;
+    let parts: Vec<String> =
+        table.replicas.values().map(|one| one.namespaces.to_string()).collect();
+    let parts = parts.join(" + ");
+    Ok(vec![
+        format!(
+            "{} namespaces divided as {parts} {} after the start",
+            table.namespaces,
+            seconds(took)
+        ),
+        bytes,
+        seen,
+        steady(scene, start)?,
+        only_by_proxy(scene, start)?,
+        only_own(scene, start)?,
+    ])
+}
+
+/// How many bytes each replica has received since it was started.
+fn received(scene: &Scene) -> Result<Vec<f64>> {
+    let world = scene.observer.world();
+    let bytes = world.pods.values().map(|pod| pod.received);
+    bytes.collect::<Option<_>>().context("a replica does not say how many bytes it received")
+}
+
+/// That each replica had to receive less than one alone has to.
+fn less_each(scene: &Scene) -> Result<String> {
+    let (each, alone) = (received(scene)?, scene.alone.get().context("there is no reference")?);
+    let shown: Vec<String> = each.iter().map(|bytes| format!("{:.0}", bytes / 1000.0)).collect();
+    let shown = format!(
+        "{} kB received until each knew its share, alone {:.0} kB",
+        shown.join(" + "),
+        alone / 1000.0
+    );
+    ensure!(each.iter().all(|bytes| bytes < alone), "{shown}");
+    Ok(shown)
+}
+
+pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
+    let before = scene.observer.table();
+    let (first, had) = of_shard(&before, "share-0-canary")?;
+    let load = scene.load(Duration::from_millis(100));
+    let start = Timestamp::now();
+    let clock = Instant::now();
+    scene.shard(&rule(later(scene)))?;
+    scene.observer.until("the new epoch", WHOLE_WITHIN, |table| {
+        table.epoch > before.epoch && table.is_acknowledged()
+    })?;
+    let (acknowledged, new_epoch) = (seconds(clock.elapsed()), Timestamp::now());
+    scene.observer.until("the canary's slice", WHOLE_WITHIN, |table| {
+        let replica = table.replicas.get(&first);
+        table.is_divided() && replica.is_some_and(|one| one.namespaces > had)
+    })?;
+    thread::sleep(ON_ITS_WAY);
+    drop(load);
+    scene.observer.settle()?;
+    scene.observer.until("everything to be done", WHOLE_WITHIN, Table::is_whole)?;
+    let settled = Timestamp::now();
+    let seen = touched(scene)?;
+    landed(scene, later(scene))?;
+    let after = scene.observer.table();
+    same_replicas(&before, &after)?;
+    let (span, within) = (start..settled, new_epoch..settled);
+    none(
+        "changed by its old owner after its new one",
+        &clashes(scene, |one| one.returned(&since(start))),
+    )?;
+    let (_, has) = of_shard(&after, "share-0-canary")?;
+    let turns = clashes(scene, |ledger| ledger.shared(&span)).len();
+    // Nothing holds back what an operator had begun before its share was taken away.
+    let late = clashes(scene, |ledger| ledger.shared(&within)).len();
+    Ok(vec![
+        format!(
+            "{} namespaces moved to {first}: {had} -> {has}; acknowledged by all in {acknowledged}, 0 restarts",
+            has - had
+        ),
+        format!(
+            "{turns} objects were changed by their old owner and then by their new one, none by the old one again"
+        ),
+        worst(&scene.observer.sampled(&span), "while it moved"),
+        seen,
+        format!(
+            "{late} of them were finished by their old owner when the new epoch was known to all already"
+        ),
+        format!("afterwards: {}", steady(scene, settled)?),
+    ])
+}
+
+pub(super) fn added(scene: &Scene) -> Result<Vec<String>> {
+    let start = Timestamp::now();
+    let clock = Instant::now();
+    let numbers = scene.namespaces..scene.namespaces + ADDED;
+    for number in numbers.clone() {
+        scene.make(number)?;
+    }
+    let objects = numbers.end * scene.work.each();
+    scene.observer.until("the new namespaces", WHOLE_WITHIN, |table| {
+        table.is_whole() && table.is_acknowledged() && table.objects == objects
+    })?;
+    let took = seconds(clock.elapsed());
+    landed(scene, later(scene))?;
+    let new: BTreeSet<String> = numbers.map(scene::namespace).collect();
+    let shares = scene.observer.both(|world, ledger| {
+        let mut shares: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        for work in world.work.iter().filter(|work| new.contains(&work.namespace)) {
+            for owner in world.owners(work, ledger) {
+                let shard = world.pods[owner].shard.clone().unwrap_or_default();
+                shares.entry(shard).or_default().insert(&work.namespace);
+            }
+        }
+        let shares =
+            shares.into_iter().map(|(shard, spaces)| format!("{} to {shard}", spaces.len()));
+        shares.collect::<Vec<_>>().join(", ")
+    });
+    Ok(vec![
+        format!(
+            "{ADDED} namespaces: {shares}; everything in them done {took} after the first was made"
+        ),
+        steady(scene, start)?,
+    ])
+}
+
+pub(super) fn end_state(scene: &Scene) -> Result<Vec<String>> {
+    let start = Timestamp::now();
+    touched(scene)?;
+    let seen = changed(scene, 0)?;
+    let reference = scene.reference.get().context("there is no reference")?;
+    let difference = work::difference(&scene.made()?, reference);
+    ensure!(difference.is_none(), "{}", difference.unwrap_or_default());
+    Ok(vec![
+        seen,
+        format!("{} objects are what one replica alone has made", reference.len()),
+        steady(scene, start)?,
+        only_by_proxy(scene, start)?,
+    ])
+}

@@ -1,0 +1,55 @@
+//! A node with ctrlmesh and an operator on it, and the steps that are taken there.
+
+use std::io::{Write as _, stderr};
+
+use anyhow::{Context as _, Result};
+use ctrlmesh_demo::api::Api;
+use ctrlmesh_demo::paint;
+use ctrlmesh_demo::scene::{self, Scene};
+use ctrlmesh_demo::steps::Step;
+use ctrlmesh_demo::work::Work;
+use ctrlmesh_testbed::{Cluster, Node, Options};
+use xtask::images::{self, Image};
+
+/// Takes `steps`, one after the other, with the operator of `work` and work in so many namespaces; the first that does
+/// not hold ends it, and what the cluster says then goes to a folder that the error names.
+pub(crate) fn play(work: Work, namespaces: usize, steps: &[Step]) -> Result<()> {
+    let scene = stage(work, namespaces)?;
+    for step in steps {
+        say(&format!("{}\n  to hold: {}", step.title, step.promise));
+        let seen = (step.run)(&scene).or_else(|error| {
+            let folder = scene::checkout("target/reports/operator");
+            scene.cluster.report(&folder)?;
+            Err(error).with_context(|| {
+                format!("{}; what the cluster said is in {}", step.title, folder.display())
+            })
+        })?;
+        for one in &seen {
+            say(&format!("  {one}"));
+        }
+        say(&paint::table(&scene.observer.table()));
+    }
+    Ok(())
+}
+
+fn stage(work: Work, namespaces: usize) -> Result<Scene> {
+    let operator = match work {
+        Work::Websites => Image::ExampleOperator,
+        Work::Prometheuses => Image::PrometheusOperator,
+    };
+    let node = Node::start(&Options { audit: true, ..Options::default() })?;
+    let mut archives = images::build(&[Image::Proxy, Image::Manager], true)?;
+    archives.extend(images::build(&[operator], false)?);
+    archives.iter().try_for_each(|archive| node.load(archive))?;
+    let log = node.control_plane().audit_log();
+    let cluster = Cluster::of(node);
+    scene::install(&cluster)?;
+    scene::install_operator(&cluster, work)?;
+    scene::label_kinds(&Api::of(&cluster)?, work)?;
+    Scene::of(cluster, log, work, namespaces)
+}
+
+/// What is seen is worth reading where the test passes, too.
+fn say(text: &str) {
+    drop(writeln!(stderr(), "{text}"));
+}

@@ -1,0 +1,102 @@
+//! Shows it: an ordinary operator, sharded before one's eyes.
+
+use std::env;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf, absolute};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+
+use crate::images::{self, Image};
+use crate::run::{cargo, has_cgroup2, is_root};
+use crate::setup::{self, Readiness};
+
+/// What the demo needs on a node.
+const IMAGES: [Image; 2] = [Image::Proxy, Image::Manager];
+
+/// How much room a node takes: images, what is unpacked of them, logs.
+const NEEDED_MB: u64 = 2000;
+
+/// How it is shown.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Take all steps without a terminal, print a report, and succeed only if every step held
+    #[arg(long)]
+    once: bool,
+    /// Use this cluster instead of a node of our own; its nodes must have the images (`cargo xtask images`)
+    #[arg(long, value_name = "FILE", requires = "audit_log")]
+    kubeconfig: Option<PathBuf>,
+    /// The audit log that the API server of that cluster writes, at level Metadata at least
+    #[arg(long, value_name = "FILE", requires = "kubeconfig")]
+    audit_log: Option<PathBuf>,
+}
+
+/// Sets up, builds, and becomes the demo.
+///
+/// # Errors
+/// Where something cannot be set up or built.
+pub fn run_demo(options: &Options) -> Result<ExitCode> {
+    if options.kubeconfig.is_none() {
+        check_machine()?;
+    }
+    if setup::run_setup()? == Readiness::NotReady {
+        return Ok(Readiness::NotReady.into());
+    }
+    let mut demo = cargo(&["run", "--quiet", "--locked", "--package", "ctrlmesh-demo", "--"]);
+    if options.once {
+        demo.arg("--once");
+    }
+    if let (Some(kubeconfig), Some(log)) = (&options.kubeconfig, &options.audit_log) {
+        demo.arg("--kubeconfig").arg(absolute(kubeconfig)?).arg("--audit-log").arg(absolute(log)?);
+    } else {
+        // Not optimised: what the tests use, so that it is built once for both.
+        demo.args(images::build(&IMAGES, true)?);
+        demo.args(images::build(&[Image::ExampleOperator], false)?);
+    }
+    // In our place, so that Ctrl-C ends one process, and the shell waits for that.
+    Err(demo.exec()).context("start the demo")
+}
+
+/// What a node needs of the machine, and setup cannot give it.
+fn check_machine() -> Result<()> {
+    let instead = "or name a cluster that you have: --kubeconfig FILE --audit-log FILE";
+    ensure!(
+        is_root(),
+        "the demo's Kubernetes node needs root: it makes namespaces, cgroups and mounts; {instead}"
+    );
+    ensure!(
+        has_cgroup2(),
+        "the kernel programs need a cgroup2 mount (mount -t cgroup2 none /sys/fs/cgroup/unified); {instead}"
+    );
+    let folder = env::temp_dir();
+    if let Some(room) = room(&folder) {
+        let (room, folder) = (room / 1000, folder.display());
+        ensure!(
+            room >= NEEDED_MB,
+            "the node needs {NEEDED_MB} MB in {folder}, which has {room}; set TMPDIR to a folder with more"
+        );
+    }
+    Ok(())
+}
+
+/// How many kB there are for us in a folder; nothing where df does not say.
+fn room(folder: &Path) -> Option<u64> {
+    let output = Command::new("df")
+        .args(["--output=avail", "--block-size=1000"])
+        .arg(folder)
+        .output()
+        .ok()?;
+    String::from_utf8_lossy(&output.stdout).lines().last()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_room_in_a_folder_is_read_and_that_of_none_is_not() {
+        assert!(room(&env::temp_dir()).unwrap() > 0);
+        assert_eq!(room(Path::new("/no/such/folder")), None);
+    }
+}
