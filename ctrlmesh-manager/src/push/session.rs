@@ -170,6 +170,7 @@ impl Session {
         self.gone();
         if let Some(status) = status {
             debug!(pod = %self.identity.pod, error = status.message(), "is let go");
+            // Where there is no room, it is not listening either.
             drop(self.outbound.try_send(Err(status)));
         }
     }
@@ -335,7 +336,8 @@ impl Session {
                 version: said.version,
             });
         }
-        Update { more: self.news, ..update }
+        update.more = self.news;
+        update
     }
 
     async fn send(&mut self, update: Update) -> Result<(), Status> {
