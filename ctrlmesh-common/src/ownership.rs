@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::slots::{COUNT, Slot};
 
@@ -22,7 +22,11 @@ pub struct Ownership {
     pub epoch: u64,
     /// The shard of each slot, "0" to "31". A slot that is missing belongs to nobody; absent or empty: all
     /// do.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "known_slots"
+    )]
     #[cfg_attr(feature = "api", schemars(schema_with = "schema::slots"))]
     pub slots: BTreeMap<Slot, String>,
     /// The shard of each namespace that is pinned; here the slot of its name does not count. Absent or empty:
@@ -34,6 +38,15 @@ pub struct Ownership {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "api", schemars(schema_with = "schema::names"))]
     pub pods: BTreeMap<String, String>,
+}
+
+/// A table in which somebody wrote what is no slot is read without that: one object that cannot be read would hold up
+/// all that are read with it.
+fn known_slots<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<Slot, String>, D::Error> {
+    let all = BTreeMap::<String, String>::deserialize(deserializer)?;
+    Ok(all.into_iter().filter_map(|(slot, shard)| Some((slot.parse().ok()?, shard))).collect())
 }
 
 // === impl Ownership ===
@@ -78,6 +91,10 @@ mod schema {
             "type": "object",
             "maxProperties": COUNT,
             "additionalProperties": { "type": "string", "maxLength": 253 },
+            "x-kubernetes-validations": [{
+                "rule": "self.all(slot, slot.matches('^([0-9]|[12][0-9]|3[01])$'))",
+                "message": "every key must be a slot, \"0\" to \"31\"",
+            }],
         })
     }
 
@@ -118,6 +135,14 @@ mod tests {
         assert_eq!(table.shard_of("op-0"), Some("a"));
         assert_eq!(table.shard_of("op-1"), None);
         assert!(!table.is_total());
+    }
+
+    #[cfg(feature = "api")]
+    #[test]
+    fn a_table_with_what_is_no_slot_is_read_without_that() {
+        let text = r#"{"epoch": 1, "slots": {"7": "a", "07": "b", "32": "c", "x": "d"}}"#;
+        let read: Ownership = serde_json::from_str(text).unwrap();
+        assert_eq!(read.slots, [(slot(7), "a".to_owned())].into());
     }
 
     #[test]

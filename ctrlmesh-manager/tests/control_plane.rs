@@ -193,6 +193,30 @@ async fn a_selector_cannot_be_changed_added_or_removed() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn an_ownership_table_has_slots_only() -> Result<()> {
+    let client = installed().await?;
+    let namespace = ControlPlane::shared().namespace("slots").await?;
+    let configs: Api<ShardingConfig> = Api::namespaced(client, &namespace);
+    made(&configs, ROOT).await?;
+    let write = async |slot: &str| {
+        let status = json!({"status": {"ownership": {"epoch": 1, "slots": {slot: "a"}}}});
+        configs.patch_status("root", &PatchParams::default(), &Patch::Merge(status)).await
+    };
+    for slot in ["0", "9", "10", "29", "31"] {
+        let config = write(slot).await?;
+        let table = config.status.and_then(|status| status.ownership).context("no table")?;
+        ensure!(table.slots.contains_key(&slot.parse()?), "{table:?}");
+    }
+    for slot in ["32", "99", "-1", "07", "x", ""] {
+        let Err(kube::Error::Api(status)) = write(slot).await else {
+            anyhow::bail!("slot {slot:?} was accepted")
+        };
+        ensure!(status.message.contains("every key must be a slot"), "{}", status.message);
+    }
+    Ok(())
+}
+
 const SHARD: &str = r#"{"metadata": {"name": "a"}, "spec": {
     "selector": {"matchLabels": {"app": "a"}}, "limits": [{"selector": {"matchLabels": {"team": "a"}}}]}}"#;
 
