@@ -191,7 +191,7 @@ impl Server {
 
     /// Passes what is not TLS to where it wanted to go, as long as the policy lets everything pass.
     ///
-    /// What the API server makes of such bytes is not known here: a TLS alert, an SSLv2 hello or a PROXY line may stand
+    /// What the API server makes of such bytes is not known here: a TLS alert, an `SSLv2` hello or a PROXY line may stand
     /// before an ordinary handshake, in which nobody would apply the policy.
     async fn pass(
         &self,
@@ -208,7 +208,7 @@ impl Server {
         let limited = async {
             if policy.wait_for(|policy| !policy.passes_everything()).await.is_err() {
                 // Nobody changes it any more.
-                future::pending().await
+                future::pending::<()>().await;
             }
         };
         tokio::select! {

@@ -34,7 +34,7 @@ use crate::tls::stream::ClientStream;
 use crate::tls::trust::Trust;
 
 /// How long it is believed that an API server speaks no HTTP/2: it may be replaced by one that does.
-const HTTP1_BELIEVED: Duration = Duration::from_secs(600);
+const HTTP1_BELIEVED: Duration = Duration::from_mins(10);
 
 /// Which API server.
 #[derive(Clone, Debug)]

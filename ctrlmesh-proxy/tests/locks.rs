@@ -141,7 +141,7 @@ async fn a_lock_that_the_api_server_does_not_finish_is_504() {
         let (mut send, response) = streamed();
         tokio::spawn(async move {
             let _gone = send.send_data(Bytes::from_static(b"{")).await;
-            tokio::time::sleep(Duration::from_secs(600)).await;
+            tokio::time::sleep(Duration::from_mins(10)).await;
         });
         response
     };

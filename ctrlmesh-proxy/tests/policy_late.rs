@@ -43,6 +43,10 @@ async fn a_list_that_is_answered_after_the_change_is_led_over_whatever_its_versi
     bed.slow.store(false, Ordering::SeqCst);
     let (mut other, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
     assert_eq!(other.sees().await.0, "ADDED");
+    until("the other to be through", || async {
+        bed.proxy.metric("ctrlmesh_proxy_watches_spliced_total").await == 1.0
+    })
+    .await;
     bed.release.notify_one();
     assert_eq!(listing.await.unwrap().status, StatusCode::OK);
     let later = "/api/v1/pods?watch=1&resourceVersion=20";

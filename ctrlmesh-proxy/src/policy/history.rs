@@ -139,11 +139,12 @@ impl History {
                 suspects.push(past.clone());
             }
         }
-        let forgotten = remembered.forgotten.as_ref();
-        match forgotten.filter(|past| past.differs(now, group, resource) && !cleared(&past.reads)) {
-            Some(_) => Err(Forgotten),
-            None => Ok(suspects),
-        }
+        let lost = remembered
+            .forgotten
+            .as_ref()
+            .is_some_and(|past| past.differs(now, group, resource) && !cleared(&past.reads));
+        drop(remembered);
+        if lost { Err(Forgotten) } else { Ok(suspects) }
     }
 
     /// Of which policies other than `now` a version of a resource is to be asked: nobody reads under them any more, and
@@ -153,7 +154,10 @@ impl History {
         let Remembered { policies, forgotten } = &mut *remembered;
         let past = policies.iter().filter(|past| !now.shares(past)).map(|past| &past.reads);
         let forgotten = forgotten.as_mut().and_then(|past| past.is_unread().then_some(&past.reads));
-        past.chain(forgotten).filter_map(|reads| Reads::unread(reads, group, resource)).collect()
+        let unread = past.chain(forgotten);
+        let unread = unread.filter_map(|reads| Reads::unread(reads, group, resource)).collect();
+        drop(remembered);
+        unread
     }
 
     fn remembered(&self) -> MutexGuard<'_, Remembered> {
@@ -191,10 +195,12 @@ impl Reads {
     /// Whether nobody reads, and no version is known; asked once another policy is in force.
     fn unread(this: &Arc<Self>, group: &str, resource: &str) -> Option<Unread> {
         let key = (group.to_owned(), resource.to_owned());
-        let until = this.lock();
-        let known = until.versions.contains_key(&key);
+        let (known, times) = {
+            let until = this.lock();
+            (until.versions.contains_key(&key), until.times)
+        };
         let unread = !known && this.is_unread();
-        unread.then(|| Unread { reads: this.clone(), times: until.times })
+        unread.then(|| Unread { reads: this.clone(), times })
     }
 
     fn is_unread(&self) -> bool {

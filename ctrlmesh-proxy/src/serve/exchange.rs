@@ -293,19 +293,11 @@ impl Session {
             Failure::Upstream(SendError::Http1 { reused: true, .. }) => {
                 return Err(Abort(Reason::REFUSED_STREAM));
             }
-            Failure::Upstream(error) => {
-                let sent = matches!(error, SendError::Http1 { .. } | SendError::Http2(_));
-                if sent {
-                    self.server.metrics.upstream_error(UpstreamError::Broken);
-                }
-                if sent && !is_safe {
-                    return Ok(status(502, "InternalError", failure));
-                }
-                Status {
-                    retry_after: Some(RETRY_AFTER_SECONDS),
-                    ..status(503, "ServiceUnavailable", failure)
-                }
+            Failure::Upstream(SendError::Http1 { .. } | SendError::Http2(_)) => {
+                self.server.metrics.upstream_error(UpstreamError::Broken);
+                if is_safe { unavailable(failure) } else { status(502, "InternalError", failure) }
             }
+            Failure::Upstream(_) => unavailable(failure),
         })
     }
 }
@@ -343,6 +335,11 @@ fn rewritten(uri: &Uri, info: &RequestInfo<'_>, plan: &Plan) -> Result<Uri, Fail
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(target.try_into().map_err(|_unfit| Failure::Target)?);
     Uri::from_parts(parts).map_err(|_unfit| Failure::Target)
+}
+
+/// The API server is not there; it may be, soon.
+fn unavailable(failure: &Failure) -> Status {
+    Status { retry_after: Some(RETRY_AFTER_SECONDS), ..status(503, "ServiceUnavailable", failure) }
 }
 
 /// A failure and its causes, as a status.

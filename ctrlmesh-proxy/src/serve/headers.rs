@@ -18,7 +18,9 @@ pub(super) fn strip(headers: &mut HeaderMap) {
         // There is hardly ever a second one.
         let more: Vec<_> = headers.get_all(header::CONNECTION).iter().skip(1).cloned().collect();
         strip_named(headers, &named);
-        more.iter().for_each(|named| strip_named(headers, named));
+        for named in &more {
+            strip_named(headers, named);
+        }
     }
     for name in HOP_BY_HOP {
         headers.remove(name);

@@ -180,9 +180,9 @@ pub(super) async fn run(
     reading: Option<Reading>,
     pages: mpsc::Sender<Bytes>,
 ) -> Spliced {
-    let done = reads(&session, &kept, encoding, over, &pages).await;
+    let done = Box::pin(reads(&session, &kept, encoding, over, &pages)).await;
     drop(reading);
-    clear(&session, &kept).await;
+    Box::pin(clear(&session, &kept)).await;
     done.unwrap_or_else(|error| {
         debug!(error = &error as &dyn std::error::Error, "watch expires");
         Spliced::Expired(watch::expired(encoding, "the proxy's policy changed").into())

@@ -134,7 +134,7 @@ async fn attempts(bed: &Bed) -> Vec<Attempt> {
     for pairs in [9_998, 9_999, 10_000, 10_001] {
         let full = "&x".repeat(pairs - 1);
         attempts.push(("GET", format!("{maps}?limit=500{full}"), &[]));
-        attempts.push(("GET", format!("{maps}?watch=1{full}"), &[]));
+        attempts.push(("GET", format!("{maps}?watch=1&timeoutSeconds=1{full}"), &[]));
         attempts.push(("DELETE", format!("{maps}?dryRun=All{full}"), &[]));
     }
     for query in WATCHES {

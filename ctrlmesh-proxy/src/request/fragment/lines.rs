@@ -113,6 +113,7 @@ impl Found {
         // Those before it stand in bodies.
         targets.cut.drain(..=at);
         self.any.store(targets.lost || !targets.cut.is_empty(), Ordering::Relaxed);
+        drop(targets);
         true
     }
 
@@ -123,6 +124,7 @@ impl Found {
         } else {
             targets.lost = true;
         }
+        drop(targets);
         self.any.store(true, Ordering::Relaxed);
     }
 

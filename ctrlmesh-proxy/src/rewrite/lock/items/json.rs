@@ -71,14 +71,12 @@ impl Reader {
 
     /// Bytes inside of a text.
     fn keep(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), LockError> {
-        match &mut self.array {
-            Some(array) => array.keep(bytes),
-            None => {
-                self.see(bytes);
-                out.extend_from_slice(bytes);
-                Ok(())
-            }
+        if let Some(array) = &mut self.array {
+            return array.keep(bytes);
         }
+        self.see(bytes);
+        out.extend_from_slice(bytes);
+        Ok(())
     }
 
     /// A byte that may mean something.

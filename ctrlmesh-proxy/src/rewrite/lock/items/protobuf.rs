@@ -103,17 +103,15 @@ impl Reader {
     /// Begins a field once its head is whole.
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), LockError> {
         let Some((tag, behind)) = varint(&self.head) else { return self.unfinished() };
-        let Some((number, _)) =
-            varint(behind).filter(|_| matches!(tag & 7, 0 | 2)).or(match tag & 7 {
-                1 => Some((8, behind)),
-                5 => Some((4, behind)),
-                _ => None,
-            })
-        else {
-            return self.unfinished();
+        let payload = match tag % 8 {
+            0 => varint(behind).map(|_| 0),
+            1 => Some(8),
+            2 => varint(behind).map(|(length, _)| length),
+            5 => Some(4),
+            _ => return Err(malformed()),
         };
-        let length = if tag & 7 == 0 { Ok(0) } else { usize::try_from(number) };
-        self.missing = length.map_err(|_too_long| malformed())?;
+        let Some(payload) = payload else { return self.unfinished() };
+        self.missing = usize::try_from(payload).map_err(|_too_long| malformed())?;
         self.field = match (self.list.is_some(), tag) {
             (false, TYPE) => Field::Type,
             (false, RAW) if self.is_list => {
