@@ -22,11 +22,7 @@ pub struct Ownership {
     pub epoch: u64,
     /// The shard of each slot, "0" to "31". A slot that is missing belongs to nobody; absent or empty: all
     /// do.
-    #[serde(
-        default,
-        skip_serializing_if = "BTreeMap::is_empty",
-        deserialize_with = "known_slots"
-    )]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "known_slots")]
     #[cfg_attr(feature = "api", schemars(schema_with = "schema::slots"))]
     pub slots: BTreeMap<Slot, String>,
     /// The shard of each namespace that is pinned; here the slot of its name does not count. Absent or empty:
