@@ -215,21 +215,21 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
 /// Judges our resources. Comparing one with many may take a second, for which nobody else has to wait.
 fn judge(plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
     let (plans, labelling) = (plans.clone(), Arc::clone(labelling));
-    let judges = Arc::new(Semaphore::new(JUDGES));
+    let room = Arc::new(Semaphore::new(JUDGES));
     Arc::new(move |asked: Asked| {
         let plan = plans.borrow().clone();
-        let (labelling, judges) = (Arc::clone(&labelling), Arc::clone(&judges));
+        let (labelling, room) = (Arc::clone(&labelling), Arc::clone(&room));
         let judge = async move {
             let failed = AdmissionResponse::from(&asked);
             // It is never closed.
-            let permit = judges.acquire_owned().await;
-            let judged = task::spawn_blocking(move || {
+            let permit = room.acquire_owned().await;
+            let verdict = task::spawn_blocking(move || {
                 let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-                let judged = admit::validate(&asked, snapshot, &labelling);
+                let verdict = admit::validate(&asked, snapshot, &labelling);
                 drop(permit);
-                judged
+                verdict
             });
-            judged.await.unwrap_or_else(|error| {
+            verdict.await.unwrap_or_else(|error| {
                 error!(%error, "judging failed");
                 failed.deny("cannot be judged; the manager's log says why")
             })

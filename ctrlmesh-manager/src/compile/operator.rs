@@ -247,8 +247,8 @@ fn divided<'a>(
     near: &[&Member],
     world: World<'_>,
 ) -> Operator<'a> {
-    let shares = shards.iter().map(|shard| shard.share.clone()).collect();
-    let placement = Placement::divided(root, rule, shares, near, world);
+    let divided = shards.iter().map(|shard| shard.share.clone()).collect();
+    let placement = Placement::divided(root, rule, divided, near, world);
     Operator { valid: true, config: root, division: Division::Root { shards, placement } }
 }
 

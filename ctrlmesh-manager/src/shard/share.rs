@@ -88,9 +88,9 @@ pub fn standing(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
         let share = Share { name: name.to_owned(), canary, replicas, slots, namespaces };
         ((!canary, id, name.to_owned()), share)
     };
-    let mut shares: Vec<_> = shards.iter().map(share).collect();
-    shares.sort_by(|one, other| one.0.cmp(&other.0));
-    shares.into_iter().map(|(_, share)| share).collect()
+    let mut all: Vec<_> = shards.iter().map(share).collect();
+    all.sort_by(|one, other| one.0.cmp(&other.0));
+    all.into_iter().map(|(_, share)| share).collect()
 }
 
 /// The namespaces of the canary that its hashes do not give it anyway; then all of them, so that they are listed

@@ -4,7 +4,7 @@
 //! limits. What is hardest to compare is still far more than anybody writes by hand; so every step is paid for from a
 //! budget, and who has spent it is told that it is too much.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use ctrlmesh_common::api::{RelatedResources, ShardingConfig};
 use ctrlmesh_common::selector::{Condition, Selector};
@@ -99,7 +99,7 @@ impl<'a> Claim<'a> {
         if self.excludes_part_by_part(other, budget)? {
             return Ok(None);
         }
-        let mut compared = BTreeMap::new();
+        let mut compared = BTreeSet::new();
         for (group, resource) in named([self, other]) {
             let mine = self.covering(group, resource, budget)?;
             let theirs = other.covering(group, resource, budget)?;
@@ -107,14 +107,14 @@ impl<'a> Claim<'a> {
                 continue;
             }
             let pair = (mine, theirs);
-            if !compared.contains_key(&pair) {
-                budget.spend(self.values(&pair.0) + other.values(&pair.1))?;
-                let common = self.selector(&pair.0).overlaps(&other.selector(&pair.1));
-                if common {
-                    return Ok(Some((group, resource)));
-                }
-                compared.insert(pair, common);
+            if compared.contains(&pair) {
+                continue;
             }
+            budget.spend(self.values(&pair.0) + other.values(&pair.1))?;
+            if self.selector(&pair.0).overlaps(&other.selector(&pair.1)) {
+                return Ok(Some((group, resource)));
+            }
+            compared.insert(pair);
         }
         Ok(None)
     }
