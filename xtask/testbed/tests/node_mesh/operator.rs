@@ -57,6 +57,13 @@ pub(crate) fn change(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
     rolled_out(space)
 }
 
+/// Ends its pods, and waits until they are gone.
+pub(crate) fn end(space: Space<'_>) -> Result<()> {
+    space.kubectl(&["scale", &format!("deployment/{NAME}"), "--replicas=0"])?;
+    let gone = ["wait", "pod", "-l", "app=operator", "--for=delete", "--timeout=300s"];
+    space.kubectl(&gone).map(drop)
+}
+
 fn workload(wish: Wish<'_>) -> Value {
     let mut labels = json!({"app": NAME});
     if wish.enrolled {
