@@ -73,6 +73,32 @@ pub fn operator(cluster: &Cluster, work: Work) -> Result<()> {
     rolled_out(cluster, operator.namespace, &format!("deployment/{}", operator.name))
 }
 
+/// Refuses a cluster in which there is anything already that the demo makes, and takes away at its end.
+///
+/// # Errors
+/// What is there, or that the cluster does not say.
+pub fn vacant(cluster: &Cluster) -> Result<()> {
+    let operator = Work::Websites.operator();
+    let selector = format!("{MADE}=true");
+    let crds = "customresourcedefinitions";
+    for (kind, words) in [
+        ("namespace", &[SYSTEM][..]),
+        ("namespace", &[operator.namespace][..]),
+        ("namespace", &["--selector", &selector][..]),
+        (crds, &["shardingconfigs.ctrlmesh.kusionstack.io"][..]),
+        (crds, &["websites.web.example.com"][..]),
+    ] {
+        let get = ["get", kind, "--ignore-not-found", "--output=name"];
+        let found = cluster.ask(&[&get[..], words].concat(), "")?;
+        let found = found.split_whitespace().collect::<Vec<_>>().join(", ");
+        ensure!(
+            found.is_empty(),
+            "the cluster has {found} already, which the demo would take away at its end; name one without"
+        );
+    }
+    Ok(())
+}
+
 /// Takes everything out of a cluster that we put there: what we made first, so that nobody is needed any more who would
 /// have to let it go.
 ///
@@ -93,8 +119,11 @@ pub fn remove(cluster: &Cluster) -> Result<()> {
     ask(&["--kustomize", &operator.display().to_string()])?;
     ask(&["--kustomize", &checkout("deploy").display().to_string()])?;
     // What the manager made and wrote, which nobody takes away with it.
-    for kind in ["mutatingadmissionpolicybinding", "mutatingadmissionpolicy"] {
-        ask(&[kind, "ctrlmesh-labels"])?;
+    let policies = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies";
+    if Api::of(cluster)?.get(policies).is_ok() {
+        for kind in ["mutatingadmissionpolicybinding", "mutatingadmissionpolicy"] {
+            ask(&[kind, "ctrlmesh-labels"])?;
+        }
     }
     let keys =
         [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL].map(|key| format!("{key}-"));

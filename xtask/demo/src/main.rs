@@ -50,6 +50,10 @@ fn main() -> Result<ExitCode> {
         guard::follow();
         return show(&arguments);
     }
+    if let (Some(kubeconfig), Some(log)) = (&arguments.kubeconfig, &arguments.audit_log) {
+        // Before anything is made there: what is there already is not ours to take away at the end.
+        install::vacant(&existing(kubeconfig, log)?.0)?;
+    }
     let end = guard::watch(env::args_os().skip(1))?;
     if let Some(kubeconfig) = &arguments.kubeconfig {
         install::remove(&Cluster::existing(kubeconfig.clone()))?;
