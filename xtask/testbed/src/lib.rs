@@ -6,6 +6,7 @@
 
 mod supervise;
 mod tools;
+mod wait;
 
 mod pki;
 
@@ -26,3 +27,4 @@ pub use cluster::{Cluster, KUBECONFIG, Space};
 pub use control_plane::{ControlPlane, Options};
 pub use node::{Found, Node, Program, State};
 pub use tools::{Tools, ToolsError};
+pub use wait::{until, until_within};

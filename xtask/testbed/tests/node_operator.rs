@@ -5,11 +5,9 @@ use std::fs;
 use std::io::{Write as _, stderr};
 use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::{Cluster, KUBECONFIG, Space};
+use ctrlmesh_testbed::{Cluster, KUBECONFIG, Space, until};
 use serde_json::Value;
 use xtask::images::{self, Image};
 
@@ -149,16 +147,4 @@ fn every_request_of_the_operator_is_in_the_audit_log_with_its_address() -> Resul
         ensure!(addresses.split(' ').any(|address| address == source), "{source} of {addresses}");
         Ok(())
     })
-}
-
-/// Waits for something to be there, for at most a minute.
-fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + Duration::from_mins(1);
-    loop {
-        if let Some(found) = look()? {
-            return Ok(found);
-        }
-        ensure!(Instant::now() < deadline, "waited in vain for {what}");
-        thread::sleep(Duration::from_millis(50));
-    }
 }

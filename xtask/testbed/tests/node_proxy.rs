@@ -3,11 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::{Cluster, Node, Options, Space};
+use ctrlmesh_testbed::{Cluster, Node, Options, Space, until};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use serde_json::{Value, json};
 use xtask::images::{self, Image};
@@ -225,16 +223,4 @@ fn an_operator_gets_its_share_and_no_request_of_it_passes_the_proxy_also_while_t
         assert_eq!(space.kubectl(&["get", "pods", "-l", "app=operator", "-o", restarts])?, "0");
         Ok(())
     })
-}
-
-/// Waits for something to be there, for at most a minute.
-fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + Duration::from_mins(1);
-    loop {
-        if let Some(found) = look()? {
-            return Ok(found);
-        }
-        ensure!(Instant::now() < deadline, "waited in vain for {what}");
-        thread::sleep(Duration::from_millis(50));
-    }
 }

@@ -1,14 +1,13 @@
 //! The node bed itself: what it runs is real, what it promises holds, and nothing of it stays.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-use std::{fs, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space};
+use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space, until};
 use xtask::images::Image;
 
 mod ends;
@@ -266,16 +265,4 @@ fn a_failed_case_leaves_a_report_that_shows_why() -> Result<()> {
         ensure!(!logs.stdout.is_empty(), "no container's log in {}", folder.display());
     }
     Ok(fs::remove_dir_all(folder)?)
-}
-
-/// Waits for something to be there, for at most 60 s.
-fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + Duration::from_mins(1);
-    loop {
-        if let Some(found) = look()? {
-            return Ok(found);
-        }
-        ensure!(Instant::now() < deadline, "waited in vain for {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }

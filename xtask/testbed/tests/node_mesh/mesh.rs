@@ -3,11 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::Cluster;
+use ctrlmesh_testbed::{Cluster, until_within};
 use serde_json::Value;
 use xtask::images::{self, Image};
 
@@ -16,9 +15,6 @@ pub(crate) const NAMESPACE: &str = "ctrlmesh-system";
 
 /// How long something may take that takes seconds on an idle machine.
 const PATIENCE: Duration = Duration::from_mins(2);
-
-/// How often it is looked.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// A file or folder of the checkout.
 pub(crate) fn checkout(path: &str) -> PathBuf {
@@ -95,13 +91,6 @@ pub(crate) fn pod_of(request: &Value) -> Option<&str> {
 }
 
 /// Waits for something to be there.
-pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look()? {
-            return Ok(found);
-        }
-        ensure!(Instant::now() < deadline, "waited in vain for {what}");
-        thread::sleep(LOOK_EVERY);
-    }
+pub(crate) fn until<T>(what: &str, look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    until_within(PATIENCE, what, look)
 }

@@ -1,0 +1,36 @@
+//! How long is waited for what has to come?
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+/// How often it is looked.
+const EVERY: Duration = Duration::from_millis(50);
+
+/// Waits for something to be there, for at most a minute.
+///
+/// # Errors
+/// Where it cannot be looked, or nothing comes.
+pub fn until<T>(what: &str, look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    until_within(Duration::from_mins(1), what, look)
+}
+
+/// Waits for something to be there, for at most so long.
+///
+/// # Errors
+/// Where it cannot be looked, or nothing comes.
+pub fn until_within<T>(
+    most: Duration,
+    what: &str,
+    mut look: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let deadline = Instant::now() + most;
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        ensure!(Instant::now() < deadline, "waited in vain for {what}");
+        thread::sleep(EVERY);
+    }
+}
