@@ -8,6 +8,7 @@ mod allowance;
 mod link;
 mod relay;
 mod session;
+mod told;
 
 pub use allowance::Allowance;
 pub use relay::Relay;

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::wire::{PodId, Receipt as Said, Receipts, Relayed};
 use tokio::sync::mpsc;
-use tokio::time;
+use tokio::time::{self, Instant};
 use tonic::{Response, Status, Streaming};
 use tracing::{debug, info};
 
@@ -100,7 +100,8 @@ impl Relay {
 async fn feed(board: &Board, sender: &mpsc::Sender<Receipts>) {
     let mut changes = board.receipts_changed();
     let mut sent: BTreeMap<PodName, Receipt> = BTreeMap::new();
-    let mut again = time::interval(AGAIN);
+    // Not at once: all is sent first anyway.
+    let mut again = time::interval_at(Instant::now() + AGAIN, AGAIN);
     loop {
         changes.mark_unchanged();
         let now = board.heard_here();

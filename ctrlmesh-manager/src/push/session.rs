@@ -8,17 +8,15 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::wire::{
-    Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
-};
+use ctrlmesh_common::wire::{Entry, Hello, Known, MAX_KNOWN, Report, Said, Update};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status, Streaming};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::Push;
-use crate::board;
+use super::told::{Told, behind, id, is_of, known, name};
 use crate::board::{Posted, Reader, Receipt, Subject};
 use crate::identity::{Identity, IdentityError};
 use crate::metrics::{Open, Refused};
@@ -54,19 +52,6 @@ struct Session {
     /// Whether there may be something that it has not been told.
     news: bool,
     _open: Open,
-}
-
-/// What a proxy has been told of one pod.
-struct Told {
-    uid: String,
-    node: Option<String>,
-    inside: bool,
-    digest: u64,
-    /// What is in force, and why not more, as far as the proxy has said.
-    epoch: u64,
-    /// The digest of that; 0 where it is not known.
-    in_force: u64,
-    refused: Option<String>,
 }
 
 /// What happened.
@@ -382,76 +367,9 @@ impl Session {
     }
 }
 
-// === impl Told ===
-
-impl Told {
-    fn of(posted: &Posted, said: &board::Said, epoch: u64) -> Self {
-        Self {
-            uid: posted.uid.clone(),
-            node: posted.node.clone(),
-            inside: said.inside,
-            digest: said.digest,
-            epoch,
-            in_force: 0,
-            refused: None,
-        }
-    }
-
-    fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &Push) {
-        self.epoch = verdict.epoch;
-        self.refused = (!verdict.refused.is_empty()).then(|| {
-            let mut reason = verdict.refused;
-            reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
-            reason
-        });
-        self.in_force = if self.refused.is_some() { 0 } else { self.digest };
-        if let Some(reason) = &self.refused {
-            push.metrics.refused.inc();
-            warn!(%pod, epoch = self.epoch, reason, "a proxy refused its policy");
-        } else {
-            push.metrics.applied.inc();
-            info!(%pod, epoch = self.epoch, "policy in force");
-        }
-    }
-}
-
-/// What a proxy need not be told again, by pod.
-fn known(known: Vec<Known>) -> HashMap<PodName, Known> {
-    known.into_iter().filter_map(|known| Some((name(known.pod.as_ref()?), known))).collect()
-}
-
-/// Whether it is of that incarnation, as far as the proxy knows.
-fn is_of(known: &Known, posted: &Posted) -> bool {
-    let same =
-        |pod: &PodId| name(pod) == posted.pod && (pod.uid.is_empty() || pod.uid == posted.uid);
-    known.pod.as_ref().is_some_and(same)
-}
-
-/// A pod of which the proxy was told what is newer than what is posted. Versions of different operators say nothing
-/// about each other.
-fn behind(posted: &[Arc<Posted>], known: &HashMap<PodName, Known>) -> Option<PodName> {
-    let behind = |posted: &&Arc<Posted>| {
-        let newer = |known: &Known, said: &board::Said| {
-            said.operator.as_deref() == Some(known.operator.as_str())
-                && known.version > said.version
-        };
-        let known = known.get(&posted.pod).filter(|known| is_of(known, posted));
-        known.zip(posted.said.as_ref()).is_some_and(|(known, said)| newer(known, said))
-    };
-    posted.iter().find(behind).map(|posted| posted.pod.clone())
-}
-
 fn review_again() -> Duration {
     let random = RandomState::new().hash_one(0_u8);
     let more = REVIEW_AGAIN.as_millis() / 2;
     let more = u128::from(random) % more.max(1);
     REVIEW_AGAIN + Duration::from_millis(u64::try_from(more).unwrap_or_default())
-}
-
-fn name(pod: &PodId) -> PodName {
-    PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }
-}
-
-fn id(pod: &PodName, uid: &str) -> PodId {
-    PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: uid.to_owned() }
 }

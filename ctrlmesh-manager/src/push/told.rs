@@ -1,0 +1,92 @@
+//! What has a proxy been told, and what does it say that it knows?
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ctrlmesh_common::wire::{Known, MAX_REASON_BYTES, PodId, Verdict};
+use tracing::{info, warn};
+
+use super::Push;
+use crate::board;
+use crate::board::Posted;
+use crate::pod::PodName;
+
+/// What a proxy has been told of one pod.
+pub(super) struct Told {
+    pub(super) uid: String,
+    pub(super) node: Option<String>,
+    pub(super) inside: bool,
+    pub(super) digest: u64,
+    /// What is in force, and why not more, as far as the proxy has said.
+    pub(super) epoch: u64,
+    /// The digest of that; 0 where it is not known.
+    pub(super) in_force: u64,
+    pub(super) refused: Option<String>,
+}
+
+// === impl Told ===
+
+impl Told {
+    pub(super) fn of(posted: &Posted, said: &board::Said, epoch: u64) -> Self {
+        Self {
+            uid: posted.uid.clone(),
+            node: posted.node.clone(),
+            inside: said.inside,
+            digest: said.digest,
+            epoch,
+            in_force: 0,
+            refused: None,
+        }
+    }
+
+    pub(super) fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &Push) {
+        self.epoch = verdict.epoch;
+        self.refused = (!verdict.refused.is_empty()).then(|| {
+            let mut reason = verdict.refused;
+            reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
+            reason
+        });
+        self.in_force = if self.refused.is_some() { 0 } else { self.digest };
+        if let Some(reason) = &self.refused {
+            push.metrics.refused.inc();
+            warn!(%pod, epoch = self.epoch, reason, "a proxy refused its policy");
+        } else {
+            push.metrics.applied.inc();
+            info!(%pod, epoch = self.epoch, "policy in force");
+        }
+    }
+}
+
+/// What a proxy need not be told again, by pod.
+pub(super) fn known(known: Vec<Known>) -> HashMap<PodName, Known> {
+    known.into_iter().filter_map(|known| Some((name(known.pod.as_ref()?), known))).collect()
+}
+
+/// Whether it is of that incarnation, as far as the proxy knows.
+pub(super) fn is_of(known: &Known, posted: &Posted) -> bool {
+    let same =
+        |pod: &PodId| name(pod) == posted.pod && (pod.uid.is_empty() || pod.uid == posted.uid);
+    known.pod.as_ref().is_some_and(same)
+}
+
+/// A pod of which the proxy was told what is newer than what is posted. Versions of different operators say nothing
+/// about each other.
+pub(super) fn behind(posted: &[Arc<Posted>], known: &HashMap<PodName, Known>) -> Option<PodName> {
+    let behind = |posted: &&Arc<Posted>| {
+        let newer = |known: &Known, said: &board::Said| {
+            said.operator.as_deref() == Some(known.operator.as_str())
+                && known.version > said.version
+        };
+        let known = known.get(&posted.pod).filter(|known| is_of(known, posted));
+        known.zip(posted.said.as_ref()).is_some_and(|(known, said)| newer(known, said))
+    };
+    posted.iter().find(behind).map(|posted| posted.pod.clone())
+}
+
+pub(super) fn name(pod: &PodId) -> PodName {
+    PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }
+}
+
+pub(super) fn id(pod: &PodName, uid: &str) -> PodId {
+    PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: uid.to_owned() }
+}
