@@ -85,7 +85,11 @@ fn beside_others(
         let near = near.filter(|other| other.metadata.namespace == config.metadata.namespace);
         let others: Vec<&ShardingConfig> = near.collect();
         overlap::with_others(config, &others, &mut report);
-        if let Some(pods) = pods.filter(|_| config.spec.root.is_none()) {
+        if config.spec.root.is_none() {
+            overlap::of_selectors(config, &others, &mut report);
+        }
+        if let Some(pods) = pods.filter(|_| config.spec.root.is_none() && report.errors.is_empty())
+        {
             overlap::of_pods(config, &others, pods, &mut report);
         }
     }
