@@ -25,10 +25,13 @@ struct Toolchain {
 /// # Errors
 /// Where no toolchain is there, or none can.
 pub fn build() -> Result<()> {
-    let (crate_folder, object) =
-        (root().join("ctrlmesh-ebpf"), root().join("target/bpf/ctrlmesh.o"));
-    first(toolchains(), |toolchain| build_with(toolchain, &crate_folder))?;
-    place(&crate_folder.join("target/bpfel-unknown-none/release/ctrlmesh"), &object)
+    first(toolchains(), |toolchain| build_with(toolchain, &crate_folder()))?;
+    let built = crate_folder().join("target/bpfel-unknown-none/release/ctrlmesh");
+    place(&built, &root().join("target/bpf/ctrlmesh.o"))
+}
+
+fn crate_folder() -> PathBuf {
+    root().join("ctrlmesh-ebpf")
 }
 
 /// Tries one after the other, and says which failed, and why, before it goes on.
@@ -59,12 +62,7 @@ fn first(toolchains: Vec<Toolchain>, build: impl Fn(Toolchain) -> Result<()>) ->
 
 /// Those that are there, the usual one first.
 fn toolchains() -> Vec<Toolchain> {
-    let mut toolchains = Vec::new();
-    if let Some(toolchain) = nightly() {
-        let mut cargo = Command::new("cargo");
-        with_own_toolchain(&mut cargo).arg(format!("+{toolchain}"));
-        toolchains.push(Toolchain { name: "the nightly toolchain", cargo });
-    }
+    let mut toolchains: Vec<Toolchain> = nightly().into_iter().collect();
     let linker = tools::bpf_linker();
     if let Some(folder) = linker.parent().filter(|_| has_debian_source() && linker.is_file()) {
         let path = env::var("PATH").unwrap_or_default();
@@ -98,7 +96,7 @@ fn build_with(toolchain: Toolchain, crate_folder: &Path) -> Result<()> {
 }
 
 /// A nightly toolchain that has the source of `core`, where bpf-linker is on `$PATH`.
-pub fn nightly() -> Option<String> {
+fn nightly() -> Option<Toolchain> {
     if !tools::on_path("bpf-linker") {
         return None;
     }
@@ -106,7 +104,11 @@ pub fn nightly() -> Option<String> {
     let output =
         with_own_toolchain(&mut command).args(["+nightly", "--print", "sysroot"]).output().ok()?;
     let sysroot = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-    sysroot.join("lib/rustlib/src/rust/library/core").is_dir().then(|| "nightly".to_owned())
+    sysroot.join("lib/rustlib/src/rust/library/core").is_dir().then(|| {
+        let mut cargo = Command::new("cargo");
+        with_own_toolchain(&mut cargo).arg("+nightly");
+        Toolchain { name: "the nightly toolchain", cargo }
+    })
 }
 
 /// Whether there is a toolchain to build with.
@@ -114,9 +116,17 @@ pub fn has_toolchain() -> bool {
     !toolchains().is_empty()
 }
 
-/// Whether a linker is there, on `$PATH` or in our cache.
-pub fn has_linker() -> bool {
-    nightly().is_some() || tools::bpf_linker().is_file()
+/// Whether a nightly toolchain is there and builds the kernel programs. One that does not is said to, with its error:
+/// then the other toolchain has to be made ready.
+pub fn nightly_builds() -> bool {
+    let Some(toolchain) = nightly() else { return false };
+    match build_with(toolchain, &crate_folder()) {
+        Ok(()) => true,
+        Err(error) => {
+            say(&format!("the nightly toolchain does not build the kernel programs: {error:#}"));
+            false
+        }
+    }
 }
 
 fn has_debian_source() -> bool {

@@ -41,7 +41,7 @@ const PACKAGES: [Need; 18] = [
     ),
 ];
 
-/// More of Debian's packages, where there is no nightly toolchain with `rust-src` and bpf-linker.
+/// More of Debian's packages, where no nightly toolchain with `rust-src` and bpf-linker builds the kernel programs.
 const EBPF_PACKAGES: [Need; 5] = [
     ("libpolly-22-dev", "bpf-linker", ""),
     ("libzstd-dev", "bpf-linker", "/usr/include/zstd.h"),
@@ -94,7 +94,8 @@ impl From<Readiness> for ExitCode {
 /// Where something cannot be installed or built.
 pub fn run_setup() -> Result<Readiness> {
     tools::sweep();
-    let packages = missing_packages();
+    let nightly = build_ebpf::nightly_builds();
+    let packages = missing_packages(nightly);
     let go = missing_go();
     if !may_install() && (!packages.is_empty() || go.is_some()) {
         // The whole list, before anything is built.
@@ -104,7 +105,7 @@ pub fn run_setup() -> Result<Readiness> {
     if !packages.is_empty() {
         install(&packages)?;
     }
-    if !build_ebpf::has_linker() {
+    if !nightly && !tools::bpf_linker().is_file() {
         step(
             "build bpf-linker, for the kernel programs, once per machine",
             Duration::from_mins(1),
@@ -171,11 +172,11 @@ fn control_plane() -> Result<()> {
     Ok(())
 }
 
-fn missing_packages() -> Vec<Need> {
-    let ebpf = match build_ebpf::nightly() {
-        Some(_) => &[][..],
-        None if is_debian() => &EBPF_PACKAGES,
-        None => &[NIGHTLY],
+fn missing_packages(nightly: bool) -> Vec<Need> {
+    let ebpf = match nightly {
+        true => &[][..],
+        false if is_debian() => &EBPF_PACKAGES,
+        false => &[NIGHTLY],
     };
     PACKAGES.iter().chain(ebpf).copied().filter(|need| !is_there(need)).collect()
 }
@@ -210,25 +211,28 @@ fn may_install() -> bool {
 }
 
 fn say_what_to_install(needs: &[Need], go: Option<&str>) {
-    say(
-        "This machine lacks what the tests need, and I can install it only as root and on Debian. Please install:",
-    );
-    for (name, why, _) in needs {
-        say(&format!("  {name:<16} {why}"));
-    }
-    if let Some(problem) = go {
-        say(&format!("  {:<16} {problem}", "Go"));
-    }
-    let packages: Vec<&str> =
-        needs.iter().filter(|need| **need != NIGHTLY).map(|(name, ..)| *name).collect();
+    say(&what_to_install(needs, go, is_debian()));
+}
+
+/// The list for somebody who has to install it, and how on Debian.
+fn what_to_install(needs: &[Need], go: Option<&str>, debian: bool) -> String {
+    let mut lines = vec![match needs {
+        [] => "This machine lacks what the tests need. Please install:".to_owned(),
+        _ => "This machine lacks what the tests need, and I can install it only as root and on Debian. Please install:".to_owned(),
+    }];
+    lines.extend(needs.iter().map(|(name, why, _)| format!("  {name:<16} {why}")));
+    lines.extend(go.map(|problem| format!("  {:<16} {problem}", "Go")));
+    let packages = needs.iter().filter(|need| **need != NIGHTLY).map(|(name, ..)| *name);
+    let packages: Vec<&str> = packages.collect();
     if !packages.is_empty() {
-        let note = if is_debian() { "" } else { " (other systems call some of them differently)" };
-        say(&format!("On Debian 12: apt-get install {}{note}", packages.join(" ")));
+        let note = if debian { "" } else { " (other systems call some of them differently)" };
+        lines.push(format!("On Debian 12: apt-get install {}{note}", packages.join(" ")));
     }
-    say(
-        "Instead of rustc-web, rust-web-src, llvm-22-dev, libpolly-22-dev and libzstd-dev you can have a nightly",
-    );
-    say("toolchain with rust-src, and bpf-linker on your PATH.");
+    if needs.iter().any(|need| EBPF_PACKAGES.contains(need)) {
+        let names = EBPF_PACKAGES.map(|(name, ..)| name).join(", ");
+        lines.push(format!("Instead of {names} you can have a nightly toolchain with rust-src, and bpf-linker on your PATH."));
+    }
+    lines.join("\n")
 }
 
 fn install(packages: &[Need]) -> Result<()> {
@@ -375,6 +379,19 @@ mod tests {
         let old = go_problem(Some("go1.19.8")).unwrap();
         assert!(old.starts_with("install Go 1.26 or newer") && old.contains("go1.19.8"), "{old}");
         assert!(go_problem(None).unwrap().starts_with("install Go 1.26 or newer"));
+    }
+
+    #[test]
+    fn only_what_is_missing_is_asked_for() {
+        let go = go_problem(None);
+        let text = what_to_install(&[], go.as_deref(), true);
+        assert!(text.contains("install Go 1.26") && !text.contains("apt-get"), "{text}");
+        assert!(!text.contains("only as root") && !text.contains("nightly"), "{text}");
+        let text = what_to_install(&PACKAGES[..1], None, true);
+        assert!(text.contains("On Debian 12: apt-get install bpftool"), "{text}");
+        assert!(!text.contains("nightly"), "{text}");
+        let text = what_to_install(&EBPF_PACKAGES[..1], None, false);
+        assert!(text.contains("only as root and on Debian") && text.contains("nightly"), "{text}");
     }
 
     #[test]

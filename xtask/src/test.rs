@@ -4,19 +4,22 @@
 //! a `tests/` folder is of the socket tier, and what stands in the sources is the unit tier.
 
 use std::collections::BTreeMap;
-use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{env, fs};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::progress::say;
 use crate::run::{CRATES, cargo, has_cgroup2, is_root, root, watch};
 use crate::setup::Readiness;
 use crate::{build_ebpf, setup, tools};
+
+mod outcome;
+
+use outcome::{Outcome, print};
 
 /// Variable with which tests take their full counts.
 const FULL: &str = "CTRLMESH_TEST_FULL";
@@ -71,22 +74,14 @@ pub enum Tier {
     Operator,
 }
 
-/// What came of a tier.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Outcome {
-    passed: usize,
-    failed: usize,
-    /// The tests that are marked with `#[ignore]`, each with its reason.
-    ignored: Vec<String>,
-    /// Whether everything was built and run.
-    complete: bool,
-    /// Why it was not run.
-    skipped: Option<String>,
-}
-
 // === impl Tier ===
 
 impl Tier {
+    /// Whether its tests load the kernel programs.
+    fn is_of_kernel(self) -> bool {
+        matches!(self, Self::Kernel | Self::Node | Self::Operator)
+    }
+
     fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -114,47 +109,14 @@ impl Tier {
             Self::Kernel | Self::Node | Self::Operator if !is_root() => {
                 Some("needs root".to_owned())
             }
-            Self::Kernel if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
-            Self::Kernel => {
-                (!programs).then(|| "needs a toolchain for the kernel programs".to_owned())
-            }
             Self::ControlPlane => missing(&["etcd", "kube-apiserver"], &[]),
+            _ if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
+            _ if !programs => Some("needs a toolchain for the kernel programs".to_owned()),
+            Self::Kernel => None,
             Self::Operator if !tools::prometheus_operator().is_file() => {
                 Some("needs prometheus-operator".to_owned())
             }
             Self::Node | Self::Operator => missing(&NODE_PROGRAMS, &NODE_PACKAGES),
-        }
-    }
-}
-
-// === impl Outcome ===
-
-impl Outcome {
-    /// Adds what a run of cargo printed, and whether it succeeded.
-    fn add(&mut self, (lines, complete): (Vec<String>, bool)) {
-        self.complete &= complete;
-        for (passed, failed) in lines.iter().filter_map(|line| counts(line)) {
-            self.passed += passed;
-            self.failed += failed;
-        }
-        self.ignored.extend(lines.iter().filter_map(|line| ignored(line)));
-    }
-
-    /// Why something of it was not run, or not well.
-    fn why(&self) -> String {
-        match &self.skipped {
-            Some(reason) => reason.clone(),
-            None if !self.complete && self.failed == 0 => {
-                "did not build, or a test binary ended early".to_owned()
-            }
-            None => self.ignored.join(", "),
-        }
-    }
-
-    fn is_good(&self, strict: bool) -> bool {
-        match &self.skipped {
-            Some(_) => !strict,
-            None => self.complete && self.failed == 0,
         }
     }
 }
@@ -219,7 +181,7 @@ fn targets() -> Result<BTreeMap<Tier, Vec<String>>> {
 }
 
 fn run_tier(tier: Tier, targets: &[String], options: &Options, programs: bool) -> Result<Outcome> {
-    if tier == Tier::Kernel && !programs && build_ebpf::has_toolchain() {
+    if tier.is_of_kernel() && !programs && build_ebpf::has_toolchain() {
         return Ok(Outcome::default());
     }
     if let Some(reason) = tier.obstacle(programs) {
@@ -229,6 +191,7 @@ fn run_tier(tier: Tier, targets: &[String], options: &Options, programs: bool) -
         return Ok(Outcome { complete: true, ..Outcome::default() });
     }
     say(&format!("\n==> tier {}", tier.name()));
+    let start = Instant::now();
     let mut outcome = Outcome { complete: true, ..Outcome::default() };
     if tier == Tier::Unit {
         outcome.add(watch(&mut test(&["--lib", "--bins"], options))?);
@@ -238,6 +201,7 @@ fn run_tier(tier: Tier, targets: &[String], options: &Options, programs: bool) -
         let names = targets.iter().flat_map(|target| ["--test", target.as_str()]);
         outcome.add(watch(&mut test(&names.collect::<Vec<_>>(), options))?);
     }
+    outcome.taken = start.elapsed();
     Ok(outcome)
 }
 
@@ -254,102 +218,15 @@ fn test(what: &[&str], options: &Options) -> Command {
     command
 }
 
-/// What libtest says of a test that is marked with `#[ignore]`: its name and why.
-fn ignored(line: &str) -> Option<String> {
-    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
-    let reason = rest.strip_prefix(", ").unwrap_or("no reason is given");
-    Some(format!("{name} ({reason})"))
-}
-
-/// The counts in a closing line of libtest: passed and failed.
-fn counts(line: &str) -> Option<(usize, usize)> {
-    let rest = line.strip_prefix("test result: ")?.split_once(". ")?.1;
-    let count =
-        |unit: &str| rest.split("; ").find_map(|part| part.strip_suffix(unit)?.trim().parse().ok());
-    Some((count("passed")?, count("failed")?))
-}
-
-/// Prints the table, and the line with which libtest ends.
-fn print(outcomes: &[(Tier, Outcome)], strict: bool, taken: Duration) -> Result<()> {
-    let mut out = stdout().lock();
-    writeln!(
-        out,
-        "\n{:<14} {:>6} {:>7} {:>7} {:>8}  why",
-        "tier", "tests", "passed", "failed", "skipped"
-    )?;
-    let (mut passed, mut failed, mut ignored) = (0, 0, 0);
-    for (tier, outcome) in outcomes {
-        let Outcome { passed: good, failed: bad, ignored: left, .. } = outcome;
-        let (left, why) = (left.len(), outcome.why());
-        let skipped = if outcome.skipped.is_some() { "all".to_owned() } else { left.to_string() };
-        writeln!(
-            out,
-            "{:<14} {:>6} {good:>7} {bad:>7} {skipped:>8}  {why}",
-            tier.name(),
-            good + bad + left
-        )?;
-        (passed, failed, ignored) = (passed + good, failed + bad, ignored + left);
-        failed += usize::from(!outcome.is_good(strict) && *bad == 0);
-    }
-    let line = closing_line(passed, failed, ignored, taken);
-    writeln!(out, "\n{line}").context("print the result")
-}
-
-fn closing_line(passed: usize, failed: usize, ignored: usize, taken: Duration) -> String {
-    let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    format!(
-        "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; \
-         0 filtered out; finished in {:.2}s",
-        taken.as_secs_f64()
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_closing_line_of_a_test_binary_is_counted() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.10s";
-        assert_eq!(counts(line), Some((12, 3)));
-        assert_eq!(counts("test parses ... ok"), None);
-    }
-
-    #[test]
-    fn the_closing_line_is_one_that_a_reader_of_libtest_knows() {
-        let line = closing_line(12, 0, 1, Duration::from_millis(61_500));
-        assert_eq!(
-            line,
-            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 61.50s"
-        );
-        assert_eq!(counts(&line), Some((12, 0)));
-    }
-
-    #[test]
-    fn ignored_tests_are_named_with_their_reason() {
-        let lines = [
-            "test a::b ... ok",
-            "test a::c ... ignored, needs a kernel of next year",
-            "test a::d ... ignored",
-            "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s",
-        ];
-        let mut outcome = Outcome { complete: true, ..Outcome::default() };
-        outcome.add((lines.map(str::to_owned).to_vec(), true));
-        assert_eq!((outcome.passed, outcome.failed, outcome.ignored.len()), (1, 0, 2));
-        assert_eq!(outcome.why(), "a::c (needs a kernel of next year), a::d (no reason is given)");
-    }
-
-    #[test]
-    fn a_skipped_tier_fails_only_where_nothing_may_be_skipped() {
-        let skipped = Outcome { skipped: Some("needs root".to_owned()), ..Outcome::default() };
-        assert!(skipped.is_good(false) && !skipped.is_good(true));
-        let broken = Outcome { passed: 3, ..Outcome::default() };
-        assert!(!broken.is_good(false), "a binary that ended early is not good");
-    }
-
-    #[test]
     fn kernel_programs_of_an_earlier_build_are_not_tested() {
-        assert!(Tier::Kernel.obstacle(false).is_some());
+        for tier in [Tier::Kernel, Tier::Node, Tier::Operator] {
+            assert!(tier.obstacle(false).is_some());
+        }
         assert_eq!(Tier::Socket.obstacle(false), None);
     }
 
