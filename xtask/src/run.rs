@@ -77,8 +77,10 @@ pub(crate) fn watch(command: &mut Command) -> Result<(Vec<String>, bool)> {
         .spawn()
         .with_context(|| format!("start {}", shown(command)))?;
     let mut lines = Vec::new();
-    for line in BufReader::new(child.stdout.take().context("standard output")?).lines() {
-        let line = line?;
+    // Whatever a child of a test writes: not all of it is text.
+    let output = BufReader::new(child.stdout.take().context("standard output")?);
+    for line in output.split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
         writeln!(stdout(), "{line}")?;
         lines.push(line);
     }

@@ -43,7 +43,7 @@ const NODE_PACKAGES: [&str; 7] =
 /// What to run.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Run this tier only; may be given several times
+    /// Run this tier only; may be given several times. For `unit` alone nothing is set up
     #[arg(long, value_name = "NAME")]
     tier: Vec<Tier>,
     /// Run only the tests whose names contain this
@@ -105,7 +105,9 @@ impl Tier {
     /// an earlier build are not what is to be tested.
     fn obstacle(self, programs: bool) -> Option<String> {
         match self {
-            Self::Unit | Self::Socket => None,
+            Self::Unit => None,
+            _ if !setup::has_go() => Some("needs Go".to_owned()),
+            Self::Socket => None,
             Self::Kernel | Self::Node | Self::Operator if !is_root() => {
                 Some("needs root".to_owned())
             }
@@ -127,27 +129,31 @@ impl Tier {
 /// Where something cannot be set up or started. Failed tests are not errors but an exit code.
 pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     let start = Instant::now();
-    match setup::run_setup() {
-        Ok(Readiness::Ready) => {}
-        Ok(Readiness::NotReady) => say("going on with the tiers that can run without"),
-        Err(error) => say(&format!("{error:#}\ngoing on with the tiers that can run without")),
-    }
     let strict = env::var("CI").is_ok_and(|value| value == "true");
-    let programs = build_ebpf::build();
-    if let Err(error) = &programs {
-        say(&format!("the kernel programs are not built: {error:#}"));
-    }
+    let programs = options.tier != [Tier::Unit] && prepare();
     let targets = targets()?;
     let mut outcomes = Vec::new();
     for tier in Tier::value_variants() {
         if options.tier.is_empty() || options.tier.contains(tier) {
             let names = targets.get(tier).map_or(&[][..], Vec::as_slice);
-            outcomes.push((*tier, run_tier(*tier, names, options, programs.is_ok())?));
+            outcomes.push((*tier, run_tier(*tier, names, options, programs)?));
         }
     }
     print(&outcomes, strict, start.elapsed())?;
     let good = outcomes.iter().all(|(_, outcome)| outcome.is_good(strict));
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Sets up, and builds the kernel programs; gives whether they are built.
+fn prepare() -> bool {
+    match setup::run_setup() {
+        Ok(Readiness::Ready) => {}
+        Ok(Readiness::NotReady) => say("going on with the tiers that can run without"),
+        Err(error) => say(&format!("{error:#}\ngoing on with the tiers that can run without")),
+    }
+    build_ebpf::build()
+        .inspect_err(|error| say(&format!("the kernel programs are not built: {error:#}")))
+        .is_ok()
 }
 
 /// Which of the programs is not there: of those that we build, and of those of the system.
@@ -227,7 +233,7 @@ mod tests {
         for tier in [Tier::Kernel, Tier::Node, Tier::Operator] {
             assert!(tier.obstacle(false).is_some());
         }
-        assert_eq!(Tier::Socket.obstacle(false), None);
+        assert_eq!(Tier::Unit.obstacle(false), None);
     }
 
     #[test]
