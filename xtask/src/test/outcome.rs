@@ -1,5 +1,6 @@
 //! What came of the tiers, and the table that says so.
 
+use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
 use std::time::Duration;
 
@@ -39,6 +40,16 @@ impl Outcome {
         let skipped: Vec<String> = lines.iter().filter_map(|line| skipped(line)).collect();
         self.passed = self.passed.saturating_sub(skipped.len());
         self.ignored.extend(skipped);
+    }
+
+    /// Adds what came of another part of the same tier; the times are added too, though the parts ran at once.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.filtered += other.filtered;
+        self.ignored.extend(other.ignored);
+        self.complete &= other.complete;
+        self.taken += other.taken;
     }
 
     /// Why something of it was not run, or not well.
@@ -86,7 +97,11 @@ fn counts(line: &str) -> Option<[usize; 3]> {
 }
 
 /// Prints the table, and the line with which libtest ends.
-pub(super) fn print(outcomes: &[(Tier, Outcome)], strict: bool, taken: Duration) -> Result<()> {
+pub(super) fn print(
+    outcomes: &BTreeMap<Tier, Outcome>,
+    strict: bool,
+    taken: Duration,
+) -> Result<()> {
     let mut out = stdout().lock();
     writeln!(
         out,
