@@ -53,6 +53,7 @@ pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
     scene.observer.until("one replica to know all", WHOLE_WITHIN, Table::is_whole)?;
     scene.observer.settle()?;
     let most = received(scene)?.into_iter().fold(0.0, f64::max);
+    let whole = shares::whole(scene)?;
     scene.alone.set(most).ok().context("the reference is there already")?;
     let watching = table.replicas.values().filter(|one| one.objects == objects).count();
     Ok(vec![
@@ -66,6 +67,7 @@ pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
         ),
         seen,
         format!("started anew, it received {:.0} kB until it knew all", most / 1000.0),
+        whole,
     ])
 }
 
@@ -87,7 +89,7 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
     landed(scene, third())?;
     scene.observer.settle()?;
     let bytes = less_each(scene)?;
-    let divided = shares::divided(scene)?.join("; ");
+    let divided = shares::divided(scene)?;
     let seen = touched(scene)?;
     let parts: Vec<String> =
         table.replicas.values().map(|one| one.namespaces.to_string()).collect();
@@ -117,8 +119,8 @@ fn received(scene: &Scene) -> Result<Vec<f64>> {
 }
 
 /// That each replica had to receive less than one alone has to. An operator without a lock works from the first moment on,
-/// and what it counts is mostly the answers to its own writes: of that the figures are only shown, and what bounds them is
-/// that every list and watch asks for a share.
+/// and what it counts is mostly the answers to its own writes: of that the figures are only shown. What it reads of the
+/// kinds that are divided is asked for by itself, of every operator.
 fn less_each(scene: &Scene) -> Result<String> {
     let (each, alone) = (received(scene)?, scene.alone.get().context("there is no reference")?);
     let shown: Vec<String> = each.iter().map(|bytes| format!("{:.0}", bytes / 1000.0)).collect();
