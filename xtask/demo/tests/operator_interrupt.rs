@@ -185,8 +185,7 @@ fn seed() -> Result<u64> {
 
 #[test]
 fn the_demo_that_is_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
-    let mut archives = images::build(&[Image::Proxy, Image::Manager], true)?;
-    archives.extend(images::build(&[Image::ExampleOperator], false)?);
+    let archives = images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?;
     let full = env::var_os("CTRLMESH_TEST_FULL").is_some();
     let (count, spread) = if full { (20, FULL_SPREAD) } else { (2, SPREAD) };
     let seed = seed()?;
