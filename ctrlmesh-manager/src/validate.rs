@@ -9,7 +9,7 @@ use ctrlmesh_common::api::{
     self, CircuitBreaker, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
     ShardingConfigSpec,
 };
-use ctrlmesh_common::selector::{Labels, RequirementError, Selector, check_value};
+use ctrlmesh_common::selector::{Labels, RequirementError, Selector};
 use ctrlmesh_common::{expression, names};
 use regex::RegexBuilder;
 
@@ -167,9 +167,8 @@ impl Report {
 
 /// Pods carry the name of their shard, and shards that of their root, as a label.
 fn name(config: &ShardingConfig, report: &mut Report) {
-    if let Some(name) = &config.metadata.name
-        && check_value(name).is_err()
-    {
+    // What else a name may not be is refused as of any object's.
+    if config.metadata.name.as_ref().is_some_and(|name| name.len() > names::MAX_SHARD_BYTES) {
         report.error(
             "metadata.name",
             "must be at most 63 characters, because it is the value of a label",

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::progress::say;
 use crate::run::{root, run, with_own_toolchain};
@@ -137,6 +137,9 @@ fn has_debian_source() -> bool {
 /// Copies only what has changed, so that the proxy is not built again for nothing.
 fn place(built: &Path, object: &Path) -> Result<()> {
     let bytes = fs::read(built).with_context(|| format!("read {}", built.display()))?;
+    // The name of a section. Without these types no map or program can be looked into, and some maps cannot be made.
+    let has_types = bytes.windows(5).any(|bytes| bytes == b".BTF\0");
+    ensure!(has_types, "{} has no BTF; the linker must be asked for it", built.display());
     if fs::read(object).is_ok_and(|there| there == bytes) {
         return Ok(());
     }
@@ -166,6 +169,21 @@ mod tests {
         });
         assert!(built.is_ok());
         assert_eq!(*tried.borrow(), ["a", "b"]);
+    }
+
+    #[test]
+    fn an_object_without_types_takes_no_place() {
+        let folder = env::temp_dir().join(format!("ctrlmesh-place-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (built, object) = (folder.join("built"), folder.join("object"));
+        fs::write(&built, b"\x7fELF .text\0").unwrap();
+        let refused = place(&built, &object).unwrap_err().to_string();
+        fs::write(&built, b"\x7fELF .text\0.BTF\0").unwrap();
+        place(&built, &object).unwrap();
+        let placed = fs::read(&object).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(refused.contains("has no BTF"), "{refused}");
+        assert!(placed.ends_with(b".BTF\0"));
     }
 
     #[test]

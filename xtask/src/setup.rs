@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::progress::{say, step};
 use crate::run::{is_root, root, run, succeeds, with_own_toolchain};
@@ -94,6 +94,10 @@ impl From<Readiness> for ExitCode {
 /// Where something cannot be installed or built.
 pub fn run_setup() -> Result<Readiness> {
     tools::sweep();
+    if let Some(problem) = assets_problem() {
+        say(&problem);
+        return Ok(Readiness::NotReady);
+    }
     let nightly = build_ebpf::nightly_builds();
     let packages = missing_packages(nightly);
     let go = missing_go();
@@ -130,16 +134,44 @@ pub fn run_setup() -> Result<Readiness> {
     Ok(Readiness::Ready)
 }
 
-/// What to do about Go, where something has to be built with it and it is not there, or too old.
+/// What to do about Go, where it is not there, or too old. It is always needed: tests compare us with what is written in
+/// it, and build their operators with it.
 fn missing_go() -> Option<String> {
-    let built = CONTROL_PLANE.iter().map(|(program, ..)| tools::control_plane(program));
-    let mut programs = built.chain([tools::h2spec(), tools::prometheus_operator()]);
-    if programs.all(|program| program.is_file()) {
-        return None;
-    }
     let output = Command::new("go").args(["env", "GOVERSION"]).output();
     let version = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     go_problem(version.ok().as_deref())
+}
+
+/// Whether Go is there, and new enough.
+pub fn has_go() -> bool {
+    missing_go().is_none()
+}
+
+/// What is wrong with the folder of programs that the user names, if they name one.
+fn assets_problem() -> Option<String> {
+    let folder = tools::assets()?;
+    let mut needed = CONTROL_PLANE.iter().map(|(program, ..)| program);
+    let absent = needed
+        .find(|program| tools::is_of_assets(program) && !tools::control_plane(program).is_file());
+    if let Some(program) = absent {
+        let (variable, folder) = (tools::ASSETS, folder.display());
+        return Some(format!(
+            "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
+        ));
+    }
+    let output = Command::new(folder.join("kube-apiserver")).arg("--version").output();
+    let output = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    release_problem(&output.unwrap_or_default())
+}
+
+/// What is wrong with what an API server says of its release: the tests know what one minor release does.
+fn release_problem(said: &str) -> Option<String> {
+    let minor = tools::KUBERNETES.rsplit_once('.').map_or("", |(minor, _)| minor);
+    let found = said.strip_prefix("Kubernetes ").unwrap_or(said);
+    (!found.starts_with(&format!("{minor}."))).then(|| {
+        let variable = tools::ASSETS;
+        format!("kube-apiserver in {variable} must be of {minor}, found {found:?}; or unset {variable} and it is built")
+    })
 }
 
 /// What is wrong with this version of Go; none: it is not installed.
@@ -160,12 +192,6 @@ fn control_plane() -> Result<()> {
     let missing =
         CONTROL_PLANE.iter().filter(|(program, ..)| !tools::control_plane(program).is_file());
     for (program, package, time) in missing {
-        if let Some(folder) = tools::assets().filter(|_| tools::is_of_assets(program)) {
-            let (variable, folder) = (tools::ASSETS, folder.display());
-            bail!(
-                "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
-            );
-        }
         let what = format!("build {program}, for a real Kubernetes, once per machine");
         step(&what, Duration::from_secs(*time), || build_go(program, package))?;
     }
@@ -202,10 +228,17 @@ fn is_installed(status: &str) -> bool {
 
 fn is_debian() -> bool {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    release.lines().any(|line| line == "ID=debian") && tools::on_path("apt-get")
+    is_bookworm(&release) && tools::on_path("apt-get")
 }
 
-/// Whether this is Debian and we are root.
+/// Whether `/etc/os-release` is that of Debian 12: the packages of another are others.
+fn is_bookworm(release: &str) -> bool {
+    ["ID=debian", "VERSION_ID=\"12\""]
+        .iter()
+        .all(|wanted| release.lines().any(|line| line == *wanted))
+}
+
+/// Whether this is Debian 12 and we are root.
 fn may_install() -> bool {
     is_debian() && is_root()
 }
@@ -218,7 +251,7 @@ fn say_what_to_install(needs: &[Need], go: Option<&str>) {
 fn what_to_install(needs: &[Need], go: Option<&str>, debian: bool) -> String {
     let mut lines = vec![match needs {
         [] => "This machine lacks what the tests need. Please install:".to_owned(),
-        _ => "This machine lacks what the tests need, and I can install it only as root and on Debian. Please install:".to_owned(),
+        _ => "This machine lacks what the tests need, and I can install it only as root and on Debian 12. Please install:".to_owned(),
     }];
     lines.extend(needs.iter().map(|(name, why, _)| format!("  {name:<16} {why}")));
     lines.extend(go.map(|problem| format!("  {:<16} {problem}", "Go")));
@@ -382,6 +415,43 @@ mod tests {
     }
 
     #[test]
+    fn packages_are_installed_on_debian_12_only() {
+        assert!(is_bookworm("NAME=\"Debian\"\nVERSION_ID=\"12\"\nID=debian\n"));
+        assert!(!is_bookworm("ID=debian\nVERSION_ID=\"13\"\n"));
+        assert!(!is_bookworm("ID=ubuntu\nVERSION_ID=\"12\"\n"));
+    }
+
+    #[test]
+    fn programs_of_another_release_are_refused() {
+        assert_eq!(release_problem(&format!("Kubernetes {}", tools::KUBERNETES)), None);
+        assert_eq!(release_problem("Kubernetes v1.36.0"), None);
+        let other = release_problem("Kubernetes v1.33.1").unwrap();
+        assert!(other.contains("must be of v1.36, found \"v1.33.1\""), "{other}");
+        assert!(release_problem("").is_some());
+    }
+
+    #[test]
+    fn the_versions_are_those_that_are_built() {
+        let versions = [
+            ("control-plane", format!("k8s.io/kubernetes {} ", tools::KUBERNETES)),
+            ("control-plane", format!("go.etcd.io/etcd/server/v3 {} ", tools::ETCD)),
+            ("h2spec", format!("github.com/summerwind/h2spec {}+incompatible ", tools::H2SPEC)),
+            (
+                "prometheus-operator",
+                format!(
+                    "github.com/prometheus-operator/prometheus-operator {} ",
+                    tools::PROMETHEUS_OPERATOR
+                ),
+            ),
+        ];
+        for (module, version) in versions {
+            let text =
+                fs::read_to_string(root().join("xtask").join(module).join("go.mod")).unwrap();
+            assert!(text.contains(&version), "{module}/go.mod does not name {version}");
+        }
+    }
+
+    #[test]
     fn only_what_is_missing_is_asked_for() {
         let go = go_problem(None);
         let text = what_to_install(&[], go.as_deref(), true);
@@ -391,7 +461,10 @@ mod tests {
         assert!(text.contains("On Debian 12: apt-get install bpftool"), "{text}");
         assert!(!text.contains("nightly"), "{text}");
         let text = what_to_install(&EBPF_PACKAGES[..1], None, false);
-        assert!(text.contains("only as root and on Debian") && text.contains("nightly"), "{text}");
+        assert!(
+            text.contains("only as root and on Debian 12") && text.contains("nightly"),
+            "{text}"
+        );
     }
 
     #[test]

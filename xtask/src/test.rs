@@ -3,17 +3,20 @@
 //! A tier is found by the name of the test target: `kernel*`, `control_plane*`, `node*` and `operator*` are those tiers, every other file in
 //! a `tests/` folder is of the socket tier, and what stands in the sources is the unit tier.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use std::{env, fs};
+use std::{env, fs, thread};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::progress::say;
-use crate::run::{CRATES, cargo, has_cgroup2, is_root, root, watch};
+use crate::run::{CRATES, cargo, has_cgroup2, is_root, root, run, watch};
 use crate::setup::Readiness;
 use crate::{build_ebpf, setup, tools};
 
@@ -43,7 +46,7 @@ const NODE_PACKAGES: [&str; 7] =
 /// What to run.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Run this tier only; may be given several times
+    /// Run this tier only; may be given several times. For `unit` alone nothing is set up
     #[arg(long, value_name = "NAME")]
     tier: Vec<Tier>,
     /// Run only the tests whose names contain this
@@ -52,9 +55,22 @@ pub struct Options {
     /// Run the node tier against this cluster instead of a node of our own; the images must be there
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Run this many test binaries at once, of the tiers that mostly wait [default: one more than there are processors]
+    #[arg(long, value_name = "NUMBER")]
+    at_once: Option<usize>,
     /// Take the full counts (1,000 restarts instead of 100)
     #[arg(long)]
     full: bool,
+}
+
+// === impl Options ===
+
+impl Options {
+    /// How many test binaries run at once where they may. On a user's cluster they would meet.
+    fn lanes(&self) -> usize {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(processors + 1).max(1) }
+    }
 }
 
 /// A tier of tests, the least powerful first.
@@ -101,11 +117,31 @@ impl Tier {
         }
     }
 
+    /// Whether its tests mostly wait for other programs, so that several of its binaries can run at once. What the kernel
+    /// tier does must be quick, and is checked to be.
+    fn waits(self) -> bool {
+        matches!(self, Self::ControlPlane | Self::Node | Self::Operator)
+    }
+
+    /// What came of it without running anything, if that is known; `programs` as in [`Self::obstacle`].
+    fn beforehand(self, targets: &[String], programs: bool) -> Option<Outcome> {
+        if self.is_of_kernel() && !programs && build_ebpf::has_toolchain() {
+            return Some(Outcome::default());
+        }
+        if let Some(reason) = self.obstacle(programs) {
+            return Some(Outcome { skipped: Some(reason), ..Outcome::default() });
+        }
+        let none = self != Self::Unit && targets.is_empty();
+        none.then(|| Outcome { complete: true, ..Outcome::default() })
+    }
+
     /// Why it cannot run on this machine, if so; `programs` says whether the kernel programs were built just now. Those of
     /// an earlier build are not what is to be tested.
     fn obstacle(self, programs: bool) -> Option<String> {
         match self {
-            Self::Unit | Self::Socket => None,
+            Self::Unit => None,
+            _ if !setup::has_go() => Some("needs Go".to_owned()),
+            Self::Socket => None,
             Self::Kernel | Self::Node | Self::Operator if !is_root() => {
                 Some("needs root".to_owned())
             }
@@ -127,27 +163,42 @@ impl Tier {
 /// Where something cannot be set up or started. Failed tests are not errors but an exit code.
 pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     let start = Instant::now();
+    let strict = env::var("CI").is_ok_and(|value| value == "true");
+    let programs = options.tier != [Tier::Unit] && prepare();
+    let targets = targets()?;
+    let (mut outcomes, mut together) = (BTreeMap::new(), Vec::new());
+    for tier in Tier::value_variants() {
+        if options.tier.is_empty() || options.tier.contains(tier) {
+            let names = targets.get(tier).map_or(&[][..], Vec::as_slice);
+            let outcome = match tier.beforehand(names, programs) {
+                Some(outcome) => outcome,
+                None if tier.waits() => {
+                    together.extend(names.iter().map(|name| (*tier, name.as_str())));
+                    Outcome { complete: true, ..Outcome::default() }
+                }
+                None => run_alone(*tier, names, options)?,
+            };
+            outcomes.insert(*tier, outcome);
+        }
+    }
+    for (tier, outcome) in run_together(together, options)? {
+        outcomes.entry(tier).or_default().merge(outcome);
+    }
+    print(&outcomes, strict, start.elapsed())?;
+    let good = outcomes.values().all(|outcome| outcome.is_good(strict));
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Sets up, and builds the kernel programs; gives whether they are built.
+fn prepare() -> bool {
     match setup::run_setup() {
         Ok(Readiness::Ready) => {}
         Ok(Readiness::NotReady) => say("going on with the tiers that can run without"),
         Err(error) => say(&format!("{error:#}\ngoing on with the tiers that can run without")),
     }
-    let strict = env::var("CI").is_ok_and(|value| value == "true");
-    let programs = build_ebpf::build();
-    if let Err(error) = &programs {
-        say(&format!("the kernel programs are not built: {error:#}"));
-    }
-    let targets = targets()?;
-    let mut outcomes = Vec::new();
-    for tier in Tier::value_variants() {
-        if options.tier.is_empty() || options.tier.contains(tier) {
-            let names = targets.get(tier).map_or(&[][..], Vec::as_slice);
-            outcomes.push((*tier, run_tier(*tier, names, options, programs.is_ok())?));
-        }
-    }
-    print(&outcomes, strict, start.elapsed())?;
-    let good = outcomes.iter().all(|(_, outcome)| outcome.is_good(strict));
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    build_ebpf::build()
+        .inspect_err(|error| say(&format!("the kernel programs are not built: {error:#}")))
+        .is_ok()
 }
 
 /// Which of the programs is not there: of those that we build, and of those of the system.
@@ -180,16 +231,8 @@ fn targets() -> Result<BTreeMap<Tier, Vec<String>>> {
     Ok(targets)
 }
 
-fn run_tier(tier: Tier, targets: &[String], options: &Options, programs: bool) -> Result<Outcome> {
-    if tier.is_of_kernel() && !programs && build_ebpf::has_toolchain() {
-        return Ok(Outcome::default());
-    }
-    if let Some(reason) = tier.obstacle(programs) {
-        return Ok(Outcome { skipped: Some(reason), ..Outcome::default() });
-    }
-    if tier != Tier::Unit && targets.is_empty() {
-        return Ok(Outcome { complete: true, ..Outcome::default() });
-    }
+/// Runs the tests of a tier, one binary after the other.
+fn run_alone(tier: Tier, targets: &[String], options: &Options) -> Result<Outcome> {
     say(&format!("\n==> tier {}", tier.name()));
     let start = Instant::now();
     let mut outcome = Outcome { complete: true, ..Outcome::default() };
@@ -198,11 +241,50 @@ fn run_tier(tier: Tier, targets: &[String], options: &Options, programs: bool) -
         // Examples in documentation are built one by one, so they are a run of their own.
         outcome.add(watch(&mut test(&["--doc"], options))?);
     } else {
-        let names = targets.iter().flat_map(|target| ["--test", target.as_str()]);
-        outcome.add(watch(&mut test(&names.collect::<Vec<_>>(), options))?);
+        outcome.add(watch(&mut test(&of_targets(targets.iter().map(String::as_str)), options))?);
     }
     outcome.taken = start.elapsed();
     Ok(outcome)
+}
+
+/// Runs the binaries of tiers that wait more than they work, several at once: those of the longest tiers first.
+fn run_together(mut jobs: Vec<(Tier, &str)>, options: &Options) -> Result<Vec<(Tier, Outcome)>> {
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    jobs.sort_by_key(|(tier, _)| Reverse(*tier));
+    let lanes = options.lanes();
+    say(&format!("\n==> {} test binaries of the other tiers, {lanes} at once", jobs.len()));
+    // One that does not build takes none of the others with it: it is built again, alone, and that is its outcome.
+    let mut build = test(&of_targets(jobs.iter().map(|(_, target)| *target)), options);
+    drop(run(build.arg("--no-run")));
+    let (jobs, outcomes) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
+    let work = || -> Result<()> {
+        while let Some((tier, target)) = lock(&jobs).next() {
+            let start = Instant::now();
+            let ran = watch(&mut test(&["--test", target], options))?;
+            let mut outcome = Outcome { complete: true, ..Outcome::default() };
+            outcome.add(ran);
+            outcome.taken = start.elapsed();
+            lock(&outcomes).push((tier, outcome));
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(work)).collect();
+        lanes.into_iter().try_for_each(|lane| {
+            lane.join().unwrap_or_else(|_| bail!("a thread that runs tests panicked"))
+        })
+    })?;
+    Ok(outcomes.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn of_targets<'a>(targets: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    targets.flat_map(|target| ["--test", target]).collect()
 }
 
 fn test(what: &[&str], options: &Options) -> Command {
@@ -227,7 +309,7 @@ mod tests {
         for tier in [Tier::Kernel, Tier::Node, Tier::Operator] {
             assert!(tier.obstacle(false).is_some());
         }
-        assert_eq!(Tier::Socket.obstacle(false), None);
+        assert_eq!(Tier::Unit.obstacle(false), None);
     }
 
     #[test]

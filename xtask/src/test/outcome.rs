@@ -1,5 +1,6 @@
 //! What came of the tiers, and the table that says so.
 
+use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use super::Tier;
 pub(super) struct Outcome {
     pub(super) passed: usize,
     pub(super) failed: usize,
+    /// How many tests the filter left out.
+    pub(super) filtered: usize,
     /// The tests that were not run, or said that they cannot be here, each with its reason.
     pub(super) ignored: Vec<String>,
     /// Whether everything was built and run.
@@ -28,14 +31,25 @@ impl Outcome {
     /// Adds what a run of cargo printed, and whether it succeeded.
     pub(super) fn add(&mut self, (lines, complete): (Vec<String>, bool)) {
         self.complete &= complete;
-        for (passed, failed) in lines.iter().filter_map(|line| counts(line)) {
+        for [passed, failed, filtered] in lines.iter().filter_map(|line| counts(line)) {
             self.passed += passed;
             self.failed += failed;
+            self.filtered += filtered;
         }
         self.ignored.extend(lines.iter().filter_map(|line| ignored(line)));
         let skipped: Vec<String> = lines.iter().filter_map(|line| skipped(line)).collect();
         self.passed = self.passed.saturating_sub(skipped.len());
         self.ignored.extend(skipped);
+    }
+
+    /// Adds what came of another part of the same tier; the times are added too, though the parts ran at once.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.filtered += other.filtered;
+        self.ignored.extend(other.ignored);
+        self.complete &= other.complete;
+        self.taken += other.taken;
     }
 
     /// Why something of it was not run, or not well.
@@ -66,28 +80,35 @@ fn ignored(line: &str) -> Option<String> {
 
 /// What a test says of itself where it cannot run here: libtest knows only tests that pass and tests that fail.
 fn skipped(line: &str) -> Option<String> {
-    let (_, rest) = line.split_once("skipped: ")?;
+    let (before, rest) = line.split_once("skipped: ")?;
+    if !before.is_empty() && !before.ends_with(" ... ") {
+        return None;
+    }
     let (name, reason) = rest.split_once(": ")?;
     Some(format!("{name} ({reason})"))
 }
 
-/// The counts in a closing line of libtest: passed and failed.
-fn counts(line: &str) -> Option<(usize, usize)> {
+/// The counts in a closing line of libtest: passed, failed, and left out by the filter.
+fn counts(line: &str) -> Option<[usize; 3]> {
     let rest = line.strip_prefix("test result: ")?.split_once(". ")?.1;
     let count =
         |unit: &str| rest.split("; ").find_map(|part| part.strip_suffix(unit)?.trim().parse().ok());
-    Some((count("passed")?, count("failed")?))
+    Some([count("passed")?, count("failed")?, count("filtered out")?])
 }
 
 /// Prints the table, and the line with which libtest ends.
-pub(super) fn print(outcomes: &[(Tier, Outcome)], strict: bool, taken: Duration) -> Result<()> {
+pub(super) fn print(
+    outcomes: &BTreeMap<Tier, Outcome>,
+    strict: bool,
+    taken: Duration,
+) -> Result<()> {
     let mut out = stdout().lock();
     writeln!(
         out,
         "\n{:<14} {:>6} {:>7} {:>7} {:>8} {:>7}  why",
         "tier", "tests", "passed", "failed", "skipped", "seconds"
     )?;
-    let (mut passed, mut failed, mut ignored) = (0, 0, 0);
+    let mut all = Outcome::default();
     for (tier, outcome) in outcomes {
         let Outcome { passed: good, failed: bad, ignored: left, .. } = outcome;
         let (left, why) = (left.len(), outcome.why());
@@ -99,19 +120,23 @@ pub(super) fn print(outcomes: &[(Tier, Outcome)], strict: bool, taken: Duration)
             good + bad + left,
             outcome.taken.as_secs()
         )?;
-        (passed, failed, ignored) = (passed + good, failed + bad, ignored + left);
-        failed += usize::from(!outcome.is_good(strict) && *bad == 0);
+        all.passed += good;
+        all.failed += bad + usize::from(!outcome.is_good(strict) && *bad == 0);
+        all.filtered += outcome.filtered;
+        all.ignored.extend_from_slice(&outcome.ignored);
     }
-    let line = closing_line(passed, failed, ignored, taken);
+    all.taken = taken;
+    let line = closing_line(&all);
     writeln!(out, "\n{line}").context("print the result")
 }
 
-fn closing_line(passed: usize, failed: usize, ignored: usize, taken: Duration) -> String {
-    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+fn closing_line(all: &Outcome) -> String {
+    let Outcome { passed, failed, filtered, ignored, taken, .. } = all;
+    let verdict = if *failed == 0 { "ok" } else { "FAILED" };
+    let (ignored, seconds) = (ignored.len(), taken.as_secs_f64());
     format!(
         "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; \
-         0 filtered out; finished in {:.2}s",
-        taken.as_secs_f64()
+         {filtered} filtered out; finished in {seconds:.2}s"
     )
 }
 
@@ -122,18 +147,24 @@ mod tests {
     #[test]
     fn the_closing_line_of_a_test_binary_is_counted() {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.10s";
-        assert_eq!(counts(line), Some((12, 3)));
+        assert_eq!(counts(line), Some([12, 3, 4]));
         assert_eq!(counts("test parses ... ok"), None);
     }
 
     #[test]
     fn the_closing_line_is_one_that_a_reader_of_libtest_knows() {
-        let line = closing_line(12, 0, 1, Duration::from_millis(61_500));
+        let line = closing_line(&Outcome {
+            passed: 12,
+            filtered: 2,
+            ignored: vec!["a".to_owned()],
+            taken: Duration::from_millis(61_500),
+            ..Outcome::default()
+        });
         assert_eq!(
             line,
-            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 61.50s"
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; finished in 61.50s"
         );
-        assert_eq!(counts(&line), Some((12, 0)));
+        assert_eq!(counts(&line), Some([12, 0, 2]));
     }
 
     #[test]

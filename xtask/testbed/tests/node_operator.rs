@@ -46,7 +46,7 @@ fn deploy(cluster: &Cluster) -> Result<()> {
 /// kubectl in the operator's own namespace.
 fn own(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
     let output = cluster.kubectl().args(["--namespace", NAMESPACE]).args(arguments).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
 }
 
