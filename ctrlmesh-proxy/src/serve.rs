@@ -11,7 +11,10 @@ mod refuse;
 mod renaming;
 mod reply;
 mod splice;
+mod unread;
+mod upgraded;
 mod view;
+mod waits;
 mod watch;
 
 use std::collections::HashMap;
@@ -36,6 +39,7 @@ use crate::accept::{Accepted, Place, PodSlot};
 use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics, Open};
 use crate::policy::{Current, History};
+use crate::seldom::Seldom;
 use crate::serve::view::View;
 use crate::tls;
 use crate::tls::stream::ServerStream;
@@ -100,6 +104,15 @@ struct Session {
     _counted: Counted,
 }
 
+/// A connection on which the client speaks HTTP.
+struct Begun {
+    session: Rc<Session>,
+    stream: ServerStream,
+    http2: bool,
+    /// When its first request is to be there.
+    deadline: Instant,
+}
+
 /// A connection of a client in the count of all, for as long as anything of it goes on: a tunnel outlives its HTTP.
 #[derive(Debug)]
 struct Counted {
@@ -120,7 +133,13 @@ impl Server {
             match target.zip(self.policies.of(origin.pod)) {
                 Some((target, served)) => {
                     let gone = served.gone.clone();
-                    let serving = Box::pin(self.clone().begin(stream, target, served, counted));
+                    let beginning = Box::pin(self.clone().begin(stream, target, served, counted));
+                    // What lasts is not asked by way of what came before it.
+                    let serving = async {
+                        if let Some(begun) = beginning.await {
+                            begun.serve().await;
+                        }
+                    };
                     unless_gone(gone.as_ref(), serving).await;
                 }
                 None => self.metrics.client_error(ClientError::NoDestination),
@@ -129,32 +148,31 @@ impl Server {
         debug!(client.addr = %client, "disconnected");
     }
 
+    /// Looks what the client speaks; what is not TLS passes here, to its end.
     async fn begin(
         self: Rc<Self>,
         stream: TcpStream,
         target: Target,
         served: Served,
         counted: Counted,
-    ) {
+    ) -> Option<Begun> {
         let deadline = Instant::now() + self.header_timeout;
         let mut first = [0];
-        let Some(peeked) = self.in_time(deadline, stream.peek(&mut first)).await else {
-            return;
-        };
-        match peeked {
+        match self.in_time(deadline, stream.peek(&mut first)).await? {
             Ok(1) if first[0] == TLS_HANDSHAKE => {
-                self.terminate(stream, target, served, counted, deadline).await;
+                self.terminate(stream, target, served, counted, deadline).await
             }
             Ok(1) => {
                 self.pass(stream, &target.address, served.policy, deadline).await;
                 drop(counted);
+                None
             }
             // Gone before it said anything.
-            Ok(_) | Err(_) => {}
+            Ok(_) | Err(_) => None,
         }
     }
 
-    /// Ends TLS and speaks the protocol that the client chose.
+    /// Ends TLS, and learns the protocol that the client chose.
     async fn terminate(
         self: Rc<Self>,
         stream: TcpStream,
@@ -162,18 +180,17 @@ impl Server {
         served: Served,
         counted: Counted,
         deadline: Instant,
-    ) {
+    ) -> Option<Begun> {
         let http1_only = self.dialer.http1_only.contains(&target.address);
         let config = if http1_only { &self.tls_http1 } else { &self.tls };
         let handshake = Box::pin(handshake(config.clone(), stream));
-        let stream = match self.in_time(deadline, handshake).await {
-            None => return,
-            Some(Err(error)) => {
+        let stream = match self.in_time(deadline, handshake).await? {
+            Ok(stream) => stream,
+            Err(error) => {
                 debug!(error = &error as &dyn std::error::Error, "TLS with a client failed");
                 self.metrics.client_error(ClientError::Tls);
-                return;
+                return None;
             }
-            Some(Ok(stream)) => stream,
         };
         let http2 = stream.protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
@@ -182,11 +199,7 @@ impl Server {
         let policy = View::of(policy, history);
         let session =
             Rc::new(Session { server: self, upstream, policy, gone, leaving, _counted: counted });
-        if http2 {
-            Box::pin(http2::serve(session, stream, deadline)).await;
-        } else {
-            Box::pin(http1::serve(session, stream, deadline)).await;
-        }
+        Some(Begun { session, stream, http2, deadline })
     }
 
     /// Passes what is not TLS to where it wanted to go, as long as the policy lets everything pass.
@@ -241,6 +254,19 @@ impl Server {
     }
 }
 
+// === impl Begun ===
+
+impl Begun {
+    async fn serve(self) {
+        let Self { session, stream, http2, deadline } = self;
+        if http2 {
+            Box::pin(http2::serve(session, stream, deadline)).await;
+        } else {
+            Box::pin(http1::serve(session, stream, deadline)).await;
+        }
+    }
+}
+
 // === impl Policies ===
 
 impl Policies {
@@ -257,7 +283,14 @@ impl Policies {
 /// Does `work` to its end, or to the end of the pod that it is done for.
 async fn unless_gone(gone: Option<&CancellationToken>, work: impl Future<Output = ()>) {
     match gone {
-        Some(gone) => drop(gone.run_until_cancelled(work).await),
+        Some(gone) => {
+            let mut gone = Seldom::new(Box::pin(gone.cancelled()));
+            tokio::select! {
+                biased;
+                () = &mut gone => {}
+                () = work => {}
+            }
+        }
         None => work.await,
     }
 }
