@@ -173,6 +173,7 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
         name: &name,
         description: image.description(),
         entrypoint: &format!("/{}", image.program()),
+        local: debug,
     };
     let archive = scratch.join("archive");
     oci::write(&about, &files, scratch, &archive)?;
