@@ -96,6 +96,7 @@ mod tests {
     use std::pin::pin;
 
     use tokio::sync::Notify;
+    use tokio::task::JoinSet;
 
     use super::*;
 
@@ -128,9 +129,10 @@ mod tests {
         let mut seldom = Seldom::new(Box::pin(async move { told.notified().await }));
         let mut elsewhere = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut seldom).poll(&mut elsewhere).is_pending());
-        let waiting = tokio::spawn(seldom);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(seldom);
         tokio::task::yield_now().await;
         notify.notify_waiters();
-        waiting.await.unwrap();
+        tasks.join_next().await.unwrap().unwrap();
     }
 }

@@ -21,6 +21,7 @@ use std::collections::HashMap;
 use std::future;
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,14 +105,8 @@ struct Session {
     _counted: Counted,
 }
 
-/// A connection on which the client speaks HTTP.
-struct Begun {
-    session: Rc<Session>,
-    stream: ServerStream,
-    http2: bool,
-    /// When its first request is to be there.
-    deadline: Instant,
-}
+/// A connection on which the client speaks HTTP, to its end: one a connection, of either protocol.
+type Serving = Pin<Box<dyn Future<Output = ()>>>;
 
 /// A connection of a client in the count of all, for as long as anything of it goes on: a tunnel outlives its HTTP.
 #[derive(Debug)]
@@ -136,8 +131,8 @@ impl Server {
                     let beginning = Box::pin(self.clone().begin(stream, target, served, counted));
                     // What lasts is not asked by way of what came before it.
                     let serving = async {
-                        if let Some(begun) = beginning.await {
-                            begun.serve().await;
+                        if let Some(serving) = beginning.await {
+                            serving.await;
                         }
                     };
                     unless_gone(gone.as_ref(), serving).await;
@@ -148,14 +143,14 @@ impl Server {
         debug!(client.addr = %client, "disconnected");
     }
 
-    /// Looks what the client speaks; what is not TLS passes here, to its end.
+    /// Looks what the client speaks, and gives what speaks it; what is not TLS passes here, to its end.
     async fn begin(
         self: Rc<Self>,
         stream: TcpStream,
         target: Target,
         served: Served,
         counted: Counted,
-    ) -> Option<Begun> {
+    ) -> Option<Serving> {
         let deadline = Instant::now() + self.header_timeout;
         let mut first = [0];
         match self.in_time(deadline, stream.peek(&mut first)).await? {
@@ -172,7 +167,7 @@ impl Server {
         }
     }
 
-    /// Ends TLS, and learns the protocol that the client chose.
+    /// Ends TLS; gives what speaks the protocol that the client chose.
     async fn terminate(
         self: Rc<Self>,
         stream: TcpStream,
@@ -180,7 +175,7 @@ impl Server {
         served: Served,
         counted: Counted,
         deadline: Instant,
-    ) -> Option<Begun> {
+    ) -> Option<Serving> {
         let http1_only = self.dialer.http1_only.contains(&target.address);
         let config = if http1_only { &self.tls_http1 } else { &self.tls };
         let handshake = Box::pin(handshake(config.clone(), stream));
@@ -199,7 +194,11 @@ impl Server {
         let policy = View::of(policy, history);
         let session =
             Rc::new(Session { server: self, upstream, policy, gone, leaving, _counted: counted });
-        Some(Begun { session, stream, http2, deadline })
+        Some(if http2 {
+            Box::pin(http2::serve(session, stream, deadline))
+        } else {
+            Box::pin(http1::serve(session, stream, deadline))
+        })
     }
 
     /// Passes what is not TLS to where it wanted to go, as long as the policy lets everything pass.
@@ -251,19 +250,6 @@ impl Server {
             self.metrics.client_error(ClientError::Slow);
         }
         done
-    }
-}
-
-// === impl Begun ===
-
-impl Begun {
-    async fn serve(self) {
-        let Self { session, stream, http2, deadline } = self;
-        if http2 {
-            Box::pin(http2::serve(session, stream, deadline)).await;
-        } else {
-            Box::pin(http1::serve(session, stream, deadline)).await;
-        }
     }
 }
 

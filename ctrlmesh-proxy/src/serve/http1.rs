@@ -105,7 +105,8 @@ impl Exchanges {
         self.requests.set(self.requests.get() + 1);
         let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
         let cut = self.found.cut(target);
-        let response = answer(session, request, cut).await?;
+        // Apart, so that an idle connection does not hold the room that a request takes.
+        let response = Box::pin(answer(session, request, cut)).await?;
         self.theirs.see(response.status(), response.headers());
         self.found.settle();
         Ok(response)

@@ -163,7 +163,9 @@ fn a_forgotten_lock_concerns_what_can_be_a_lock() {
     };
     let leases = ("coordination.k8s.io", "leases");
     let all: Vec<_> = (0..=40).map(|n| read(&history, &lock(&format!("s{n}")))).collect();
-    all.iter().for_each(|policy| policy.reads.answered(leases.0, leases.1));
+    for policy in &all {
+        policy.reads.answered(leases.0, leases.1);
+    }
     let now = all.last().unwrap();
     assert!(history.suspects(now, PODS, 7).unwrap().is_empty());
     assert_eq!(history.suspects(now, leases, 7).unwrap_err(), Forgotten);

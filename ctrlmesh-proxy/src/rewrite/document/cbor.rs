@@ -195,7 +195,8 @@ impl Scan {
             (0 | 1 | SIMPLE, Some(_)) => None,
             (BYTES | TEXT, Some(length)) => {
                 self.at = item.end.checked_add(length).filter(|end| *end <= body.len())?;
-                return self.count();
+                self.count();
+                return Some(());
             }
             (ARRAY | MAP | BYTES | TEXT, _) if self.open.len() > MAX_DEPTH => return None,
             (MAP, Some(pairs)) => Some(Some(pairs.saturating_mul(2))),
@@ -210,11 +211,10 @@ impl Scan {
     }
 
     /// One item fewer is missing.
-    fn count(&mut self) -> Option<()> {
+    fn count(&mut self) {
         if let Some(Some(missing)) = self.open.last_mut() {
             *missing -= 1;
         }
-        Some(())
     }
 }
 
