@@ -15,7 +15,7 @@ use crate::setup::kubectl;
 use crate::setup::{self, Readiness};
 
 /// What the demo needs on a node.
-const IMAGES: [Image; 2] = [Image::Proxy, Image::Manager];
+const IMAGES: [Image; 3] = [Image::Proxy, Image::Manager, Image::ExampleOperator];
 
 /// How much room a node takes: images, what is unpacked of them, logs.
 const NEEDED_MB: u64 = 2000;
@@ -60,7 +60,6 @@ pub fn run_demo(options: &Options) -> Result<ExitCode> {
     } else {
         // Not optimised: what the tests use, so that it is built once for both.
         demo.args(images::build(&IMAGES, true)?);
-        demo.args(images::build(&[Image::ExampleOperator], false)?);
     }
     // In our place, so that Ctrl-C ends one process, and the shell waits for that.
     Err(demo.exec()).context("start the demo")

@@ -9,7 +9,7 @@ use ctrlmesh_proxy::intercept::{Heartbeat, ListenerCheck, listener};
 
 /// Longest that a refusal may take, in milliseconds.
 const REFUSED_WITHIN: f64 = 10.0;
-const ATTEMPTS: usize = 20;
+const ATTEMPTS: usize = 7;
 
 fn counted(interceptor: &ctrlmesh_proxy::intercept::Interceptor, name: &str) -> u64 {
     interceptor.status().unwrap().counters[name]

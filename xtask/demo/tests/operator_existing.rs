@@ -55,8 +55,7 @@ fn until(output: &mut BufReader<ChildStdout>, wanted: &str) -> Result<()> {
 #[test]
 fn on_a_cluster_of_ones_own_nobody_needs_to_be_root_and_nothing_of_the_demo_stays() -> Result<()> {
     let node = Node::start(&Options { audit: true, ..Options::default() })?;
-    let mut archives = images::build(&[Image::Proxy, Image::Manager], true)?;
-    archives.extend(images::build(&[Image::ExampleOperator], false)?);
+    let archives = images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?;
     archives.iter().try_for_each(|archive| node.load(archive))?;
     let log = node.control_plane().audit_log();
     let cluster = Cluster::of(node);
