@@ -22,6 +22,8 @@ pub const CONTAINER: &str = proxy::CONTAINER;
 pub struct Settings {
     /// The proxy's image.
     pub image: String,
+    /// When a node pulls it: `Always`, `IfNotPresent` or `Never`.
+    pub pull_policy: String,
     /// Where the manager's gRPC is, as `HOST:PORT`.
     pub manager: String,
 }

@@ -151,7 +151,8 @@ fn every_kind_is_judged_by_its_own_rules() {
 }
 
 fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
-    let settings = Settings { image: "p".to_owned(), manager: "m:1".to_owned() };
+    let (image, pull_policy) = ("p".to_owned(), "Always".to_owned());
+    let settings = Settings { image, pull_policy, manager: "m:1".to_owned() };
     inject(&asked("CREATE", pod, None), known, &Labelling::default(), &settings)
 }
 
