@@ -45,6 +45,8 @@ pub enum Image {
     Pause,
     /// What the node bed's tests run in pods
     Probe,
+    /// kubectl, for tests that run it in a pod
+    Kubectl,
 }
 
 /// How a program is built.
@@ -77,6 +79,7 @@ impl Image {
             Self::PrometheusOperator => "prometheus-operator",
             Self::Pause => "pause",
             Self::Probe => "probe",
+            Self::Kubectl => "kubectl",
         }
     }
 
@@ -88,6 +91,7 @@ impl Image {
             Self::PrometheusOperator => "prometheus-operator, for tests of ctrlmesh",
             Self::Pause => "Holds the namespaces of a pod",
             Self::Probe => "Answers, asks and reads, for tests",
+            Self::Kubectl => "kubectl, for tests",
         }
     }
 
@@ -98,6 +102,7 @@ impl Image {
             Self::PrometheusOperator => Source::Built(tools::prometheus_operator()),
             Self::Pause => Source::Go("xtask/control-plane", "./pause"),
             Self::Probe => Source::Go("xtask/control-plane", "./probe"),
+            Self::Kubectl => Source::Built(tools::control_plane("kubectl")),
         }
     }
 }

@@ -16,6 +16,7 @@ mod full;
 mod inbound;
 mod life;
 mod node;
+mod handover;
 mod older;
 mod original;
 mod privilege;
