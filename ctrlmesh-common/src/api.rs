@@ -3,7 +3,6 @@
 //! The kinds and fields are the predecessors', so that their manifests apply unchanged. What the schema can check is
 //! checked in the API server (OpenAPI bounds and CEL); what it cannot see is `ctrlmesh-manager`'s admission.
 //! Every doc comment here becomes `kubectl explain`.
-#![expect(clippy::duplicated_attributes, reason = "columns of one type are not the same column")]
 #![expect(unreachable_pub, reason = "`KubeSchema` repeats each type inside a function")]
 
 mod rules;

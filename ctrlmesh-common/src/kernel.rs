@@ -5,6 +5,9 @@
 //! connection, so nothing can leak, race or fill up.
 //!
 //! Everything here is a value or a pure function; both sides run the same code, and the tests run on the host.
+//!
+//! Because it becomes part of the kernel programs, this module and those below it are, as `ctrlmesh-ebpf` is, under
+//! Apache-2.0 or GPL-2.0-only, at your choice.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

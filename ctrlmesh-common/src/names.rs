@@ -60,6 +60,9 @@ pub mod annotation {
     pub const PROXY_RESOURCE: &str = "ctrlmesh.kusionstack.io/proxy-resource";
     /// Variables for containers, as JSON: `[{"name": CONTAINER, "env": [{"key": K, "value": V}]}]`.
     pub const ENV_INJECT: &str = "ctrlmesh.kusionstack.io/env-inject";
+    /// `"true"` on pods that were admitted with what they need; set by the manager. Without it a pod is not served,
+    /// whatever its labels say: one that was labelled afterwards trusts the API server itself.
+    pub const INJECTED: &str = "ctrlmesh.kusionstack.io/injected";
     /// The kubeconfig that the pod's containers read; set by the manager.
     pub const KUBECONFIG: &str = "ctrlmesh.kusionstack.io/kubeconfig";
 }
@@ -103,6 +106,8 @@ pub mod api_server {
 pub mod sidecar {
     /// The name of its container.
     pub const CONTAINER: &str = "ctrlmesh-proxy";
+    /// The name of the volume with what it is told and trusts.
+    pub const VOLUME: &str = "ctrlmesh-proxy";
     /// The argument that has it take what the kernel redirects.
     pub const REDIRECTED: &str = "--redirected";
 }

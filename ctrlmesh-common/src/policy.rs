@@ -17,7 +17,8 @@ pub const LOCK_RESOURCES: [(&str, &str); 3] =
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Policy {
-    /// Grows with every change of the operator's ownership table; 0 where nobody counts.
+    /// Grows with every change of what any pod of the operator is told, and says nothing about another operator's; 0 where
+    /// nobody counts.
     #[serde(default)]
     pub epoch: u64,
     /// Whether the rest is applied at all.

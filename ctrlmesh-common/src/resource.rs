@@ -129,7 +129,13 @@ fn is_group(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use proptest::sample::subsequence;
+
     use super::*;
+
+    const GROUPS: [&str; 4] = ["", "apps", "batch", "web.example.com"];
+    const RESOURCES: [&str; 4] = ["pods", "deployments", "jobs", "websites"];
 
     fn of(groups: &[&str], resources: &[&str]) -> ResourceMatch {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -179,5 +185,34 @@ mod tests {
             assert!(error.starts_with(message), "{error}");
         }
         assert_eq!(of(&["", "apps"], &["*"]).check(), Ok(()));
+    }
+
+    /// Some of these names, or the wildcard.
+    fn names(of: [&'static str; 4]) -> impl Strategy<Value = Vec<&'static str>> {
+        prop_oneof![3 => subsequence(of.to_vec(), 1..=4), 1 => Just(vec![WILDCARD])]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_covered_is_what_is_listed_and_overlap_is_to_cover_the_same(
+            one in (names(GROUPS), names(RESOURCES)),
+            other in (names(GROUPS), names(RESOURCES)),
+        ) {
+            let listed = |names: &[&str], name| names == [WILDCARD] || names.contains(&name);
+            let matches = [&one, &other].map(|(groups, resources)| of(groups, resources));
+            let mut common = false;
+            // A group and a resource that nobody names stand for all that are not named.
+            for group in GROUPS.into_iter().chain(["other.example.com"]) {
+                for resource in RESOURCES.into_iter().chain(["others"]) {
+                    let covered = matches.each_ref().map(|one| one.covers(group, resource));
+                    let expected = [&one, &other].map(|(groups, resources)| listed(groups, group) && listed(resources, resource));
+                    prop_assert_eq!(covered, expected, "{} of {}", resource, group);
+                    common |= covered == [true, true];
+                }
+            }
+            prop_assert_eq!(matches[0].check(), Ok(()));
+            prop_assert_eq!(matches[0].overlaps(&matches[1]), common);
+            prop_assert_eq!(matches[1].overlaps(&matches[0]), common);
+        }
     }
 }

@@ -18,15 +18,20 @@ use crate::cache::Snapshot;
 use crate::compile::{self, World};
 use crate::inject::{self, Settings};
 use crate::label::{self, Scope};
-use crate::pod::{Member, PodName};
+use crate::pod::{Admitted, Member, PodName};
 use crate::shard::{self, Labelling};
 use crate::validate::{self, PodLabels, Report};
+
+mod patch;
 
 /// A question of the API server.
 pub type Asked = AdmissionRequest<DynamicObject>;
 
 /// Most warnings that are given to one question: clients show every one.
 const MAX_WARNINGS: usize = 10;
+
+/// The annotation of pods that a kubelet runs from a file.
+const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Whether one of our four kinds may be as it is asked.
 ///
@@ -69,7 +74,10 @@ pub fn inject(
     };
     let labelled = |key: &str| object.metadata.labels.as_ref().and_then(|labels| labels.get(key));
     let is_true = |key: &str| labelled(key).is_some_and(|value| value == "true");
-    if !is_true(key::ENABLE_PROXY) || is_true(key::IGNORE_VALIDATE) {
+    let annotations = object.metadata.annotations.as_ref();
+    // The kubelet's own pods are shown, not made, by the API server: it can change nothing about them.
+    let is_mirror = annotations.is_some_and(|all| all.contains_key(MIRROR));
+    if !is_true(key::ENABLE_PROXY) || is_true(key::IGNORE_VALIDATE) || is_mirror {
         return response;
     }
     let pod: Pod = match read(object) {
@@ -212,6 +220,8 @@ fn shards(
     let namespace = asked.namespace.clone().unwrap_or_default();
     let mut member = Member::from(pod);
     member.name = PodName { namespace: namespace.clone(), name: member.name.name };
+    // It is about to be given what it needs.
+    member.admitted = Admitted::Injected;
     let configs: Vec<ShardingConfig> = snapshot
         .configs
         .iter()
@@ -273,7 +283,7 @@ fn patched(response: AdmissionResponse, asked: &DynamicObject, pod: &Pod) -> Adm
         (Ok(before), Ok(after)) => {
             let failed = response.clone();
             response
-                .with_patch(json_patch::diff(&before, &after))
+                .with_patch(patch::between(&before, &after))
                 .unwrap_or_else(|error| failed.deny(format!("cannot be patched: {error}")))
         }
         (Err(error), _) | (_, Err(error)) => response.deny(format!("cannot be patched: {error}")),

@@ -38,7 +38,7 @@ use crate::push::{Accounts, Allowance, Push, PushMetrics, Relay};
 use crate::readiness::Readiness;
 use crate::telemetry;
 use crate::tls::{self, Presented};
-use crate::webhook::{Route, Webhook, WebhookMetrics};
+use crate::webhook::{Room, Route, Webhook, WebhookMetrics};
 
 /// The user agent of what others wait for.
 const AGENT: &str = concat!("ctrlmesh-manager/", env!("CARGO_PKG_VERSION"));
@@ -280,7 +280,8 @@ fn serve_webhooks(
     routes: Vec<Route>,
 ) -> Result<(), AppError> {
     let routes: BTreeMap<_, _> = routes.into_iter().map(|route| (route.path, route)).collect();
-    let webhook = Arc::new(Webhook { routes, metrics, drain: context.drain.clone() });
+    let (drain, room) = (context.drain.clone(), Room::default());
+    let webhook = Arc::new(Webhook { routes, metrics, drain, room });
     let tls = acceptor(presented, &[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?;
     let serve = move |stream, admission| webhook.clone().serve(stream, admission);
     let listen = Listen::new(WEBHOOK_LIMITS, refusals);

@@ -9,7 +9,6 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use ctrlmesh_common::policy::Redirect;
-use ctrlmesh_common::wire;
 use tokio::sync::watch;
 
 use crate::compile::Told;
@@ -340,12 +339,12 @@ impl From<Notice> for Posted {
 
 impl From<Told> for Said {
     fn from(told: Told) -> Self {
-        let policy = told.text();
+        let sent = told.sent();
         Self {
             inside: told.policy.redirect != Redirect::Node,
             epoch: told.policy.epoch,
-            digest: wire::digest(&policy),
-            policy: policy.into(),
+            digest: sent.digest,
+            policy: sent.text.clone(),
             operator: told.operator,
             version: told.version,
         }

@@ -27,7 +27,7 @@ use tracing::warn;
 
 use crate::compile::World;
 use crate::drain::Drain;
-use crate::pod::{self, Member};
+use crate::pod::{self, KUBE_SYSTEM, Member};
 use crate::served::Served;
 use crate::shard::Labelling;
 
@@ -91,15 +91,19 @@ struct Kept<V> {
 // === impl Cache ===
 
 impl Cache {
-    /// Begins to watch; nothing is seen yet.
-    pub fn start(client: &Client, drain: &Drain) -> Arc<Self> {
+    /// Begins to watch; nothing is seen yet. Of the pods of namespace `own`, the manager's, nothing ever is.
+    pub fn start(client: &Client, own: &str, drain: &Drain) -> Arc<Self> {
         let cache = Arc::new(Self {
             seen: Mutex::default(),
             version: watch::Sender::new(0),
             synced: watch::Sender::new(false),
         });
         let config = Config::default().page_size(PAGE);
-        let enrolled = config.clone().labels(&format!("{}=true", label::ENABLE_PROXY));
+        let elsewhere = [KUBE_SYSTEM, own].map(|name| format!("metadata.namespace!={name}"));
+        let enrolled = config
+            .clone()
+            .labels(&format!("{}=true", label::ENABLE_PROXY))
+            .fields(&elsewhere.join(","));
         let this = || Arc::clone(&cache);
         let configs = watcher(Api::<ShardingConfig>::all(client.clone()), config.clone());
         drain.spawn_until_started(this().follow(

@@ -13,6 +13,7 @@
 //! that is in force stays.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::ownership::Ownership;
@@ -23,12 +24,15 @@ use serde::{Deserialize, Serialize};
 use crate::pod::{Member, PodName};
 use crate::shard::Labelling;
 
+mod sent;
 mod placement;
 mod operator;
 mod record;
 mod clashes;
 
 pub use operator::{Operator, operators};
+pub use sent::Sent;
+use sent::{Kept, Written};
 
 /// What there is.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +80,8 @@ pub struct Told {
     pub version: u64,
     /// The policy.
     pub policy: Policy,
+    #[serde(skip)]
+    kept: Kept,
 }
 
 /// What the status of a root, or of a ShardingConfig that stands by itself, has to say.
@@ -117,7 +123,17 @@ pub struct Trouble {
 impl Told {
     /// What a pod is told of which no ShardingConfig speaks.
     pub fn nothing() -> Self {
-        Self { shard: None, operator: None, version: 0, policy: Policy::nothing() }
+        Self::new(None, None, 0, Policy::nothing())
+    }
+
+    /// What a pod of a `shard` of an `operator` is told, which follows from its `version`.
+    pub fn new(
+        shard: Option<String>,
+        operator: Option<String>,
+        version: u64,
+        policy: Policy,
+    ) -> Self {
+        Self { shard, operator, version, policy, kept: Kept::default() }
     }
 
     /// As it holds for `pod`.
@@ -126,13 +142,13 @@ impl Told {
         self.policy.fail_open = pod.fail_open;
         let container = pod.container.clone();
         self.policy.container = container.filter(|_| pod.redirect == Redirect::Sidecar);
+        self.kept = Kept::default();
         self
     }
 
     /// The policy as it is sent.
-    pub fn text(&self) -> Vec<u8> {
-        // A policy's keys are texts and its values numbers, texts and lists of them: it can be written.
-        serde_json::to_vec(&self.policy).unwrap_or_default()
+    pub fn sent(&self) -> Arc<Sent> {
+        self.kept.0.clone().unwrap_or_else(|| Arc::new(Sent::of(&self.policy)))
     }
 }
 
@@ -157,10 +173,12 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
         let record = record::of(operator, &policies, world.configs);
         let (epoch, changed_at) = (record.epoch, record::changed_at(operator, &record));
         compiled.operators.insert(operator.full_name(), record);
-        let current = |(shard, policy)| (shard, in_epoch(policy, epoch, changed_at));
+        let current =
+            |(shard, draft): (_, Draft)| (shard, in_epoch(draft.policy, epoch, changed_at));
         Some(policies.into_iter().map(current).collect())
     });
-    let contents: Vec<Option<Policies>> = records.collect();
+    let contents: Vec<Option<BTreeMap<String, Policy>>> = records.collect();
+    let mut written: Vec<Written<'_>> = contents.iter().map(|_| Written::default()).collect();
     for (pod, mut places) in placed(world.members, &operators) {
         let last = before.get(&pod.name);
         if places.len() > 1 {
@@ -171,13 +189,9 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
             [] => Some(Told::nothing().of(pod)),
             [(at, shard)] => match &contents[at] {
                 Some(policies) => policies.get(shard).map(|policy| {
-                    Told {
-                        shard: Some(shard.to_owned()),
-                        operator: Some(operators[at].full_name()),
-                        version: operators[at].version(),
-                        policy: policy.clone(),
-                    }
-                    .of(pod)
+                    let mut told = operators[at].tells(shard, policy).of(pod);
+                    told.kept.0 = Some(written[at].of(shard, pod, &told.policy));
+                    told
                 }),
                 None => last.cloned(),
             },
@@ -188,6 +202,7 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
         };
         compiled.policies.extend(told.map(|told| (pod.name.clone(), told)));
     }
+    troubles.extend(world.members.iter().filter_map(admitted_past_us));
     troubles.sort();
     troubles.dedup();
     compiled.troubles = troubles;
@@ -234,9 +249,18 @@ fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
 }
 
 /// The policies, if each can be sent: one that is too large would be sent and refused for ever.
-fn sendable(operator: &Operator<'_>, policies: Policies) -> Result<Policies, Trouble> {
-    let large = policies.iter().find_map(|(shard, policy)| {
-        let bytes = serde_json::to_vec(policy).map_or(0, |text| text.len());
+fn sendable(
+    operator: &Operator<'_>,
+    policies: BTreeMap<String, Policy>,
+) -> Result<Policies, Trouble> {
+    let policies = policies.into_iter().map(|(shard, policy)| {
+        // Maps of text to text, lists and numbers: there is nothing that JSON could not say.
+        let text = serde_json::to_string(&policy).unwrap_or_default();
+        (shard, Draft { policy, text })
+    });
+    let policies: Policies = policies.collect();
+    let large = policies.iter().find_map(|(shard, draft)| {
+        let bytes = draft.text.len();
         (bytes > MAX_POLICY_BYTES).then_some((shard, bytes))
     });
     let Some((shard, bytes)) = large else { return Ok(policies) };
@@ -251,7 +275,15 @@ fn sendable(operator: &Operator<'_>, policies: Policies) -> Result<Policies, Tro
 }
 
 /// By shard, what it is told.
-type Policies = BTreeMap<String, Policy>;
+type Policies = BTreeMap<String, Draft>;
+
+/// A policy in no epoch yet.
+#[derive(Clone, Debug, PartialEq)]
+struct Draft {
+    policy: Policy,
+    /// The same in JSON.
+    text: String,
+}
 
 /// By number of the operator, the name of a shard.
 type Place<'a> = (usize, &'a str);
@@ -272,6 +304,17 @@ fn placed<'a>(
     let mut members: Vec<&Member> = members.iter().filter(|pod| pod.enrolled()).collect();
     members.sort_by_key(|pod| &pod.name);
     members.into_iter().map(|pod| (pod, places(pod))).collect()
+}
+
+/// What is wrong with a pod that asks to be served and is not.
+fn admitted_past_us(pod: &Member) -> Option<Trouble> {
+    let is_past_us = pod.asks() && !pod.enrolled() && !pod.leaving;
+    is_past_us.then(|| Trouble {
+        object: format!("Pod {}", pod.name),
+        configs: Vec::new(),
+        message: "asks to be served, but was admitted without what it needs for that, or cannot be: it is not; make it anew, with the label in its template"
+            .to_owned(),
+    })
 }
 
 fn selected_twice(pod: &Member, one: &str, other: &str) -> Trouble {

@@ -40,6 +40,9 @@ pub const FIELD_MANAGER: &str = "ctrlmesh-manager";
 /// How often it is looked whether the proxies have said something, or this replica has become the leader.
 const PERIOD: Duration = Duration::from_millis(500);
 
+/// For how long after this replica has begun to write it is not taken for certain that it has heard all proxies.
+const BEGINS: Duration = Duration::from_mins(1);
+
 /// How many writes are under way at once.
 const CONCURRENT: usize = 8;
 
@@ -97,6 +100,7 @@ where
         let mut desk = Desk::default();
         let mut under_way = FuturesUnordered::new();
         let mut ticks = time::interval(PERIOD);
+        let mut since = None;
         loop {
             tokio::select! {
                 changed = plans.changed() => {
@@ -113,11 +117,13 @@ where
             }
             if !(self.may_write)() {
                 desk.clear();
+                since = None;
                 continue;
             }
+            let since = *since.get_or_insert_with(Instant::now);
             let plan = plans.borrow_and_update().clone();
             if let Some(plan) = plan.filter(|_| desk.is_idle()) {
-                self.decide(plan, &mut desk);
+                self.decide(plan, &mut desk, since);
             }
             while under_way.len() < CONCURRENT
                 && let Some(write) = desk.next()
@@ -128,8 +134,9 @@ where
     }
 
     /// What has to be written, if anything is known that was not when it was last looked.
-    fn decide(&self, plan: Arc<Plan>, desk: &mut Desk) {
-        let seen = Seen { contacts: (self.contacts)(), unlabelled: (self.unlabelled)() };
+    fn decide(&self, plan: Arc<Plan>, desk: &mut Desk, since: Instant) {
+        let (contacts, unlabelled) = ((self.contacts)(), (self.unlabelled)());
+        let seen = Seen { contacts, unlabelled, begins: since.elapsed() < BEGINS };
         let now = Instant::now();
         if desk.asks(&plan, &seen, now) {
             let writes = writes(&plan, &self.labelling, &seen, Timestamp::now());

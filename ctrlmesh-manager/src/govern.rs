@@ -52,7 +52,7 @@ const JUDGES: usize = 2;
 pub fn start(context: &Context, background: Client, metrics: LabelMetrics) -> Vec<Route> {
     let drain = &context.drain;
     let labelling = Arc::new(context.args.labels.labelling());
-    let cache = Cache::start(&context.client, drain);
+    let cache = Cache::start(&context.client, &context.args.namespace, drain);
     let plans = plan::start(Arc::clone(&cache), Arc::clone(&labelling), drain);
     let caches = context.readiness.block("caches");
     let mut first = plans.clone();
@@ -253,8 +253,8 @@ mod tests {
     fn a_pod_is_told_by_uid_and_node_and_only_what_is_written_down() {
         let text = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
             spec: {selector: {matchLabels: {app: a}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n\
-            apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ops, uid: '7', labels: {app: a, ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nspec: {nodeName: n, containers: []}\n---\n\
-            apiVersion: v1\nkind: Pod\nmetadata: {name: q, namespace: ops, uid: '8', labels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\n---\n";
+            apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ops, uid: '7', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {app: a, ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nspec: {nodeName: 'n', containers: []}\n---\n\
+            apiVersion: v1\nkind: Pod\nmetadata: {name: q, namespace: ops, uid: '8', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\n---\n";
         let mut manifests = Manifests::default();
         manifests.read(text).unwrap();
         let snapshot = Snapshot {

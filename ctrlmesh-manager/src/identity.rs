@@ -2,10 +2,14 @@
 //!
 //! A pod, as its service-account token says: a token made out to us that the API server vouches for and that is bound
 //! to one pod. What the API server said is believed for a short time, so that who comes back does not cost a review.
+//!
+//! A review costs the API server something, and others have to wait for it. So what no signature could make good is not
+//! reviewed at all, and who shows one bad token after the other has to wait for a while, whatever it shows.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest::{self, SHA256, SHA256_OUTPUT_LEN};
 use ctrlmesh_common::names::TOKEN_AUDIENCE;
@@ -20,6 +24,8 @@ use tokio::time::{self, Instant};
 use crate::metrics::{self, Refused};
 use crate::pod::PodName;
 
+mod claims;
+
 /// How long a review is believed; a pod that is deleted keeps its access for this long.
 const BELIEVED: Duration = Duration::from_mins(1);
 
@@ -31,6 +37,18 @@ const AT_ONCE: usize = 32;
 
 /// How many reviews are remembered: every proxy that a manager is planned for, twice.
 const REMEMBERED: usize = 20_000;
+
+/// How many refusals are remembered, apart from those: whoever shows nonsense makes nobody be reviewed anew.
+const REFUSED: usize = 4_000;
+
+/// How many bad tokens one address may show within [`PERIOD`] before none that is not known is reviewed for it.
+const BAD: u32 = 30;
+
+/// Over which time they are counted.
+const PERIOD: Duration = Duration::from_mins(1);
+
+/// How many reviews of [`AT_ONCE`] may be for one address.
+const OF_ONE: usize = 16;
 
 /// Longest token that is sent to the API server, in bytes.
 const MAX_TOKEN_BYTES: usize = 8 * 1024;
@@ -68,6 +86,9 @@ pub enum IdentityError {
     /// It is bound to no pod.
     #[error("the token is bound to no pod")]
     Unbound,
+    /// Too many that proved nothing came from the same address.
+    #[error("too many tokens from this address proved nothing; none is reviewed for a while")]
+    TooMany,
     /// The API server cannot be asked.
     #[error("review the token")]
     Review(#[source] Box<kube::Error>),
@@ -80,8 +101,10 @@ pub enum IdentityError {
 #[derive(Debug)]
 pub struct Reviewer {
     reviews: Api<TokenReview>,
-    remembered: Mutex<HashMap<Key, Remembered>>,
+    known: Mutex<HashMap<Key, Remembered<Arc<Identity>>>>,
+    refused: Mutex<HashMap<Key, Remembered<Nothing>>>,
     at_once: Semaphore,
+    by_address: Mutex<HashMap<IpAddr, OfOne>>,
     asked: Counter,
 }
 
@@ -89,10 +112,24 @@ pub struct Reviewer {
 type Key = [u8; SHA256_OUTPUT_LEN];
 
 #[derive(Debug)]
-struct Remembered {
-    /// Nothing where the API server does not vouch for it.
-    identity: Option<Arc<Identity>>,
+struct Remembered<T> {
+    what: T,
     until: Instant,
+}
+
+/// What a token proves that proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Nothing {
+    Unknown,
+    Unbound,
+}
+
+/// What came from one address lately.
+#[derive(Debug)]
+struct OfOne {
+    began: Instant,
+    bad: u32,
+    under_way: Arc<Semaphore>,
 }
 
 // === impl IdentityError ===
@@ -103,7 +140,19 @@ impl IdentityError {
         match self {
             Self::TooLarge { .. } | Self::Unknown => Refused::Token,
             Self::Unbound => Refused::Unbound,
+            Self::TooMany => Refused::TooMany,
             Self::Review(_) | Self::Late => Refused::Unavailable,
+        }
+    }
+}
+
+// === impl Nothing ===
+
+impl From<Nothing> for IdentityError {
+    fn from(nothing: Nothing) -> Self {
+        match nothing {
+            Nothing::Unknown => Self::Unknown,
+            Nothing::Unbound => Self::Unbound,
         }
     }
 }
@@ -115,23 +164,42 @@ impl Reviewer {
     pub fn new(client: Client, registry: &mut Registry) -> Self {
         Self {
             reviews: Api::all(client),
-            remembered: Mutex::default(),
+            known: Mutex::default(),
+            refused: Mutex::default(),
             at_once: Semaphore::new(AT_ONCE),
+            by_address: Mutex::default(),
             asked: asked(registry),
         }
     }
 
-    /// Who shows `token`.
+    /// Who shows `token`, from `address`.
     ///
     /// # Errors
     /// Where it proves nothing.
-    pub async fn identify(&self, token: &str) -> Result<Arc<Identity>, IdentityError> {
+    pub async fn identify(
+        &self,
+        token: &str,
+        address: IpAddr,
+    ) -> Result<Arc<Identity>, IdentityError> {
+        if token.len() > MAX_TOKEN_BYTES {
+            return Err(IdentityError::TooLarge { bytes: token.len() });
+        }
         let key = key(token);
         let now = Instant::now();
-        match self.recall(&key, now) {
-            Some(remembered) => remembered,
-            None => self.review(token, key).await,
+        if let Some(identity) = recall(&self.known, &key, now) {
+            return Ok(identity);
         }
+        if let Some(nothing) = recall(&self.refused, &key, now) {
+            return Err(nothing.into());
+        }
+        claims::possible(token, SystemTime::now())?;
+        let under_way = self.of_one(address, now)?;
+        let _turn = under_way.acquire().await.map_err(|_closed| IdentityError::Late)?;
+        let reviewed = self.review(token, key).await;
+        if matches!(reviewed, Err(IdentityError::Unknown | IdentityError::Unbound)) {
+            self.was_bad(address);
+        }
+        reviewed
     }
 
     /// Asks the API server, whatever is remembered.
@@ -143,19 +211,30 @@ impl Reviewer {
     }
 
     async fn review(&self, token: &str, key: Key) -> Result<Arc<Identity>, IdentityError> {
-        if token.len() > MAX_TOKEN_BYTES {
-            return Err(IdentityError::TooLarge { bytes: token.len() });
-        }
-        let identity = time::timeout(DEADLINE, self.ask(token))
+        let reviewed = time::timeout(DEADLINE, self.ask(token))
             .await
-            .map_err(|_elapsed| IdentityError::Late)??
-            .map(Arc::new);
-        self.remember(key, identity.clone());
-        identity.ok_or(IdentityError::Unknown)
+            .map_err(|_elapsed| IdentityError::Late)??;
+        let until = Instant::now() + BELIEVED;
+        match reviewed {
+            Ok(identity) => {
+                let identity = Arc::new(identity);
+                remember(
+                    &self.known,
+                    key,
+                    Remembered { what: identity.clone(), until },
+                    REMEMBERED,
+                );
+                Ok(identity)
+            }
+            Err(nothing) => {
+                drop(self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&key));
+                remember(&self.refused, key, Remembered { what: nothing, until }, REFUSED);
+                Err(nothing.into())
+            }
+        }
     }
 
-    /// Nothing where the API server does not vouch for the token.
-    async fn ask(&self, token: &str) -> Result<Option<Identity>, IdentityError> {
+    async fn ask(&self, token: &str) -> Result<Result<Identity, Nothing>, IdentityError> {
         let _permit = self.at_once.acquire().await.map_err(|_closed| IdentityError::Late)?;
         self.asked.inc();
         let review = TokenReview {
@@ -173,30 +252,60 @@ impl Reviewer {
         let status = answer.status.unwrap_or_default();
         let ours = status.audiences.iter().flatten().any(|audience| audience == TOKEN_AUDIENCE);
         if status.authenticated != Some(true) || !ours {
-            return Ok(None);
+            return Ok(Err(Nothing::Unknown));
         }
-        identity(&status.user.unwrap_or_default()).map(Some).ok_or(IdentityError::Unbound)
+        Ok(identity(&status.user.unwrap_or_default()).ok_or(Nothing::Unbound))
     }
 
-    /// What is remembered of the token, if anything is.
-    fn recall(&self, key: &Key, now: Instant) -> Option<Result<Arc<Identity>, IdentityError>> {
-        let remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        let one = remembered.get(key).filter(|one| now < one.until)?.identity.clone();
-        drop(remembered);
-        Some(one.ok_or(IdentityError::Unknown))
+    /// Where the reviews for `address` wait for each other.
+    fn of_one(&self, address: IpAddr, now: Instant) -> Result<Arc<Semaphore>, IdentityError> {
+        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        by_address.retain(|_, one| {
+            now.duration_since(one.began) < PERIOD || Arc::strong_count(&one.under_way) > 1
+        });
+        let fresh = || OfOne { began: now, bad: 0, under_way: Arc::new(Semaphore::new(OF_ONE)) };
+        let one = by_address.entry(address).or_insert_with(fresh);
+        if now.duration_since(one.began) >= PERIOD {
+            (one.began, one.bad) = (now, 0);
+        }
+        let (bad, under_way) = (one.bad, one.under_way.clone());
+        drop(by_address);
+        if bad < BAD { Ok(under_way) } else { Err(IdentityError::TooMany) }
     }
 
-    fn remember(&self, key: Key, identity: Option<Arc<Identity>>) {
-        let now = Instant::now();
-        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-        if remembered.len() >= REMEMBERED {
-            remembered.retain(|_, one| now < one.until);
+    fn was_bad(&self, address: IpAddr) {
+        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(one) = by_address.get_mut(&address) {
+            one.bad = one.bad.saturating_add(1);
         }
-        if remembered.len() >= REMEMBERED {
-            remembered.clear();
-        }
-        remembered.insert(key, Remembered { identity, until: now + BELIEVED });
     }
+}
+
+fn recall<T: Clone>(
+    remembered: &Mutex<HashMap<Key, Remembered<T>>>,
+    key: &Key,
+    now: Instant,
+) -> Option<T> {
+    let remembered = remembered.lock().unwrap_or_else(PoisonError::into_inner);
+    remembered.get(key).filter(|one| now < one.until).map(|one| one.what.clone())
+}
+
+/// Remembers at most so many.
+fn remember<T>(
+    all: &Mutex<HashMap<Key, Remembered<T>>>,
+    key: Key,
+    one: Remembered<T>,
+    most: usize,
+) {
+    let now = Instant::now();
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    if all.len() >= most {
+        all.retain(|_, one| now < one.until);
+    }
+    if all.len() >= most {
+        all.clear();
+    }
+    all.insert(key, one);
 }
 
 fn asked(registry: &mut Registry) -> Counter {

@@ -4,11 +4,17 @@
 //! privilege. In mode `ebpf` the node's proxy serves the pod, and only what it trusts is changed: its volumes with the
 //! API server's CA hold the mesh's instead. In the modes `env` and `kubeconfig`, or where it asks for one, it also gets
 //! a proxy of its own: a native sidecar, the first of its init containers, so that all others start behind it.
+//!
+//! What would bring the API server's CA in another way, as far as the pod says so, is refused. What a Secret or another
+//! ConfigMap holds is not known here: whoever puts that CA there lets the operator past its shard.
 
+use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use ctrlmesh_common::names::{annotation, label, root_ca, sidecar as proxy};
-use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, ResourceRequirements, Volume};
+use k8s_openapi::api::core::v1::{
+    Container, EnvVar, KeyToPath, Pod, PodSpec, ResourceRequirements, Volume,
+};
 use serde::Deserialize;
 
 mod redirect;
@@ -16,6 +22,9 @@ mod sidecar;
 
 /// The name of the proxy's container, which no other container of the pod may have.
 pub const CONTAINER: &str = proxy::CONTAINER;
+
+/// What the name of the bundle with the API server's CA has in it, and of who signs for it.
+const API_SERVER_SIGNER: &str = "kube-apiserver-serving";
 
 /// What the manager knows of the sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,8 +83,42 @@ pub enum Refusal {
         name: String,
     },
     /// A container has the proxy's name.
-    #[error("spec.containers: {CONTAINER:?} is the name of the proxy's container; rename yours")]
-    Container,
+    #[error("spec.{field}: {CONTAINER:?} is the name of the proxy's container; rename yours")]
+    Container {
+        /// Among which containers.
+        field: &'static str,
+    },
+    /// A volume has the name of one of the proxy's.
+    #[error("spec.volumes: {name:?} is the name of a volume of the proxy's; rename yours")]
+    Volume {
+        /// The name.
+        name: String,
+    },
+    /// It runs on Windows.
+    #[error(
+        "spec.os: nothing can stand between a pod on Windows and the API server; remove the label {}",
+        label::ENABLE_PROXY
+    )]
+    Windows,
+    /// It would trust the API server itself.
+    #[error(
+        "spec.volumes[{volume:?}]: {what} holds the API server's own CA, with which the operator could get past its proxy; mount the projected token that Kubernetes adds by itself, or annotate the pod {}: \"true\"",
+        annotation::FAIL_OPEN
+    )]
+    RealCa {
+        /// The volume.
+        volume: String,
+        /// What is in it.
+        what: &'static str,
+    },
+    /// The proxy could not listen where it has to.
+    #[error(
+        "spec.securityContext.sysctls[net.ipv4.ip_unprivileged_port_start]: with {value:?} the proxy, which has no privilege, cannot listen at port 443, as it has to for clients that ignore KUBERNETES_SERVICE_HOST; set at most 443 or remove it, or use another interception than env"
+    )]
+    Ports {
+        /// What is asked for.
+        value: String,
+    },
 }
 
 /// Variables for one container.
@@ -130,8 +173,13 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &Settings) -> Result<Pod
     if spec.host_network == Some(true) {
         return Err(Refusal::HostNetwork);
     }
-    if spec.containers.iter().any(|container| container.name == CONTAINER) {
-        return Err(Refusal::Container);
+    if is_windows(spec) {
+        return Err(Refusal::Windows);
+    }
+    sidecar::check(spec)?;
+    redirect::check(spec, interception)?;
+    if !fail_open {
+        real_ca(spec)?;
     }
     for wanted in variables.into_iter().flatten() {
         add_variables(spec, wanted)?;
@@ -145,6 +193,8 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &Settings) -> Result<Pod
         labels.insert(label::SHARDING_CONFIG_INJECTED.to_owned(), shard.to_owned());
     }
     redirect::apply(&mut pod, interception);
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(annotation::INJECTED.to_owned(), "true".to_owned());
     Ok(pod)
 }
 
@@ -191,24 +241,60 @@ fn trust_the_mesh(spec: &mut PodSpec, fail_open: bool) {
         let projected = volume.projected.iter_mut();
         let sources = projected.flat_map(|projected| projected.sources.iter_mut().flatten());
         for map in sources.filter_map(|source| source.config_map.as_mut()) {
-            if map.name == root_ca::CLUSTER || map.name == root_ca::MESH {
-                root_ca::MESH.clone_into(&mut map.name);
-                map.items
-                    .get_or_insert_default()
-                    .iter_mut()
-                    .for_each(|item| key.clone_into(&mut item.key));
-            }
+            trust(&mut map.name, &mut map.items, key);
         }
-        if let Some(map) = volume.config_map.as_mut()
-            && (map.name == root_ca::CLUSTER || map.name == root_ca::MESH)
-        {
-            root_ca::MESH.clone_into(&mut map.name);
-            let items = map.items.get_or_insert_with(|| vec![sidecar::item(key, root_ca::KEY)]);
-            for item in items {
-                key.clone_into(&mut item.key);
-            }
+        if let Some(map) = volume.config_map.as_mut() {
+            trust(&mut map.name, &mut map.items, key);
         }
     }
+}
+
+/// The same for what of a ConfigMap is in a volume. Where nothing is picked, all keys are: of ours that would be too many.
+fn trust(name: &mut String, items: &mut Option<Vec<KeyToPath>>, key: &str) {
+    if name != root_ca::CLUSTER && name != root_ca::MESH {
+        return;
+    }
+    root_ca::MESH.clone_into(name);
+    let items = items.get_or_insert_default();
+    if items.is_empty() {
+        items.push(sidecar::item(key, root_ca::KEY));
+    }
+    for item in items {
+        key.clone_into(&mut item.key);
+    }
+}
+
+/// # Errors
+/// Where a volume brings the API server's CA in another way than its ConfigMap, and says so.
+fn real_ca(spec: &PodSpec) -> Result<(), Refusal> {
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let mounts = containers.flat_map(|container| container.volume_mounts.iter().flatten());
+    let as_account =
+        mounts.filter(|mount| mount.mount_path.trim_end_matches('/') == redirect::SERVICE_ACCOUNT);
+    let as_account: BTreeSet<&str> = as_account.map(|mount| mount.name.as_str()).collect();
+    for volume in spec.volumes.iter().flatten() {
+        let refused = |what| Err(Refusal::RealCa { volume: volume.name.clone(), what });
+        let projected = volume.projected.iter();
+        let mut sources = projected.flat_map(|projected| projected.sources.iter().flatten());
+        let bundle = sources.find_map(|source| {
+            let bundle = source.cluster_trust_bundle.as_ref()?;
+            let texts = [&bundle.signer_name, &bundle.name].into_iter().flatten();
+            texts.into_iter().any(|text| text.contains(API_SERVER_SIGNER)).then_some(())
+        });
+        if bundle.is_some() {
+            return refused("this ClusterTrustBundle");
+        }
+        if volume.secret.is_some() && as_account.contains(volume.name.as_str()) {
+            return refused("a Secret with a token");
+        }
+    }
+    Ok(())
+}
+
+fn is_windows(spec: &PodSpec) -> bool {
+    let selected = spec.node_selector.as_ref().and_then(|labels| labels.get("kubernetes.io/os"));
+    let named = spec.os.as_ref().map(|os| &os.name);
+    [selected, named].into_iter().flatten().any(|os| os == "windows")
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::shard::Labelling;
 
 mod kinds;
 mod pace;
+mod pending;
 mod policy;
 mod progress;
 mod webhook;
@@ -21,7 +22,7 @@ mod at_once;
 mod repair;
 
 pub use at_once::AtOnce;
-pub use kinds::{Kind, KindsError, served};
+pub use kinds::{Kind, Kinds, KindsError, served};
 pub use pace::Pace;
 pub use policy::{POLICY, binding, policy};
 pub use progress::Progress;

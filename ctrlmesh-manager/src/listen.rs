@@ -1,19 +1,22 @@
 //! Who is let in, and until when must it have proved itself?
 //!
 //! Every connection is TLS. Of those that have not proved themselves yet there are few at once, fewer from one address,
-//! and each has little time: who holds ten thousand connections open and says nothing keeps nobody else out.
+//! and each has little time: who holds ten thousand connections open and says nothing keeps nobody else out. Where there
+//! is no room, the address that has the most gives way to the one that has fewer, proven or not: the API server proves
+//! nothing when it calls our webhooks, and neither may anybody else shut it out. One pod has few connections, whatever
+//! it proves.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::drain::Drain;
@@ -25,6 +28,9 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// How long to wait when the process has no file descriptor left for a connection.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+
+/// How many connections one pod may have: one, while it comes back another one, and some that have not been found dead.
+const MOST_OF_ONE: usize = 8;
 
 /// How many there may be.
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +52,22 @@ pub struct Listen {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    connections: AtomicUsize,
-    unproven: Mutex<HashMap<IpAddr, usize>>,
+struct State(Mutex<Places>);
+
+#[derive(Debug, Default)]
+struct Places {
+    last: u64,
+    connections: usize,
+    unproven: usize,
+    by_address: HashMap<IpAddr, BTreeMap<u64, Place>>,
+    by_pod: HashMap<String, usize>,
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Place {
+    proven: bool,
+    leave: CancellationToken,
 }
 
 /// A connection's right to be there; it ends with this.
@@ -56,7 +75,9 @@ struct State {
 pub struct Admission {
     state: Arc<State>,
     address: IpAddr,
-    proven: AtomicBool,
+    number: u64,
+    leave: CancellationToken,
+    pod: Mutex<Option<String>>,
 }
 
 // === impl Listen ===
@@ -88,28 +109,41 @@ impl Listen {
             };
             let (tls, serve, refusals) = (tls.clone(), serve.clone(), self.refusals.clone());
             drain.spawn(async move {
-                if let Some(stream) = handshake(stream, &tls, &refusals).await {
-                    serve(stream, Arc::new(admission)).await;
+                let leave = admission.leave.clone();
+                let served = async {
+                    if let Some(stream) = handshake(stream, &tls, &refusals).await {
+                        serve(stream, Arc::new(admission)).await;
+                    }
+                };
+                tokio::select! {
+                    () = served => {}
+                    // It gives way to another.
+                    () = leave.cancelled() => refusals.count(Refused::TooMany),
                 }
             });
         }
     }
 
     fn admit(&self, address: IpAddr) -> Option<Admission> {
-        let state = &self.state;
-        if state.connections.load(Ordering::Relaxed) >= self.limits.connections {
+        let mut places = self.state.lock();
+        if places.count(address, true) >= self.limits.unproven_of_one {
             return None;
         }
-        let mut unproven = state.unproven.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = unproven.values().sum();
-        let of_one = unproven.get(&address).copied().unwrap_or_default();
-        if all >= self.limits.unproven || of_one >= self.limits.unproven_of_one {
+        if places.unproven >= self.limits.unproven && !places.give_way(address, true)
+            || places.connections >= self.limits.connections && !places.give_way(address, false)
+        {
             return None;
         }
-        unproven.insert(address, of_one + 1);
-        drop(unproven);
-        state.connections.fetch_add(1, Ordering::Relaxed);
-        Some(Admission { state: state.clone(), address, proven: AtomicBool::new(false) })
+        let leave = CancellationToken::new();
+        places.last += 1;
+        let number = places.last;
+        places.connections += 1;
+        places.unproven += 1;
+        let place = Place { proven: false, leave: leave.clone() };
+        places.by_address.entry(address).or_default().insert(number, place);
+        drop(places);
+        let (state, pod) = (self.state.clone(), Mutex::default());
+        Some(Admission { state, address, number, leave, pod })
     }
 }
 
@@ -139,41 +173,115 @@ async fn handshake(
 // === impl Admission ===
 
 impl Admission {
-    /// The connection has proved itself.
+    /// From where it comes.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The connection has proved itself, as far as anybody can here.
     pub fn prove(&self) {
-        if !self.proven.swap(true, Ordering::Relaxed) {
-            self.state.proved(self.address);
+        let mut places = self.state.lock();
+        let place = places.by_address.get_mut(&self.address);
+        let place = place.and_then(|of_one| of_one.get_mut(&self.number));
+        if let Some(place) = place.filter(|place| !place.proven) {
+            place.proven = true;
+            places.unproven -= 1;
         }
     }
 
-    /// Whether it has.
+    /// The connection has proved that it is that of the pod with this UID; false where the pod has too many.
+    pub fn prove_pod(&self, uid: &str) -> bool {
+        let mut pod = self.pod.lock().unwrap_or_else(PoisonError::into_inner);
+        if pod.is_none() {
+            if !self.state.lock().take_one_of(uid) {
+                return false;
+            }
+            *pod = Some(uid.to_owned());
+        }
+        drop(pod);
+        self.prove();
+        true
+    }
+
+    /// Whether it has proved itself.
     pub fn is_proven(&self) -> bool {
-        self.proven.load(Ordering::Relaxed)
+        self.state.lock().is_proven(self.address, self.number)
     }
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        if !self.is_proven() {
-            self.state.proved(self.address);
+        let pod = self.pod.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let mut places = self.state.lock();
+        drop(places.remove(self.address, self.number));
+        if let Some(pod) = pod
+            && let Some(count) = places.by_pod.get_mut(&pod)
+        {
+            *count -= 1;
+            if *count == 0 {
+                places.by_pod.remove(&pod);
+            }
         }
-        self.state.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 // === impl State ===
 
 impl State {
-    /// One less of `address` that has not.
-    fn proved(&self, address: IpAddr) {
-        let mut unproven = self.unproven.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = unproven.get_mut(&address) {
-            *count -= 1;
-            if *count == 0 {
-                unproven.remove(&address);
-            }
-        }
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+// === impl Places ===
+
+impl Places {
+    /// How many `address` has; of those that are not proven only, if so asked.
+    fn count(&self, address: IpAddr, unproven: bool) -> usize {
+        self.by_address.get(&address).map_or(0, |of_one| count(of_one, unproven))
+    }
+
+    fn is_proven(&self, address: IpAddr, number: u64) -> bool {
+        let place = self.by_address.get(&address).and_then(|of_one| of_one.get(&number));
+        place.is_some_and(|place| place.proven)
+    }
+
+    /// Counts one more connection of the pod, where it may have one.
+    fn take_one_of(&mut self, pod: &str) -> bool {
+        let count = self.by_pod.entry(pod.to_owned()).or_default();
+        let room = *count < MOST_OF_ONE;
+        *count += usize::from(room);
+        room
+    }
+
+    /// Takes the oldest place of the address that has the most, where that is more than `address` would have with it.
+    fn give_way(&mut self, address: IpAddr, unproven: bool) -> bool {
+        let counts = self.by_address.iter().map(|(one, places)| (count(places, unproven), *one));
+        let most = counts.max().filter(|(most, _)| *most > self.count(address, unproven) + 1);
+        let Some((_, greedy)) = most else { return false };
+        let mut of_one = self.by_address[&greedy].iter();
+        let oldest = of_one.find(|(_, place)| !(unproven && place.proven)).map(|(one, _)| *one);
+        let place = oldest.and_then(|number| self.remove(greedy, number));
+        place.is_some_and(|place| {
+            place.leave.cancel();
+            true
+        })
+    }
+
+    fn remove(&mut self, address: IpAddr, number: u64) -> Option<Place> {
+        let of_one = self.by_address.get_mut(&address)?;
+        let place = of_one.remove(&number)?;
+        if of_one.is_empty() {
+            self.by_address.remove(&address);
+        }
+        self.connections -= 1;
+        self.unproven -= usize::from(!place.proven);
+        Some(place)
+    }
+}
+
+fn count(places: &BTreeMap<u64, Place>, unproven: bool) -> usize {
+    places.values().filter(|place| !(unproven && place.proven)).count()
 }
 
 #[cfg(test)]
@@ -182,11 +290,26 @@ mod tests {
 
     use super::*;
 
+    fn listen(limits: Limits) -> Listen {
+        Listen::new(limits, Refusals::register(&mut Registry::default()))
+    }
+
+    fn address(last: u8) -> IpAddr {
+        [192, 0, 2, last].into()
+    }
+
+    fn is_empty(listen: &Listen) -> bool {
+        let places = listen.state.lock();
+        places.connections == 0
+            && places.unproven == 0
+            && places.by_address.is_empty()
+            && places.by_pod.is_empty()
+    }
+
     #[test]
     fn who_has_not_proved_itself_keeps_nobody_else_out() {
-        let limits = Limits { connections: 6, unproven: 4, unproven_of_one: 2 };
-        let listen = Listen::new(limits, Refusals::register(&mut Registry::default()));
-        let [attacker, proxy]: [IpAddr; 2] = [[192, 0, 2, 1].into(), [192, 0, 2, 2].into()];
+        let listen = listen(Limits { connections: 6, unproven: 4, unproven_of_one: 2 });
+        let [attacker, proxy] = [address(1), address(2)];
         let held: Vec<_> = std::iter::from_fn(|| listen.admit(attacker)).take(9).collect();
         assert_eq!(held.len(), 2);
         let honest = listen.admit(proxy).unwrap();
@@ -200,7 +323,45 @@ mod tests {
         assert_eq!(rest.len(), 2);
         assert!(listen.admit(proxy).is_some(), "the sixth");
         drop((honest, more, rest));
-        assert!(listen.state.unproven.lock().unwrap().is_empty());
-        assert_eq!(listen.state.connections.load(Ordering::Relaxed), 0);
+        assert!(is_empty(&listen));
+    }
+
+    #[test]
+    fn where_there_is_no_room_the_address_that_has_most_gives_way() {
+        let listen = listen(Limits { connections: 6, unproven: 4, unproven_of_one: 4 });
+        let enter = |last| {
+            let admission = listen.admit(address(last))?;
+            admission.prove();
+            Some(admission)
+        };
+        let greedy: Vec<_> = std::iter::from_fn(|| enter(1)).take(9).collect();
+        assert_eq!(greedy.len(), 6, "as long as nobody else asks, it may have all");
+        let honest: Vec<_> = std::iter::from_fn(|| enter(2)).take(9).collect();
+        assert_eq!(honest.len(), 3, "as many as the other one");
+        let cut: Vec<bool> = greedy.iter().map(|one| one.leave.is_cancelled()).collect();
+        assert_eq!(cut, [true, true, true, false, false, false]);
+        assert!(honest.iter().all(|one| !one.leave.is_cancelled()));
+        drop((greedy, honest));
+        assert!(is_empty(&listen));
+        let silent: Vec<_> = std::iter::from_fn(|| listen.admit(address(1))).take(9).collect();
+        let honest = listen.admit(address(2)).unwrap();
+        assert!(silent[0].leave.is_cancelled() && !honest.leave.is_cancelled());
+    }
+
+    #[test]
+    fn one_pod_has_few_connections_whatever_it_proves() {
+        let listen = listen(Limits { connections: 100, unproven: 100, unproven_of_one: 100 });
+        let enter = |pod: &str| {
+            let admission = listen.admit(address(1)).unwrap();
+            admission.prove_pod(pod).then_some(admission)
+        };
+        let many: Vec<_> = std::iter::from_fn(|| enter("a")).take(50).collect();
+        assert_eq!(many.len(), MOST_OF_ONE);
+        assert!(many[0].prove_pod("a"), "each has proved itself once and for all");
+        let other = enter("b").unwrap();
+        drop(many);
+        assert!(enter("a").is_some());
+        drop(other);
+        assert!(is_empty(&listen));
     }
 }

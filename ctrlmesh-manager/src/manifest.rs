@@ -42,6 +42,15 @@ pub enum ManifestError {
         #[source]
         source: Box<serde_saphyr::Error>,
     },
+    /// A document that the API server would read otherwise.
+    #[error("document {document}: as the API server reads it")]
+    Typed {
+        /// Which document of the file, from 1.
+        document: usize,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
     /// An item of a list.
     #[error("document {document}: items[{item}]")]
     Item {
@@ -79,9 +88,10 @@ impl Manifests {
         for (at, document) in api::documents(text).enumerate() {
             let number = at + 1;
             match parsed::<Option<Kind>>(number, &document)?.and_then(|kind| kind.kind).as_deref() {
-                Some("Pod") => self.add_pod(parsed(number, &document)?),
-                Some("Namespace") => self.add_namespace(parsed(number, &document)?),
-                Some("StatefulSet") => self.add_stateful_set(&parsed(number, &document)?),
+                Some("ShardingConfig") => typed::<ShardingConfig>(number, &document).map(drop)?,
+                Some("Pod") => self.add_pod(typed(number, &document)?),
+                Some("Namespace") => self.add_namespace(typed(number, &document)?),
+                Some("StatefulSet") => self.add_stateful_set(&typed(number, &document)?),
                 Some(kind) if kind.ends_with("List") => {
                     let list: List = parsed(number, &document)?;
                     for (item, value) in list.items.into_iter().enumerate() {
@@ -136,6 +146,15 @@ fn parsed<T: DeserializeOwned>(document: usize, text: &str) -> Result<T, Manifes
         .map_err(|source| ManifestError::Document { document, source: Box::new(source) })
 }
 
+/// The same, where it also is one as the API server reads it: there `y` is no text, whoever asks for one.
+fn typed<T: DeserializeOwned>(document: usize, text: &str) -> Result<T, ManifestError> {
+    let read = parsed(document, text)?;
+    let value: Value = parsed(document, text)?;
+    serde_json::from_value::<T>(value)
+        .map(|_| read)
+        .map_err(|source| ManifestError::Typed { document, source })
+}
+
 #[cfg(test)]
 mod tests {
     use std::error::Error as _;
@@ -163,6 +182,28 @@ mod tests {
             .read("apiVersion: v1\nkind: PodList\nitems:\n- metadata: {name: p, namespace: a}\n")
             .unwrap();
         assert_eq!(typed.pods, documents.pods);
+    }
+
+    #[test]
+    fn what_the_api_server_would_not_take_for_a_text_is_none() {
+        for (kind, version) in
+            [("Pod", "v1"), ("ShardingConfig", "ctrlmesh.kusionstack.io/v1alpha1")]
+        {
+            let of = |value: &str| {
+                format!(
+                    "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: p, namespace: a, labels: {{app: {value}}}}}\nspec: {{containers: []}}\n"
+                )
+            };
+            let of = |value: &str| {
+                of(value).replace(
+                    "spec: {containers: []}",
+                    if kind == "Pod" { "spec: {containers: []}" } else { "spec: {}" },
+                )
+            };
+            let error = Manifests::default().read(&of("y")).unwrap_err();
+            assert_eq!(error.to_string(), "document 1: as the API server reads it", "{kind}");
+            Manifests::default().read(&of("'y'")).unwrap();
+        }
     }
 
     #[test]

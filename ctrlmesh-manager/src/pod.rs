@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ctrlmesh_common::names::{annotation, label, sidecar};
+use ctrlmesh_common::names::{annotation, label, root_ca, sidecar};
 use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_common::selector::Labels;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -17,6 +17,9 @@ const STATEFUL_SET: &str = "StatefulSet";
 
 /// The kind of what makes the pods of a Deployment.
 const REPLICA_SET: &str = "ReplicaSet";
+
+/// Where nothing is served: a cluster has to be able to start without us.
+pub const KUBE_SYSTEM: &str = "kube-system";
 
 /// A pod's namespace and name, printed as `NAMESPACE/NAME`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +49,8 @@ pub struct Member {
     pub node: Option<String>,
     /// Its labels.
     pub labels: Labels,
+    /// As what it was admitted.
+    pub admitted: Admitted,
     /// What makes and replaces it.
     pub maker: Option<Maker>,
     /// When it was made, in seconds since 1970; none while it is being admitted.
@@ -62,6 +67,16 @@ pub struct Member {
     pub fail_open: bool,
     /// The container of the proxy inside it, once it was started.
     pub container: Option<String>,
+}
+
+/// As what a pod was admitted, which stays so whatever its labels say later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admitted {
+    /// With what it needs to be served, or it will be.
+    #[default]
+    Injected,
+    /// Without: it is not served.
+    PastUs,
 }
 
 /// What makes pods.
@@ -107,8 +122,13 @@ impl<'de> Deserialize<'de> for PodName {
 // === impl Member ===
 
 impl Member {
-    /// Whether it asks to be served.
+    /// Whether it is served: it was admitted as one that asks for it.
     pub fn enrolled(&self) -> bool {
+        self.asks() && self.admitted == Admitted::Injected
+    }
+
+    /// Whether it asks to be served.
+    pub fn asks(&self) -> bool {
         self.label(label::ENABLE_PROXY) == Some("true")
     }
 
@@ -167,6 +187,7 @@ impl From<&v1::Pod> for Member {
             uid: meta.uid.clone().unwrap_or_default(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
+            admitted: admitted(pod),
             maker,
             leaving: meta.deletion_timestamp.is_some() || ended,
             redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
@@ -174,6 +195,35 @@ impl From<&v1::Pod> for Member {
             fail_open: annotated(annotation::FAIL_OPEN).is_some_and(|value| value == "true"),
         }
     }
+}
+
+/// As what the pod was admitted. One that was not admitted yet will be given what it needs.
+///
+/// That it was given that is written into its annotations, which anybody can write later; so its volumes count too, which nobody can.
+fn admitted(pod: &v1::Pod) -> Admitted {
+    let empty = v1::PodSpec::default();
+    let (meta, spec) = (&pod.metadata, pod.spec.as_ref().unwrap_or(&empty));
+    if spec.host_network == Some(true) || meta.namespace.as_deref() == Some(KUBE_SYSTEM) {
+        return Admitted::PastUs;
+    }
+    let annotations = meta.annotations.as_ref();
+    let said = annotations.and_then(|all| all.get(annotation::INJECTED));
+    let injected = said.is_some_and(|said| said == "true") || holds(spec, root_ca::MESH);
+    if meta.uid.is_some() && (!injected || holds(spec, root_ca::CLUSTER)) {
+        return Admitted::PastUs;
+    }
+    Admitted::Injected
+}
+
+/// Whether a volume of the pod's own, not of the proxy's in it, holds something of the ConfigMap.
+fn holds(spec: &v1::PodSpec, name: &str) -> bool {
+    let own = spec.volumes.iter().flatten().filter(|volume| volume.name != sidecar::VOLUME);
+    own.into_iter().any(|volume| {
+        let projected = volume.projected.iter();
+        let mut sources = projected.flat_map(|projected| projected.sources.iter().flatten());
+        volume.config_map.as_ref().is_some_and(|map| map.name == name)
+            || sources.any(|source| source.config_map.as_ref().is_some_and(|map| map.name == name))
+    })
 }
 
 /// Where the connections of a pod are sent: what it was admitted with counts, not what it says since.
@@ -243,6 +293,37 @@ mod tests {
         assert_eq!(pod.revision_in("op"), Some("5c9"));
         assert_eq!(pod.revision_in("op-5c9"), None);
         assert_eq!(member("op-5c9-x", None, &hash).revision_in("op"), None);
+    }
+
+    #[test]
+    fn a_pod_that_was_labelled_after_it_was_admitted_is_not_enrolled() {
+        let volume = |map: &str| {
+            let sources = serde_json::json!([{"configMap": {"name": map, "items": [{"key": "ca.crt", "path": "ca.crt"}]}}]);
+            serde_json::json!([{"name": "kube-api-access-x", "projected": {"sources": sources}}])
+        };
+        let read = |uid: Option<&str>, injected: bool, volumes: serde_json::Value| {
+            let annotations = injected.then(|| serde_json::json!({annotation::INJECTED: "true"}));
+            let pod = serde_json::json!({
+                "metadata": {"name": "p", "namespace": "ops", "uid": uid, "labels": {label::ENABLE_PROXY: "true"}, "annotations": annotations},
+                "spec": {"containers": [], "volumes": volumes},
+            });
+            serde_json::from_value::<v1::Pod>(pod).unwrap()
+        };
+        let is = |pod: &v1::Pod| Member::from(pod).enrolled();
+        let none = serde_json::Value::Null;
+        assert!(!is(&read(Some("u"), false, volume(root_ca::CLUSTER))), "labelled afterwards");
+        assert!(!is(&read(Some("u"), false, none.clone())), "labelled afterwards, without a token");
+        assert!(!is(&read(Some("u"), true, volume(root_ca::CLUSTER))), "annotated afterwards, too");
+        assert!(is(&read(Some("u"), true, volume(root_ca::MESH))), "admitted");
+        assert!(is(&read(Some("u"), false, volume(root_ca::MESH))), "somebody took the annotation");
+        assert!(is(&read(Some("u"), true, none.clone())), "admitted, without a token");
+        assert!(is(&read(None, false, volume(root_ca::CLUSTER))), "will be admitted");
+        let mut host = read(Some("u"), true, none.clone());
+        host.spec.as_mut().unwrap().host_network = Some(true);
+        assert!(!is(&host), "its node's network");
+        let mut system = read(Some("u"), true, none);
+        system.metadata.namespace = Some(KUBE_SYSTEM.to_owned());
+        assert!(!is(&system));
     }
 
     #[test]

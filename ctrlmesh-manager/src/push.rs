@@ -16,6 +16,7 @@ pub use relay::Relay;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -177,11 +178,14 @@ impl Push {
         request: Request<Incoming>,
         admission: Arc<Admission>,
     ) -> Result<Response<Body>, Infallible> {
-        let (identity, token) = match self.identify(request.headers()).await {
+        let (identity, token) = match self.identify(request.headers(), admission.address()).await {
             Ok(known) => known,
             Err(status) => return Ok(status.into_http()),
         };
-        admission.prove();
+        if !admission.prove_pod(&identity.uid) {
+            let status = Status::resource_exhausted("too many connections of one pod");
+            return Ok(self.refuse(Refused::TooMany, &identity, status).into_http());
+        }
         let path = request.uri().path().to_owned();
         let call = Call { push: self, identity, token };
         let response = match path.as_str() {
@@ -205,7 +209,11 @@ impl Push {
         Ok(response)
     }
 
-    async fn identify(&self, headers: &HeaderMap) -> Result<(Arc<Identity>, Arc<str>), Status> {
+    async fn identify(
+        &self,
+        headers: &HeaderMap,
+        address: IpAddr,
+    ) -> Result<(Arc<Identity>, Arc<str>), Status> {
         let token = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
@@ -214,7 +222,8 @@ impl Push {
             self.refusals.count(Refused::NoToken);
             return Err(Status::unauthenticated("a service-account token is needed"));
         };
-        let identity = self.reviewer.identify(token).await.map_err(|error| self.unknown(&error))?;
+        let identity = self.reviewer.identify(token, address).await;
+        let identity = identity.map_err(|error| self.unknown(&error))?;
         Ok((identity, Arc::from(token)))
     }
 
@@ -226,6 +235,7 @@ impl Push {
                 warn!(error = text, "a proxy's token could not be reviewed");
                 Status::unavailable("the token cannot be reviewed now")
             }
+            Refused::TooMany => Status::resource_exhausted(text),
             _ => Status::unauthenticated(text),
         }
     }
@@ -289,7 +299,7 @@ async fn sign(
         let status = Status::resource_exhausted("too many certificates for one pod");
         return Err(push.refuse(Refused::Csr, identity, status));
     }
-    let signed = push.vault.current().mesh.current.sign(request, SystemTime::now());
+    let signed = push.vault.current().mesh.sign(request, SystemTime::now());
     let chain = signed.map_err(|error| {
         let status = Status::invalid_argument(telemetry::chain(&error));
         push.refuse(Refused::Csr, identity, status)

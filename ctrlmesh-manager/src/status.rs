@@ -7,8 +7,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ctrlmesh_common::api::{PodStatus, RootStatus, ShardingConfig, ShardingConfigStatus};
-use ctrlmesh_common::policy::Policy;
-use ctrlmesh_common::wire;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -50,6 +48,8 @@ pub struct Facts<'a> {
     pub conflicts: &'a BTreeMap<String, Vec<String>>,
     /// What is to be labelled yet, where that is known to be anything.
     pub unlabelled: Option<&'a str>,
+    /// Whether it has only just begun to be heard what the proxies say.
+    pub begins: bool,
     /// Now.
     pub now: Timestamp,
 }
@@ -65,33 +65,12 @@ struct Verdict {
     message: String,
 }
 
-/// Digests of policies. Those of the pods of one shard are the same, and are made once.
-#[derive(Default)]
-struct Digests<'a> {
-    last: Option<(&'a Policy, u64)>,
-}
-
 // === impl Contact ===
 
 impl Contact {
     /// When it was last heard of.
     fn heard(&self, now: Timestamp) -> Timestamp {
         if self.connected { now } else { self.at }
-    }
-}
-
-// === impl Digests ===
-
-impl<'a> Digests<'a> {
-    fn of(&mut self, told: &'a Told) -> u64 {
-        if let Some((policy, digest)) = self.last
-            && *policy == told.policy
-        {
-            return digest;
-        }
-        let digest = wire::digest(&told.text());
-        self.last = Some((&told.policy, digest));
-        digest
     }
 }
 
@@ -152,7 +131,7 @@ pub fn of(
         status.changed_at.clone_from(&config.metadata.resource_version);
     }
     let accepted = accepted(config, &full_name, plan);
-    let programmed = programmed(record.or(root_record), &all, facts);
+    let programmed = programmed(config, record.or(root_record), &all, facts);
     let degraded = degraded(&full_name, record, &all, plan, facts);
     let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
     status.conditions = conditions
@@ -233,18 +212,25 @@ fn accepted(config: &ShardingConfig, full_name: &str, plan: &Plan) -> Verdict {
     }
 }
 
-fn programmed(record: Option<&Record>, pods: &[(&Member, &Told)], facts: Facts<'_>) -> Verdict {
+fn programmed(
+    config: &ShardingConfig,
+    record: Option<&Record>,
+    pods: &[(&Member, &Told)],
+    facts: Facts<'_>,
+) -> Verdict {
     let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.leaving).collect();
     let Some(record) = record else {
         return verdict(false, "Pending", "nothing new is told to any proxy");
     };
     // Epochs of different operators, or of one that was made anew, may be the same number.
-    let mut digests = Digests::default();
-    let mut done =
-        |told, contact: &Contact| contact.digest != 0 && contact.digest == digests.of(told);
+    let done = |told: &Told, contact: &Contact| {
+        contact.digest != 0 && contact.digest == told.sent().digest
+    };
+    // Who has just begun to lead has not heard of those that have acknowledged long ago.
+    let before = facts.begins && was_programmed(config, record);
     let acknowledged = staying.iter().filter(|(member, told)| {
         let contact = facts.contacts.get(&member.name);
-        record.written && contact.is_some_and(|contact| done(told, contact))
+        record.written && contact.map_or(before, |contact| done(told, contact))
     });
     let (acknowledged, all, epoch) = (acknowledged.count(), staying.len(), record.epoch);
     match (acknowledged, all) {
@@ -259,6 +245,13 @@ fn programmed(record: Option<&Record>, pods: &[(&Member, &Told)], facts: Facts<'
             verdict(false, "Waiting", message)
         }
     }
+}
+
+/// Whether it is written that every proxy has acknowledged the record's epoch.
+fn was_programmed(config: &ShardingConfig, record: &Record) -> bool {
+    let Some(status) = &config.status else { return false };
+    let holds = |one: &Condition| one.type_ == "Programmed" && one.status == "True";
+    status.epoch == i64::try_from(record.epoch).ok() && status.conditions.iter().any(holds)
 }
 
 fn degraded(

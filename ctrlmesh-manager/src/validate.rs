@@ -9,7 +9,7 @@ use ctrlmesh_common::api::{
     self, CircuitBreaker, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
     ShardingConfigSpec,
 };
-use ctrlmesh_common::selector::{Labels, RequirementError, Selector, check_value};
+use ctrlmesh_common::selector::{Labels, RequirementError, Selector};
 use ctrlmesh_common::{expression, names};
 use regex::RegexBuilder;
 
@@ -85,7 +85,11 @@ fn beside_others(
         let near = near.filter(|other| other.metadata.namespace == config.metadata.namespace);
         let others: Vec<&ShardingConfig> = near.collect();
         overlap::with_others(config, &others, &mut report);
-        if let Some(pods) = pods.filter(|_| config.spec.root.is_none()) {
+        if config.spec.root.is_none() {
+            overlap::of_selectors(config, &others, &mut report);
+        }
+        if let Some(pods) = pods.filter(|_| config.spec.root.is_none() && report.errors.is_empty())
+        {
             overlap::of_pods(config, &others, pods, &mut report);
         }
     }
@@ -163,9 +167,8 @@ impl Report {
 
 /// Pods carry the name of their shard, and shards that of their root, as a label.
 fn name(config: &ShardingConfig, report: &mut Report) {
-    if let Some(name) = &config.metadata.name
-        && check_value(name).is_err()
-    {
+    // What else a name may not be is refused as of any object's.
+    if config.metadata.name.as_ref().is_some_and(|name| name.len() > names::MAX_SHARD_BYTES) {
         report.error(
             "metadata.name",
             "must be at most 63 characters, because it is the value of a label",

@@ -5,17 +5,20 @@ use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{self, ShardingConfig};
 use ctrlmesh_manager::validate;
 use ctrlmesh_testbed::{ControlPlane, retry};
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt as _};
 use serde_json::json;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, OnceCell};
 
 mod harness;
 
 const ACCEPTED: &str = include_str!("manifests/accepted.yaml");
 
 const REFUSED: &str = include_str!("manifests/refused.yaml");
+
+/// Held by who creates the one `ManagerState` that may be.
+static MANAGER_STATE: Mutex<()> = Mutex::const_new(());
 
 /// Installs our definitions, once, and waits until they are served.
 async fn installed() -> Result<Client> {
@@ -45,17 +48,21 @@ fn resource_of(object: &DynamicObject) -> Result<ApiResource> {
     )))
 }
 
+fn api_of(client: &Client, namespace: &str, resource: &ApiResource) -> Api<DynamicObject> {
+    if resource.kind == "ManagerState" {
+        Api::all_with(client.clone(), resource)
+    } else {
+        Api::namespaced_with(client.clone(), namespace, resource)
+    }
+}
+
 async fn create(
     client: &Client,
     namespace: &str,
     object: &DynamicObject,
 ) -> Result<DynamicObject, kube::Error> {
     let resource = resource_of(object).map_err(|error| kube::Error::Service(error.into()))?;
-    let api: Api<DynamicObject> = if resource.kind == "ManagerState" {
-        Api::all_with(client.clone(), &resource)
-    } else {
-        Api::namespaced_with(client.clone(), namespace, &resource)
-    };
+    let api = api_of(client, namespace, &resource);
     // Strict: a field that the schema does not know is an error, and not silently lost.
     let request =
         http::Request::post(format!("{}?dryRun=All&fieldValidation=Strict", api.resource_url()))
@@ -67,6 +74,7 @@ async fn create(
 
 #[tokio::test]
 async fn what_users_of_the_predecessors_have_is_accepted_unchanged() -> Result<()> {
+    let _alone = MANAGER_STATE.lock().await;
     let client = installed().await?;
     let namespace = ControlPlane::shared().namespace("accepted").await?;
     for (_, object) in documents(ACCEPTED) {
@@ -283,4 +291,52 @@ fn unexplained_fields(path: &str, schema: &serde_json::Value, found: &mut Vec<St
             unexplained_fields(&path, &property["items"], found);
         }
     }
+}
+
+#[tokio::test]
+async fn what_kubectl_get_shows_is_not_the_first_of_many() -> Result<()> {
+    let _alone = MANAGER_STATE.lock().await;
+    let client = installed().await?;
+    let namespace = ControlPlane::shared().namespace("table").await?;
+    let status = json!({"namespace": "ctrlmesh", "updateTimestamp": "2026-01-01T00:00:00Z", "endpoints": [
+        {"name": "m-0", "podIP": "10.0.0.1", "leader": false}, {"name": "m-1", "podIP": "10.0.0.2", "leader": true}]});
+    let kinds = [
+        (
+            "ManagerState",
+            json!({"metadata": {"name": "ctrlmesh-manager"}}),
+            Some(status),
+            vec!["ctrlmesh", "m-1"],
+        ),
+        (
+            "CircuitBreaker",
+            json!({"metadata": {"name": "a"}, "spec": {"selector": {"matchLabels": {"app": "a", "tier": "b"}},
+                "rateLimitings": [{"name": "one", "bucket": {"burst": 1, "interval": "10s", "limit": 1},
+                    "triggerPolicy": "Normal", "recoverPolicy": {"type": "SleepingWindow", "sleepingWindowSize": "10m"},
+                    "resourceRules": [{"apiGroups": [""], "namespaces": ["*"], "resources": ["pods"], "verbs": ["delete"]}]}]}}),
+            None,
+            vec![r#"{"app":"a","tier":"b"}"#],
+        ),
+    ];
+    for (kind, mut manifest, status, expected) in kinds {
+        manifest["apiVersion"] = json!("ctrlmesh.kusionstack.io/v1alpha1");
+        manifest["kind"] = json!(kind);
+        let object: DynamicObject = serde_json::from_value(manifest)?;
+        let api = api_of(&client, &namespace, &resource_of(&object)?);
+        let made = api.create(&PostParams::default(), &object).await?;
+        if let Some(status) = status {
+            let patch = Patch::Merge(json!({"status": status}));
+            api.patch_status(&made.name_any(), &PatchParams::default(), &patch).await?;
+        }
+        let url = format!("{}/{}", api.resource_url(), made.name_any());
+        let request = http::Request::get(url)
+            .header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+            .body(Vec::new())?;
+        let table: serde_json::Value = client.request(request).await?;
+        let cells = table["rows"][0]["cells"].as_array().context("cells")?;
+        let shown: Vec<&str> = cells.iter().filter_map(|cell| cell.as_str()).collect();
+        // Between the name and the age.
+        assert_eq!(shown[1..shown.len() - 1], expected, "{table}");
+        api.delete(&made.name_any(), &DeleteParams::default()).await?;
+    }
+    Ok(())
 }

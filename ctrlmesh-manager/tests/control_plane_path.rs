@@ -8,7 +8,7 @@ use std::process::Stdio;
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
-use ctrlmesh_common::names::{label, root_ca};
+use ctrlmesh_common::names::{annotation, label, root_ca};
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_proxy::config::SidecarArgs;
 use ctrlmesh_testbed::{ControlPlane, retry};
@@ -68,9 +68,9 @@ impl Journey {
     async fn member(&self, name: &str) -> Result<Member> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let pod = json!({
-            "metadata": {"name": name, "labels": {label::ENABLE_PROXY: "true"},
+            "metadata": {"name": name, "labels": {label::ENABLE_PROXY: "true"}, "annotations": {annotation::INJECTED: "true"},
                 "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "op", "uid": "6d7a1f0e-0000-4000-8000-000000000000", "controller": true}]},
-            "spec": {"serviceAccountName": "default", "nodeName": "node-a", "containers": [{"name": "operator", "image": "none"}]},
+            "spec": {"serviceAccountName": "default", "nodeName": "node-a", "automountServiceAccountToken": false, "containers": [{"name": "operator", "image": "none"}]},
         });
         let made = create(&pods, pod).await?;
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);

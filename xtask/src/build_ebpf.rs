@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::progress::say;
 use crate::run::{root, run, with_own_toolchain};
@@ -25,10 +25,13 @@ struct Toolchain {
 /// # Errors
 /// Where no toolchain is there, or none can.
 pub fn build() -> Result<()> {
-    let (crate_folder, object) =
-        (root().join("ctrlmesh-ebpf"), root().join("target/bpf/ctrlmesh.o"));
-    first(toolchains(), |toolchain| build_with(toolchain, &crate_folder))?;
-    place(&crate_folder.join("target/bpfel-unknown-none/release/ctrlmesh"), &object)
+    first(toolchains(), |toolchain| build_with(toolchain, &crate_folder()))?;
+    let built = crate_folder().join("target/bpfel-unknown-none/release/ctrlmesh");
+    place(&built, &root().join("target/bpf/ctrlmesh.o"))
+}
+
+fn crate_folder() -> PathBuf {
+    root().join("ctrlmesh-ebpf")
 }
 
 /// Tries one after the other, and says which failed, and why, before it goes on.
@@ -59,12 +62,7 @@ fn first(toolchains: Vec<Toolchain>, build: impl Fn(Toolchain) -> Result<()>) ->
 
 /// Those that are there, the usual one first.
 fn toolchains() -> Vec<Toolchain> {
-    let mut toolchains = Vec::new();
-    if let Some(toolchain) = nightly() {
-        let mut cargo = Command::new("cargo");
-        with_own_toolchain(&mut cargo).arg(format!("+{toolchain}"));
-        toolchains.push(Toolchain { name: "the nightly toolchain", cargo });
-    }
+    let mut toolchains: Vec<Toolchain> = nightly().into_iter().collect();
     let linker = tools::bpf_linker();
     if let Some(folder) = linker.parent().filter(|_| has_debian_source() && linker.is_file()) {
         let path = env::var("PATH").unwrap_or_default();
@@ -98,7 +96,7 @@ fn build_with(toolchain: Toolchain, crate_folder: &Path) -> Result<()> {
 }
 
 /// A nightly toolchain that has the source of `core`, where bpf-linker is on `$PATH`.
-pub fn nightly() -> Option<String> {
+fn nightly() -> Option<Toolchain> {
     if !tools::on_path("bpf-linker") {
         return None;
     }
@@ -106,7 +104,11 @@ pub fn nightly() -> Option<String> {
     let output =
         with_own_toolchain(&mut command).args(["+nightly", "--print", "sysroot"]).output().ok()?;
     let sysroot = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-    sysroot.join("lib/rustlib/src/rust/library/core").is_dir().then(|| "nightly".to_owned())
+    sysroot.join("lib/rustlib/src/rust/library/core").is_dir().then(|| {
+        let mut cargo = Command::new("cargo");
+        with_own_toolchain(&mut cargo).arg("+nightly");
+        Toolchain { name: "the nightly toolchain", cargo }
+    })
 }
 
 /// Whether there is a toolchain to build with.
@@ -114,9 +116,17 @@ pub fn has_toolchain() -> bool {
     !toolchains().is_empty()
 }
 
-/// Whether a linker is there, on `$PATH` or in our cache.
-pub fn has_linker() -> bool {
-    nightly().is_some() || tools::bpf_linker().is_file()
+/// Whether a nightly toolchain is there and builds the kernel programs. One that does not is said to, with its error:
+/// then the other toolchain has to be made ready.
+pub fn nightly_builds() -> bool {
+    let Some(toolchain) = nightly() else { return false };
+    match build_with(toolchain, &crate_folder()) {
+        Ok(()) => true,
+        Err(error) => {
+            say(&format!("the nightly toolchain does not build the kernel programs: {error:#}"));
+            false
+        }
+    }
 }
 
 fn has_debian_source() -> bool {
@@ -127,6 +137,9 @@ fn has_debian_source() -> bool {
 /// Copies only what has changed, so that the proxy is not built again for nothing.
 fn place(built: &Path, object: &Path) -> Result<()> {
     let bytes = fs::read(built).with_context(|| format!("read {}", built.display()))?;
+    // The name of a section. Without these types no map or program can be looked into, and some maps cannot be made.
+    let has_types = bytes.windows(5).any(|bytes| bytes == b".BTF\0");
+    ensure!(has_types, "{} has no BTF; the linker must be asked for it", built.display());
     if fs::read(object).is_ok_and(|there| there == bytes) {
         return Ok(());
     }
@@ -156,6 +169,21 @@ mod tests {
         });
         assert!(built.is_ok());
         assert_eq!(*tried.borrow(), ["a", "b"]);
+    }
+
+    #[test]
+    fn an_object_without_types_takes_no_place() {
+        let folder = env::temp_dir().join(format!("ctrlmesh-place-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (built, object) = (folder.join("built"), folder.join("object"));
+        fs::write(&built, b"\x7fELF .text\0").unwrap();
+        let refused = place(&built, &object).unwrap_err().to_string();
+        fs::write(&built, b"\x7fELF .text\0.BTF\0").unwrap();
+        place(&built, &object).unwrap();
+        let placed = fs::read(&object).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(refused.contains("has no BTF"), "{refused}");
+        assert!(placed.ends_with(b".BTF\0"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::{fs, io};
 pub struct Violation {
     /// The module.
     pub module: String,
-    /// The later module that it names.
+    /// The later module that it names, or `*` where it names all.
     pub names: String,
 }
 
@@ -41,7 +41,7 @@ pub fn check(src: &Path) -> io::Result<Vec<Violation>> {
         let mut named = BTreeSet::new();
         read_module(&src.join(format!("{module}.rs")), 1, &mut named)?;
         read_folder(&src.join(module), 2, &mut named)?;
-        for later in order[at + 1..].iter().filter(|later| named.contains(**later)) {
+        for later in order[at + 1..].iter().chain(&["*"]).filter(|later| named.contains(**later)) {
             violations.push(Violation { module: (*module).to_owned(), names: (*later).to_owned() });
         }
     }
@@ -128,6 +128,10 @@ fn path<'a>(mut tokens: &[Token<'a>], mut depth: usize, named: &mut BTreeSet<&'a
     match tokens {
         [Token::Name(name), ..] if depth == 0 => {
             named.insert(name);
+        }
+        // All at once, those that come later too.
+        [Token::Sign('*'), ..] if depth == 0 => {
+            named.insert("*");
         }
         [Token::Sign('{'), rest @ ..] => {
             for branch in branches(rest) {
@@ -226,7 +230,7 @@ mod tests {
 
     #[test]
     fn what_a_path_names_is_seen_wherever_it_stands() {
-        let cases: [(&str, &[&str]); 9] = [
+        let cases: [(&str, &[&str]); 11] = [
             ("use crate::policy::Policy;", &["policy"]),
             ("use crate::{names, policy};", &["names", "policy"]),
             (
@@ -241,7 +245,9 @@ mod tests {
             ),
             ("use crate::policy_store::P;", &["policy_store"]),
             ("use other::crate_::policy; use ::std::fs; x::policy()", &[]),
-            ("use crate::*;", &[]),
+            ("use crate::*;", &["*"]),
+            ("use crate::{names, *};", &["*", "names"]),
+            ("use crate::names::*;", &["names"]),
         ];
         for (text, expected) in cases {
             assert_eq!(named(text, 1), expected, "{text}");

@@ -16,6 +16,10 @@ const MANIFEST: &str = "Cargo.toml";
 /// The workspaces beside the main one, each with a lock file of its own.
 const OTHER_WORKSPACES: [&str; 2] = ["ctrlmesh-ebpf/Cargo.toml", "fuzz/Cargo.toml"];
 
+/// Where the checks of these two build, which are of other toolchains' flags than what runs.
+const KERNEL_LINT: &str = "target/bpf-lint";
+const FUZZ_LINT: &str = "target/fuzz-lint";
+
 /// Runs every check; the first that fails ends it.
 ///
 /// # Errors
@@ -43,7 +47,7 @@ pub fn check_all() -> Result<()> {
         "--locked",
         "--all-targets",
         "--target-dir",
-        "target/fuzz-lint",
+        FUZZ_LINT,
         "--manifest-path",
         "fuzz/Cargo.toml",
         "--",
@@ -51,8 +55,7 @@ pub fn check_all() -> Result<()> {
         "warnings",
     ]))?;
     dependencies()?;
-    let mut doc = cargo(&["doc", "--workspace", "--no-deps", "--locked"]);
-    run(doc.env("RUSTDOCFLAGS", "--deny warnings"))?;
+    documentation()?;
     say("lint: everything holds");
     Ok(())
 }
@@ -91,7 +94,7 @@ fn layers() -> Result<()> {
     for name in CRATES {
         if let Some(found) = layering::check(&root().join(name).join("src"))?.into_iter().next() {
             anyhow::bail!(
-                "{name}: module `{}` names `{}`, which comes after it in lib.rs",
+                "{name}: module `{}` names `{}`, which comes after it in lib.rs (`*`: all of them)",
                 found.module,
                 found.names
             );
@@ -112,9 +115,23 @@ fn locked(manifest: &str) -> Result<()> {
 /// The kernel programs are built for a target without clippy, but the machine's own can check them: nothing is linked.
 /// Their assembly is a feature of nightly compilers.
 fn kernel_programs() -> Result<()> {
-    let mut clippy = cargo(&["clippy", "--locked", "--target-dir", "target/bpf-lint"]);
+    let mut clippy = cargo(&["clippy", "--locked", "--target-dir", KERNEL_LINT]);
     clippy.args(["--manifest-path", "ctrlmesh-ebpf/Cargo.toml", "--", "--deny", "warnings"]);
     run(clippy.env("RUSTC_BOOTSTRAP", "1"))
+}
+
+fn documentation() -> Result<()> {
+    let doc = |arguments: &[&str]| {
+        let mut doc = cargo(&["doc", "--no-deps", "--locked"]);
+        doc.args(arguments).env("RUSTDOCFLAGS", "--deny warnings");
+        doc
+    };
+    run(&mut doc(&["--workspace"]))?;
+    let [kernel, fuzz] = OTHER_WORKSPACES;
+    let kernel =
+        ["--document-private-items", "--target-dir", KERNEL_LINT, "--manifest-path", kernel];
+    run(doc(&kernel).env("RUSTC_BOOTSTRAP", "1"))?;
+    run(&mut doc(&["--target-dir", FUZZ_LINT, "--manifest-path", fuzz]))
 }
 
 fn dependencies() -> Result<()> {

@@ -66,7 +66,10 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command`, passing its standard output on line by line; gives the lines, and whether it succeeded.
+/// Runs `command`, passing its standard output on; gives its lines, and whether it succeeded.
+///
+/// What libtest says of one binary is passed on at once when it has been said, so that those who run at the same time do not
+/// come between.
 ///
 /// # Errors
 /// Where it cannot be started.
@@ -76,11 +79,20 @@ pub(crate) fn watch(command: &mut Command) -> Result<(Vec<String>, bool)> {
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("start {}", shown(command)))?;
-    let mut lines = Vec::new();
-    for line in BufReader::new(child.stdout.take().context("standard output")?).lines() {
-        let line = line?;
-        writeln!(stdout(), "{line}")?;
+    // Whatever a child of a test writes: not all of it is text.
+    let output = BufReader::new(child.stdout.take().context("standard output")?);
+    let (mut lines, mut said) = (Vec::new(), 0);
+    for line in output.split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        let ends = line.starts_with("test result: ");
         lines.push(line);
+        if ends {
+            writeln!(stdout(), "{}", lines[said..].join("\n"))?;
+            said = lines.len();
+        }
+    }
+    if said < lines.len() {
+        writeln!(stdout(), "{}", lines[said..].join("\n"))?;
     }
     Ok((lines, child.wait()?.success()))
 }

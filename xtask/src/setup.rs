@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::progress::{say, step};
 use crate::run::{is_root, root, run, succeeds, with_own_toolchain};
@@ -41,7 +41,7 @@ const PACKAGES: [Need; 18] = [
     ),
 ];
 
-/// More of Debian's packages, where there is no nightly toolchain with `rust-src` and bpf-linker.
+/// More of Debian's packages, where no nightly toolchain with `rust-src` and bpf-linker builds the kernel programs.
 const EBPF_PACKAGES: [Need; 5] = [
     ("libpolly-22-dev", "bpf-linker", ""),
     ("libzstd-dev", "bpf-linker", "/usr/include/zstd.h"),
@@ -94,7 +94,12 @@ impl From<Readiness> for ExitCode {
 /// Where something cannot be installed or built.
 pub fn run_setup() -> Result<Readiness> {
     tools::sweep();
-    let packages = missing_packages();
+    if let Some(problem) = assets_problem() {
+        say(&problem);
+        return Ok(Readiness::NotReady);
+    }
+    let nightly = build_ebpf::nightly_builds();
+    let packages = missing_packages(nightly);
     let go = missing_go();
     if !may_install() && (!packages.is_empty() || go.is_some()) {
         // The whole list, before anything is built.
@@ -104,7 +109,7 @@ pub fn run_setup() -> Result<Readiness> {
     if !packages.is_empty() {
         install(&packages)?;
     }
-    if !build_ebpf::has_linker() {
+    if !nightly && !tools::bpf_linker().is_file() {
         step(
             "build bpf-linker, for the kernel programs, once per machine",
             Duration::from_mins(1),
@@ -129,16 +134,44 @@ pub fn run_setup() -> Result<Readiness> {
     Ok(Readiness::Ready)
 }
 
-/// What to do about Go, where something has to be built with it and it is not there, or too old.
+/// What to do about Go, where it is not there, or too old. It is always needed: tests compare us with what is written in
+/// it, and build their operators with it.
 fn missing_go() -> Option<String> {
-    let built = CONTROL_PLANE.iter().map(|(program, ..)| tools::control_plane(program));
-    let mut programs = built.chain([tools::h2spec(), tools::prometheus_operator()]);
-    if programs.all(|program| program.is_file()) {
-        return None;
-    }
     let output = Command::new("go").args(["env", "GOVERSION"]).output();
     let version = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     go_problem(version.ok().as_deref())
+}
+
+/// Whether Go is there, and new enough.
+pub fn has_go() -> bool {
+    missing_go().is_none()
+}
+
+/// What is wrong with the folder of programs that the user names, if they name one.
+fn assets_problem() -> Option<String> {
+    let folder = tools::assets()?;
+    let mut needed = CONTROL_PLANE.iter().map(|(program, ..)| program);
+    let absent = needed
+        .find(|program| tools::is_of_assets(program) && !tools::control_plane(program).is_file());
+    if let Some(program) = absent {
+        let (variable, folder) = (tools::ASSETS, folder.display());
+        return Some(format!(
+            "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
+        ));
+    }
+    let output = Command::new(folder.join("kube-apiserver")).arg("--version").output();
+    let output = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    release_problem(&output.unwrap_or_default())
+}
+
+/// What is wrong with what an API server says of its release: the tests know what one minor release does.
+fn release_problem(said: &str) -> Option<String> {
+    let minor = tools::KUBERNETES.rsplit_once('.').map_or("", |(minor, _)| minor);
+    let found = said.strip_prefix("Kubernetes ").unwrap_or(said);
+    (!found.starts_with(&format!("{minor}."))).then(|| {
+        let variable = tools::ASSETS;
+        format!("kube-apiserver in {variable} must be of {minor}, found {found:?}; or unset {variable} and it is built")
+    })
 }
 
 /// What is wrong with this version of Go; none: it is not installed.
@@ -159,23 +192,17 @@ fn control_plane() -> Result<()> {
     let missing =
         CONTROL_PLANE.iter().filter(|(program, ..)| !tools::control_plane(program).is_file());
     for (program, package, time) in missing {
-        if let Some(folder) = tools::assets().filter(|_| tools::is_of_assets(program)) {
-            let (variable, folder) = (tools::ASSETS, folder.display());
-            bail!(
-                "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
-            );
-        }
         let what = format!("build {program}, for a real Kubernetes, once per machine");
         step(&what, Duration::from_secs(*time), || build_go(program, package))?;
     }
     Ok(())
 }
 
-fn missing_packages() -> Vec<Need> {
-    let ebpf = match build_ebpf::nightly() {
-        Some(_) => &[][..],
-        None if is_debian() => &EBPF_PACKAGES,
-        None => &[NIGHTLY],
+fn missing_packages(nightly: bool) -> Vec<Need> {
+    let ebpf = match nightly {
+        true => &[][..],
+        false if is_debian() => &EBPF_PACKAGES,
+        false => &[NIGHTLY],
     };
     PACKAGES.iter().chain(ebpf).copied().filter(|need| !is_there(need)).collect()
 }
@@ -201,34 +228,44 @@ fn is_installed(status: &str) -> bool {
 
 fn is_debian() -> bool {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    release.lines().any(|line| line == "ID=debian") && tools::on_path("apt-get")
+    is_bookworm(&release) && tools::on_path("apt-get")
 }
 
-/// Whether this is Debian and we are root.
+/// Whether `/etc/os-release` is that of Debian 12: the packages of another are others.
+fn is_bookworm(release: &str) -> bool {
+    ["ID=debian", "VERSION_ID=\"12\""]
+        .iter()
+        .all(|wanted| release.lines().any(|line| line == *wanted))
+}
+
+/// Whether this is Debian 12 and we are root.
 fn may_install() -> bool {
     is_debian() && is_root()
 }
 
 fn say_what_to_install(needs: &[Need], go: Option<&str>) {
-    say(
-        "This machine lacks what the tests need, and I can install it only as root and on Debian. Please install:",
-    );
-    for (name, why, _) in needs {
-        say(&format!("  {name:<16} {why}"));
-    }
-    if let Some(problem) = go {
-        say(&format!("  {:<16} {problem}", "Go"));
-    }
-    let packages: Vec<&str> =
-        needs.iter().filter(|need| **need != NIGHTLY).map(|(name, ..)| *name).collect();
+    say(&what_to_install(needs, go, is_debian()));
+}
+
+/// The list for somebody who has to install it, and how on Debian.
+fn what_to_install(needs: &[Need], go: Option<&str>, debian: bool) -> String {
+    let mut lines = vec![match needs {
+        [] => "This machine lacks what the tests need. Please install:".to_owned(),
+        _ => "This machine lacks what the tests need, and I can install it only as root and on Debian 12. Please install:".to_owned(),
+    }];
+    lines.extend(needs.iter().map(|(name, why, _)| format!("  {name:<16} {why}")));
+    lines.extend(go.map(|problem| format!("  {:<16} {problem}", "Go")));
+    let packages = needs.iter().filter(|need| **need != NIGHTLY).map(|(name, ..)| *name);
+    let packages: Vec<&str> = packages.collect();
     if !packages.is_empty() {
-        let note = if is_debian() { "" } else { " (other systems call some of them differently)" };
-        say(&format!("On Debian 12: apt-get install {}{note}", packages.join(" ")));
+        let note = if debian { "" } else { " (other systems call some of them differently)" };
+        lines.push(format!("On Debian 12: apt-get install {}{note}", packages.join(" ")));
     }
-    say(
-        "Instead of rustc-web, rust-web-src, llvm-22-dev, libpolly-22-dev and libzstd-dev you can have a nightly",
-    );
-    say("toolchain with rust-src, and bpf-linker on your PATH.");
+    if needs.iter().any(|need| EBPF_PACKAGES.contains(need)) {
+        let names = EBPF_PACKAGES.map(|(name, ..)| name).join(", ");
+        lines.push(format!("Instead of {names} you can have a nightly toolchain with rust-src, and bpf-linker on your PATH."));
+    }
+    lines.join("\n")
 }
 
 fn install(packages: &[Need]) -> Result<()> {
@@ -375,6 +412,59 @@ mod tests {
         let old = go_problem(Some("go1.19.8")).unwrap();
         assert!(old.starts_with("install Go 1.26 or newer") && old.contains("go1.19.8"), "{old}");
         assert!(go_problem(None).unwrap().starts_with("install Go 1.26 or newer"));
+    }
+
+    #[test]
+    fn packages_are_installed_on_debian_12_only() {
+        assert!(is_bookworm("NAME=\"Debian\"\nVERSION_ID=\"12\"\nID=debian\n"));
+        assert!(!is_bookworm("ID=debian\nVERSION_ID=\"13\"\n"));
+        assert!(!is_bookworm("ID=ubuntu\nVERSION_ID=\"12\"\n"));
+    }
+
+    #[test]
+    fn programs_of_another_release_are_refused() {
+        assert_eq!(release_problem(&format!("Kubernetes {}", tools::KUBERNETES)), None);
+        assert_eq!(release_problem("Kubernetes v1.36.0"), None);
+        let other = release_problem("Kubernetes v1.33.1").unwrap();
+        assert!(other.contains("must be of v1.36, found \"v1.33.1\""), "{other}");
+        assert!(release_problem("").is_some());
+    }
+
+    #[test]
+    fn the_versions_are_those_that_are_built() {
+        let versions = [
+            ("control-plane", format!("k8s.io/kubernetes {} ", tools::KUBERNETES)),
+            ("control-plane", format!("go.etcd.io/etcd/server/v3 {} ", tools::ETCD)),
+            ("h2spec", format!("github.com/summerwind/h2spec {}+incompatible ", tools::H2SPEC)),
+            (
+                "prometheus-operator",
+                format!(
+                    "github.com/prometheus-operator/prometheus-operator {} ",
+                    tools::PROMETHEUS_OPERATOR
+                ),
+            ),
+        ];
+        for (module, version) in versions {
+            let text =
+                fs::read_to_string(root().join("xtask").join(module).join("go.mod")).unwrap();
+            assert!(text.contains(&version), "{module}/go.mod does not name {version}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_missing_is_asked_for() {
+        let go = go_problem(None);
+        let text = what_to_install(&[], go.as_deref(), true);
+        assert!(text.contains("install Go 1.26") && !text.contains("apt-get"), "{text}");
+        assert!(!text.contains("only as root") && !text.contains("nightly"), "{text}");
+        let text = what_to_install(&PACKAGES[..1], None, true);
+        assert!(text.contains("On Debian 12: apt-get install bpftool"), "{text}");
+        assert!(!text.contains("nightly"), "{text}");
+        let text = what_to_install(&EBPF_PACKAGES[..1], None, false);
+        assert!(
+            text.contains("only as root and on Debian 12") && text.contains("nightly"),
+            "{text}"
+        );
     }
 
     #[test]

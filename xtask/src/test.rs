@@ -3,20 +3,26 @@
 //! A tier is found by the name of the test target: `kernel*`, `control_plane*`, `node*` and `operator*` are those tiers, every other file in
 //! a `tests/` folder is of the socket tier, and what stands in the sources is the unit tier.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::io::{Write as _, stdout};
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
-use std::{env, fs};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use std::{env, fs, thread};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::progress::say;
-use crate::run::{CRATES, cargo, has_cgroup2, is_root, root, watch};
+use crate::run::{CRATES, cargo, has_cgroup2, is_root, root, run, watch};
 use crate::setup::Readiness;
 use crate::{build_ebpf, setup, tools};
+
+mod outcome;
+
+use outcome::{Outcome, print};
 
 /// Variable with which tests take their full counts.
 const FULL: &str = "CTRLMESH_TEST_FULL";
@@ -40,7 +46,7 @@ const NODE_PACKAGES: [&str; 7] =
 /// What to run.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Run this tier only; may be given several times
+    /// Run this tier only; may be given several times. For `unit` alone nothing is set up
     #[arg(long, value_name = "NAME")]
     tier: Vec<Tier>,
     /// Run only the tests whose names contain this
@@ -49,9 +55,22 @@ pub struct Options {
     /// Run the node tier against this cluster instead of a node of our own; the images must be there
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Run this many test binaries at once, of the tiers that mostly wait [default: one more than there are processors]
+    #[arg(long, value_name = "NUMBER")]
+    at_once: Option<usize>,
     /// Take the full counts (1,000 restarts instead of 100)
     #[arg(long)]
     full: bool,
+}
+
+// === impl Options ===
+
+impl Options {
+    /// How many test binaries run at once where they may. On a user's cluster they would meet.
+    fn lanes(&self) -> usize {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(processors + 1).max(1) }
+    }
 }
 
 /// A tier of tests, the least powerful first.
@@ -71,22 +90,14 @@ pub enum Tier {
     Operator,
 }
 
-/// What came of a tier.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Outcome {
-    passed: usize,
-    failed: usize,
-    /// The tests that are marked with `#[ignore]`, each with its reason.
-    ignored: Vec<String>,
-    /// Whether everything was built and run.
-    complete: bool,
-    /// Why it was not run.
-    skipped: Option<String>,
-}
-
 // === impl Tier ===
 
 impl Tier {
+    /// Whether its tests load the kernel programs.
+    fn is_of_kernel(self) -> bool {
+        matches!(self, Self::Kernel | Self::Node | Self::Operator)
+    }
+
     fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -106,55 +117,42 @@ impl Tier {
         }
     }
 
+    /// Whether its tests mostly wait for other programs, so that several of its binaries can run at once. What the kernel
+    /// tier does must be quick, and is checked to be.
+    fn waits(self) -> bool {
+        matches!(self, Self::ControlPlane | Self::Node | Self::Operator)
+    }
+
+    /// What came of it without running anything, if that is known; `programs` as in [`Self::obstacle`].
+    fn beforehand(self, targets: &[String], programs: bool) -> Option<Outcome> {
+        if self.is_of_kernel() && !programs && build_ebpf::has_toolchain() {
+            return Some(Outcome::default());
+        }
+        if let Some(reason) = self.obstacle(programs) {
+            return Some(Outcome { skipped: Some(reason), ..Outcome::default() });
+        }
+        let none = self != Self::Unit && targets.is_empty();
+        none.then(|| Outcome { complete: true, ..Outcome::default() })
+    }
+
     /// Why it cannot run on this machine, if so; `programs` says whether the kernel programs were built just now. Those of
     /// an earlier build are not what is to be tested.
     fn obstacle(self, programs: bool) -> Option<String> {
         match self {
-            Self::Unit | Self::Socket => None,
+            Self::Unit => None,
+            _ if !setup::has_go() => Some("needs Go".to_owned()),
+            Self::Socket => None,
             Self::Kernel | Self::Node | Self::Operator if !is_root() => {
                 Some("needs root".to_owned())
             }
-            Self::Kernel if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
-            Self::Kernel => {
-                (!programs).then(|| "needs a toolchain for the kernel programs".to_owned())
-            }
             Self::ControlPlane => missing(&["etcd", "kube-apiserver"], &[]),
+            _ if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
+            _ if !programs => Some("needs a toolchain for the kernel programs".to_owned()),
+            Self::Kernel => None,
             Self::Operator if !tools::prometheus_operator().is_file() => {
                 Some("needs prometheus-operator".to_owned())
             }
             Self::Node | Self::Operator => missing(&NODE_PROGRAMS, &NODE_PACKAGES),
-        }
-    }
-}
-
-// === impl Outcome ===
-
-impl Outcome {
-    /// Adds what a run of cargo printed, and whether it succeeded.
-    fn add(&mut self, (lines, complete): (Vec<String>, bool)) {
-        self.complete &= complete;
-        for (passed, failed) in lines.iter().filter_map(|line| counts(line)) {
-            self.passed += passed;
-            self.failed += failed;
-        }
-        self.ignored.extend(lines.iter().filter_map(|line| ignored(line)));
-    }
-
-    /// Why something of it was not run, or not well.
-    fn why(&self) -> String {
-        match &self.skipped {
-            Some(reason) => reason.clone(),
-            None if !self.complete && self.failed == 0 => {
-                "did not build, or a test binary ended early".to_owned()
-            }
-            None => self.ignored.join(", "),
-        }
-    }
-
-    fn is_good(&self, strict: bool) -> bool {
-        match &self.skipped {
-            Some(_) => !strict,
-            None => self.complete && self.failed == 0,
         }
     }
 }
@@ -165,27 +163,42 @@ impl Outcome {
 /// Where something cannot be set up or started. Failed tests are not errors but an exit code.
 pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     let start = Instant::now();
+    let strict = env::var("CI").is_ok_and(|value| value == "true");
+    let programs = options.tier != [Tier::Unit] && prepare();
+    let targets = targets()?;
+    let (mut outcomes, mut together) = (BTreeMap::new(), Vec::new());
+    for tier in Tier::value_variants() {
+        if options.tier.is_empty() || options.tier.contains(tier) {
+            let names = targets.get(tier).map_or(&[][..], Vec::as_slice);
+            let outcome = match tier.beforehand(names, programs) {
+                Some(outcome) => outcome,
+                None if tier.waits() => {
+                    together.extend(names.iter().map(|name| (*tier, name.as_str())));
+                    Outcome { complete: true, ..Outcome::default() }
+                }
+                None => run_alone(*tier, names, options)?,
+            };
+            outcomes.insert(*tier, outcome);
+        }
+    }
+    for (tier, outcome) in run_together(together, options)? {
+        outcomes.entry(tier).or_default().merge(outcome);
+    }
+    print(&outcomes, strict, start.elapsed())?;
+    let good = outcomes.values().all(|outcome| outcome.is_good(strict));
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Sets up, and builds the kernel programs; gives whether they are built.
+fn prepare() -> bool {
     match setup::run_setup() {
         Ok(Readiness::Ready) => {}
         Ok(Readiness::NotReady) => say("going on with the tiers that can run without"),
         Err(error) => say(&format!("{error:#}\ngoing on with the tiers that can run without")),
     }
-    let strict = env::var("CI").is_ok_and(|value| value == "true");
-    let programs = build_ebpf::build();
-    if let Err(error) = &programs {
-        say(&format!("the kernel programs are not built: {error:#}"));
-    }
-    let targets = targets()?;
-    let mut outcomes = Vec::new();
-    for tier in Tier::value_variants() {
-        if options.tier.is_empty() || options.tier.contains(tier) {
-            let names = targets.get(tier).map_or(&[][..], Vec::as_slice);
-            outcomes.push((*tier, run_tier(*tier, names, options, programs.is_ok())?));
-        }
-    }
-    print(&outcomes, strict, start.elapsed())?;
-    let good = outcomes.iter().all(|(_, outcome)| outcome.is_good(strict));
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    build_ebpf::build()
+        .inspect_err(|error| say(&format!("the kernel programs are not built: {error:#}")))
+        .is_ok()
 }
 
 /// Which of the programs is not there: of those that we build, and of those of the system.
@@ -218,27 +231,60 @@ fn targets() -> Result<BTreeMap<Tier, Vec<String>>> {
     Ok(targets)
 }
 
-fn run_tier(tier: Tier, targets: &[String], options: &Options, programs: bool) -> Result<Outcome> {
-    if tier == Tier::Kernel && !programs && build_ebpf::has_toolchain() {
-        return Ok(Outcome::default());
-    }
-    if let Some(reason) = tier.obstacle(programs) {
-        return Ok(Outcome { skipped: Some(reason), ..Outcome::default() });
-    }
-    if tier != Tier::Unit && targets.is_empty() {
-        return Ok(Outcome { complete: true, ..Outcome::default() });
-    }
+/// Runs the tests of a tier, one binary after the other.
+fn run_alone(tier: Tier, targets: &[String], options: &Options) -> Result<Outcome> {
     say(&format!("\n==> tier {}", tier.name()));
+    let start = Instant::now();
     let mut outcome = Outcome { complete: true, ..Outcome::default() };
     if tier == Tier::Unit {
         outcome.add(watch(&mut test(&["--lib", "--bins"], options))?);
         // Examples in documentation are built one by one, so they are a run of their own.
         outcome.add(watch(&mut test(&["--doc"], options))?);
     } else {
-        let names = targets.iter().flat_map(|target| ["--test", target.as_str()]);
-        outcome.add(watch(&mut test(&names.collect::<Vec<_>>(), options))?);
+        outcome.add(watch(&mut test(&of_targets(targets.iter().map(String::as_str)), options))?);
     }
+    outcome.taken = start.elapsed();
     Ok(outcome)
+}
+
+/// Runs the binaries of tiers that wait more than they work, several at once: those of the longest tiers first.
+fn run_together(mut jobs: Vec<(Tier, &str)>, options: &Options) -> Result<Vec<(Tier, Outcome)>> {
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    jobs.sort_by_key(|(tier, _)| Reverse(*tier));
+    let lanes = options.lanes();
+    say(&format!("\n==> {} test binaries of the other tiers, {lanes} at once", jobs.len()));
+    // One that does not build takes none of the others with it: it is built again, alone, and that is its outcome.
+    let mut build = test(&of_targets(jobs.iter().map(|(_, target)| *target)), options);
+    drop(run(build.arg("--no-run")));
+    let (jobs, outcomes) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
+    let work = || -> Result<()> {
+        while let Some((tier, target)) = lock(&jobs).next() {
+            let start = Instant::now();
+            let ran = watch(&mut test(&["--test", target], options))?;
+            let mut outcome = Outcome { complete: true, ..Outcome::default() };
+            outcome.add(ran);
+            outcome.taken = start.elapsed();
+            lock(&outcomes).push((tier, outcome));
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(work)).collect();
+        lanes.into_iter().try_for_each(|lane| {
+            lane.join().unwrap_or_else(|_| bail!("a thread that runs tests panicked"))
+        })
+    })?;
+    Ok(outcomes.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn of_targets<'a>(targets: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    targets.flat_map(|target| ["--test", target]).collect()
 }
 
 fn test(what: &[&str], options: &Options) -> Command {
@@ -254,103 +300,16 @@ fn test(what: &[&str], options: &Options) -> Command {
     command
 }
 
-/// What libtest says of a test that is marked with `#[ignore]`: its name and why.
-fn ignored(line: &str) -> Option<String> {
-    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
-    let reason = rest.strip_prefix(", ").unwrap_or("no reason is given");
-    Some(format!("{name} ({reason})"))
-}
-
-/// The counts in a closing line of libtest: passed and failed.
-fn counts(line: &str) -> Option<(usize, usize)> {
-    let rest = line.strip_prefix("test result: ")?.split_once(". ")?.1;
-    let count =
-        |unit: &str| rest.split("; ").find_map(|part| part.strip_suffix(unit)?.trim().parse().ok());
-    Some((count("passed")?, count("failed")?))
-}
-
-/// Prints the table, and the line with which libtest ends.
-fn print(outcomes: &[(Tier, Outcome)], strict: bool, taken: Duration) -> Result<()> {
-    let mut out = stdout().lock();
-    writeln!(
-        out,
-        "\n{:<14} {:>6} {:>7} {:>7} {:>8}  why",
-        "tier", "tests", "passed", "failed", "skipped"
-    )?;
-    let (mut passed, mut failed, mut ignored) = (0, 0, 0);
-    for (tier, outcome) in outcomes {
-        let Outcome { passed: good, failed: bad, ignored: left, .. } = outcome;
-        let (left, why) = (left.len(), outcome.why());
-        let skipped = if outcome.skipped.is_some() { "all".to_owned() } else { left.to_string() };
-        writeln!(
-            out,
-            "{:<14} {:>6} {good:>7} {bad:>7} {skipped:>8}  {why}",
-            tier.name(),
-            good + bad + left
-        )?;
-        (passed, failed, ignored) = (passed + good, failed + bad, ignored + left);
-        failed += usize::from(!outcome.is_good(strict) && *bad == 0);
-    }
-    let line = closing_line(passed, failed, ignored, taken);
-    writeln!(out, "\n{line}").context("print the result")
-}
-
-fn closing_line(passed: usize, failed: usize, ignored: usize, taken: Duration) -> String {
-    let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    format!(
-        "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; \
-         0 filtered out; finished in {:.2}s",
-        taken.as_secs_f64()
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_closing_line_of_a_test_binary_is_counted() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.10s";
-        assert_eq!(counts(line), Some((12, 3)));
-        assert_eq!(counts("test parses ... ok"), None);
-    }
-
-    #[test]
-    fn the_closing_line_is_one_that_a_reader_of_libtest_knows() {
-        let line = closing_line(12, 0, 1, Duration::from_millis(61_500));
-        assert_eq!(
-            line,
-            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 61.50s"
-        );
-        assert_eq!(counts(&line), Some((12, 0)));
-    }
-
-    #[test]
-    fn ignored_tests_are_named_with_their_reason() {
-        let lines = [
-            "test a::b ... ok",
-            "test a::c ... ignored, needs a kernel of next year",
-            "test a::d ... ignored",
-            "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s",
-        ];
-        let mut outcome = Outcome { complete: true, ..Outcome::default() };
-        outcome.add((lines.map(str::to_owned).to_vec(), true));
-        assert_eq!((outcome.passed, outcome.failed, outcome.ignored.len()), (1, 0, 2));
-        assert_eq!(outcome.why(), "a::c (needs a kernel of next year), a::d (no reason is given)");
-    }
-
-    #[test]
-    fn a_skipped_tier_fails_only_where_nothing_may_be_skipped() {
-        let skipped = Outcome { skipped: Some("needs root".to_owned()), ..Outcome::default() };
-        assert!(skipped.is_good(false) && !skipped.is_good(true));
-        let broken = Outcome { passed: 3, ..Outcome::default() };
-        assert!(!broken.is_good(false), "a binary that ended early is not good");
-    }
-
-    #[test]
     fn kernel_programs_of_an_earlier_build_are_not_tested() {
-        assert!(Tier::Kernel.obstacle(false).is_some());
-        assert_eq!(Tier::Socket.obstacle(false), None);
+        for tier in [Tier::Kernel, Tier::Node, Tier::Operator] {
+            assert!(tier.obstacle(false).is_some());
+        }
+        assert_eq!(Tier::Unit.obstacle(false), None);
     }
 
     #[test]

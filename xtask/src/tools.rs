@@ -4,6 +4,8 @@
 //! them there. They are put in place by a rename: what is there is whole.
 
 use std::ffi::OsStr;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{env, fs, io, process};
@@ -115,10 +117,12 @@ pub fn sweep() {
     }
 }
 
-/// Where a build is put together, beside where it will stand.
+/// Where a build is put together, beside where it will stand: another place each time, because a process of another
+/// container may have our number.
 pub fn staged(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or(OsStr::new("tool")).to_string_lossy();
-    target.with_file_name(format!(".{name}.{}", process::id()))
+    let random = RandomState::new().build_hasher().finish();
+    target.with_file_name(format!(".{name}.{random:016x}.{}", process::id()))
 }
 
 fn is_staged(path: &Path) -> bool {
@@ -146,24 +150,34 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 /// # Errors
 /// Where `build` fails, or a folder cannot be made or moved.
 pub fn put(target: &Path, build: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let staged = staged(target);
+    let (staged, before) = (staged(target), inode(target));
     fs::create_dir_all(&staged)?;
-    let result = build(&staged).and_then(|()| Ok(replace(&staged, target)?));
+    let result = build(&staged).and_then(|()| Ok(replace(&staged, target, before)?));
     if staged.exists() {
         fs::remove_dir_all(&staged)?;
     }
     result
 }
 
-/// Moves `staged` to `target`; what another process put there meanwhile is as good.
-fn replace(staged: &Path, target: &Path) -> io::Result<()> {
+/// Moves `staged` to `target`, in place of the folder that was there `before`. What another process put there meanwhile is
+/// as good, and in use: it stays.
+fn replace(staged: &Path, target: &Path, before: Option<u64>) -> io::Result<()> {
     match fs::rename(staged, target) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-            fs::remove_dir_all(target)?;
-            fs::rename(staged, target)
+            if inode(target) != before {
+                return Ok(());
+            }
+            let old = self::staged(target);
+            fs::rename(target, &old)?;
+            fs::rename(staged, target)?;
+            fs::remove_dir_all(old)
         }
         result => result,
     }
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().map(|metadata| metadata.ino())
 }
 
 #[cfg(test)]
@@ -187,6 +201,21 @@ mod tests {
         assert!(!left(".etcd.4194306", SystemTime::now()), "it may be of another container");
         assert!(!left(&format!(".etcd.{}", process::id()), long_ago), "we are still at it");
         assert!(!left(".keep", long_ago), "it is none of ours");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_another_process_finished_meanwhile_stays() {
+        let folder = env::temp_dir().join(format!("ctrlmesh-meanwhile-{}", process::id()));
+        let target = folder.join("tool");
+        let write = |folder: &Path, text: &str| fs::write(folder.join("whole"), text);
+        put(&target, |ours| {
+            put(&target, |theirs| Ok(write(theirs, "theirs")?))?;
+            Ok(write(ours, "ours")?)
+        })
+        .unwrap();
+        assert_eq!(fs::read_to_string(target.join("whole")).unwrap(), "theirs");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing is left beside it");
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -22,12 +22,7 @@ use super::{LabelSelector, TargetStatus, rules};
     status = "CircuitBreakerStatus",
     derive = "PartialEq",
     doc = "Limits how often the selected pods may do something, and what they may talk to.",
-    printcolumn(name = "Limits", type_ = "string", json_path = ".spec.rateLimitings[*].name"),
-    printcolumn(
-        name = "Opened",
-        type_ = "string",
-        json_path = ".status.targetStatus[*].limitingSnapshots[?(@.state==\"Opened\")].name"
-    ),
+    printcolumn(name = "Selector", type_ = "string", json_path = ".spec.selector.matchLabels"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct CircuitBreakerSpec {

@@ -21,7 +21,7 @@ use super::{LabelSelector, TargetStatus, rules};
     derive = "PartialEq",
     doc = "Delays or fails some requests of the selected pods.",
     printcolumn(name = "Disabled", type_ = "boolean", json_path = ".spec.disabled"),
-    printcolumn(name = "Faults", type_ = "string", json_path = ".spec.httpFault[*].name"),
+    printcolumn(name = "Selector", type_ = "string", json_path = ".spec.selector.matchLabels"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct FaultInjectionSpec {

@@ -17,7 +17,9 @@ use crate::selector::{Condition, Requirement, RequirementError, Selector};
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.matchLabels) || self.matchLabels.all(key, key.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))")
-        .message("matchLabels: every key must be a label key: an optional DNS subdomain and '/', then 1 to 63 of A-Z a-z 0-9 - _ . with an alphanumeric at both ends")
+        .message("matchLabels: every key must be a label key: an optional DNS subdomain and '/', then 1 to 63 of A-Z a-z 0-9 - _ . with an alphanumeric at both ends"),
+    validation = Rule::new("!has(self.matchLabels) || self.matchLabels.all(key, key.indexOf('/') <= 253)")
+        .message("matchLabels: the part of a key before '/' must have at most 253 characters")
 )]
 pub struct LabelSelector {
     /// Labels that must be there with just these values, all of them. Absent or empty: none is asked for. At most 64.
@@ -35,7 +37,9 @@ pub struct LabelSelector {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 : !has(self.values) || size(self.values) == 0")
-        .message("values: must have at least one value with the operators In and NotIn, and none with Exists and DoesNotExist")
+        .message("values: must have at least one value with the operators In and NotIn, and none with Exists and DoesNotExist"),
+    validation = Rule::new("self.key.indexOf('/') <= 253")
+        .message("key: the part before '/' must have at most 253 characters")
 )]
 pub struct Expression {
     /// The label's key.

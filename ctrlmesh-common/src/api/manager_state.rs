@@ -23,7 +23,11 @@ use serde::{Deserialize, Serialize};
     doc = "Where the managers are. There is one object, ctrlmesh-manager, and the manager writes it.",
     validation = Rule::new("self.metadata.name == 'ctrlmesh-manager'").message("metadata.name: must be ctrlmesh-manager; there is one ManagerState"),
     printcolumn(name = "Namespace", type_ = "string", json_path = ".status.namespace"),
-    printcolumn(name = "Managers", type_ = "string", json_path = ".status.endpoints[*].name"),
+    printcolumn(
+        name = "Leader",
+        type_ = "string",
+        json_path = ".status.endpoints[?(@.leader==true)].name"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct ManagerStateSpec {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_common::names::label;
+use ctrlmesh_common::names::{annotation, label};
 use ctrlmesh_manager::compile::{World, compile};
 use ctrlmesh_manager::pod::Member;
 use ctrlmesh_manager::shard::Labelling;
@@ -71,6 +71,7 @@ fn pod(namespace: &str, number: usize) -> Pod {
             "namespace": namespace,
             "uid": format!("{namespace}-{number}"),
             "labels": {"app": "operator", label::ENABLE_PROXY: "true"},
+            "annotations": {annotation::INJECTED: "true"},
         },
     });
     serde_json::from_value(pod).unwrap()

@@ -171,12 +171,12 @@ fn publish(board: &Board, namespace: &str, pods: &[(String, String)], epoch: u64
         pod: PodName { namespace: namespace.to_owned(), name: name.clone() },
         uid: uid.clone(),
         node: None,
-        told: Some(Told {
-            operator: Some(format!("{namespace}/op")),
-            version: epoch,
-            policy: Policy { epoch, limits: vec![limit.clone()], ..Policy::default() },
-            ..Told::nothing()
-        }),
+        told: Some(Told::new(
+            None,
+            Some(format!("{namespace}/op")),
+            epoch,
+            Policy { epoch, limits: vec![limit.clone()], ..Policy::default() },
+        )),
     }));
 }
 

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use ctrlmesh_common::names::annotation;
 use serde_json::{Value, json};
 
 use super::*;
@@ -168,7 +169,9 @@ fn a_pod_of_a_roots_statefulset_is_given_its_shard_by_ordinal() {
         let response = injected(pod(name, "op"), Some(&known));
         assert!(response.allowed);
         let path = "/metadata/labels/ctrlmesh.kusionstack.io~1sharding-config-injected";
-        assert_eq!(patch(&response), json!([{"op": "add", "path": path, "value": shard}]));
+        let injected = json!({"op": "add", "path": "/metadata/annotations", "value": {annotation::INJECTED: "true"}});
+        let label = json!({"op": "add", "path": path, "value": shard});
+        assert_eq!(patch(&response), json!([injected, label]));
     }
 }
 
@@ -188,14 +191,14 @@ fn a_pod_that_is_made_anew_while_its_root_is_switched_off_has_its_shard_again() 
     let known = snapshot(&(off.clone() + &child("r-1-normal") + &child("r-2-normal")));
     for (name, shard) in [("op-0", "r-1-normal"), ("op-1", "r-2-normal")] {
         let response = injected(pod(name, "op"), Some(&known));
-        assert_eq!(patch(&response)[0]["value"], shard, "{response:?}");
+        assert_eq!(patch(&response)[1]["value"], shard, "{response:?}");
     }
     let mut of_deployment = pod("", "op-1");
     of_deployment["metadata"]["labels"][key::POD_TEMPLATE_HASH] = json!("1");
     of_deployment["metadata"]["ownerReferences"][0]["kind"] = json!("ReplicaSet");
     let off = off.replace("targetStatefulSet", "targetDeployment");
     let known = snapshot(&(off + &child("r-1-normal")));
-    assert_eq!(patch(&injected(of_deployment, Some(&known)))[0]["value"], "r-1-normal");
+    assert_eq!(patch(&injected(of_deployment, Some(&known)))[1]["value"], "r-1-normal");
 }
 
 #[test]
@@ -203,7 +206,8 @@ fn a_pod_that_nobody_selects_is_enrolled_without_a_shard_and_told() {
     let known = snapshot(ROOT);
     let response = injected(pod("x-0", "x"), Some(&known));
     assert!(response.allowed);
-    assert_eq!(patch(&response), json!([]), "it has no volume with a CA");
+    let injected_only = json!([{"op": "add", "path": "/metadata/annotations", "value": {annotation::INJECTED: "true"}}]);
+    assert_eq!(patch(&response), injected_only, "it has no volume with a CA");
     assert!(response.warnings.unwrap()[0].contains("no ShardingConfig"));
     let mut stranger = pod("op-0", "op");
     stranger["metadata"]["labels"] = json!({});
@@ -212,6 +216,11 @@ fn a_pod_that_nobody_selects_is_enrolled_without_a_shard_and_told() {
     let mut skipped = pod("op-0", "op");
     skipped["metadata"]["labels"][key::IGNORE_VALIDATE] = json!("true");
     assert!(injected(skipped, Some(&known)).patch.is_none());
+    let mut mirror = pod("op-0", "op");
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "5f"});
+    mirror["spec"]["hostNetwork"] = json!(true);
+    let mirror = injected(mirror, Some(&known));
+    assert!(mirror.allowed && mirror.patch.is_none(), "the kubelet runs it anyway");
 }
 
 #[test]
@@ -238,14 +247,14 @@ fn a_pod_of_a_root_that_cannot_be_divided_is_not_admitted_where_no_shard_is_ther
     let other = injected(pod("x-0", "x"), Some(&snapshot(&undividable)));
     assert!(other.allowed, "no pod of the root's: {}", message(&other));
     let known = snapshot(&(undividable + &child("r-1-normal")));
-    assert_eq!(patch(&injected(pod("op-0", "op"), Some(&known)))[0]["value"], "r-1-normal");
+    assert_eq!(patch(&injected(pod("op-0", "op"), Some(&known)))[1]["value"], "r-1-normal");
 }
 
 #[test]
 fn a_second_root_of_a_workload_that_nobody_refused_keeps_no_pod_from_the_first() {
     let later = ROOT.replace("name: root", "name: z").replace("prefix: r", "prefix: z");
     let known = snapshot(&(ROOT.to_owned() + &later));
-    assert_eq!(patch(&injected(pod("op-0", "op"), Some(&known)))[0]["value"], "r-1-normal");
+    assert_eq!(patch(&injected(pod("op-0", "op"), Some(&known)))[1]["value"], "r-1-normal");
 }
 
 #[test]

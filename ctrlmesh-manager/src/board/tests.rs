@@ -19,7 +19,7 @@ fn notice(pod: &str, node: &str, epoch: u64) -> Notice {
 
 fn told_in(epoch: u64) -> Told {
     let policy = Policy { epoch, ..Policy::default() };
-    Told { shard: None, operator: Some("ns/op".to_owned()), version: epoch, policy }
+    Told::new(None, Some("ns/op".to_owned()), epoch, policy)
 }
 
 fn node(node: &str) -> Subject {
@@ -112,7 +112,8 @@ fn a_newer_version_of_the_same_is_known_and_wakes_nobody() {
     let mut reader = board.follow(node("one"));
     board.publish([notice("a", "one", 1)]);
     reader.read();
-    let newer = Told { version: 5, ..told_in(1) };
+    let mut newer = told_in(1);
+    newer.version = 5;
     board.publish([Notice { told: Some(newer), ..notice("a", "one", 1) }]);
     assert!(!woken(&reader));
     assert_eq!(reader.read()[0].said.as_ref().unwrap().version, 5);

@@ -132,6 +132,25 @@ impl Names {
         self.dns.is_superset(&others.dns) && self.addresses.is_superset(&others.addresses)
     }
 
+    /// These and `others`.
+    #[must_use]
+    pub fn and(&self, others: &Self) -> Self {
+        Self { dns: &self.dns | &others.dns, addresses: &self.addresses | &others.addresses }
+    }
+
+    /// Those that are among `others` too.
+    #[must_use]
+    pub fn both(&self, others: &Self) -> Self {
+        Self { dns: &self.dns & &others.dns, addresses: &self.addresses & &others.addresses }
+    }
+
+    /// Those that are not among `others`, printed.
+    pub fn beyond(&self, others: &Self) -> String {
+        let dns = self.dns.difference(&others.dns).cloned();
+        let addresses = self.addresses.difference(&others.addresses).map(ToString::to_string);
+        dns.chain(addresses).collect::<Vec<_>>().join(", ")
+    }
+
     fn permit(&self, name: &SanType) -> bool {
         match name {
             SanType::DnsName(name) => self.dns.contains(&name.as_str().to_ascii_lowercase()),

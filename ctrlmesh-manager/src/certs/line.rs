@@ -1,20 +1,32 @@
 //! Which authorities follow each other, and when?
 //!
 //! Pure. Whoever must believe an authority is told of it long before it signs anything, and goes on being told of the
-//! one before for as long as something that it signed could be shown: `next` is believed and signs nothing, `current`
-//! signs, `previous` are believed until they end. Programs read their certificate authorities once, at their start, so
-//! an ordinary change leaves them a quarter of an authority's life for that.
+//! one before for as long as something that it signed could be shown: `current` signs, `next` are believed and sign only
+//! what those before them may not, `previous` are believed until they end. Programs read their certificate authorities
+//! once, at their start, so a change leaves them a quarter of an authority's life for that, and a name that is new (the
+//! API server has another address) takes nothing from those who know the authorities before it: the oldest that may
+//! sign does.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
+use rustls_pki_types::CertificateDer;
 
-use crate::certs::authority::{self, Authority, AuthorityError, Names};
+use crate::certs::authority::{self, Authority, AuthorityError, Names, SignError};
 
-/// How long a new authority is only believed, where the current one may not speak for all that there is now: volumes
-/// follow their ConfigMap in two minutes, and what has to be restarted can be.
-const URGENT: Duration = Duration::from_hours(24);
+/// After which time whoever follows what is to be believed knows a new authority: volumes follow their ConfigMap in two
+/// minutes, and what has to be restarted can be.
+const KNOWN: Duration = Duration::from_hours(24);
+
+/// How many authorities that do not sign in the usual course yet there may be: each is believed by everybody.
+const MOST_NEXT: usize = 8;
+
+/// How a certificate ends.
+const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
+
+/// How a key ends.
+const KEY_END: &str = "-----END PRIVATE KEY-----";
 
 /// Whom an authority speaks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +42,8 @@ pub enum Kind {
 pub struct Line {
     /// Signs, and is believed.
     pub current: Authority,
-    /// Is believed, and will sign.
-    pub next: Option<Authority>,
+    /// Are believed, and will sign, oldest first. Until then they sign what those before them may not.
+    pub next: Vec<Authority>,
     /// Are believed until they end. PEM, one certificate each.
     pub previous: Vec<String>,
 }
@@ -103,25 +115,31 @@ impl Line {
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
         let current = Authority::make(kind.called(), names, validity, now)?;
-        Ok(Self { current, next: None, previous: Vec::new() })
+        Ok(Self { current, next: Vec::new(), previous: Vec::new() })
     }
 
     /// What is to be done, now that `names` must be spoken for.
     pub fn due(&self, names: &Names, now: SystemTime) -> Option<Due> {
         let (begin, end) = self.current.validity();
-        let life = end.duration_since(begin).unwrap_or_default();
-        let covers = self.current.names().cover(names);
-        let next = self.next.as_ref().filter(|next| covers || next.names().cover(names));
-        if let Some(next) = next {
-            let wait = if covers { life / 4 } else { URGENT.min(life / 4) };
-            let last_call = now + life / 8 >= end;
-            if last_call || now >= next.validity().0 + wait {
-                return Some(Due::Promote);
-            }
-        } else if !covers || now >= begin + life / 2 {
+        let life = lives(&self.current);
+        let last_call = now + life / 8 >= end;
+        let in_turn =
+            |next: &Authority| now >= begin + life * 3 / 4 && now >= next.validity().0 + life / 4;
+        if self.next.first().is_some_and(|next| last_call || in_turn(next)) {
+            return Some(Due::Promote);
+        }
+        let newest = self.believed().rfind(|one| one.names().cover(names));
+        if newest.is_none_or(|newest| now >= newest.validity().0 + lives(newest) / 2) {
             return Some(Due::Prepare);
         }
-        self.previous.iter().any(|pem| ended(pem, now)).then_some(Due::Forget)
+        let gone = self.previous.iter().any(|pem| ended(pem, now))
+            || self.next.iter().any(|next| next.validity().1 <= now);
+        gone.then_some(Due::Forget)
+    }
+
+    /// Whether one of those that are believed may speak for all of `names`.
+    pub fn covers(&self, names: &Names) -> bool {
+        self.believed().any(|one| one.names().cover(names))
     }
 
     /// Does what is due.
@@ -138,23 +156,69 @@ impl Line {
     ) -> Result<Self, AuthorityError> {
         match due {
             Due::Prepare => {
-                self.next = Some(Authority::make(kind.called(), names, validity, now)?);
+                // What comes and goes, as addresses in a rollout, is to be no new authority each time.
+                let young = self.next.iter().filter(|next| !is_known(next, now));
+                let names = young.fold(names.clone(), |names, next| names.and(next.names()));
+                self.next.push(Authority::make(kind.called(), &names, validity, now)?);
+                if self.next.len() > MOST_NEXT {
+                    self.previous.push(self.next.remove(0).pem().to_owned());
+                }
             }
             Due::Promote => {
-                if let Some(next) = self.next.take() {
+                if !self.next.is_empty() {
+                    let next = self.next.remove(0);
                     self.previous.push(self.current.pem().to_owned());
                     self.current = next;
                 }
             }
-            Due::Forget => self.previous.retain(|pem| !ended(pem, now)),
+            Due::Forget => {
+                self.previous.retain(|pem| !ended(pem, now));
+                self.next.retain(|next| next.validity().1 > now);
+            }
         }
         Ok(self)
     }
 
+    /// Signs a request (DER) by the oldest authority that may: it is the one that most believe.
+    ///
+    /// # Errors
+    /// Where it asks for what none may speak for.
+    pub fn sign(
+        &self,
+        request: &[u8],
+        now: SystemTime,
+    ) -> Result<Vec<CertificateDer<'static>>, SignError> {
+        let mut signed = self.current.sign(request, now);
+        for next in &self.next {
+            if !matches!(signed, Err(SignError::Outside { .. })) {
+                break;
+            }
+            signed = next.sign(request, now);
+        }
+        signed
+    }
+
+    /// By which authority, and for which of `names`, somebody presents himself: by the oldest that may speak for all of
+    /// them and is known by now, else by the current one for those that it may speak for.
+    pub fn presents(&self, names: &Names, now: SystemTime) -> (&Authority, Names) {
+        let mut known = self.next.iter().filter(|next| is_known(next, now));
+        if self.current.names().cover(names) {
+            return (&self.current, names.clone());
+        }
+        match known.find(|next| next.names().cover(names)) {
+            Some(next) => (next, names.clone()),
+            None => (&self.current, names.both(self.current.names())),
+        }
+    }
+
+    /// Those that sign, or will, oldest first.
+    fn believed(&self) -> impl DoubleEndedIterator<Item = &Authority> {
+        [&self.current].into_iter().chain(&self.next)
+    }
+
     /// Whom to believe, in PEM.
     pub fn bundle(&self) -> String {
-        let next = self.next.iter().map(Authority::pem);
-        let all = [self.current.pem()].into_iter().chain(next);
+        let all = self.believed().map(Authority::pem);
         all.chain(self.previous.iter().map(String::as_str))
             .flat_map(|pem| [pem.trim_end(), "\n"])
             .collect()
@@ -176,11 +240,20 @@ impl Line {
             Authority::read(pem, key)
                 .map_err(|source| LineError::Authority { key: kind.key(certificate), source })
         };
-        let next = data.contains_key(&kind.key("-next.crt"));
+        let pems = |rest: &str, end| text(rest).map(|text| blocks(&text, end)).unwrap_or_default();
+        let next = pems("-next.crt", CERTIFICATE_END);
+        let next_keys = pems("-next.key", KEY_END);
+        if next.len() != next_keys.len() {
+            return Err(LineError::Missing { key: kind.key("-next.key") });
+        }
+        let next = next.into_iter().zip(next_keys).map(|(pem, key)| {
+            let key_of = |source| LineError::Authority { key: kind.key("-next.crt"), source };
+            Authority::read(pem, key).map_err(key_of)
+        });
         Ok(Self {
             current: authority(".crt", ".key")?,
-            next: next.then(|| authority("-next.crt", "-next.key")).transpose()?,
-            previous: text("-previous.crt").map(|text| certificates(&text)).unwrap_or_default(),
+            next: next.collect::<Result<_, _>>()?,
+            previous: pems("-previous.crt", CERTIFICATE_END),
         })
     }
 
@@ -194,10 +267,13 @@ impl Line {
         };
         put(".crt", Some(self.current.pem()));
         put(".key", Some(self.current.key()));
-        put("-next.crt", self.next.as_ref().map(Authority::pem));
-        put("-next.key", self.next.as_ref().map(Authority::key));
-        let previous = self.previous.concat();
-        put("-previous.crt", (!previous.is_empty()).then_some(&previous));
+        let all = |part: fn(&Authority) -> &str| {
+            self.next.iter().flat_map(|next| [part(next).trim_end(), "\n"]).collect::<String>()
+        };
+        let some = |text: String| (!text.is_empty()).then_some(text);
+        put("-next.crt", some(all(Authority::pem)).as_deref());
+        put("-next.key", some(all(Authority::key)).as_deref());
+        put("-previous.crt", some(self.previous.concat()).as_deref());
     }
 }
 
@@ -206,105 +282,22 @@ fn ended(pem: &str, now: SystemTime) -> bool {
     authority::end_of(pem.as_bytes()).is_none_or(|end| end <= now)
 }
 
-/// The certificates of a bundle, one by one.
-fn certificates(bundle: &str) -> Vec<String> {
-    const END: &str = "-----END CERTIFICATE-----";
-    let blocks = bundle.split_inclusive(END).filter(|block| block.contains(END));
+/// How long it lives.
+fn lives(authority: &Authority) -> Duration {
+    let (begin, end) = authority.validity();
+    end.duration_since(begin).unwrap_or_default()
+}
+
+/// Whether those who follow what is to be believed know it by now.
+fn is_known(authority: &Authority, now: SystemTime) -> bool {
+    now >= authority.validity().0 + KNOWN.min(lives(authority) / 4)
+}
+
+/// What follows each other in a text, one by one, each with its `end`.
+fn blocks(text: &str, end: &str) -> Vec<String> {
+    let blocks = text.split_inclusive(end).filter(|block| block.contains(end));
     blocks.map(|block| format!("{}\n", block.trim())).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const DAY: Duration = Duration::from_hours(24);
-    const LIFE: Duration = Duration::from_hours(24 * 400);
-
-    fn names() -> Names {
-        Names::of(["kubernetes", "10.96.0.1"])
-    }
-
-    fn begin(now: SystemTime) -> Line {
-        Line::begin(Kind::Mesh, &names(), LIFE, now).unwrap()
-    }
-
-    /// Goes through the days, doing what is due; when, and what, in days since the start.
-    fn live(
-        line: &mut Line,
-        names: &Names,
-        start: SystemTime,
-        days: std::ops::Range<u32>,
-    ) -> Vec<(u32, Due)> {
-        let mut done = Vec::new();
-        for day in days {
-            let now = start + DAY * day;
-            while let Some(due) = line.due(names, now) {
-                *line = line.clone().step(due, Kind::Mesh, names, LIFE, now).unwrap();
-                done.push((day, due));
-                assert!(done.len() < 100, "{done:?}");
-            }
-            assert!(line.current.validity().1 > now, "signs on day {day} with what has ended");
-        }
-        done
-    }
-
-    #[test]
-    fn authorities_overlap_for_ever() {
-        let start = SystemTime::now();
-        let mut line = begin(start);
-        let done = live(&mut line, &names(), start, 0..1000);
-        let expected = [
-            (200, Due::Prepare),
-            (300, Due::Promote),
-            (400, Due::Forget),
-            (400, Due::Prepare),
-            (500, Due::Promote),
-        ];
-        let near = |(at, due): &(u32, Due), (day, what): &(u32, Due)| {
-            at.abs_diff(*day) <= 1 && due == what
-        };
-        assert!(done.len() > 8, "{done:?}");
-        for one in &expected {
-            assert!(done.iter().any(|step| near(step, one)), "{one:?} in {done:?}");
-        }
-    }
-
-    #[test]
-    fn a_new_address_is_spoken_for_after_a_day_and_the_old_authority_is_believed_on() {
-        let start = SystemTime::now();
-        let mut line = begin(start);
-        let old = line.current.pem().to_owned();
-        let more = Names::of(["kubernetes", "10.96.0.1", "192.0.2.1"]);
-        let done = live(&mut line, &more, start, 0..10);
-        assert_eq!(done, [(0, Due::Prepare), (1, Due::Promote)]);
-        assert!(line.current.names().cover(&more));
-        assert!(line.bundle().contains(old.trim()));
-        assert_eq!(live(&mut line, &names(), start, 10..20), [], "an address less changes nothing");
-    }
-
-    #[test]
-    fn one_that_is_late_is_promoted_before_the_old_one_ends() {
-        let start = SystemTime::now();
-        let mut line = begin(start);
-        let late = start + LIFE - DAY;
-        line = line.step(Due::Prepare, Kind::Mesh, &names(), LIFE, late).unwrap();
-        assert_eq!(line.due(&names(), late), Some(Due::Promote));
-    }
-
-    #[test]
-    fn a_line_is_read_as_it_was_written() {
-        let start = SystemTime::now();
-        let mut line = begin(start);
-        let mut data = Data::new();
-        for due in [Due::Prepare, Due::Promote, Due::Prepare, Due::Promote, Due::Prepare] {
-            line = line.step(due, Kind::Mesh, &names(), LIFE, start).unwrap();
-            line.write(Kind::Mesh, &mut data);
-            let read = Line::read(Kind::Mesh, &data).unwrap();
-            assert_eq!(read.bundle(), line.bundle());
-            assert_eq!(read.current.key(), line.current.key());
-        }
-        assert_eq!(line.bundle().matches("BEGIN").count(), 4);
-        let error = Line::read(Kind::Manager, &data).unwrap_err();
-        assert!(matches!(error, LineError::Missing { key } if key == "manager.key"));
-    }
-}
+mod tests;

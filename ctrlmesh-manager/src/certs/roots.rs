@@ -4,17 +4,21 @@
 //! of the webhook configurations. Both are put right for ever by the leader.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ctrlmesh_common::names::root_ca;
 use ctrlmesh_common::wire;
+use futures::StreamExt as _;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::{self, Instant, MissedTickBehavior};
@@ -45,9 +49,6 @@ pub enum RootsError {
         #[source]
         source: kube::Error,
     },
-    /// The `ConfigMaps` could not be listed.
-    #[error("list the ConfigMaps `{}`", root_ca::MESH)]
-    List(#[source] kube::Error),
     /// The webhook configurations could not be read or written.
     #[error("keep the webhook configurations")]
     Webhooks(#[source] kube::Error),
@@ -66,6 +67,62 @@ pub struct Roots {
     written: Mutex<HashMap<String, (u64, Instant)>>,
 }
 
+/// What the `ConfigMaps` say, by namespace, as digests.
+#[derive(Debug, Default)]
+struct There {
+    digests: BTreeMap<String, u64>,
+    /// What a list has shown that has not ended.
+    listed: Option<BTreeMap<String, u64>>,
+    is_whole: bool,
+}
+
+// === impl There ===
+
+impl There {
+    /// Takes what has happened; returns the namespace where it did, if it was one.
+    fn take(&mut self, event: Event<ConfigMap>) -> Option<String> {
+        let read = |map: ConfigMap| {
+            let digest = digest(&map.data.unwrap_or_default());
+            (map.metadata.namespace.unwrap_or_default(), digest)
+        };
+        match event {
+            Event::Init => self.listed = Some(BTreeMap::new()),
+            Event::InitApply(map) => self.listed.get_or_insert_default().extend([read(map)]),
+            Event::InitDone => {
+                self.digests = self.listed.take().unwrap_or_default();
+                self.is_whole = true;
+            }
+            Event::Apply(map) => {
+                let (namespace, digest) = read(map);
+                self.digests.insert(namespace.clone(), digest);
+                return Some(namespace);
+            }
+            Event::Delete(map) => {
+                let namespace = read(map).0;
+                self.digests.remove(&namespace);
+                return Some(namespace);
+            }
+        }
+        None
+    }
+
+    fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    fn has(&self, namespace: &str) -> bool {
+        self.digests.contains_key(namespace)
+    }
+
+    fn digest(&self, namespace: &str) -> Option<u64> {
+        self.digests.get(namespace).copied()
+    }
+
+    fn namespaces(&self) -> Vec<String> {
+        self.digests.keys().cloned().collect()
+    }
+}
+
 // === impl Roots ===
 
 impl Roots {
@@ -81,9 +138,7 @@ impl Roots {
     pub async fn in_namespace(&self, namespace: &str) -> Result<(), RootsError> {
         let data = self.data();
         let digest = digest(&data);
-        let known =
-            self.written.lock().unwrap_or_else(PoisonError::into_inner).get(namespace).copied();
-        if known.is_some_and(|(known, at)| known == digest && at.elapsed() < STANDS) {
+        if self.stands(namespace, digest) {
             return Ok(());
         }
         self.write(namespace, &data).await
@@ -95,49 +150,85 @@ impl Roots {
         leadership: Leadership,
         namespaces: impl Fn() -> BTreeSet<String> + Send,
     ) {
-        let mut changes = self.vault.changes();
-        let mut ticks = time::interval(PERIOD);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut election = leadership.clone();
         loop {
             election.held().await;
-            for result in [
-                self.repair(namespaces(), &leadership).await,
-                self.validating(&leadership).await.map_err(RootsError::Webhooks),
-                self.mutating(&leadership).await.map_err(RootsError::Webhooks),
-            ] {
-                if let Err(error) = result {
-                    warn!(
-                        error = telemetry::chain(&error),
-                        "certificate authorities not published"
-                    );
-                }
-            }
+            let mut here = leadership.clone();
             tokio::select! {
-                _ = ticks.tick() => {}
-                gone = changes.changed() => if gone.is_err() { return },
+                () = self.keep(&leadership, &namespaces) => return,
+                // Another replica does now.
+                () = here.lost() => {}
             }
         }
     }
 
-    /// Writes the ConfigMap wherever it is missing, or says something else.
-    async fn repair(
+    /// The same while it leads. The `ConfigMaps` are watched: to list them again and again would cost the API server a
+    /// look at every one of the cluster.
+    async fn keep(
         &self,
-        mut missing: BTreeSet<String>,
         leadership: &Leadership,
-    ) -> Result<(), RootsError> {
+        namespaces: &(impl Fn() -> BTreeSet<String> + Send),
+    ) {
         let maps: Api<ConfigMap> = Api::all(self.client.clone());
-        let ours = ListParams::default().fields(&format!("metadata.name={}", root_ca::MESH));
-        let data = self.data();
-        let mut wrong = Vec::new();
-        for map in maps.list(&ours).await.map_err(RootsError::List)? {
-            let namespace = map.metadata.namespace.unwrap_or_default();
-            missing.remove(&namespace);
-            if map.data.as_ref() != Some(&data) {
-                wrong.push(namespace);
+        let ours = Config::default().fields(&format!("metadata.name={}", root_ca::MESH));
+        let mut events = pin!(watcher(maps, ours).default_backoff());
+        let mut changes = self.vault.changes();
+        let mut ticks = time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut there = There::default();
+        loop {
+            let wrong = tokio::select! {
+                event = events.next() => match event {
+                    Some(Ok(event)) => there.take(event),
+                    Some(Err(error)) => {
+                        warn!(%error, "watch failed; goes on");
+                        continue;
+                    }
+                    None => return,
+                },
+                _ = ticks.tick() => None,
+                gone = changes.changed() => {
+                    if gone.is_err() {
+                        return;
+                    }
+                    None
+                }
+            };
+            let all = namespaces();
+            match wrong {
+                _ if !there.is_whole() => {}
+                Some(namespace) => {
+                    let is_asked = all.contains(&namespace) || there.has(&namespace);
+                    self.repair(is_asked.then_some(namespace), &there, leadership).await;
+                }
+                None => {
+                    let known = there.namespaces();
+                    self.repair(all.into_iter().chain(known), &there, leadership).await;
+                    for told in [self.validating(leadership).await, self.mutating(leadership).await]
+                    {
+                        if let Err(error) = told.map_err(RootsError::Webhooks) {
+                            let error = telemetry::chain(&error);
+                            warn!(error, "certificate authorities not published");
+                        }
+                    }
+                }
             }
         }
-        for namespace in missing.into_iter().chain(wrong) {
+    }
+
+    /// Writes the ConfigMap into those namespaces where it is missing, or says something else.
+    async fn repair(
+        &self,
+        namespaces: impl IntoIterator<Item = String>,
+        there: &There,
+        leadership: &Leadership,
+    ) {
+        let data = self.data();
+        let digest = digest(&data);
+        let wrong = namespaces
+            .into_iter()
+            .filter(|one| there.digest(one) != Some(digest) && !self.stands(one, digest));
+        for namespace in wrong.collect::<BTreeSet<_>>() {
             if !leadership.is_held() {
                 break;
             }
@@ -146,7 +237,13 @@ impl Roots {
                 warn!(error = telemetry::chain(&error), "certificate authorities not published");
             }
         }
-        Ok(())
+    }
+
+    /// Whether it was written there just now: the watch may not have seen it yet.
+    fn stands(&self, namespace: &str, digest: u64) -> bool {
+        let known =
+            self.written.lock().unwrap_or_else(PoisonError::into_inner).get(namespace).copied();
+        known.is_some_and(|(known, at)| known == digest && at.elapsed() < STANDS)
     }
 
     async fn write(
@@ -246,4 +343,32 @@ fn told<T>(name: &str, written: Result<T, kube::Error>) {
 
 fn digest(data: &BTreeMap<String, String>) -> u64 {
     wire::digest(json!(data).to_string().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(namespace: &str, text: &str) -> ConfigMap {
+        let data = json!({"metadata": {"namespace": namespace}, "data": {"ca.crt": text}});
+        serde_json::from_value(data).unwrap()
+    }
+
+    #[test]
+    fn a_list_counts_when_it_is_whole_and_what_follows_at_once() {
+        let mut there = There::default();
+        let of = |text: &str| digest(&map("", text).data.unwrap());
+        there.take(Event::Init);
+        there.take(Event::InitApply(map("a", "1")));
+        assert_eq!((there.is_whole(), there.digest("a")), (false, None));
+        there.take(Event::InitDone);
+        assert_eq!((there.is_whole(), there.digest("a")), (true, Some(of("1"))));
+        assert_eq!(there.take(Event::Apply(map("b", "2"))).as_deref(), Some("b"));
+        assert_eq!(there.take(Event::Delete(map("a", "1"))).as_deref(), Some("a"));
+        assert_eq!(there.namespaces(), ["b"]);
+        there.take(Event::Init);
+        assert_eq!(there.digest("b"), Some(of("2")));
+        there.take(Event::InitDone);
+        assert!(!there.has("b"), "it is not listed any more");
+    }
 }

@@ -7,8 +7,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::names;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{ObjectReference, Secret};
 use kube::api::PostParams;
+use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{self, MissedTickBehavior};
@@ -19,6 +20,12 @@ use crate::certs::line::{Data, Kind, Line, LineError};
 use crate::certs::servers;
 use crate::lease::Leadership;
 use crate::telemetry;
+
+/// As whom events are told.
+const REPORTER: &str = "ctrlmesh-manager";
+
+/// How long an event may take to be written.
+const EVENT: Duration = Duration::from_secs(10);
 
 /// How often the Secret is read: a change in it is told long before it matters.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -43,9 +50,18 @@ pub struct Wanted {
     pub validity: Duration,
 }
 
+/// What the authorities are to become.
+struct Tended {
+    authorities: Authorities,
+    /// What no authority could speak for before, printed, by whom it is for.
+    unspoken: Vec<(Kind, String)>,
+}
+
 /// The authorities, as the Secret has them.
 pub struct Vault {
     client: Client,
+    namespace: String,
+    recorder: Recorder,
     secrets: Api<Secret>,
     wanted: Wanted,
     /// What the API server was last known to be called.
@@ -105,7 +121,9 @@ impl Vault {
             Err(error) => return Err(VaultError::Secret(error)),
         };
         let current = watch::Sender::new(Arc::new(authorities));
-        Ok(Self { client, secrets, wanted, names: RwLock::new(names), current })
+        let (namespace, names) = (namespace.to_owned(), RwLock::new(names));
+        let recorder = Recorder::new(client.clone(), REPORTER.into());
+        Ok(Self { client, namespace, recorder, secrets, wanted, names, current })
     }
 
     /// The authorities.
@@ -146,8 +164,50 @@ impl Vault {
         self.take(authorities.clone());
         let now = SystemTime::now();
         match self.tended(authorities, now)? {
-            Some(changed) if leadership.is_held() => self.replace(secret, changed).await,
+            Some(tended) if leadership.is_held() => {
+                if self.replace(secret, tended.authorities).await? {
+                    self.tell(&tended.unspoken).await;
+                }
+                Ok(())
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// Says that there are names for which those who know only the authorities before do not believe anybody.
+    async fn tell(&self, unspoken: &[(Kind, String)]) {
+        let secret = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Secret".to_owned()),
+            name: Some(names::CA_SECRET.to_owned()),
+            namespace: Some(self.namespace.clone()),
+            ..ObjectReference::default()
+        };
+        for (kind, names) in unspoken {
+            let who = match kind {
+                Kind::Mesh => "the API server is reached by",
+                Kind::Manager => "the manager is to be reached by",
+            };
+            let note = format!(
+                "{who} {names}, which the {} so far may not speak for: another one does from now on, and programs that were started before have to be restarted if they dial these; for all other names nothing changes",
+                kind.called()
+            );
+            warn!(
+                authority = kind.called(),
+                names, "names that no authority may speak for; another one is made"
+            );
+            let event = Event {
+                type_: EventType::Warning,
+                reason: "NamesAdded".to_owned(),
+                note: Some(note.chars().take(1000).collect()),
+                action: "MakeAuthority".to_owned(),
+                secondary: None,
+            };
+            match time::timeout(EVENT, self.recorder.publish(&event, &secret)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => warn!(%error, "event not written"),
+                Err(_elapsed) => warn!("event not written in time"),
+            }
         }
     }
 
@@ -156,33 +216,36 @@ impl Vault {
         &self,
         mut authorities: Authorities,
         now: SystemTime,
-    ) -> Result<Option<Authorities>, AuthorityError> {
+    ) -> Result<Option<Tended>, AuthorityError> {
         let mesh = self.names.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut changed = false;
+        let (mut changed, mut unspoken) = (false, Vec::new());
         for (kind, line, names) in [
             (Kind::Mesh, &mut authorities.mesh, &mesh),
             (Kind::Manager, &mut authorities.manager, &self.wanted.manager),
         ] {
             if let Some(due) = line.due(names, now) {
+                if !line.covers(names) {
+                    unspoken.push((kind, names.beyond(line.current.names())));
+                }
                 *line = line.clone().step(due, kind, names, self.wanted.validity, now)?;
                 info!(authority = kind.called(), step = ?due, "certificate authority changed");
                 changed = true;
             }
         }
-        Ok(changed.then_some(authorities))
+        Ok(changed.then_some(Tended { authorities, unspoken }))
     }
 
-    /// Writes on the version that was read: where somebody was faster, the next look sees what they wrote.
-    async fn replace(&self, mut secret: Secret, changed: Authorities) -> Result<(), VaultError> {
+    /// Writes on the version that was read; false where somebody was faster: the next look sees what they wrote.
+    async fn replace(&self, mut secret: Secret, changed: Authorities) -> Result<bool, VaultError> {
         changed.write(secret.data.get_or_insert_default());
         secret.metadata.managed_fields = None;
         let written = self.secrets.replace(names::CA_SECRET, &PostParams::default(), &secret).await;
         match written {
             Ok(_) => self.take(changed),
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => return Ok(false),
             Err(error) => return Err(VaultError::Secret(error)),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Somebody removed the Secret: what everybody believes is written again.

@@ -7,16 +7,15 @@
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_common::policy::Policy;
 
-use super::{Operator, Trouble, World, operator, record};
+use super::{Operator, Policies, Trouble, World, operator, record};
 use crate::validate;
 
 /// The operators, by number, that are told nothing new because of another, and why; `policies` are what the shards of
 /// each would be told, none where nothing is anyway.
 pub(super) fn yielding(
     operators: &[Operator<'_>],
-    policies: &[Option<BTreeMap<String, Policy>>],
+    policies: &[Option<Policies>],
     world: World<'_>,
 ) -> Vec<(usize, Trouble)> {
     let mut near: BTreeMap<&str, Vec<&ShardingConfig>> = BTreeMap::new();

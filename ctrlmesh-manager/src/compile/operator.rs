@@ -112,6 +112,12 @@ impl Operator<'_> {
         version.and_then(|version| version.parse().ok()).unwrap_or_default()
     }
 
+    /// What a pod of the `shard` is told by this policy, which is not that pod's yet.
+    pub(super) fn tells(&self, shard: &str, policy: &Policy) -> Told {
+        let (shard, operator) = (Some(shard.to_owned()), Some(self.full_name()));
+        Told::new(shard, operator, self.version(), policy.clone())
+    }
+
     /// The shard of `pod`; none where it is not of this operator.
     pub fn shard_of(&self, pod: &Member) -> Option<&ShardingConfig> {
         if namespace(self.config) != pod.name.namespace {
@@ -227,6 +233,13 @@ impl Operator<'_> {
     pub(super) fn unserved(&self) -> Vec<String> {
         let Division::Root { placement, .. } = &self.division else { return Vec::new() };
         placement.unserved()
+    }
+
+    /// Whether it stands by itself because `root`, which has made it, makes nothing now.
+    pub(super) fn is_made_by(&self, root: &ShardingConfig) -> bool {
+        matches!(self.division, Division::Alone { .. })
+            && root.spec.root.is_some()
+            && makes(root, self.config)
     }
 
     /// Whether `config` is what stands in the cluster for one of its shards, or for one that it no longer has. That of

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::ownership::Ownership;
-use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::slots;
 
-use super::{Operator, Record};
+use super::{Operator, Policies, Record};
 
 /// The record of a valid `operator` whose shards are told `policies`, which are in no epoch yet.
 ///
@@ -15,14 +14,14 @@ use super::{Operator, Record};
 /// the operator, its shards included, which stand by themselves while their root is switched off.
 pub(super) fn of(
     operator: &Operator<'_>,
-    policies: &BTreeMap<String, Policy>,
+    policies: &Policies,
     configs: &[ShardingConfig],
 ) -> Record {
     let status = operator.status();
     let before = status.and_then(|status| status.ownership.clone()).unwrap_or_default();
     let (written, newest) = (epoch(status), newest(operator, configs));
     let table = operator.table();
-    let policy_digest = digest(table.as_ref(), policies);
+    let policy_digest = digest(table.as_ref(), texts(policies));
     let said = status.and_then(|status| status.policy_digest.as_ref());
     let unchanged = said == Some(&policy_digest)
         && written == newest
@@ -49,15 +48,17 @@ pub(super) fn changed_at(operator: &Operator<'_>, record: &Record) -> Option<u64
 }
 
 /// Whether what stands in the status of `operator` is what its shards are told by `policies`.
-pub(super) fn is_written(operator: &Operator<'_>, policies: &BTreeMap<String, Policy>) -> bool {
+pub(super) fn is_written(operator: &Operator<'_>, policies: &Policies) -> bool {
     let said = operator.status().and_then(|status| status.policy_digest.as_ref());
-    said == Some(&digest(operator.table().as_ref(), policies))
+    said == Some(&digest(operator.table().as_ref(), texts(policies)))
 }
 
-/// The newest epoch that was written down for the operator or for a shard of its.
+/// The newest epoch that was written down for the operator, for a shard of its, or, where it is itself what a root has
+/// made that makes nothing now, for that root: its pods were told by it.
 fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
-    let shards = configs.iter().filter(|config| operator.is_shard(config));
-    let epochs = shards.map(|config| epoch(config.status.as_ref()));
+    let kin =
+        configs.iter().filter(|config| operator.is_shard(config) || operator.is_made_by(config));
+    let epochs = kin.map(|config| epoch(config.status.as_ref()));
     epochs.chain([epoch(operator.status())]).max().unwrap_or_default()
 }
 
@@ -67,19 +68,29 @@ fn moved(before: &Ownership, after: &Ownership) -> bool {
 }
 
 /// The shards, each with the hash that it would have by itself.
-fn alone(policies: &BTreeMap<String, Policy>) -> BTreeMap<String, String> {
-    let digest = |(name, policy): (&String, &Policy)| {
-        (name.clone(), digest(None, &[(name.clone(), policy.clone())].into()))
-    };
-    policies.iter().map(digest).collect()
+fn alone(policies: &Policies) -> BTreeMap<String, String> {
+    let digest = |(name, text): (&str, &str)| (name.to_owned(), digest(None, [(name, text)]));
+    texts(policies).map(digest).collect()
+}
+
+fn texts(policies: &Policies) -> impl Iterator<Item = (&str, &str)> {
+    policies.iter().map(|(name, draft)| (name.as_str(), draft.text.as_str()))
 }
 
 /// A hash of who owns what, pods aside, and of what each shard is told.
-fn digest(table: Option<&Ownership>, policies: &BTreeMap<String, Policy>) -> String {
+fn digest<'a>(
+    table: Option<&Ownership>,
+    policies: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> String {
     let owned = table.map(|table| (&table.slots, &table.namespaces));
     // Maps of text to text, lists and numbers: there is nothing that JSON could not say.
-    let text = serde_json::to_vec(&(owned, policies)).unwrap_or_default();
-    format!("{:016x}", slots::fnv1a(&text))
+    let owned = serde_json::to_string(&owned).unwrap_or_default();
+    let policies = policies
+        .into_iter()
+        .map(|(name, text)| format!("{}:{text}", serde_json::to_string(name).unwrap_or_default()));
+    let policies: Vec<String> = policies.collect();
+    let text = format!("[{owned},{{{}}}]", policies.join(","));
+    format!("{:016x}", slots::fnv1a(text.as_bytes()))
 }
 
 fn epoch(status: Option<&ShardingConfigStatus>) -> u64 {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::manifest::Manifests;
-use crate::pod::Maker;
+use crate::pod::{Admitted, Maker};
 
 /// A shard by itself, in namespace `ops`, of the pods labelled with its name.
 fn shard(name: &str, limits: &str) -> String {
@@ -50,6 +50,17 @@ fn compiled(texts: &[String], members: &[Member], before: &Compiled) -> Compiled
     compile(world, &before.policies)
 }
 
+#[test]
+fn a_pod_that_was_labelled_after_it_was_admitted_is_told_nothing_and_said() {
+    let admitted = pod("op-0", &[("shard", "a")]);
+    let past_us = Member { admitted: Admitted::PastUs, ..pod("op-1", &[("shard", "a")]) };
+    let texts = [shard("a", "{team: a}")];
+    let compiled = compiled(&texts, &[admitted, past_us], &Compiled::default());
+    assert_eq!(epochs(&compiled), [("op-0", 1)]);
+    let [trouble] = &compiled.troubles[..] else { panic!("{:?}", compiled.troubles) };
+    assert!(trouble.object == "Pod ops/op-1" && trouble.message.contains("make it anew"));
+}
+
 /// By pod, its epoch.
 fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
     let policies = compiled.policies.iter();
@@ -60,7 +71,9 @@ fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
 fn status(compiled: &Compiled, name: &str) -> String {
     let Record { epoch, policy_digest, ownership, .. } = &compiled.operators[name];
     let ownership = serde_json::to_string(ownership).unwrap();
-    format!("status: {{epoch: {epoch}, policyDigest: {policy_digest}, ownership: {ownership}}}\n")
+    format!(
+        "status: {{epoch: {epoch}, policyDigest: \"{policy_digest}\", ownership: {ownership}}}\n"
+    )
 }
 
 #[test]
@@ -79,6 +92,19 @@ fn an_epoch_grows_only_with_what_the_policy_says() {
     let changed = compiled(&changed, &pods, &written);
     assert_eq!(epochs(&changed), [("p", 2), ("q", 1)]);
     assert_eq!(tellable(&changed, &written.policies), written.policies, "nobody has written it");
+}
+
+#[test]
+fn a_policy_is_written_once_for_all_pods_of_a_shard_that_are_told_the_same() {
+    let alike = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "a")])];
+    let inside = Member { redirect: Redirect::Nowhere, ..pod("r", &[("shard", "a")]) };
+    let pods = [alike[0].clone(), alike[1].clone(), inside];
+    let compiled = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
+    let sent: Vec<_> = compiled.policies.values().map(Told::sent).collect();
+    assert!(Arc::ptr_eq(&sent[0], &sent[1]) && !Arc::ptr_eq(&sent[0], &sent[2]));
+    for (told, sent) in compiled.policies.values().zip(sent) {
+        assert_eq!(*sent, Sent::of(&told.policy));
+    }
 }
 
 #[test]
@@ -348,6 +374,21 @@ fn a_root_that_makes_no_shards_still_places_the_pods_of_its_statefulset() {
 }
 
 #[test]
+fn the_shards_of_a_root_that_makes_none_any_more_go_on_counting_where_it_was() {
+    for rule in STANDING {
+        let root = root(&format!("{rule}targetStatefulSet: op")) + "status: {epoch: 7}\n";
+        let pods = [pod("op-0", &[])];
+        let texts = [root.clone(), child("r-1-normal")];
+        let found = compiled(&texts, &pods, &Compiled::default());
+        assert_eq!(epochs(&found), [("op-0", 8)], "{rule}: its pods were told 7");
+        let said = status(&found, "ops/r-1-normal");
+        let after = compiled(&[root, child("r-1-normal") + &said], &pods, &found);
+        let record = &after.operators["ops/r-1-normal"];
+        assert_eq!((record.epoch, record.written), (8, true), "{rule}");
+    }
+}
+
+#[test]
 fn a_root_that_makes_no_shards_still_places_the_pods_of_its_deployment() {
     for rule in STANDING {
         let root = root(&format!("{rule}targetDeployment: op"));
@@ -457,8 +498,8 @@ fn a_policy_that_is_too_large_to_be_sent_is_told_and_the_last_one_stays() {
         let limit = Limit { relate_resources: Vec::new(), selector, changed_at: None };
         BTreeMap::from([("a".to_owned(), Policy { limits: vec![limit], ..Policy::default() })])
     };
-    let small = policy(1000);
-    assert_eq!(sendable(&operators[0], small.clone()), Ok(small));
+    let small = sendable(&operators[0], policy(1000)).unwrap();
+    assert_eq!(small["a"].policy, policy(1000)["a"]);
     let trouble = sendable(&operators[0], policy(40_000)).unwrap_err();
     assert_eq!(trouble.configs, ["ops/a"]);
     assert!(trouble.message.contains("at most 2097152 are allowed"), "{trouble:?}");

@@ -193,7 +193,7 @@ mod tests {
         assert!(!desk.asks(&plan, &seen, now + RETRY.1));
         assert!(desk.asks(&Arc::default(), &seen, now), "another plan");
         let contacts = [("ns/a".parse().unwrap(), Contact::default())].into();
-        let said = Seen { contacts, unlabelled: None };
+        let said = Seen { contacts, ..Seen::default() };
         assert!(desk.asks(&plan, &said, now), "a proxy has said something");
         assert_eq!(desk.next(), Some(write("a")));
         desk.done(&write("a"), Outcome::Failed, now);

@@ -62,6 +62,8 @@ pub struct Seen {
     pub contacts: BTreeMap<PodName, Contact>,
     /// What is to be labelled yet, where that is known to be anything.
     pub unlabelled: Option<String>,
+    /// Whether it has only just begun to be heard what the proxies say.
+    pub begins: bool,
 }
 
 /// What has to be written: shards first, status last. None of it has to wait for another: what is decided by what another
@@ -71,7 +73,8 @@ pub fn writes(plan: &Plan, labelling: &Labelling, seen: &Seen, now: Timestamp) -
     let mut writes = shards(plan, labelling, &mut conflicts);
     writes.extend(labels(plan));
     let unlabelled = seen.unlabelled.as_deref();
-    let facts = Facts { contacts: &seen.contacts, conflicts: &conflicts, unlabelled, now };
+    let (contacts, begins) = (&seen.contacts, seen.begins);
+    let facts = Facts { contacts, conflicts: &conflicts, unlabelled, begins, now };
     let pods = status::pods(plan);
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
         let status = status::of(config, plan, &pods, facts);

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
     Sysctl, Volume, VolumeMount,
 };
 
-use super::{Interception, operators, set_variable};
+use super::{Interception, Refusal, operators, set_variable};
 
 /// Where the sidecar listens, as the operator dials it.
 const SIDECAR: &str = "127.0.0.1";
@@ -29,7 +29,32 @@ const VOLUME: &str = "ctrlmesh-kubeconfig";
 const FILE: &str = "kubeconfig";
 
 /// Where a service account's token and CA are, in every container.
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+pub(super) const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// The port of the API server's Service.
+const HTTPS: u16 = 443;
+
+/// The argument by which programs are told of a kubeconfig, with one dash or two.
+const ARGUMENT: &str = "kubeconfig";
+
+/// # Errors
+/// Where something of the pod's own stands in the way.
+pub(super) fn check(spec: &PodSpec, interception: Interception) -> Result<(), Refusal> {
+    let ours = volume();
+    let mut volumes = spec.volumes.iter().flatten();
+    if volumes.any(|volume| volume.name == VOLUME && *volume != ours) {
+        return Err(Refusal::Volume { name: VOLUME.to_owned() });
+    }
+    let security = spec.security_context.iter();
+    let mut sysctls = security.flat_map(|security| security.sysctls.iter().flatten());
+    let ports = sysctls.find(|sysctl| sysctl.name == UNPRIVILEGED_PORTS);
+    match ports.filter(|_| interception == Interception::Env) {
+        Some(ports) if ports.value.trim().parse().map_or(true, |first: u16| first > HTTPS) => {
+            Err(Refusal::Ports { value: ports.value.clone() })
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Makes the containers of `pod` dial the sidecar.
 pub(super) fn apply(pod: &mut Pod, interception: Interception) {
@@ -92,15 +117,40 @@ fn by_kubeconfig(spec: &mut PodSpec, argument: bool, variable: bool) {
     }
     if argument {
         for container in &mut spec.containers {
-            let arguments = container.args.get_or_insert_default();
-            arguments.retain(|argument| !argument.starts_with("--kubeconfig="));
-            arguments.push(format!("--kubeconfig={path}"));
+            // Where there are none, those of the image count, and would no more.
+            let Some(arguments) = container.args.as_mut().filter(|all| !all.is_empty()) else {
+                continue;
+            };
+            *arguments = without_kubeconfig(arguments);
+            arguments.push(format!("--{ARGUMENT}={path}"));
         }
     }
-    let volumes = spec.volumes.get_or_insert_default();
-    volumes.retain(|volume| volume.name != VOLUME);
+    let (volumes, ours) = (spec.volumes.get_or_insert_default(), volume());
+    if !volumes.contains(&ours) {
+        volumes.push(ours);
+    }
+}
+
+/// The arguments without those that name a kubeconfig, in one word or two.
+fn without_kubeconfig(arguments: &[String]) -> Vec<String> {
+    let mut left = Vec::new();
+    let mut all = arguments.iter();
+    while let Some(argument) = all.next() {
+        let name = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-'));
+        match name.and_then(|name| name.strip_prefix(ARGUMENT)) {
+            // Its value is the next word.
+            Some("") => drop(all.next()),
+            Some(value) if value.starts_with('=') => {}
+            _ => left.push(argument.clone()),
+        }
+    }
+    left
+}
+
+/// The volume with the kubeconfig.
+fn volume() -> Volume {
     let field_path = format!("metadata.annotations['{}']", annotation::KUBECONFIG);
-    volumes.push(Volume {
+    Volume {
         name: VOLUME.to_owned(),
         downward_api: Some(DownwardAPIVolumeSource {
             default_mode: Some(0o444),
@@ -114,7 +164,7 @@ fn by_kubeconfig(spec: &mut PodSpec, argument: bool, variable: bool) {
             }]),
         }),
         ..Volume::default()
-    });
+    }
 }
 
 /// It says where, and nothing secret: the token is the pod's own file.

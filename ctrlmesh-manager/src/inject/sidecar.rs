@@ -12,10 +12,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{CONTAINER, Interception, Settings};
+use super::{CONTAINER, Interception, Refusal, Settings};
 
 /// What the proxy is told and trusts.
-pub(super) const VOLUME: &str = "ctrlmesh-proxy";
+pub(super) const VOLUME: &str = sidecar::VOLUME;
 
 /// Where its last policy is kept.
 const STATE: &str = "ctrlmesh-state";
@@ -35,6 +35,33 @@ const TOKEN_SECONDS: i64 = 3600;
 /// How long the proxy may take to be ready, in seconds: the manager may be away, then it starts from what it kept.
 const START_SECONDS: i32 = 120;
 
+/// # Errors
+/// Where something of the pod's own has the name of what the proxy needs.
+pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
+    if spec.containers.iter().any(|container| container.name == CONTAINER) {
+        return Err(Refusal::Container { field: "containers" });
+    }
+    let mut init = spec.init_containers.iter().flatten();
+    if init.any(|container| container.name == CONTAINER && !is_ours(container)) {
+        return Err(Refusal::Container { field: "initContainers" });
+    }
+    let ours = [knowledge(), state()];
+    let mut taken = spec
+        .volumes
+        .iter()
+        .flatten()
+        .filter(|volume| ours.iter().any(|ours| ours.name == volume.name && ours != *volume));
+    taken.next().map_or(Ok(()), |volume| Err(Refusal::Volume { name: volume.name.clone() }))
+}
+
+/// Whether it is what [`add`] has added, perhaps by another version of the manager.
+fn is_ours(container: &Container) -> bool {
+    let mut mounts = container.volume_mounts.iter().flatten();
+    container.restart_policy.as_deref() == Some("Always")
+        && container.args.iter().flatten().next().is_some_and(|first| first == "sidecar")
+        && mounts.any(|mount| mount.name == VOLUME && mount.mount_path == FOLDER)
+}
+
 /// Adds the proxy, as the first of the pod's init containers, in place of one that is there.
 pub(super) fn add(
     spec: &mut PodSpec,
@@ -47,8 +74,12 @@ pub(super) fn add(
     containers.retain(|container| container.name != CONTAINER);
     containers.insert(0, proxy);
     let volumes = spec.volumes.get_or_insert_default();
-    volumes.retain(|volume| volume.name != VOLUME && volume.name != STATE);
-    volumes.extend([knowledge(), state()]);
+    for volume in [knowledge(), state()] {
+        // One that is there is the same.
+        if !volumes.contains(&volume) {
+            volumes.push(volume);
+        }
+    }
 }
 
 fn container(

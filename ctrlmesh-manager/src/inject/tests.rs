@@ -44,9 +44,10 @@ fn refused(annotations: Value, spec: Value) -> String {
 }
 
 #[test]
-fn in_mode_ebpf_only_the_label_and_the_ca_are_changed() {
+fn in_mode_ebpf_only_the_ca_is_changed_and_what_says_so() {
     let mut expected = serde_json::to_value(pod(json!({}), usual())).unwrap();
     expected["metadata"]["labels"][label::SHARDING_CONFIG_INJECTED] = json!("op-1-normal");
+    expected["metadata"]["annotations"] = json!({annotation::INJECTED: "true"});
     let map = &mut expected["spec"]["volumes"][0]["projected"]["sources"][1]["configMap"];
     map["name"] = json!("ctrlmesh-root-ca");
     assert_eq!(injected(json!({}), usual()), expected);
@@ -131,7 +132,7 @@ fn in_mode_env_every_container_but_the_proxy_dials_the_sidecar() {
 fn in_mode_kubeconfig_every_container_is_given_one() {
     let found = injected(json!({annotation::INTERCEPTION: "kubeconfig"}), usual());
     let container = &found["spec"]["containers"][1];
-    assert_eq!(container["args"], json!(["--kubeconfig=/etc/kubernetes/kubeconfig/kubeconfig"]));
+    assert_eq!(container["args"], Value::Null, "its image's would count no more");
     assert_eq!(container["env"][0]["name"], "KUBECONFIG");
     assert_eq!(found["spec"]["initContainers"][1]["args"], Value::Null);
     let text = found["metadata"]["annotations"][annotation::KUBECONFIG].as_str().unwrap();
@@ -143,6 +144,106 @@ fn in_mode_kubeconfig_every_container_is_given_one() {
     labels.insert(label::DISABLE_FAKE_KUBECONFIG_ENV.to_owned(), "true".to_owned());
     let found = inject(&quiet, Some("s"), &settings()).unwrap().spec.unwrap();
     assert!(found.containers[1].args.is_none() && found.containers[1].env.is_none());
+}
+
+#[test]
+fn another_kubeconfig_among_the_arguments_is_replaced_in_one_word_or_two() {
+    let ours = "--kubeconfig=/etc/kubernetes/kubeconfig/kubeconfig";
+    for (before, after) in [
+        (vec!["-v=2"], vec!["-v=2", ours]),
+        (vec!["--kubeconfig=/x", "-v=2"], vec!["-v=2", ours]),
+        (vec!["--kubeconfig", "/x", "-v=2"], vec!["-v=2", ours]),
+        (vec!["-kubeconfig", "/x"], vec![ours]),
+        (vec!["-kubeconfig=/x", "--kubeconfigs=a"], vec!["--kubeconfigs=a", ours]),
+        (vec!["run", "--kubeconfig"], vec!["run", ours]),
+    ] {
+        let mut spec = usual();
+        spec["containers"][0]["args"] = json!(before);
+        let found = injected(json!({annotation::INTERCEPTION: "kubeconfig"}), spec);
+        assert_eq!(found["spec"]["containers"][0]["args"], json!(after), "{before:?}");
+    }
+}
+
+#[test]
+fn where_nothing_is_picked_from_the_ca_only_the_ca_is() {
+    for (items, open) in [(Value::Null, false), (json!([]), false), (Value::Null, true)] {
+        let map = json!({"name": "kube-root-ca.crt", "items": items});
+        let mut spec = usual();
+        spec["volumes"] = json!([{"name": "a", "projected": {"sources": [{"configMap": map}]}}, {"name": "b", "configMap": map}]);
+        let found = injected(json!({annotation::FAIL_OPEN: open.to_string()}), spec);
+        let key = if open { "fail-open-ca.crt" } else { "ca.crt" };
+        let expected =
+            json!({"name": "ctrlmesh-root-ca", "items": [{"key": key, "path": "ca.crt"}]});
+        let volumes = &found["spec"]["volumes"];
+        assert_eq!(volumes[0]["projected"]["sources"][0]["configMap"], expected);
+        assert_eq!(volumes[1]["configMap"], expected);
+    }
+}
+
+#[test]
+fn what_brings_the_real_ca_in_another_way_is_refused_unless_it_may() {
+    let mut token = usual();
+    token["volumes"][0] =
+        json!({"name": "kube-api-access-x", "secret": {"secretName": "op-token"}});
+    let mut bundle = usual();
+    bundle["volumes"][0]["projected"]["sources"][1] = json!({"clusterTrustBundle": {"signerName": "kubernetes.io/kube-apiserver-serving", "path": "ca.crt"}});
+    for (what, spec) in [("a Secret with a token", token), ("this ClusterTrustBundle", bundle)] {
+        let message = refused(json!({}), spec.clone());
+        assert!(message.starts_with("spec.volumes[\"kube-api-access-x\"]"), "{message}");
+        assert!(message.contains(what) && message.contains(annotation::FAIL_OPEN), "{message}");
+        injected(json!({annotation::FAIL_OPEN: "true"}), spec);
+    }
+    let mut others = usual();
+    others["volumes"].as_array_mut().unwrap().extend([
+        json!({"name": "mine", "secret": {"secretName": "mine"}}),
+        json!({"name": "other", "projected": {"sources": [{"clusterTrustBundle": {"signerName": "example.com/mine", "path": "x"}}]}}),
+    ]);
+    injected(json!({}), others);
+}
+
+#[test]
+fn names_that_the_proxy_needs_are_refused_and_its_own_are_known_again() {
+    for name in ["ctrlmesh-proxy", "ctrlmesh-state", "ctrlmesh-kubeconfig"] {
+        let mut spec = usual();
+        let volume = json!({"name": name, "emptyDir": {}});
+        spec["volumes"].as_array_mut().unwrap().push(volume);
+        let message = refused(json!({}), spec);
+        assert!(message.starts_with("spec.volumes") && message.contains(name), "{message}");
+    }
+    let mut spec = usual();
+    spec["initContainers"][0]["name"] = json!("ctrlmesh-proxy");
+    let message = refused(json!({annotation::SIDECAR: "true"}), spec);
+    assert!(message.starts_with("spec.initContainers"), "{message}");
+    for mode in ["env", "kubeconfig"] {
+        let once =
+            inject(&pod(json!({annotation::INTERCEPTION: mode}), usual()), Some("s"), &settings());
+        let other = Settings { image: "ctrlmesh/proxy:2".to_owned(), ..settings() };
+        let again = inject(&once.unwrap(), Some("s"), &other).unwrap().spec.unwrap();
+        let init = again.init_containers.unwrap();
+        assert_eq!((init.len(), init[0].image.as_deref()), (2, Some("ctrlmesh/proxy:2")));
+    }
+}
+
+#[test]
+fn what_cannot_work_is_refused_before_it_fails() {
+    let windows = json!({"os": {"name": "windows"}, "containers": [{"name": "a", "image": "a"}]});
+    assert!(refused(json!({}), windows).starts_with("spec.os"));
+    let selected = json!({"nodeSelector": {"kubernetes.io/os": "windows"}, "containers": [{"name": "a", "image": "a"}]});
+    assert!(refused(json!({}), selected).starts_with("spec.os"));
+    let ports = |value: &str| {
+        let mut spec = usual();
+        spec["securityContext"] =
+            json!({"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": value}]});
+        spec
+    };
+    let env = json!({annotation::INTERCEPTION: "env"});
+    for high in ["444", "1024", "x"] {
+        let message = refused(env.clone(), ports(high));
+        assert!(message.contains("sysctls") && message.contains("443"), "{message}");
+        injected(json!({annotation::INTERCEPTION: "kubeconfig"}), ports(high));
+    }
+    let low = injected(env, ports("443"));
+    assert_eq!(low["spec"]["securityContext"], ports("443")["securityContext"], "its own");
 }
 
 #[test]

@@ -2,9 +2,10 @@
 //!
 //! One watch of each kind, of metadata only. A list comes page by page, and the next page is asked for when the last one
 //! is labelled; what is labelled already costs nothing, so that an interrupted pass goes on where it was. All kinds share
-//! one rate, in the order in which they ask, so that none keeps another waiting.
+//! one rate, in the order in which they ask, so that none keeps another waiting; within a kind, and among namespaces, what
+//! is new does not wait for what was there before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use kube::api::{Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::events::{Event as News, EventType, Recorder};
-use kube::runtime::watcher::{Config, Event, watcher};
+use kube::runtime::watcher::{Config, watcher};
 use kube::{Api, Client};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -31,11 +32,12 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::progress::Pass;
 use super::{AtOnce, Kind, Pace, Progress, Scope, missing, served};
-use crate::cache::Cache;
+use crate::cache::{Cache, Known};
 use crate::drain::Drain;
 use crate::shard::Labelling;
+
+mod follow;
 
 /// How many objects a page of a list has.
 const PAGE: u32 = 500;
@@ -43,8 +45,11 @@ const PAGE: u32 = 500;
 /// How long changes of what is listed or served are gathered, and how often it is looked without any.
 const LOOK: (Duration, Duration) = (Duration::from_millis(300), Duration::from_mins(1));
 
-/// How long after a repair that failed the kind is gone through again.
+/// How long after a namespace could not be labelled all are looked at again.
 const AGAIN: Duration = Duration::from_secs(30);
+
+/// How often it is looked, while many are labelled, whether there are new namespaces.
+const NEW_NAMESPACES: Duration = Duration::from_secs(1);
 
 /// How long the API server may take for one object.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -87,8 +92,15 @@ struct Repair {
     outcome: &'static str,
 }
 
-/// A kind that has not been gone through yet.
-struct Unfinished(Option<(Gauge, Pass)>);
+/// What became of an object that lacked labels.
+enum Repaired {
+    /// It has them.
+    Done,
+    /// It is gone, or another's to label.
+    Gone,
+    /// It lacks them still; why.
+    Failed(String),
+}
 
 // === impl Labels ===
 
@@ -102,9 +114,15 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         spawn(&drain, &all, namespaces);
         let mut running: BTreeMap<String, (Kind, CancellationToken)> = BTreeMap::new();
         let mut triggers = pin!(self.triggers());
+        let mut known = BTreeMap::new();
         loop {
-            match served(&self.client, &self.namespace).await {
-                Ok(kinds) => {
+            match served(&self.client, &self.namespace, &known).await {
+                Ok((kinds, unknown)) => {
+                    for error in unknown {
+                        let error = crate::telemetry::chain(&error);
+                        warn!(error, "what is served of it is not known; what was known holds");
+                    }
+                    known.clone_from(&kinds);
                     self.change(&kinds, &mut running, &all, &drain);
                     if (self.may_write)()
                         && let Err(error) = Box::pin(self.at_once.keep(&kinds)).await
@@ -146,7 +164,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             running.entry(name.clone()).or_insert_with(|| {
                 info!(kind = name, "labelled from now on");
                 let token = all.child_token();
-                let follow = Arc::clone(self).follow(name.clone(), kind.clone());
+                let follow = follow::follow(Arc::clone(self), name.clone(), kind.clone());
                 spawn(drain, &token, follow);
                 (kind.clone(), token)
             });
@@ -170,23 +188,27 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         let mut changes = self.cache.changes();
         let resource = ApiResource::erase::<Namespace>(&());
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        let mut before = BTreeSet::new();
         loop {
             changes.mark_unchanged();
-            let mut failed = false;
-            for (name, known) in self.cache.namespaces() {
-                let meta = ObjectMeta {
-                    name: Some(name),
-                    labels: Some(known.labels),
-                    ..ObjectMeta::default()
-                };
-                if known.terminating {
-                    continue;
-                }
-                let Some(labels) = missing(&meta, Scope::Namespace, &self.labelling) else {
-                    continue;
-                };
+            let namespaces = self.cache.namespaces();
+            let mut unlabelled = self.unlabelled(&namespaces);
+            // Those that are new first; what is in them is not labelled at once before they are.
+            unlabelled.sort_by_key(|(name, _)| before.contains(name));
+            before = namespaces.into_keys().collect();
+            let (began, mut failed) = (Instant::now(), false);
+            let mut left = unlabelled.into_iter();
+            for (name, labels) in left.by_ref() {
                 self.pace.wait().await;
-                failed |= !self.repair("namespaces", &api, &meta, labels).await;
+                let meta = ObjectMeta { name: Some(name), ..ObjectMeta::default() };
+                let repaired = self.repair("namespaces", &api, &meta, labels).await;
+                failed |= matches!(repaired, Repaired::Failed(_));
+                if began.elapsed() > NEW_NAMESPACES {
+                    break;
+                }
+            }
+            if left.next().is_some() {
+                continue;
             }
             let again = if failed { AGAIN } else { Duration::MAX };
             // Whichever is first: something changed, or it is time to try again.
@@ -194,46 +216,17 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         }
     }
 
-    async fn follow(self: Arc<Self>, name: String, kind: Kind) {
-        let mut unfinished = Unfinished::new(&self.metrics.unfinished, self.progress.begin(&name));
-        let seen: Api<PartialObjectMeta<DynamicObject>> =
-            Api::all_with(self.client.clone(), &kind.resource);
-        loop {
-            let mut events =
-                pin!(watcher(seen.clone(), Config::default().page_size(PAGE)).default_backoff());
-            let (mut repaired, mut again) = (0_u64, None);
-            loop {
-                let event = match again {
-                    None => events.next().await,
-                    Some(at) => match time::timeout_at(at, events.next()).await {
-                        Ok(event) => event,
-                        Err(_elapsed) => break,
-                    },
-                };
-                match event {
-                    Some(Ok(Event::InitApply(object) | Event::Apply(object))) => {
-                        let Some(labels) = missing(&object.metadata, kind.scope, &self.labelling)
-                        else {
-                            continue;
-                        };
-                        if self.repair_object(&name, &kind, &object.metadata, labels).await {
-                            repaired += 1;
-                            unfinished.labelled();
-                        } else {
-                            again.get_or_insert_with(|| Instant::now() + AGAIN);
-                        }
-                    }
-                    Some(Ok(Event::InitDone)) => {
-                        unfinished.finish();
-                        self.tell(&name, repaired).await;
-                        repaired = 0;
-                    }
-                    Some(Ok(Event::Init | Event::Delete(_))) => {}
-                    Some(Err(error)) => warn!(kind = name, %error, "watch failed; goes on"),
-                    None => break,
-                }
-            }
-        }
+    fn unlabelled(&self, namespaces: &BTreeMap<String, Known>) -> Vec<(String, selector::Labels)> {
+        let there = namespaces.iter().filter(|(_, known)| !known.terminating);
+        let unlabelled = there.filter_map(|(name, known)| {
+            let meta = ObjectMeta {
+                name: Some(name.clone()),
+                labels: Some(known.labels.clone()),
+                ..ObjectMeta::default()
+            };
+            Some((name.clone(), missing(&meta, Scope::Namespace, &self.labelling)?))
+        });
+        unlabelled.collect()
     }
 
     async fn repair_object(
@@ -242,7 +235,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         kind: &Kind,
         meta: &ObjectMeta,
         labels: selector::Labels,
-    ) -> bool {
+    ) -> Repaired {
         self.pace.wait().await;
         let api: Api<DynamicObject> = match &meta.namespace {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind.resource),
@@ -251,47 +244,51 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         self.repair(name, &api, meta, labels).await
     }
 
-    /// Labels one object; returns whether nothing is left to do.
+    /// Labels one object.
     async fn repair(
         &self,
         kind: &str,
         api: &Api<DynamicObject>,
         meta: &ObjectMeta,
         labels: selector::Labels,
-    ) -> bool {
+    ) -> Repaired {
         if !(self.may_write)() {
-            return true;
+            return Repaired::Gone;
         }
         let name = meta.name.as_deref().unwrap_or_default();
         // Another object of the same name is not meant.
         let body = Patch::Merge(json!({"metadata": {"uid": meta.uid, "labels": labels}}));
         let params = PatchParams::default();
         let patch = api.patch_metadata(name, &params, &body);
-        let outcome = match time::timeout(DEADLINE, patch).await {
-            Ok(Ok(_)) => "done",
+        let (outcome, repaired) = match time::timeout(DEADLINE, patch).await {
+            Ok(Ok(_)) => ("done", Repaired::Done),
             // It is gone, or another: the watch will tell.
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => "gone",
-            Ok(Err(error)) => {
-                warn!(kind, object = name, namespace = meta.namespace, %error, "not labelled; tried again");
-                "failed"
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
+                ("gone", Repaired::Gone)
             }
-            Err(_elapsed) => "failed",
+            Ok(Err(error)) => ("failed", Repaired::Failed(error.to_string())),
+            Err(_elapsed) => ("failed", Repaired::Failed("no answer in time".to_owned())),
         };
+        if let Repaired::Failed(error) = &repaired {
+            warn!(
+                kind,
+                object = name,
+                namespace = meta.namespace,
+                error,
+                "not labelled; tried again"
+            );
+        }
         let label = Repair { kind: kind.to_owned(), outcome };
         self.metrics.repairs.get_or_create_owned(&label).inc();
-        outcome != "failed"
+        repaired
     }
 
-    /// Says that a kind was gone through, where that was any work.
-    async fn tell(&self, kind: &str, repaired: u64) {
-        if repaired == 0 {
-            return;
-        }
-        info!(kind, repaired, "gone through: every object is labelled");
+    /// Tells those who look at the list of kinds.
+    async fn tell(&self, warning: bool, reason: &str, note: String) {
         let event = News {
-            type_: EventType::Normal,
-            reason: "Labelled".to_owned(),
-            note: Some(format!("every object of {kind} is labelled; {repaired} were not")),
+            type_: if warning { EventType::Warning } else { EventType::Normal },
+            reason: reason.to_owned(),
+            note: Some(note.chars().take(1000).collect()),
             action: "Label".to_owned(),
             secondary: None,
         };
@@ -302,8 +299,10 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             namespace: Some(self.namespace.clone()),
             ..ObjectReference::default()
         };
-        if let Err(error) = self.recorder.publish(&event, &list).await {
-            warn!(%error, "event not written");
+        match time::timeout(DEADLINE, self.recorder.publish(&event, &list)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%error, "event not written"),
+            Err(_elapsed) => warn!("event not written in time"),
         }
     }
 }
@@ -317,36 +316,9 @@ impl LabelMetrics {
         let help = "Objects that lacked labels, by kind and outcome: done, gone or failed";
         registry.register("label_repairs", help, this.repairs.clone());
         registry.register("label_kinds", "Kinds whose objects are labelled", this.kinds.clone());
-        let help = "Kinds that were not gone through yet: 0 when everything is labelled";
+        let help = "Kinds that were not gone through yet, or of which some cannot be labelled: 0 when everything is labelled";
         registry.register("label_kinds_unfinished", help, this.unfinished.clone());
         this
-    }
-}
-
-// === impl Unfinished ===
-
-impl Unfinished {
-    fn new(gauge: &Gauge, pass: Pass) -> Self {
-        gauge.inc();
-        Self(Some((gauge.clone(), pass)))
-    }
-
-    fn labelled(&self) {
-        if let Some((_, pass)) = &self.0 {
-            pass.labelled();
-        }
-    }
-
-    fn finish(&mut self) {
-        if let Some((gauge, _done)) = self.0.take() {
-            gauge.dec();
-        }
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        self.finish();
     }
 }
 

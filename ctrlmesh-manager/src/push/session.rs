@@ -256,7 +256,10 @@ impl Session {
         };
         // On what has been told since, the next verdict comes.
         if told.digest == verdict.digest {
-            told.judge(verdict, &pod, &self.push);
+            if !told.judge(verdict, &pod, &self.push) {
+                let status = Status::resource_exhausted("says too much of one policy");
+                return Err(self.push.refuse(Refused::Message, &self.identity, status));
+            }
             self.receipt(&pod, true);
         }
         Ok(())

@@ -22,7 +22,12 @@ pub(super) struct Told {
     /// The digest of that; 0 where it is not known.
     pub(super) in_force: u64,
     pub(super) refused: Option<String>,
+    /// How many verdicts there were on it.
+    verdicts: u32,
 }
+
+/// How many verdicts there may be on one policy: it is put in force or refused, and perhaps tried again.
+const MOST_VERDICTS: u32 = 16;
 
 // === impl Told ===
 
@@ -36,10 +41,16 @@ impl Told {
             epoch,
             in_force: 0,
             refused: None,
+            verdicts: 0,
         }
     }
 
-    pub(super) fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &Push) {
+    /// Takes the verdict; false where there were too many.
+    pub(super) fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &Push) -> bool {
+        self.verdicts = self.verdicts.saturating_add(1);
+        if self.verdicts > MOST_VERDICTS {
+            return false;
+        }
         self.epoch = verdict.epoch;
         self.refused = (!verdict.refused.is_empty()).then(|| {
             let mut reason = verdict.refused;
@@ -54,6 +65,7 @@ impl Told {
             push.metrics.applied.inc();
             info!(%pod, epoch = self.epoch, "policy in force");
         }
+        true
     }
 }
 

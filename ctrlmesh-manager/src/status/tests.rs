@@ -1,3 +1,5 @@
+use ctrlmesh_common::policy::Policy;
+
 use super::*;
 use crate::cache::Snapshot;
 use crate::manifest::Manifests;
@@ -41,12 +43,17 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
     let contact = |pod, epoch| {
         let told = plan.compiled.policies[&name(pod)].clone();
         let policy = Policy { epoch, ..told.policy };
-        let digest = wire::digest(&Told { policy, ..told }.text());
+        let digest = Told::new(told.shard, told.operator, told.version, policy).sent().digest;
         Contact { epoch, digest, refused: None, connected: true, at: at(now) }
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
-    let facts =
-        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(now) };
+    let facts = Facts {
+        contacts: &contacts,
+        conflicts: &BTreeMap::new(),
+        unlabelled: None,
+        begins: false,
+        now: at(now),
+    };
     of(&plan.snapshot.configs[which], plan, &pods(plan), facts)
 }
 
@@ -83,6 +90,25 @@ fn a_root_is_programmed_when_every_proxy_has_acknowledged_what_is_written() {
     assert_eq!(said(&all)[1], "Programmed=True Acknowledged");
     assert_eq!(all.conditions[1].last_transition_time, Time(at(300)));
     assert_eq!(all.conditions[0], first.conditions[0]);
+}
+
+#[test]
+fn who_begins_to_lead_does_not_take_back_what_was_acknowledged() {
+    let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
+    let first = status(&plan(&text), 0, &[], 100);
+    let all = status(&with(&first, &text), 0, &[("op-0", 1), ("op-1", 1)], 200);
+    let written = with(&all, &text);
+    let led = |plan: &Plan, begins, contacts: &BTreeMap<PodName, Contact>| {
+        let conflicts = BTreeMap::new();
+        let facts =
+            Facts { contacts, conflicts: &conflicts, unlabelled: None, begins, now: at(300) };
+        said(&of(&plan.snapshot.configs[0], plan, &pods(plan), facts))[1].clone()
+    };
+    assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
+    assert_eq!(led(&written, false, &BTreeMap::new()), "Programmed=False Waiting", "for a while");
+    let behind = [(name("op-0"), Contact::default())].into();
+    assert_eq!(led(&written, true, &behind), "Programmed=False Waiting", "it has been heard");
+    assert_eq!(led(&with(&first, &text), true, &BTreeMap::new()), "Programmed=False Waiting");
 }
 
 #[test]
@@ -160,8 +186,13 @@ fn the_same_epoch_of_another_operator_is_not_acknowledged() {
     let plan = with(&written, &text);
     let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
     let contacts = [(name("op-0"), other)].into();
-    let facts =
-        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(2) };
+    let facts = Facts {
+        contacts: &contacts,
+        conflicts: &BTreeMap::new(),
+        unlabelled: None,
+        begins: false,
+        now: at(2),
+    };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[1], "Programmed=False Waiting");
     assert_eq!(said(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
@@ -178,6 +209,7 @@ fn a_proxy_that_is_away_is_said_after_a_minute() {
             contacts: &contacts,
             conflicts: &BTreeMap::new(),
             unlabelled: None,
+            begins: false,
             now: at(now),
         };
         of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts)
@@ -206,14 +238,24 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
-    let facts =
-        Facts { contacts: &contacts, conflicts: &BTreeMap::new(), unlabelled: None, now: at(1) };
+    let facts = Facts {
+        contacts: &contacts,
+        conflicts: &BTreeMap::new(),
+        unlabelled: None,
+        begins: false,
+        now: at(1),
+    };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
-    let facts =
-        Facts { contacts: &BTreeMap::new(), conflicts: &conflicts, unlabelled: None, now: at(1) };
+    let facts = Facts {
+        contacts: &BTreeMap::new(),
+        conflicts: &conflicts,
+        unlabelled: None,
+        begins: false,
+        now: at(1),
+    };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True Conflict");
 }
@@ -248,6 +290,7 @@ fn that_objects_are_labelled_anew_is_said() {
         contacts: &BTreeMap::new(),
         conflicts: &BTreeMap::new(),
         unlabelled: Some("not all objects of these kinds are labelled yet: pods./v1"),
+        begins: false,
         now: at(1),
     };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);

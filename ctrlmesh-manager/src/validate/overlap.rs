@@ -2,10 +2,10 @@
 //!
 //! Also: would a root make a shard that is called as one that is there?
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_common::selector::Selector;
+use ctrlmesh_common::selector::{Requirement, Selector};
 
 use super::{PodLabels, Problem, Report};
 
@@ -170,6 +170,34 @@ fn shown(group: &str, resource: &str) -> String {
         (_, UNNAMED) => "objects of a resource that is not named".to_owned(),
         ("" | UNNAMED, resource) => format!("the same {resource}"),
         (group, resource) => format!("the same {resource}.{group}"),
+    }
+}
+
+/// Compares the selector of pods with those of the other shards, whatever their operator: where two ask the same, every
+/// pod of one is one of the other, whichever pods there are.
+pub(super) fn of_selectors(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    report: &mut Report,
+) {
+    let Some(selector) = pod_selector(config) else {
+        return;
+    };
+    let asked = |selector: &Selector| -> HashSet<Requirement> {
+        selector.requirements().iter().cloned().collect()
+    };
+    let mine = asked(&selector);
+    let same = |other: &&&ShardingConfig| {
+        other.spec.root.is_none() && pod_selector(other).is_some_and(|one| asked(&one) == mine)
+    };
+    if let Some(other) = others.iter().find(same) {
+        let name = name(other);
+        report.error(
+            "spec.selector",
+            format!(
+                "selects the same pods as ShardingConfig {name:?}; a pod can be in one shard only"
+            ),
+        );
     }
 }
 

@@ -8,7 +8,7 @@ use ctrlmesh_testbed::{ControlPlane, retry};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt as _;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::bed::*;
@@ -84,6 +84,17 @@ async fn a_pod_gets_its_shard_and_trusts_the_mesh_before_it_is_stored() -> Resul
     let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
     let trusted = maps.get(root_ca::MESH).await?.data.context("no data")?;
     ensure!(trusted[root_ca::KEY].contains("BEGIN CERTIFICATE"));
+    // Whatever somebody does to it, it is put right again.
+    maps.delete(root_ca::MESH, &DeleteParams::default()).await?;
+    let right = || async {
+        let data = maps.get(root_ca::MESH).await?.data.context("no data")?;
+        ensure!(data == trusted, "{data:?}");
+        Ok(())
+    };
+    retry(right).await?;
+    let wrong = Patch::Merge(json!({"data": {root_ca::KEY: "none"}}));
+    maps.patch(root_ca::MESH, &PatchParams::default(), &wrong).await?;
+    retry(right).await?;
     let other = json!({"metadata": {"name": "other"}, "spec": {"containers": [{"name": "a", "image": "none"}]}});
     let other = create(&pods, other).await?;
     ensure!(serde_json::to_string(&other.spec)?.contains(root_ca::CLUSTER), "not enrolled");
@@ -103,8 +114,8 @@ async fn every_mode_makes_a_pod_that_the_api_server_takes() -> Result<()> {
         let annotations =
             json!({annotation::INTERCEPTION: mode, annotation::PROXY_RESOURCE: resources});
         let made = create(&pods, pod(&format!("op-{number}"), annotations)).await?;
-        let spec = made.spec.context("no spec")?;
-        let proxy = &spec.init_containers.context("no sidecar")?[0];
+        let spec = made.spec.clone().context("no spec")?;
+        let proxy = &spec.init_containers.clone().context("no sidecar")?[0];
         ensure!(proxy.restart_policy.as_deref() == Some("Always"), "{proxy:?}");
         let security = proxy.security_context.clone().context("no security context")?;
         ensure!(
@@ -114,6 +125,11 @@ async fn every_mode_makes_a_pod_that_the_api_server_takes() -> Result<()> {
         let variables = spec.containers[0].env.clone().unwrap_or_default();
         let expected = if mode == "env" { "KUBERNETES_SERVICE_HOST" } else { "KUBECONFIG" };
         ensure!(variables.iter().any(|variable| variable.name == expected), "{variables:?}");
+        // As somebody copies it: what the API server has made of ours is known again.
+        let name = format!("op-{}", number + 2);
+        let copy = json!({"metadata": {"name": name, "labels": made.metadata.labels, "annotations": made.metadata.annotations, "ownerReferences": made.metadata.owner_references}, "spec": spec});
+        let copy = create(&pods, copy).await?.spec.context("no spec")?;
+        ensure!(copy.init_containers == spec.init_containers && copy.volumes == spec.volumes);
     }
     let mut host = pod("op-7", json!({}));
     host["spec"]["hostNetwork"] = json!(true);

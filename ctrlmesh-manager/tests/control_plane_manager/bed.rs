@@ -11,6 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, DynamicObject, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -20,7 +21,7 @@ use crate::harness::manager::Manager;
 pub(crate) const NAMESPACE: &str = "ctrlmesh-system";
 
 /// What is listed from the start.
-pub(crate) const LISTED: &str = "groupVersionKinds:\n  v1: [ConfigMap]\n  rbac.authorization.k8s.io/v1: [ClusterRole]\n  widgets.example.com/v1: ['*']\n";
+pub(crate) const LISTED: &str = "groupVersionKinds:\n  v1: [ConfigMap]\n  rbac.authorization.k8s.io/v1: [ClusterRole]\n  widgets.example.com/v1: ['*']\n  away.example.com/v1: ['*']\n  stubborn.example.com/v1: ['*']\n";
 
 pub(crate) static STARTED: OnceCell<Result<Manager, String>> = OnceCell::const_new();
 
@@ -44,6 +45,14 @@ pub(crate) async fn start(client: &Client) -> Result<Manager> {
     create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
     let early = json!({"metadata": {"name": "early"}});
     create::<ConfigMap>(&Api::namespaced(client.clone(), "default"), early).await?;
+    // A group whose server is down from the start: all others are labelled all the same.
+    let away = json!({
+        "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": "v1.away.example.com"},
+        "spec": {"group": "away.example.com", "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 10,
+            "insecureSkipTLSVerify": true, "service": {"namespace": NAMESPACE, "name": "nobody"}},
+    });
+    let gvk = GroupVersionKind::gvk("apiregistration.k8s.io", "v1", "APIService");
+    create_dynamic(&Api::all_with(client.clone(), &ApiResource::from_gvk(&gvk)), away).await?;
     let more = ["--label-rate", "1000", "--identity", "manager-0"];
     let manager = Manager::start(ControlPlane::shared(), NAMESPACE, &more)?;
     let webhooks = manager.address("webhooks").await?;

@@ -6,14 +6,18 @@ use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_testbed::{ControlPlane, retry};
+use futures::TryFutureExt as _;
 
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Client, ResourceExt as _};
 use serde_json::json;
 
 use crate::bed::*;
@@ -154,4 +158,99 @@ async fn kinds_that_appear_and_vanish_are_followed() -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
     create(&maps, json!({"metadata": {"name": "a"}})).await?;
     retry(|| async { has(&maps.get("a").await?, &wanted(&namespace)) }).await
+}
+
+/// How often the API server listed all of a resource, as it counts itself.
+async fn lists(client: &Client, resource: &str) -> Result<f64> {
+    let metrics = http::Request::get("/metrics").body(Vec::new())?;
+    let metrics = client.request_text(metrics).await?;
+    let of_it = metrics.lines().filter(|line| {
+        line.starts_with("apiserver_request_total{")
+            && line.contains(&format!("resource=\"{resource}\""))
+            && line.contains("verb=\"LIST\"")
+    });
+    Ok(of_it.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
+}
+
+/// Has the API server refuse every change of the object `never` of a kind of its own, of cluster scope: nothing but the
+/// watches labels that.
+async fn stubborn(client: &Client) -> Result<Api<DynamicObject>> {
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+    let refuse = json!({
+        "metadata": {"name": "stubborn"},
+        "spec": {
+            "matchConstraints": {"resourceRules": [{"apiGroups": ["stubborn.example.com"], "apiVersions": ["v1"], "resources": ["stubborns"], "operations": ["UPDATE"]}]},
+            "validations": [{"expression": "object.metadata.name != 'never'", "message": "not this one"}],
+        },
+    });
+    create(&policies, refuse).await?;
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
+    let binding = json!({"metadata": {"name": "stubborn"}, "spec": {"policyName": "stubborn", "validationActions": ["Deny"]}});
+    create(&bindings, binding).await?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let definition = json!({
+        "metadata": {"name": "stubborns.stubborn.example.com"},
+        "spec": {"group": "stubborn.example.com", "scope": "Cluster", "names": {"plural": "stubborns", "kind": "Stubborn"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}]},
+    });
+    create(&definitions, definition).await?;
+    let kind = GroupVersionKind::gvk("stubborn.example.com", "v1", "Stubborn");
+    Ok(Api::all_with(client.clone(), &ApiResource::from_gvk(&kind)))
+}
+
+/// Lets `never` be changed.
+async fn relent(client: &Client) -> Result<()> {
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
+    policies.delete("stubborn", &DeleteParams::default()).await?;
+    bindings.delete("stubborn", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_labelled_is_said_and_does_not_have_its_kind_listed_again()
+-> Result<()> {
+    let client = managed().await?;
+    let objects = stubborn(&client).await?;
+    let object = |name: &str| {
+        serde_json::from_value::<DynamicObject>(
+            json!({"apiVersion": "stubborn.example.com/v1", "kind": "Stubborn", "metadata": {"name": name}}),
+        )
+    };
+    let never = object("never")?;
+    retry(|| async { objects.create(&PostParams::default(), &never).await }).await?;
+    let manager = STARTED.get().and_then(|started| started.as_ref().ok()).context("no manager")?;
+    let failed = "ctrlmesh_manager_label_repairs_total{kind=\"stubborns.stubborn.example.com/v1\",outcome=\"failed\"";
+    retry(|| async {
+        let count = manager.counted(failed).await?;
+        ensure!(count >= 3, "{count} failures");
+        Ok(())
+    })
+    .await?;
+    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished").await? >= 1);
+    // Once to learn where to begin to watch, once for what was there.
+    let count = lists(&client, "stubborns").await?;
+    ensure!(count <= 3.0, "listed {count} times");
+    let events: Api<Event> = Api::namespaced(client.clone(), NAMESPACE);
+    retry(|| async {
+        let events = events.list(&ListParams::default()).await?;
+        let told = events.items.iter().any(|event| {
+            event.reason.as_deref() == Some("NotLabelled")
+                && event.note.as_ref().is_some_and(|note| note.contains("not this one"))
+        });
+        ensure!(told, "not told");
+        Ok(())
+    })
+    .await?;
+    // The others of its kind are labelled.
+    objects.create(&PostParams::default(), &object("other")?).await?;
+    let slot = |name: &str| NamespaceHash::default().slot(name).to_string();
+    let of_cluster = |name: &str| [(label::SHARDING_HASH.to_owned(), slot(name))].into();
+    retry(|| async { has(&objects.get("other").await?, &of_cluster("other")) }).await?;
+    relent(&client).await?;
+    // It is tried again after a minute at the latest, so few times has it failed.
+    retry(|| async { has(&objects.get("never").await?, &of_cluster("never")) })
+        .or_else(|_| retry(|| async { has(&objects.get("never").await?, &of_cluster("never")) }))
+        .or_else(|_| retry(|| async { has(&objects.get("never").await?, &of_cluster("never")) }))
+        .await
 }

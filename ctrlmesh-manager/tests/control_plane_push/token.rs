@@ -44,11 +44,13 @@ pub(crate) async fn pod(
         "metadata": {
             "name": name,
             "labels": {"ctrlmesh.kusionstack.io/enable-proxy": "true"},
+            "annotations": {"ctrlmesh.kusionstack.io/injected": "true"},
             "ownerReferences": [owner],
         },
         "spec": {
             "serviceAccountName": account,
             "nodeName": node,
+            "automountServiceAccountToken": false,
             "containers": [{"name": "operator", "image": "none"}],
         },
     });

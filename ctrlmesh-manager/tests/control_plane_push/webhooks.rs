@@ -10,7 +10,7 @@ use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::tls::{self, Presented};
-use ctrlmesh_manager::webhook::{Handler, Route, Webhook, WebhookMetrics};
+use ctrlmesh_manager::webhook::{Handler, Room, Route, Webhook, WebhookMetrics};
 use ctrlmesh_testbed::ControlPlane;
 use futures::FutureExt as _;
 use k8s_openapi::ByteString;
@@ -57,6 +57,7 @@ async fn served(registry: &mut Registry, drain: &Drain) -> (SocketAddr, String) 
         routes: BTreeMap::from([(route.path, route)]),
         metrics: WebhookMetrics::register(registry),
         drain: drain.clone(),
+        room: Room::default(),
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
-use ctrlmesh_common::names::label;
+use ctrlmesh_common::names::{annotation, label};
 use ctrlmesh_manager::cache::Cache;
 use ctrlmesh_manager::control::Control;
 use ctrlmesh_manager::drain::Drain;
@@ -59,7 +59,7 @@ async fn manage() -> Result<()> {
     let client = BED.client().await?;
     let drain = Drain::default();
     let labelling = Arc::new(Labelling::default());
-    let cache = Cache::start(&client, &drain);
+    let cache = Cache::start(&client, "ctrlmesh-system", &drain);
     let plans = plan::start(cache, Arc::clone(&labelling), &drain);
     let control = Control {
         client: client.clone(),
@@ -186,8 +186,8 @@ impl Place {
 
 pub(crate) fn template(version: &str) -> Value {
     json!({
-        "metadata": {"labels": {"app": "op", "version": version, label::ENABLE_PROXY: "true"}},
-        "spec": {"containers": [{"name": "operator", "image": "none"}]},
+        "metadata": {"labels": {"app": "op", "version": version, label::ENABLE_PROXY: "true"}, "annotations": {annotation::INJECTED: "true"}},
+        "spec": {"automountServiceAccountToken": false, "containers": [{"name": "operator", "image": "none"}]},
     })
 }
 

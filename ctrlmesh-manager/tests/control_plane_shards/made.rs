@@ -6,7 +6,6 @@ use std::sync::PoisonError;
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
-use ctrlmesh_common::wire;
 use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::status::Contact;
 use ctrlmesh_testbed::retry;
@@ -49,7 +48,7 @@ async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
     let name = |pod: &String| PodName { namespace: place.namespace.clone(), name: pod.clone() };
     let told = PLANS.get().context("no manager")?.borrow().clone().context("no plan")?.told.clone();
     let said = labelled.keys().map(|pod| {
-        let digest = wire::digest(&told[&name(pod)].text());
+        let digest = told[&name(pod)].sent().digest;
         (name(pod), Contact { epoch, digest, refused: None, connected: true, at })
     });
     CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).extend(said);

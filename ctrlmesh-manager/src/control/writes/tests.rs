@@ -16,7 +16,7 @@ fn child(name: &str) -> String {
 
 fn pod(name: &str, labels: &str) -> String {
     format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: ops, uid: {name}, labels: {{ctrlmesh.kusionstack.io/enable-proxy: 'true', {labels}}}, \
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: ops, uid: {name}, annotations: {{ctrlmesh.kusionstack.io/injected: 'true'}}, labels: {{ctrlmesh.kusionstack.io/enable-proxy: 'true', {labels}}}, \
          ownerReferences: [{{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: a, controller: true}}]}}\n---\n"
     )
 }

@@ -119,6 +119,7 @@ fn metadata_that_the_api_server_would_refuse_is_refused_by_field() {
     let cases = [
         ("{name: My_Shard}", "metadata.name: \"My_Shard\" must be a lower-case DNS subdomain"),
         ("{name: A.b}", "metadata.name: \"A.b\" must be"),
+        ("{name: pre-}", "metadata.name: \"pre-\" must be"),
         ("{name: ''}", "metadata.name: or generateName is required"),
         ("{}", "metadata.name: or generateName is required"),
         ("", "metadata: is required"),
@@ -144,6 +145,9 @@ fn metadata_that_the_api_server_would_refuse_is_refused_by_field() {
     for (metadata, expected) in cases {
         let found = errors_of_metadata(metadata);
         assert!(found.iter().any(|found| found.starts_with(expected)), "{metadata}: {found:?}");
+        let wrong_reason =
+            found.iter().any(|found| found.contains("at most 63 characters, because"));
+        assert!(!wrong_reason, "{metadata}: {found:?}");
     }
 }
 

@@ -159,9 +159,10 @@ fn a_pod_is_in_one_shard_only() {
     let limits = |team| format!("[{}]", pods(&format!("{{matchLabels: {{team: {team}}}}}")));
     let shards = shards(&[("one", &limits("a")), ("other", &limits("b"))]);
     let mut both = shards.clone();
-    both[1].spec.selector = both[0].spec.selector.clone();
-    let pod =
-        PodLabels { name: "p".to_owned(), labels: [("shard".to_owned(), "one".to_owned())].into() };
+    both[1].spec.selector.as_mut().unwrap().match_labels =
+        [("team".to_owned(), "x".to_owned())].into();
+    let labels = [("shard", "one"), ("team", "x")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+    let pod = PodLabels { name: "p".to_owned(), labels: labels.into() };
     assert_eq!(
         sharding_config(&shards[0], &shards, Some(std::slice::from_ref(&pod))),
         Report::default()
@@ -174,4 +175,27 @@ fn a_pod_is_in_one_shard_only() {
     );
     let report = sharding_config(&shards[0], &shards, Some(&[]));
     assert_eq!((report.errors.len(), report.warnings.len()), (0, 1));
+}
+
+#[test]
+fn two_shards_that_select_the_same_pods_are_refused_before_there_is_one() {
+    let shard = |name, lock, first, then| {
+        let keys = [first, then].map(|key| format!("{{key: {key}, operator: Exists}}")).join(", ");
+        let limits = format!("[{}]", pods("{matchLabels: {team: a}}"));
+        config(
+            name,
+            "{}",
+            &format!(
+                "{{controller: {{leaderElectionName: {lock}}}, selector: {{matchExpressions: [{keys}]}}, limits: {limits}}}"
+            ),
+        )
+    };
+    let one = shard("one", "a", "app", "tier");
+    assert_eq!(errors_beside(&one, &shard("other", "b", "app", "zone")), Vec::<String>::new());
+    let found = errors_beside(&one, &shard("other", "b", "tier", "app"));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(
+        found[0].starts_with("spec.selector: selects the same pods as ShardingConfig \"other\""),
+        "{found:?}"
+    );
 }

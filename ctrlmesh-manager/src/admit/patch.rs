@@ -1,0 +1,171 @@
+//! Which patch makes one object of another?
+//!
+//! Pure. Both are written by our types, and the object that is patched may have fields that those do not know: such a
+//! field stays with what it is a field of. So an element of a list is known by its name where all have one, and is
+//! inserted, moved and removed as a whole, never turned into another one.
+
+use std::collections::BTreeSet;
+
+use json_patch::{
+    AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation,
+    jsonptr::PointerBuf,
+};
+use serde_json::{Map, Value};
+
+/// The patch that makes `after` of `before`.
+pub(super) fn between(before: &Value, after: &Value) -> Patch {
+    let mut operations = Vec::new();
+    compare(&PointerBuf::new(), before, after, &mut operations);
+    Patch(operations)
+}
+
+fn compare(path: &PointerBuf, before: &Value, after: &Value, to: &mut Vec<PatchOperation>) {
+    match (before, after) {
+        _ if before == after => {}
+        (Value::Object(before), Value::Object(after)) => fields(path, before, after, to),
+        (Value::Array(before), Value::Array(after)) => match (names(before), names(after)) {
+            (Some(names), Some(wanted)) => named(path, (before, names), (after, wanted), to),
+            _ => numbered(path, before, after, to),
+        },
+        _ => to.push(PatchOperation::Replace(ReplaceOperation {
+            path: path.clone(),
+            value: after.clone(),
+        })),
+    }
+}
+
+fn fields(
+    path: &PointerBuf,
+    before: &Map<String, Value>,
+    after: &Map<String, Value>,
+    to: &mut Vec<PatchOperation>,
+) {
+    for gone in before.keys().filter(|key| !after.contains_key(*key)) {
+        to.push(PatchOperation::Remove(RemoveOperation { path: at(path, gone) }));
+    }
+    for (key, value) in after {
+        match before.get(key) {
+            Some(old) => compare(&at(path, key), old, value, to),
+            None => to.push(add(at(path, key), value)),
+        }
+    }
+}
+
+/// Elements that have names.
+fn named(
+    path: &PointerBuf,
+    (before, mut names): (&[Value], Vec<&str>),
+    (after, wanted): (&[Value], Vec<&str>),
+    to: &mut Vec<PatchOperation>,
+) {
+    let mut there: Vec<&Value> = before.iter().collect();
+    for number in (0..names.len())
+        .rev()
+        .filter(|number| !wanted.contains(&names[*number]))
+        .collect::<Vec<_>>()
+    {
+        names.remove(number);
+        there.remove(number);
+        let path = at(path, &number.to_string());
+        to.push(PatchOperation::Remove(RemoveOperation { path }));
+    }
+    for (number, (name, value)) in wanted.into_iter().zip(after).enumerate() {
+        let here = at(path, &number.to_string());
+        let Some(from) = names.iter().position(|one| *one == name) else {
+            names.insert(number, name);
+            there.insert(number, value);
+            to.push(add(here, value));
+            continue;
+        };
+        if from != number {
+            let (path, from) = (here.clone(), at(path, &from.to_string()));
+            to.push(PatchOperation::Move(MoveOperation { from, path }));
+        }
+        let (moved, old) = (names.remove(from), there.remove(from));
+        names.insert(number, moved);
+        there.insert(number, old);
+        compare(&here, old, value, to);
+    }
+}
+
+/// Elements that have none: what is more comes at the end.
+fn numbered(path: &PointerBuf, before: &[Value], after: &[Value], to: &mut Vec<PatchOperation>) {
+    for number in (after.len()..before.len()).rev() {
+        let path = at(path, &number.to_string());
+        to.push(PatchOperation::Remove(RemoveOperation { path }));
+    }
+    for (number, value) in after.iter().enumerate() {
+        let path = at(path, &number.to_string());
+        match before.get(number) {
+            Some(old) => compare(&path, old, value, to),
+            None => to.push(add(path, value)),
+        }
+    }
+}
+
+/// The names of the elements, where each has one of its own.
+fn names(elements: &[Value]) -> Option<Vec<&str>> {
+    let names: Option<Vec<&str>> = elements.iter().map(|one| one.get("name")?.as_str()).collect();
+    let names = names?;
+    let different: BTreeSet<&str> = names.iter().copied().collect();
+    (different.len() == names.len()).then_some(names)
+}
+
+fn add(path: PointerBuf, value: &Value) -> PatchOperation {
+    PatchOperation::Add(AddOperation { path, value: value.clone() })
+}
+
+fn at(path: &PointerBuf, key: &str) -> PointerBuf {
+    let mut path = path.clone();
+    path.push_back(key);
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    /// What becomes of `asked`, which our types read as `before`.
+    fn patched(asked: &Value, before: &Value, after: &Value) -> Value {
+        let mut patched = asked.clone();
+        json_patch::patch(&mut patched, &between(before, after)).unwrap();
+        patched
+    }
+
+    #[test]
+    fn a_field_that_is_not_known_stays_with_what_it_is_a_field_of() {
+        let asked = json!({"spec": {"initContainers": [{"name": "a", "image": "x", "new": 1}, {"name": "b", "new": 2}],
+            "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"key": "k"}}}, {"name": "B", "value": "1"}]}});
+        let before = json!({"spec": {"initContainers": [{"name": "a", "image": "x"}, {"name": "b"}],
+            "env": [{"name": "A", "valueFrom": {}}, {"name": "B", "value": "1"}]}});
+        let after = json!({"spec": {"initContainers": [{"name": "ours"}, {"name": "a", "image": "y"}, {"name": "b"}],
+            "env": [{"name": "HOST", "value": "h"}, {"name": "A", "valueFrom": {}}, {"name": "B", "value": "1"}]}});
+        let expected = json!({"spec": {"initContainers": [{"name": "ours"}, {"name": "a", "image": "y", "new": 1}, {"name": "b", "new": 2}],
+            "env": [{"name": "HOST", "value": "h"}, {"name": "A", "valueFrom": {"fileKeyRef": {"key": "k"}}}, {"name": "B", "value": "1"}]}});
+        assert_eq!(patched(&asked, &before, &after), expected);
+    }
+
+    fn any_list() -> impl Strategy<Value = Value> {
+        let element = (0..6_u8, 0..3_u8, any::<bool>());
+        prop::collection::vec(element, 0..6).prop_map(|elements| {
+            let element = |(name, value, named): (u8, u8, bool)| {
+                if named || value > 0 {
+                    json!({"name": name.to_string(), "v": value, "a/b~c": {}})
+                } else {
+                    json!(value)
+                }
+            };
+            json!({"list": elements.into_iter().map(element).collect::<Vec<_>>()})
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_patch_makes_the_one_of_the_other(before in any_list(), after in any_list()) {
+            prop_assert_eq!(patched(&before, &before, &after), after);
+        }
+    }
+}

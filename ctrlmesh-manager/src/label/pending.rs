@@ -1,0 +1,144 @@
+//! Which objects could not be labelled, and when is each tried again?
+//!
+//! Pure. Each by itself, later and later: an object that can never be labelled costs a request now and then, and does not
+//! have all of its kind listed again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ctrlmesh_common::selector::Labels;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tokio::time::Instant;
+
+/// How long after a failure it is tried again, at first and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(10));
+
+/// How many are remembered; of more, it is only known that there are some.
+const MOST: usize = 10_000;
+
+/// What could not be labelled.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    objects: BTreeMap<Name, Failed>,
+    /// Whether there were more than can be remembered.
+    more: bool,
+}
+
+/// Namespace and name.
+type Name = (Option<String>, Option<String>);
+
+#[derive(Debug)]
+struct Failed {
+    uid: Option<String>,
+    labels: Labels,
+    failures: u32,
+    at: Instant,
+}
+
+// === impl Pending ===
+
+impl Pending {
+    /// The labels could not be given to the object.
+    pub(super) fn failed(&mut self, meta: &ObjectMeta, labels: Labels, now: Instant) {
+        let failures = self.objects.get(&name(meta)).map_or(0, |one| one.failures);
+        if failures == 0 && self.objects.len() >= MOST {
+            self.more = true;
+            return;
+        }
+        let wait = AGAIN.0.saturating_mul(2_u32.saturating_pow(failures)).min(AGAIN.1);
+        let failed =
+            Failed { uid: meta.uid.clone(), labels, failures: failures + 1, at: now + wait };
+        self.objects.insert(name(meta), failed);
+    }
+
+    /// The object needs nothing any more.
+    pub(super) fn done(&mut self, meta: &ObjectMeta) {
+        self.objects.remove(&name(meta));
+    }
+
+    /// Whether there is nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.objects.is_empty() && !self.more
+    }
+
+    /// Whether there are more than are remembered; then all have to be listed again, which forgets that.
+    pub(super) fn overflows(&mut self) -> bool {
+        self.objects.is_empty() && std::mem::take(&mut self.more)
+    }
+
+    /// When the next one is tried.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.objects.values().map(|one| one.at).min()
+    }
+
+    /// The next one that is due, and what it needs; it stays until it is done.
+    pub(super) fn next(&self, now: Instant) -> Option<(ObjectMeta, Labels)> {
+        let due = self.objects.iter().filter(|(_, one)| one.at <= now);
+        let ((namespace, name), one) = due.min_by_key(|(_, one)| one.at)?;
+        let meta = ObjectMeta {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            uid: one.uid.clone(),
+            ..ObjectMeta::default()
+        };
+        Some((meta, one.labels.clone()))
+    }
+}
+
+fn name(meta: &ObjectMeta) -> Name {
+    (meta.namespace.clone(), meta.name.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(name: &str) -> ObjectMeta {
+        ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+    }
+
+    fn labels() -> Labels {
+        [("a".to_owned(), "1".to_owned())].into()
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_later_and_later_by_itself() {
+        let mut pending = Pending::default();
+        let start = Instant::now();
+        assert_eq!((pending.is_empty(), pending.due()), (true, None));
+        pending.failed(&object("a"), labels(), start);
+        assert_eq!(pending.next(start), None, "not at once");
+        let mut waits = Vec::new();
+        let mut now = start;
+        for _ in 0..9 {
+            let due = pending.due().unwrap();
+            waits.push((due - now).as_secs());
+            now = due;
+            let (again, needs) = pending.next(now).unwrap();
+            assert_eq!((again.name.as_deref(), needs), (Some("a"), labels()));
+            pending.failed(&again, labels(), now);
+        }
+        assert_eq!(waits, [5, 10, 20, 40, 80, 160, 320, 600, 600]);
+        pending.failed(&object("b"), labels(), now);
+        assert_eq!(pending.due(), Some(now + AGAIN.0), "each has its own time");
+        pending.done(&object("a"));
+        pending.done(&object("b"));
+        assert!(pending.is_empty());
+    }
+
+    #[test]
+    fn of_too_many_it_is_known_that_there_are_more() {
+        let mut pending = Pending::default();
+        let now = Instant::now();
+        for number in 0..=MOST {
+            pending.failed(&object(&number.to_string()), labels(), now);
+        }
+        assert_eq!(pending.objects.len(), MOST);
+        assert!(!pending.overflows(), "first those that are known");
+        for number in 0..MOST {
+            pending.done(&object(&number.to_string()));
+        }
+        assert!(!pending.is_empty() && pending.overflows());
+        assert!(pending.is_empty() && !pending.overflows());
+    }
+}

@@ -1,0 +1,203 @@
+//! How are the objects of one kind labelled?
+//!
+//! What is new comes first, also while what was there before is gone through: a watch of its own, from now on, sees it
+//! until the list has been gone through.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ctrlmesh_common::selector;
+use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{ListParams, WatchParams};
+use kube::core::{DynamicObject, PartialObjectMeta, WatchEvent};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{Config, Error, Event, watcher};
+use kube::{Api, Client};
+use tokio::time::{self, Instant};
+use tracing::{info, warn};
+
+use super::{DEADLINE, Labels, PAGE, Repaired};
+use crate::label::pending::Pending;
+use crate::label::progress::Unfinished;
+use crate::label::{Kind, missing};
+
+/// How long after a watch of what is new has ended it is begun again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// One kind that is labelled.
+struct Following<MayWrite> {
+    labels: Arc<Labels<MayWrite>>,
+    name: String,
+    kind: Kind,
+    unfinished: Unfinished,
+    pending: Pending,
+    /// How many have been labelled in this pass.
+    repaired: u64,
+    /// Whether what was there before has been gone through.
+    listed: bool,
+    /// What was told last.
+    told: Option<String>,
+}
+
+/// What happened.
+enum Next {
+    Fresh(Box<ObjectMeta>),
+    Seen(Box<Result<Event<PartialObjectMeta<DynamicObject>>, Error>>),
+    Due,
+    Ended,
+}
+
+/// Labels the objects of `kind`, called `name`, for ever.
+pub(super) async fn follow<MayWrite>(labels: Arc<Labels<MayWrite>>, name: String, kind: Kind)
+where
+    MayWrite: Fn() -> bool + Send + Sync + 'static,
+{
+    let unfinished = Unfinished::new(&labels.metrics.unfinished, &labels.progress, &name);
+    let (pending, told) = (Pending::default(), None);
+    let mut this =
+        Following { labels, name, kind, unfinished, pending, repaired: 0, listed: false, told };
+    loop {
+        Box::pin(this.pass()).await;
+    }
+}
+
+// === impl Following ===
+
+impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
+    /// Goes through all, and follows what changes, until all has to be gone through again.
+    async fn pass(&mut self) {
+        let client: &Client = &self.labels.client;
+        let seen: Api<PartialObjectMeta<DynamicObject>> =
+            Api::all_with(client.clone(), &self.kind.resource);
+        let events = watcher(seen, Config::default().page_size(PAGE)).default_backoff();
+        let mut events = pin!(events);
+        let mut fresh = pin!(fresh(Api::all_with(client.clone(), &self.kind.resource)));
+        self.listed = false;
+        while !self.pending.overflows() {
+            match self.next(fresh.as_mut(), events.as_mut()).await {
+                Next::Fresh(meta) => self.look(&meta).await,
+                Next::Seen(event) => self.seen(*event).await,
+                Next::Due => {
+                    if let Some((meta, labels)) = self.pending.next(Instant::now()) {
+                        self.repair(&meta, labels).await;
+                    }
+                }
+                Next::Ended => return,
+            }
+            self.say().await;
+        }
+    }
+
+    async fn next(
+        &self,
+        mut fresh: Pin<&mut (impl Stream<Item = ObjectMeta> + Send)>,
+        mut events: Pin<
+            &mut (impl Stream<Item = Result<Event<PartialObjectMeta<DynamicObject>>, Error>> + Send),
+        >,
+    ) -> Next {
+        let due = self.pending.due();
+        tokio::select! {
+            biased;
+            // What is new does not wait for what was there before.
+            Some(meta) = fresh.next(), if !self.listed => Next::Fresh(Box::new(meta)),
+            event = events.next() => event.map_or(Next::Ended, |event| Next::Seen(Box::new(event))),
+            () = time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Next::Due,
+        }
+    }
+
+    async fn seen(&mut self, event: Result<Event<PartialObjectMeta<DynamicObject>>, Error>) {
+        match event {
+            Ok(Event::InitApply(object) | Event::Apply(object)) => {
+                self.look(&object.metadata).await;
+            }
+            Ok(Event::InitDone) => self.listed = true,
+            Ok(Event::Delete(object)) => self.pending.done(&object.metadata),
+            Ok(Event::Init) => {}
+            Err(error) => warn!(kind = self.name, %error, "watch failed; goes on"),
+        }
+    }
+
+    /// Labels the object, where it lacks any.
+    async fn look(&mut self, meta: &ObjectMeta) {
+        match missing(meta, self.kind.scope, &self.labels.labelling) {
+            Some(labels) => self.repair(meta, labels).await,
+            None => self.pending.done(meta),
+        }
+    }
+
+    async fn repair(&mut self, meta: &ObjectMeta, labels: selector::Labels) {
+        let repaired = self.labels.repair_object(&self.name, &self.kind, meta, labels.clone());
+        match repaired.await {
+            Repaired::Done => {
+                self.repaired += 1;
+                self.unfinished.labelled();
+                self.pending.done(meta);
+            }
+            Repaired::Gone => self.pending.done(meta),
+            Repaired::Failed(why) => {
+                self.unfinished.failed(&why);
+                self.pending.failed(meta, labels, Instant::now());
+            }
+        }
+    }
+
+    /// Says how far it has come, where that has changed.
+    async fn say(&mut self) {
+        let finished = self.listed && self.pending.is_empty();
+        let changed = self.unfinished.set(!finished);
+        if !self.listed {
+            return;
+        }
+        if finished {
+            if (changed || self.told.is_some()) && self.repaired > 0 {
+                let (kind, repaired) = (&self.name, self.repaired);
+                info!(kind, repaired, "gone through: every object is labelled");
+                let note = format!("every object of {kind} is labelled; {repaired} were not");
+                self.labels.tell(false, "Labelled", note).await;
+            }
+            (self.repaired, self.told) = (0, None);
+        } else if self.told.is_none()
+            && let Some(why) = self.unfinished.why()
+        {
+            let note = format!(
+                "not every object of {} can be labelled; those that cannot are tried again: {why}",
+                self.name
+            );
+            self.labels.tell(true, "NotLabelled", note).await;
+            self.told = Some(why);
+        }
+    }
+}
+
+/// What is created or changed from now on, for ever; some may be missed where a watch is begun again.
+fn fresh(api: Api<DynamicObject>) -> impl Stream<Item = ObjectMeta> + Send {
+    let watches = stream::unfold(api, |api| async {
+        let watch = time::timeout(DEADLINE, from_now_on(&api)).await;
+        let watch = match watch {
+            Ok(Ok(watch)) => watch,
+            // The list will show it.
+            Ok(Err(_)) | Err(_) => stream::empty().boxed(),
+        };
+        Some((watch.chain(pause()), api))
+    });
+    watches.flatten()
+}
+
+async fn from_now_on(api: &Api<DynamicObject>) -> kube::Result<BoxStream<'static, ObjectMeta>> {
+    let now = api.list_metadata(&ListParams::default().limit(1)).await?.metadata.resource_version;
+    let api = api.clone();
+    let watch = api.watch_metadata(&WatchParams::default(), &now.unwrap_or_default()).await?;
+    let changed = watch.filter_map(async |event| match event {
+        Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Some(object.metadata),
+        Ok(_) | Err(_) => None,
+    });
+    Ok(changed.boxed())
+}
+
+/// Nothing, after a while.
+fn pause() -> impl Stream<Item = ObjectMeta> + Send {
+    stream::once(time::sleep(PAUSE)).filter_map(async |()| None)
+}

@@ -1,0 +1,205 @@
+//! What came of the tiers, and the table that says so.
+
+use std::collections::BTreeMap;
+use std::io::{Write as _, stdout};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::Tier;
+
+/// What came of a tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub(super) passed: usize,
+    pub(super) failed: usize,
+    /// How many tests the filter left out.
+    pub(super) filtered: usize,
+    /// The tests that were not run, or said that they cannot be here, each with its reason.
+    pub(super) ignored: Vec<String>,
+    /// Whether everything was built and run.
+    pub(super) complete: bool,
+    /// Why it was not run.
+    pub(super) skipped: Option<String>,
+    /// How long it took, what had to be built with it.
+    pub(super) taken: Duration,
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// Adds what a run of cargo printed, and whether it succeeded.
+    pub(super) fn add(&mut self, (lines, complete): (Vec<String>, bool)) {
+        self.complete &= complete;
+        for [passed, failed, filtered] in lines.iter().filter_map(|line| counts(line)) {
+            self.passed += passed;
+            self.failed += failed;
+            self.filtered += filtered;
+        }
+        self.ignored.extend(lines.iter().filter_map(|line| ignored(line)));
+        let skipped: Vec<String> = lines.iter().filter_map(|line| skipped(line)).collect();
+        self.passed = self.passed.saturating_sub(skipped.len());
+        self.ignored.extend(skipped);
+    }
+
+    /// Adds what came of another part of the same tier; the times are added too, though the parts ran at once.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.filtered += other.filtered;
+        self.ignored.extend(other.ignored);
+        self.complete &= other.complete;
+        self.taken += other.taken;
+    }
+
+    /// Why something of it was not run, or not well.
+    fn why(&self) -> String {
+        match &self.skipped {
+            Some(reason) => reason.clone(),
+            None if !self.complete && self.failed == 0 => {
+                "did not build, or a test binary ended early".to_owned()
+            }
+            None => self.ignored.join(", "),
+        }
+    }
+
+    pub(super) fn is_good(&self, strict: bool) -> bool {
+        match &self.skipped {
+            Some(_) => !strict,
+            None => self.complete && self.failed == 0,
+        }
+    }
+}
+
+/// What libtest says of a test that is marked with `#[ignore]`: its name and why.
+fn ignored(line: &str) -> Option<String> {
+    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+    let reason = rest.strip_prefix(", ").unwrap_or("no reason is given");
+    Some(format!("{name} ({reason})"))
+}
+
+/// What a test says of itself where it cannot run here: libtest knows only tests that pass and tests that fail.
+fn skipped(line: &str) -> Option<String> {
+    let (before, rest) = line.split_once("skipped: ")?;
+    if !before.is_empty() && !before.ends_with(" ... ") {
+        return None;
+    }
+    let (name, reason) = rest.split_once(": ")?;
+    Some(format!("{name} ({reason})"))
+}
+
+/// The counts in a closing line of libtest: passed, failed, and left out by the filter.
+fn counts(line: &str) -> Option<[usize; 3]> {
+    let rest = line.strip_prefix("test result: ")?.split_once(". ")?.1;
+    let count =
+        |unit: &str| rest.split("; ").find_map(|part| part.strip_suffix(unit)?.trim().parse().ok());
+    Some([count("passed")?, count("failed")?, count("filtered out")?])
+}
+
+/// Prints the table, and the line with which libtest ends.
+pub(super) fn print(
+    outcomes: &BTreeMap<Tier, Outcome>,
+    strict: bool,
+    taken: Duration,
+) -> Result<()> {
+    let mut out = stdout().lock();
+    writeln!(
+        out,
+        "\n{:<14} {:>6} {:>7} {:>7} {:>8} {:>7}  why",
+        "tier", "tests", "passed", "failed", "skipped", "seconds"
+    )?;
+    let mut all = Outcome::default();
+    for (tier, outcome) in outcomes {
+        let Outcome { passed: good, failed: bad, ignored: left, .. } = outcome;
+        let (left, why) = (left.len(), outcome.why());
+        let skipped = if outcome.skipped.is_some() { "all".to_owned() } else { left.to_string() };
+        writeln!(
+            out,
+            "{:<14} {:>6} {good:>7} {bad:>7} {skipped:>8} {:>7}  {why}",
+            tier.name(),
+            good + bad + left,
+            outcome.taken.as_secs()
+        )?;
+        all.passed += good;
+        all.failed += bad + usize::from(!outcome.is_good(strict) && *bad == 0);
+        all.filtered += outcome.filtered;
+        all.ignored.extend_from_slice(&outcome.ignored);
+    }
+    all.taken = taken;
+    let line = closing_line(&all);
+    writeln!(out, "\n{line}").context("print the result")
+}
+
+fn closing_line(all: &Outcome) -> String {
+    let Outcome { passed, failed, filtered, ignored, taken, .. } = all;
+    let verdict = if *failed == 0 { "ok" } else { "FAILED" };
+    let (ignored, seconds) = (ignored.len(), taken.as_secs_f64());
+    format!(
+        "test result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored; 0 measured; \
+         {filtered} filtered out; finished in {seconds:.2}s"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closing_line_of_a_test_binary_is_counted() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.10s";
+        assert_eq!(counts(line), Some([12, 3, 4]));
+        assert_eq!(counts("test parses ... ok"), None);
+    }
+
+    #[test]
+    fn the_closing_line_is_one_that_a_reader_of_libtest_knows() {
+        let line = closing_line(&Outcome {
+            passed: 12,
+            filtered: 2,
+            ignored: vec!["a".to_owned()],
+            taken: Duration::from_millis(61_500),
+            ..Outcome::default()
+        });
+        assert_eq!(
+            line,
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; finished in 61.50s"
+        );
+        assert_eq!(counts(&line), Some([12, 0, 2]));
+    }
+
+    #[test]
+    fn ignored_tests_are_named_with_their_reason() {
+        let lines = [
+            "test a::b ... ok",
+            "test a::c ... ignored, needs a kernel of next year",
+            "test a::d ... ignored",
+            "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        ];
+        let mut outcome = Outcome { complete: true, ..Outcome::default() };
+        outcome.add((lines.map(str::to_owned).to_vec(), true));
+        assert_eq!((outcome.passed, outcome.failed, outcome.ignored.len()), (1, 0, 2));
+        assert_eq!(outcome.why(), "a::c (needs a kernel of next year), a::d (no reason is given)");
+    }
+
+    #[test]
+    fn a_test_that_cannot_run_here_did_not_pass() {
+        let lines = [
+            "test a::b ... ok",
+            "test a::c ... skipped: a::c: the cluster is the user's",
+            "ok",
+            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        ];
+        let mut outcome = Outcome { complete: true, ..Outcome::default() };
+        outcome.add((lines.map(str::to_owned).to_vec(), true));
+        assert_eq!((outcome.passed, outcome.failed), (1, 0));
+        assert_eq!(outcome.why(), "a::c (the cluster is the user's)");
+    }
+
+    #[test]
+    fn a_skipped_tier_fails_only_where_nothing_may_be_skipped() {
+        let skipped = Outcome { skipped: Some("needs root".to_owned()), ..Outcome::default() };
+        assert!(skipped.is_good(false) && !skipped.is_good(true));
+        let broken = Outcome { passed: 3, ..Outcome::default() };
+        assert!(!broken.is_good(false), "a binary that ended early is not good");
+    }
+}
