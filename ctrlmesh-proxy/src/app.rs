@@ -191,7 +191,7 @@ async fn begin_node(
     let (asked, (left, done)) = (CancellationToken::new(), oneshot::channel::<()>());
     let leave = Some(Leave { asked: asked.clone(), done });
     process.drain.spawn(async move {
-        node.run(starting, asked).await;
+        Box::pin(node.run(starting, asked)).await;
         drop(left);
     });
     Ok(Begun { workers, leave })

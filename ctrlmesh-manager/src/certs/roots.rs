@@ -204,13 +204,7 @@ impl Roots {
                 None => {
                     let known = there.namespaces();
                     self.repair(all.into_iter().chain(known), &there, leadership).await;
-                    for told in [self.validating(leadership).await, self.mutating(leadership).await]
-                    {
-                        if let Err(error) = told.map_err(RootsError::Webhooks) {
-                            let error = telemetry::chain(&error);
-                            warn!(error, "certificate authorities not published");
-                        }
-                    }
+                    self.webhooks(leadership).await;
                 }
             }
         }
@@ -281,7 +275,16 @@ impl Roots {
         ])
     }
 
-    /// Tells the API server whom to believe when it calls our webhooks that check.
+    /// Tells the API server whom to believe when it calls our webhooks.
+    async fn webhooks(&self, leadership: &Leadership) {
+        for told in [self.validating(leadership).await, self.mutating(leadership).await] {
+            if let Err(error) = told.map_err(RootsError::Webhooks) {
+                warn!(error = telemetry::chain(&error), "certificate authorities not published");
+            }
+        }
+    }
+
+    /// Those that check.
     async fn validating(&self, leadership: &Leadership) -> Result<(), kube::Error> {
         let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         for mut one in configurations.list(&ListParams::default().labels(PART_OF)).await? {
@@ -294,7 +297,7 @@ impl Roots {
         Ok(())
     }
 
-    /// The same for those that change.
+    /// Those that change.
     async fn mutating(&self, leadership: &Leadership) -> Result<(), kube::Error> {
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         for mut one in configurations.list(&ListParams::default().labels(PART_OF)).await? {

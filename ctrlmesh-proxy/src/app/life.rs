@@ -80,8 +80,8 @@ impl Process {
         let pages = self.clone().pages(socket).await?;
         let Self { args, drain, .. } = self;
         let life = async {
-            let begun = tokio::select! {
-                begun = begin => begun?,
+            let there = tokio::select! {
+                done = begin => done?,
                 // It still waits for what it needs.
                 () = stop.told() => {
                     info!("told to stop before it has begun");
@@ -91,7 +91,7 @@ impl Process {
             };
             info!("begun");
             stop.told().await;
-            Ok(finish(drain, args.drain_timeout, begun).await)
+            Ok(finish(drain, args.drain_timeout, there).await)
         };
         tokio::select! {
             // They are served for as long as the process lives.

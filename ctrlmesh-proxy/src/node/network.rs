@@ -111,8 +111,8 @@ impl Networks {
     /// What the next process is to listen with.
     pub(super) fn heirlooms(&self) -> io::Result<Vec<Heirloom>> {
         let heirloom = |(id, network): (&NetworkId, &Network)| {
-            let pods = network.pods.read().unwrap_or_else(PoisonError::into_inner);
-            let (slots, listener) = (pods.iter().copied().collect(), network.listener.try_clone()?);
+            let pods = network.pods.read().unwrap_or_else(PoisonError::into_inner).clone();
+            let (slots, listener) = (pods.into_iter().collect(), network.listener.try_clone()?);
             Ok(Heirloom { network: *id, port: self.port, slots, listener })
         };
         self.open.iter().map(heirloom).collect()

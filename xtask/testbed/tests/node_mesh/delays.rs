@@ -34,7 +34,8 @@ impl Delays {
         let made = mesh::requests(cluster, "kube-system", "replicaset-controller")?;
         let made = made.iter().filter(pods).filter(|event| event["verb"] == "create");
         let made = made.map(|event| {
-            Ok(time(event, "stageTimestamp")? - time(event, "requestReceivedTimestamp")?)
+            Ok(time(event, "stageTimestamp")?
+                .saturating_sub(time(event, "requestReceivedTimestamp")?))
         });
         let bound = mesh::events(cluster)?;
         let bound = bound
@@ -49,7 +50,7 @@ impl Delays {
             let first =
                 its.map(|one| time(one, "requestReceivedTimestamp")).collect::<Result<Vec<_>>>()?;
             if let Some(first) = first.into_iter().min() {
-                asked.insert(pod.to_owned(), first - time(bound, "stageTimestamp")?);
+                asked.insert(pod.to_owned(), first.saturating_sub(time(bound, "stageTimestamp")?));
             }
         }
         Ok(Self { made: made.collect::<Result<_>>()?, asked: asked.into_values().collect() })

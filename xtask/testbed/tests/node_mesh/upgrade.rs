@@ -158,7 +158,11 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
         goes_on(space, "after-the-rollback")?;
         // One that somebody deletes serves on until the next one does.
         in_ours(&cluster, &["delete", &now.proxies[0]])?;
-        now.replaced("deleted")?.broken()?;
+        now = now.replaced("deleted")?;
+        // One that may not see any more whether it is removed is not removed.
+        in_ours(&cluster, &["delete", "rolebinding/ctrlmesh-node"])?;
+        in_ours(&cluster, &["delete", &now.proxies[0]])?;
+        now.replaced("without rights")?.broken()?;
         operator::none_restarted(&operator::pods(space)?)?;
         operator::all_came_from(space, &[mesh::address(&cluster)?]).map(drop)
     })
