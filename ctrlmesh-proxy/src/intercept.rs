@@ -11,6 +11,7 @@ mod target;
 pub mod cgroup;
 mod route;
 pub mod listener;
+mod private;
 mod pin;
 mod record;
 mod map;
@@ -25,6 +26,7 @@ mod enrol;
 mod interceptor;
 mod serving;
 mod uninstall;
+mod beats;
 mod relay;
 pub mod command;
 

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -69,8 +70,42 @@ impl Bed {
         items.iter().map(|item| (text(item, "name"), text(item, "resourceVersion"))).collect()
     }
 
+    /// A kubeconfig whose user asks a program for a token; the program is named as from the folder of the kubeconfig.
+    async fn plugin(&self) -> PathBuf {
+        let token = self.administrator().await;
+        let credential = json!({
+            "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": token},
+        });
+        let program = self.folder.path().join("plugin");
+        fs::write(&program, format!("#!/bin/sh\necho '{credential}'\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        self.kubeconfig(json!({"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1", "command": "./plugin", "interactiveMode": "Never",
+        }}))
+    }
+
     /// A kubeconfig whose user has only a token.
     async fn token(&self) -> PathBuf {
+        let token = self.administrator().await;
+        self.kubeconfig(json!({"token": token}))
+    }
+
+    fn kubeconfig(&self, user: Value) -> PathBuf {
+        let config = json!({
+            "current-context": "t",
+            "contexts": [{"name": "t", "context": {"cluster": "t", "user": "t"}}],
+            "clusters": [{"name": "t", "cluster": {
+                "server": self.plane.url(), "certificate-authority": self.plane.ca(),
+            }}],
+            "users": [{"name": "t", "user": user}],
+        });
+        let file = self.folder.path().join("kubeconfig");
+        fs::write(&file, config.to_string()).unwrap();
+        file
+    }
+
+    /// The token of a service account that may do everything.
+    async fn administrator(&self) -> String {
         let audience = "https://kubernetes.default.svc";
         let token = self.plane.pod_token(&self.namespace, "operator-0", &[audience]).await.unwrap();
         let binding = json!({
@@ -80,17 +115,7 @@ impl Bed {
         });
         self.admin("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding)
             .await;
-        let config = json!({
-            "current-context": "t",
-            "contexts": [{"name": "t", "context": {"cluster": "t", "user": "t"}}],
-            "clusters": [{"name": "t", "cluster": {
-                "server": self.plane.url(), "certificate-authority": self.plane.ca(),
-            }}],
-            "users": [{"name": "t", "user": {"token": token.token}}],
-        });
-        let file = self.folder.path().join("token");
-        fs::write(&file, config.to_string()).unwrap();
-        file
+        token.token
     }
 
     /// The watched client-go informer, run with this selector.
@@ -190,5 +215,12 @@ async fn with_a_client_certificate_two_shards_are_disjoint_and_complete() {
 async fn with_a_token_two_shards_are_disjoint_and_complete() {
     let bed = Bed::new().await;
     let kubeconfig = bed.token().await;
+    two_informers_share_all_objects(&bed, &kubeconfig).await;
+}
+
+#[tokio::test]
+async fn with_an_exec_plugin_two_shards_are_disjoint_and_complete() {
+    let bed = Bed::new().await;
+    let kubeconfig = bed.plugin().await;
     two_informers_share_all_objects(&bed, &kubeconfig).await;
 }

@@ -27,7 +27,12 @@ async fn arguments_that_make_no_sense_are_refused_with_what_to_do() {
     refused(&bed, &["--kubeconfig", "/nowhere"], "read the kubeconfig `/nowhere`").await;
     refused(&bed, &["--context", "prod"], "it has dev, nobody").await;
     refused(&bed, &["--limit", "pods", "--selector", "a in"], "parse the selector").await;
+    refused(&bed, &["--limit", "pods", "--selector", "a=x,a=y"], "contradict each other").await;
 }
+
+/// A limit that no object can match.
+const CONTRADICTION: &str = "spec: {selector: {matchLabels: {app: x}}, limits: [{relateResources: [{apiGroups: [''], resources: [pods]}], \
+                             selector: {matchLabels: {a: x}, matchExpressions: [{key: a, operator: DoesNotExist}]}}]}";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shards_that_select_nothing_are_refused_with_what_to_do() {
@@ -46,6 +51,7 @@ async fn shards_that_select_nothing_are_refused_with_what_to_do() {
         (String::new(), "no ShardingConfig that limits anything"),
         (head("r") + "spec: {root: {prefix: x}}", "of a root"),
         (head("e") + "spec: {limits: []}", "selects nothing"),
+        (head("c") + CONTRADICTION, "contradict each other"),
         (two, "--shard must name one of those in the file (a, b)"),
     ] {
         fs::write(&shards, text).unwrap();

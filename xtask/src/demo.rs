@@ -4,16 +4,18 @@ use std::env;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf, absolute};
 use std::process::{Command, ExitCode};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
 use crate::images::{self, Image};
 use crate::run::{cargo, has_cgroup2, is_root};
+use crate::setup::kubectl;
 use crate::setup::{self, Readiness};
 
 /// What the demo needs on a node.
-const IMAGES: [Image; 2] = [Image::Proxy, Image::Manager];
+const IMAGES: [Image; 3] = [Image::Proxy, Image::Manager, Image::ExampleOperator];
 
 /// How much room a node takes: images, what is unpacked of them, logs.
 const NEEDED_MB: u64 = 2000;
@@ -37,13 +39,19 @@ pub struct Options {
 /// # Errors
 /// Where something cannot be set up or built.
 pub fn run_demo(options: &Options) -> Result<ExitCode> {
-    if options.kubeconfig.is_none() {
+    let begun = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
+    // On a cluster that is there already, only kubectl is needed, and nobody has to be root.
+    let readiness = if options.kubeconfig.is_some() {
+        kubectl::prepare()?
+    } else {
         check_machine()?;
-    }
-    if setup::run_setup()? == Readiness::NotReady {
+        setup::run_setup()?
+    };
+    if readiness == Readiness::NotReady {
         return Ok(Readiness::NotReady.into());
     }
     let mut demo = cargo(&["run", "--quiet", "--locked", "--package", "ctrlmesh-demo", "--"]);
+    demo.arg("--begun").arg(begun.to_string());
     if options.once {
         demo.arg("--once");
     }
@@ -52,7 +60,6 @@ pub fn run_demo(options: &Options) -> Result<ExitCode> {
     } else {
         // Not optimised: what the tests use, so that it is built once for both.
         demo.args(images::build(&IMAGES, true)?);
-        demo.args(images::build(&[Image::ExampleOperator], false)?);
     }
     // In our place, so that Ctrl-C ends one process, and the shell waits for that.
     Err(demo.exec()).context("start the demo")

@@ -28,6 +28,8 @@ pub(crate) struct About<'a> {
     pub(crate) description: &'a str,
     /// The program that it runs, a path in the image.
     pub(crate) entrypoint: &'a str,
+    /// Whether it is for this machine only, so that it had better be written soon than be small.
+    pub(crate) local: bool,
 }
 
 /// A file by its content.
@@ -47,7 +49,8 @@ pub(crate) fn write(about: &About<'_>, files: &Path, scratch: &Path, archive: &P
     let layer = scratch.join("layer.tar");
     tar(files, &layer)?;
     let unpacked = sha256(&layer)?;
-    pipe(Command::new("gzip").args(["-9", "-n", "-c"]).arg(&layer), &scratch.join("layer.gz"))?;
+    let level = if about.local { "-1" } else { "-9" };
+    pipe(Command::new("gzip").args([level, "-n", "-c"]).arg(&layer), &scratch.join("layer.gz"))?;
     let layer = store(&blobs, &scratch.join("layer.gz"))?;
     let config = store_text(&blobs, scratch, &config(about, &unpacked))?;
     let manifest = store_text(&blobs, scratch, &manifest(&config, &layer))?;
@@ -58,7 +61,7 @@ pub(crate) fn write(about: &About<'_>, files: &Path, scratch: &Path, archive: &P
 }
 
 fn config(about: &About<'_>, layer: &str) -> String {
-    let About { name, description, entrypoint } = about;
+    let About { name, description, entrypoint, .. } = about;
     let (title, version) = name.rsplit_once(':').unwrap_or((name, ""));
     let title = title.rsplit('/').next().unwrap_or(title);
     let architecture = match std::env::consts::ARCH {
@@ -166,6 +169,7 @@ mod tests {
             name: "example.org/a/program:1.2",
             description: "d",
             entrypoint: "/bin/program",
+            local: false,
         };
         write(&about, &folder.join("files"), &folder, &folder.join("archive")).unwrap();
         let bytes = fs::read(folder.join("archive")).unwrap();

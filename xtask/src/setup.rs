@@ -11,6 +11,8 @@ use crate::progress::{say, step};
 use crate::run::{is_root, root, run, succeeds, with_own_toolchain};
 use crate::{build_ebpf, tools};
 
+pub mod kubectl;
+
 /// What is needed: Debian's package, what it is for, and a program or file by which it is known where it was not
 /// installed by dpkg.
 type Need = (&'static str, &'static str, &'static str);

@@ -184,9 +184,10 @@ impl Vault {
             ..ObjectReference::default()
         };
         for (kind, names) in unspoken {
-            let who = match kind {
-                Kind::Mesh => "the API server is reached by",
-                Kind::Manager => "the manager is to be reached by",
+            // Events that differ in their text only are taken for one.
+            let (who, action) = match kind {
+                Kind::Mesh => ("the API server is reached by", "MakeMeshAuthority"),
+                Kind::Manager => ("the manager is to be reached by", "MakeManagerAuthority"),
             };
             let note = format!(
                 "{who} {names}, which the {} so far may not speak for: another one does from now on, and programs that were started before have to be restarted if they dial these; for all other names nothing changes",
@@ -200,7 +201,7 @@ impl Vault {
                 type_: EventType::Warning,
                 reason: "NamesAdded".to_owned(),
                 note: Some(note.chars().take(1000).collect()),
-                action: "MakeAuthority".to_owned(),
+                action: action.to_owned(),
                 secondary: None,
             };
             match time::timeout(EVENT, self.recorder.publish(&event, &secret)).await {

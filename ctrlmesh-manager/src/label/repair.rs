@@ -284,13 +284,17 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
     }
 
     /// Tells those who look at the list of kinds.
-    async fn tell(&self, warning: bool, reason: &str, note: String) {
+    async fn tell(&self, kind: &str, warning: bool, reason: &str, note: String) {
         let event = News {
             type_: if warning { EventType::Warning } else { EventType::Normal },
             reason: reason.to_owned(),
             note: Some(note.chars().take(1000).collect()),
             action: "Label".to_owned(),
-            secondary: None,
+            // Events that differ in their text only are taken for one.
+            secondary: Some(ObjectReference {
+                kind: Some(kind.to_owned()),
+                ..ObjectReference::default()
+            }),
         };
         let list = ObjectReference {
             api_version: Some("v1".to_owned()),

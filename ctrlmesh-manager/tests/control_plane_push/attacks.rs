@@ -102,6 +102,47 @@ async fn a_token_that_the_api_server_does_not_vouch_for_to_us_proves_nothing() {
 }
 
 #[tokio::test]
+async fn tokens_that_prove_nothing_cost_the_api_server_little() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    let good = pod.token(&bed.client, AUDIENCE).await;
+    let reviews = || bed.metric("token_reviews_total");
+    let unbound = pod.unbound_token(&bed.client, AUDIENCE).await;
+    let foreign = pod.token(&bed.client, "https://kubernetes.default.svc").await;
+    for wrong in ["nonsense", &unbound, &foreign] {
+        assert_eq!(refusal(bed.follow(wrong, of_pod(&pod)).await), Code::Unauthenticated);
+    }
+    assert_eq!(reviews(), 0, "no signature could make them good");
+    // They look like tokens, and each is another one.
+    let (signed, _) = good.rsplit_once('.').unwrap();
+    let mut answers = Vec::new();
+    for number in 0..60 {
+        answers.push(refusal(bed.follow(&format!("{signed}.{number:086}"), of_pod(&pod)).await));
+    }
+    assert_eq!(answers[0], Code::Unauthenticated);
+    assert_eq!(answers[59], Code::ResourceExhausted);
+    assert!(reviews() <= 30, "{}", reviews());
+    assert!(bed.refused("too_many") >= 30);
+}
+
+#[tokio::test]
+async fn one_pod_cannot_have_all_connections() {
+    let bed = Bed::new().await;
+    let (one, other) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-a").await);
+    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&other, "node-a", policy(2, "a=2"))]);
+    let token = one.token(&bed.client, AUDIENCE).await;
+    let mut held = Vec::new();
+    for _ in 0..20 {
+        held.extend(bed.follow(&token, of_pod(&one)).await);
+    }
+    assert_eq!(held.len(), 8);
+    assert_eq!(bed.refused("too_many"), 12);
+    let token = other.token(&bed.client, AUDIENCE).await;
+    assert_eq!(refusal(bed.follow(&token, of_pod(&other)).await), Code::Ok);
+}
+
+#[tokio::test]
 async fn a_call_without_a_token_is_refused() {
     let bed = Bed::new().await;
     assert_eq!(call(&bed, wire::SIGN, None).await, Code::Unauthenticated);
@@ -168,6 +209,27 @@ async fn a_verdict_on_anothers_pod_ends_the_stream_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn who_says_too_much_of_one_policy_is_let_go() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    let mut stream = bed.follow(&token, of_pod(&pod)).await.unwrap();
+    let told = soon("the policy", stream.updates.message()).await.unwrap().unwrap();
+    let id =
+        PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+    for epoch in 0..17 {
+        let digest = told.policies[0].digest;
+        let verdict = Verdict { pod: Some(id.clone()), epoch, digest, ..Verdict::default() };
+        // Where it is let go of already, it hears so below.
+        drop(stream.reports.send(Report { said: Some(Said::Verdict(verdict)) }).await);
+    }
+    let ended = soon("the end", stream.updates.message()).await;
+    assert_eq!(ended.unwrap_err().code(), Code::ResourceExhausted);
+    assert_eq!(bed.refused("message"), 1);
+}
+
+#[tokio::test]
 async fn only_a_manager_relays() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
@@ -224,7 +286,8 @@ async fn a_pod_of_which_no_sharding_config_speaks_gets_no_certificate() {
         node: Some("node-a".to_owned()),
         told,
     };
-    let of_a_shard = Told { operator: Some("ns/op".to_owned()), ..Told::nothing() };
+    let nothing = Told::nothing().policy;
+    let of_a_shard = Told::new(None, Some("ns/op".to_owned()), 0, nothing);
     for (at, notices) in [
         vec![],
         vec![notice(&pod.uid, None)],

@@ -254,11 +254,26 @@ impl Bed {
         self.board.receipts().remove(&name)
     }
 
+    /// Whether this one writes.
+    pub(crate) fn leadership(&self) -> Leadership {
+        self.leadership.clone()
+    }
+
+    /// Runs something for as long as it serves.
+    pub(crate) fn run(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.drain.spawn_until_started(task);
+    }
+
     /// How many were refused for that reason.
     pub(crate) fn refused(&self, reason: &str) -> u64 {
+        self.metric(&format!("refused_total{{reason=\"{reason}\"}}"))
+    }
+
+    /// What a metric says.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
         let mut page = String::new();
         text::encode(&mut page, &self.registry).unwrap();
-        let start = format!("ctrlmesh_manager_refused_total{{reason=\"{reason}\"}} ");
+        let start = format!("ctrlmesh_manager_{name} ");
         let value = page.lines().find_map(|line| line.strip_prefix(&start));
         value.unwrap_or_else(|| panic!("{page}")).parse().unwrap()
     }
@@ -295,11 +310,9 @@ pub(crate) fn of_node(node: &str) -> Hello {
 
 /// What is published of pods, each on a node. The version of what says so is the epoch.
 pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Notice> {
-    let told = |policy: &Policy| Told {
-        shard: Some("op-0".to_owned()),
-        operator: Some("ns/op".to_owned()),
-        version: policy.epoch,
-        policy: policy.clone(),
+    let told = |policy: &Policy| {
+        let (shard, operator) = ("op-0".to_owned(), "ns/op".to_owned());
+        Told::new(Some(shard), Some(operator), policy.epoch, policy.clone())
     };
     let notices = notices.iter().map(|(pod, node, policy)| Notice {
         pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },

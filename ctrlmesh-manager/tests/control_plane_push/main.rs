@@ -9,6 +9,7 @@ mod follow;
 mod full;
 #[path = "../harness/mod.rs"]
 mod harness;
+mod names;
 mod outage;
 mod process;
 mod replicas;

@@ -5,10 +5,11 @@
 //! with underscores>.slice/<runtime>-<id>.scope`. Guaranteed pods have no folder for their class; below a kubelet in a
 //! container everything is nested once more. So pods are found by their own folder's name, wherever it is.
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, DirEntry};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -18,6 +19,9 @@ use super::{Error, privilege};
 
 /// Levels below the root in which a pod is looked for: a node in a container in a node needs nine.
 const DEPTH: usize = 12;
+
+/// What the kernel calls the root of all cgroups, on every machine.
+const ROOT: u64 = 1;
 
 /// The cgroup2 file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +36,14 @@ pub struct Cgroup {
     pub path: PathBuf,
     /// What the kernel calls it.
     pub id: u64,
+}
+
+/// Finds cgroups again that were recorded, perhaps by somebody who saw them elsewhere: a container may have the file
+/// system at another place than its host.
+pub(super) struct Census<'a> {
+    hierarchy: &'a Hierarchy,
+    /// Every cgroup by its number, once one was not where it was recorded.
+    all: OnceCell<HashMap<u64, PathBuf>>,
 }
 
 // === impl Hierarchy ===
@@ -54,6 +66,8 @@ impl Hierarchy {
 
     /// The cgroup at `path`: a folder of the file system, or as `/proc/PID/cgroup` writes it.
     ///
+    /// A cgroup that is named by another mount of the file system is found below ours, so that each has one path.
+    ///
     /// # Errors
     /// If there is none, or it is the root.
     pub fn cgroup(&self, path: &Path) -> Result<Cgroup, Error> {
@@ -67,11 +81,20 @@ impl Hierarchy {
         if !cgroup || !folder.is_dir() {
             return Err(not());
         }
-        if folder == self.mount {
+        let is = |path: &Path| fs::metadata(path).map(|folder| (folder.dev(), folder.ino()));
+        let found = is(&folder).map_err(Error::file("read", &folder))?;
+        // Of this mount, which may show a part only, or of any other.
+        if found.1 == ROOT || is(&self.mount).is_ok_and(|root| root == found) {
             return Err(Error::RootCgroup(folder));
         }
-        let id = fs::metadata(&folder).map_err(Error::file("read", &folder))?.ino();
-        Ok(Cgroup { path: folder, id })
+        let id = found.1;
+        let seen = if folder.starts_with(&self.mount) { None } else { self.census().below(id) };
+        Ok(Cgroup { path: seen.unwrap_or(folder), id })
+    }
+
+    /// Finds recorded cgroups again, all in one look.
+    pub(super) fn census(&self) -> Census<'_> {
+        Census { hierarchy: self, all: OnceCell::new() }
     }
 
     /// The cgroup that this process is in; the root, too.
@@ -95,7 +118,7 @@ impl Hierarchy {
         let names = [format!("pod{uid}"), format!("-pod{}.slice", uid.replace('-', "_"))];
         let [cgroupfs, systemd] = &names;
         let found =
-            find(&self.mount, DEPTH, &|name| name == cgroupfs || name.ends_with(systemd.as_str()));
+            find(&self.mount, DEPTH, |name| name == cgroupfs || name.ends_with(systemd.as_str()));
         self.cgroup(&found.ok_or_else(missing)?)
     }
 
@@ -105,8 +128,39 @@ impl Hierarchy {
     /// If there is none.
     pub fn container(&self, pod: &Cgroup, id: &str) -> Result<Cgroup, Error> {
         let missing = || Error::NoSuchCgroup { name: id.to_owned(), below: pod.path.clone() };
-        let found = find(&pod.path, 1, &|name| is_container(name, id));
+        let found = find(&pod.path, 1, |name| is_container(name, id));
         self.cgroup(&found.ok_or_else(missing)?)
+    }
+}
+
+// === impl Census ===
+
+impl Census<'_> {
+    /// Where a cgroup is; nothing, if it is gone.
+    pub(super) fn find(&self, cgroup: &Cgroup) -> Option<PathBuf> {
+        if cgroup.is_there() {
+            return Some(cgroup.path.clone());
+        }
+        self.below(cgroup.id)
+    }
+
+    fn below(&self, id: u64) -> Option<PathBuf> {
+        let all = self.all.get_or_init(|| {
+            let levels = Levels { level: vec![self.hierarchy.mount.clone()] };
+            levels.flatten().map(|entry| (entry.ino(), entry.path())).collect()
+        });
+        // It may have gone since we looked.
+        let found = Cgroup { path: all.get(&id)?.clone(), id };
+        found.is_there().then_some(found.path)
+    }
+}
+
+// === impl Cgroup ===
+
+impl Cgroup {
+    /// Whether it is still at its path.
+    pub(super) fn is_there(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|folder| folder.ino() == self.id)
     }
 }
 
@@ -178,23 +232,33 @@ fn mount(mountinfo: &str) -> Option<PathBuf> {
     })
 }
 
-/// The first folder, breadth first, whose name `matches`.
-fn find(root: &Path, depth: usize, matches: &dyn Fn(&str) -> bool) -> Option<PathBuf> {
-    let mut level = vec![root.to_owned()];
-    for _ in 0..depth {
-        // A folder may go while we look: then it is not the one we look for.
-        let entries =
-            level.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
-        let folders: Vec<_> =
-            entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).collect();
-        if let Some(found) =
-            folders.iter().find(|entry| entry.file_name().to_str().is_some_and(matches))
-        {
-            return Some(found.path());
-        }
-        level = folders.into_iter().map(|entry| entry.path()).collect();
+/// Folders below a folder, level by level.
+struct Levels {
+    level: Vec<PathBuf>,
+}
+
+impl Iterator for Levels {
+    type Item = Vec<DirEntry>;
+
+    fn next(&mut self) -> Option<Vec<DirEntry>> {
+        // A folder may go while we look: then it is not the one that is looked for.
+        let entries = self.level.iter().filter_map(|folder| fs::read_dir(folder).ok());
+        let folders: Vec<DirEntry> = entries
+            .flatten()
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .collect();
+        self.level = folders.iter().map(DirEntry::path).collect();
+        (!folders.is_empty()).then_some(folders)
     }
-    None
+}
+
+/// The first folder, breadth first, whose name `matches`.
+fn find(root: &Path, depth: usize, matches: impl Fn(&str) -> bool) -> Option<PathBuf> {
+    let levels = Levels { level: vec![root.to_owned()] };
+    let mut folders = levels.take(depth).flatten();
+    let found = folders.find(|entry| entry.file_name().to_str().is_some_and(&matches));
+    found.map(|entry| entry.path())
 }
 
 #[cfg(test)]
@@ -212,7 +276,7 @@ mod tests {
             .unwrap();
         fs::create_dir_all(root.path().join(folder)).unwrap();
         let names = [format!("pod{UID}"), format!("-pod{UID_SYSTEMD}.slice")];
-        let found = find(root.path(), DEPTH, &|name| name == names[0] || name.ends_with(&names[1]));
+        let found = find(root.path(), DEPTH, |name| name == names[0] || name.ends_with(&names[1]));
         assert_eq!(found, Some(root.path().join(folder)));
     }
 

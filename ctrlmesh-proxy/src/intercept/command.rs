@@ -1,6 +1,8 @@
 //! `ctrlmesh-proxy intercept …`: redirection for anyone, without the rest of the mesh.
 
+use std::fmt::Display;
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,8 +13,8 @@ use tokio::runtime;
 use super::attach::{Attach, Heartbeat, ListenerCheck, Options};
 use super::cgroup::Hierarchy;
 use super::interceptor::Interceptor;
-use super::record::State;
-use super::relay::Relay;
+use super::pin::Pins;
+use super::relay::{self, Relay};
 use super::status::Status;
 use super::target::{Target, Targets};
 use super::uninstall::uninstall;
@@ -38,12 +40,16 @@ enum Command {
     Attach(AttachArguments),
     /// Show attachments and counters
     Status(StatusArguments),
+    /// Replace the programs of all of this owner's attachments by this version's, without a gap
+    Upgrade,
     /// Stop redirecting
     Detach(DetachArguments),
     /// Stop redirecting, and leave nothing in the kernel: no program, no table, no counter
     Uninstall(UninstallArguments),
     /// Relay redirected connections to where they wanted to go, until stopped
     Run(RunArguments),
+    /// Tell a proxy of somebody else's where its connections wanted to go, by `SO_ORIGINAL_DST`, until stopped
+    Answer(AnswerArguments),
 }
 
 #[derive(Debug, Args)]
@@ -97,6 +103,19 @@ struct RunArguments {
     /// Port to listen on, as given to `attach --to`
     #[arg(long, value_name = "PORT", default_value_t = ctrlmesh_common::names::port::PROXY_REDIRECTED)]
     to: u16,
+    /// Take webhook calls to this address of the pod, too, and relay them to the server there; may be repeated
+    #[arg(long = "webhook", value_name = "ADDRESS:PORT", requires = "cgroup")]
+    webhooks: Vec<SocketAddr>,
+    /// Cgroup of that pod, attached before; the relay runs in its network namespace
+    #[arg(long, requires = "webhooks")]
+    cgroup: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct AnswerArguments {
+    /// Cgroup of the proxy
+    #[arg(long)]
+    cgroup: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -112,25 +131,29 @@ enum Output {
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { pin_dir: pins, owner, command } = arguments;
     let options = Options { pins, ..Options::new(&owner) };
+    telemetry::init(LogFormat::Text)?;
     match command {
         Command::Attach(arguments) => attach(options, arguments),
         Command::Status(arguments) => show(&Status::read(&options.pins)?, arguments.output),
+        Command::Upgrade => upgrade(options),
         Command::Detach(arguments) => detach(options, arguments),
         Command::Uninstall(arguments) => {
             uninstall(&options, arguments.force)?;
-            writeln!(io::stdout(), "nothing is left below {}", options.pins.display())?;
-            Ok(())
+            print(format_args!("nothing is left below {}", options.pins.display()))
         }
-        Command::Run(arguments) => relay(options, arguments.to),
+        Command::Run(RunArguments { to: port, webhooks, cgroup: pod }) => {
+            until_stopped(Relay { options, port, pod, webhooks }.run())
+        }
+        Command::Answer(arguments) => answer(options, &arguments),
     }
 }
 
 fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
     let AttachArguments { cgroup, targets, to, fail_open, except, heartbeat, report } = arguments;
+    // However the cgroup was written: attaching it again must find its table again. And before anything is made.
+    let cgroup = Hierarchy::find()?.cgroup(&cgroup)?.path;
     let mut interceptor = Interceptor::open(options)?;
     interceptor.sweep()?;
-    // However the cgroup was written: attaching it again must find its table again.
-    let cgroup = Hierarchy::find()?.cgroup(&cgroup)?.path;
     let name = format!("cli {}", cgroup.display());
     let slot = interceptor.attach(&Attach {
         cgroup: cgroup.clone(),
@@ -143,72 +166,69 @@ fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
             .map(|ms| Heartbeat { number: None, max_age: Duration::from_millis(ms) }),
         report,
     })?;
-    writeln!(io::stdout(), "attached {} in slot {slot}", cgroup.display())?;
+    print(format_args!("attached {} in slot {slot}", cgroup.display()))
+}
+
+fn upgrade(options: Options) -> anyhow::Result<()> {
+    let Some(mut interceptor) = adopted(options)? else { return Ok(()) };
+    interceptor.upgrade()?;
+    for cgroup in interceptor.own()? {
+        print(format_args!("upgraded {}", cgroup.display()))?;
+    }
     Ok(())
 }
 
 fn detach(options: Options, arguments: DetachArguments) -> anyhow::Result<()> {
-    let owner = options.owner.clone();
-    let mut interceptor = Interceptor::open(options)?;
+    let Some(mut interceptor) = adopted(options)? else {
+        return arguments.cgroup.map_or(Ok(()), |cgroup| Err(Error::NotAttached(cgroup).into()));
+    };
     let cgroups = if let Some(cgroup) = arguments.cgroup {
         vec![cgroup]
     } else {
         interceptor.sweep()?;
-        let attachments = interceptor.status()?.attachments.into_iter();
-        let own = attachments.filter(|attachment| attachment.owner == owner);
-        own.map(|attachment| attachment.cgroup).collect()
+        interceptor.own()?
     };
     for cgroup in cgroups {
         interceptor.detach(&cgroup)?;
-        writeln!(io::stdout(), "detached {}", cgroup.display())?;
+        print(format_args!("detached {}", cgroup.display()))?;
     }
     Ok(())
 }
 
-fn relay(options: Options, port: u16) -> anyhow::Result<()> {
-    telemetry::init(LogFormat::Text)?;
+fn answer(options: Options, arguments: &AnswerArguments) -> anyhow::Result<()> {
+    let cgroup = Hierarchy::find()?.cgroup(&arguments.cgroup)?.path;
+    let mut interceptor = Interceptor::open(options)?;
+    interceptor.answer_original_destination(&cgroup)?;
+    print(format_args!("SO_ORIGINAL_DST is answered in {}", cgroup.display()))?;
+    until_stopped(async {
+        relay::stopped().await;
+        Ok(())
+    })
+}
+
+/// What was pinned before; nothing is made where nothing was.
+fn adopted(options: Options) -> Result<Option<Interceptor>, Error> {
+    let exist = Pins::at(&options.pins).exist()?;
+    exist.then(|| Interceptor::open(options)).transpose()
+}
+
+fn until_stopped(task: impl Future<Output = Result<(), Error>>) -> anyhow::Result<()> {
     let runtime =
         runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
-    runtime.block_on(Relay { pins: options.pins, port }.run()).map_err(Error::into)
+    runtime.block_on(task).map_err(Error::into)
 }
 
 fn show(status: &Status, output: Output) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    if let Output::Json = output {
-        serde_json::to_writer_pretty(&mut out, status)?;
-        writeln!(out)?;
-        return Ok(());
+    match output {
+        Output::Text => print(status.to_string().trim_end()),
+        Output::Json => print(serde_json::to_string_pretty(status)?),
     }
-    if status.attachments.is_empty() {
-        writeln!(out, "nothing is attached")?;
+}
+
+/// Prints lines, unless whoever reads has read enough.
+fn print(lines: impl Display) -> anyhow::Result<()> {
+    match writeln!(io::stdout(), "{lines}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => Ok(printed?),
     }
-    for attachment in &status.attachments {
-        let dead = if attachment.alive { "" } else { " (gone; `detach` sweeps it)" };
-        writeln!(out, "slot {}  {}{dead}", attachment.slot, attachment.cgroup.display())?;
-        writeln!(out, "  owner      {}", attachment.owner)?;
-        if attachment.state == State::Closed.name() {
-            writeln!(
-                out,
-                "  closed     a table was full: every connection is refused; attach it again"
-            )?;
-            continue;
-        }
-        writeln!(out, "  targets    {}", attachment.targets.join(" "))?;
-        let ipv6 = if attachment.ipv6 { ", IPv6 natively" } else { "" };
-        writeln!(
-            out,
-            "  to         port {}, fails {}, checks {}{ipv6}",
-            attachment.to, attachment.fail, attachment.check
-        )?;
-        if let Some(age) = attachment.heartbeat_age {
-            writeln!(out, "  heartbeat  {age:.1} s ago")?;
-        }
-        for except in &attachment.except {
-            writeln!(out, "  except     {}", except.display())?;
-        }
-    }
-    for (name, count) in status.counters.iter().filter(|(_, count)| **count > 0) {
-        writeln!(out, "{name:22} {count}")?;
-    }
-    Ok(())
 }

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use aya::maps::MapError;
-use ctrlmesh_common::kernel::{InboundKey, MAX_PODS, Member, NATIVE_IPV6, Pod};
+use ctrlmesh_common::kernel::{MAX_PODS, Member, NATIVE_IPV6, Pod};
 
 use super::attach::{self, Attach};
 use super::cgroup::{Cgroup, Hierarchy};
@@ -27,9 +26,30 @@ impl Register {
     /// The pod in a slot, if it is attached and this owner's.
     pub(super) fn owned(&self, slot: Slot) -> Result<Record, Error> {
         let record = self.pins.record(slot).filter(|record| {
-            record.owner == self.owner && record.state == State::Attached && record.lives()
+            record.owner == self.owner
+                && record.state == State::Attached
+                && record.cgroup.is_there()
         });
         record.ok_or_else(|| Error::NotYours { number: slot.index(), owner: self.owner.clone() })
+    }
+
+    /// This owner's pods whose cgroups are not gone. One that is elsewhere than it was recorded, because the file system
+    /// is, is recorded there from now on.
+    pub(super) fn living(&self) -> Result<Vec<Record>, Error> {
+        let census = self.hierarchy.census();
+        let mut living = Vec::new();
+        for mut record in self.pins.records()? {
+            if record.owner != self.owner {
+                continue;
+            }
+            let Some(path) = census.find(&record.cgroup) else { continue };
+            if path != record.cgroup.path {
+                self.pins.note(record.slot, "cgroup", &path)?;
+                record.cgroup.path = path;
+            }
+            living.push(record);
+        }
+        Ok(living)
     }
 
     pub(super) fn pod(&self, slot: Slot) -> Result<Pod, Error> {
@@ -67,19 +87,11 @@ impl Register {
         if exchanged { self.tidy() } else { Ok(()) }
     }
 
-    /// What is taken over of the connections that arrive in a pod.
-    pub(super) fn inbound(&self, slot: Slot) -> Result<Vec<InboundKey>, Error> {
-        let entries = self.maps.inbound.iter().filter_map(|entry| match entry {
-            Ok((key, inbound)) => (inbound.listener() / 2 == slot.index()).then_some(Ok(key)),
-            Err(error) => Some(Err(error)),
-        });
-        entries.collect::<Result<_, MapError>>().map_err(Error::map("INBOUND"))
-    }
-
-    /// From now on native IPv6 targets are reached through our prefix.
-    pub(super) fn native(&mut self, slot: Slot) -> Result<(), Error> {
+    /// From now on native IPv6 targets are reached through our prefix, or over IPv4.
+    pub(super) fn native(&mut self, slot: Slot, native: bool) -> Result<(), Error> {
         let pod = self.pod(slot)?;
-        self.set(slot, Pod { flags: pod.flags | NATIVE_IPV6, ..pod })
+        let flag = if native { NATIVE_IPV6 } else { 0 };
+        self.set(slot, Pod { flags: pod.flags & !NATIVE_IPV6 | flag, ..pod })
     }
 
     /// Clears everything about a pod whose links are gone.
@@ -198,7 +210,7 @@ impl Register {
 
     /// Leaves nothing in a slot that the next pod could take for its own.
     fn vacate(&mut self, slot: Slot) -> Result<(), Error> {
-        for key in self.inbound(slot)? {
+        for key in self.maps.inbound_of(slot)? {
             self.maps.inbound.remove(&key).map_err(Error::map("INBOUND"))?;
         }
         for listener in [slot.index() * 2, slot.index() * 2 + 1] {

@@ -66,6 +66,32 @@ pub enum Error {
         #[source]
         source: Errno,
     },
+    /// The file system itself is not ours to fill, and not to remove either.
+    #[error("{0} is the BPF file system itself: name a folder below it")]
+    PinRoot(PathBuf),
+    /// Whoever may open a pin can use it.
+    #[error(
+        "{path} is not for its owner alone (user {owner}, mode {mode:04o}): whoever can open a pin can use it; `chown root` and `chmod 700` it, or name another folder"
+    )]
+    Shared {
+        /// A folder of the pins, or one above.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// What others may do.
+        mode: u32,
+    },
+    /// Somebody else's folder of pins.
+    #[error("{doing} {path}: pins are root's (0700): run as their owner")]
+    Private {
+        /// What was being done.
+        doing: String,
+        /// To what.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The kernel said no, and a capability is missing.
     #[error("{doing}: not permitted; missing {missing}")]
     Capability {

@@ -14,7 +14,7 @@ use super::original::Originals;
 use super::pin::{Pins, Slot};
 use super::record::{Record, State};
 use super::status::Status;
-use super::{Error, link};
+use super::{Error, link, table};
 
 /// The kernel's programs and maps, in the hands of one owner.
 pub struct Interceptor {
@@ -32,7 +32,7 @@ pub struct Interceptor {
 
 impl Interceptor {
     /// Makes the maps or adopts those that are pinned, and mends this owner's attachments: programs of another version,
-    /// and those that are missing, are replaced.
+    /// and those that are missing, are replaced. A pod where that fails goes on with what it has, and is warned of.
     ///
     /// # Errors
     /// If there is no cgroup2 or BPF file system, a capability or a kernel feature is missing.
@@ -40,35 +40,55 @@ impl Interceptor {
         let Options { pins: root, owner, limits } = options;
         let hierarchy = Hierarchy::find()?;
         let pins = Pins::at(&root);
-        pins.create()?;
-        let lock = pins.lock()?;
+        let lock = pins.acquire()?;
         let object = Object::load(&pins, limits)?;
         let maps = Maps::open(&pins)?;
         let register = Register { pins, maps, owner, hierarchy };
         let (answered, beating) = (Vec::new(), BTreeMap::new());
         let mut interceptor = Self { register, root, limits, object, answered, beating };
-        interceptor.replace(false)?;
+        for (slot, error) in interceptor.replace(false)? {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(%slot, error, "programs of a pod not replaced, the former ones go on");
+        }
         drop(lock);
         Ok(interceptor)
+    }
+
+    /// Replaces programs of another version, if this owner has any pinned.
+    pub(super) fn adopt(options: &Options) -> Result<(), Error> {
+        let pins = Pins::at(&options.pins);
+        if !pins.exist()? {
+            return Ok(());
+        }
+        let fingerprint = Object::fingerprint();
+        for record in pins.records()? {
+            let own = record.owner == options.owner && record.state != State::Claimed;
+            if own && !link::whole(&pins, &record, &fingerprint)? {
+                return Self::open(options.clone()).map(drop);
+            }
+        }
+        Ok(())
     }
 
     /// Replaces the programs of every pod of this owner by freshly loaded ones, without a gap.
     ///
     /// # Errors
-    /// If one cannot be attached; the former one stays then.
+    /// If one cannot be attached: the former one stays then, and all others are replaced.
     pub fn upgrade(&mut self) -> Result<(), Error> {
         let _lock = self.register.pins.lock()?;
         let mut object = Object::load(&self.register.pins, self.limits)?;
-        let hierarchy = &self.register.hierarchy;
-        let lives =
-            |cgroup: &Cgroup| hierarchy.cgroup(&cgroup.path).is_ok_and(|now| now == *cgroup);
-        self.answered.retain(lives);
+        self.answered.retain(Cgroup::is_there);
         for cgroup in &self.answered {
-            link::attach_getsockopt(&mut object, cgroup)?;
+            match link::attach_getsockopt(&mut object, cgroup) {
+                // It may have gone since it was looked for.
+                Err(error) if cgroup.is_there() => return Err(error),
+                _ => {}
+            }
         }
         // With the old object its `getsockopt` attachments go; the new ones are there.
         self.object = object;
-        self.replace(true)
+        let failed = self.replace(true)?.into_iter().next();
+        failed.map_or(Ok(()), |(_, error)| Err(error))
     }
 
     /// Attaches a pod, or changes how it is attached. An attachment outlives this process.
@@ -80,6 +100,10 @@ impl Interceptor {
         let _lock = self.register.pins.lock()?;
         if let Some(reserved) = pod.targets.list.iter().find(|target| target.is_reserved()) {
             return Err(Error::Reserved(*reserved));
+        }
+        if !table::fits(&pod.targets) {
+            // It is the caller's mistake, and no reason to close a pod that was not attached.
+            return self.full(table::full());
         }
         let cgroup = self.register.hierarchy.cgroup(&pod.cgroup)?;
         let known = self.register.pins.find(&cgroup)?;
@@ -132,12 +156,13 @@ impl Interceptor {
     /// If a pin or an entry cannot be removed.
     pub fn sweep(&mut self) -> Result<Vec<Slot>, Error> {
         let _lock = self.register.pins.lock()?;
-        let records = self.register.pins.records()?.into_iter();
+        let owner = &self.register.owner;
         // Another owner may see cgroups by another path: only it can say that one is gone.
-        let stays = |record: &Record| {
-            record.owner != self.register.owner || record.lives() && record.state != State::Claimed
-        };
-        let live: Vec<Slot> = records.filter(stays).map(|record| record.slot).collect();
+        let others = self.register.pins.records()?;
+        let others = others.into_iter().filter(|record| record.owner != *owner);
+        let own = self.register.living()?;
+        let own = own.into_iter().filter(|record| record.state != State::Claimed);
+        let live: Vec<Slot> = others.chain(own).map(|record| record.slot).collect();
         let slots = self.register.pins.slots()?;
         let dead: Vec<Slot> = slots.into_iter().filter(|slot| !live.contains(slot)).collect();
         for slot in &dead {
@@ -171,6 +196,13 @@ impl Interceptor {
         Status::of(&self.register.pins, &self.register.maps)
     }
 
+    /// Cgroups of this owner's pods.
+    pub(super) fn own(&self) -> Result<Vec<PathBuf>, Error> {
+        let attachments = self.status()?.attachments.into_iter();
+        let own = attachments.filter(|attachment| attachment.owner == self.register.owner);
+        Ok(own.map(|attachment| attachment.cgroup).collect())
+    }
+
     fn mine(&self, record: Option<&Record>) -> Result<(), Error> {
         match record {
             Some(record) if record.owner != self.register.owner => Err(Error::Owned {
@@ -201,6 +233,9 @@ impl Interceptor {
             Some(record) => link::whole(&self.register.pins, record, &Object::fingerprint())?,
             None => false,
         };
+        if known.is_some_and(|record| record.cgroup.path != cgroup.path) {
+            self.register.pins.note(slot, "cgroup", &cgroup.path)?;
+        }
         // Mended before anything is changed: a pod that cannot be hooked goes on with what it had.
         if !whole && state != State::Claimed {
             self.hook(slot, cgroup)?;
@@ -235,21 +270,25 @@ impl Interceptor {
         self.register.pins.note(slot, "object", Path::new(&Object::fingerprint()))
     }
 
-    /// Replaces the programs of this owner's pods: of all, or of those where one is of another version or missing.
-    fn replace(&mut self, all: bool) -> Result<(), Error> {
+    /// Replaces the programs of this owner's pods: of all, or of those where one is of another version or missing. Says
+    /// of which it could not.
+    fn replace(&mut self, all: bool) -> Result<Vec<(Slot, Error)>, Error> {
         let fingerprint = Object::fingerprint();
-        for record in self.register.pins.records()? {
-            let own = record.owner == self.register.owner && record.lives();
-            if !own
-                || record.state == State::Claimed
+        let mut failed = Vec::new();
+        for record in self.register.living()? {
+            if record.state == State::Claimed
                 || !all && link::whole(&self.register.pins, &record, &fingerprint)?
             {
                 continue;
             }
-            self.hook(record.slot, &record.cgroup)?;
-            self.replace_inbound(&record)?;
+            let replaced = self.hook(record.slot, &record.cgroup);
+            match replaced.and_then(|()| self.replace_inbound(&record)) {
+                // It may have gone since it was looked for.
+                Err(error) if record.cgroup.is_there() => failed.push((record.slot, error)),
+                _ => {}
+            }
         }
-        Ok(())
+        Ok(failed)
     }
 
     /// Removes a pod: its links first, so that no program runs without its tables.

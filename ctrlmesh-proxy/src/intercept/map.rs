@@ -7,7 +7,7 @@ use ctrlmesh_common::kernel::{
     Destination, Inbound, InboundKey, Member, Outcome, Pod, Table, TargetKey, TargetMatch,
 };
 
-use super::pin::Pins;
+use super::pin::{Pins, Slot};
 use super::{Error, privilege};
 
 /// What the loader writes.
@@ -57,6 +57,15 @@ impl Maps {
         }
     }
 
+    /// What is taken over of the connections that arrive in a pod.
+    pub(super) fn inbound_of(&self, slot: Slot) -> Result<Vec<InboundKey>, Error> {
+        let entries = self.inbound.iter().filter_map(|entry| match entry {
+            Ok((key, inbound)) => (inbound.listener() / 2 == slot.index()).then_some(Ok(key)),
+            Err(error) => Some(Err(error)),
+        });
+        entries.collect::<Result<_, MapError>>().map_err(Error::map("INBOUND"))
+    }
+
     /// How often each outcome happened, on all CPUs together.
     pub(super) fn counts(&self) -> Result<Vec<(Outcome, u64)>, Error> {
         Outcome::ALL.into_iter().map(|outcome| Ok((outcome, self.count(outcome)?))).collect()
@@ -96,7 +105,7 @@ pub(super) fn events(pins: &Pins) -> Result<RingBuf<MapData>, Error> {
 
 fn data<M: TryFrom<Map, Error = MapError>>(path: &Path, name: &'static str) -> Result<M, Error> {
     let map = MapData::from_pin(path).and_then(Map::from_map_data).and_then(M::try_from);
-    map.map_err(|error| privilege::explain(format!("open map `{name}`"), error, Error::map(name)))
+    map.map_err(|error| privilege::explain_pin("open map", path, error, Error::map(name)))
 }
 
 /// Whether the kernel refused an entry for want of room.

@@ -14,7 +14,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use ctrlmesh_common::kernel::{LAYOUT, MAX_PODS};
@@ -22,9 +22,12 @@ use nix::errno::Errno;
 use nix::mount::{self, MsFlags};
 use nix::sys::statfs::{self, BPF_FS_MAGIC};
 
-use super::{Error, privilege};
+use super::{Error, private, privilege};
 
 const BPFFS: &str = "/sys/fs/bpf";
+
+/// How often others may remove the folder before we have locked it.
+const ATTEMPTS: usize = 100;
 
 /// Every map that is pinned: name, in the order of the kernel's `maps.rs`.
 pub(super) const MAPS: [&str; 11] = [
@@ -95,17 +98,23 @@ impl Pins {
         Self { root: root.to_owned() }
     }
 
-    /// Makes the folders; mounts the BPF file system at its usual place if nobody did.
-    pub(super) fn create(&self) -> Result<(), Error> {
+    /// Makes the folders and locks them; mounts the BPF file system at its usual place if nobody did.
+    pub(super) fn acquire(&self) -> Result<File, Error> {
         if !self.on_bpffs() {
             self.mount().map_err(|source| Error::NoBpffs { path: self.root.clone(), source })?;
         }
-        for folder in [self.maps(), self.pods(), self.cgroups()] {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&folder)
-                .map_err(|error| refused("create", &folder, error))?;
+        private::not_a_root(&self.root)?;
+        let lock = self.lock_new()?;
+        private::above(&self.root)?;
+        self.fill()?;
+        Ok(lock)
+    }
+
+    /// Makes the folders below the root, and looks whether all are for their owner alone. With the lock.
+    pub(super) fn fill(&self) -> Result<(), Error> {
+        for folder in [self.root.clone(), self.maps(), self.pods(), self.cgroups()] {
+            create(&folder).map_err(|error| refused("create", &folder, error))?;
+            private::only(&folder)?;
         }
         Ok(())
     }
@@ -120,16 +129,51 @@ impl Pins {
         Ok(true)
     }
 
-    /// Whether the folder is there.
-    pub(super) fn made(&self) -> bool {
-        self.root.is_dir()
-    }
-
     /// Waits until no other process changes anything. The lock ends with the file.
     pub(super) fn lock(&self) -> Result<File, Error> {
-        let file = File::open(&self.root).map_err(Error::file("open", &self.root))?;
-        file.lock().map_err(Error::file("lock", &self.root))?;
-        Ok(file)
+        self.lock_made()?.ok_or_else(|| self.gone())
+    }
+
+    /// The same, if the folder is there.
+    pub(super) fn lock_made(&self) -> Result<Option<File>, Error> {
+        let denied = |error| refused("lock", &self.root, error);
+        let absent = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        loop {
+            let file = match File::open(&self.root) {
+                Err(error) if absent(&error) => return Ok(None),
+                opened => opened.map_err(denied)?,
+            };
+            file.lock().map_err(denied)?;
+            let locked = file.metadata().map_err(denied)?;
+            // Whoever had the lock may have removed the folder, and another one may be there now.
+            match fs::metadata(&self.root) {
+                Ok(now) if (now.dev(), now.ino()) == (locked.dev(), locked.ino()) => {
+                    return Ok(Some(file));
+                }
+                Err(error) if !absent(&error) => return Err(denied(error)),
+                _ => {}
+            }
+        }
+    }
+
+    /// The same, with the folder made if need be.
+    fn lock_new(&self) -> Result<File, Error> {
+        for _ in 0..ATTEMPTS {
+            match create(&self.root) {
+                // Somebody removed the folder above.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                made => made.map_err(|error| refused("create", &self.root, error))?,
+            }
+            // None, if somebody removed it before we had it.
+            if let Some(lock) = self.lock_made()? {
+                return Ok(lock);
+            }
+        }
+        Err(self.gone())
+    }
+
+    fn gone(&self) -> Error {
+        Error::file("lock", &self.root)(io::ErrorKind::NotFound.into())
     }
 
     pub(super) fn map(&self, name: &str) -> PathBuf {
@@ -172,7 +216,11 @@ impl Pins {
         fs::remove_dir(&self.root).map_err(Error::file("remove", &self.root))?;
         // The folder of all versions, if this was the last.
         match self.root.parent().filter(|parent| parent.ends_with("ctrlmesh")).map(fs::remove_dir) {
-            Some(Err(error)) if error.kind() != io::ErrorKind::DirectoryNotEmpty => {
+            // Another version is there, or whoever removed that was quicker.
+            Some(Err(error))
+                if error.kind() != io::ErrorKind::DirectoryNotEmpty
+                    && error.kind() != io::ErrorKind::NotFound =>
+            {
                 Err(Error::file("remove", &self.root)(error))
             }
             _ => Ok(()),
@@ -224,9 +272,12 @@ impl Pins {
     }
 }
 
-/// Pins are root's: whoever may not touch them is told which capabilities are missing.
+fn create(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
 fn refused(doing: &'static str, path: &Path, error: io::Error) -> Error {
-    privilege::explain(format!("{doing} {}", path.display()), error, Error::file(doing, path))
+    privilege::explain_pin(doing, path, error, Error::file(doing, path))
 }
 
 fn errno(error: io::Error) -> Errno {

@@ -4,6 +4,9 @@ use std::error::Error as StdError;
 use std::path::Path;
 use std::{fmt, fs, io};
 
+use nix::errno::Errno;
+use nix::unistd;
+
 use super::Error;
 use super::feature::{self, Feature};
 
@@ -72,6 +75,21 @@ pub(super) fn explain_process(doing: &'static str, path: &Path, error: io::Error
     Error::file(doing, path)(error)
 }
 
+/// The same for a pin or a folder of pins. Where its owner alone has access, no capability that we want would give it.
+pub(super) fn explain_pin<E: StdError + Send + Sync + 'static>(
+    doing: &str,
+    path: &Path,
+    error: E,
+    other: impl FnOnce(E) -> Error,
+) -> Error {
+    let closed = io_error(&error).and_then(io::Error::raw_os_error) == Some(Errno::EACCES as i32);
+    if closed && !unistd::geteuid().is_root() {
+        let (doing, path) = (doing.to_owned(), path.to_owned());
+        return Error::Private { doing, path, source: Box::new(error) };
+    }
+    explain(format!("{doing} {}", path.display()), error, other)
+}
+
 /// Which of the `needed` capabilities this process lacks, and what came of it.
 fn lacking<E: StdError + Send + Sync + 'static>(
     doing: impl Into<String>,
@@ -87,17 +105,19 @@ fn lacking<E: StdError + Send + Sync + 'static>(
 
 /// Whether the system refused for want of permission.
 fn denied(error: &(dyn StdError + 'static)) -> bool {
+    io_error(error).is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
+/// What the system said, at the end of a chain of errors.
+fn io_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a io::Error> {
     let mut at = Some(error);
     while let Some(error) = at {
-        if error
-            .downcast_ref::<io::Error>()
-            .is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied)
-        {
-            return true;
+        if let Some(io) = error.downcast_ref() {
+            return Some(io);
         }
         at = error.source();
     }
-    false
+    None
 }
 
 fn chain(error: &(dyn StdError + 'static)) -> String {

@@ -59,15 +59,6 @@ impl State {
     }
 }
 
-// === impl Record ===
-
-impl Record {
-    /// Whether the cgroup is still the one that was attached.
-    pub(super) fn lives(&self) -> bool {
-        fs::metadata(&self.cgroup.path).is_ok_and(|folder| folder.ino() == self.cgroup.id)
-    }
-}
-
 // === impl Pins ===
 
 impl Pins {

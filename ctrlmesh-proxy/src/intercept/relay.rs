@@ -1,26 +1,27 @@
 //! The smallest proxy there is: bytes both ways to the original destination, so that anyone can see redirection work.
+//!
+//! Webhook calls too, where it is told of them: those go on to the server for which they were meant.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_common::kernel::{NATIVE_IPV6, Pod};
-use tokio::net::{TcpListener as AsyncListener, TcpStream};
+use tokio::net::{TcpListener as AsyncListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::{signal, time};
 
+use super::attach::Options;
+use super::beats::{Beats, Complaint, Place};
 use super::cgroup::Hierarchy;
 use super::event::Events;
+use super::interceptor::Interceptor;
 use super::listener::Namespace;
 use super::original::Originals;
-use super::pin::{Pins, Slot};
-use super::record::{Record, State};
 use super::status::{Attachment, Status};
-use super::{Error, cgroup, listener, map, status};
+use super::{Error, INBOUND_SOURCE, INBOUND_SOURCE_V6, listener};
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 256;
@@ -37,17 +38,21 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// How the relay listens and what it reads.
 #[derive(Clone, Debug)]
 pub(super) struct Relay {
-    pub(super) pins: PathBuf,
+    pub(super) options: Options,
     pub(super) port: u16,
+    /// Cgroup of the pod whose webhook calls it takes, too.
+    pub(super) pod: Option<PathBuf>,
+    /// Addresses of those.
+    pub(super) webhooks: Vec<SocketAddr>,
 }
 
-/// Where a relay takes connections.
-struct Place {
-    port: u16,
-    /// Inode of the network namespace.
-    namespace: u64,
-    /// Whether our prefix is local.
-    ipv6: bool,
+/// What a listener takes.
+#[derive(Clone)]
+enum Taken {
+    /// Connections to targets, which these tables explain.
+    Outbound(PathBuf),
+    /// Webhook calls to these addresses.
+    Inbound(Vec<SocketAddr>),
 }
 
 // === impl Relay ===
@@ -55,6 +60,10 @@ struct Place {
 impl Relay {
     /// Relays until the process is told to stop.
     pub(super) async fn run(self) -> Result<(), Error> {
+        if let Err(error) = Interceptor::adopt(&self.options) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "programs of another version are not replaced");
+        }
         let own = Namespace::own()?;
         // Before anybody can be sent there.
         let prefix = listener::make_prefix_local(&own);
@@ -63,26 +72,60 @@ impl Relay {
             tracing::info!(error, "no IPv6 of our own, native IPv6 goes over IPv4");
         }
         let place = Place { port: self.port, namespace: own.inode()?, ipv6: prefix.is_ok() };
-        let relayed = self.relay(&place).await;
+        let (mut beats, pins) = (Beats::at(place), self.options.pins.clone());
+        let relayed = self.relay(&own, &mut beats).await;
+        let ended = beats.end(&pins);
         if let Ok(true) = prefix {
             listener::make_prefix_foreign(&own)?;
         }
-        relayed
+        relayed.and(ended)
     }
 
-    async fn relay(self, place: &Place) -> Result<(), Error> {
+    async fn relay(self, own: &Namespace, beats: &mut Beats) -> Result<(), Error> {
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, self.port));
         let failed = |source| Error::Listen { address, source };
+        let pins = &self.options.pins;
         let listener = listen(address).and_then(AsyncListener::from_std).map_err(failed)?;
+        let mut listeners = vec![(listener, Taken::Outbound(pins.clone()))];
+        listeners.extend(self.take_webhooks(own)?);
         tracing::info!(port = self.port, "relay listens");
+        let room = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut accepting = JoinSet::new();
+        for (listener, taken) in listeners {
+            accepting.spawn(accept(listener, room.clone(), taken));
+        }
         tokio::select! {
             // Ends only on an error that will not pass.
-            result = accept(&listener, &self.pins) => result.map_err(failed),
+            Some(ended) = accepting.join_next() => {
+                ended.unwrap_or_else(|panicked| Err(io::Error::other(panicked))).map_err(failed)
+            }
             // Ends if going on would mean talking to itself.
-            result = tick(&self.pins, place) => result,
+            result = tick(pins, beats) => result,
             // Told to stop.
             () = stopped() => Ok(()),
         }
+    }
+
+    /// Takes the webhook calls that it was told of, by a socket for each family.
+    fn take_webhooks(&self, own: &Namespace) -> Result<Vec<(AsyncListener, Taken)>, Error> {
+        let Some(pod) = &self.pod else { return Ok(Vec::new()) };
+        let mut interceptor = Interceptor::open(self.options.clone())?;
+        let (slot, fail_open) = interceptor.attached(pod)?;
+        let mut listeners = Vec::new();
+        for ipv6 in [false, true] {
+            let addresses = self.webhooks.iter().copied();
+            let addresses: Vec<_> = addresses.filter(|address| address.is_ipv6() == ipv6).collect();
+            let Some(first) = addresses.first().copied() else { continue };
+            let listener = listener::inbound(own, first.ip())?;
+            for address in &addresses {
+                interceptor.take_inbound(slot, own, *address, &listener, fail_open)?;
+                tracing::info!(local.addr = %address, "takes webhook calls");
+            }
+            let failed = |source| Error::Listen { address: first, source };
+            let listener = AsyncListener::from_std(listener).map_err(failed)?;
+            listeners.push((listener, Taken::Inbound(addresses)));
+        }
+        Ok(listeners)
     }
 }
 
@@ -116,8 +159,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-async fn accept(listener: &AsyncListener, pins: &Path) -> io::Result<()> {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+async fn accept(listener: AsyncListener, room: Arc<Semaphore>, taken: Taken) -> io::Result<()> {
     let mut connections = JoinSet::new();
     let mut originals = None;
     let mut refused = 0_u64;
@@ -142,13 +184,24 @@ async fn accept(listener: &AsyncListener, pins: &Path) -> io::Result<()> {
             }
             Err(error) => return Err(error),
         };
-        // The tables exist once something is attached, which may be after the relay has started.
-        originals = originals.or_else(|| Originals::open(pins).map(Arc::new).ok());
-        let originals = originals.clone();
-        connections.spawn(async move {
-            let _permit = permit;
-            relay(client, peer, originals.as_deref()).await;
-        });
+        match &taken {
+            Taken::Outbound(pins) => {
+                // The tables exist once something is attached, which may be after the relay has started.
+                originals = originals.or_else(|| Originals::open(pins).map(Arc::new).ok());
+                let originals = originals.clone();
+                connections.spawn(async move {
+                    let _permit = permit;
+                    outbound(client, peer, originals.as_deref()).await;
+                });
+            }
+            Taken::Inbound(addresses) => {
+                let local = client.local_addr().ok().filter(|local| addresses.contains(local));
+                connections.spawn(async move {
+                    let _permit = permit;
+                    inbound(client, peer, local).await;
+                });
+            }
+        }
     }
 }
 
@@ -168,7 +221,7 @@ fn no_room(error: &io::Error) -> bool {
     [EMFILE, ENFILE, ENOBUFS, ENOMEM].map(Some).contains(&error.raw_os_error())
 }
 
-async fn relay(mut client: TcpStream, peer: SocketAddr, originals: Option<&Originals>) {
+async fn outbound(client: TcpStream, peer: SocketAddr, originals: Option<&Originals>) {
     let Ok(local) = client.local_addr() else {
         return;
     };
@@ -183,16 +236,48 @@ async fn relay(mut client: TcpStream, peer: SocketAddr, originals: Option<&Origi
         return tracing::debug!(client.addr = %peer, local.addr = %local, "not a redirected connection");
     };
     let target = original.target;
-    let mut server = match time::timeout(CONNECT, TcpStream::connect(target)).await {
-        Ok(Ok(server)) => server,
+    let Some(server) = dial(peer, target, TcpStream::connect(target)).await else { return };
+    tracing::info!(client.addr = %peer, slot = %original.slot, upstream.addr = %target, "relaying");
+    copy(client, peer, server, target).await;
+}
+
+/// Relays a webhook call to the server that listens at the address for which it was meant.
+async fn inbound(client: TcpStream, peer: SocketAddr, local: Option<SocketAddr>) {
+    // Whoever dials the socket's own port is none.
+    let Some(target) = local else {
+        return tracing::debug!(client.addr = %peer, "not a webhook call");
+    };
+    let from_loopback = async {
+        let (socket, source) = match target.ip() {
+            IpAddr::V4(_) => (TcpSocket::new_v4()?, IpAddr::from(INBOUND_SOURCE)),
+            IpAddr::V6(_) => (TcpSocket::new_v6()?, IpAddr::from(INBOUND_SOURCE_V6)),
+        };
+        socket.bind((source, 0).into())?;
+        socket.connect(target).await
+    };
+    let Some(server) = dial(peer, target, from_loopback).await else { return };
+    tracing::info!(client.addr = %peer, upstream.addr = %target, "relaying a webhook call");
+    copy(client, peer, server, target).await;
+}
+
+async fn dial(
+    peer: SocketAddr,
+    target: SocketAddr,
+    connect: impl Future<Output = io::Result<TcpStream>>,
+) -> Option<TcpStream> {
+    match time::timeout(CONNECT, connect).await {
+        Ok(Ok(server)) => return Some(server),
         Ok(Err(error)) => {
-            return tracing::info!(client.addr = %peer, upstream.addr = %target, error = &error as &dyn std::error::Error, "target refused");
+            tracing::info!(client.addr = %peer, upstream.addr = %target, error = &error as &dyn std::error::Error, "target refused");
         }
         Err(_) => {
-            return tracing::info!(client.addr = %peer, upstream.addr = %target, "target did not answer");
+            tracing::info!(client.addr = %peer, upstream.addr = %target, "target did not answer");
         }
-    };
-    tracing::info!(client.addr = %peer, slot = %original.slot, upstream.addr = %target, "relaying");
+    }
+    None
+}
+
+async fn copy(mut client: TcpStream, peer: SocketAddr, mut server: TcpStream, target: SocketAddr) {
     if let Err(error) = tokio::io::copy_bidirectional(&mut client, &mut server).await {
         tracing::debug!(client.addr = %peer, upstream.addr = %target, error = &error as &dyn std::error::Error, "connection broke");
     }
@@ -206,21 +291,21 @@ fn inside(ip: IpAddr) -> bool {
 
 /// Beats for every attachment that leads here, says whether native IPv6 does, and shows events to whoever debugs. Ends when this process gets
 /// intercepted itself.
-async fn tick(pins: &Path, place: &Place) -> Result<(), Error> {
+async fn tick(pins: &Path, beats: &mut Beats) -> Result<(), Error> {
     let mut ticks = time::interval(TICK);
     let mut events = None;
-    let mut unseen = BTreeSet::new();
+    let (mut unknown, mut silent) = (Complaint::default(), Complaint::default());
     loop {
         ticks.tick().await;
-        match outside(pins) {
-            Err(error @ Error::Inside(_)) => return Err(error),
-            Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "attachments unknown");
-            }
-            Ok(()) => {}
+        let outside = outside(pins);
+        if let Err(Error::Inside(_)) = outside {
+            return outside;
         }
-        if let Err(error) = beat(pins, place, &mut unseen) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "heartbeat failed");
+        if let Some(error) = unknown.news(outside) {
+            tracing::warn!(error, "attachments unknown");
+        }
+        if let Some(error) = silent.news(beats.beat(pins)) {
+            tracing::warn!(error, "heartbeat failed");
         }
         if tracing::enabled!(tracing::Level::DEBUG) {
             events = events.or_else(|| Events::open(pins).ok());
@@ -231,54 +316,8 @@ async fn tick(pins: &Path, place: &Place) -> Result<(), Error> {
     }
 }
 
-/// Beats for the pods that lead here. One whose processes are all in other network namespaces has another proxy at the
-/// same port; one without processes may get some that are here. Where processes cannot be looked at we do not know, and
-/// do not say that we live: that is said once of each pod that is `unseen`.
-fn beat(root: &Path, place: &Place, unseen: &mut BTreeSet<Slot>) -> Result<(), Error> {
-    let pins = Pins::at(root);
-    if !pins.exist()? {
-        return Ok(());
-    }
-    let mut maps = map::Maps::open(&pins)?;
-    let attached = |record: &Record| record.state == State::Attached;
-    for Record { slot, cgroup, .. } in pins.records()?.into_iter().filter(attached) {
-        let pod = maps.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
-        if pod.port != place.port.to_be() {
-            continue;
-        }
-        let namespaces = cgroup::namespaces(&cgroup.path);
-        let here = namespaces.found.contains_key(&place.namespace);
-        let only = here && namespaces.found.len() == 1 && namespaces.unseen.is_none();
-        if let Some(error) = namespaces.unseen.filter(|_| !here) {
-            if unseen.insert(slot) {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(%slot, error, "no beat for a pod whose network namespace is unknown");
-            }
-            continue;
-        }
-        unseen.remove(&slot);
-        if !here && !namespaces.found.is_empty() {
-            continue;
-        }
-        maps.heartbeats.set(pod.heartbeat, status::now(), 0).map_err(Error::map("HEARTBEATS"))?;
-        let native = pod.flags & NATIVE_IPV6 != 0;
-        if only && native != place.ipv6 {
-            say_native(&pins, &mut maps, slot, place.ipv6)?;
-        }
-    }
-    Ok(())
-}
-
-/// Says whether native IPv6 reaches us. With the lock, because loaders write the same entry.
-fn say_native(pins: &Pins, maps: &mut map::Maps, slot: Slot, native: bool) -> Result<(), Error> {
-    let _lock = pins.lock()?;
-    let pod = maps.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
-    let flag = if native { NATIVE_IPV6 } else { 0 };
-    let pod = Pod { flags: pod.flags & !NATIVE_IPV6 | flag, ..pod };
-    maps.pods.set(slot.index(), pod, 0).map_err(Error::map("PODS"))
-}
-
-async fn stopped() {
+/// Waits until this process is told to stop.
+pub(super) async fn stopped() {
     let terminated = async {
         match signal::unix::signal(signal::unix::SignalKind::terminate()) {
             Ok(mut signals) => drop(signals.recv().await),

@@ -5,7 +5,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use ctrlmesh_common::kernel::{INBOUND_PER_POD, Inbound, InboundKey};
+use ctrlmesh_common::kernel::{FAIL_OPEN, INBOUND_PER_POD, Inbound, InboundKey};
 
 use super::interceptor::Interceptor;
 use super::listener::{self, Namespace};
@@ -15,6 +15,15 @@ use super::record::Record;
 use super::{Error, cgroup, link, status};
 
 impl Interceptor {
+    /// The slot of a pod of this owner's, and whether its connections pass where the proxy cannot take them.
+    pub(super) fn attached(&self, pod: &Path) -> Result<(Slot, bool), Error> {
+        let cgroup = self.register.hierarchy.cgroup(pod)?;
+        let record = self.register.pins.find(&cgroup)?;
+        let record = record.ok_or_else(|| Error::NotAttached(cgroup.path))?;
+        let slot = self.register.owned(record.slot)?.slot;
+        Ok((slot, self.register.pod(slot)?.flags & FAIL_OPEN != 0))
+    }
+
     /// Says which socket takes the redirected connections of a pod attached with `ListenerCheck::Held`. When the socket
     /// closes, or its process dies, the kernel knows at once.
     ///
@@ -34,8 +43,10 @@ impl Interceptor {
     pub fn serve_ipv6(&mut self, slot: Slot, namespace: &Namespace) -> Result<(), Error> {
         let _lock = self.register.pins.lock()?;
         self.register.owned(slot)?;
-        listener::make_prefix_local(namespace)?;
-        self.register.native(slot)
+        let made = listener::make_prefix_local(namespace);
+        // Perhaps it had IPv6 where it was before.
+        self.register.native(slot, made.is_ok())?;
+        made.map(drop)
     }
 
     /// Says that the proxy with this number lives.
@@ -81,7 +92,7 @@ impl Interceptor {
             Ok(taken) if taken.listener() / 2 != slot.index() => {
                 return Err(Error::Taken { address, slot: taken.listener() / 2 });
             }
-            Err(_) if self.register.inbound(slot)?.len() >= INBOUND_PER_POD as usize => {
+            Err(_) if self.register.maps.inbound_of(slot)?.len() >= INBOUND_PER_POD as usize => {
                 return Err(Error::TooMany { address });
             }
             _ => {}

@@ -1,6 +1,8 @@
 //! What is attached, and what happened so far?
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use ctrlmesh_common::kernel::{
 use nix::time::{self, ClockId};
 use serde::Serialize;
 
+use super::cgroup::{Cgroup, Hierarchy};
 use super::map::Maps;
 use super::object::HOOKS;
 use super::pin::{Pins, Slot};
@@ -30,9 +33,9 @@ pub struct Status {
 pub struct Attachment {
     /// Its slot.
     pub slot: Slot,
-    /// Its cgroup.
+    /// Its cgroup, where it is seen from here.
     pub cgroup: PathBuf,
-    /// Whether the cgroup still exists; if not, the next sweep removes the attachment.
+    /// Whether the cgroup still exists, as far as can be seen from here; if not, its owner's next sweep removes it.
     pub alive: bool,
     /// Who attached it.
     pub owner: String,
@@ -48,12 +51,16 @@ pub struct Attachment {
     pub ipv6: bool,
     /// How it is known that the proxy listens: `listener`, `port` or `none`.
     pub check: &'static str,
-    /// Age of the proxy's last beat, in seconds, where it counts.
+    /// Oldest beat of the proxy that counts as life, in seconds, where it counts.
+    pub heartbeat_max_age: Option<f64>,
+    /// Age of its last beat, in seconds, where it counts; none if it never beat.
     pub heartbeat_age: Option<f64>,
     /// Programs that are attached.
     pub hooks: Vec<String>,
     /// Cgroups below whose connections pass.
     pub except: Vec<PathBuf>,
+    /// Webhook calls that the proxy takes, by their address.
+    pub webhooks: Vec<SocketAddr>,
 }
 
 // === impl Status ===
@@ -73,12 +80,64 @@ impl Status {
 
     pub(super) fn of(pins: &Pins, maps: &Maps) -> Result<Self, Error> {
         let records = pins.records()?.into_iter().filter(|record| record.state != State::Claimed);
-        let attachments = records.map(|record| attachment(pins, maps, record));
+        // Without cgroups nothing is alive.
+        let hierarchy = Hierarchy::find().ok();
+        let census = hierarchy.as_ref().map(Hierarchy::census);
+        let find = |cgroup: &Cgroup| census.as_ref().and_then(|census| census.find(cgroup));
+        let attachments = records.map(|record| attachment(pins, maps, find, record));
         let counters = maps.counts()?.into_iter().map(|(outcome, count)| (outcome.name(), count));
         Ok(Self {
             attachments: attachments.collect::<Result<_, _>>()?,
             counters: counters.collect(),
         })
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.attachments.is_empty() {
+            writeln!(f, "nothing is attached")?;
+        }
+        for attachment in &self.attachments {
+            attachment.fmt(f)?;
+        }
+        for (name, count) in self.counters.iter().filter(|(_, count)| **count > 0) {
+            writeln!(f, "{name:22} {count}")?;
+        }
+        Ok(())
+    }
+}
+
+// === impl Attachment ===
+
+impl fmt::Display for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dead = if self.alive { "" } else { " (gone; `detach` sweeps it)" };
+        writeln!(f, "slot {}  {}{dead}", self.slot, self.cgroup.display())?;
+        writeln!(f, "  owner      {}", self.owner)?;
+        if self.state == State::Closed.name() {
+            return writeln!(
+                f,
+                "  closed     a table was full: every connection is refused; attach it again"
+            );
+        }
+        writeln!(f, "  targets    {}", self.targets.join(" "))?;
+        let ipv6 = if self.ipv6 { ", IPv6 natively" } else { "" };
+        let Self { to, fail, check, .. } = self;
+        writeln!(f, "  to         port {to}, fails {fail}, checks {check}{ipv6}")?;
+        if let Some(most) = self.heartbeat_max_age {
+            match self.heartbeat_age {
+                Some(age) => writeln!(f, "  heartbeat  {age:.1} s ago, {most} s at most")?,
+                None => writeln!(f, "  heartbeat  never")?,
+            }
+        }
+        for except in &self.except {
+            writeln!(f, "  except     {}", except.display())?;
+        }
+        for webhook in &self.webhooks {
+            writeln!(f, "  webhook    {webhook}")?;
+        }
+        Ok(())
     }
 }
 
@@ -89,7 +148,12 @@ pub(super) fn now() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn attachment(pins: &Pins, maps: &Maps, record: Record) -> Result<Attachment, Error> {
+fn attachment(
+    pins: &Pins,
+    maps: &Maps,
+    find: impl Fn(&Cgroup) -> Option<PathBuf>,
+    record: Record,
+) -> Result<Attachment, Error> {
     let open = record.state == State::Attached;
     let pod = if open { maps.pods.get(&record.slot.index(), 0) } else { Ok(Pod::default()) };
     let pod = pod.map_err(Error::map("PODS"))?;
@@ -98,10 +162,15 @@ fn attachment(pins: &Pins, maps: &Maps, record: Record) -> Result<Attachment, Er
         None => Vec::new(),
     };
     let names = pins.names(record.slot)?;
+    let found = find(&record.cgroup);
+    let webhooks = maps.inbound_of(record.slot)?.into_iter();
+    let webhooks = webhooks.map(|key| {
+        SocketAddr::new(key.address.into(), u16::try_from(key.port).unwrap_or_default())
+    });
     Ok(Attachment {
         slot: record.slot,
-        alive: record.lives(),
-        cgroup: record.cgroup.path,
+        alive: found.is_some(),
+        cgroup: found.unwrap_or(record.cgroup.path),
         owner: record.owner,
         state: record.state.name(),
         targets: targets.iter().map(ToString::to_string).collect(),
@@ -109,12 +178,19 @@ fn attachment(pins: &Pins, maps: &Maps, record: Record) -> Result<Attachment, Er
         fail: if pod.flags & FAIL_OPEN == 0 { "closed" } else { "open" },
         ipv6: pod.flags & NATIVE_IPV6 != 0,
         check: check(&pod),
+        heartbeat_max_age: measured(&pod)
+            .then(|| Duration::from_nanos(pod.max_age_ns).as_secs_f64()),
         heartbeat_age: age(maps, &pod)?,
         hooks: names
             .into_iter()
             .filter(|name| HOOKS.contains(&name.as_str()) || name == link::INBOUND)
             .collect(),
-        except: record.except.into_iter().map(|cgroup| cgroup.path).collect(),
+        except: record
+            .except
+            .into_iter()
+            .map(|cgroup| find(&cgroup).unwrap_or(cgroup.path))
+            .collect(),
+        webhooks: webhooks.collect(),
     })
 }
 
@@ -126,10 +202,16 @@ fn check(pod: &Pod) -> &'static str {
     }
 }
 
+fn measured(pod: &Pod) -> bool {
+    pod.flags & CHECK_HEARTBEAT != 0
+}
+
 fn age(maps: &Maps, pod: &Pod) -> Result<Option<f64>, Error> {
-    if pod.flags & CHECK_HEARTBEAT == 0 {
+    if !measured(pod) {
         return Ok(None);
     }
     let beat = maps.heartbeats.get(&pod.heartbeat, 0).map_err(Error::map("HEARTBEATS"))?;
-    Ok(Some(Duration::from_nanos(now().saturating_sub(beat)).as_secs_f64()))
+    // Zero is a proxy that never beat.
+    let age = Duration::from_nanos(now().saturating_sub(beat)).as_secs_f64();
+    Ok((beat != 0).then_some(age))
 }

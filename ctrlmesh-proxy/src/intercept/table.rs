@@ -35,22 +35,31 @@ pub(super) struct Ensured {
     pub(super) replaced: Option<u16>,
 }
 
+/// Whether a table can hold these targets, as far as they alone decide.
+pub(super) fn fits(targets: &Targets) -> bool {
+    plan(&[], &targets.list).is_some()
+}
+
+/// Why one cannot.
+pub(super) fn full() -> Error {
+    Error::Full { table: "DESTINATIONS", entries: TABLE_ENTRIES - 1 }
+}
+
 /// The owner's table of this name, made to hold exactly these targets.
 pub(super) fn ensure(maps: &mut Maps, owner: &str, targets: &Targets) -> Result<Ensured, Error> {
     let name = fingerprint(&format!("{owner}\0{}", targets.name));
-    let full = Error::Full { table: "DESTINATIONS", entries: TABLE_ENTRIES - 1 };
     if let Some(table) = find(maps, name)? {
         if let Some(plan) = plan(&entries(maps, table)?, &targets.list) {
             carry_out(maps, table, &plan)?;
             return Ok(Ensured { table, replaced: None });
         }
-        let fresh = fill(maps, REPLACED, plan(&[], &targets.list).ok_or(full)?)?;
+        let fresh = fill(maps, REPLACED, plan(&[], &targets.list).ok_or_else(full)?)?;
         // The old one loses the name first: a name never stands for two.
         set_head(maps, table, REPLACED)?;
         set_head(maps, fresh, name)?;
         return Ok(Ensured { table: fresh, replaced: Some(table) });
     }
-    let table = fill(maps, name, plan(&[], &targets.list).ok_or(full)?)?;
+    let table = fill(maps, name, plan(&[], &targets.list).ok_or_else(full)?)?;
     Ok(Ensured { table, replaced: None })
 }
 

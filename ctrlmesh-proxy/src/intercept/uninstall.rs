@@ -3,7 +3,7 @@
 use super::attach::Options;
 use super::pin::Pins;
 use super::record::Record;
-use super::{Error, link};
+use super::{Error, link, private};
 
 /// Removes every attachment, every map and every folder below `pins`. Nothing of it is left in the kernel, unless another
 /// process holds it.
@@ -12,12 +12,12 @@ use super::{Error, link};
 /// If another owner's pods are attached, and not told to remove `everybody`'s; if something cannot be removed.
 pub fn uninstall(options: &Options, everybody: bool) -> Result<(), Error> {
     let pins = Pins::at(&options.pins);
-    if !pins.made() {
-        return Ok(());
-    }
-    pins.create()?;
-    let _lock = pins.lock()?;
-    let theirs = |record: &Record| record.owner != options.owner && record.lives();
+    private::not_a_root(&options.pins)?;
+    let Some(_lock) = pins.lock_made()? else { return Ok(()) };
+    // What a crashed loader did not come to make is missed by what follows.
+    pins.fill()?;
+    // Dead or alive: who attached it may see cgroups elsewhere than we do.
+    let theirs = |record: &Record| record.owner != options.owner;
     if let Some(Record { cgroup, owner, .. }) = pins.records()?.into_iter().find(theirs)
         && !everybody
     {

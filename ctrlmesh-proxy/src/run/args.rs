@@ -106,7 +106,8 @@ impl RunArgs {
             let namespace = namespace.to_owned();
             let source = Source::Shard { file: file.clone(), shard: self.shard.clone(), namespace };
             let failed = |source| RunError::Policy { file: file.clone(), source: Box::new(source) };
-            return Ok((policy::load(&source).map_err(failed)?, Some(source)));
+            let policy = policy::load(&source).map_err(failed)?;
+            return sensible(policy).map(|policy| (policy, Some(source)));
         }
         if self.limits.len() != self.selectors.len() {
             let (limits, selectors) = (self.limits.len(), self.selectors.len());
@@ -127,7 +128,16 @@ impl RunArgs {
         let limits = limits.collect::<Result<_, _>>()?;
         let policy = Policy { limits, lock, ..Policy::default() };
         policy.check().map_err(RunError::Limits)?;
-        Ok((policy, None))
+        sensible(policy).map(|policy| (policy, None))
+    }
+}
+
+/// Refuses a policy under which the command would never see anything of what is limited.
+fn sensible(policy: Policy) -> Result<Policy, RunError> {
+    let nothing = |limit: &&Limit| !limit.selector.overlaps(&Selector::everything());
+    match policy.limits.iter().find(nothing) {
+        Some(limit) => Err(RunError::Contradiction { selector: limit.selector.to_string() }),
+        None => Ok(policy),
     }
 }
 

@@ -58,6 +58,14 @@ pub(super) enum RunError {
         "--selector is empty, which shares nothing: name a label, as `team=a` or `slot in (0,1)`"
     )]
     EmptySelector,
+    /// A selector that no object can ever match.
+    #[error(
+        "the limit {selector:?} selects nothing: its requirements contradict each other, so the command would see no object"
+    )]
+    Contradiction {
+        /// The selector.
+        selector: String,
+    },
     /// Limits or a lock that cannot be applied.
     #[error("check --limit and --lock")]
     Limits(#[source] PolicyError),

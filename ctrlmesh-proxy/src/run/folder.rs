@@ -32,7 +32,7 @@ pub(super) struct Folder {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FolderError {
     /// The file system refuses.
-    #[error("{doing} `{path}`")]
+    #[error("{doing} `{path}` (--run-dir DIR takes another folder)")]
     File {
         /// What was being done.
         doing: &'static str,
@@ -210,6 +210,15 @@ mod tests {
         let folder = Folder::create(&root, |left| swept.borrow_mut().push(left.noted())).unwrap();
         assert_eq!(*swept.borrow(), [Some(("/c".into(), "/p".into()))]);
         assert!(!root.join("killed").exists() && living.path.exists() && folder.path.exists());
+    }
+
+    #[test]
+    fn whoever_cannot_write_here_is_told_how_to_write_elsewhere() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = Folder::create(&file.join("runs"), |_| {}).unwrap_err();
+        assert!(error.to_string().contains("--run-dir DIR takes another folder"), "{error}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Once;
@@ -12,7 +13,7 @@ use std::{fs, process, thread};
 use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
 use ctrlmesh_proxy::intercept::listener::Namespace;
 use ctrlmesh_proxy::intercept::{
-    Attach, Interceptor, ListenerCheck, Options, Originals, Targets, listener,
+    Attach, Interceptor, ListenerCheck, Options, Originals, Slot, Targets, listener,
 };
 use serde::de::DeserializeOwned;
 
@@ -279,6 +280,18 @@ impl Bed {
         process
     }
 
+    /// A pin of a pod's.
+    pub(crate) fn pin(&self, slot: Slot, name: &str) -> PathBuf {
+        self.pins().join(format!("pods/{slot}/{name}"))
+    }
+
+    /// Says that a pod's programs are those of another version.
+    pub(crate) fn outdate(&self, slot: Slot) {
+        let object = self.pin(slot, "object");
+        fs::remove_file(&object).unwrap();
+        symlink("another", object).unwrap();
+    }
+
     /// Starts our binary.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
@@ -288,13 +301,16 @@ impl Bed {
 
     /// Starts `intercept run` in the namespace, and waits until it listens.
     pub(crate) fn relay(&self) -> Process {
+        self.relay_with(&[])
+    }
+
+    /// The same, told of more.
+    pub(crate) fn relay_with(&self, more: &[&str]) -> Process {
         let mut command =
             self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args([
-            "run",
-            "--to",
-            &PROXY.to_string(),
-        ]);
+        let to = PROXY.to_string();
+        command.args(["intercept", "--pin-dir"]).arg(self.pins()).args(["run", "--to", &to]);
+        command.args(more);
         let child = Process(command.env("RUST_LOG", "warn").spawn().unwrap());
         self.listening(PROXY);
         child

@@ -9,7 +9,7 @@ use ctrlmesh_proxy::intercept::{Heartbeat, ListenerCheck, listener};
 
 /// Longest that a refusal may take, in milliseconds.
 const REFUSED_WITHIN: f64 = 10.0;
-const ATTEMPTS: usize = 20;
+const ATTEMPTS: usize = 7;
 
 fn counted(interceptor: &ctrlmesh_proxy::intercept::Interceptor, name: &str) -> u64 {
     interceptor.status().unwrap().counters[name]
@@ -32,14 +32,17 @@ fn without_a_listener_a_closed_pod_is_refused_at_once() {
             (TARGET, "uring"),
             (TARGET, "fastopen"),
         ] {
-            // On a machine that has other work to do a process may wait that long for its turn, but not each time.
-            let soon = (0..ATTEMPTS).any(|_| {
-                let seen = bed.connect(&bed.cgroup("pod"), target, how);
-                assert_eq!(seen.error, "ECONNREFUSED", "{how} {check:?}");
-                attempts += 1;
-                seen.ms < REFUSED_WITHIN
-            });
-            assert!(soon, "{how} {check:?} takes longer than {REFUSED_WITHIN} ms");
+            let mut times: Vec<f64> = (0..ATTEMPTS)
+                .map(|_| {
+                    let seen = bed.connect(&bed.cgroup("pod"), target, how);
+                    assert_eq!(seen.error, "ECONNREFUSED", "{how} {check:?}");
+                    seen.ms
+                })
+                .collect();
+            attempts += ATTEMPTS as u64;
+            // On a machine that has other work to do a process may wait long for its turn, but not each other time.
+            times.sort_by(f64::total_cmp);
+            assert!(times[ATTEMPTS / 2] < REFUSED_WITHIN, "{how} {check:?}: {times:?} ms");
         }
         assert_eq!(counted(&interceptor, "no_listener_refused"), attempts);
     }

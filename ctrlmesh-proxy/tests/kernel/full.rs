@@ -61,6 +61,25 @@ fn a_pod_that_is_attached_keeps_its_targets_when_more_do_not_fit() {
 }
 
 #[test]
+fn more_targets_than_any_table_holds_do_not_close_a_pod_that_was_not_attached() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    let mut attach = bed.attach(&bed.cgroup("pod"));
+    attach.targets.list = (0..=254).map(|n| format!("10.1.0.{n}:443").parse().unwrap()).collect();
+    attach.targets.list.push(TARGET.parse().unwrap());
+    let error = interceptor.attach(&attach).unwrap_err();
+    assert_eq!(error.to_string(), "table DESTINATIONS is full: it holds 255 entries");
+    assert_eq!(counted(&interceptor, "table_full"), 1);
+    assert!(states(&interceptor).is_empty());
+    let _target = bed.target(TARGET);
+    let seen = bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
+    assert_eq!(seen.answer, format!("target {}", seen.local));
+    // Named twice it is one target.
+    attach.targets.list[0] = TARGET.parse().unwrap();
+    interceptor.attach(&attach).unwrap();
+}
+
+#[test]
 fn a_caller_whom_no_table_knows_is_refused() {
     let bed = Bed::new();
     let mut interceptor = limited(&bed, Limits { cgroups: Some(1), ..Limits::default() });

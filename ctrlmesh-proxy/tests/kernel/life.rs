@@ -129,6 +129,20 @@ fn an_address_that_connections_are_redirected_to_cannot_be_a_target() {
 }
 
 #[test]
+fn a_pod_whose_network_namespace_has_no_ipv6_any_more_goes_on_over_ipv4() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
+    interceptor.serve_ipv6(slot, &bed.net()).unwrap();
+    let native = |interceptor: &Interceptor| interceptor.status().unwrap().attachments[0].ipv6;
+    assert!(native(&interceptor));
+    // No network namespace at all: it cannot be entered.
+    let none = ctrlmesh_proxy::intercept::listener::Namespace::open("/proc/self/ns/uts".as_ref());
+    interceptor.serve_ipv6(slot, &none.unwrap()).unwrap_err();
+    assert!(!native(&interceptor));
+}
+
+#[test]
 fn what_is_no_cgroup_is_refused_by_name() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
@@ -186,6 +200,51 @@ fn pins_are_for_root_only() {
             "{folder}"
         );
     }
+}
+
+#[test]
+fn a_folder_in_which_others_have_a_part_is_no_place_for_pins() {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    let bed = Bed::new();
+    let pins = bed.pins().join("v1");
+    let open = || Interceptor::open(Options { pins: pins.clone(), ..Options::new("test") });
+    let allow = |folder: &std::path::Path, mode| {
+        fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let refused = |folder: &std::path::Path| {
+        let error = open().unwrap_err();
+        let shared = matches!(&error, Error::Shared { path, .. } if path == folder);
+        assert!(shared, "{}: {error}", folder.display());
+        assert!(error.to_string().contains("`chown root` and `chmod 700` it"), "{error}");
+    };
+    drop(open().unwrap());
+    for folder in [pins.clone(), pins.join("maps"), pins.join("pods"), pins.join("cgroups")] {
+        for mode in [0o701, 0o770] {
+            allow(&folder, mode);
+            refused(&folder);
+        }
+        allow(&folder, 0o700);
+        chown(&folder, Some(65534), None).unwrap();
+        refused(&folder);
+        chown(&folder, Some(0), None).unwrap();
+    }
+    // Whoever may write above could put another folder there.
+    allow(&bed.pins(), 0o777);
+    refused(&bed.pins());
+    allow(&bed.pins(), 0o1777);
+    drop(open().unwrap());
+}
+
+#[test]
+fn the_bpf_file_system_itself_is_no_place_for_pins() {
+    let bed = Bed::new();
+    let options = Options { pins: "/sys/fs/bpf".into(), ..bed.options("test") };
+    let expected = "/sys/fs/bpf is the BPF file system itself: name a folder below it";
+    assert_eq!(Interceptor::open(options.clone()).unwrap_err().to_string(), expected);
+    let error = ctrlmesh_proxy::intercept::uninstall(&options, true).unwrap_err();
+    assert_eq!(error.to_string(), expected);
+    assert!(!std::path::Path::new("/sys/fs/bpf/pods").exists());
 }
 
 #[test]

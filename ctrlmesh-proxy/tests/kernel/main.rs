@@ -15,6 +15,7 @@ mod failing;
 mod full;
 mod inbound;
 mod life;
+mod mounts;
 mod node;
 mod handover;
 mod older;

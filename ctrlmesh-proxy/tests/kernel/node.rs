@@ -3,11 +3,11 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use ctrlmesh_common::kernel::Code;
-use ctrlmesh_proxy::intercept::Status;
+use ctrlmesh_proxy::intercept::{Slot, Status};
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -245,6 +245,31 @@ async fn while_the_proxy_is_away_its_pods_are_refused_and_afterwards_served_agai
     assert_eq!(node.slot("a"), slot);
     until("the other to be detached", || async { node.attached() == [node.bed.cgroup("a")] }).await;
     assert_eq!(second.anew(), json!({"error": "SSLError"}), "not redirected");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_that_sees_cgroups_elsewhere_keeps_the_pods_of_the_one_before() {
+    let node = Node::new().await;
+    let (mut a, cgroup) = (node.pod("a"), node.bed.cgroup("a"));
+    let hierarchy = ctrlmesh_proxy::intercept::cgroup::Hierarchy::find().unwrap();
+    // As `/proc/PID/cgroup` writes it.
+    a["cgroup"] = json!(Path::new("/").join(cgroup.strip_prefix(hierarchy.mount()).unwrap()));
+    node.list(&[a]);
+    let proxy = node.proxy();
+    served(&proxy, 1.0).await;
+    let mut operator = node.operator("a");
+    assert_eq!(operator.anew(), shows("a"));
+    let pin = node.bed.pin(Slot::new(node.slot("a")), "connect4");
+    let before = crate::upgrade::linked(&pin);
+    drop(proxy);
+    let at = tempfile::tempdir().unwrap();
+    let mut command = crate::mounts::elsewhere(at.path());
+    command.arg(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+    let proxy = node.run(command);
+    served(&proxy, 1.0).await;
+    assert_eq!(operator.anew(), shows("a"));
+    assert_eq!(crate::upgrade::linked(&pin), before, "it was attached all the time");
+    assert_eq!(node.attached(), [cgroup]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,8 +16,8 @@ const LOOKUP: u32 = 1;
 const GET_RETVAL: u32 = 186;
 const SET_RETVAL: u32 = 187;
 
-/// Our binary, with kernel programs that call other helpers.
-struct Patched {
+/// Our binary, where everybody can run it, with other kernel programs.
+pub(crate) struct Patched {
     folder: tempfile::TempDir,
 }
 
@@ -37,18 +37,25 @@ impl Patched {
         })
     }
 
-    fn with(patch: impl FnOnce(&mut [u8])) -> Self {
+    /// With kernel programs of another version, which do the same.
+    pub(crate) fn version() -> Self {
+        // A byte of the header that means nothing.
+        Self::with(|object| object[15] = 1)
+    }
+
+    pub(crate) fn with(patch: impl FnOnce(&mut [u8])) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut binary = std::fs::read(env!("CARGO_BIN_EXE_ctrlmesh-proxy")).unwrap();
         patch(object(&mut binary));
         let patched = Self { folder };
         std::fs::write(patched.path(), binary).unwrap();
-        let executable = std::fs::Permissions::from_mode(0o700);
-        std::fs::set_permissions(patched.path(), executable).unwrap();
+        for path in [patched.path(), patched.folder.path().to_owned()] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
         patched
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("ctrlmesh-proxy")
     }
 
@@ -56,18 +63,24 @@ impl Patched {
     fn attach(&self, bed: &Bed) -> String {
         let plain = bed.command(&["attach", "--target", TARGET, "--to", "15001", "--cgroup"]);
         let mut command = Command::new(self.path());
-        command.args(plain.get_args()).arg(bed.cgroup("pod"));
-        let mut output = None;
-        // While another test starts a process, that process has our file open for writing.
-        until("the file is nobody's", || match command.output() {
-            Err(error) if error.raw_os_error() == Some(Errno::ETXTBSY as i32) => false,
-            done => {
-                output = Some(done.unwrap());
-                true
-            }
-        });
-        failure(&output.unwrap())
+        failure(&once_written(command.args(plain.get_args()).arg(bed.cgroup("pod"))))
     }
+}
+
+/// Runs a program that was just written: while another test starts a process, that process has the file open for writing.
+pub(crate) fn once_written(command: &mut Command) -> Output {
+    let mut output = None;
+    until("the file is nobody's", || match command.output() {
+        Err(error) if error.raw_os_error() == Some(Errno::ETXTBSY as i32) => false,
+        done => {
+            let done = done.unwrap();
+            // What `setpriv` says of it.
+            let busy = String::from_utf8_lossy(&done.stderr).contains("Text file busy");
+            output = Some(done);
+            !busy
+        }
+    });
+    output.unwrap()
 }
 
 fn failure(output: &Output) -> String {

@@ -2,7 +2,8 @@
 
 use std::process::Stdio;
 
-use crate::bed::{Bed, PROXY, Process, Seen, TARGET, TARGET_V6, targets};
+use crate::bed::{Bed, PROXY, Process, Seen, TARGET, TARGET_V6, targets, until_seen};
+use crate::sockets::passive_fast_opens;
 use ctrlmesh_proxy::intercept::{Interceptor, ListenerCheck, Slot};
 
 /// A proxy that is not ours: it asks for `SO_ORIGINAL_DST`, as the world's proxies do.
@@ -50,6 +51,26 @@ fn so_original_dst_shows_the_original_to_a_proxy_in_both_families() {
 }
 
 #[test]
+fn the_command_answers_a_foreign_proxy_for_as_long_as_it_runs() {
+    let bed = Bed::new();
+    let (pod, proxy) = (bed.cgroup("pod"), bed.cgroup("proxy"));
+    let attach = &mut bed.command(&["attach", "--target", TARGET, "--to", "15001", "--cgroup"]);
+    assert!(attach.arg(&pod).status().unwrap().success());
+    let answer = &mut bed.command(&["answer", "--cgroup"]);
+    let mut answer = Process(answer.arg(&proxy).stdout(Stdio::piped()).spawn().unwrap());
+    assert_eq!(answer.line(), format!("SO_ORIGINAL_DST is answered in {}", proxy.display()));
+    let command = &mut bed.peer("", &proxy, &["proxy", &PROXY.to_string()]);
+    let mut process = Process(command.stdout(Stdio::piped()).spawn().unwrap());
+    assert_eq!(process.line(), "ready");
+    assert_eq!(bed.connect(&pod, TARGET, "blocking").answer, format!("proxy {TARGET}"));
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(answer.0.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert!(answer.0.wait().unwrap().success());
+    let connect = || bed.connect(&pod, TARGET, "blocking");
+    until_seen("nobody answers", connect, |seen| seen.answer == "proxy unknown");
+}
+
+#[test]
 fn so_original_dst_says_nothing_of_a_connection_that_was_not_redirected() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
@@ -70,20 +91,8 @@ fn tcp_fast_open_with_a_cookie_shows_the_original() {
         let seen = bed.connect(&bed.cgroup("pod"), TARGET, how);
         assert_eq!((seen.answer, &*seen.peer), (format!("proxy {TARGET}"), TARGET), "{how}");
     }
-    let nstat =
-        bed.inside(&bed.cgroup("other"), "", "cat").arg("/proc/self/net/netstat").output().unwrap();
-    assert!(
-        passive_fast_opens(&String::from_utf8(nstat.stdout).unwrap()) >= 3,
-        "too few SYNs carried data: the test tests nothing"
-    );
-}
-
-/// `TCPFastOpenPassive` of `/proc/net/netstat`: names in one line, values in the next.
-fn passive_fast_opens(netstat: &str) -> u64 {
-    let mut lines =
-        netstat.lines().filter(|line| line.starts_with("TcpExt:")).map(|line| line.split(' '));
-    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-    names.zip(values).find(|(name, _)| *name == "TCPFastOpenPassive").unwrap().1.parse().unwrap()
+    let taken = passive_fast_opens(&bed);
+    assert!(taken >= 3, "too few SYNs carried data: the test tests nothing");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::bed::{Bed, PROXY, Seen, TARGET, TARGET_V6, echo, targets};
+use crate::sockets::{fast_open, passive_fast_opens};
 use ctrlmesh_proxy::intercept::{Attach, Interceptor, listener};
 
 pub(crate) struct Enrolled {
@@ -185,10 +186,14 @@ fn a_connect_through_io_uring_is_redirected() {
 
 #[test]
 fn tcp_fast_open_is_redirected() {
-    let bed = enrolled(|_, _| {});
-    // The second has the cookie that the first was given, and its SYN carries data.
-    redirected(&bed.connect(TARGET, "fastopen"), TARGET);
-    redirected(&bed.connect(TARGET, "fastopen"), TARGET);
+    let bed = enrolled(|bed, _| fast_open(bed));
+    for target in [TARGET, TARGET_V6] {
+        // The others have the cookie that the first was given, and their SYNs carry data.
+        for _ in 0..3 {
+            redirected(&bed.connect(target, "fastopen"), target);
+        }
+    }
+    assert!(passive_fast_opens(&bed.bed) >= 3, "too few SYNs carried data");
 }
 
 #[test]

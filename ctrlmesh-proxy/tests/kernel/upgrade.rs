@@ -1,18 +1,30 @@
 //! Does interception survive what happens to the proxy and to the loader?
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use aya::programs::links::{FdLink, PinnedLink};
 
 use crate::bed::{Bed, Hammered, PROXY, Process, TARGET, count, until};
-use ctrlmesh_proxy::intercept::{Interceptor, ListenerCheck, Slot, listener};
+use crate::older::{Patched, once_written};
+use ctrlmesh_proxy::intercept::{Error, Interceptor, ListenerCheck, Slot, listener};
 
 /// The id of a pinned link, and of its program.
-fn linked(path: &Path) -> (u32, u32) {
+pub(crate) fn linked(path: &Path) -> (u32, u32) {
     let info = FdLink::from(PinnedLink::from_pin(path).unwrap()).info().unwrap();
     (info.id(), info.program_id())
+}
+
+/// Programs that are attached at a cgroup, and how many kinds of them, as the kernel says.
+fn attached(cgroup: &Path) -> (usize, usize) {
+    let mut command = Command::new("bpftool");
+    let output = command.args(["--json", "cgroup", "show"]).arg(cgroup).output().unwrap();
+    let programs: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let kinds: BTreeSet<_> =
+        programs.iter().map(|program| &program["attach_type"]).map(ToString::to_string).collect();
+    (programs.len(), kinds.len())
 }
 
 fn counted(interceptor: &Interceptor, name: &str) -> u64 {
@@ -154,12 +166,11 @@ fn a_hook_that_is_missing_is_attached_again_when_the_loader_starts() {
     let hooks = ["connect4", "connect6", "getpeername4", "getpeername6", "inbound"];
     for hook in hooks {
         std::fs::remove_file(folder.join(hook)).unwrap();
-        let others = hooks.into_iter().filter(|other| *other != hook);
-        let before: Vec<_> = others.clone().map(|hook| linked(&folder.join(hook)).0).collect();
         drop(bed.interceptor());
-        assert!(folder.join(hook).exists(), "{hook} is missing");
-        let after: Vec<_> = others.map(|hook| linked(&folder.join(hook)).0).collect();
-        assert_eq!(before.len(), after.len());
+        let links: BTreeSet<_> = hooks.iter().map(|hook| linked(&folder.join(hook))).collect();
+        assert_eq!(links.len(), hooks.len(), "{hook} is missing");
+        // Each is attached, and none twice.
+        assert_eq!(attached(&pod), (4, 4), "{hook}");
     }
     let _target = bed.target(TARGET);
     assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
@@ -204,13 +215,102 @@ fn programs_of_another_version_are_replaced_when_the_loader_starts() {
     let before = link();
     drop(bed.interceptor());
     assert_eq!(link(), before, "the same version is left alone");
-    std::fs::remove_file(folder.join("object")).unwrap();
-    std::os::unix::fs::symlink("another", folder.join("object")).unwrap();
+    bed.outdate(slot);
     drop(bed.interceptor());
     assert_ne!(link(), before);
     assert_eq!(std::fs::read_link(folder.join("object")).unwrap(), ours);
     let _target = bed.target(TARGET);
     assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
+}
+
+#[test]
+fn a_user_who_runs_a_newer_version_gets_its_programs_and_loses_no_connection() {
+    let bed = Bed::new();
+    let (pod, slot) = (bed.cgroup("pod"), Slot::new(0));
+    let ours = Path::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy")).to_owned();
+    let newer = Patched::version();
+    let run = |program: &Path, arguments: &[&str]| {
+        let plain = bed.command(arguments);
+        let output = once_written(Command::new(program).args(plain.get_args()));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let cgroup = pod.display().to_string();
+    let attach = ["attach", "--cgroup", &cgroup, "--target", TARGET, "--to", "15001"];
+    run(&ours, &attach);
+    let _relay = bed.relay();
+    let _target = bed.target(TARGET);
+    let client = bed.hammer(&pod, TARGET, "target 10.96.0.1:");
+    let state = || {
+        let object = std::fs::read_link(bed.pin(slot, "object")).unwrap();
+        (linked(&bed.pin(slot, "connect4")).1, object)
+    };
+    let before = state();
+    run(&newer.path(), &attach);
+    let after = state();
+    assert!(after.0 != before.0 && after.1 != before.1);
+    // And back, by a relay that is started.
+    let relay = bed.command(&["run", "--to", "15002"]);
+    let mut other = bed.inside(&bed.cgroup("other"), "", ours.to_str().unwrap());
+    let other = Process(other.args(relay.get_args()).spawn().unwrap());
+    until("the relay has replaced them", || state().1 == before.1);
+    assert_ne!(state().0, after.0);
+    other.kill();
+    assert_eq!(run(&newer.path(), &["upgrade"]), format!("upgraded {cgroup}\n"));
+    assert_eq!(state().1, after.1);
+    let seen: Hammered = client.finish();
+    let lost = (seen.direct, seen.refused, seen.broken, seen.errors.len());
+    assert_eq!(lost, (0, 0, 0, 0), "{seen:?}");
+    assert!(seen.proxied > 0);
+}
+
+#[test]
+fn a_pod_whose_programs_cannot_be_replaced_keeps_them_and_the_others_get_theirs() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    let [held, other] = ["held/pod", "other"]
+        .map(|name| interceptor.attach(&bed.attach(&bed.cgroup(name))).unwrap());
+    crate::life::hold(&bed.cgroup("held"), &bed.pin(other, "connect4"));
+    drop(interceptor);
+    for slot in [held, other] {
+        bed.outdate(slot);
+    }
+    let links = || [held, other].map(|slot| linked(&bed.pin(slot, "connect4")).0);
+    let first = links();
+    let mut next = bed.interceptor();
+    let second = links();
+    assert!(first[0] == second[0] && first[1] != second[1]);
+    let error = next.upgrade().unwrap_err();
+    assert!(matches!(error, Error::Exclusive { .. }), "{error}");
+    let third = links();
+    assert!(third[0] == second[0] && third[1] != second[1]);
+    let _target = bed.target(TARGET);
+    for pod in ["held/pod", "other"] {
+        assert_eq!(bed.connect(&bed.cgroup(pod), TARGET, "blocking").error, "ECONNREFUSED");
+    }
+}
+
+#[test]
+fn a_cgroup_that_goes_while_programs_are_replaced_stops_nobody() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    let pods: Vec<_> = (0..60).map(|n| bed.cgroup(&format!("pod-{n}"))).collect();
+    let slots: Vec<_> =
+        pods.iter().map(|pod| interceptor.attach(&bed.attach(pod)).unwrap()).collect();
+    let first = bed.pin(slots[0], "connect4");
+    let before = linked(&first);
+    std::thread::scope(|scope| {
+        // The last ones, when the first has its new programs.
+        let removing = scope.spawn(|| {
+            until("the first is replaced", || linked(&first) != before);
+            pods[10..].iter().rev().for_each(|pod| std::fs::remove_dir(pod).unwrap());
+        });
+        interceptor.upgrade().unwrap();
+        removing.join().unwrap();
+    });
+    let mut swept = interceptor.sweep().unwrap();
+    swept.sort();
+    assert_eq!(swept, slots[10..]);
 }
 
 #[test]

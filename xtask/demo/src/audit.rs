@@ -66,7 +66,7 @@ pub struct Event {
     pub pod: Option<String>,
     /// The program, as it calls itself.
     pub agent: String,
-    /// The address that the connection came from.
+    /// The address that the connection came from. What headers say of others before it anybody can write.
     pub source: String,
     /// What was asked for.
     pub request: Request,
@@ -157,7 +157,7 @@ impl Event {
         Some(Self {
             ended: matches!(line.stage.as_str(), "ResponseComplete" | "Panic"),
             pod: line.user.extra.remove(POD).and_then(|mut pods| pods.pop()),
-            source: line.sources.into_iter().next().unwrap_or_default(),
+            source: line.sources.into_iter().next_back().unwrap_or_default(),
             id: line.id,
             at: line.stage_timestamp,
             user: line.user.username,
@@ -210,6 +210,12 @@ mod tests {
                 &format!(r#""namespace":"a","name":"b","subresource":"{subresource}"}}"#),
             );
         Event::parse(&line).unwrap().request
+    }
+
+    #[test]
+    fn whoever_names_another_address_in_a_header_is_known_by_his_own() {
+        let line = WATCH.replace(r#"["10.213.0.2"]"#, r#"["10.0.0.9","10.213.0.2"]"#);
+        assert_eq!(Event::parse(&line).unwrap().source, "10.213.0.2");
     }
 
     #[test]

@@ -11,10 +11,10 @@ use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use jiff::Timestamp;
 
 use crate::audit::Resource;
-use crate::ledger::{Activity, Asked, Clash, Ledger};
+use crate::ledger::{Activity, Asked, Asking, Clash, Ledger};
 use crate::observer::{Sampled, since};
 use crate::scene::Scene;
-use crate::view::Table;
+use crate::view::{Answers, Table};
 
 /// How long it may take until everything is as it should be again: the leader-election lock of a replica that was killed
 /// runs for 15 s, and others build at the same time.
@@ -67,19 +67,65 @@ pub(crate) fn none(what: &str, clashes: &[Clash]) -> Result<()> {
     Ok(())
 }
 
-/// That every request of the operator since `start` came from an address that is none of its pods'.
+/// That every request of the operator since `start` came from a proxy, where their addresses are known, and in any case
+/// from an address that none of its pods has ever had, those that are gone again included.
 pub(crate) fn only_by_proxy(scene: &Scene, start: Timestamp) -> Result<String> {
-    let own = scene.addresses()?;
-    let requests = scene.observer.ledger(|ledger| {
-        ledger
-            .requests(&since(start))
-            .map(|one| (one.pod.clone(), one.source.clone()))
-            .collect::<Vec<_>>()
-    });
-    let past = requests.iter().find(|(_, source)| own.contains(source));
-    ensure!(past.is_none(), "past the proxy: {past:?}");
+    scene.observer.settle()?;
+    let (own, proxies) = (scene.observer.addresses(), scene.proxies()?);
+    let requests: Vec<Asking> =
+        scene.observer.ledger(|ledger| ledger.requests(&since(start)).cloned().collect());
     ensure!(!requests.is_empty(), "there was no request at all");
+    let past = past_the_proxy(&requests, &own, proxies.as_ref());
+    ensure!(past.is_none(), "past the proxy: {past:?}; pods have had {own:?}, proxies {proxies:?}");
     Ok(format!("audit log: {} requests of the operator, 0 past the proxy", requests.len()))
+}
+
+/// The first request that came from one of the operator's own addresses, or from one that is none of the proxies'.
+fn past_the_proxy<'a>(
+    requests: &'a [Asking],
+    own: &BTreeSet<String>,
+    proxies: Option<&BTreeSet<String>>,
+) -> Option<&'a Asking> {
+    requests.iter().find(|one| {
+        own.contains(&one.source) || proxies.is_some_and(|known| !known.contains(&one.source))
+    })
+}
+
+/// That what runs now of a workload of ours is another container each: so it was killed, or restarted, indeed.
+pub(crate) fn all_replaced(
+    before: &BTreeMap<String, String>,
+    after: &BTreeMap<String, String>,
+) -> Result<()> {
+    ensure!(!before.is_empty() && !after.is_empty(), "nothing runs: {before:?} -> {after:?}");
+    let stayed =
+        after.values().find(|one| one.is_empty() || before.values().any(|old| old == *one));
+    ensure!(stayed.is_none(), "it was not replaced: {before:?} -> {after:?}");
+    Ok(())
+}
+
+/// That the operator's client saw nothing that it would not have seen without us but broken connections, which it makes
+/// anew: of answers only success, 404 and 409, with which an operator works, and 410, which ends a watch.
+pub(crate) fn only_retried(
+    before: &BTreeMap<String, Answers>,
+    after: &BTreeMap<String, Answers>,
+) -> Result<String> {
+    let (mut answered, mut broken) = (0.0, 0.0);
+    for (pod, answers) in after {
+        let earlier = before.get(pod).with_context(|| format!("{pod} is new"))?;
+        for (status, count) in answers {
+            let more = count - earlier.get(status).copied().unwrap_or_default();
+            match status.parse::<u16>() {
+                Ok(200..300 | 404 | 409 | 410) => answered += more,
+                Ok(_) => ensure!(more <= 0.0, "{pod} was answered {status} {more} times"),
+                // What is no status is a connection that broke.
+                Err(_) => broken += more,
+            }
+        }
+    }
+    ensure!(answered > 0.0, "the operator asked for nothing");
+    Ok(format!(
+        "the operator's own count: {answered} answers as ever, {broken} connections broken and made anew, no error"
+    ))
 }
 
 /// That no replica has asked for objects of work without the selector of its shard.
@@ -107,14 +153,9 @@ pub(crate) fn only_own(scene: &Scene, start: Timestamp) -> Result<String> {
 
 /// That each namespace is with the shard that the rule gives its slot to; reckoned here, from its name.
 pub(crate) fn landed(scene: &Scene, canary: SlotSet) -> Result<()> {
-    let rest = canary.complement().divide(2);
     scene.observer.both(|world, ledger| {
         for work in &world.work {
-            let slot = NamespaceHash::Fnv1a.slot(&work.namespace);
-            let wanted = match rest.iter().position(|part| part.contains(slot)) {
-                Some(at) => format!("share-{}-normal", at + 1),
-                None => "share-0-canary".to_owned(),
-            };
+            let wanted = shard_of(&work.namespace, canary);
             let owners: Vec<_> = world.owners(work, ledger).collect();
             let shards: Vec<_> =
                 owners.iter().map(|owner| world.pods[*owner].shard.as_deref()).collect();
@@ -126,6 +167,16 @@ pub(crate) fn landed(scene: &Scene, canary: SlotSet) -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// The shard that a namespace belongs to where the canary has these slots.
+pub(crate) fn shard_of(namespace: &str, canary: SlotSet) -> String {
+    let slot = NamespaceHash::Fnv1a.slot(namespace);
+    let rest = canary.complement().divide(2);
+    match rest.iter().position(|part| part.contains(slot)) {
+        Some(at) => format!("share-{}-normal", at + 1),
+        None => "share-0-canary".to_owned(),
+    }
 }
 
 /// That the replicas are those that there were, and none was started again.
@@ -178,4 +229,68 @@ pub(crate) fn seconds(time: Duration) -> String {
 
 pub(crate) fn count(number: usize, one: &str, several: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {several}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(one, other)| ((*one).to_owned(), (*other).to_owned())).collect()
+    }
+
+    #[test]
+    fn what_was_not_replaced_or_was_never_there_is_seen() {
+        let before = named(&[("p", "c1")]);
+        assert!(all_replaced(&before, &named(&[("p", "c2")])).is_ok());
+        assert!(all_replaced(&before, &named(&[("q", "c3"), ("r", "c4")])).is_ok());
+        assert!(all_replaced(&before, &named(&[("p", "c1")])).is_err());
+        assert!(all_replaced(&before, &named(&[("p", "")])).is_err(), "it does not run yet");
+        assert!(all_replaced(&named(&[]), &before).is_err());
+        assert!(all_replaced(&before, &named(&[])).is_err());
+    }
+
+    #[test]
+    fn whoever_comes_from_an_address_of_a_pod_that_is_gone_or_of_nobody_known_is_past_the_proxy() {
+        let asked = |source: &str| Asking {
+            at: Timestamp::UNIX_EPOCH,
+            pod: "op".to_owned(),
+            source: source.to_owned(),
+        };
+        let own = BTreeSet::from(["10.0.0.7".to_owned()]);
+        let proxies = BTreeSet::from(["192.0.2.1".to_owned()]);
+        let past = |source: &str, known: bool| {
+            past_the_proxy(&[asked(source)], &own, known.then_some(&proxies)).is_some()
+        };
+        assert!(past("10.0.0.7", true) && past("10.0.0.7", false));
+        assert!(past("10.0.0.8", true) && !past("10.0.0.8", false));
+        assert!(!past("192.0.2.1", true));
+    }
+
+    #[test]
+    fn a_client_that_saw_more_than_broken_connections_is_found() {
+        let answers = |pairs: &[(&str, f64)]| -> BTreeMap<String, Answers> {
+            let one = pairs.iter().map(|(status, count)| ((*status).to_owned(), *count));
+            [("op".to_owned(), one.collect())].into()
+        };
+        let before = answers(&[("200", 5.0), ("503", 1.0)]);
+        let only = |after: &[(&str, f64)]| only_retried(&before, &answers(after));
+        let told = only(&[("200", 9.0), ("409", 1.0), ("503", 1.0), ("<error>", 2.0)]).unwrap();
+        assert!(told.contains("5 answers") && told.contains("2 connections"), "{told}");
+        assert!(only(&[("200", 9.0), ("503", 2.0)]).is_err());
+        assert!(only(&[("200", 5.0), ("<error>", 2.0)]).is_err(), "nothing was asked");
+        assert!(only_retried(&BTreeMap::new(), &before).is_err(), "it is another pod");
+    }
+
+    #[test]
+    fn a_namespace_is_of_one_shard_whatever_the_canary_has() {
+        let third = SlotSet::ALL.divide(3)[0];
+        let shards: BTreeSet<String> =
+            (0..60).map(|number| shard_of(&format!("shop-{number:02}"), third)).collect();
+        assert_eq!(
+            shards.into_iter().collect::<Vec<_>>(),
+            ["share-0-canary", "share-1-normal", "share-2-normal"]
+        );
+        assert_eq!(shard_of("shop-00", SlotSet::ALL), "share-0-canary");
+    }
 }

@@ -26,6 +26,9 @@ const MADE_QUERY: &str = "ctrlmesh.dev%2Fdemo%3Dtrue";
 /// How long a rollout, or the end of pods, may take.
 pub const ROLLED_OUT_WITHIN: Duration = Duration::from_mins(4);
 
+/// The oldest Kubernetes that does what we need: it says in a pod's token on which node the pod is.
+const LEAST: (u32, u32) = (1, 30);
+
 /// Where a file of the checkout is.
 pub fn checkout(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -39,7 +42,9 @@ pub fn ctrlmesh(cluster: &Cluster) -> Result<()> {
     let folder = checkout("deploy");
     cluster.ask(&["apply", "--kustomize", &folder.display().to_string()], "")?;
     for one in ["deployment/ctrlmesh-manager", "daemonset/ctrlmesh-node"] {
-        rolled_out(cluster, SYSTEM, one)?;
+        rolled_out(cluster, SYSTEM, one).with_context(|| {
+            format!("{one} does not become ready; do the cluster's nodes have the images (`cargo xtask images`)?")
+        })?;
     }
     Ok(())
 }
@@ -71,6 +76,28 @@ pub fn operator(cluster: &Cluster, work: Work) -> Result<()> {
     }
     let operator = work.operator();
     rolled_out(cluster, operator.namespace, &format!("deployment/{}", operator.name))
+}
+
+/// Refuses a cluster that is too old, from what `kubectl version --output=json` says.
+///
+/// # Errors
+/// Which version it has, and which it needs.
+pub fn new_enough(said: &str) -> Result<()> {
+    let said: Value = serde_json::from_str(said).context("read what kubectl says of versions")?;
+    let server = &said["serverVersion"];
+    // Some providers write 30+.
+    let number = |field: &str| {
+        let text = server[field].as_str()?.trim_end_matches(|one: char| !one.is_ascii_digit());
+        text.parse::<u32>().ok()
+    };
+    let found =
+        number("major").zip(number("minor")).context("the cluster does not say its version")?;
+    let ((major, minor), name) = (LEAST, server["gitVersion"].as_str().unwrap_or("older"));
+    ensure!(
+        found >= LEAST,
+        "the cluster is too old: it is Kubernetes {name}, and ctrlmesh needs {major}.{minor} or newer; nothing was changed there"
+    );
+    Ok(())
 }
 
 /// Refuses a cluster in which there is anything already that the demo makes, and takes away at its end.
@@ -195,4 +222,28 @@ pub fn label_kinds(api: &Api, work: Work) -> Result<()> {
 /// The name of the namespace of this number.
 pub fn namespace(number: usize) -> String {
     format!("shop-{number:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_that_is_too_old_is_refused_with_what_it_has_and_what_it_needs() {
+        let said = |major: &str, minor: &str| {
+            let version = json!({"major": major, "minor": minor, "gitVersion": format!("v{major}.{minor}.4")});
+            new_enough(&json!({"clientVersion": {}, "serverVersion": version}).to_string())
+        };
+        let error = said("1", "29+").unwrap_err().to_string();
+        assert!(error.contains("v1.29+.4") && error.contains("1.30 or newer"), "{error}");
+        assert!(said("1", "30").is_ok() && said("1", "36+").is_ok() && said("2", "0").is_ok());
+        assert!(new_enough("{}").is_err());
+    }
+
+    #[test]
+    fn what_is_needed_is_what_the_manifests_say() {
+        let text = fs::read_to_string(checkout("deploy/README.md")).unwrap();
+        let (major, minor) = LEAST;
+        assert!(text.contains(&format!("Needs Kubernetes {major}.{minor} or newer")), "{text}");
+    }
 }

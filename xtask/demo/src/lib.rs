@@ -28,6 +28,8 @@ pub mod install;
 
 pub mod scene;
 
+mod shares;
+
 mod checks;
 
 pub mod steps;

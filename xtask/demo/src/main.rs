@@ -16,6 +16,7 @@ use ctrlmesh_demo::screen::Screen;
 use ctrlmesh_demo::steps::{DEMO, Step};
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
+use jiff::Timestamp;
 
 /// An ordinary operator, sharded before your eyes.
 #[derive(Parser)]
@@ -29,6 +30,9 @@ struct Arguments {
     /// The audit log that the API server of that cluster writes, at level Metadata at least
     #[arg(long, value_name = "FILE", requires = "kubeconfig")]
     audit_log: Option<PathBuf>,
+    /// When the command was given that ends in this, in milliseconds since 1970
+    #[arg(long, hide = true, value_name = "TIME")]
+    begun: Option<i64>,
     /// Images for the node, as archives
     #[arg(value_name = "ARCHIVE")]
     images: Vec<PathBuf>,
@@ -72,6 +76,9 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
     let start = Instant::now();
     let (cluster, log) = prepare(arguments, &screen)?;
     let scene = Scene::of(cluster, log, Work::Websites, NAMESPACES)?;
+    scene.observer.settle()?;
+    screen.say(&format!("\n{}", paint::table(&scene.observer.table())));
+    screen.say(&format!("the first table, {} s after the start", since(arguments.begun, start)));
     let mut outcomes: Vec<Outcome> = Vec::new();
     for (number, step) in (1..).zip(DEMO) {
         screen.say(&format!(
@@ -124,11 +131,30 @@ fn prepare(arguments: &Arguments, screen: &Screen) -> Result<(Cluster, PathBuf)>
     Ok((cluster, log))
 }
 
+/// How many seconds ago the command was given; where nobody says when that was, how long this runs.
+fn since(begun: Option<i64>, start: Instant) -> u64 {
+    let given = begun.and_then(|begun| Timestamp::from_millisecond(begun).ok());
+    let passed = given.and_then(|given| Timestamp::now().duration_since(given).try_into().ok());
+    passed.unwrap_or_else(|| start.elapsed()).as_secs()
+}
+
 fn existing(kubeconfig: &Path, log: &Path) -> Result<(Cluster, PathBuf)> {
+    let file = kubeconfig.display();
+    ensure!(
+        kubeconfig.is_file(),
+        "there is no kubeconfig {file}; name that of a cluster that you have, or leave --kubeconfig and --audit-log out to \
+         get a node of the demo's own"
+    );
     let cluster = Cluster::existing(kubeconfig.to_owned());
-    let said = cluster.ask(&["version", "--output=json"], "");
-    said.with_context(|| format!("the cluster of {} does not answer", kubeconfig.display()))?;
-    ensure!(log.is_file(), "there is no audit log {}", log.display());
+    let said = cluster.ask(&["version", "--output=json"], "").with_context(|| {
+        format!("the cluster of {file} does not answer; does `kubectl --kubeconfig {file} version` reach it?")
+    })?;
+    install::new_enough(&said)?;
+    ensure!(
+        log.is_file(),
+        "there is no audit log {}; name the file that the API server was told by --audit-log-path",
+        log.display()
+    );
     Ok((cluster, log.to_owned()))
 }
 

@@ -1,6 +1,6 @@
 //! Watches an operator from outside: follows the audit log, and looks every second at what the API server has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::api::Api;
 use crate::audit::Event;
 use crate::ledger::{Ledger, Span};
-use crate::operator::{Found, Operator, metric};
+use crate::operator::{Found, Operator, by_label, metric};
 use crate::tail::Tail;
 use crate::view::{Table, World};
 
@@ -48,6 +48,8 @@ struct Shared {
 struct Seen {
     ledger: Ledger,
     world: World,
+    /// The addresses that the operator's pods have ever had.
+    addresses: BTreeSet<String>,
     /// Reconciles a second, by pod.
     rates: BTreeMap<String, f64>,
     /// What was unowned and owned twice, whenever we looked, as long as there is work.
@@ -107,6 +109,11 @@ impl Observer {
     /// What the API server had last.
     pub fn world(&self) -> World {
         self.shared.seen().world.clone()
+    }
+
+    /// The addresses that the operator's pods have ever had: who connects to the API server past a proxy comes from there.
+    pub fn addresses(&self) -> BTreeSet<String> {
+        self.shared.seen().addresses.clone()
     }
 
     /// Asks the ledger.
@@ -241,6 +248,7 @@ impl Shared {
                         seen.rates.insert(name.clone(), (count - before).max(0.0) / seconds);
                     }
                 }
+                seen.addresses.extend(world.addresses.iter().cloned());
                 seen.world = world;
                 seen.rounds += 1;
             }
@@ -271,6 +279,7 @@ impl Shared {
             // A pod that ends meanwhile does not answer.
             let Ok(text) = api.text(&path, METRICS_WITHIN) else { continue };
             pod.reconciles = metric(&text, operator.reconciles);
+            pod.answers = by_label(&text, operator.answers.0, operator.answers.1);
             pod.received = metric(&text, "process_network_receive_bytes_total");
         }
         Ok(world)

@@ -29,6 +29,8 @@ pub struct Operator {
     pub metrics: u16,
     /// The metric that counts its reconciles.
     pub reconciles: &'static str,
+    /// The metric with which its client counts the API server's answers, and the label of their status.
+    pub answers: (&'static str, &'static str),
 }
 
 /// What the API server has of it, each as JSON.
@@ -58,6 +60,7 @@ impl Operator {
             work: "/apis/web.example.com/v1alpha1/websites",
             metrics: 8080,
             reconciles: "controller_runtime_reconcile_total",
+            answers: ("rest_client_requests_total", "code"),
         }
     }
 
@@ -72,6 +75,7 @@ impl Operator {
             work: "/apis/monitoring.coreos.com/v1/prometheuses",
             metrics: 8080,
             reconciles: "prometheus_operator_reconcile_operations_total",
+            answers: ("prometheus_operator_kubernetes_client_http_requests_total", "status_code"),
         }
     }
 
@@ -80,6 +84,7 @@ impl Operator {
         let root = items(&found.configs).find(|config| config["spec"].get("root").is_some());
         World {
             pods: items(&found.pods).filter(|pod| is_alive(pod)).map(read_pod).collect(),
+            addresses: items(&found.pods).flat_map(addresses).collect(),
             locks: self.lock.map(|lock| locks(&found.leases, lock)),
             resource: self.resource.clone(),
             work: items(&found.work).map(read_work).collect(),
@@ -91,11 +96,34 @@ impl Operator {
 
 /// The sum of a metric, of all its labels, in a text as Prometheus reads it; none where it is not there.
 pub fn metric(text: &str, name: &str) -> Option<f64> {
-    let values = text.lines().filter_map(|line| {
+    samples(text, name).fold(None, |sum, (_, value)| Some(sum.unwrap_or_default() + value))
+}
+
+/// The sums of a metric by the values of one of its labels.
+pub fn by_label(text: &str, name: &str, label: &str) -> BTreeMap<String, f64> {
+    let mut sums = BTreeMap::new();
+    for (labels, value) in samples(text, name) {
+        let at = ["{", ","].map(|before| labels.split_once(&format!("{before}{label}=\"")));
+        if let Some((_, rest)) = at.into_iter().flatten().next() {
+            let named = rest.split('"').next().unwrap_or_default();
+            *sums.entry(named.to_owned()).or_default() += value;
+        }
+    }
+    sums
+}
+
+/// What a metric counts: the labels, as they are written, and the number.
+fn samples<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
+    text.lines().filter_map(move |line| {
         let rest = line.strip_prefix(name).filter(|rest| rest.starts_with(['{', ' ']))?;
-        rest.rsplit(' ').next()?.parse::<f64>().ok()
-    });
-    values.fold(None, |sum, value| Some(sum.unwrap_or_default() + value))
+        let (labels, value) = rest.rsplit_once(' ')?;
+        Some((labels, value.parse().ok()?))
+    })
+}
+
+fn addresses(pod: &Value) -> impl Iterator<Item = String> {
+    let all = pod["status"]["podIPs"].as_array().into_iter().flatten();
+    all.filter_map(|one| Some(one["ip"].as_str()?.to_owned()))
 }
 
 fn items(list: &Value) -> impl Iterator<Item = &Value> {
@@ -176,6 +204,7 @@ mod tests {
         };
         let mut leaving = pod("op-c", "True");
         leaving["metadata"]["deletionTimestamp"] = json!("2026-11-21T15:00:00Z");
+        leaving["status"]["podIPs"] = json!([{"ip": "10.0.0.7"}]);
         let lease = |name: &str, holder: &str| json!({"metadata": {"name": name}, "spec": {"holderIdentity": holder}});
         let found = Found {
             pods: json!({"items": [pod("op-a", "True"), pod("op-b", "False"), leaving]}),
@@ -197,6 +226,7 @@ mod tests {
         };
         let world = Operator::example().world(&found);
         assert_eq!(world.pods.keys().collect::<Vec<_>>(), ["op-a", "op-b"]);
+        assert_eq!(world.addresses, ["10.0.0.7".to_owned()].into(), "of one that is leaving");
         assert!(world.works("op-a") && !world.works("op-b"));
         assert_eq!(world.pods["op-a"].restarts, 2);
         assert_eq!((world.epoch, &world.acknowledged), (Some(7), &[("op-a".to_owned(), 7)].into()));
@@ -212,5 +242,7 @@ mod tests {
         let text = "# HELP a_total x\na_total{result=\"ok\"} 3\na_total{result=\"error, no\"} 1.5e1\na_total_seconds 9\n";
         assert_eq!(metric(text, "a_total"), Some(18.0));
         assert_eq!(metric(text, "b_total"), None);
+        let by = by_label(text, "a_total", "result");
+        assert_eq!(by, [("ok".to_owned(), 3.0), ("error, no".to_owned(), 15.0)].into());
     }
 }

@@ -1,9 +1,9 @@
 //! Gives an operator things to do, changes what it is, and takes processes away, as accidents do.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,14 @@ use crate::api::Api;
 use crate::install::{MADE, ROLLED_OUT_WITHIN, SYSTEM, namespace, rolled_out};
 use crate::observer::Observer;
 use crate::operator::Operator;
+use crate::view::Answers;
 use crate::work::{Made, Work};
 
 /// How often we look.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// How long a replica may take to say what it counts.
+const SAID_WITHIN: Duration = Duration::from_mins(1);
 
 /// A cluster with an operator that is watched.
 #[derive(Debug)]
@@ -51,6 +55,7 @@ pub struct Load {
 struct Changing {
     over: AtomicBool,
     changed: AtomicU64,
+    failed: Mutex<Option<String>>,
 }
 
 // === impl Scene ===
@@ -116,15 +121,36 @@ impl Scene {
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
-    /// The addresses of the operator's pods: who connects to the API server past a proxy comes from there.
+    /// The addresses that our node's proxies connect from: those of the node. None known where the node is not ours: who
+    /// knows what stands between its nodes and its API server.
     ///
     /// # Errors
     /// Where the API server does not answer.
-    pub fn addresses(&self) -> Result<BTreeSet<String>> {
-        let pods = self.pods()?;
+    pub fn proxies(&self) -> Result<Option<BTreeSet<String>>> {
+        if self.cluster.node().is_none() {
+            return Ok(None);
+        }
+        let list = self.api.get("/api/v1/nodes")?;
+        let nodes = list["items"].as_array().into_iter().flatten();
         let addresses =
-            pods.iter().flat_map(|pod| pod["status"]["podIPs"].as_array().into_iter().flatten());
-        Ok(addresses.filter_map(|one| Some(one["ip"].as_str()?.to_owned())).collect())
+            nodes.flat_map(|node| node["status"]["addresses"].as_array().into_iter().flatten());
+        let internal = addresses.filter(|one| one["type"] == "InternalIP");
+        Ok(Some(internal.filter_map(|one| Some(one["address"].as_str()?.to_owned())).collect()))
+    }
+
+    /// How often the client of each replica that is ready got which answer, as soon as all say so.
+    ///
+    /// # Errors
+    /// Where one does not say so in time.
+    pub fn answers(&self) -> Result<BTreeMap<String, Answers>> {
+        self.observer.settle()?;
+        self.until("each replica to say what answers it got", SAID_WITHIN, || {
+            let pods = self.observer.world().pods;
+            let all = pods.into_iter().map(|(name, pod)| (name, pod.answers));
+            let all: BTreeMap<_, _> = all.collect();
+            let known = !all.is_empty() && all.values().all(|answers| !answers.is_empty());
+            Ok(known.then_some(all))
+        })
     }
 
     /// Enrols the operator's pods, from the next one that is made on.
@@ -239,17 +265,34 @@ impl Scene {
         Ok(process.to_owned())
     }
 
-    /// The names of the pods of ours that carry `app.kubernetes.io/name=NAME`.
+    /// The pods of ours that carry `app.kubernetes.io/name=NAME`, and the container that runs in each; empty where none
+    /// does.
     ///
     /// # Errors
     /// Where the API server does not answer.
-    pub fn ours(&self, name: &str) -> Result<Vec<String>> {
+    pub fn ours(&self, name: &str) -> Result<BTreeMap<String, String>> {
         let path = format!(
             "/api/v1/namespaces/{SYSTEM}/pods?labelSelector=app.kubernetes.io%2Fname%3D{name}"
         );
         let list = self.api.get(&path)?;
         let items = list["items"].as_array().into_iter().flatten();
-        Ok(items.filter_map(|pod| Some(pod["metadata"]["name"].as_str()?.to_owned())).collect())
+        let one = |pod: &Value| {
+            let container = &pod["status"]["containerStatuses"][0]["containerID"];
+            let name = pod["metadata"]["name"].as_str()?.to_owned();
+            Some((name, container.as_str().unwrap_or_default().to_owned()))
+        };
+        Ok(items.filter_map(one).collect())
+    }
+
+    /// Kills them all as [`Self::kill`] does; gives what there was.
+    ///
+    /// # Errors
+    /// Where there are none, or one does not run.
+    pub fn kill_ours(&self, name: &str) -> Result<BTreeMap<String, String>> {
+        let all = self.ours(name)?;
+        ensure!(!all.is_empty(), "there is no pod of {name} to kill");
+        all.keys().try_for_each(|pod| self.kill(SYSTEM, pod).map(drop))?;
+        Ok(all)
     }
 
     /// Waits for something to be there.
@@ -285,8 +328,9 @@ impl Scene {
                     if shared.over.load(Ordering::Relaxed) {
                         break;
                     }
-                    if api.merge(path, &work.change(number)).is_ok() {
-                        shared.changed.fetch_add(1, Ordering::Relaxed);
+                    match api.merge(path, &work.change(number)) {
+                        Ok(_) => drop(shared.changed.fetch_add(1, Ordering::Relaxed)),
+                        Err(error) => shared.refused(path, &error),
                     }
                     thread::sleep(pause);
                 }
@@ -299,9 +343,28 @@ impl Scene {
 // === impl Load ===
 
 impl Load {
-    /// How many objects it has changed.
-    pub fn changed(&self) -> u64 {
-        self.shared.changed.load(Ordering::Relaxed)
+    /// Ends it; gives how many changes it has made.
+    ///
+    /// # Errors
+    /// Where it made none, or one failed: then what it was for has not been tried.
+    pub fn finish(self) -> Result<u64> {
+        let shared = self.shared.clone();
+        drop(self);
+        let failed = shared.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        ensure!(failed.is_none(), "the load failed: {}", failed.unwrap_or_default());
+        let changed = shared.changed.load(Ordering::Relaxed);
+        ensure!(changed > 0, "the load changed nothing");
+        Ok(changed)
+    }
+}
+
+// === impl Changing ===
+
+impl Changing {
+    /// Remembers the first failure.
+    fn refused(&self, path: &str, error: &anyhow::Error) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.get_or_insert_with(|| format!("{path}: {error:#}"));
     }
 }
 

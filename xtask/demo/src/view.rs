@@ -11,11 +11,16 @@ use ctrlmesh_common::selector::Labels;
 use crate::audit::Resource;
 use crate::ledger::{Ledger, Span};
 
+/// How often a client got which answer.
+pub type Answers = BTreeMap<String, f64>;
+
 /// What the API server has.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct World {
     /// The operator's pods that are not on their way out, by name.
     pub pods: BTreeMap<String, Pod>,
+    /// The addresses of all its pods, those on their way out too.
+    pub addresses: BTreeSet<String>,
     /// Who holds which of the operator's locks: the lock's name, the pod. None where the operator has no lock.
     pub locks: Option<BTreeMap<String, String>>,
     /// The kind of the work.
@@ -41,6 +46,9 @@ pub struct Pod {
     pub reconciles: Option<f64>,
     /// How many bytes it received; none where it does not count them.
     pub received: Option<f64>,
+    /// How often its client got which answer from the API server, by status, or by what it calls a broken connection; empty
+    /// where it did not say.
+    pub answers: Answers,
 }
 
 /// An object of work.

@@ -71,7 +71,7 @@ impl Kind {
     }
 
     /// The path of all objects in all namespaces.
-    fn list_path(self) -> String {
+    pub fn list_path(self) -> String {
         format!("{}/{}", self.version_path(), self.plural)
     }
 

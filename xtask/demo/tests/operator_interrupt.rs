@@ -1,10 +1,12 @@
 //! The demo is ended from outside, at any moment: nothing of it is left.
 
 use std::collections::BTreeSet;
-use std::os::unix::process::CommandExt as _;
+use std::io::{Write as _, stderr};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{env, fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,8 +15,92 @@ use xtask::images::{self, Image};
 /// The variable that the demo gives all that it starts.
 const MARK: &str = "CTRLMESH_DEMO";
 
-/// Over what time the moments are spread: the node is up after 15 s or so, and the first steps follow.
-const SPREAD: Duration = Duration::from_mins(1);
+/// Sets the moments: those of a run that failed can be tried again.
+const SEED: &str = "CTRLMESH_SEED";
+
+/// Over what time the moments are spread: the node is up after 15 s or so, and the first steps follow. With the full count
+/// all steps are reached.
+const SPREAD: Duration = Duration::from_secs(50);
+const FULL_SPREAD: Duration = Duration::from_mins(3);
+
+/// The namespaces that the demo's processes may have of their own.
+const SPACES: [&str; 6] = ["cgroup", "ipc", "mnt", "net", "pid", "uts"];
+
+/// A demo, in a process group of its own as a shell gives it one. Where a test fails, it ends with the test.
+struct Demo(Child);
+
+/// What was seen of a demo while it ran.
+struct Traces {
+    /// The processes that carry its mark: what it makes is named after one of them.
+    marked: BTreeSet<u32>,
+    /// These, what runs in its cgroups, and whatever shares a namespace with one of them that is not ours; each with the
+    /// time of its start, since numbers of processes come again, and those of namespaces, too. With their processes go
+    /// namespaces, and with those what is mounted, linked and pinned there.
+    members: BTreeSet<(u32, u64)>,
+    /// How many namespaces there were.
+    spaces: usize,
+}
+
+// === impl Demo ===
+
+impl Demo {
+    fn start(arguments: &[PathBuf]) -> Result<Self> {
+        let demo = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-demo"))
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()?;
+        Ok(Self(demo))
+    }
+
+    /// As a terminal does where somebody presses Ctrl-C: to all of its process group.
+    fn interrupt(&self) -> Result<()> {
+        let group = format!("-{}", self.0.id());
+        let status = Command::new("kill").args(["-INT", "--", &group]).status()?;
+        ensure!(status.success(), "kill");
+        Ok(())
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // It has ended already where the test went well.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+// === impl Traces ===
+
+impl Traces {
+    /// What there is now of the demo whose guard is `guard`.
+    fn of(guard: u32) -> Self {
+        let spaces_of = |process: u32| SPACES.iter().filter_map(move |kind| space(process, kind));
+        let own: BTreeSet<_> = spaces_of(std::process::id()).collect();
+        let marked = marked(guard);
+        // Pods do not carry the mark.
+        let seeds: BTreeSet<u32> = marked.union(&in_cgroups(&prefixes(&marked))).copied().collect();
+        let spaces = seeds.iter().flat_map(|process| spaces_of(*process));
+        let spaces: BTreeSet<_> = spaces.filter(|space| !own.contains(space)).collect();
+        let within = |process: &u32| {
+            seeds.contains(process) || spaces_of(*process).any(|space| spaces.contains(&space))
+        };
+        let members = processes().filter(within);
+        let members = members.filter_map(|process| Some((process, started(process)?))).collect();
+        Self { marked, members, spaces: spaces.len() }
+    }
+
+    /// What is left of it: files, cgroups, mounts, network devices, processes.
+    fn left(&self) -> Vec<String> {
+        let mut found = named_after(&prefixes(&self.marked));
+        let devices = self.marked.iter().map(|one| format!("/sys/class/net/ctrlm{one}"));
+        found.extend(devices.filter(|device| Path::new(device).exists()));
+        let alive = |one: &&(u32, u64)| started(one.0) == Some(one.1);
+        found.extend(self.members.iter().filter(alive).map(|(one, _)| format!("process {one}")));
+        found
+    }
+}
 
 /// The processes that carry the mark of the demo whose guard is `guard`.
 fn marked(guard: u32) -> BTreeSet<u32> {
@@ -31,85 +117,123 @@ fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// What is named after one of these processes: folders, cgroups, network devices, mounts, processes in those cgroups.
-fn named_after(keepers: &BTreeSet<u32>) -> Vec<String> {
-    let prefixes: Vec<String> = keepers
-        .iter()
-        .flat_map(|one| [format!("ctrlmesh-node-{one}-"), format!("ctrlmesh-testbed-{one}-")])
-        .collect();
+/// When a process was started, in ticks since boot; nothing where it is gone, or has ended and only waits to be buried.
+fn started(process: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let (_, fields) = text.rsplit_once(") ")?;
+    if fields.starts_with(['Z', 'X']) {
+        return None;
+    }
+    fields.split(' ').nth(19)?.parse().ok()
+}
+
+/// The namespace of a kind that a process is in; nothing where it is gone.
+fn space(process: u32, kind: &&'static str) -> Option<(&'static str, u64)> {
+    let file = fs::metadata(format!("/proc/{process}/ns/{kind}")).ok()?;
+    Some((*kind, file.ino()))
+}
+
+/// What the names begin with of all that one of these processes may keep.
+fn prefixes(keepers: &BTreeSet<u32>) -> Vec<String> {
+    let both = |one: &u32| [format!("ctrlmesh-node-{one}-"), format!("ctrlmesh-testbed-{one}-")];
+    keepers.iter().flat_map(both).collect()
+}
+
+/// Processes in cgroups with such names.
+fn in_cgroups(prefixes: &[String]) -> BTreeSet<u32> {
+    let is_there = |process: &u32| {
+        let text = fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
+        prefixes.iter().any(|prefix| text.contains(prefix))
+    };
+    processes().filter(is_there).collect()
+}
+
+/// What has such a name: folders, cgroups, pins, mounts, processes in those cgroups.
+fn named_after(prefixes: &[String]) -> Vec<String> {
     let ours = |text: &str| prefixes.iter().any(|prefix| text.contains(prefix));
     let listed = |folder: &Path| -> Vec<PathBuf> {
         fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
     };
     let top = listed(Path::new("/sys/fs/cgroup"));
     let below = top.iter().filter(|path| path.is_dir()).flat_map(|path| listed(path));
-    let paths = listed(&env::temp_dir()).into_iter().chain(top.clone()).chain(below);
+    let pins = listed(Path::new("/sys/fs/bpf"));
+    let paths = listed(&env::temp_dir()).into_iter().chain(top.clone()).chain(below).chain(pins);
     let mut found: Vec<String> = paths.map(|path| path.display().to_string()).collect();
     found.retain(|path| ours(path));
-    let devices = keepers.iter().map(|one| format!("/sys/class/net/ctrlm{one}"));
-    found.extend(devices.filter(|device| Path::new(device).exists()));
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     found.extend(mounts.lines().filter(|line| ours(line)).map(str::to_owned));
-    let cgroups = processes().map(|one| {
-        let text = fs::read_to_string(format!("/proc/{one}/cgroup")).unwrap_or_default();
-        (one, text)
-    });
-    found.extend(cgroups.filter(|(_, text)| ours(text)).map(|(one, _)| format!("process {one}")));
+    found.extend(in_cgroups(prefixes).into_iter().map(|process| format!("process {process}")));
     found
+}
+
+/// So many moments, each somewhere in its part of the time: never only the early ones.
+fn moments(count: u32, spread: Duration, seed: u64) -> Vec<Duration> {
+    let part = spread / count;
+    let mut state = seed;
+    let mut next = || {
+        // Knuth's; good enough to be no pattern.
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u32::try_from(state >> 40).unwrap_or_default() % 1000
+    };
+    (0..count).map(|number| part * number + part * next() / 1000).collect()
+}
+
+fn seed() -> Result<u64> {
+    match env::var(SEED) {
+        Ok(text) => text.parse().with_context(|| format!("{SEED}={text}")),
+        Err(_) => Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs()),
+    }
 }
 
 #[test]
 fn the_demo_that_is_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
-    let mut archives = images::build(&[Image::Proxy, Image::Manager], true)?;
-    archives.extend(images::build(&[Image::ExampleOperator], false)?);
+    let archives = images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?;
     let full = env::var_os("CTRLMESH_TEST_FULL").is_some();
-    let moments: u32 = if full { 20 } else { 4 };
+    let (count, spread) = if full { (20, FULL_SPREAD) } else { (2, SPREAD) };
+    let seed = seed()?;
     let mut deepest = 0;
-    for moment in 1..=moments {
-        let mut demo = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-demo"))
-            .args(&archives)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()?;
-        thread::sleep(SPREAD * moment / moments);
-        ensure!(demo.try_wait()?.is_none(), "it has ended by itself");
-        let started = marked(demo.id());
-        let there = named_after(&started).len();
-        deepest = deepest.max(there);
-        // As a terminal does: to all of its process group.
-        let group = format!("-{}", demo.id());
-        let status = Command::new("kill").args(["-INT", "--", &group]).status()?;
-        ensure!(status.success(), "kill");
-        let status = demo.wait()?;
-        ensure!(status.code() == Some(130), "{status}");
-        let left = marked(demo.id());
-        ensure!(left.is_empty(), "processes {left:?} are left, moment {moment}");
-        let left = named_after(&started);
-        ensure!(left.is_empty(), "of {there}, left at moment {moment}: {left:#?}");
+    for moment in moments(count, spread, seed) {
+        let at = format!("{} ms after the start, {SEED}={seed}", moment.as_millis());
+        let mut demo = Demo::start(&archives)?;
+        thread::sleep(moment);
+        ensure!(demo.0.try_wait()?.is_none(), "it has ended by itself, {at}");
+        let traces = Traces::of(demo.0.id());
+        deepest = deepest.max(traces.spaces);
+        demo.interrupt()?;
+        let status = demo.0.wait()?;
+        // In its very first moment it has not yet said that it wants to hear of it.
+        ensure!(status.code() == Some(130) || status.signal() == Some(2), "{status}, {at}");
+        let left = marked(demo.0.id());
+        ensure!(left.is_empty(), "processes {left:?} are left, {at}");
+        let left = traces.left();
+        ensure!(left.is_empty(), "left, {at}: {left:#?}");
+        drop(writeln!(
+            stderr(),
+            "{at}: there were {} processes and {} namespaces",
+            traces.members.len(),
+            traces.spaces
+        ));
     }
     ensure!(
-        deepest > 10,
-        "only {deepest} things were ever there: the test looks at the wrong ones"
+        deepest > 4,
+        "only {deepest} namespaces were ever there: the test looks at the wrong ones"
     );
     Ok(())
 }
 
 #[test]
 fn the_demo_ends_with_its_guard() -> Result<()> {
-    let mut demo = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-demo"))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let mark = demo.id();
+    let mut demo = Demo::start(&[])?;
+    let mark = demo.0.id();
     while marked(mark).is_empty() {
-        ensure!(demo.try_wait()?.is_none(), "it has ended by itself");
+        ensure!(demo.0.try_wait()?.is_none(), "it has ended by itself");
     }
-    demo.kill().context("kill the guard")?;
-    demo.wait()?;
-    let deadline = std::time::Instant::now() + Duration::from_mins(1);
+    demo.0.kill().context("kill the guard")?;
+    demo.0.wait()?;
+    let deadline = Instant::now() + Duration::from_mins(1);
     while !marked(mark).is_empty() {
-        ensure!(std::time::Instant::now() < deadline, "{:?} go on", marked(mark));
+        ensure!(Instant::now() < deadline, "{:?} go on", marked(mark));
         thread::sleep(Duration::from_millis(100));
     }
     Ok(())

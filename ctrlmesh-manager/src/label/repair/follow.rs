@@ -74,10 +74,10 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
             Api::all_with(client.clone(), &self.kind.resource);
         let events = watcher(seen, Config::default().page_size(PAGE)).default_backoff();
         let mut events = pin!(events);
-        let mut fresh = pin!(fresh(Api::all_with(client.clone(), &self.kind.resource)));
+        let mut fresh = fresh(Api::all_with(client.clone(), &self.kind.resource)).boxed();
         self.listed = false;
         while !self.pending.overflows() {
-            match self.next(fresh.as_mut(), events.as_mut()).await {
+            match self.next(&mut fresh, events.as_mut()).await {
                 Next::Fresh(meta) => self.look(&meta).await,
                 Next::Seen(event) => self.seen(*event).await,
                 Next::Due => {
@@ -87,13 +87,17 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 }
                 Next::Ended => return,
             }
+            if self.listed {
+                // From here on the one watch sees everything.
+                fresh = stream::pending().boxed();
+            }
             self.say().await;
         }
     }
 
     async fn next(
         &self,
-        mut fresh: Pin<&mut (impl Stream<Item = ObjectMeta> + Send)>,
+        fresh: &mut BoxStream<'_, ObjectMeta>,
         mut events: Pin<
             &mut (impl Stream<Item = Result<Event<PartialObjectMeta<DynamicObject>>, Error>> + Send),
         >,
@@ -102,7 +106,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
         tokio::select! {
             biased;
             // What is new does not wait for what was there before.
-            Some(meta) = fresh.next(), if !self.listed => Next::Fresh(Box::new(meta)),
+            Some(meta) = fresh.next() => Next::Fresh(Box::new(meta)),
             event = events.next() => event.map_or(Next::Ended, |event| Next::Seen(Box::new(event))),
             () = time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Next::Due,
         }
@@ -156,7 +160,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 let (kind, repaired) = (&self.name, self.repaired);
                 info!(kind, repaired, "gone through: every object is labelled");
                 let note = format!("every object of {kind} is labelled; {repaired} were not");
-                self.labels.tell(false, "Labelled", note).await;
+                self.labels.tell(kind, false, "Labelled", note).await;
             }
             (self.repaired, self.told) = (0, None);
         } else if self.told.is_none()
@@ -166,7 +170,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 "not every object of {} can be labelled; those that cannot are tried again: {why}",
                 self.name
             );
-            self.labels.tell(true, "NotLabelled", note).await;
+            self.labels.tell(&self.name, true, "NotLabelled", note).await;
             self.told = Some(why);
         }
     }

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use crate::checks::{
-    WHOLE_WITHIN, clashes, count, none, only_by_proxy, same_replicas, seconds, steady, touched,
-    worst,
+    WHOLE_WITHIN, all_replaced, clashes, count, none, only_by_proxy, only_retried, same_replicas,
+    seconds, steady, touched, worst,
 };
 use crate::install;
 use crate::observer::since;
@@ -22,13 +22,10 @@ pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
     let before = scene.observer.table();
     let start = Timestamp::now();
     let load = scene.load(Duration::from_millis(250));
-    let proxies = scene.ours("ctrlmesh-node")?;
-    for proxy in &proxies {
-        scene.kill(install::SYSTEM, proxy)?;
-    }
+    let proxies = scene.kill_ours("ctrlmesh-node")?;
     let clock = Instant::now();
     thread::sleep(LOOKED_FOR);
-    drop(load);
+    load.finish()?;
     let seen = touched(scene)?;
     let took = clock.elapsed().saturating_sub(LOOKED_FOR);
     install::rolled_out(&scene.cluster, install::SYSTEM, "daemonset/ctrlmesh-node")?;
@@ -36,6 +33,7 @@ pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
         table.is_whole() && table.is_acknowledged()
     })?;
     same_replicas(&before, &scene.observer.table())?;
+    all_replaced(&proxies, &scene.ours("ctrlmesh-node")?)?;
     Ok(vec![
         format!(
             "{} {}; everything was done again {} later",
@@ -54,10 +52,7 @@ pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
     let start = Timestamp::now();
     let path = format!("/apis/apps/v1/namespaces/{}/deployments/ctrlmesh-manager", install::SYSTEM);
     let replicas = scene.api.get(&path)?["spec"]["replicas"].clone();
-    let managers = scene.ours("ctrlmesh-manager")?;
-    for manager in &managers {
-        scene.kill(install::SYSTEM, manager)?;
-    }
+    let managers = scene.kill_ours("ctrlmesh-manager")?;
     scene.api.merge(&path, &json!({"spec": {"replicas": 0}}))?;
     scene.until("the manager to be gone", install::ROLLED_OUT_WITHIN, || {
         Ok(scene.ours("ctrlmesh-manager")?.is_empty().then_some(()))
@@ -70,6 +65,7 @@ pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
     scene.observer.until("the manager to know all", WHOLE_WITHIN, |table| {
         table.is_whole() && table.is_acknowledged()
     })?;
+    all_replaced(&managers, &scene.ours("ctrlmesh-manager")?)?;
     let after = scene.observer.table();
     ensure!(
         after.epoch == before.epoch,
@@ -153,14 +149,19 @@ fn kill_twice(scene: &Scene, pod: &str) -> Result<()> {
 pub(super) fn rolled(scene: &Scene) -> Result<Vec<String>> {
     let before = scene.observer.table();
     let start = Timestamp::now();
+    let answers = scene.answers()?;
     let clock = Instant::now();
     let load = scene.load(Duration::from_millis(100));
-    for one in ["daemonset/ctrlmesh-node", "deployment/ctrlmesh-manager"] {
-        scene.cluster.ask(&["--namespace", install::SYSTEM, "rollout", "restart", one], "")?;
-        install::rolled_out(&scene.cluster, install::SYSTEM, one)?;
+    for (kind, name) in [("daemonset", "ctrlmesh-node"), ("deployment", "ctrlmesh-manager")] {
+        let (old, one) = (scene.ours(name)?, format!("{kind}/{name}"));
+        scene.cluster.ask(&["--namespace", install::SYSTEM, "rollout", "restart", &one], "")?;
+        install::rolled_out(&scene.cluster, install::SYSTEM, &one)?;
+        let gone = || Ok(scene.ours(name)?.keys().all(|pod| !old.contains_key(pod)).then_some(()));
+        scene.until("the old ones to be gone", install::ROLLED_OUT_WITHIN, gone)?;
+        all_replaced(&old, &scene.ours(name)?)?;
     }
-    let (took, changed) = (seconds(clock.elapsed()), load.changed());
-    drop(load);
+    let took = seconds(clock.elapsed());
+    let changed = load.finish()?;
     let seen = touched(scene)?;
     scene.observer.until("all to be as before", WHOLE_WITHIN, |table| {
         table.is_whole() && table.is_acknowledged()
@@ -174,5 +175,6 @@ pub(super) fn rolled(scene: &Scene) -> Result<Vec<String>> {
         worst(&scene.observer.sampled(&since(start)), "meanwhile"),
         steady(scene, start)?,
         only_by_proxy(scene, start)?,
+        only_retried(&answers, &scene.answers()?)?,
     ])
 }

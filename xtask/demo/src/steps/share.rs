@@ -5,15 +5,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use jiff::Timestamp;
 
-use super::{later, rule, third};
+use super::{MOVED, later, rule, third};
 use crate::checks::{
-    WHOLE_WITHIN, changed, clashes, landed, of_shard, only_by_proxy, only_own, same_replicas,
-    seconds, shards, steady, touched, worst,
+    WHOLE_WITHIN, changed, clashes, landed, none, of_shard, only_by_proxy, only_own, same_replicas,
+    seconds, shard_of, shards, steady, touched, worst,
 };
 use crate::install;
+use crate::ledger::Span;
+use crate::observer::since;
 use crate::scene::Scene;
+use crate::shares;
 use crate::view::Table;
 use crate::work;
 
@@ -49,6 +53,7 @@ pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
     scene.observer.until("one replica to know all", WHOLE_WITHIN, Table::is_whole)?;
     scene.observer.settle()?;
     let most = received(scene)?.into_iter().fold(0.0, f64::max);
+    let whole = shares::whole(scene)?;
     scene.alone.set(most).ok().context("the reference is there already")?;
     let watching = table.replicas.values().filter(|one| one.objects == objects).count();
     Ok(vec![
@@ -62,6 +67,7 @@ pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
         ),
         seen,
         format!("started anew, it received {:.0} kB until it knew all", most / 1000.0),
+        whole,
     ])
 }
 
@@ -83,6 +89,7 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
     landed(scene, third())?;
     scene.observer.settle()?;
     let bytes = less_each(scene)?;
+    let divided = shares::divided(scene)?;
     let seen = touched(scene)?;
     let parts: Vec<String> =
         table.replicas.values().map(|one| one.namespaces.to_string()).collect();
@@ -94,6 +101,7 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
             seconds(took)
         ),
         bytes,
+        divided,
         seen,
         steady(scene, start)?,
         only_by_proxy(scene, start)?,
@@ -111,8 +119,8 @@ fn received(scene: &Scene) -> Result<Vec<f64>> {
 }
 
 /// That each replica had to receive less than one alone has to. An operator without a lock works from the first moment on,
-/// and what it counts is mostly the answers to its own writes: of that the figures are only shown, and what bounds them is
-/// that every list and watch asks for a share.
+/// and what it counts is mostly the answers to its own writes: of that the figures are only shown. What it reads of the
+/// kinds that are divided is asked for by itself, of every operator.
 fn less_each(scene: &Scene) -> Result<String> {
     let (each, alone) = (received(scene)?, scene.alone.get().context("there is no reference")?);
     let shown: Vec<String> = each.iter().map(|bytes| format!("{:.0}", bytes / 1000.0)).collect();
@@ -129,46 +137,80 @@ fn less_each(scene: &Scene) -> Result<String> {
 pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
     let before = scene.observer.table();
     let (first, had) = of_shard(&before, "share-0-canary")?;
-    let load = scene.load(Duration::from_millis(100));
+    let spaces: Vec<String> = (0..scene.namespaces).map(install::namespace).collect();
+    let (old, new) = (third(), later(scene));
+    let moving = spaces.iter().filter(|one| is_canary(one, new) && !is_canary(one, old)).count();
+    ensure!(moving >= MOVED, "the rule would move {moving} namespaces only, not {MOVED}");
     let start = Timestamp::now();
-    let clock = Instant::now();
-    scene.shard(&rule(later(scene)))?;
+    let load = scene.load(Duration::from_millis(100));
+    let before_it = steady_until_written(scene, start)?;
+    let (changed_at, clock) = (Timestamp::now(), Instant::now());
+    scene.shard(&rule(new))?;
     scene.observer.until("the new epoch", WHOLE_WITHIN, |table| {
         table.epoch > before.epoch && table.is_acknowledged()
     })?;
     let (acknowledged, new_epoch) = (seconds(clock.elapsed()), Timestamp::now());
     scene.observer.until("the canary's slice", WHOLE_WITHIN, |table| {
         let replica = table.replicas.get(&first);
-        table.is_divided() && replica.is_some_and(|one| one.namespaces > had)
+        table.is_divided() && replica.is_some_and(|one| one.namespaces == had + moving)
     })?;
     thread::sleep(ON_ITS_WAY);
-    drop(load);
+    let changed = load.finish()?;
     scene.observer.settle()?;
     scene.observer.until("everything to be done", WHOLE_WITHIN, Table::is_whole)?;
     let settled = Timestamp::now();
     let seen = touched(scene)?;
-    landed(scene, later(scene))?;
+    landed(scene, new)?;
     let after = scene.observer.table();
     same_replicas(&before, &after)?;
-    let (span, within) = (start..settled, new_epoch..settled);
     let (_, has) = of_shard(&after, "share-0-canary")?;
-    let turns = clashes(scene, |ledger| ledger.shared(&span)).len();
-    // Nothing holds back what an operator had begun before its share was taken away, so these are counted and not forbidden.
-    let again = clashes(scene, |ledger| ledger.returned(&span)).len();
-    let late = clashes(scene, |ledger| ledger.shared(&within)).len();
+    ensure!(has == had + moving, "{had} -> {has} namespaces, not {moving} more");
+    let span = changed_at..settled;
     Ok(vec![
         format!(
-            "{} namespaces moved to {first}: {had} -> {has}; acknowledged by all in {acknowledged}, 0 restarts",
-            has - had
+            "{moving} namespaces moved to {first}: {had} -> {has}; acknowledged by all in {acknowledged}, 0 restarts"
         ),
         format!(
-            "{turns} objects were changed by both their owners while it moved: {again} by the old one after the new one, \
-             {late} when the new epoch was known to all already (nothing fences that yet)"
+            "{changed} objects were changed meanwhile, none missed; what did not move was changed by its own replica only"
         ),
+        both_owners(scene, &span, &(new_epoch..settled))?,
         worst(&scene.observer.sampled(&span), "while it moved"),
         seen,
+        format!("before: {before_it}"),
         format!("afterwards: {}", steady(scene, settled)?),
     ])
+}
+
+/// Who changed what while it moved, which nobody but the two owners of what moved may have done. `known` is the part of
+/// the span in which the new epoch was known to all.
+fn both_owners(scene: &Scene, span: &Span, known: &Span) -> Result<String> {
+    let (old, new) = (third(), later(scene));
+    let shared = clashes(scene, |ledger| ledger.shared(span));
+    let turns = shared.len();
+    let stays = |space: &str| shard_of(space, old) == shard_of(space, new);
+    let strangers: Vec<_> =
+        shared.into_iter().filter(|clash| stays(&clash.object.namespace)).collect();
+    none("that did not move were changed by two replicas", &strangers)?;
+    // Nothing holds back what an operator had begun before its share was taken away, so these are counted and not forbidden.
+    let again = clashes(scene, |ledger| ledger.returned(span)).len();
+    let late = clashes(scene, |ledger| ledger.shared(known)).len();
+    Ok(format!(
+        "{turns} objects were changed by both their owners while it moved: {again} by the old one after the new one, \
+         {late} when the new epoch was known to all already (nothing fences that yet)"
+    ))
+}
+
+fn is_canary(namespace: &str, canary: SlotSet) -> bool {
+    canary.contains(NamespaceHash::Fnv1a.slot(namespace))
+}
+
+/// That no object is changed by two replicas under the old rule, once something was changed under it.
+fn steady_until_written(scene: &Scene, start: Timestamp) -> Result<String> {
+    scene.until("the load to be followed", WHOLE_WITHIN, || {
+        let writes = scene.observer.ledger(|ledger| ledger.writes(&since(start)).count());
+        Ok((writes > 0).then_some(()))
+    })?;
+    steady(scene, start)
 }
 
 pub(super) fn added(scene: &Scene) -> Result<Vec<String>> {

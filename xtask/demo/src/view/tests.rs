@@ -50,6 +50,7 @@ fn world() -> World {
     };
     let lock = |shard: &str, pod: &str| (format!("op.example---{shard}"), pod.to_owned());
     World {
+        addresses: BTreeSet::new(),
         pods: [("x".to_owned(), pod("a")), ("y".to_owned(), pod("b"))].into(),
         locks: Some([lock("a", "x"), lock("b", "y")].into()),
         resource: websites(),

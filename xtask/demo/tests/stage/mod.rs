@@ -39,8 +39,7 @@ fn stage(work: Work, namespaces: usize) -> Result<Scene> {
         Work::Prometheuses => Image::PrometheusOperator,
     };
     let node = Node::start(&Options { audit: true, ..Options::default() })?;
-    let mut archives = images::build(&[Image::Proxy, Image::Manager], true)?;
-    archives.extend(images::build(&[operator], false)?);
+    let archives = images::build(&[Image::Proxy, Image::Manager, operator], true)?;
     archives.iter().try_for_each(|archive| node.load(archive))?;
     let log = node.control_plane().audit_log();
     let cluster = Cluster::of(node);

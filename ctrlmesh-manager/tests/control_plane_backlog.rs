@@ -1,0 +1,75 @@
+//! What is new does not wait until everything that was there before is labelled.
+#![expect(clippy::large_futures, reason = "one per test, and never moved")]
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::names::label;
+use ctrlmesh_testbed::{ControlPlane, retry};
+use harness::manager::Manager;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams, PostParams};
+use serde_json::{Value, json};
+
+mod harness;
+
+const NAMESPACE: &str = "ctrlmesh-system";
+
+/// How many there are of each kind before the manager begins.
+const BEFORE: usize = 150;
+
+/// So slowly that the test is done long before the manager is.
+const RATE: &str = "5";
+
+async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
+where
+    K: kube::Resource + serde::de::DeserializeOwned + serde::Serialize + Clone + std::fmt::Debug,
+{
+    Ok(api.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
+}
+
+async fn is_labelled<K>(api: &Api<K>, name: &str) -> Result<()>
+where
+    K: kube::Resource + serde::de::DeserializeOwned + Clone + std::fmt::Debug,
+{
+    let object = api.get_metadata(name).await?;
+    ensure!(object.labels().contains_key(label::SHARDING_HASH), "{:?}", object.labels());
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_new_is_labelled_before_what_was_there() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let client = plane.client().await?;
+    harness::install(&client).await?;
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    // Of cluster scope: the API server cannot label them by itself.
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    create(&namespaces, json!({"metadata": {"name": NAMESPACE}})).await?;
+    let kinds = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": "groupVersionKinds: {rbac.authorization.k8s.io/v1: [ClusterRole]}"}});
+    create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), kinds).await?;
+    for number in 0..BEFORE {
+        let old = json!({"metadata": {"name": format!("old-{number:03}")}});
+        create(&namespaces, old.clone()).await?;
+        create(&roles, old).await?;
+    }
+    let manager = Manager::start(plane, NAMESPACE, &["--label-rate", RATE])?;
+    let begun = ListParams::default().labels(label::SHARDING_HASH).limit(1);
+    retry(|| async {
+        ensure!(!roles.list_metadata(&begun).await?.items.is_empty(), "no role is labelled");
+        ensure!(!namespaces.list_metadata(&begun).await?.items.is_empty(), "no namespace is");
+        Ok(())
+    })
+    .await
+    .with_context(|| manager.log())?;
+    // In the order of names they would come last.
+    let new = json!({"metadata": {"name": "zz-new"}});
+    create(&namespaces, new.clone()).await?;
+    create(&roles, new).await?;
+    retry(|| is_labelled(&namespaces, "zz-new")).await.with_context(|| manager.log())?;
+    retry(|| is_labelled(&roles, "zz-new")).await.with_context(|| manager.log())?;
+    let last = format!("old-{:03}", BEFORE - 1);
+    ensure!(is_labelled(&namespaces, &last).await.is_err(), "all namespaces were labelled before");
+    ensure!(is_labelled(&roles, &last).await.is_err(), "all roles were labelled before");
+    Ok(())
+}

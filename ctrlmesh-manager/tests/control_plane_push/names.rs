@@ -1,0 +1,60 @@
+//! The API server, or the manager, is called otherwise than before.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ctrlmesh_manager::certs::authority::Names;
+use ctrlmesh_manager::certs::vault::{Vault, Wanted};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::ListParams;
+use rcgen::{CertificateParams, KeyPair};
+
+use crate::bed::{Bed, eventually};
+
+fn csr(names: &[&str]) -> Vec<u8> {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let params = CertificateParams::new(names).unwrap();
+    params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+}
+
+#[tokio::test]
+async fn a_new_address_is_said_and_signed_for_and_takes_nothing_from_who_believes_the_old() {
+    let bed = Bed::new().await;
+    let before = bed.vault.current();
+    let wanted = Wanted {
+        api_server: vec!["192.0.2.7".to_owned()],
+        manager: Names::of(["127.0.0.1", "manager.example.com"]),
+        validity: Duration::from_hours(24),
+    };
+    let vault = Vault::open(bed.client.clone(), &bed.namespace, wanted).await.unwrap();
+    let vault = Arc::new(vault);
+    let leadership = bed.leadership();
+    eventually("it to lead", async || leadership.is_held().then_some(())).await;
+    bed.run(vault.clone().follow(leadership));
+    let after = eventually("authorities for the new names", async || {
+        let now = vault.current();
+        (now.mesh.next.len() == 1 && now.manager.next.len() == 1).then_some(now)
+    });
+    let after = after.await;
+    assert_eq!(after.mesh.current.pem(), before.mesh.current.pem());
+    let (now, usual) = (SystemTime::now(), ["kubernetes.default.svc", "10.96.0.1"]);
+    let chain = after.mesh.sign(&csr(&usual), now).unwrap();
+    assert_eq!(chain[1], before.mesh.sign(&csr(&usual), now).unwrap()[1], "as it was believed");
+    let chain = after.mesh.sign(&csr(&["kubernetes.default.svc", "192.0.2.7"]), now).unwrap();
+    assert_ne!(chain[1], before.mesh.sign(&csr(&usual), now).unwrap()[1]);
+    let (by, of) = after.manager.presents(&Names::of(["127.0.0.1", "manager.example.com"]), now);
+    assert_eq!((by.pem(), of), (before.manager.current.pem(), Names::of(["127.0.0.1"])));
+    let events: Api<Event> = Api::namespaced(bed.client.clone(), &bed.namespace);
+    for name in ["192.0.2.7", "manager.example.com"] {
+        eventually("it to be told", async || {
+            let events = events.list(&ListParams::default()).await.ok()?;
+            let told = events.items.iter().any(|event| {
+                event.reason.as_deref() == Some("NamesAdded")
+                    && event.note.as_ref().is_some_and(|note| note.contains(name))
+            });
+            told.then_some(())
+        })
+        .await;
+    }
+}

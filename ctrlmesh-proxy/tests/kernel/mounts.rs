@@ -1,0 +1,100 @@
+//! Is a pod the same to those who see the cgroups at another place?
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
+use ctrlmesh_proxy::intercept::{Interceptor, Slot};
+
+use crate::bed::{Bed, TARGET};
+use crate::command::{attach, run, status, text};
+use crate::upgrade::linked;
+
+/// What runs its arguments where the cgroups are seen at `at` only, as from a container.
+pub(crate) fn elsewhere(at: &Path) -> Command {
+    mounted(at, r#"mount --bind "$0" "$1" && umount --lazy "$0" && shift && exec "$@""#)
+}
+
+/// The same where they are seen at `at`, too.
+fn beside(at: &Path) -> Command {
+    mounted(at, r#"mount --bind "$0" "$1" && shift && exec "$@""#)
+}
+
+fn mounted(at: &Path, script: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script]).arg(Hierarchy::find().unwrap().mount()).arg(at);
+    command
+}
+
+#[test]
+fn another_owners_pods_are_not_uninstalled_by_who_sees_cgroups_elsewhere_nor_dead_ones() {
+    let bed = Bed::new();
+    run(&mut attach(&bed, &["--owner", "other"]));
+    let at = tempfile::tempdir().unwrap();
+    let uninstall = bed.command(&["uninstall"]);
+    let refused = |command: &mut Command| {
+        let output = command.arg(uninstall.get_program()).args(uninstall.get_args()).output();
+        let output = output.unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        let whose = error.contains("already attached by `other`");
+        assert!(!output.status.success() && whose, "{error}");
+        assert_eq!(status(&bed)["attachments"].as_array().unwrap().len(), 1);
+    };
+    refused(&mut elsewhere(at.path()));
+    fs::remove_dir(bed.cgroup("pod")).unwrap();
+    refused(&mut beside(at.path()));
+    run(&mut bed.command(&["uninstall", "--force"]));
+    assert!(!bed.pins().exists());
+}
+
+#[test]
+fn a_pod_is_the_same_to_its_owner_who_sees_cgroups_elsewhere() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    run(&mut attach(&bed, &[]));
+    let pin = bed.pin(Slot::new(0), "connect4");
+    let before = linked(&pin);
+    let at = tempfile::tempdir().unwrap();
+    let there = |arguments: &[&str]| {
+        let plain = bed.command(arguments);
+        let command = &mut elsewhere(at.path());
+        text(&run(command.arg(plain.get_program()).args(plain.get_args())))
+    };
+    let mount = Hierarchy::find().unwrap();
+    let name = pod.strip_prefix(mount.mount()).unwrap();
+    let seen = at.path().join(name).display().to_string();
+    let shown = there(&["status"]);
+    assert!(shown.contains(&format!("slot 0  {seen}\n")), "{shown}");
+    let attach =
+        ["attach", "--target", TARGET, "--to", "15001", "--cgroup", name.to_str().unwrap()];
+    // It sweeps first.
+    assert_eq!(there(&attach), format!("attached {seen} in slot 0\n"));
+    assert_eq!(there(&attach), format!("attached {seen} in slot 0\n"));
+    let mut interceptor = Interceptor::open(bed.options("cli")).unwrap();
+    assert_eq!(interceptor.sweep().unwrap(), []);
+    assert_eq!(interceptor.status().unwrap().attachments[0].cgroup, pod);
+    assert_eq!(linked(&pin), before, "it was attached all the time");
+    assert_eq!(there(&["detach"]), format!("detached {seen}\n"));
+}
+
+#[test]
+fn a_cgroup_has_one_name_by_whatever_mount_it_is_called_and_the_root_is_refused() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let at = tempfile::tempdir().unwrap();
+    let mount = Hierarchy::find().unwrap();
+    let there = |cgroup: &Path| {
+        let plain = bed.command(&["attach", "--target", TARGET, "--to", "15001", "--cgroup"]);
+        let command = &mut beside(at.path());
+        command.arg(plain.get_program()).args(plain.get_args()).arg(cgroup).output().unwrap()
+    };
+    for root in [at.path(), mount.mount()] {
+        let error = String::from_utf8(there(root).stderr).unwrap();
+        let expected = format!("{} is the root of all cgroups", root.display());
+        assert!(error.contains(&expected), "{error}");
+    }
+    assert!(!bed.pins().exists());
+    let output = there(&at.path().join(pod.strip_prefix(mount.mount()).unwrap()));
+    assert_eq!(text(&output), format!("attached {} in slot 0\n", pod.display()));
+}

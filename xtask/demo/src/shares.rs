@@ -1,0 +1,191 @@
+//! How much of each kind that is divided does each replica read, and so receive and keep: how many objects, how many bytes?
+//!
+//! The API server answers: it is asked for what each replica was seen to watch.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use ctrlmesh_common::selector::Selector;
+use serde_json::Value;
+
+use crate::ledger::Asked;
+use crate::scene::Scene;
+use crate::work::Kind;
+
+/// How long it may take until an operator watches all that it is to watch.
+const WATCHED_WITHIN: Duration = Duration::from_mins(1);
+
+/// Objects by namespace and name, and how many bytes each has.
+type Objects = BTreeMap<(String, String), usize>;
+
+/// Some objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Weight {
+    objects: usize,
+    bytes: usize,
+}
+
+/// What there is of a kind, and what of it each replica reads that reads any.
+#[derive(Clone, Debug, Default)]
+struct Shares {
+    what: String,
+    all: Weight,
+    each: BTreeMap<String, Weight>,
+}
+
+/// That of each kind that is divided each replica reads less than there is, and all
+/// together each object once; gives what each reads.
+///
+/// # Errors
+/// What is not divided.
+pub(crate) fn divided(scene: &Scene) -> Result<String> {
+    told(scene, Shares::are_divided, "not divided")
+}
+
+/// That whoever reads any of these kinds reads all of it.
+///
+/// # Errors
+/// What it does not read.
+pub(crate) fn whole(scene: &Scene) -> Result<String> {
+    told(scene, Shares::are_whole, "not whole")
+}
+
+fn told(scene: &Scene, is: fn(&Shares) -> bool, is_not: &str) -> Result<String> {
+    // Operators open their watches one after the other.
+    scene.until("each replica that works to watch every kind", WATCHED_WITHIN, || {
+        Ok(scene.observer.both(|world, ledger| {
+            let kinds = scene.work.kinds().iter().map(|kind| kind.resource());
+            let kinds: Vec<_> = kinds.collect();
+            let mut working = world.pods.keys().filter(|pod| world.works(pod)).peekable();
+            let watches_all = |pod: &String| {
+                let activity = ledger.pods().get(pod);
+                let watches =
+                    |kind| activity.is_some_and(|one| one.watching(kind).next().is_some());
+                kinds.iter().all(watches)
+            };
+            (working.peek().is_some() && working.all(watches_all)).then_some(())
+        }))
+    })?;
+    let mut lines = Vec::new();
+    for kind in scene.work.kinds() {
+        let shares = Shares::of(scene, *kind)?;
+        let line = shares.told();
+        ensure!(shares.all.objects > 0, "there is nothing: {line}");
+        ensure!(is(&shares), "{is_not}: {line}");
+        lines.push(line);
+    }
+    Ok(format!("read by each: {}", lines.join("; ")))
+}
+
+// === impl Shares ===
+
+impl Shares {
+    fn of(scene: &Scene, kind: Kind) -> Result<Self> {
+        let resource = kind.resource();
+        let (spaces, watches) = scene.observer.both(|world, ledger| {
+            let spaces = world.work.iter().map(|work| work.namespace.clone());
+            let of_pod = |pod: &String| {
+                let watching = ledger.pods().get(pod)?.watching(&resource);
+                Some((pod.clone(), watching.cloned().collect::<Vec<Asked>>()))
+            };
+            let watches = world.pods.keys().filter_map(of_pod);
+            (spaces.collect::<BTreeSet<_>>(), watches.collect::<Vec<_>>())
+        });
+        let list = |path: &str| scene.api.get(path);
+        let all = Weight::of(&objects(&list(&kind.list_path())?, &spaces));
+        let mut each = BTreeMap::new();
+        for (pod, watches) in watches.into_iter().filter(|(_, watches)| !watches.is_empty()) {
+            // Some watch a kind several times; an object is the same one each time.
+            let mut read = Objects::new();
+            for asked in watches {
+                read.extend(objects(&list(&path(kind, asked.selector.as_ref()))?, &spaces));
+            }
+            each.insert(pod, Weight::of(&read));
+        }
+        Ok(Self { what: resource.to_string(), all, each })
+    }
+
+    fn told(&self) -> String {
+        let listed = |what: fn(&Weight) -> usize| {
+            self.each.values().map(|one| what(one).to_string()).collect::<Vec<_>>().join(" + ")
+        };
+        format!(
+            "{} of {} {}, {} of {} kB",
+            listed(|one| one.objects),
+            self.all.objects,
+            self.what,
+            listed(|one| one.bytes / 1000),
+            self.all.bytes / 1000
+        )
+    }
+
+    fn are_divided(&self) -> bool {
+        let sum: usize = self.each.values().map(|one| one.objects).sum();
+        let less = |one: &Weight| one.objects < self.all.objects && one.bytes < self.all.bytes;
+        sum == self.all.objects && self.each.values().all(less)
+    }
+
+    fn are_whole(&self) -> bool {
+        self.each.values().all(|one| one.objects == self.all.objects)
+    }
+}
+
+// === impl Weight ===
+
+impl Weight {
+    fn of(objects: &Objects) -> Self {
+        Self { objects: objects.len(), bytes: objects.values().sum() }
+    }
+}
+
+/// Of a list, what is in these namespaces.
+fn objects(list: &Value, spaces: &BTreeSet<String>) -> Objects {
+    let items = list["items"].as_array().into_iter().flatten();
+    let read = items.filter_map(|item| {
+        let text = |field: &str| Some(item["metadata"][field].as_str()?.to_owned());
+        Some(((text("namespace")?, text("name")?), item.to_string().len()))
+    });
+    read.filter(|((space, _), _)| spaces.contains(space)).collect()
+}
+
+/// Where what a selector selects is listed; everything, where the selector could not be read.
+fn path(kind: Kind, selector: Option<&Selector>) -> String {
+    let query = selector.map(ToString::to_string).unwrap_or_default();
+    let query: String = form_urlencoded::byte_serialize(query.as_bytes()).collect();
+    format!("{}?labelSelector={query}", kind.list_path())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shares(each: &[usize]) -> Shares {
+        let weight = |objects| Weight { objects, bytes: objects * 1000 };
+        let numbered = each.iter().enumerate();
+        let each = numbered.map(|(pod, objects)| (format!("op-{pod}"), weight(*objects))).collect();
+        Shares { what: "pages".to_owned(), all: weight(3), each }
+    }
+
+    #[test]
+    fn shares_that_leave_something_out_or_are_everything_are_not_divided() {
+        assert!(shares(&[2, 1]).are_divided() && shares(&[2, 0, 1]).are_divided());
+        assert!(!shares(&[3, 0]).are_divided(), "one has everything");
+        assert!(!shares(&[2, 2]).are_divided(), "one object twice");
+        assert!(!shares(&[1, 1]).are_divided(), "one object missing");
+        assert!(shares(&[3, 3]).are_whole() && !shares(&[3, 2]).are_whole());
+        assert_eq!(shares(&[2, 1]).told(), "2 + 1 of 3 pages, 2 + 1 of 3 kB");
+    }
+
+    #[test]
+    fn only_what_is_in_a_namespace_of_work_counts() {
+        let item =
+            |space: &str, name: &str| json!({"metadata": {"namespace": space, "name": name}});
+        let list = json!({"items": [item("a", "x"), item("kube-system", "x"), item("a", "y")]});
+        let weight = Weight::of(&objects(&list, &BTreeSet::from(["a".to_owned()])));
+        assert_eq!(weight.objects, 2);
+        assert_eq!(weight.bytes, 2 * item("a", "x").to_string().len());
+    }
+}

@@ -1,0 +1,87 @@
+//! The demo on a cluster that is there already, and that is somebody's: what it finds missing is said, and what it makes
+//! it takes away again.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_demo::install;
+use ctrlmesh_testbed::{Cluster, Node, Options};
+use xtask::images::{self, Image};
+
+/// A demo that ends with the test.
+struct Demo(Child);
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // It has ended already where the test went well.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// The demo, of a user who may do nothing on this machine: in a namespace of users in which nobody is root.
+fn demo(kubeconfig: &Path, log: &Path) -> Command {
+    let mut demo = Command::new("unshare");
+    demo.args(["--user", "--", env!("CARGO_BIN_EXE_ctrlmesh-demo"), "--once"]);
+    demo.arg("--kubeconfig").arg(kubeconfig).arg("--audit-log").arg(log);
+    demo
+}
+
+/// What it says where it cannot begin.
+fn refused(kubeconfig: &Path, log: &Path) -> Result<String> {
+    let output = demo(kubeconfig, log).output()?;
+    ensure!(!output.status.success(), "it was not refused");
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Reads until a line begins so.
+fn until(output: &mut BufReader<ChildStdout>, wanted: &str) -> Result<()> {
+    let mut seen = String::new();
+    let mut line = String::new();
+    while output.read_line(&mut line)? > 0 {
+        if line.starts_with(wanted) {
+            return Ok(());
+        }
+        seen.push_str(&line);
+        line.clear();
+    }
+    anyhow::bail!("it ended before {wanted:?}:\n{seen}")
+}
+
+#[test]
+fn on_a_cluster_of_ones_own_nobody_needs_to_be_root_and_nothing_of_the_demo_stays() -> Result<()> {
+    let node = Node::start(&Options { audit: true, ..Options::default() })?;
+    let archives = images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?;
+    archives.iter().try_for_each(|archive| node.load(archive))?;
+    let log = node.control_plane().audit_log();
+    let cluster = Cluster::of(node);
+    let file = cluster.kubeconfig().to_owned();
+    let said = refused(Path::new("/no/such/kubeconfig"), &log)?;
+    ensure!(said.contains("there is no kubeconfig /no/such/kubeconfig"), "{said}");
+    let said = refused(&file, Path::new("/no/such/log"))?;
+    ensure!(said.contains("--audit-log-path"), "{said}");
+    let before = cluster.ask(&["get", "namespaces,crds", "--output=name"], "")?;
+    let mut started = demo(&file, &log);
+    started.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut running = Demo(started.spawn()?);
+    let mut output = BufReader::new(running.0.stdout.take().context("standard output")?);
+    until(&mut output, "[1/8]")?;
+    ensure!(install::vacant(&cluster).is_err(), "the demo is there");
+    let rest = thread::spawn(move || output.read_to_end(&mut Vec::new()));
+    let group = format!("-{}", running.0.id());
+    let status = Command::new("kill").args(["-INT", "--", &group]).status()?;
+    ensure!(status.success(), "kill");
+    let status = running.0.wait()?;
+    let mut error = String::new();
+    running.0.stderr.take().context("standard error")?.read_to_string(&mut error)?;
+    ensure!(status.code() == Some(130), "{status}: {error}");
+    drop(rest.join());
+    install::vacant(&cluster)?;
+    let after = cluster.ask(&["get", "namespaces,crds", "--output=name"], "")?;
+    ensure!(before == after, "{before} -> {after}");
+    Ok(())
+}
