@@ -120,8 +120,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
     let cluster = config.root_cert.iter().flatten().map(|der| pem(der)).collect::<String>();
     let unreachable = |error: kube::Error| AppError::Kubeconfig(Box::new(error));
     let client = Client::try_from(config.clone()).map_err(unreachable)?;
-    // Told from the rest by its name, so that a flow schema can let it wait.
-    let background = Client::try_from(named(config, BACKGROUND)).map_err(unreachable)?;
+    let background = Client::try_from(background(config, &args)).map_err(unreachable)?;
     let drain = Drain::default();
     let readiness = Readiness::default();
     let starting = readiness.block("certificates");
@@ -342,6 +341,17 @@ async fn kube_config(args: &RunArgs) -> Result<Config, AppError> {
 }
 
 /// The same with this user agent.
+/// For what can wait: under a name of its own for people, and an account of its own for flow schemas, which see nothing
+/// else of it.
+fn background(config: Config, args: &RunArgs) -> Config {
+    let mut config = named(config, BACKGROUND);
+    if let Some(account) = &args.background_account {
+        let account = format!("system:serviceaccount:{}:{account}", args.namespace);
+        config.auth_info.impersonate = Some(account);
+    }
+    config
+}
+
 fn named(mut config: Config, agent: &'static str) -> Config {
     config.headers.retain(|(name, _)| *name != USER_AGENT);
     config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));

@@ -61,6 +61,10 @@ pub struct RunArgs {
         value_name = "NAMESPACE/NAME"
     )]
     pub account: String,
+    /// Service account of the manager's namespace as which labels are put right, so that the API server can let that wait; the
+    /// manager must be allowed to impersonate it. Without it, that is done as all the rest is
+    #[arg(long, env = "CTRLMESH_MANAGER_BACKGROUND_ACCOUNT", value_name = "NAME")]
+    pub background_account: Option<String>,
     /// File with this replica's token, made out to `ctrlmesh`, with which it tells the leader what its proxies said
     #[arg(long, env = "CTRLMESH_MANAGER_TOKEN", value_name = "FILE")]
     pub token: Option<PathBuf>,
@@ -93,10 +97,19 @@ pub struct RunArgs {
     #[arg(
         long,
         env = "CTRLMESH_MANAGER_PROXY_IMAGE",
-        default_value = concat!("ctrlmesh/proxy:", env!("CARGO_PKG_VERSION")),
+        default_value = concat!("ctrlmesh.dev/proxy:", env!("CARGO_PKG_VERSION")),
         value_name = "IMAGE"
     )]
     pub proxy_image: String,
+    /// When nodes pull that image
+    #[arg(
+        long,
+        env = "CTRLMESH_MANAGER_PROXY_PULL_POLICY",
+        default_value = "IfNotPresent",
+        value_parser = ["Always", "IfNotPresent", "Never"],
+        value_name = "POLICY"
+    )]
+    pub proxy_pull_policy: String,
     /// How objects are labelled
     #[command(flatten)]
     pub labels: LabelArgs,

@@ -100,7 +100,7 @@ fn keep_labels(
     let leadership = context.leadership.clone();
     let vault = context.vault.clone();
     let at_once = AtOnce {
-        client: background.clone(),
+        client: context.client.clone(),
         namespace: context.args.namespace.clone(),
         labelling: Arc::clone(&labelling),
         asked: at(context.asked.clone(), LABEL),
@@ -180,6 +180,7 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
     let args = &context.args;
     let settings = Arc::new(Settings {
         image: args.proxy_image.clone(),
+        pull_policy: args.proxy_pull_policy.clone(),
         manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     });
     let (known, labels, roots) = (plans.clone(), Arc::clone(labelling), context.roots.clone());

@@ -31,6 +31,8 @@ const API_SERVER_SIGNER: &str = "kube-apiserver-serving";
 pub struct Settings {
     /// The proxy's image.
     pub image: String,
+    /// When a node pulls it: `Always`, `IfNotPresent` or `Never`.
+    pub pull_policy: String,
     /// Where the manager's gRPC is, as `HOST:PORT`.
     pub manager: String,
 }

@@ -1,6 +1,9 @@
 //! How do the kubelet and Prometheus see the proxy?
 
 use std::convert::Infallible;
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +14,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 use tokio::time;
 use tracing::debug;
@@ -29,6 +33,10 @@ const IDLE: Duration = Duration::from_secs(30);
 /// How long to wait when the process has no file descriptor left for a connection.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a probe waits for its answer, and the most that it reads of it, in bytes.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+const MAX_ANSWER_BYTES: u64 = 64 * 1024;
+
 /// What the format of the metrics page is called.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -44,13 +52,16 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Serves until it is dropped: it is to be seen while the process drains.
-    pub async fn run(self, listener: TcpListener) {
+    /// Serves what is accepted until it is dropped: it is to be seen while the process drains.
+    pub async fn run<S>(self, accept: impl AsyncFn() -> io::Result<S>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
-                accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                    Ok((stream, _)) => drop(connections.spawn(self.clone().serve(stream))),
+                accepted = accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
+                    Ok(stream) => drop(connections.spawn(self.clone().serve(stream))),
                     Err(_) => time::sleep(EXHAUSTED_PAUSE).await,
                 },
                 // One ended.
@@ -59,7 +70,7 @@ impl Admin {
         }
     }
 
-    async fn serve(self, stream: TcpStream) {
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let service = service_fn(move |request| {
             let answered = Ok::<_, Infallible>(self.answer(&request));
             async move { answered }
@@ -109,6 +120,36 @@ impl Admin {
             .insert(header::CONTENT_TYPE, http::HeaderValue::from_static(OPENMETRICS));
         response
     }
+}
+
+/// Listens at a file for those who are in the same container; one that a process before left is replaced.
+///
+/// # Errors
+/// Where there can be no such file.
+pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    UnixListener::bind(path)
+}
+
+/// Asks the process that listens at `socket` for a page, as a probe of the kubelet; gives what it says where all is well.
+///
+/// # Errors
+/// Where nobody answers, or all is not well; the error says what was said.
+pub fn probe(socket: &Path, page: &str) -> io::Result<String> {
+    let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(ANSWERED_WITHIN))?;
+    stream.set_write_timeout(Some(ANSWERED_WITHIN))?;
+    write!(stream, "GET {page} HTTP/1.1\r\nhost: probe\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.take(MAX_ANSWER_BYTES).read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    if head.starts_with("HTTP/1.1 200 ") {
+        return Ok(body.to_owned());
+    }
+    Err(io::Error::other(body.trim_end().to_owned()))
 }
 
 fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {

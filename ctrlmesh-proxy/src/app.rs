@@ -1,46 +1,37 @@
 //! How do the parts become a process? The only file that knows all names.
 
+mod threads;
+mod life;
+
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::rc::Rc;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use rustls::ServerConfig;
 use thiserror::Error;
-use tokio::net::TcpListener;
-use tokio::runtime::{Builder, LocalOptions};
-use tokio::signal::unix;
-use tokio::signal::unix::SignalKind;
-use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::watch;
-use tokio::time;
+use tokio::runtime::Builder;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
 
-use crate::accept::{Accepted, Acceptor, Origin, PerPod, Thread};
-use crate::admin::Admin;
-use crate::config::{CommonArgs, ConfigError, NodeArgs, SidecarArgs};
-use crate::drain::Drain;
+use self::life::{Begun, Leave, Process, listen};
+use crate::accept::{Acceptor, Origin, PerPod};
+use crate::config::{ConfigError, NodeArgs, SidecarArgs};
 use crate::manager::Manager;
-use crate::metrics::Metrics;
-use crate::node::{self, End, Node, NodeError, Settings};
+use crate::node::{self, End, Handover, Node, NodeError, Removal, Settings};
 use crate::policy;
 use crate::policy::client;
 use crate::policy::{History, Kept, LoadError, StoreError};
-use crate::readiness::{BlockReady, Readiness};
-use crate::serve::{Policies, Served, Server};
+use crate::readiness::BlockReady;
+use crate::serve::{Policies, Served};
 use crate::tls;
 use crate::tls::TlsError;
 use crate::tls::issue::{Presented, Source};
 use crate::tls::signed::Signed;
 use crate::tls::trust::Trust;
-use crate::upstream::{Address, Dialer, Http1Only, Target};
+use crate::upstream::{Address, Target};
 
-/// Nearer than the deadline of any request, and far enough not to be felt.
-const NEAR: Duration = Duration::from_secs(4);
+pub(crate) use self::threads::Parts;
 
 /// Why the proxy cannot run.
 #[derive(Debug, Error)]
@@ -72,31 +63,18 @@ pub enum AppError {
         #[source]
         source: io::Error,
     },
+    /// There can be no socket for probes.
+    #[error("listen at {path}")]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The operating system gives no runtime, thread or signal.
     #[error("start the runtime")]
     Runtime(#[source] io::Error),
-}
-
-/// What all serving threads are made from.
-#[derive(Clone)]
-pub(crate) struct Parts {
-    pub(crate) args: CommonArgs,
-    pub(crate) tls: Arc<ServerConfig>,
-    pub(crate) tls_http1: Arc<ServerConfig>,
-    pub(crate) trust: Arc<Trust>,
-    pub(crate) http1_only: Arc<Http1Only>,
-    pub(crate) target: Option<Target>,
-    pub(crate) policies: Policies,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) drain: Drain,
-}
-
-/// What every mode begins with.
-struct Process {
-    args: CommonArgs,
-    metrics: Arc<Metrics>,
-    readiness: Readiness,
-    drain: Drain,
 }
 
 /// Runs `ctrlmesh-proxy sidecar` until SIGTERM or SIGINT; returns whether everything ended in time.
@@ -122,6 +100,15 @@ pub fn node(args: NodeArgs) -> Result<bool, AppError> {
 async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
     let process = Process::new(args.common.clone());
     let starting = process.readiness.block("listeners");
+    let begun = begin_sidecar(process.clone(), args, starting);
+    process.live(None, Box::pin(begun), async {}).await
+}
+
+async fn begin_sidecar(
+    process: Process,
+    args: SidecarArgs,
+    starting: BlockReady,
+) -> Result<Begun, AppError> {
     let Process { metrics, drain, .. } = &process;
     let pod = args.policy.pod.as_ref().map(ToString::to_string).unwrap_or_default();
     let never = CancellationToken::new();
@@ -134,7 +121,7 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
                 client::follow(manager.clone(), client::Served::Pod(pod.clone()), metrics, drain)?;
             // Nothing is served before it is known what.
             let Some(policy) = client::policy_of(pod, followed.told, metrics, drain).await else {
-                return Ok(true);
+                return Ok(Begun::default());
             };
             policy
         }
@@ -161,8 +148,8 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
             |own: SocketAddr, _| own.ip().to_canonical().is_loopback().then(Origin::default);
         drain.spawn(acceptor.clone().run(listener, inside, drain.clone()));
     }
-    drop(acceptor);
-    process.finish(workers, Some(starting)).await
+    drop(starting);
+    Ok(Begun { workers, leave: None })
 }
 
 /// What the pod's operator may have read before: nothing where everything passes, and always did.
@@ -176,12 +163,28 @@ fn history(args: &SidecarArgs) -> Arc<History> {
 
 async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     let process = Process::new(args.common.clone());
+    let removal = Removal { pins: args.pin_dir.clone(), end: end(&args)? };
+    if let Some(end) = &removal.end {
+        process.drain.spawn(end.clone().watch(process.drain.clone()));
+    }
+    let socket = args.probe_socket.clone();
     let starting = process.readiness.block("pods");
+    let begun = begin_node(process.clone(), args, removal.clone(), starting);
+    process.live(socket.as_deref(), Box::pin(begun), removal.if_due()).await
+}
+
+async fn begin_node(
+    process: Process,
+    args: NodeArgs,
+    removal: Removal,
+    starting: BlockReady,
+) -> Result<Begun, AppError> {
     let targets = args.targets()?;
     let names: Vec<String> = targets.addresses().map(|address| address.to_string()).collect();
     let (served, by_slot) = watch::channel(Arc::default());
     let manager = args.manager.manager();
-    let end = end(&args)?;
+    let (folder, patience) = (args.handover_dir, args.handover_timeout);
+    let handover = folder.map(|folder| Handover { folder, patience });
     let pods = match &manager {
         None => node::Source::File(args.pods.ok_or(ConfigError::NoPods)?),
         Some(manager) => {
@@ -192,12 +195,16 @@ async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     };
     let source = process.certificate(&names, manager).await?;
     let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot))?;
-    let (port, pins) = (args.redirect_port, args.pin_dir);
-    let state = args.manager.state_dir;
-    let settings = Settings { pods, targets, port, pins, state, end };
+    let (port, state) = (args.redirect_port, args.manager.state_dir);
+    let settings = Settings { pods, targets, port, state, removal, handover };
     let node = Node::open(settings, acceptor, served, process.drain.clone())?;
-    process.drain.spawn(node.run(starting));
-    process.finish(workers, None).await
+    let (asked, (left, done)) = (CancellationToken::new(), oneshot::channel::<()>());
+    let leave = Some(Leave { asked: asked.clone(), done });
+    process.drain.spawn(async move {
+        Box::pin(node.run(starting, asked)).await;
+        drop(left);
+    });
+    Ok(Begun { workers, leave })
 }
 
 /// Who says whether a node's proxy ends for good.
@@ -205,23 +212,13 @@ fn end(args: &NodeArgs) -> Result<Option<End>, AppError> {
     let Some((daemon_set, token)) = args.daemon_set.clone().zip(args.api_token.clone()) else {
         return Ok(None);
     };
-    Ok(Some(End {
-        target: args.api_server()?,
-        trust: Arc::new(Trust::load(&args.common.upstream_ca)?),
-        token,
-        namespace: daemon_set.namespace,
-        daemon_set: daemon_set.name,
-    }))
+    let trust = Arc::new(Trust::load(&args.common.upstream_ca)?);
+    Ok(Some(End::new(args.api_server()?, trust, token, daemon_set)))
 }
 
 // === impl Process ===
 
 impl Process {
-    fn new(args: CommonArgs) -> Self {
-        let (metrics, readiness, drain) = (Metrics::new(), Readiness::default(), Drain::default());
-        Self { args, metrics, readiness, drain }
-    }
-
     /// Where the certificate comes from that carries `names`; the manager signs it where nothing else was said.
     async fn certificate(
         &self,
@@ -265,131 +262,4 @@ impl Process {
         let metrics = self.metrics.clone();
         Ok((Acceptor { threads, max_connections, per_pod, metrics }, workers))
     }
-
-    /// Shows the pages until told to stop, and stops.
-    async fn finish(
-        self,
-        workers: Vec<JoinHandle<()>>,
-        starting: Option<BlockReady>,
-    ) -> Result<bool, AppError> {
-        let Self { args, metrics, readiness, drain } = self;
-        let admin = Admin { metrics, readiness, drain: drain.clone() };
-        let pages = admin.run(listen("admin", args.admin_listen).await?);
-        drop(starting);
-        tokio::select! {
-            // The pages are served for as long as the process lives.
-            () = pages => Ok(true),
-            clean = shutdown(drain, args.drain_timeout) => {
-                let clean = clean?;
-                for worker in workers {
-                    if worker.join().is_err() {
-                        warn!("a serving thread panicked");
-                    }
-                }
-                Ok(clean)
-            }
-        }
-    }
-}
-
-// === impl Parts ===
-
-impl Parts {
-    /// Starts the serving threads.
-    pub(crate) fn start(&self) -> Result<(Vec<Thread>, Vec<JoinHandle<()>>), AppError> {
-        let mut threads = Vec::new();
-        let mut workers = Vec::new();
-        for number in 0..self.args.serving_threads() {
-            let (thread, connections) = Thread::new();
-            let parts = self.clone();
-            let worker = thread::Builder::new()
-                .name(format!("serve-{number}"))
-                .spawn(move || parts.serve(connections))
-                .map_err(AppError::Runtime)?;
-            threads.push(thread);
-            workers.push(worker);
-        }
-        Ok((threads, workers))
-    }
-
-    /// One serving thread, until no more connections come.
-    fn serve(self, mut connections: UnboundedReceiver<Accepted>) {
-        let runtime =
-            Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
-        let runtime = match runtime {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                return warn!(
-                    error = &error as &dyn std::error::Error,
-                    "a serving thread cannot start"
-                );
-            }
-        };
-        let drain = self.drain.for_thread();
-        runtime.block_on(async move {
-            let server = self.server(drain.clone());
-            drain.spawn_local(keep_a_timer_near(drain.clone()));
-            while let Some(accepted) = connections.recv().await {
-                drain.spawn_local(server.clone().serve(accepted));
-            }
-            drain.ended().await;
-        });
-    }
-
-    fn server(self, drain: Drain) -> Rc<Server> {
-        let dialer = Dialer {
-            trust: self.trust,
-            deadline: self.args.connect_timeout,
-            http1_only: self.http1_only,
-            metrics: self.metrics.clone(),
-            drain: drain.clone(),
-        };
-        Rc::new(Server {
-            tls: self.tls,
-            tls_http1: self.tls_http1,
-            dialer: Rc::new(dialer),
-            target: self.target,
-            policies: self.policies,
-            header_timeout: self.args.header_timeout,
-            response_timeout: self.args.response_timeout,
-            metrics: self.metrics,
-            drain,
-        })
-    }
-}
-
-/// Lets each request have its deadline without a system call: a runtime must be woken only for a timer that is nearer
-/// than all others, and this one is.
-async fn keep_a_timer_near(drain: Drain) {
-    let ticks = async {
-        loop {
-            time::sleep(NEAR).await;
-        }
-    };
-    tokio::select! {
-        () = drain.started() => {}
-        () = ticks => {}
-    }
-}
-
-async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
-    let failed = |source| AppError::Listen { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    info!(purpose, address = %bound, "listening");
-    Ok(listener)
-}
-
-/// Waits to be asked to stop, and stops.
-async fn shutdown(drain: Drain, deadline: Duration) -> Result<bool, AppError> {
-    let mut terminate = unix::signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
-    let mut interrupt = unix::signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    info!(deadline = ?deadline, "draining");
-    let clean = drain.finish(deadline).await;
-    info!(clean, "drained");
-    Ok(clean)
 }

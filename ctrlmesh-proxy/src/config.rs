@@ -143,6 +143,16 @@ pub struct NodeArgs {
     #[arg(long, env = "CTRLMESH_PROXY_REDIRECT_PORT", value_name = "PORT",
           default_value_t = port::PROXY_REDIRECTED, value_parser = value_parser!(u16).range(1..))]
     pub redirect_port: u16,
+    /// Folder in which a process that ends meets the one that follows: it serves on until that one does, and gives it its
+    /// listeners, so that nothing is refused in between. Without it, what is new is refused.
+    #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_DIR", value_name = "DIR")]
+    pub handover_dir: Option<PathBuf>,
+    /// How long a process that is told to end serves on where none has come yet to follow it.
+    #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_TIMEOUT", default_value = "20s", value_name = "DURATION", value_parser = duration)]
+    pub handover_timeout: Duration,
+    /// Where `ctrlmesh-proxy probe` asks this process and no other: with two of them on a node, only one has --admin-listen.
+    #[arg(long, env = "CTRLMESH_PROXY_PROBE_SOCKET", value_name = "FILE")]
+    pub probe_socket: Option<PathBuf>,
     /// Folder of the pins, on a BPF file system.
     #[arg(long, env = "CTRLMESH_PROXY_PIN_DIR", value_name = "DIR", default_value_os_t = default_pins())]
     pub pin_dir: PathBuf,

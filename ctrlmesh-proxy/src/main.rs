@@ -1,13 +1,14 @@
 //! `ctrlmesh-proxy`: between an operator and its API server.
 #![forbid(unsafe_code)]
 
-use std::io::{stdin, stdout};
+use std::io::{Write as _, stdin, stdout};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use ctrlmesh_proxy::config::{NodeArgs, SidecarArgs};
 use ctrlmesh_proxy::run::{ChildArgs, RunArgs};
-use ctrlmesh_proxy::{app, classify, intercept, run, telemetry};
+use ctrlmesh_proxy::{admin, app, classify, intercept, run, telemetry};
 
 /// Sits between an operator and its API server, and gives each replica its own share of the objects.
 #[derive(Debug, Parser)]
@@ -30,8 +31,21 @@ enum Command {
     Become(ChildArgs),
     /// Redirects the connections of a cgroup to a proxy, with eBPF.
     Intercept(intercept::command::Arguments),
+    /// Asks the proxy of the same container whether it is ready, or for another of its pages.
+    Probe(ProbeArgs),
     /// Prints what the API server makes of each `METHOD TARGET` line on stdin, as one JSON object a line.
     Classify,
+}
+
+/// What `probe` is told.
+#[derive(Debug, Args)]
+struct ProbeArgs {
+    /// The proxy's --probe-socket.
+    #[arg(long, env = "CTRLMESH_PROXY_PROBE_SOCKET", value_name = "FILE")]
+    socket: PathBuf,
+    /// Which page.
+    #[arg(default_value = "/readyz")]
+    page: String,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -47,6 +61,9 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Run(arguments) => return Ok(run::run(&arguments)),
         Command::Become(arguments) => return Ok(run::become_command(arguments)),
         Command::Intercept(arguments) => intercept::command::run(arguments)?,
+        Command::Probe(ProbeArgs { socket, page }) => {
+            stdout().write_all(admin::probe(&socket, &page)?.as_bytes())?;
+        }
         Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
     }
     Ok(ExitCode::SUCCESS)

@@ -1,64 +1,50 @@
 //! Which pods of this node are served?
 //!
-//! Those of a list, once each is attached in the kernel, has a listener in its network namespace and a policy. In that
-//! order: from the first step on a pod's connections are refused, and they pass as its policy says after the last; a
-//! pod that cannot be served waits, refused or passed as it asked for, and is tried again. The list and what became of
-//! the pods are looked at four times a second; a pod that is gone, or no longer on the list, is let go of.
+//! Those of a list (`keeper`), by one process at a time (`charge`). The list and what became of the pods are looked at
+//! four times a second, and whenever there is news. A process that is told to stop serves on until the one that follows
+//! it does; and it takes everything out of the kernel where none will, because ctrlmesh is removed (`end`).
 
 mod network;
 mod pods;
 mod roster;
 mod enrolled;
 mod arrivals;
-mod end;
 mod error;
+mod keeper;
+mod ask;
+mod end;
+mod charge;
 
-use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::pin::pin;
+use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::task;
 use tokio::time;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::accept::{Acceptor, PodSlot};
+use crate::accept::Acceptor;
 use crate::drain::Drain;
-use crate::intercept;
-use crate::intercept::cgroup::Hierarchy;
-use crate::intercept::listener::Namespace;
-use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
-use crate::metrics::Metrics;
-use crate::node::arrivals::Arrivals;
-use crate::node::enrolled::{Complaint, Enrolled, Here, Serving};
-use crate::node::error::Waiting;
-use crate::node::network::{NetworkId, Networks};
-use crate::node::roster::Roster;
-use crate::policy;
-use crate::policy::PodName;
+use crate::intercept::Targets;
+use crate::node::charge::{Charge, Claim, Link};
+use crate::node::keeper::{Keeper, Ways};
 use crate::readiness::BlockReady;
-use crate::serve::Served;
 use crate::watched::PERIOD;
 
-pub use end::End;
+pub use end::{End, Removal};
 pub use error::NodeError;
+pub use keeper::BySlot;
 pub use pods::{Place, Pod, PodsError, Taker};
 pub use roster::Source;
 
-/// Whose the attachments are.
-const OWNER: &str = "node";
-
-/// How old the proxy's last beat may be before it counts as hanging: twenty beats.
-const BEAT_MAX_AGE: Duration = Duration::from_secs(5);
-
-/// How soon it is looked again at pods that are only being started.
+/// How soon it is looked again whose the charge is, where another process has it and cannot be asked.
 const SOON: Duration = Duration::from_millis(10);
 
-/// For how long after a change of the list pods count as being started.
-const STARTING: Duration = Duration::from_mins(1);
+/// How long those who have just connected have to ask what they came for: a new connection that ends before is an error
+/// for most clients, while they connect again where an old one ends.
+const LINGERS: Duration = Duration::from_secs(2);
 
 /// How to serve a node.
 #[derive(Clone, Debug)]
@@ -69,40 +55,43 @@ pub struct Settings {
     pub targets: Targets,
     /// Where that arrives in each network namespace.
     pub port: u16,
-    /// Folder of the kernel's pins.
-    pub pins: PathBuf,
     /// Folder in which it is kept what pods may have read; without it, that is known of no pod.
     pub state: Option<PathBuf>,
-    /// Who says whether this process ends for good; without it, another one follows.
-    pub end: Option<End>,
+    /// What is taken out of the kernel in the end, and whether.
+    pub removal: Removal,
+    /// How one process follows another.
+    pub handover: Option<Handover>,
 }
 
-/// Keeps the kernel, the listeners and the policies as the list of pods says.
+/// How one process follows another.
+#[derive(Clone, Debug)]
+pub struct Handover {
+    /// The folder in which they meet.
+    pub folder: PathBuf,
+    /// How long a process that is told to stop serves on where none has come yet to follow it.
+    pub patience: Duration,
+}
+
+/// Serves the pods of a node.
 pub struct Node {
-    roster: Roster,
-    wanted: Arc<Vec<Pod>>,
-    targets: Targets,
-    interceptor: Interceptor,
-    hierarchy: Hierarchy,
-    arrivals: Arrivals,
-    networks: Networks,
-    pods: HashMap<PodName, Enrolled>,
-    served: BySlot,
-    /// Whether the kernel may hold what nobody wants.
-    untidy: bool,
-    /// What each pod waits for, so that it is said once.
-    complaints: HashMap<PodName, Complaint>,
-    /// Until when pods that are not served yet are looked at often.
-    hurry: Instant,
-    pins: PathBuf,
-    state: Option<PathBuf>,
-    end: Option<End>,
-    metrics: Arc<Metrics>,
+    keeper: Keeper,
+    removal: Removal,
+    handover: Option<Handover>,
     drain: Drain,
 }
 
-/// Where pods are published, by the slot that a connection names.
-pub type BySlot = watch::Sender<Arc<HashMap<PodSlot, Served>>>;
+/// What a process in charge holds.
+type Held = Option<Charge>;
+
+/// Why a process serves no more.
+enum Why {
+    /// Another one does.
+    Followed,
+    /// Nobody does, and what comes is refused.
+    Over,
+    /// Nobody will, ever.
+    Removed,
+}
 
 // === impl Node ===
 
@@ -117,282 +106,188 @@ impl Node {
         served: BySlot,
         drain: Drain,
     ) -> Result<Self, NodeError> {
-        let (roster, wanted) = Roster::open(settings.pods)?;
-        let options = Options { pins: settings.pins.clone(), ..Options::new(OWNER) };
-        let interceptor = Interceptor::open(options)?;
-        let originals = Arc::new(interceptor.originals()?);
-        let metrics = acceptor.metrics.clone();
-        let (port, open) = (settings.port, HashMap::new());
-        let hierarchy = Hierarchy::find()?;
-        Ok(Self {
-            roster,
-            wanted: Arc::new(wanted),
-            targets: settings.targets,
-            interceptor,
-            arrivals: Arrivals::new(hierarchy.mount()),
-            hierarchy,
-            networks: Networks { acceptor, originals, port, drain: drain.clone(), open },
-            pods: HashMap::new(),
-            served,
-            untidy: true,
-            complaints: HashMap::new(),
-            hurry: Instant::now() + STARTING,
-            pins: settings.pins,
-            state: settings.state,
-            end: settings.end,
-            metrics,
-            drain,
-        })
+        let Settings { pods, targets, port, state, removal, handover } = settings;
+        let ways = Ways { targets, port, pins: removal.pins.clone(), state };
+        let keeper = Keeper::open(pods, ways, acceptor, served, drain.clone())?;
+        Ok(Self { keeper, removal, handover, drain })
     }
 
-    /// Serves until shutdown; `starting` is dropped once all pods have been tried, of those that are to be served.
-    pub async fn run(mut self, starting: BlockReady) {
+    /// Serves until it is `asked` to leave, and what that takes is done; `starting` is dropped once all pods have been
+    /// tried, of those that are to be served, or once the process is ready to follow another one.
+    pub async fn run(mut self, starting: BlockReady, asked: CancellationToken) {
         let mut starting = Some(starting);
-        let mut ticks = time::interval(PERIOD);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let drain = self.drain.clone();
-        loop {
-            tokio::select! {
-                biased;
-                // Shutdown.
-                () = drain.started() => return Box::pin(self.stop()).await,
-                _ = ticks.tick() => self.arrivals.find(),
-                () = self.roster.news() => {}
-                () = self.arrivals.news() => {}
-                () = time::sleep(SOON), if self.hurries() => {}
+        let (mut charge, serving) = tokio::select! {
+            // Another process is in charge, and stays so.
+            () = asked.cancelled() => return self.removal.if_due().await,
+            begun = Box::pin(self.come(&mut starting)) => match begun {
+                Some(begun) => begun,
+                None => return,
+            },
+        };
+        drop(serving);
+        match Box::pin(self.serve(&mut charge, &mut starting, &asked)).await {
+            Why::Followed => {
+                info!("another process serves the pods of this node now");
+                self.keeper.close();
+                time::sleep(LINGERS).await;
             }
-            self.pass().await;
-            if self.roster.is_whole() || !self.wanted.is_empty() {
+            Why::Over => self.keeper.close(),
+            Why::Removed => {
+                self.keeper.close();
+                self.removal.carry_out();
+            }
+        }
+    }
+
+    /// Waits until this process is in charge, and looks at all pods once; with what that was made known by, where another
+    /// process was in charge before.
+    async fn come(&mut self, starting: &mut Option<BlockReady>) -> Option<(Held, Option<Link>)> {
+        let Some(Handover { folder, .. }) = self.handover.clone() else {
+            self.keeper.pass().await;
+            return Some((None, None));
+        };
+        loop {
+            match charge::claim(&folder) {
+                Ok(Claim::Ours(charge)) => {
+                    self.keeper.pass().await;
+                    return Some((Some(charge), None));
+                }
+                Ok(Claim::Later) => time::sleep(SOON).await,
+                Ok(Claim::Theirs(before)) => {
+                    info!("another process serves the pods of this node, waiting to follow it");
+                    if let Some((charge, link)) = self.follow(before, starting).await {
+                        return Some((Some(charge), Some(link)));
+                    }
+                }
+                Err(error) => {
+                    warn_of("see whether another process serves the pods")(&error);
+                    time::sleep(PERIOD).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for what the process before this one gives; nothing where that has ended without.
+    async fn follow(
+        &mut self,
+        mut before: charge::Predecessor,
+        starting: &mut Option<BlockReady>,
+    ) -> Option<(Charge, Link)> {
+        let given = loop {
+            if self.keeper.knows() {
                 drop(starting.take());
             }
-        }
-    }
-
-    /// The listeners close, and the kernel refuses what comes, until another process listens; where none will, it lets go.
-    async fn stop(mut self) {
-        self.networks.open.clear();
-        let Some(end) = &self.end else { return };
-        if end.is_for_good().await {
-            let options = Options { pins: self.pins.clone(), ..Options::new(OWNER) };
-            match intercept::uninstall(&options, false) {
-                Ok(()) => info!("everything is taken out of the kernel"),
-                Err(error) => warn_of("take everything out of the kernel")(&error),
-            }
-        }
-    }
-
-    /// Whether a pod is only being started, and nobody tells when it is.
-    fn hurries(&self) -> bool {
-        let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
-        let known = if self.arrivals.is_blind() { self.wanted.len() } else { self.pods.len() };
-        serving < known && Instant::now() < self.hurry
-    }
-
-    /// Looks at everything once.
-    async fn pass(&mut self) {
-        match self.roster.changed() {
-            Some(Ok(wanted)) => {
-                self.wanted = Arc::new(wanted);
-                self.hurry = Instant::now() + STARTING;
-            }
-            Some(Err(error)) => {
-                let error = format!("{:#}", anyhow::Error::from(error));
-                warn!(error, "list of pods refused, the last one stays");
-            }
-            None => {}
-        }
-        self.let_go();
-        let mut found: HashSet<PathBuf> = HashSet::new();
-        for pod in self.wanted.clone().iter() {
-            let before = self.pods.get(&pod.name).is_some_and(|pod| pod.serving.is_some());
-            if !before {
-                let served = self.serve(pod, &mut found);
-                self.note(&pod.name, served);
-                // Connections of other pods wait to be accepted on this thread.
-                task::yield_now().await;
-            }
-        }
-        found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
-        if self.untidy && self.roster.is_whole() {
-            self.untidy = self.tidy(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
-        }
-        self.beat();
-        let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
-        self.metrics.pods(serving, self.wanted.len() - serving.min(self.wanted.len()));
-    }
-
-    /// Lets go of the pods that are no longer what or where they were; in the kernel, that is done after those that are
-    /// still wanted were attached anew, so that nothing of theirs passes in between.
-    fn let_go(&mut self) {
-        let wanted: HashMap<&PodName, &Pod> =
-            self.wanted.iter().map(|pod| (&pod.name, pod)).collect();
-        let stale = self.pods.iter().filter(|(name, enrolled)| {
-            wanted.get(name).is_none_or(|pod| **pod != enrolled.pod) || !enrolled.lives()
-        });
-        let stale: Vec<(PodName, bool)> =
-            stale.map(|(name, _)| (name.clone(), wanted.contains_key(name))).collect();
-        for (name, is_wanted) in stale {
-            if let Some(Enrolled { slot, serving, .. }) = self.pods.remove(&name) {
-                info!(pod = %name, "pod is served no more");
-                if !is_wanted && let Some(served) = self.served.borrow().get(&PodSlot(slot.get())) {
-                    served.history.let_go();
-                }
-                self.end(slot, serving);
-                self.metrics.forget(&name.to_string());
-                self.complaints.remove(&name);
-                self.untidy = true;
-            }
-        }
-    }
-
-    /// Attaches a pod and takes its connections, as far as that was not done before.
-    fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), Waiting> {
-        let slot = match self.pods.get(&pod.name) {
-            Some(enrolled) => enrolled.slot,
-            None => self.enrol(pod, found)?,
-        };
-        let (serving, begun) = match &pod.taker {
-            Taker::Sidecar { container: None } => return Err(Waiting::NoSidecar),
-            Taker::Sidecar { .. } => (Serving::Inside, Ok(())),
-            Taker::Node => {
-                let (file, network) = self.network(pod)?;
-                let here = Here { network, file, gone: CancellationToken::new() };
-                let begun = self.begin(pod, slot, &here);
-                (Serving::Here(here), begun)
+            tokio::select! {
+                given = before.gives() => break given,
+                // It is ready as soon as it knows whom it will serve.
+                () = self.keeper.news() => {}
             }
         };
-        if begun.is_err() {
-            self.end(slot, Some(serving));
-        } else if let Some(enrolled) = self.pods.get_mut(&pod.name) {
-            enrolled.serving = Some(serving);
-        }
-        begun
-    }
-
-    /// The network namespace of a pod that is enrolled.
-    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), Waiting> {
-        if let Some(file) = &pod.network {
-            let id = NetworkId::of(file).map_err(Waiting::Network)?;
-            return Ok((file.clone(), id));
-        }
-        let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
-        let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
-        let found = found.into_iter().next().map(|(id, file)| (file, id));
-        found.ok_or_else(|| unseen.map_or(Waiting::NoNetwork, Waiting::Network))
-    }
-
-    fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, Waiting> {
-        let cgroup = match &pod.place {
-            Place::Cgroup(path) => self.hierarchy.cgroup(path)?,
-            Place::Uid(uid) => self.hierarchy.pod(uid)?,
+        let taken = match given {
+            Ok(true) => before.take().await,
+            Ok(false) => return None,
+            Err(error) => Err(error),
         };
-        found.insert(cgroup.path.clone());
-        let own = self.hierarchy.own()?;
-        if own.starts_with(&cgroup.path) {
-            return Err(intercept::Error::Inside(cgroup.path).into());
-        }
-        let beats = Heartbeat { number: None, max_age: BEAT_MAX_AGE };
-        let mut except = pod.except.clone();
-        let (listener, heartbeat) = match &pod.taker {
-            Taker::Node => (ListenerCheck::Held, Some(beats)),
-            Taker::Sidecar { container } => {
-                if let Some(id) = container {
-                    except.push(self.hierarchy.container(&cgroup, id)?.path);
-                }
-                (ListenerCheck::Port, None)
+        match taken {
+            Ok((charge, heirlooms, link)) => {
+                info!(listeners = heirlooms.len(), "follows the process before");
+                self.keeper.inherit(heirlooms).await;
+                Some((charge, link))
             }
-        };
-        let slot = self.interceptor.attach(&Attach {
-            cgroup: cgroup.path.clone(),
-            except,
-            targets: self.targets.clone(),
-            port: self.networks.port,
-            fail_open: pod.fail_open,
-            listener,
-            heartbeat,
-            report: false,
-        })?;
-        let enrolled = Enrolled { pod: pod.clone(), cgroup, slot, serving: None };
-        self.pods.insert(pod.name.clone(), enrolled);
-        Ok(slot)
+            Err(error) => {
+                warn_of("follow the process that serves the pods")(&error);
+                time::sleep(PERIOD).await;
+                None
+            }
+        }
     }
 
-    /// Takes a pod's connections: first who serves them, then who accepts them, then who sends them.
-    fn begin(
+    /// Serves until there is a reason not to.
+    async fn serve(
         &mut self,
-        pod: &Pod,
-        slot: Slot,
-        Here { network, file, gone }: &Here,
-    ) -> Result<(), Waiting> {
-        let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
-        let history = pod.history(self.state.as_deref());
-        let served = Served { policy, history, gone: Some(gone.clone()) };
-        self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
-        let listener = self.networks.join(*network, file, slot)?;
-        self.interceptor.beat(u32::from(slot.get()))?;
-        self.interceptor.listen(slot, listener)?;
-        // Without it the pod goes on over IPv4.
-        let native =
-            Namespace::open(file).and_then(|network| self.interceptor.serve_ipv6(slot, &network));
-        if let Err(error) = native {
-            info!(pod = %pod.name, error = &error as &dyn std::error::Error, "no IPv6 of our own");
-        }
-        Ok(())
-    }
-
-    /// Takes no more connections of a pod, and ends those that there are.
-    fn end(&mut self, slot: Slot, serving: Option<Serving>) {
-        let Some(Serving::Here(Here { network, gone, .. })) = serving else { return };
-        self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
-        self.networks.leave(network, slot);
-        gone.cancel();
-    }
-
-    fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, Served>)) {
-        self.served.send_modify(|pods| change(Arc::make_mut(pods)));
-    }
-
-    /// Detaches what nobody wants: pods that are gone, and those that a former process was told to serve.
-    fn tidy(&mut self, found: &HashSet<PathBuf>) -> Result<(), intercept::Error> {
-        policy::tidy(self.state.as_deref(), self.wanted.iter().map(|pod| &pod.name));
-        self.interceptor.sweep()?;
-        let attachments = self.interceptor.status()?.attachments.into_iter();
-        let own = attachments.filter(|attachment| attachment.owner == OWNER);
-        for orphan in own.filter(|attachment| !found.contains(&attachment.cgroup)) {
-            self.interceptor.detach(&orphan.cgroup)?;
-            info!(cgroup = %orphan.cgroup.display(), "detached");
-        }
-        Ok(())
-    }
-
-    fn beat(&mut self) {
-        let here = self.pods.values().filter(|pod| pod.is_here());
-        for slot in here.map(|pod| u32::from(pod.slot.get())).collect::<Vec<_>>() {
-            // One that is gone already must not silence the others.
-            drop(self.interceptor.beat(slot).inspect_err(warn_of("beat")));
+        charge: &mut Held,
+        starting: &mut Option<BlockReady>,
+        asked: &CancellationToken,
+    ) -> Why {
+        let drain = self.drain.clone();
+        let mut ticks = ticks();
+        let mut removed = pin!(self.removal.clone().once_asked(asked.clone()));
+        let (mut leaving, mut alone) = (false, pin!(self.patience(asked.clone())));
+        loop {
+            if self.keeper.knows() {
+                drop(starting.take());
+            }
+            if leaving && self.gives(charge).await {
+                return Why::Followed;
+            }
+            tokio::select! {
+                biased;
+                // Shutdown, without being asked to leave.
+                () = drain.started() => return Why::Over,
+                gone = &mut removed, if !leaving => {
+                    if gone {
+                        return Why::Removed;
+                    }
+                    if charge.is_none() {
+                        return Why::Over;
+                    }
+                    leaving = true;
+                }
+                () = &mut alone, if leaving => {
+                    info!("no other process has come to serve the pods of this node");
+                    return if self.removal.is_due().await { Why::Removed } else { Why::Over };
+                }
+                _ = ticks.tick() => self.keeper.look(),
+                () = self.keeper.news() => {}
+                () = attend(charge) => {}
+            }
+            self.keeper.pass().await;
         }
     }
 
-    /// Says what became of a pod, if that is news.
-    fn note(&mut self, name: &PodName, served: Result<(), Waiting>) {
-        let Err(error) = served else {
-            self.complaints.remove(name);
-            return info!(pod = %name, "pod is served");
+    /// Gives everything to the process that waits to follow, where there is one; gives whether that has it now.
+    async fn gives(&self, charge: &mut Held) -> bool {
+        let Some(charge) = charge.as_mut().filter(|charge| charge.has_successor()) else {
+            return false;
         };
-        let error = format!("{:#}", anyhow::Error::from(error));
-        let complaint = self.complaints.entry(name.clone());
-        if complaint.or_insert_with(|| Complaint::new(error.clone())).due(&error) {
-            warn!(pod = %name, error, "pod cannot be served yet");
+        let given = match self.keeper.heirlooms() {
+            Ok(heirlooms) => charge.give(heirlooms).await,
+            Err(error) => Err(error),
+        };
+        given.inspect_err(warn_of("give the pods to the process that follows")).is_ok()
+    }
+
+    /// Completes when nobody is waited for any more.
+    fn patience(&self, asked: CancellationToken) -> impl Future<Output = ()> + use<> {
+        let patience = self.handover.as_ref().map(|handover| handover.patience);
+        async move {
+            asked.cancelled().await;
+            time::sleep(patience.unwrap_or_default()).await;
         }
     }
 }
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("wanted", &self.wanted).finish_non_exhaustive()
+        f.debug_struct("Node").field("handover", &self.handover).finish_non_exhaustive()
     }
 }
 
-fn warn_of(doing: &'static str) -> impl FnOnce(&intercept::Error) {
-    move |error| warn!(error = error as &dyn std::error::Error, doing, "the kernel does not let us")
+/// Lets in who follows, where somebody may.
+async fn attend(charge: &mut Held) {
+    let Some(charge) = charge else { return std::future::pending().await };
+    if let Err(error) = charge.attend().await {
+        warn_of("let in who follows")(&error);
+        time::sleep(PERIOD).await;
+    }
+}
+
+fn warn_of(doing: &'static str) -> impl FnOnce(&io::Error) {
+    move |error| warn!(error = error as &dyn std::error::Error, doing, "no hand-over")
+}
+
+fn ticks() -> Interval {
+    let mut ticks = time::interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
 }

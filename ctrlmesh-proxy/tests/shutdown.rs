@@ -124,3 +124,28 @@ async fn what_never_ends_is_cut_at_the_deadline() {
     assert_eq!(proxy.ended().await.code(), Some(1));
     assert!(request.await.unwrap());
 }
+
+/// Is told by a manager that is not there what it may do; so it waits, and serves nobody.
+fn waiting(pki: &Pki) -> Proxy {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+    std::fs::write(pki.path("token"), "token").unwrap();
+    command
+        .args(["sidecar", "--listen", "127.0.0.1:0", "--upstream", "https://127.0.0.1:1"])
+        .args(["--manager", "127.0.0.1:1", "--pod", "ns/op-0", "--manager-ca"])
+        .arg(pki.path("real.crt"))
+        .arg("--token")
+        .arg(pki.path("token"))
+        .arg("--state-dir")
+        .arg(pki.path("state"));
+    Proxy::waiting(pki, command)
+}
+
+#[tokio::test]
+async fn who_waits_for_the_manager_says_that_it_lives_and_ends_when_it_is_told_to() {
+    let pki = Pki::new();
+    let proxy = waiting(&pki);
+    assert_eq!(plain_get(proxy.admin, "/livez").await.0, 200);
+    assert_eq!(plain_get(proxy.admin, "/readyz").await, (503, "waiting for listeners\n".into()));
+    proxy.terminate();
+    assert!(proxy.ended().await.success());
+}

@@ -51,6 +51,8 @@ pub enum Image {
     Pause,
     /// What the node bed's tests run in pods
     Probe,
+    /// kubectl, for tests that run it in a pod
+    Kubectl,
 }
 
 /// How a program is built.
@@ -83,6 +85,7 @@ impl Image {
             Self::PrometheusOperator => "prometheus-operator",
             Self::Pause => "pause",
             Self::Probe => "probe",
+            Self::Kubectl => "kubectl",
         }
     }
 
@@ -94,6 +97,7 @@ impl Image {
             Self::PrometheusOperator => "prometheus-operator, for tests of ctrlmesh",
             Self::Pause => "Holds the namespaces of a pod",
             Self::Probe => "Answers, asks and reads, for tests",
+            Self::Kubectl => "kubectl, for tests",
         }
     }
 
@@ -104,6 +108,7 @@ impl Image {
             Self::PrometheusOperator => Source::Built(tools::prometheus_operator()),
             Self::Pause => Source::Go("xtask/control-plane", "./pause"),
             Self::Probe => Source::Go("xtask/control-plane", "./probe"),
+            Self::Kubectl => Source::Built(tools::control_plane("kubectl")),
         }
     }
 }

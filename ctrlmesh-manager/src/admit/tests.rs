@@ -152,9 +152,13 @@ fn every_kind_is_judged_by_its_own_rules() {
     assert!(message(&unreadable).starts_with("cannot be read"), "{unreadable:?}");
 }
 
+fn settings() -> Settings {
+    let (image, pull_policy) = ("p".to_owned(), "Always".to_owned());
+    Settings { image, pull_policy, manager: "m:1".to_owned() }
+}
+
 fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
-    let settings = Settings { image: "p".to_owned(), manager: "m:1".to_owned() };
-    let asked = asked("CREATE", pod, None);
+    let (settings, asked) = (settings(), asked("CREATE", pod, None));
     let recent = &mut Recent::default();
     inject(&asked, known, &Labelling::default(), &settings, recent, Instant::now())
 }
@@ -162,7 +166,7 @@ fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
 #[test]
 fn pods_that_are_made_together_are_given_different_shards_before_any_of_them_is_seen() {
     let root = ROOT.replace("targetStatefulSet", "targetDeployment");
-    let settings = Settings { image: "p".to_owned(), manager: "m:1".to_owned() };
+    let settings = settings();
     let (mut recent, start) = (Recent::default(), Instant::now());
     let pod = |name: &str, shard: Option<&str>, ending: &str| {
         let mut labels = json!({key::ENABLE_PROXY: "true", "pod-template-hash": "x"});
@@ -197,7 +201,7 @@ fn pods_that_are_made_together_are_given_different_shards_before_any_of_them_is_
         (ask(pod("", None, "Pending"), &known, soon), ask(pod("", None, "Pending"), &known, soon));
     assert_ne!(third, fourth);
     // What was never seen is forgotten: the shard of the one that is there is not the one that lacks.
-    assert_ne!(ask(pod("", None, "Pending"), &known, Duration::from_secs(60)), first);
+    assert_ne!(ask(pod("", None, "Pending"), &known, Duration::from_mins(1)), first);
 }
 
 /// The operations of the patch.

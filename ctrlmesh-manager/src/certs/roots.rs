@@ -204,12 +204,7 @@ impl Roots {
                 None => {
                     let known = there.namespaces();
                     self.repair(all.into_iter().chain(known), &there, leadership).await;
-                    if let Err(error) =
-                        self.webhooks(leadership).await.map_err(RootsError::Webhooks)
-                    {
-                        let error = telemetry::chain(&error);
-                        warn!(error, "certificate authorities not published");
-                    }
+                    self.webhooks(leadership).await;
                 }
             }
         }
@@ -281,26 +276,42 @@ impl Roots {
     }
 
     /// Tells the API server whom to believe when it calls our webhooks.
-    async fn webhooks(&self, leadership: &Leadership) -> Result<(), kube::Error> {
-        let bundle = ByteString(self.vault.current().manager.bundle().into_bytes());
-        let ours = ListParams::default().labels(PART_OF);
-        let validating: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
-        for mut one in validating.list(&ours).await? {
-            let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
-            let name = one.metadata.name.clone().unwrap_or_default();
-            if set(clients, &bundle) && leadership.is_held() {
-                told(&name, validating.replace(&name, &PostParams::default(), &one).await)?;
+    async fn webhooks(&self, leadership: &Leadership) {
+        for told in [self.validating(leadership).await, self.mutating(leadership).await] {
+            if let Err(error) = told.map_err(RootsError::Webhooks) {
+                warn!(error = telemetry::chain(&error), "certificate authorities not published");
             }
         }
-        let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
-        for mut one in mutating.list(&ours).await? {
+    }
+
+    /// Those that check.
+    async fn validating(&self, leadership: &Leadership) -> Result<(), kube::Error> {
+        let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        for mut one in configurations.list(&ListParams::default().labels(PART_OF)).await? {
             let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
-            let name = one.metadata.name.clone().unwrap_or_default();
-            if set(clients, &bundle) && leadership.is_held() {
-                told(&name, mutating.replace(&name, &PostParams::default(), &one).await)?;
+            if set(clients, &self.bundle()) && leadership.is_held() {
+                let name = one.metadata.name.clone().unwrap_or_default();
+                told(&name, configurations.replace(&name, &PostParams::default(), &one).await);
             }
         }
         Ok(())
+    }
+
+    /// Those that change.
+    async fn mutating(&self, leadership: &Leadership) -> Result<(), kube::Error> {
+        let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        for mut one in configurations.list(&ListParams::default().labels(PART_OF)).await? {
+            let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
+            if set(clients, &self.bundle()) && leadership.is_held() {
+                let name = one.metadata.name.clone().unwrap_or_default();
+                told(&name, configurations.replace(&name, &PostParams::default(), &one).await);
+            }
+        }
+        Ok(())
+    }
+
+    fn bundle(&self) -> ByteString {
+        ByteString(self.vault.current().manager.bundle().into_bytes())
     }
 }
 
@@ -317,14 +328,20 @@ fn set<'a>(
     changed
 }
 
-/// Somebody else's change in between is none of our business: the next look sees it.
-fn told<T>(name: &str, written: Result<T, kube::Error>) -> Result<(), kube::Error> {
+/// One that cannot be written, such as somebody else's with our label, does not stand in another's way. A change in between
+/// is none of our business: the next look sees it.
+fn told<T>(name: &str, written: Result<T, kube::Error>) {
     match written {
         Ok(_) => info!(configuration = name, "webhook configuration believes the manager"),
         Err(kube::Error::Api(status)) if status.code == 409 => {}
-        Err(error) => return Err(error),
+        Err(error) => {
+            let error = telemetry::chain(&error);
+            warn!(
+                configuration = name,
+                error, "webhook configuration does not believe the manager"
+            );
+        }
     }
-    Ok(())
 }
 
 fn digest(data: &BTreeMap<String, String>) -> u64 {

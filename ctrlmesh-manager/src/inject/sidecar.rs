@@ -115,6 +115,7 @@ fn container(
     Container {
         name: CONTAINER.to_owned(),
         image: Some(settings.image.clone()),
+        image_pull_policy: Some(settings.pull_policy.clone()),
         args: Some(args),
         env: Some(vec![
             of_pod("POD_NAME", "metadata.name"),
@@ -128,7 +129,10 @@ fn container(
         }]),
         // What makes it a sidecar: the containers behind it start when its startup probe has succeeded.
         restart_policy: Some("Always".to_owned()),
-        startup_probe: Some(until_ready()),
+        startup_probe: Some(probe("/readyz", 1, START_SECONDS)),
+        readiness_probe: Some(probe("/readyz", 5, 3)),
+        // It is made anew where it hangs, and not because the manager is away: that it lives it says by itself.
+        liveness_probe: Some(probe("/livez", 10, 6)),
         resources: Some(resources),
         security_context: Some(unprivileged()),
         volume_mounts: Some(vec![mount(VOLUME, FOLDER, true), mount(STATE, STATE_FOLDER, false)]),
@@ -136,17 +140,18 @@ fn container(
     }
 }
 
-fn until_ready() -> Probe {
+/// Looks at a page every so many seconds, until it was not well so many times in a row.
+fn probe(page: &str, period: i32, failures: i32) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
-            path: Some("/readyz".to_owned()),
+            path: Some(page.to_owned()),
             port: IntOrString::Int(port::PROXY_ADMIN.into()),
             scheme: Some("HTTP".to_owned()),
             ..HTTPGetAction::default()
         }),
-        period_seconds: Some(1),
-        failure_threshold: Some(START_SECONDS),
-        timeout_seconds: Some(1),
+        period_seconds: Some(period),
+        failure_threshold: Some(failures),
+        timeout_seconds: Some(period.min(5)),
         success_threshold: Some(1),
         ..Probe::default()
     }

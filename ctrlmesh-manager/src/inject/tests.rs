@@ -4,7 +4,11 @@ use serde_json::{Value, json};
 use super::*;
 
 fn settings() -> Settings {
-    Settings { image: "ctrlmesh/proxy:1".to_owned(), manager: "m.ns.svc:8071".to_owned() }
+    Settings {
+        image: "ctrlmesh/proxy:1".to_owned(),
+        pull_policy: "IfNotPresent".to_owned(),
+        manager: "m.ns.svc:8071".to_owned(),
+    }
 }
 
 fn pod(annotations: Value, spec: Value) -> Pod {
@@ -82,6 +86,9 @@ fn the_sidecar_starts_first_and_has_no_privilege() {
         (&json!("Always"), &json!("ctrlmesh/proxy:1"))
     );
     assert_eq!(proxy["startupProbe"]["httpGet"]["path"], "/readyz");
+    assert_eq!(proxy["readinessProbe"]["httpGet"]["path"], "/readyz");
+    assert_eq!(proxy["livenessProbe"]["httpGet"]["path"], "/livez");
+    assert_eq!(proxy["imagePullPolicy"], "IfNotPresent");
     let security = &proxy["securityContext"];
     for (field, value) in [
         ("privileged", json!(false)),

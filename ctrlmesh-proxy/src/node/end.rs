@@ -1,147 +1,258 @@
 //! Is this process ended for another in its place, or is ctrlmesh removed?
 //!
-//! An update must let nothing pass, so what is attached stays attached and refuses until the next process serves it. When
-//! the DaemonSet or its namespace goes, nobody will: then the pods are let go of. The API server is asked which of both
-//! it is; where it does not answer, it counts as an update. Where it no longer knows our account, it is the end: that was
-//! made with the DaemonSet and goes with it. An operator that is let go of wrongly does not escape its shard, for it does
-//! not believe the API server's own certificate.
+//! An update must let nothing pass, so what is attached stays attached, and refuses what no process serves. When the
+//! DaemonSet or its namespace goes, nobody will serve it: then the pods are let go of. The API server says which of both
+//! it is. Only what it says of these two objects is believed: that one is not there, or is going. That it does not know
+//! us, or lets us see nothing, proves nothing; and as our account and its rights may be removed with everything else
+//! before we are told to stop, the namespace is watched: that it goes is seen then, while we may still see it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
-use bytes::Bytes;
-use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use anyhow::{Context as _, ensure};
+use http::StatusCode;
+use http_body_util::BodyExt as _;
 use serde_json::Value;
-use tokio::net::TcpStream;
 use tokio::time;
-use tokio_rustls::TlsConnector;
-use tracing::{info, warn};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
 
+use super::ask::{Asker, MAX_BYTES};
+use super::keeper::OWNER;
+use crate::drain::Drain;
+use crate::intercept;
+use crate::intercept::Options;
+use crate::policy::PodName;
 use crate::tls::trust::Trust;
-use crate::upstream::{Address, Target};
+use crate::upstream::Target;
 
-/// How long the API server may take: pods that are let go of have their connections refused for so long.
+/// How long the API server may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The most that is read of an answer, in bytes.
-const MAX_BYTES: usize = 1024 * 1024;
+/// How long it is waited before the namespace is watched again: it may have to come back itself.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// How long one watch takes: the API server is to end it, not a silence.
+const WATCH_SECONDS: u32 = 1800;
+
+/// Of the namespace only who it is, and whether it goes.
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// Who can say which it is.
 #[derive(Clone, Debug)]
 pub struct End {
-    /// The API server.
-    pub target: Target,
-    /// Whom to believe to be it.
-    pub trust: Arc<Trust>,
-    /// Our account's token, made out to it.
-    pub token: PathBuf,
-    /// The namespace of our DaemonSet.
-    pub namespace: String,
-    /// Its name.
-    pub daemon_set: String,
+    target: Target,
+    trust: Arc<Trust>,
+    token: PathBuf,
+    daemon_set: PodName,
+    /// Whether the namespace was seen going.
+    going: Arc<AtomicBool>,
+}
+
+/// What is taken out of the kernel in the end.
+#[derive(Clone, Debug)]
+pub struct Removal {
+    /// Folder of the kernel's pins.
+    pub pins: PathBuf,
+    /// Who says whether this process ends for good; without it, another one follows.
+    pub end: Option<End>,
+}
+
+// === impl Removal ===
+
+impl Removal {
+    /// Whether ctrlmesh is removed.
+    pub async fn is_due(&self) -> bool {
+        match &self.end {
+            Some(end) => end.is_for_good().await,
+            None => false,
+        }
+    }
+
+    /// Takes everything out of the kernel.
+    pub fn carry_out(&self) {
+        let options = Options { pins: self.pins.clone(), ..Options::new(OWNER) };
+        match intercept::uninstall(&options, false) {
+            Ok(()) => info!("everything is taken out of the kernel"),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "not everything could be taken out of the kernel");
+            }
+        }
+    }
+
+    /// Both, for a process that serves nobody.
+    pub async fn if_due(&self) {
+        if self.is_due().await {
+            self.carry_out();
+        }
+    }
+
+    /// Whether it is due, as soon as the process is `asked` to leave; it serves while that is found out.
+    pub(super) async fn once_asked(self, asked: CancellationToken) -> bool {
+        asked.cancelled().await;
+        self.is_due().await
+    }
 }
 
 // === impl End ===
 
 impl End {
-    /// Whether ctrlmesh is removed.
-    pub(super) async fn is_for_good(&self) -> bool {
-        match time::timeout(DEADLINE, Box::pin(self.ask())).await {
-            Ok(Ok(gone)) => {
+    /// Of a DaemonSet, as the API server says it to the account of a token.
+    pub fn new(target: Target, trust: Arc<Trust>, token: PathBuf, daemon_set: PodName) -> Self {
+        Self { target, trust, token, daemon_set, going: Arc::default() }
+    }
+
+    /// Watches the namespace until shutdown.
+    pub async fn watch(self, drain: Drain) {
+        let watched = async {
+            loop {
+                if let Err(error) = Box::pin(self.watch_once()).await {
+                    let error = format!("{error:#}");
+                    debug!(error, "our namespace is not watched for a moment");
+                }
+                time::sleep(AGAIN).await;
+            }
+        };
+        tokio::select! {
+            () = drain.started() => {}
+            () = watched => {}
+        }
+    }
+
+    async fn is_for_good(&self) -> bool {
+        let asked = time::timeout(DEADLINE, Box::pin(self.ask())).await;
+        let asked = asked.map_err(anyhow::Error::from).flatten();
+        match asked {
+            Ok(gone) => {
                 info!(gone, "asked whether we are removed");
                 gone
             }
-            Ok(Err(error)) => {
-                let error = format!("{error:#}");
-                warn!(error, "not known whether we are removed; what is attached stays");
-                false
-            }
-            Err(_elapsed) => {
-                warn!("the API server does not say whether we are removed; what is attached stays");
-                false
+            Err(error) => {
+                let (error, gone) = (format!("{error:#}"), self.going.load(Ordering::Relaxed));
+                warn!(error, gone, "the API server does not say whether we are removed");
+                gone
             }
         }
     }
 
     async fn ask(&self) -> anyhow::Result<bool> {
-        self.trust.refresh();
-        let Self { namespace, daemon_set, .. } = self;
-        let paths = [
-            format!("/api/v1/namespaces/{namespace}"),
-            format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{daemon_set}"),
-        ];
-        for path in paths {
-            let (status, body) = self.get(&path).await.with_context(|| format!("get {path}"))?;
-            if is_gone(status, &body).with_context(|| format!("{path}: {status}"))? {
-                return Ok(true);
+        let PodName { namespace, name } = &self.daemon_set;
+        let set = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}");
+        let paths = [(format!("/api/v1/namespaces/{namespace}"), namespace), (set, name)];
+        let mut unknown = None;
+        for (path, name) in paths {
+            let (status, body) =
+                self.asker().get(&path).await.with_context(|| format!("get {path}"))?;
+            match is_gone(status, &body, name) {
+                Some(true) => return Ok(true),
+                Some(false) => {}
+                None => unknown = Some(format!("{path}: {status}")),
             }
         }
-        Ok(false)
+        match unknown {
+            Some(unknown) => Err(anyhow::Error::msg(unknown)),
+            None => Ok(false),
+        }
     }
 
-    async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let stream = match &self.target.address {
-            Address::Socket(address) => TcpStream::connect(address).await?,
-            Address::Host(host, port) => TcpStream::connect((host.as_str(), *port)).await?,
-        };
-        let tls = TlsConnector::from(self.trust.client().http1);
-        let stream = Box::pin(tls.connect(self.target.name.clone(), stream)).await?;
-        let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let token = std::fs::read_to_string(&self.token).context("read our token")?;
-        let request = Request::get(path)
-            .header(header::HOST, "kubernetes.default.svc")
-            .header(header::ACCEPT, "application/json")
-            .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
-            .body(Empty::<Bytes>::new())?;
-        let answered = async {
-            let response = send.send_request(request).await?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
-            let body = body.map_err(|error| anyhow::anyhow!("read the answer: {error}"))?;
-            anyhow::Ok((status, body.to_bytes()))
-        };
-        tokio::select! {
-            answered = answered => answered,
-            ended = connection => Err(anyhow::anyhow!("the connection ended: {ended:?}")),
-        }
+    async fn watch_once(&self) -> anyhow::Result<()> {
+        let namespace = &self.daemon_set.namespace;
+        let path = format!(
+            "/api/v1/namespaces?watch=true&fieldSelector=metadata.name%3D{namespace}&timeoutSeconds={WATCH_SECONDS}"
+        );
+        self.asker()
+            .with(&path, METADATA, async |response| {
+                let (status, mut body) = (response.status(), response.into_body());
+                ensure!(status.is_success(), "watch {namespace}: {status}");
+                let mut bytes = Vec::new();
+                while let Some(frame) = body.frame().await {
+                    bytes.extend(frame?.into_data().unwrap_or_default());
+                    while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
+                        let event: Vec<u8> = bytes.drain(..=end).collect();
+                        if let Some(going) = is_going(&event, namespace) {
+                            self.going.store(going, Ordering::Relaxed);
+                        }
+                    }
+                    ensure!(bytes.len() <= MAX_BYTES, "an event of more than {MAX_BYTES} bytes");
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    fn asker(&self) -> Asker<'_> {
+        Asker { target: &self.target, trust: &self.trust, token: &self.token }
     }
 }
 
-/// Whether an object is gone or about to go; nothing where the answer does not say so.
-fn is_gone(status: StatusCode, body: &[u8]) -> Option<bool> {
+/// Whether an object is gone or about to go; nothing where the answer does not say so of this very object.
+fn is_gone(status: StatusCode, body: &[u8], name: &str) -> Option<bool> {
+    let object: Value = serde_json::from_slice(body).ok()?;
     match status {
         StatusCode::OK => {
-            let object: Value = serde_json::from_slice(body).ok()?;
-            let name = &object["metadata"]["name"];
-            name.is_string().then(|| object["metadata"]["deletionTimestamp"].is_string())
+            let metadata = &object["metadata"];
+            (metadata["name"] == name).then(|| metadata["deletionTimestamp"].is_string())
         }
-        StatusCode::NOT_FOUND | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Some(true),
+        StatusCode::NOT_FOUND => {
+            let its = object["reason"] == "NotFound" && object["details"]["name"] == name;
+            its.then_some(true)
+        }
         _ => None,
     }
+}
+
+/// Whether an event says that an object goes, or that it does not.
+fn is_going(event: &[u8], name: &str) -> Option<bool> {
+    let event: Value = serde_json::from_slice(event).ok()?;
+    let metadata = &event["object"]["metadata"];
+    if metadata["name"] != name {
+        return None;
+    }
+    Some(event["type"] == "DELETED" || metadata["deletionTimestamp"].is_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const THERE: &str = r#"{"metadata": {"name": "a"}}"#;
+    const GOING: &str =
+        r#"{"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}}"#;
+
+    fn gone(status: u16, body: &str) -> Option<bool> {
+        is_gone(StatusCode::from_u16(status).unwrap(), body.as_bytes(), "a")
+    }
+
     #[test]
-    fn what_is_there_to_stay_is_not_gone_and_an_answer_that_says_nothing_says_nothing() {
-        let there = br#"{"metadata": {"name": "a"}}"#;
-        let going = br#"{"metadata": {"name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z"}}"#;
-        assert_eq!(is_gone(StatusCode::OK, there), Some(false));
-        assert_eq!(is_gone(StatusCode::OK, going), Some(true));
-        for gone in [404, 401, 403] {
-            assert_eq!(is_gone(StatusCode::from_u16(gone).unwrap(), b""), Some(true));
+    fn only_what_is_said_of_the_object_itself_is_believed() {
+        assert_eq!(gone(200, THERE), Some(false));
+        assert_eq!(gone(200, GOING), Some(true));
+        let missing = r#"{"kind": "Status", "reason": "NotFound", "details": {"name": "a"}}"#;
+        assert_eq!(gone(404, missing), Some(true));
+        // A kind that is not served, a load balancer, another object.
+        assert_eq!(gone(404, r#"{"kind": "Status", "reason": "NotFound", "details": {}}"#), None);
+        assert_eq!(gone(404, "default backend - 404"), None);
+        assert_eq!(gone(200, "{}"), None);
+        assert_eq!(gone(200, r#"{"metadata": {"name": "b"}}"#), None);
+        // An account that is not known, or may see nothing any more, is no proof.
+        for unknown in [401, 403, 429, 500, 503] {
+            assert_eq!(gone(unknown, missing), None);
+            assert_eq!(gone(unknown, GOING), None);
         }
-        assert_eq!(is_gone(StatusCode::OK, b"{}"), None);
-        assert_eq!(is_gone(StatusCode::OK, b"<html>"), None);
-        for unknown in [429, 500, 503] {
-            assert_eq!(is_gone(StatusCode::from_u16(unknown).unwrap(), there), None);
-        }
+    }
+
+    #[test]
+    fn an_event_says_whether_the_namespace_goes() {
+        let going = |kind: &str, object: &str| {
+            let event = format!(r#"{{"type": "{kind}", "object": {object}}}"#);
+            is_going(event.as_bytes(), "a")
+        };
+        assert_eq!(going("ADDED", THERE), Some(false));
+        assert_eq!(going("MODIFIED", GOING), Some(true));
+        assert_eq!(going("DELETED", THERE), Some(true));
+        assert_eq!(going("ERROR", r#"{"kind": "Status", "code": 410}"#), None);
     }
 }

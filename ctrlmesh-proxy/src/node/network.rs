@@ -3,7 +3,9 @@
 //! At one socket in each network namespace: pods that share the host's share its socket. A connection names its pod by
 //! an address that any process of the namespace can dial, so a socket takes only the pods of its own namespace.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -21,8 +23,8 @@ use crate::intercept::{Error, Originals, Slot};
 /// A network namespace, whatever it is called.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct NetworkId {
-    device: u64,
-    inode: u64,
+    pub(super) device: u64,
+    pub(super) inode: u64,
 }
 
 /// The sockets in the pods' network namespaces.
@@ -32,13 +34,26 @@ pub(super) struct Networks {
     pub(super) port: u16,
     pub(super) drain: Drain,
     pub(super) open: HashMap<NetworkId, Network>,
+    /// What the process before this one listened with, and nobody has asked for yet.
+    pub(super) inherited: HashMap<NetworkId, Heirloom>,
 }
 
 /// One network namespace's socket; it closes when this is dropped.
 pub(super) struct Network {
     listener: TcpListener,
     pods: Arc<RwLock<HashSet<Slot>>>,
+    /// Those whose connections the kernel sends here already, for the process before this one told it to.
+    known: HashSet<Slot>,
     stop: CancellationToken,
+}
+
+/// A socket that goes from one process to the next.
+pub(super) struct Heirloom {
+    pub(super) network: NetworkId,
+    pub(super) port: u16,
+    /// Pods whose connections the kernel sends there.
+    pub(super) slots: Vec<Slot>,
+    pub(super) listener: TcpListener,
 }
 
 // === impl NetworkId ===
@@ -67,20 +82,40 @@ fn namespace(process: &str) -> PathBuf {
 // === impl Networks ===
 
 impl Networks {
-    /// The socket that takes the connections of the pod in `slot`, which is in the network namespace `id` at `file`.
+    /// Takes the connections of the pod in `slot`, which is in the network namespace `id` at `file`; gives the socket of
+    /// which the kernel is to be told, where it does not know of it.
     pub(super) fn join(
         &mut self,
         id: NetworkId,
         file: &Path,
         slot: Slot,
-    ) -> Result<&TcpListener, Error> {
-        if !self.open.contains_key(&id) {
-            let network = self.listen(file)?;
-            self.open.insert(id, network);
-        }
-        let network = &self.open[&id];
+    ) -> Result<Option<&TcpListener>, Error> {
+        let network = match self.open.entry(id) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(vacant) => {
+                let inherited = self.inherited.remove(&id).filter(|one| one.port == self.port);
+                let (listener, known) = match inherited {
+                    Some(Heirloom { listener, slots, .. }) => (listener, slots),
+                    None => (listener::outbound(&Namespace::open(file)?, self.port)?, Vec::new()),
+                };
+                let (acceptor, drain) = (self.acceptor.clone(), &self.drain);
+                vacant.insert(Network::open(listener, known, acceptor, &self.originals, drain)?)
+            }
+        };
         network.pods.write().unwrap_or_else(PoisonError::into_inner).insert(slot);
-        Ok(&network.listener)
+        // Once: it may be told of another one later.
+        let known = network.known.remove(&slot);
+        Ok((!known).then_some(&network.listener))
+    }
+
+    /// What the next process is to listen with.
+    pub(super) fn heirlooms(&self) -> io::Result<Vec<Heirloom>> {
+        let heirloom = |(id, network): (&NetworkId, &Network)| {
+            let pods = network.pods.read().unwrap_or_else(PoisonError::into_inner).clone();
+            let (slots, listener) = (pods.into_iter().collect(), network.listener.try_clone()?);
+            Ok(Heirloom { network: *id, port: self.port, slots, listener })
+        };
+        self.open.iter().map(heirloom).collect()
     }
 
     /// Takes no more connections of a pod; a socket without pods closes.
@@ -94,28 +129,35 @@ impl Networks {
             self.open.remove(&id);
         }
     }
+}
 
-    fn listen(&self, file: &Path) -> Result<Network, Error> {
-        let listener = listener::outbound(&Namespace::open(file)?, self.port)?;
+// === impl Network ===
+
+impl Network {
+    fn open(
+        listener: TcpListener,
+        known: Vec<Slot>,
+        acceptor: Acceptor,
+        originals: &Arc<Originals>,
+        drain: &Drain,
+    ) -> Result<Self, Error> {
         let failed = |source| Error::Listen {
-            address: listener.local_addr().unwrap_or(SocketAddr::from(([0; 4], self.port))),
+            address: listener.local_addr().unwrap_or(SocketAddr::from(([0; 4], 0))),
             source,
         };
         let accepting = listener.try_clone().and_then(tokio::net::TcpListener::from_std);
         let accepting = accepting.map_err(failed)?;
         let (pods, stop) = (Arc::<RwLock<HashSet<Slot>>>::default(), CancellationToken::new());
-        let (originals, here) = (self.originals.clone(), pods.clone());
+        let (originals, here) = (originals.clone(), pods.clone());
         let origin = move |own, client| origin(&originals, &here, own, client);
-        let accepting = self.acceptor.clone().run(accepting, origin, self.drain.clone());
+        let accepting = acceptor.run(accepting, origin, drain.clone());
         let stopped = stop.clone();
-        self.drain.spawn(async move {
+        drain.spawn(async move {
             stopped.run_until_cancelled(accepting).await;
         });
-        Ok(Network { listener, pods, stop })
+        Ok(Self { listener, pods, known: known.into_iter().collect(), stop })
     }
 }
-
-// === impl Network ===
 
 impl Drop for Network {
     fn drop(&mut self) {

@@ -194,13 +194,15 @@ impl Entry {
 
 /// Whole, or not at all, also where the power goes.
 fn replace(folder: &Path, text: &[u8]) -> io::Result<()> {
-    let next = folder.join(NEXT);
+    let (next, directory) = (folder.join(NEXT), File::open(folder)?);
+    // Another process of the node may follow this one, and keep what it is told beside it.
+    directory.lock()?;
     let mut options = File::options();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
     file.write_all(text)?;
     file.sync_all()?;
     fs::rename(&next, folder.join(FILE))?;
-    File::open(folder)?.sync_all()
+    directory.sync_all()
 }
 
 #[cfg(test)]
@@ -231,6 +233,19 @@ mod tests {
         assert_eq!(store.load(), told(2));
         let names: Vec<_> = fs::read_dir(&store.folder).unwrap().collect();
         assert_eq!(names.len(), 1, "{names:?}");
+    }
+
+    #[test]
+    fn what_two_write_at_once_is_whole() {
+        let (_folder, store) = store();
+        let writes = |epochs: std::ops::Range<u64>| {
+            epochs.for_each(|epoch| store.save(&told(epoch % 2 * 1_000_000_000)).unwrap());
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| writes(0..100));
+            scope.spawn(|| writes(1..101));
+        });
+        assert!(!store.load().is_empty(), "it broke");
     }
 
     #[test]

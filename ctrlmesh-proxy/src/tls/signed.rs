@@ -128,6 +128,9 @@ impl Signed {
         for certificate in chain {
             text.push_str(&pem::encode(&pem::Pem::new("CERTIFICATE", certificate.as_ref())));
         }
+        // Another process of the node may follow this one, and keep its own.
+        let directory = File::open(&self.manager.state)?;
+        directory.lock()?;
         let next = self.file.with_extension("next");
         let mut options = File::options();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;

@@ -70,7 +70,17 @@ impl Proxy {
         Self::spawn(pki, command)
     }
 
-    fn spawn(pki: &Pki, mut command: Command) -> Self {
+    /// One that has not begun to serve, and perhaps never will.
+    pub(crate) fn waiting(pki: &Pki, command: Command) -> Self {
+        Self::until(pki, command, |line| line["purpose"] == "admin")
+    }
+
+    fn spawn(pki: &Pki, command: Command) -> Self {
+        Self::until(pki, command, |line| line["message"] == "begun")
+    }
+
+    /// Starts it, and reads its log up to a line.
+    fn until(pki: &Pki, mut command: Command, wanted: impl Fn(&Value) -> bool) -> Self {
         let mut child = command
             .args(["--admin-listen", "127.0.0.1:0", "--log-format", "json", "--threads", "2"])
             .arg("--upstream-ca")
@@ -81,13 +91,14 @@ impl Proxy {
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap());
         let (mut operators, mut admin, mut log) = (None, None, String::new());
-        // Each mode listens there last.
-        while admin.is_none() {
+        let mut begun = false;
+        while !begun {
             let at = log.len();
             assert!(lines.read_line(&mut log).unwrap() > 0, "the proxy ended:\n{log}");
             let Ok(line) = serde_json::from_str::<Value>(&log[at..]) else {
                 continue;
             };
+            begun = wanted(&line);
             let address = || line["address"].as_str().and_then(|address| address.parse().ok());
             match line["purpose"].as_str() {
                 Some("operators") => operators = address(),

@@ -17,6 +17,7 @@ mod inbound;
 mod life;
 mod mounts;
 mod node;
+mod handover;
 mod older;
 mod original;
 mod privilege;

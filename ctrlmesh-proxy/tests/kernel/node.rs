@@ -17,17 +17,17 @@ use crate::harness::proxy::Proxy;
 use crate::harness::until;
 use crate::harness::upstream::{Upstream, whole};
 
-const POD: &str = "/api/v1/pods";
+pub(crate) const POD: &str = "/api/v1/pods";
 
 /// An API server on loopback of the node, whose address the pods' connections are redirected from.
-struct Node {
-    bed: Bed,
-    pki: Pki,
+pub(crate) struct Node {
+    pub(crate) bed: Bed,
+    pub(crate) pki: Pki,
     upstream: Upstream,
 }
 
 /// An operator's process.
-struct Operator {
+pub(crate) struct Operator {
     #[expect(dead_code, reason = "held: the process ends with it")]
     process: Process,
     stdin: ChildStdin,
@@ -38,7 +38,7 @@ struct Operator {
 
 impl Node {
     /// The API server answers with what it was asked.
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let (bed, pki) = (Bed::new(), Pki::new());
         let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), |seen| async move {
             whole(StatusCode::OK, seen.target)
@@ -48,7 +48,7 @@ impl Node {
     }
 
     /// What the list says of a pod: its cgroup and network namespace are made, if need be.
-    fn pod(&self, name: &str) -> Value {
+    pub(crate) fn pod(&self, name: &str) -> Value {
         let network = self.bed.path(name);
         if !network.exists() {
             self.bed.namespace(name);
@@ -60,12 +60,12 @@ impl Node {
         })
     }
 
-    fn write_policy(&self, name: &str, selector: &str) {
+    pub(crate) fn write_policy(&self, name: &str, selector: &str) {
         let policy = json!({"limits": [{"relateResources": [{"apiGroups": [""], "resources": ["pods"]}], "selector": selector}]});
         self.write(&format!("{name}.policy"), &policy.to_string());
     }
 
-    fn list(&self, pods: &[Value]) {
+    pub(crate) fn list(&self, pods: &[Value]) {
         self.write("pods", &json!({"pods": pods}).to_string());
     }
 
@@ -87,15 +87,21 @@ impl Node {
     }
 
     fn run(&self, mut command: Command) -> Proxy {
+        command.arg("node");
+        self.run_with(command)
+    }
+
+    /// A proxy that is told something already.
+    pub(crate) fn run_with(&self, mut command: Command) -> Proxy {
         command
-            .args(["node", "--target", &self.upstream.address.to_string(), "--pods"])
+            .args(["--target", &self.upstream.address.to_string(), "--pods"])
             .arg(self.pki.path("pods"))
             .arg("--pin-dir")
             .arg(self.bed.pins());
         Proxy::run(&self.pki, command)
     }
 
-    fn operator(&self, pod: &str) -> Operator {
+    pub(crate) fn operator(&self, pod: &str) -> Operator {
         self.operator_at(pod, pod, self.upstream.address)
     }
 
@@ -114,7 +120,7 @@ impl Node {
     }
 
     /// Who answers, without TLS, in a pod's own namespace: a connection that is not redirected ends there.
-    fn stranger(&self, pod: &str) -> Server {
+    pub(crate) fn stranger(&self, pod: &str) -> Server {
         self.bed.target_in(pod, &self.upstream.address.to_string())
     }
 
@@ -122,7 +128,7 @@ impl Node {
         Status::read(&self.bed.pins()).unwrap()
     }
 
-    fn slot(&self, pod: &str) -> u16 {
+    pub(crate) fn slot(&self, pod: &str) -> u16 {
         let cgroup = self.bed.cgroup(pod);
         let attachments = self.status().attachments;
         attachments.iter().find(|attached| attached.cgroup == cgroup).unwrap().slot.get()
@@ -136,7 +142,7 @@ impl Node {
 // === impl Operator ===
 
 impl Operator {
-    fn ask(&mut self, line: &str) -> Value {
+    pub(crate) fn ask(&mut self, line: &str) -> Value {
         writeln!(self.stdin, "{line}").unwrap();
         let mut answer = String::new();
         self.stdout.read_line(&mut answer).unwrap();
@@ -144,20 +150,20 @@ impl Operator {
     }
 
     /// What the API server was asked, on a new connection.
-    fn anew(&mut self) -> Value {
+    pub(crate) fn anew(&mut self) -> Value {
         self.ask(&format!("+{POD}"))
     }
 }
 
-fn shows(team: &str) -> Value {
+pub(crate) fn shows(team: &str) -> Value {
     json!({"status": 200, "body": format!("{POD}?labelSelector=team%3D{team}")})
 }
 
-fn refused() -> Value {
+pub(crate) fn refused() -> Value {
     json!({"error": "ECONNREFUSED"})
 }
 
-async fn served(proxy: &Proxy, count: f64) {
+pub(crate) async fn served(proxy: &Proxy, count: f64) {
     until("the pods to be served", || async {
         (proxy.metric("ctrlmesh_proxy_pods_served").await - count).abs() < f64::EPSILON
     })

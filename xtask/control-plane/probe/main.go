@@ -4,6 +4,7 @@
 //	probe get URL [CA TOKEN]   prints what a server answers, fails unless that is 200
 //	probe cat FILE             prints a file
 //	probe dns ADDRESS          answers as the DNS server of a cluster does
+//	probe knock ADDRESS CA     makes one TLS connection after another, and answers at :8080 what came of it
 package main
 
 import (
@@ -40,8 +41,10 @@ func run(arguments []string) error {
 		return cat(arguments[1])
 	case len(arguments) == 2 && arguments[0] == "dns":
 		return dns(arguments[1])
+	case len(arguments) == 3 && arguments[0] == "knock":
+		return knock(arguments[1], arguments[2], ":8080")
 	default:
-		return errors.New("usage: probe serve [ADDRESS] | get URL [CA TOKEN] | cat FILE | dns ADDRESS")
+		return errors.New("usage: probe serve [ADDRESS] | get URL [CA TOKEN] | cat FILE | dns ADDRESS | knock ADDRESS CA")
 	}
 }
 

@@ -44,6 +44,10 @@ while [ -e "$0" ] && [ "$tries" -gt 0 ]; do
 done
 "#;
 
+/// What the names of all these folders begin with; the rest is the process that made it, when that was started, and a
+/// number.
+const PREFIX: &str = "ctrlmesh-testbed-";
+
 /// A program that ends, at the latest, with this process.
 #[derive(Debug)]
 pub(crate) struct Supervised {
@@ -93,15 +97,21 @@ impl Drop for Supervised {
 // === impl Folder ===
 
 impl Folder {
-    /// Makes a folder in the one for temporary files.
+    /// Makes a folder in the one for temporary files. What processes left there that were killed together with the shell
+    /// that would have removed it is removed first.
     ///
     /// # Errors
     /// Where it cannot be made.
     pub(crate) fn make() -> io::Result<Self> {
+        Self::make_in(&std::env::temp_dir())
+    }
+
+    fn make_in(all: &Path) -> io::Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("ctrlmesh-testbed-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        sweep(all);
+        let (number, process) = (MADE.fetch_add(1, Ordering::Relaxed), std::process::id());
+        let start = started(process).unwrap_or_default();
+        let path = all.join(format!("{PREFIX}{process}-{start}-{number}"));
         let mut shell = Command::new("sh")
             .args(["-c", KEEP])
             .arg(&path)
@@ -136,6 +146,37 @@ impl Drop for Folder {
     }
 }
 
+/// When a process was started, in ticks since boot; nothing where it has ended and only waits to be buried.
+pub(crate) fn started(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program, in parentheses, may have spaces; after it come the state and 18 fields, and the time.
+    let (_, fields) = text.rsplit_once(") ")?;
+    if fields.starts_with(['Z', 'X']) {
+        return None;
+    }
+    fields.split(' ').nth(19)?.parse().ok()
+}
+
+/// Removes the folders of processes that are no more.
+fn sweep(all: &Path) {
+    for entry in fs::read_dir(all).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let made_by = name.to_str().and_then(maker);
+        if made_by.is_some_and(|(process, start)| started(process) != Some(start)) {
+            // Where it cannot be removed, its own shell is about it, or it is in nobody's way.
+            drop(fs::remove_dir_all(entry.path()));
+        }
+    }
+}
+
+/// The process that made the folder of this name, and when that was started.
+fn maker(name: &str) -> Option<(u32, u64)> {
+    let (process, rest) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    let (start, number) = rest.split_once('-')?;
+    number.parse::<u32>().ok()?;
+    Some((process.parse().ok()?, start.parse().ok()?))
+}
+
 /// The end of the log that a program has in `folder`.
 pub(crate) fn log_tail(folder: &Path, program: &str) -> String {
     let log = fs::read(folder.join(format!("{program}.log"))).unwrap_or_default();
@@ -153,6 +194,36 @@ pub(crate) fn end(shell: &mut Child) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_dead_process_left_is_swept_and_nothing_else() {
+        let all = tempfile::tempdir().unwrap();
+        let (here, start) = (std::process::id(), started(std::process::id()).unwrap());
+        let mut dead = Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        let left = [
+            format!("{PREFIX}{}-{start}-0", dead.id()),
+            // Another process of the same number.
+            format!("{PREFIX}{here}-{}-3", start - 1),
+        ];
+        let others = [
+            format!("{PREFIX}{here}-{start}-4096"),
+            format!("{PREFIX}{here}-0"),
+            format!("{PREFIX}{}", dead.id()),
+            format!("another-{}-{start}-0", dead.id()),
+        ];
+        for name in left.iter().chain(&others) {
+            fs::create_dir_all(all.path().join(name).join("etcd")).unwrap();
+        }
+        let folder = Folder::make_in(all.path()).unwrap();
+        assert!(folder.path().is_dir());
+        for name in &left {
+            assert!(!all.path().join(name).exists(), "{name} is left");
+        }
+        for name in &others {
+            assert!(all.path().join(name).exists(), "{name} was somebody's");
+        }
+    }
 
     #[test]
     fn a_folder_goes_though_nobody_heard_that_it_was_made() {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fs, process, thread};
 
 use super::keeper;
+use crate::supervise;
 
 /// How long the end of a node may take. It takes half a second.
 const GONE_WITHIN: Duration = Duration::from_secs(40);
@@ -63,7 +64,7 @@ impl Found {
     /// Where that cannot be written.
     pub fn hold(folder: &Path) -> io::Result<()> {
         let mut file = fs::File::create(folder.join("holder"))?;
-        let start = keeper::started(process::id()).unwrap_or_default();
+        let start = supervise::started(process::id()).unwrap_or_default();
         writeln!(file, "{} {start}", process::id())
     }
 

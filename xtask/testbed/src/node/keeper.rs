@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use crate::supervise;
+use crate::supervise::{self, started};
 
 /// What the names of all nodes' folders begin with; the rest is the process that keeps it, and when that was started.
 const PREFIX: &str = "ctrlmesh-node-";
@@ -191,17 +191,6 @@ fn identity(text: &str) -> Option<(u32, u64)> {
 fn keeper(folder: &Path) -> Option<(u32, u64)> {
     let (pid, start) = folder.file_name()?.to_str()?.strip_prefix(PREFIX)?.split_once('-')?;
     Some((pid.parse().ok()?, start.parse().ok()?))
-}
-
-/// When a process was started, in ticks since boot; nothing where it has ended and only waits to be buried.
-pub(crate) fn started(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program, in parentheses, may have spaces; after it come the state and 18 fields, and the time.
-    let (_, fields) = text.rsplit_once(") ")?;
-    if fields.starts_with(['Z', 'X']) {
-        return None;
-    }
-    fields.split(' ').nth(19)?.parse().ok()
 }
 
 /// A shell that knows how to end a node.

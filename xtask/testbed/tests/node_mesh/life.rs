@@ -51,6 +51,7 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
             goes_on(space, &format!("after-{name}"))?;
         }
         mesh::ready(&cluster)?;
+        the_webhooks_come_to_believe_the_manager_again(&cluster)?;
         for program in [Program::Kubelet, Program::Containerd] {
             node.kill(program)?;
             goes_on(space, &format!("after-{program:?}").to_lowercase())?;
@@ -84,8 +85,32 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         let there = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": null}}}}}"#;
         in_ours(&cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", there])?;
         goes_on(space, "after-a-late-proxy")?;
+        // It waited, and did not give up.
+        operator::none_restarted(&operator::pods(space)?)?;
         nothing_passed(space)
     })
+}
+
+/// Though there are others with our label, which the manager may not change.
+fn the_webhooks_come_to_believe_the_manager_again(cluster: &Cluster) -> Result<()> {
+    let foreign = "apiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingWebhookConfiguration\n\
+        metadata: {name: a-foreign, labels: {app.kubernetes.io/part-of: ctrlmesh}}\nwebhooks:\n\
+        - {name: a.example.com, clientConfig: {url: \"https://127.0.0.1:1/\"}, sideEffects: None, failurePolicy: Ignore,\n  \
+        admissionReviewVersions: [v1], rules: [{apiGroups: [a.example.com], apiVersions: [v1], resources: [none], operations: [CREATE]}]}\n";
+    cluster.ask(&["apply", "--filename", "-"], foreign)?;
+    let bundle = "jsonpath={.webhooks[0].clientConfig.caBundle}";
+    let forget = r#"[{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]"#;
+    let kinds = ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"];
+    for kind in kinds {
+        kubectl(cluster, &["patch", kind, "ctrlmesh", "--type=json", "--patch", forget])?;
+    }
+    for kind in kinds {
+        until("the webhooks to believe the manager", || {
+            let known = kubectl(cluster, &["get", kind, "ctrlmesh", "--output", bundle])?;
+            Ok((!known.is_empty()).then_some(()))
+        })?;
+    }
+    kubectl(cluster, &["delete", kinds[0], "a-foreign"]).map(drop)
 }
 
 #[test]

@@ -3,6 +3,10 @@
 
 mod mesh;
 mod operator;
+mod delays;
 mod shards;
 mod modes;
 mod life;
+mod rights;
+mod upgrade;
+mod from_inside;

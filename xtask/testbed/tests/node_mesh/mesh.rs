@@ -79,10 +79,15 @@ pub(crate) fn json(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
 /// node of ours.
 pub(crate) fn requests(cluster: &Cluster, namespace: &str, account: &str) -> Result<Vec<Value>> {
     let user = format!("system:serviceaccount:{namespace}:{account}");
+    let events = events(cluster)?.into_iter();
+    Ok(events.filter(|event| event["user"]["username"] == user.as_str()).collect())
+}
+
+/// Every request that the API server has answered.
+pub(crate) fn events(cluster: &Cluster) -> Result<Vec<Value>> {
     let node = cluster.node().context("a node of our own")?;
     let log = fs::read_to_string(node.control_plane().audit_log())?;
-    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    Ok(events.filter(|event| event["user"]["username"] == user.as_str()).collect())
+    Ok(log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).collect())
 }
 
 /// The pod that a request came from, by its token.

@@ -11,15 +11,32 @@ use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Space;
 use serde_json::Value;
 
+use crate::delays::Delays;
 use crate::mesh::{self, NAMESPACE, kubectl, until};
 use crate::operator::{self, EVERYBODYS, Wish};
 
 /// One pod with the node's proxy.
 const PLAIN: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
 
-/// How many pods start; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
-fn starts() -> usize {
-    if std::env::var_os("CTRLMESH_TEST_FULL").is_some() { 100 } else { 10 }
+/// Whether everything is asked for, and figures with it.
+fn full() -> bool {
+    std::env::var_os("CTRLMESH_TEST_FULL").is_some()
+}
+
+/// Starts pods again and again, five at once, until there were as many as are asked for: 100 of them, or a tenth.
+fn start_many(space: Space<'_>) -> Result<usize> {
+    let mut seen = BTreeSet::new();
+    loop {
+        let pods = operator::pods(space)?;
+        operator::none_restarted(&pods)?;
+        let uids = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str());
+        seen.extend(uids.map(str::to_owned));
+        if seen.len() >= if full() { 100 } else { 10 } {
+            return Ok(seen.len());
+        }
+        space.kubectl(&["rollout", "restart", "deployment/operator"])?;
+        space.kubectl(&["rollout", "status", "deployment/operator", "--timeout=300s"])?;
+    }
 }
 
 #[test]
@@ -30,25 +47,30 @@ fn no_pod_is_restarted_and_no_request_passes_the_proxy_however_often_one_starts(
         operator::own(space, "mine")?;
         operator::foreign(space, "foreign")?;
         operator::published(space, "mine")?;
-        let mut seen = BTreeSet::new();
-        loop {
-            let pods = operator::pods(space)?;
-            operator::none_restarted(&pods)?;
-            seen.extend(
-                pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str().map(str::to_owned)),
-            );
-            if seen.len() >= starts() {
-                break;
-            }
-            space.kubectl(&["rollout", "restart", "deployment/operator"])?;
-            space.kubectl(&["rollout", "status", "deployment/operator", "--timeout=300s"])?;
-        }
+        let started = start_many(space)?;
         ensure!(!operator::is_published(space, "foreign")?, "another's website was worked on");
         if space.cluster().node().is_some() {
             let requests = operator::all_came_from(space, &[mesh::address(space.cluster())?])?;
-            ensure!(requests >= seen.len(), "{requests} requests of {} pods", seen.len());
+            ensure!(requests >= started, "{requests} requests of {started} pods");
+            Delays::of(space)?.say("enrolled")?;
         }
-        Ok(())
+        operator::end(space)
+    })
+}
+
+#[test]
+fn pods_that_are_not_enrolled_start_as_often_to_compare_with() -> Result<()> {
+    if !full() {
+        return Ok(());
+    }
+    let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
+    mesh::shared().case("starts-plainly", |space| {
+        operator::deploy(space, Wish { replicas: 5, enrolled: false, ..PLAIN })?;
+        start_many(space)?;
+        if space.cluster().node().is_some() {
+            Delays::of(space)?.say("not enrolled")?;
+        }
+        operator::end(space)
     })
 }
 
@@ -58,28 +80,37 @@ fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()>
     let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
     mesh::shared().case("sixty", |space| {
         operator::deploy(space, Wish { replicas: 60, ..PLAIN })?;
-        operator::none_restarted(&operator::pods(space)?)?;
+        let pods = operator::pods(space)?;
+        operator::none_restarted(&pods)?;
+        // As a cgroup is called under either driver.
+        let uids = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str());
+        let uids: Vec<String> = uids.map(|uid| uid.replace('-', "_")).collect();
+        ensure!(uids.len() == 60, "{} pods", uids.len());
+        // What the kernel has, and what the node's proxy says.
         let attached = || -> Result<usize> {
-            let metrics = node_metrics(space)?;
-            let served =
-                |line: &'_ str| Some(line.strip_prefix("ctrlmesh_proxy_pods_served ")?.to_owned());
-            let count = metrics.lines().find_map(served);
-            Ok(count.with_context(|| metrics.clone())?.parse()?)
+            let status = node_proxy(space, &["intercept", "status"])?.replace('-', "_");
+            Ok(uids.iter().filter(|uid| status.contains(*uid)).count())
         };
-        ensure!(attached()? >= 60, "{} are served", attached()?);
+        let served = || -> Result<usize> {
+            let metrics = node_proxy(space, &["probe", "/metrics"])?;
+            ensure!(metrics.contains("ctrlmesh_proxy_pods_served"), "{metrics}");
+            let its = format!("ctrlmesh_proxy_policy_epoch{{pod=\"{}/", space.name());
+            Ok(metrics.lines().filter(|line| line.starts_with(&its)).count())
+        };
+        let all = (attached()?, served()?);
+        ensure!(all == (60, 60), "attached and served: {all:?}");
         operator::end(space)?;
-        until("the proxy to let go of them", || Ok((attached()? < 60).then_some(())))
+        until("the proxy to let go of them all", || {
+            Ok(((attached()?, served()?) == (0, 0)).then_some(()))
+        })
     })
 }
 
-/// What the node's proxy counts.
-fn node_metrics(space: Space<'_>) -> Result<String> {
-    let url = format!("http://{}:5441/metrics", mesh::address(space.cluster())?);
-    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: asks}\nspec:\n  terminationGracePeriodSeconds: 1\n  \
-        containers: [{name: probe, image: \"ctrlmesh.dev/probe:0.1.0\", args: [serve]}]\n";
-    space.apply(pod)?;
-    space.wait("pod/asks", "condition=Ready")?;
-    space.kubectl(&["exec", "asks", "--", "/probe", "get", &url])
+/// What the program of the node's proxy says, in its container.
+fn node_proxy(space: Space<'_>, arguments: &[&str]) -> Result<String> {
+    let exec =
+        ["--namespace", NAMESPACE, "exec", "daemonset/ctrlmesh-node", "--", "/ctrlmesh-proxy"];
+    kubectl(space.cluster(), &[&exec, arguments].concat())
 }
 
 #[test]
@@ -238,103 +269,5 @@ fn a_pod_in_its_nodes_network_is_refused_and_told_why() -> Result<()> {
         let refused = space.apply(pod).unwrap_err().to_string();
         ensure!(refused.contains("spec.hostNetwork") && refused.contains("enable-proxy"), "{refused}");
         Ok(())
-    })
-}
-
-/// What neither manager nor node proxies may do.
-const DENIED: [&str; 20] = [
-    "get secrets --all-namespaces",
-    "list secrets --all-namespaces",
-    "get secret/other -n ctrlmesh-system",
-    "list secrets -n ctrlmesh-system",
-    "delete secret/ctrlmesh-ca -n ctrlmesh-system",
-    "get configmaps --all-namespaces",
-    "patch configmap/other -n default",
-    "create pods --all-namespaces",
-    "delete pods --all-namespaces",
-    "create pods/exec --all-namespaces",
-    "patch nodes",
-    "get nodes",
-    "delete namespaces",
-    "create serviceaccounts/token --all-namespaces",
-    "impersonate users",
-    "escalate clusterroles",
-    "create clusterrolebindings",
-    "patch deployments --all-namespaces",
-    "update validatingwebhookconfiguration/other",
-    "delete customresourcedefinitions",
-];
-
-/// What node proxies may not do, though the manager may.
-const DENIED_ON_NODES: [&str; 7] = [
-    "get pods --all-namespaces",
-    "get shardingconfigs --all-namespaces",
-    "create tokenreviews",
-    "get secret/ctrlmesh-ca -n ctrlmesh-system",
-    "patch daemonset/ctrlmesh-node -n ctrlmesh-system",
-    "list daemonsets -n ctrlmesh-system",
-    "get namespace/default",
-];
-
-/// What the manager may do.
-const NEEDED: [&str; 4] = [
-    "create tokenreviews",
-    "get secret/ctrlmesh-ca -n ctrlmesh-system",
-    "watch pods --all-namespaces",
-    "patch configmap/ctrlmesh-root-ca -n default",
-];
-
-#[test]
-fn our_accounts_may_do_what_they_need_and_what_they_do_not_need_they_may_not() -> Result<()> {
-    let cluster = mesh::shared();
-    let may = |account: &str, question: &str| -> Result<bool> {
-        let user = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
-        let mut ask = cluster.kubectl();
-        let output = ask.args(["auth", "can-i", &user]).args(question.split(' ')).output()?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        // Whatever else it says, such as an error, is neither.
-        ensure!(["yes", "no"].contains(&said.trim()), "{question}: {output:?}");
-        Ok(said.trim() == "yes")
-    };
-    for denied in DENIED {
-        for account in ["ctrlmesh-manager", "ctrlmesh-node"] {
-            ensure!(!may(account, denied)?, "{account} may {denied}");
-        }
-    }
-    for denied in DENIED_ON_NODES {
-        ensure!(!may("ctrlmesh-node", denied)?, "a node's proxy may {denied}");
-    }
-    for needed in NEEDED {
-        ensure!(may("ctrlmesh-manager", needed)?, "the manager may not {needed}");
-    }
-    ensure!(may("ctrlmesh-node", "get daemonset/ctrlmesh-node -n ctrlmesh-system")?);
-    // It never had to be refused anything.
-    let selector = "--selector=app.kubernetes.io/name=ctrlmesh-manager";
-    let logs = kubectl(cluster, &["--namespace", NAMESPACE, "logs", selector, "--tail=-1"])?;
-    let refused = logs.lines().find(|line| line.contains("is forbidden"));
-    ensure!(refused.is_none(), "{refused:?}");
-    Ok(())
-}
-
-#[test]
-fn no_webhook_is_asked_about_what_the_cluster_itself_needs() -> Result<()> {
-    let cluster = mesh::shared();
-    for kind in ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"] {
-        let configuration = mesh::json(cluster, &["get", kind, "ctrlmesh"])?;
-        for webhook in configuration["webhooks"].as_array().context("webhooks")? {
-            let needed = &webhook["namespaceSelector"]["matchExpressions"][0];
-            ensure!(
-                needed["operator"] == "NotIn" && needed["key"] == "kubernetes.io/metadata.name"
-            );
-            for namespace in ["kube-system", NAMESPACE] {
-                let values = needed["values"].as_array().context("namespaces")?;
-                ensure!(values.iter().any(|one| one == namespace), "{webhook}");
-            }
-        }
-    }
-    until("the webhooks to believe the manager", || {
-        let configuration =
-            mesh::json(cluster, &["get", "mutatingwebhookconfiguration", "ctrlmesh"])?;
-        Ok(configuration["webhooks"][0]["clientConfig"]["caBundle"].as_str().map(drop))
     })
 }

@@ -131,9 +131,12 @@ pub(crate) fn pods(space: Space<'_>) -> Result<Vec<Value>> {
     Ok(pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null()).cloned().collect())
 }
 
-/// Refuses pods of which a container was restarted.
+/// Refuses pods of which a container was restarted, and that there are none.
 pub(crate) fn none_restarted(pods: &[Value]) -> Result<()> {
+    ensure!(!pods.is_empty(), "no pod is there");
     for pod in pods {
+        let containers = pod["status"]["containerStatuses"].as_array().map_or(0, Vec::len);
+        ensure!(containers > 0, "nothing is said of the containers of {pod}");
         for kind in ["containerStatuses", "initContainerStatuses"] {
             for status in pod["status"][kind].as_array().into_iter().flatten() {
                 let name = &pod["metadata"]["name"];

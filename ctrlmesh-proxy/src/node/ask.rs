@@ -1,0 +1,73 @@
+//! How is the API server asked something, by ourselves and not for an operator?
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::tls::trust::Trust;
+use crate::upstream::{Address, Target};
+
+/// The most that is read of an answer, or of an event, in bytes.
+pub(super) const MAX_BYTES: usize = 1024 * 1024;
+
+/// Whom to ask, and as whom.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker<'a> {
+    pub(super) target: &'a Target,
+    /// Whom to believe to be it.
+    pub(super) trust: &'a Trust,
+    /// Our account's token, made out to it.
+    pub(super) token: &'a Path,
+}
+
+// === impl Asker ===
+
+impl Asker<'_> {
+    /// What it answers, whole.
+    pub(super) async fn get(self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+        self.with(path, "application/json", async |response| {
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
+            let body = body.map_err(|error| anyhow::anyhow!("read the answer: {error}"))?;
+            Ok((status, body.to_bytes()))
+        })
+        .await
+    }
+
+    /// Asks, and does something with the answer as it comes.
+    pub(super) async fn with<T>(
+        self,
+        path: &str,
+        accept: &str,
+        answered: impl AsyncFnOnce(Response<Incoming>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        self.trust.refresh();
+        let stream = match &self.target.address {
+            Address::Socket(address) => TcpStream::connect(address).await?,
+            Address::Host(host, port) => TcpStream::connect((host.as_str(), *port)).await?,
+        };
+        let tls = TlsConnector::from(self.trust.client().http1);
+        let stream = Box::pin(tls.connect(self.target.name.clone(), stream)).await?;
+        let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let token = std::fs::read_to_string(self.token).context("read our token")?;
+        let request = Request::get(path)
+            .header(header::HOST, "kubernetes.default.svc")
+            .header(header::ACCEPT, accept)
+            .header(header::AUTHORIZATION, format!("Bearer {}", token.trim()))
+            .body(Empty::<Bytes>::new())?;
+        let answered = async { answered(send.send_request(request).await?).await };
+        tokio::select! {
+            biased;
+            answered = answered => answered,
+            ended = connection => Err(anyhow::anyhow!("the connection ended: {ended:?}")),
+        }
+    }
+}

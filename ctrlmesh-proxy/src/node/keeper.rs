@@ -1,0 +1,377 @@
+//! What is done for each pod of the list?
+//!
+//! It is attached in the kernel, gets a listener in its network namespace and a policy. In that order: from the first
+//! step on a pod's connections are refused, and they pass as its policy says after the last; a pod that cannot be served
+//! waits, refused or passed as it asked for, and is tried again. A pod that is gone, or no longer on the list, is let go
+//! of.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::task;
+use tokio::time;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::arrivals::Arrivals;
+use super::enrolled::{Complaint, Enrolled, Here, Serving};
+use super::error::{NodeError, Waiting};
+use super::network::{self, Heirloom, NetworkId, Networks};
+use super::pods::{Place, Pod, Taker};
+use super::roster::{Roster, Source};
+use crate::accept::{Acceptor, PodSlot};
+use crate::drain::Drain;
+use crate::intercept;
+use crate::intercept::cgroup::Hierarchy;
+use crate::intercept::listener::Namespace;
+use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
+use crate::metrics::Metrics;
+use crate::policy;
+use crate::policy::PodName;
+use crate::serve::Served;
+
+/// Whose the attachments are.
+pub(super) const OWNER: &str = "node";
+
+/// How old the proxy's last beat may be before it counts as hanging: twenty beats.
+const BEAT_MAX_AGE: Duration = Duration::from_secs(5);
+
+/// How soon it is looked again at pods that are only being started.
+const SOON: Duration = Duration::from_millis(10);
+
+/// For how long after a change of the list pods count as being started.
+const STARTING: Duration = Duration::from_mins(1);
+
+/// What is redirected, and where to.
+pub(super) struct Ways {
+    pub(super) targets: Targets,
+    pub(super) port: u16,
+    pub(super) pins: PathBuf,
+    /// Folder in which it is kept what pods may have read; without it, that is known of no pod.
+    pub(super) state: Option<PathBuf>,
+}
+
+/// Keeps the kernel, the listeners and the policies as the list of pods says.
+pub(super) struct Keeper {
+    roster: Roster,
+    wanted: Arc<Vec<Pod>>,
+    targets: Targets,
+    interceptor: Interceptor,
+    hierarchy: Hierarchy,
+    arrivals: Arrivals,
+    networks: Networks,
+    pods: HashMap<PodName, Enrolled>,
+    served: BySlot,
+    /// Whether the kernel may hold what nobody wants.
+    untidy: bool,
+    /// What each pod waits for, so that it is said once.
+    complaints: HashMap<PodName, Complaint>,
+    /// Until when pods that are not served yet are looked at often.
+    hurry: Instant,
+    state: Option<PathBuf>,
+    metrics: Arc<Metrics>,
+    drain: Drain,
+}
+
+/// Where pods are published, by the slot that a connection names.
+pub type BySlot = watch::Sender<Arc<HashMap<PodSlot, Served>>>;
+
+// === impl Keeper ===
+
+impl Keeper {
+    /// Loads the kernel programs and reads the list for the first time.
+    ///
+    /// # Errors
+    /// If the kernel does not let us, or there is no list.
+    pub(super) fn open(
+        source: Source,
+        Ways { targets, port, pins, state }: Ways,
+        acceptor: Acceptor,
+        served: BySlot,
+        drain: Drain,
+    ) -> Result<Self, NodeError> {
+        let (roster, wanted) = Roster::open(source)?;
+        let interceptor = Interceptor::open(Options { pins, ..Options::new(OWNER) })?;
+        let originals = Arc::new(interceptor.originals()?);
+        let metrics = acceptor.metrics.clone();
+        let (open, inherited, here) = (HashMap::new(), HashMap::new(), drain.clone());
+        let hierarchy = Hierarchy::find()?;
+        Ok(Self {
+            roster,
+            wanted: Arc::new(wanted),
+            targets,
+            interceptor,
+            arrivals: Arrivals::new(hierarchy.mount()),
+            hierarchy,
+            networks: Networks { acceptor, originals, port, drain: here, open, inherited },
+            pods: HashMap::new(),
+            served,
+            untidy: true,
+            complaints: HashMap::new(),
+            hurry: Instant::now() + STARTING,
+            state,
+            metrics,
+            drain,
+        })
+    }
+
+    /// Completes when there may be something to do that need not wait for the next look.
+    pub(super) async fn news(&mut self) {
+        let hurries = self.hurries();
+        tokio::select! {
+            () = self.roster.news() => {}
+            () = self.arrivals.news() => {}
+            () = time::sleep(SOON), if hurries => {}
+        }
+    }
+
+    /// Looks for what is only found by looking.
+    pub(super) fn look(&mut self) {
+        self.arrivals.find();
+    }
+
+    /// Whether it is known which pods there are, or at least some.
+    pub(super) fn knows(&mut self) -> bool {
+        self.refresh();
+        self.roster.is_whole() || !self.wanted.is_empty()
+    }
+
+    /// What the next process is to listen with.
+    pub(super) fn heirlooms(&self) -> io::Result<Vec<Heirloom>> {
+        self.networks.heirlooms()
+    }
+
+    /// Looks at everything for the first time, with what the process before this one listened with. What of that nobody
+    /// needs now closes: nobody would accept there.
+    pub(super) async fn inherit(&mut self, heirlooms: Vec<Heirloom>) {
+        let by_network = heirlooms.into_iter().map(|one| (one.network, one));
+        self.networks.inherited = by_network.collect();
+        self.pass().await;
+        self.networks.inherited.clear();
+    }
+
+    /// Listens no more: the kernel refuses what comes, until another process listens.
+    pub(super) fn close(&mut self) {
+        self.networks.open.clear();
+    }
+
+    /// Whether a pod is only being started, and nobody tells when it is.
+    fn hurries(&self) -> bool {
+        let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
+        let known = if self.arrivals.is_blind() { self.wanted.len() } else { self.pods.len() };
+        serving < known && Instant::now() < self.hurry
+    }
+
+    /// Looks at everything once.
+    pub(super) async fn pass(&mut self) {
+        self.refresh();
+        self.let_go();
+        let mut found: HashSet<PathBuf> = HashSet::new();
+        for pod in self.wanted.clone().iter() {
+            let before = self.pods.get(&pod.name).is_some_and(|pod| pod.serving.is_some());
+            if !before {
+                let served = self.serve(pod, &mut found);
+                self.note(&pod.name, served);
+                // Connections of other pods wait to be accepted on this thread.
+                task::yield_now().await;
+            }
+        }
+        found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
+        if self.untidy && self.roster.is_whole() {
+            self.untidy = self.tidy(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
+        }
+        self.beat();
+        let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
+        self.metrics.pods(serving, self.wanted.len() - serving.min(self.wanted.len()));
+    }
+
+    /// Takes the list, where it may have changed.
+    fn refresh(&mut self) {
+        match self.roster.changed() {
+            Some(Ok(wanted)) => {
+                self.wanted = Arc::new(wanted);
+                self.hurry = Instant::now() + STARTING;
+            }
+            Some(Err(error)) => {
+                let error = format!("{:#}", anyhow::Error::from(error));
+                warn!(error, "list of pods refused, the last one stays");
+            }
+            None => {}
+        }
+    }
+
+    /// Lets go of the pods that are no longer what or where they were; in the kernel, that is done after those that are
+    /// still wanted were attached anew, so that nothing of theirs passes in between.
+    fn let_go(&mut self) {
+        let wanted: HashMap<&PodName, &Pod> =
+            self.wanted.iter().map(|pod| (&pod.name, pod)).collect();
+        let stale = self.pods.iter().filter(|(name, enrolled)| {
+            wanted.get(name).is_none_or(|pod| **pod != enrolled.pod) || !enrolled.lives()
+        });
+        let stale: Vec<(PodName, bool)> =
+            stale.map(|(name, _)| (name.clone(), wanted.contains_key(name))).collect();
+        for (name, is_wanted) in stale {
+            if let Some(Enrolled { slot, serving, .. }) = self.pods.remove(&name) {
+                info!(pod = %name, "pod is served no more");
+                if !is_wanted && let Some(served) = self.served.borrow().get(&PodSlot(slot.get())) {
+                    served.history.let_go();
+                }
+                self.end(slot, serving);
+                self.metrics.forget(&name.to_string());
+                self.complaints.remove(&name);
+                self.untidy = true;
+            }
+        }
+    }
+
+    /// Attaches a pod and takes its connections, as far as that was not done before.
+    fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), Waiting> {
+        let slot = match self.pods.get(&pod.name) {
+            Some(enrolled) => enrolled.slot,
+            None => self.enrol(pod, found)?,
+        };
+        let (serving, begun) = match &pod.taker {
+            Taker::Sidecar { container: None } => return Err(Waiting::NoSidecar),
+            Taker::Sidecar { .. } => (Serving::Inside, Ok(())),
+            Taker::Node => {
+                let (file, network) = self.network(pod)?;
+                let here = Here { network, file, gone: CancellationToken::new() };
+                let begun = self.begin(pod, slot, &here);
+                (Serving::Here(here), begun)
+            }
+        };
+        if begun.is_err() {
+            self.end(slot, Some(serving));
+        } else if let Some(enrolled) = self.pods.get_mut(&pod.name) {
+            enrolled.serving = Some(serving);
+        }
+        begun
+    }
+
+    /// The network namespace of a pod that is enrolled.
+    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), Waiting> {
+        if let Some(file) = &pod.network {
+            let id = NetworkId::of(file).map_err(Waiting::Network)?;
+            return Ok((file.clone(), id));
+        }
+        let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
+        let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
+        let found = found.into_iter().next().map(|(id, file)| (file, id));
+        found.ok_or_else(|| unseen.map_or(Waiting::NoNetwork, Waiting::Network))
+    }
+
+    fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, Waiting> {
+        let cgroup = match &pod.place {
+            Place::Cgroup(path) => self.hierarchy.cgroup(path)?,
+            Place::Uid(uid) => self.hierarchy.pod(uid)?,
+        };
+        found.insert(cgroup.path.clone());
+        let own = self.hierarchy.own()?;
+        if own.starts_with(&cgroup.path) {
+            return Err(intercept::Error::Inside(cgroup.path).into());
+        }
+        let beats = Heartbeat { number: None, max_age: BEAT_MAX_AGE };
+        let mut except = pod.except.clone();
+        let (listener, heartbeat) = match &pod.taker {
+            Taker::Node => (ListenerCheck::Held, Some(beats)),
+            Taker::Sidecar { container } => {
+                if let Some(id) = container {
+                    except.push(self.hierarchy.container(&cgroup, id)?.path);
+                }
+                (ListenerCheck::Port, None)
+            }
+        };
+        let slot = self.interceptor.attach(&Attach {
+            cgroup: cgroup.path.clone(),
+            except,
+            targets: self.targets.clone(),
+            port: self.networks.port,
+            fail_open: pod.fail_open,
+            listener,
+            heartbeat,
+            report: false,
+        })?;
+        let enrolled = Enrolled { pod: pod.clone(), cgroup, slot, serving: None };
+        self.pods.insert(pod.name.clone(), enrolled);
+        Ok(slot)
+    }
+
+    /// Takes a pod's connections: first who serves them, then who accepts them, then who sends them.
+    fn begin(
+        &mut self,
+        pod: &Pod,
+        slot: Slot,
+        Here { network, file, gone }: &Here,
+    ) -> Result<(), Waiting> {
+        let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
+        let history = pod.history(self.state.as_deref());
+        let served = Served { policy, history, gone: Some(gone.clone()) };
+        self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
+        let listener = self.networks.join(*network, file, slot)?;
+        self.interceptor.beat(u32::from(slot.get()))?;
+        if let Some(listener) = listener {
+            self.interceptor.listen(slot, listener)?;
+        }
+        // Without it the pod goes on over IPv4.
+        let native =
+            Namespace::open(file).and_then(|network| self.interceptor.serve_ipv6(slot, &network));
+        if let Err(error) = native {
+            info!(pod = %pod.name, error = &error as &dyn std::error::Error, "no IPv6 of our own");
+        }
+        Ok(())
+    }
+
+    /// Takes no more connections of a pod, and ends those that there are.
+    fn end(&mut self, slot: Slot, serving: Option<Serving>) {
+        let Some(Serving::Here(Here { network, gone, .. })) = serving else { return };
+        self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
+        self.networks.leave(network, slot);
+        gone.cancel();
+    }
+
+    fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, Served>)) {
+        self.served.send_modify(|pods| change(Arc::make_mut(pods)));
+    }
+
+    /// Detaches what nobody wants: pods that are gone, and those that a former process was told to serve.
+    fn tidy(&mut self, found: &HashSet<PathBuf>) -> Result<(), intercept::Error> {
+        policy::tidy(self.state.as_deref(), self.wanted.iter().map(|pod| &pod.name));
+        self.interceptor.sweep()?;
+        let attachments = self.interceptor.status()?.attachments.into_iter();
+        let own = attachments.filter(|attachment| attachment.owner == OWNER);
+        for orphan in own.filter(|attachment| !found.contains(&attachment.cgroup)) {
+            self.interceptor.detach(&orphan.cgroup)?;
+            info!(cgroup = %orphan.cgroup.display(), "detached");
+        }
+        Ok(())
+    }
+
+    fn beat(&mut self) {
+        let here = self.pods.values().filter(|pod| pod.is_here());
+        for slot in here.map(|pod| u32::from(pod.slot.get())).collect::<Vec<_>>() {
+            // One that is gone already must not silence the others.
+            drop(self.interceptor.beat(slot).inspect_err(warn_of("beat")));
+        }
+    }
+
+    /// Says what became of a pod, if that is news.
+    fn note(&mut self, name: &PodName, served: Result<(), Waiting>) {
+        let Err(error) = served else {
+            self.complaints.remove(name);
+            return info!(pod = %name, "pod is served");
+        };
+        let error = format!("{:#}", anyhow::Error::from(error));
+        let complaint = self.complaints.entry(name.clone());
+        if complaint.or_insert_with(|| Complaint::new(error.clone())).due(&error) {
+            warn!(pod = %name, error, "pod cannot be served yet");
+        }
+    }
+}
+
+fn warn_of(doing: &'static str) -> impl FnOnce(&intercept::Error) {
+    move |error| warn!(error = error as &dyn std::error::Error, doing, "the kernel does not let us")
+}

@@ -1,0 +1,174 @@
+//! One process of a node follows another: nothing is refused, nothing passes, and one of them is in charge.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use serde_json::Value;
+
+use crate::harness::proxy::Proxy;
+use crate::harness::until;
+use crate::node::{Node, Operator, refused, served, shows};
+
+/// A proxy that meets others in a folder; it waits for so long for one that follows.
+fn proxy(node: &Node, patience: &str) -> Proxy {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+    command.arg("node").arg("--handover-dir").arg(node.pki.path("handover"));
+    command.args(["--handover-timeout", patience]);
+    node.run_with(command)
+}
+
+/// A second one, once it waits to follow.
+async fn successor(node: &Node) -> Proxy {
+    let proxy = proxy(node, "60s");
+    until("it to wait", || async { proxy.log().contains("waiting to follow it") }).await;
+    until("it to be ready", || async { is_ready(&proxy).await }).await;
+    proxy
+}
+
+async fn is_ready(proxy: &Proxy) -> bool {
+    crate::harness::client::plain_get(proxy.admin, "/readyz").await.0 == 200
+}
+
+/// Asks on a new connection again and again, until told to stop; gives the operator, and what it was answered.
+struct Busy {
+    stop: Arc<AtomicBool>,
+    asks: thread::JoinHandle<(Operator, Vec<Value>)>,
+}
+
+// === impl Busy ===
+
+impl Busy {
+    fn begin(mut operator: Operator) -> Self {
+        let stop = Arc::<AtomicBool>::default();
+        let told = stop.clone();
+        let asks = thread::spawn(move || {
+            let mut answers = Vec::new();
+            while !told.load(Ordering::Relaxed) {
+                answers.push(operator.anew());
+            }
+            (operator, answers)
+        });
+        Self { stop, asks }
+    }
+
+    /// Refuses anything but what the pod's own policy makes of each.
+    fn end(self, team: &str) -> Operator {
+        self.stop.store(true, Ordering::Relaxed);
+        let (operator, answers) = self.asks.join().unwrap();
+        let other: Vec<&Value> = answers.iter().filter(|one| **one != shows(team)).collect();
+        assert!(other.is_empty() && answers.len() > 1, "{other:?} of {}", answers.len());
+        operator
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_refused_while_one_process_follows_another_and_back() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a"), node.pod("b")]);
+    let mut first = proxy(&node, "60s");
+    served(&first, 2.0).await;
+    let (slot, _strangers) = (node.slot("a"), [node.stranger("a"), node.stranger("b")]);
+    let busy = [Busy::begin(node.operator("a")), Busy::begin(node.operator("b"))];
+    for _ in 0..5 {
+        let next = successor(&node).await;
+        first.terminate();
+        assert!(first.ended().await.success());
+        served(&next, 2.0).await;
+        first = next;
+    }
+    let [a, b] = busy;
+    let mut operator = a.end("a");
+    b.end("b");
+    assert_eq!(node.slot("a"), slot);
+    // It does all that a process does that began by itself.
+    node.write_policy("a", "team=c");
+    until("the new policy", || {
+        let changed = operator.anew() == shows("c");
+        async move { changed }
+    })
+    .await;
+    node.list(&[node.pod("b"), node.pod("d")]);
+    until("another pod", || async { node.operator("d").anew() == shows("d") }).await;
+    drop(first);
+    assert_eq!(node.operator("b").anew(), refused());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_share_a_network_namespace_go_over_together() {
+    let node = Node::new().await;
+    let (one, mut other) = (node.pod("a"), node.pod("b"));
+    other["network"] = one["network"].clone();
+    node.list(&[one, other]);
+    let first = proxy(&node, "60s");
+    served(&first, 2.0).await;
+    let busy = Busy::begin(node.operator("a"));
+    let next = successor(&node).await;
+    first.terminate();
+    assert!(first.ended().await.success());
+    served(&next, 2.0).await;
+    busy.end("a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_told_to_stop_serves_on_until_another_one_comes() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a")]);
+    let first = proxy(&node, "60s");
+    served(&first, 1.0).await;
+    let busy = Busy::begin(node.operator("a"));
+    first.terminate();
+    let next = proxy(&node, "60s");
+    assert!(first.ended().await.success());
+    served(&next, 1.0).await;
+    busy.end("a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_told_to_stop_does_not_wait_for_ever() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a")]);
+    let first = proxy(&node, "100ms");
+    served(&first, 1.0).await;
+    let mut operator = node.operator("a");
+    assert_eq!(operator.anew(), shows("a"));
+    first.terminate();
+    assert!(first.ended().await.success());
+    assert_eq!(operator.anew(), refused());
+    let next = proxy(&node, "100ms");
+    served(&next, 1.0).await;
+    assert_eq!(operator.anew(), shows("a"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_is_in_charge_when_the_other_one_dies() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a")]);
+    let first = proxy(&node, "60s");
+    served(&first, 1.0).await;
+    let next = successor(&node).await;
+    // Killed.
+    drop(first);
+    served(&next, 1.0).await;
+    assert_eq!(node.operator("a").anew(), shows("a"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_and_is_told_to_stop_leaves_the_other_one_alone() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a")]);
+    let first = proxy(&node, "60s");
+    served(&first, 1.0).await;
+    let busy = Busy::begin(node.operator("a"));
+    let next = successor(&node).await;
+    next.terminate();
+    assert!(next.ended().await.success());
+    // Nor does one that was killed stand in the way of one that comes after it.
+    drop(successor(&node).await);
+    let last = successor(&node).await;
+    first.terminate();
+    assert!(first.ended().await.success());
+    served(&last, 1.0).await;
+    busy.end("a");
+}

@@ -1,0 +1,120 @@
+//! What people and programs do with pods from within a pod that is enrolled: exec, logs, port-forward, as kubectl does it.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::sync::PoisonError;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::Space;
+use serde_json::json;
+use xtask::images::{self, Image};
+
+use crate::mesh::{self, until};
+use crate::operator::{self, EVERYBODYS, NAME, Wish};
+
+/// The pod with kubectl.
+pub(crate) const CLIENT: &str = "client";
+
+/// An enrolled pod with kubectl, beside one that is looked into; with the operator's account, which may do so here.
+pub(crate) fn client(space: Space<'_>) -> Result<()> {
+    let labels = json!({"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"});
+    let container = |name: &str, image: Image, arguments: &[&str]| json!({"name": name, "image": image.name(), "args": arguments});
+    let serve = container("probe", Image::Probe, &["serve"]);
+    // It asks for nothing until it is asked.
+    let kubectl = container("kubectl", Image::Kubectl, &["proxy", "--port=8001"]);
+    let role =
+        json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "looks-into-pods"});
+    let items = [
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "looks-into-pods"}, "rules": [
+            {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": [""], "resources": ["pods/exec", "pods/portforward", "pods/attach"], "verbs": ["get", "create"]}]}),
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "looks-into-pods"},
+            "roleRef": role, "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": space.name()}]}),
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+            "terminationGracePeriodSeconds": 1, "containers": [serve]}}),
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CLIENT, "labels": labels}, "spec": {
+            "serviceAccountName": NAME, "terminationGracePeriodSeconds": 1, "containers": [kubectl, serve]}}),
+    ];
+    space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
+    for pod in ["pod/web", "pod/client"] {
+        space.kubectl(&["wait", pod, "--for=condition=Ready", "--timeout=120s"])?;
+    }
+    Ok(())
+}
+
+/// What kubectl in the pod says.
+fn inside(space: Space<'_>, arguments: &[&str]) -> Result<String> {
+    let exec = ["exec", CLIENT, "--container", "kubectl", "--", "/kubectl"];
+    space.kubectl(&[&exec[..], arguments].concat())
+}
+
+#[test]
+fn one_can_look_into_pods_and_reach_their_ports_from_within_an_enrolled_one() -> Result<()> {
+    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
+    let cluster = mesh::shared();
+    if let Some(node) = cluster.node() {
+        for archive in images::build(&[Image::Kubectl], true)? {
+            node.load(&archive)?;
+        }
+    }
+    cluster.case("from-inside", |space| {
+        operator::deploy(space, Wish { replicas: 0, enrolled: true, annotations: &[] })?;
+        client(space)?;
+        let get = ["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/said"];
+        let said = until("the proxy to serve", || Ok(inside(space, &get).ok()))?;
+        ensure!(said == "web\n", "{said}");
+        let logs = inside(space, &["logs", "web"])?;
+        ensure!(logs.contains("GET /said from 127.0.0.1"), "{logs}");
+        follows(space)?;
+        forwards(space)?;
+        if cluster.node().is_some() {
+            operator::all_came_from(space, &[mesh::address(cluster)?])?;
+            let requests = mesh::requests(cluster, space.name(), NAME)?;
+            for looked in ["exec", "log", "portforward"] {
+                let its = requests.iter().filter(|one| {
+                    one["objectRef"]["subresource"] == looked && mesh::pod_of(one) == Some(CLIENT)
+                });
+                ensure!(its.count() > 0, "no {looked} from within");
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A log is followed: what is said after it was opened is seen.
+fn follows(space: Space<'_>) -> Result<()> {
+    let exec = ["exec", CLIENT, "--container", "kubectl", "--", "/kubectl"];
+    let follow = ["logs", "--follow", "--tail=0", "web"];
+    let mut command = space.command(&[&exec[..], &follow].concat());
+    let mut follow = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let lines = BufReader::new(follow.stdout.take().context("output")?).lines();
+    let seen = std::thread::spawn(move || {
+        lines.map_while(Result::ok).any(|line| line.contains("GET /followed"))
+    });
+    until("the line", || {
+        let get = ["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/followed"];
+        space.kubectl(&get)?;
+        Ok(seen.is_finished().then_some(()))
+    })
+    .and_then(|()| {
+        follow.kill()?;
+        follow.wait()?;
+        ensure!(seen.join().unwrap_or_default(), "the log is not followed");
+        Ok(())
+    })
+}
+
+/// A port of the one pod is one of the other's.
+fn forwards(space: Space<'_>) -> Result<()> {
+    let exec = ["exec", CLIENT, "--container", "kubectl", "--", "/kubectl"];
+    let mut command = space.command(&[&exec[..], &["port-forward", "web", "8090:8080"]].concat());
+    let mut forward = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let get =
+        ["exec", CLIENT, "--container", "probe", "--", "/probe", "get", "http://127.0.0.1:8090/"];
+    let said = until("the port", || Ok(space.kubectl(&get).ok()));
+    forward.kill()?;
+    forward.wait()?;
+    let said = said?;
+    ensure!(said == "web\n", "{said}");
+    Ok(())
+}

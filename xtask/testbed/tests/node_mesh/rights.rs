@@ -1,0 +1,194 @@
+//! What our accounts may do, by what flow schema the API server takes their requests, and whom its webhooks never ask.
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::Cluster;
+use serde_json::Value;
+
+use crate::mesh::{self, NAMESPACE, kubectl, until};
+
+/// What neither manager nor node proxies may do.
+const DENIED: [&str; 20] = [
+    "get secrets --all-namespaces",
+    "list secrets --all-namespaces",
+    "get secret/other -n ctrlmesh-system",
+    "list secrets -n ctrlmesh-system",
+    "delete secret/ctrlmesh-ca -n ctrlmesh-system",
+    "get configmaps --all-namespaces",
+    "patch configmap/other -n default",
+    "create pods --all-namespaces",
+    "delete pods --all-namespaces",
+    "create pods/exec --all-namespaces",
+    "patch nodes",
+    "get nodes",
+    "delete namespaces",
+    "create serviceaccounts/token --all-namespaces",
+    "impersonate users",
+    "escalate clusterroles",
+    "create clusterrolebindings",
+    "patch deployments --all-namespaces",
+    "update validatingwebhookconfiguration/other",
+    "delete customresourcedefinitions",
+];
+
+/// What the manager may not do either, though it is near to what it does.
+const DENIED_TO_THE_MANAGER: [&str; 16] = [
+    "get pods --all-namespaces",
+    "delete pods --all-namespaces",
+    "get statefulsets --all-namespaces",
+    "get shardingconfigs --all-namespaces",
+    "update shardingconfigs --all-namespaces",
+    "get shardingconfigs --subresource=status --all-namespaces",
+    "patch shardingconfigs --subresource=status --all-namespaces",
+    "get managerstates --subresource=status",
+    "get customresourcedefinitions",
+    "get namespace/default",
+    "patch namespace/default",
+    "get configmap/ctrlmesh-root-ca -n default",
+    "get configmap/ctrlmesh-sharding-resource -n ctrlmesh-system",
+    "patch websites --all-namespaces",
+    "impersonate serviceaccount/default -n ctrlmesh-system",
+    "impersonate serviceaccount/ctrlmesh-manager-background -n default",
+];
+
+/// What the account that puts labels right may not do.
+const DENIED_IN_THE_BACKGROUND: [&str; 6] = [
+    "list pods --all-namespaces",
+    "list shardingconfigs --all-namespaces",
+    "get namespace/default",
+    "create tokenreviews",
+    "get secret/ctrlmesh-ca -n ctrlmesh-system",
+    "impersonate serviceaccount/ctrlmesh-manager -n ctrlmesh-system",
+];
+
+/// What node proxies may not do, though the manager may.
+const DENIED_ON_NODES: [&str; 9] = [
+    "get pods --all-namespaces",
+    "get shardingconfigs --all-namespaces",
+    "create tokenreviews",
+    "get secret/ctrlmesh-ca -n ctrlmesh-system",
+    "patch daemonset/ctrlmesh-node -n ctrlmesh-system",
+    "list daemonsets -n ctrlmesh-system",
+    "get namespace/default",
+    "watch namespace/default",
+    "list namespaces",
+];
+
+/// What the manager may do.
+const NEEDED: [&str; 5] = [
+    "impersonate serviceaccount/ctrlmesh-manager-background -n ctrlmesh-system",
+    "create tokenreviews",
+    "get secret/ctrlmesh-ca -n ctrlmesh-system",
+    "watch pods --all-namespaces",
+    "patch configmap/ctrlmesh-root-ca -n default",
+];
+
+#[test]
+fn our_accounts_may_do_what_they_need_and_what_they_do_not_need_they_may_not() -> Result<()> {
+    let cluster = mesh::shared();
+    let may = |account: &str, question: &str| -> Result<bool> {
+        let user = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
+        let mut ask = cluster.kubectl();
+        let output = ask.args(["auth", "can-i", &user]).args(question.split(' ')).output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        // Whatever else it says, such as an error, is neither.
+        ensure!(["yes", "no"].contains(&said.trim()), "{question}: {output:?}");
+        Ok(said.trim() == "yes")
+    };
+    for denied in DENIED {
+        for account in ["ctrlmesh-manager", "ctrlmesh-manager-background", "ctrlmesh-node"] {
+            ensure!(!may(account, denied)?, "{account} may {denied}");
+        }
+    }
+    for denied in DENIED_TO_THE_MANAGER {
+        ensure!(!may("ctrlmesh-manager", denied)?, "the manager may {denied}");
+    }
+    for denied in DENIED_IN_THE_BACKGROUND {
+        ensure!(!may("ctrlmesh-manager-background", denied)?, "in the background, {denied}");
+    }
+    for denied in DENIED_ON_NODES {
+        ensure!(!may("ctrlmesh-node", denied)?, "a node's proxy may {denied}");
+    }
+    for needed in NEEDED {
+        ensure!(may("ctrlmesh-manager", needed)?, "the manager may not {needed}");
+    }
+    ensure!(may("ctrlmesh-node", "get daemonset/ctrlmesh-node -n ctrlmesh-system")?);
+    ensure!(may("ctrlmesh-node", "watch namespace/ctrlmesh-system")?);
+    // It never had to be refused anything.
+    let selector = "--selector=app.kubernetes.io/name=ctrlmesh-manager";
+    let logs = kubectl(cluster, &["--namespace", NAMESPACE, "logs", selector, "--tail=-1"])?;
+    let refused = logs.lines().find(|line| line.contains("is forbidden"));
+    ensure!(refused.is_none(), "{refused:?}");
+    Ok(())
+}
+
+/// Which flow schema the API server says that it took a request of an account by.
+fn flow(cluster: &Cluster, account: &str) -> Result<String> {
+    let user = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
+    let mut ask = cluster.kubectl();
+    let output =
+        ask.args(["get", "--raw", "/api/v1/namespaces/default", &user, "-v=8"]).output()?;
+    let said = String::from_utf8(output.stderr)?.to_lowercase();
+    let uid = said.split_once("x-kubernetes-pf-flowschema-uid").context("no flow schema")?.1;
+    let uid: String = uid.chars().skip_while(|one| !one.is_ascii_hexdigit()).take(36).collect();
+    let schemas = mesh::json(cluster, &["get", "flowschemas"])?;
+    let mut schemas = schemas["items"].as_array().context("flow schemas")?.iter();
+    let found = schemas.find(|one| one["metadata"]["uid"] == uid.as_str());
+    let name = found.and_then(|one| one["metadata"]["name"].as_str());
+    Ok(name.with_context(|| format!("no flow schema {uid}"))?.to_owned())
+}
+
+#[test]
+fn labels_are_put_right_by_requests_that_the_api_server_can_let_wait() -> Result<()> {
+    let cluster = mesh::shared();
+    ensure!(flow(cluster, "ctrlmesh-manager")? == "ctrlmesh-manager");
+    ensure!(flow(cluster, "ctrlmesh-manager-background")? == "ctrlmesh-repair");
+    cluster.case("labelled", |space| {
+        // What somebody takes away is put right again.
+        let label = "ctrlmesh.kusionstack.io/sharding-hash";
+        let labels = "jsonpath={.metadata.labels.ctrlmesh\\.kusionstack\\.io/sharding-hash}";
+        let labelled = || {
+            let value = kubectl(cluster, &["get", "namespace", space.name(), "--output", labels])?;
+            Ok((!value.is_empty()).then_some(()))
+        };
+        until("the namespace to be labelled", labelled)?;
+        kubectl(cluster, &["label", "namespace", space.name(), &format!("{label}-")])?;
+        until("the label to come back", labelled)?;
+        if cluster.node().is_none() {
+            return Ok(());
+        }
+        let requests = mesh::requests(cluster, NAMESPACE, "ctrlmesh-manager")?;
+        let of_it =
+            |one: &&Value| one["verb"] == "patch" && one["objectRef"]["name"] == space.name();
+        let patches: Vec<&Value> = requests.iter().filter(of_it).collect();
+        let background = format!("system:serviceaccount:{NAMESPACE}:ctrlmesh-manager-background");
+        ensure!(
+            !patches.is_empty()
+                && patches.iter().all(|one| one["impersonatedUser"]["username"] == background),
+            "{patches:?}"
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn no_webhook_is_asked_about_what_the_cluster_itself_needs() -> Result<()> {
+    let cluster = mesh::shared();
+    for kind in ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"] {
+        let configuration = mesh::json(cluster, &["get", kind, "ctrlmesh"])?;
+        for webhook in configuration["webhooks"].as_array().context("webhooks")? {
+            let needed = &webhook["namespaceSelector"]["matchExpressions"][0];
+            ensure!(
+                needed["operator"] == "NotIn" && needed["key"] == "kubernetes.io/metadata.name"
+            );
+            for namespace in ["kube-system", NAMESPACE] {
+                let values = needed["values"].as_array().context("namespaces")?;
+                ensure!(values.iter().any(|one| one == namespace), "{webhook}");
+            }
+        }
+    }
+    until("the webhooks to believe the manager", || {
+        let configuration =
+            mesh::json(cluster, &["get", "mutatingwebhookconfiguration", "ctrlmesh"])?;
+        Ok(configuration["webhooks"][0]["clientConfig"]["caBundle"].as_str().map(drop))
+    })
+}

@@ -1,0 +1,175 @@
+//! Node proxies are updated and rolled back while operators work and people look into pods: nothing is refused, and
+//! nothing passes the proxy.
+
+use std::io::{Write as _, stderr};
+use std::process::{Child, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::{Cluster, Node, Options, Space};
+use serde_json::{Value, json};
+use xtask::images::{self, Image};
+
+use crate::from_inside::{self, CLIENT};
+use crate::mesh::{self, NAMESPACE, kubectl, until};
+use crate::operator::{self, Wish};
+
+/// The API server, as pods know it, and whom they believe to be it.
+const ADDRESS: &str = "10.96.0.1:443";
+const CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+
+const ENROLLED: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
+
+/// A pod that makes connection after connection.
+fn knocks(space: Space<'_>) -> Result<()> {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "knocks",
+        "labels": {"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"}}, "spec": {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "probe", "image": Image::Probe.name(), "args": ["knock", ADDRESS, CA]}]}});
+    space.apply(&pod.to_string())?;
+    until("connections", || Ok(knocked(space).ok().filter(|seen| count(seen, "made") > 0)))?;
+    Ok(())
+}
+
+/// What came of it so far.
+fn knocked(space: Space<'_>) -> Result<Value> {
+    let get = ["exec", "knocks", "--", "/probe", "get", "http://127.0.0.1:8080/"];
+    Ok(serde_json::from_str(&space.kubectl(&get)?)?)
+}
+
+fn count(seen: &Value, name: &str) -> u64 {
+    seen[name].as_u64().unwrap_or_default()
+}
+
+fn in_ours(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+    kubectl(cluster, &[&["--namespace", NAMESPACE], arguments].concat())
+}
+
+/// The node's proxies that are there, the one that came last at the end.
+fn proxies(cluster: &Cluster) -> Result<Vec<String>> {
+    let get = ["get", "pods", "--selector=app.kubernetes.io/name=ctrlmesh-node", "--output=name"];
+    let by_age = "--sort-by=.metadata.creationTimestamp";
+    Ok(in_ours(cluster, &[&get[..], &[by_age]].concat())?.lines().map(str::to_owned).collect())
+}
+
+/// An open session: a command in one pod that runs in another by way of the proxy, until it is ended.
+fn session(space: Space<'_>) -> Result<Child> {
+    let exec = ["exec", "--stdin", CLIENT, "--container", "kubectl", "--"];
+    let within = ["/kubectl", "exec", "web", "--", "/probe", "serve", ":8099"];
+    let mut command = space.command(&[&exec[..], &within].concat());
+    let child =
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    until("the session", || {
+        let get = ["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8099/"];
+        Ok(space.kubectl(&get).ok())
+    })?;
+    Ok(child)
+}
+
+/// What there is before something is done to the node's proxies.
+struct Before<'a> {
+    space: Space<'a>,
+    knocked: Value,
+    proxies: Vec<String>,
+}
+
+// === impl Before ===
+
+impl<'a> Before<'a> {
+    fn of(space: Space<'a>) -> Result<Self> {
+        let (knocked, proxies) = (knocked(space)?, proxies(space.cluster())?);
+        Ok(Self { space, knocked, proxies })
+    }
+
+    /// Changes the node's proxies.
+    fn patch(&self, patch: &str) -> Result<()> {
+        let patch = ["patch", "daemonset/ctrlmesh-node", "--patch", patch];
+        in_ours(self.space.cluster(), &patch).map(drop)
+    }
+
+    fn undo(&self) -> Result<()> {
+        in_ours(self.space.cluster(), &["rollout", "undo", "daemonset/ctrlmesh-node"]).map(drop)
+    }
+
+    /// Waits until the node has another proxy, and only that; no connection may have failed meanwhile.
+    fn replaced(self, what: &str) -> Result<Self> {
+        mesh::ready(self.space.cluster())?;
+        until("the proxy before to be gone", || {
+            let now = proxies(self.space.cluster())?;
+            Ok((now.len() == 1 && now != self.proxies).then_some(()))
+        })?;
+        self.none_failed(what)
+    }
+
+    /// Refuses any connection that failed since.
+    fn none_failed(self, what: &str) -> Result<Self> {
+        let now = Self::of(self.space)?;
+        let (before, after) = (&self.knocked, &now.knocked);
+        writeln!(stderr(), "{what}: {after}")?;
+        ensure!(count(after, "made") > count(before, "made"), "{what}: nobody knocked: {after}");
+        ensure!(count(after, "failed") == count(before, "failed"), "{what}: {before}, {after}");
+        Ok(now)
+    }
+
+    /// Has a version come that does not begin, and takes it back: who served serves on.
+    fn broken(self) -> Result<Self> {
+        self.patch(
+            r#"{"spec": {"template": {"spec": {"containers": [{"name": "proxy", "command": ["/ctrlmesh-proxy", "nonsense"]}]}}}}"#,
+        )?;
+        let cluster = self.space.cluster();
+        let get = ["get", "pods", "--selector=app.kubernetes.io/name=ctrlmesh-node"];
+        until("one that does not begin", || {
+            let pods = mesh::json(cluster, &[&["--namespace", NAMESPACE], &get[..]].concat())?;
+            let mut pods = pods["items"].as_array().context("pods")?.iter();
+            let restarts =
+                |pod: &Value| count(&pod["status"]["containerStatuses"][0], "restartCount");
+            Ok(pods.any(|pod| restarts(pod) > 0).then_some(()))
+        })?;
+        self.undo()?;
+        mesh::ready(cluster)?;
+        until("the one that served to be alone", || {
+            Ok((proxies(cluster)? == self.proxies).then_some(()))
+        })?;
+        self.none_failed("one that does not begin")
+    }
+}
+
+#[test]
+fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_rolled_back()
+-> Result<()> {
+    let cluster = Cluster::of(Node::start(&Options { audit: true, ..Options::default() })?);
+    mesh::deploy(&cluster)?;
+    for archive in images::build(&[Image::Kubectl], true)? {
+        cluster.node().context("a node")?.load(&archive)?;
+    }
+    cluster.case("updated", |space| {
+        operator::deploy(space, ENROLLED)?;
+        from_inside::client(space)?;
+        goes_on(space, "first")?;
+        knocks(space)?;
+        let mut open = session(space)?;
+        let mut now = Before::of(space)?;
+        now.patch(r#"{"spec": {"template": {"metadata": {"annotations": {"version": "next"}}}}}"#)?;
+        goes_on(space, "during-the-update")?;
+        now = now.replaced("update")?;
+        open.kill()?;
+        open.wait()?;
+        now.undo()?;
+        now = now.replaced("rollback")?;
+        goes_on(space, "after-the-rollback")?;
+        // One that somebody deletes serves on until the next one does.
+        in_ours(&cluster, &["delete", &now.proxies[0]])?;
+        now = now.replaced("deleted")?;
+        // One that may not see any more whether it is removed is not removed.
+        in_ours(&cluster, &["delete", "rolebinding/ctrlmesh-node"])?;
+        in_ours(&cluster, &["delete", &now.proxies[0]])?;
+        now.replaced("without rights")?.broken()?;
+        operator::none_restarted(&operator::pods(space)?)?;
+        operator::all_came_from(space, &[mesh::address(&cluster)?]).map(drop)
+    })
+}
+
+/// The operator goes on: what is made now is worked on.
+fn goes_on(space: Space<'_>, name: &str) -> Result<()> {
+    operator::own(space, name)?;
+    operator::published(space, name)
+}
