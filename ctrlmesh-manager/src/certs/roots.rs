@@ -176,6 +176,8 @@ impl Roots {
         let mut ticks = time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut there = There::default();
+        // Whether something was passed over because it was written a moment ago.
+        let mut again = false;
         loop {
             let wrong = tokio::select! {
                 event = events.next() => match event {
@@ -187,6 +189,7 @@ impl Roots {
                     None => return,
                 },
                 _ = ticks.tick() => None,
+                () = time::sleep(STANDS), if again => None,
                 gone = changes.changed() => {
                     if gone.is_err() {
                         return;
@@ -199,30 +202,31 @@ impl Roots {
                 _ if !there.is_whole() => {}
                 Some(namespace) => {
                     let is_asked = all.contains(&namespace) || there.has(&namespace);
-                    self.repair(is_asked.then_some(namespace), &there, leadership).await;
+                    again |= self.repair(is_asked.then_some(namespace), &there, leadership).await;
                 }
                 None => {
                     let known = there.namespaces();
-                    self.repair(all.into_iter().chain(known), &there, leadership).await;
+                    again = self.repair(all.into_iter().chain(known), &there, leadership).await;
                     self.webhooks(leadership).await;
                 }
             }
         }
     }
 
-    /// Writes the ConfigMap into those namespaces where it is missing, or says something else.
+    /// Writes the ConfigMap into those namespaces where it is missing, or says something else; gives whether one was passed
+    /// over, because it was written there just now.
     async fn repair(
         &self,
         namespaces: impl IntoIterator<Item = String>,
         there: &There,
         leadership: &Leadership,
-    ) {
+    ) -> bool {
         let data = self.data();
         let digest = digest(&data);
-        let wrong = namespaces
-            .into_iter()
-            .filter(|one| there.digest(one) != Some(digest) && !self.stands(one, digest));
-        for namespace in wrong.collect::<BTreeSet<_>>() {
+        let wrong = namespaces.into_iter().filter(|one| there.digest(one) != Some(digest));
+        let (stand, wrong): (BTreeSet<_>, BTreeSet<_>) =
+            wrong.partition(|one| self.stands(one, digest));
+        for namespace in wrong {
             if !leadership.is_held() {
                 break;
             }
@@ -231,6 +235,7 @@ impl Roots {
                 warn!(error = telemetry::chain(&error), "certificate authorities not published");
             }
         }
+        !stand.is_empty()
     }
 
     /// Whether it was written there just now: the watch may not have seen it yet.
