@@ -71,7 +71,7 @@ impl Maps {
     /// Webhook calls that are taken, by slot.
     pub(super) fn webhooks(&self) -> Result<BTreeMap<u32, Vec<SocketAddr>>, Error> {
         let mut webhooks = BTreeMap::<u32, Vec<SocketAddr>>::new();
-        for entry in self.inbound.iter() {
+        for entry in &self.inbound {
             let (key, inbound) = entry.map_err(Error::map("INBOUND"))?;
             webhooks.entry(inbound.listener() / 2).or_default().push(address(&key));
         }
