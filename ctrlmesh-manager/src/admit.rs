@@ -1,9 +1,10 @@
 //! What is answered when the API server asks whether an object may be?
 //!
 //! Each handler takes the question and what is known of the cluster, and gives the answer; nothing is written, nothing
-//! waited for.
+//! waited for. Only who was admitted is remembered for a moment.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::label as key;
@@ -18,11 +19,14 @@ use crate::cache::Snapshot;
 use crate::compile::{self, World};
 use crate::inject::{self, Settings};
 use crate::label::{self, Scope};
-use crate::pod::{Admitted, Member, PodName};
+use crate::pod::{Admitted, Member};
 use crate::shard::{self, Labelling};
 use crate::validate::{self, PodLabels, Report};
 
 mod patch;
+mod recent;
+
+pub use recent::Recent;
 
 /// A question of the API server.
 pub type Asked = AdmissionRequest<DynamicObject>;
@@ -61,12 +65,14 @@ pub fn validate(
 /// A pod that is created, with what its shard needs.
 ///
 /// `snapshot` is none where nothing is known of the cluster yet: then it cannot be said which shard the pod is of, and
-/// it is not admitted.
+/// it is not admitted. `recent` are those that were admitted and that it does not have yet; the pod is added.
 pub fn inject(
     asked: &Asked,
     snapshot: Option<&Snapshot>,
     labelling: &Labelling,
     settings: &Settings,
+    recent: &mut Recent,
+    now: Instant,
 ) -> AdmissionResponse {
     let response = AdmissionResponse::from(asked);
     let (Operation::Create, Some(object)) = (&asked.operation, &asked.object) else {
@@ -87,7 +93,9 @@ pub fn inject(
     let Some(snapshot) = snapshot else {
         return response.deny("the manager has not read the ShardingConfigs yet; try again");
     };
-    let shards = match shards(asked, &pod, snapshot, labelling) {
+    let unseen = recent.unseen(&snapshot.members, now);
+    let member = member(asked, &pod);
+    let shards = match shards(&member, snapshot, &unseen, labelling) {
         Ok(shards) => shards,
         Err(why) => return response.deny(why),
     };
@@ -104,7 +112,13 @@ pub fn inject(
             Err(refusal) => response.deny(refusal.to_string()),
         },
         [shard] => match inject::inject(&pod, Some(shard), settings) {
-            Ok(injected) => patched(response, object, &injected),
+            Ok(injected) => {
+                // Asked again, because another webhook has changed it, it has its shard already.
+                if !asked.dry_run && member.recorded().is_none() {
+                    recent.admitted(&member, shard, &snapshot.members, now);
+                }
+                patched(response, object, &injected)
+            }
             Err(refusal) => response.deny(refusal.to_string()),
         },
         [one, other, ..] => response.deny(format!(
@@ -207,38 +221,44 @@ fn of_config(
     report
 }
 
-/// The names of the shards that the pod would be of.
+/// The pod as it will be.
+fn member(asked: &Asked, pod: &Pod) -> Member {
+    let mut member = Member::from(pod);
+    member.name.namespace = asked.namespace.clone().unwrap_or_default();
+    // It is about to be given what it needs.
+    member.admitted = Admitted::Injected;
+    member
+}
+
+/// The names of the shards that the pod would be of, beside those that are there and those that are `unseen` yet.
 ///
 /// # Errors
 /// Where it is of none, but perhaps of a ShardingConfig that is invalid: let through, it would see everything.
 fn shards(
-    asked: &Asked,
-    pod: &Pod,
+    member: &Member,
     snapshot: &Snapshot,
+    unseen: &[Member],
     labelling: &Labelling,
 ) -> Result<Vec<String>, String> {
-    let namespace = asked.namespace.clone().unwrap_or_default();
-    let mut member = Member::from(pod);
-    member.name = PodName { namespace: namespace.clone(), name: member.name.name };
-    // It is about to be given what it needs.
-    member.admitted = Admitted::Injected;
+    let namespace = &member.name.namespace;
     let configs: Vec<ShardingConfig> = snapshot
         .configs
         .iter()
-        .filter(|config| config.metadata.namespace.as_ref() == Some(&namespace))
+        .filter(|config| config.metadata.namespace.as_ref() == Some(namespace))
         .cloned()
         .collect();
     let members: Vec<Member> = snapshot
         .members
         .iter()
-        .filter(|member| member.name.namespace == namespace)
+        .chain(unseen)
+        .filter(|member| member.name.namespace == *namespace)
         .cloned()
         .collect();
     let world = World { configs: &configs, members: &members, ..snapshot.world(labelling) };
     let (operators, troubles) = compile::operators(world);
     let places = operators.iter().enumerate();
     let places = places.filter_map(|(at, operator)| {
-        Some((at, operator.shard_for(&member, &members)?.metadata.name.clone()?))
+        Some((at, operator.shard_for(member, &members)?.metadata.name.clone()?))
     });
     let mut places: Vec<(usize, String)> = places.collect();
     if places.len() > 1 {
@@ -246,7 +266,7 @@ fn shards(
         places.retain(|(at, _)| !yielding.contains(at));
     }
     let shards: Vec<String> = places.into_iter().map(|(_, shard)| shard).collect();
-    let Some(invalid) = operators.iter().find(|operator| operator.may_have(&member, None)) else {
+    let Some(invalid) = operators.iter().find(|operator| operator.may_have(member, None)) else {
         return Ok(shards);
     };
     if !shards.is_empty() {

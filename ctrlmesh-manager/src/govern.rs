@@ -3,8 +3,8 @@
 //! Every replica watches, compiles, tells its proxies and answers the API server; the one that leads also writes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use ctrlmesh_common::names::port;
 use ctrlmesh_common::policy::Redirect;
@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use tokio::task;
 use tracing::{error, warn};
 
-use crate::admit::{self, Asked};
+use crate::admit::{self, Asked, Recent};
 use crate::board::{Board, Notice, Receipt};
 use crate::cache::Cache;
 use crate::context::Context;
@@ -183,10 +183,15 @@ fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<R
         manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     });
     let (known, labels, roots) = (plans.clone(), Arc::clone(labelling), context.roots.clone());
+    let recent = Mutex::new(Recent::default());
     let inject = move |asked: Asked| {
         let plan = known.borrow().clone();
         let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-        let response = admit::inject(&asked, snapshot, &labels, &settings);
+        let response = {
+            // Those that are made at the same time are asked about at the same time.
+            let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
+            admit::inject(&asked, snapshot, &labels, &settings, &mut recent, Instant::now())
+        };
         let roots = roots.clone();
         async move {
             let namespace = asked.namespace.as_deref().unwrap_or_default();

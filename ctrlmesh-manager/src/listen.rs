@@ -59,8 +59,15 @@ struct Places {
     last: u64,
     connections: usize,
     unproven: usize,
-    by_address: HashMap<IpAddr, BTreeMap<u64, Place>>,
+    by_address: HashMap<IpAddr, OfOne>,
     by_pod: HashMap<String, usize>,
+}
+
+/// The connections from one address, in the order in which they came.
+#[derive(Debug, Default)]
+struct OfOne {
+    places: BTreeMap<u64, Place>,
+    unproven: usize,
 }
 
 /// One connection.
@@ -139,8 +146,9 @@ impl Listen {
         let number = places.last;
         places.connections += 1;
         places.unproven += 1;
-        let place = Place { proven: false, leave: leave.clone() };
-        places.by_address.entry(address).or_default().insert(number, place);
+        let of_one = places.by_address.entry(address).or_default();
+        of_one.unproven += 1;
+        of_one.places.insert(number, Place { proven: false, leave: leave.clone() });
         drop(places);
         let (state, pod) = (self.state.clone(), Mutex::default());
         Some(Admission { state, address, number, leave, pod })
@@ -180,13 +188,7 @@ impl Admission {
 
     /// The connection has proved itself, as far as anybody can here.
     pub fn prove(&self) {
-        let mut places = self.state.lock();
-        let place = places.by_address.get_mut(&self.address);
-        let place = place.and_then(|of_one| of_one.get_mut(&self.number));
-        if let Some(place) = place.filter(|place| !place.proven) {
-            place.proven = true;
-            places.unproven -= 1;
-        }
+        self.state.lock().prove(self.address, self.number);
     }
 
     /// The connection has proved that it is that of the pod with this UID; false where the pod has too many.
@@ -238,12 +240,22 @@ impl State {
 impl Places {
     /// How many `address` has; of those that are not proven only, if so asked.
     fn count(&self, address: IpAddr, unproven: bool) -> usize {
-        self.by_address.get(&address).map_or(0, |of_one| count(of_one, unproven))
+        self.by_address.get(&address).map_or(0, |of_one| of_one.count(unproven))
     }
 
     fn is_proven(&self, address: IpAddr, number: u64) -> bool {
-        let place = self.by_address.get(&address).and_then(|of_one| of_one.get(&number));
+        let place = self.by_address.get(&address).and_then(|of_one| of_one.places.get(&number));
         place.is_some_and(|place| place.proven)
+    }
+
+    /// Marks the place as that of one who has proved himself, if it is still his.
+    fn prove(&mut self, address: IpAddr, number: u64) {
+        let Some(of_one) = self.by_address.get_mut(&address) else { return };
+        if let Some(place) = of_one.places.get_mut(&number).filter(|place| !place.proven) {
+            place.proven = true;
+            of_one.unproven -= 1;
+            self.unproven -= 1;
+        }
     }
 
     /// Counts one more connection of the pod, where it may have one.
@@ -256,10 +268,10 @@ impl Places {
 
     /// Takes the oldest place of the address that has the most, where that is more than `address` would have with it.
     fn give_way(&mut self, address: IpAddr, unproven: bool) -> bool {
-        let counts = self.by_address.iter().map(|(one, places)| (count(places, unproven), *one));
+        let counts = self.by_address.iter().map(|(one, of_one)| (of_one.count(unproven), *one));
         let most = counts.max().filter(|(most, _)| *most > self.count(address, unproven) + 1);
         let Some((_, greedy)) = most else { return false };
-        let mut of_one = self.by_address[&greedy].iter();
+        let mut of_one = self.by_address[&greedy].places.iter();
         let oldest = of_one.find(|(_, place)| !(unproven && place.proven)).map(|(one, _)| *one);
         let place = oldest.and_then(|number| self.remove(greedy, number));
         place.is_some_and(|place| {
@@ -270,8 +282,9 @@ impl Places {
 
     fn remove(&mut self, address: IpAddr, number: u64) -> Option<Place> {
         let of_one = self.by_address.get_mut(&address)?;
-        let place = of_one.remove(&number)?;
-        if of_one.is_empty() {
+        let place = of_one.places.remove(&number)?;
+        of_one.unproven -= usize::from(!place.proven);
+        if of_one.places.is_empty() {
             self.by_address.remove(&address);
         }
         self.connections -= 1;
@@ -280,8 +293,13 @@ impl Places {
     }
 }
 
-fn count(places: &BTreeMap<u64, Place>, unproven: bool) -> usize {
-    places.values().filter(|place| !(unproven && place.proven)).count()
+// === impl OfOne ===
+
+impl OfOne {
+    /// How many there are; of those that are not proven only, if so asked.
+    fn count(&self, unproven: bool) -> usize {
+        if unproven { self.unproven } else { self.places.len() }
+    }
 }
 
 #[cfg(test)]

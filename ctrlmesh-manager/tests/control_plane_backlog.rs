@@ -46,8 +46,8 @@ async fn what_is_new_is_labelled_before_what_was_there() -> Result<()> {
     // Of cluster scope: the API server cannot label them by itself.
     let roles: Api<ClusterRole> = Api::all(client.clone());
     create(&namespaces, json!({"metadata": {"name": NAMESPACE}})).await?;
-    let list = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": "groupVersionKinds: {rbac.authorization.k8s.io/v1: [ClusterRole]}"}});
-    create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), list).await?;
+    let kinds = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": "groupVersionKinds: {rbac.authorization.k8s.io/v1: [ClusterRole]}"}});
+    create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), kinds).await?;
     for number in 0..BEFORE {
         let old = json!({"metadata": {"name": format!("old-{number:03}")}});
         create(&namespaces, old.clone()).await?;

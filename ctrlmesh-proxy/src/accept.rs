@@ -3,11 +3,13 @@
 //! One task accepts on each listener and hands each connection to the thread that has the fewest: an operator opens
 //! few connections and keeps them, so the kernel's own spreading over listeners would leave threads idle.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::socket;
@@ -68,9 +70,26 @@ pub struct Thread {
     open: Arc<AtomicUsize>,
 }
 
-/// One connection's place in the count of its thread.
+/// One connection's place in the counts of its thread and of its pod.
 #[derive(Debug)]
-pub struct Place(Arc<AtomicUsize>);
+pub struct Place {
+    thread: Arc<AtomicUsize>,
+    _pod: Option<PodPlace>,
+}
+
+/// How many connections each pod has open, and may have: so many that no pod takes all that there may be.
+#[derive(Clone, Debug)]
+pub struct PerPod {
+    limit: usize,
+    open: Arc<Mutex<HashMap<PodSlot, usize>>>,
+}
+
+/// One connection's place in the count of its pod.
+#[derive(Debug)]
+struct PodPlace {
+    pods: PerPod,
+    pod: PodSlot,
+}
 
 /// Accepts connections and hands them out.
 #[derive(Clone, Debug)]
@@ -79,6 +98,8 @@ pub struct Acceptor {
     pub threads: Vec<Thread>,
     /// How many connections may be open at once, over all threads.
     pub max_connections: usize,
+    /// How many of them may be of one pod, where the pod is known.
+    pub per_pod: PerPod,
     /// Where they are counted.
     pub metrics: Arc<Metrics>,
 }
@@ -96,15 +117,48 @@ impl Thread {
 // === impl Place ===
 
 impl Place {
-    fn of(thread: &Thread) -> Self {
+    fn of(thread: &Thread, pod: Option<PodPlace>) -> Self {
         thread.open.fetch_add(1, Ordering::Relaxed);
-        Self(thread.open.clone())
+        Self { thread: thread.open.clone(), _pod: pod }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.thread.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// === impl PerPod ===
+
+impl PerPod {
+    /// At most so many.
+    pub fn at_most(limit: usize) -> Self {
+        Self { limit, open: Arc::default() }
+    }
+
+    /// One place more, where there is one.
+    fn place(&self, pod: PodSlot) -> Option<PodPlace> {
+        let mut all = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = all.entry(pod).or_default();
+        if *open >= self.limit {
+            return None;
+        }
+        *open += 1;
+        drop(all);
+        Some(PodPlace { pods: self.clone(), pod })
+    }
+}
+
+impl Drop for PodPlace {
+    fn drop(&mut self) {
+        let mut all = self.pods.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut open) = all.entry(self.pod) {
+            *open.get_mut() -= 1;
+            if *open.get() == 0 {
+                open.remove();
+            }
+        }
     }
 }
 
@@ -159,7 +213,11 @@ impl Acceptor {
             self.metrics.client_error(ClientError::NoDestination);
             return;
         };
-        let place = Place::of(thread);
+        let pod = origin.pod.map(|pod| self.per_pod.place(pod));
+        if pod.as_ref().is_some_and(Option::is_none) {
+            return self.metrics.client_error(ClientError::TooMany);
+        }
+        let place = Place::of(thread, pod.flatten());
         if prepare(&stream).is_err() {
             return;
         }
@@ -192,4 +250,51 @@ fn is_exhausted(error: &io::Error) -> bool {
 
     let exhausted = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
     error.raw_os_error().is_some_and(|code| exhausted.contains(&Errno::from_raw(code)))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    /// A listener of a pod, and where it listens.
+    async fn listen(acceptor: &Acceptor, pod: Option<PodSlot>, drain: &Drain) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let origin = move |_, _| Some(Origin { pod, destination: None });
+        drain.spawn(acceptor.clone().run(listener, origin, drain.clone()));
+        address
+    }
+
+    #[tokio::test]
+    async fn no_pod_takes_the_places_of_the_others() {
+        let (thread, mut queue) = Thread::new();
+        let (metrics, drain) = (Metrics::new(), Drain::default());
+        let per_pod = PerPod::at_most(2);
+        let acceptor = Acceptor { threads: vec![thread], max_connections: 5, per_pod, metrics };
+        let one = listen(&acceptor, Some(PodSlot(1)), &drain).await;
+        let other = listen(&acceptor, Some(PodSlot(2)), &drain).await;
+        let mut held = Vec::new();
+        for address in [one, one, other] {
+            let client = TcpStream::connect(address).await.unwrap();
+            held.push((client, queue.recv().await.unwrap()));
+        }
+        let mut refused = TcpStream::connect(one).await.unwrap();
+        assert_eq!(refused.read(&mut [0]).await.unwrap_or_default(), 0);
+        let page = acceptor.metrics.render().unwrap();
+        assert!(
+            page.contains("ctrlmesh_proxy_client_errors_total{reason=\"too_many\"} 1"),
+            "{page}"
+        );
+        // One leaves, another may come.
+        drop(held.remove(0));
+        let _client = TcpStream::connect(one).await.unwrap();
+        let accepted = queue.recv().await.unwrap();
+        assert_eq!(accepted.origin.pod, Some(PodSlot(1)));
+        drop((accepted, held));
+        assert!(acceptor.per_pod.open.lock().unwrap().is_empty());
+        drain.finish(Duration::from_secs(30)).await;
+    }
 }

@@ -20,7 +20,7 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::accept::{Accepted, Acceptor, Origin, Thread};
+use crate::accept::{Accepted, Acceptor, Origin, PerPod, Thread};
 use crate::admin::Admin;
 use crate::config::{CommonArgs, ConfigError, NodeArgs, SidecarArgs};
 use crate::drain::Drain;
@@ -29,7 +29,7 @@ use crate::metrics::Metrics;
 use crate::node::{self, End, Node, NodeError, Settings};
 use crate::policy;
 use crate::policy::client;
-use crate::policy::{History, LoadError, StoreError};
+use crate::policy::{History, Kept, LoadError, StoreError};
 use crate::readiness::{BlockReady, Readiness};
 use crate::serve::{Policies, Served, Server};
 use crate::tls;
@@ -145,7 +145,7 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
         Address::Host(host, _) => host.clone(),
     };
     let source = process.certificate(&[name], manager).await?;
-    let history = History::begun(&policy.borrow());
+    let history = history(&args);
     let served = Served { policy, history, gone: None };
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
@@ -163,6 +163,15 @@ async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {
     }
     drop(acceptor);
     process.finish(workers, Some(starting)).await
+}
+
+/// What the pod's operator may have read before: nothing where everything passes, and always did.
+fn history(args: &SidecarArgs) -> Arc<History> {
+    match &args.manager.state_dir {
+        Some(state) => History::kept(Kept::of(state, args.policy.pod.as_ref(), "")),
+        None if args.policy.source().is_none() => Arc::default(),
+        None => History::unknown(),
+    }
 }
 
 async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
@@ -184,7 +193,8 @@ async fn run_node(args: NodeArgs) -> Result<bool, AppError> {
     let source = process.certificate(&names, manager).await?;
     let (acceptor, workers) = process.start(source, None, Policies::BySlot(by_slot))?;
     let (port, pins) = (args.redirect_port, args.pin_dir);
-    let settings = Settings { pods, targets, port, pins, end };
+    let state = args.manager.state_dir;
+    let settings = Settings { pods, targets, port, pins, state, end };
     let node = Node::open(settings, acceptor, served, process.drain.clone())?;
     process.drain.spawn(node.run(starting));
     process.finish(workers, None).await
@@ -251,7 +261,9 @@ impl Process {
         drain.spawn(parts.trust.clone().follow(drain.clone()));
         let (threads, workers) = parts.start()?;
         let max_connections = self.args.max_connections;
-        Ok((Acceptor { threads, max_connections, metrics: self.metrics.clone() }, workers))
+        let per_pod = PerPod::at_most(self.args.max_connections_per_pod);
+        let metrics = self.metrics.clone();
+        Ok((Acceptor { threads, max_connections, per_pod, metrics }, workers))
     }
 
     /// Shows the pages until told to stop, and stops.

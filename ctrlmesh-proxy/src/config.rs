@@ -55,6 +55,14 @@ pub struct CommonArgs {
         value_name = "N"
     )]
     pub max_connections: usize,
+    /// How many of them may be of one pod, where one process serves many: so no pod takes the places of the others.
+    #[arg(
+        long,
+        env = "CTRLMESH_PROXY_MAX_CONNECTIONS_PER_POD",
+        default_value_t = 4_096,
+        value_name = "N"
+    )]
+    pub max_connections_per_pod: usize,
     /// How long a connection to the API server may take to open, TLS included.
     #[arg(long, env = "CTRLMESH_PROXY_CONNECT_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration)]
     pub connect_timeout: Duration,

@@ -13,6 +13,7 @@ mod lock;
 mod shard;
 
 pub use lock::{LockPlan, Rename};
+pub use shard::goes_on_from;
 
 /// What becomes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

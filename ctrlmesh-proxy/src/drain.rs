@@ -9,6 +9,8 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::seldom::Seldom;
+
 /// Owns the tasks that must end before the process may.
 #[derive(Clone, Debug, Default)]
 pub struct Drain {
@@ -33,12 +35,12 @@ impl Drain {
 
     /// Runs `task` on this thread until it ends or the deadline of [`Drain::finish`] passes.
     pub fn spawn_local(&self, task: impl Future<Output = ()> + 'static) {
-        let forced = self.forced.clone();
+        let mut forced = Seldom::new(Box::pin(self.forced.clone().cancelled_owned()));
         self.tasks.spawn_local(async move {
             tokio::select! {
                 biased;
                 // The deadline passed.
-                () = forced.cancelled() => {}
+                () = &mut forced => {}
                 () = task => {}
             }
         });

@@ -5,6 +5,7 @@
 
 pub mod telemetry;
 pub mod explain;
+pub mod seldom;
 pub mod drain;
 pub mod readiness;
 pub mod metrics;

@@ -33,6 +33,10 @@ const VERBS: [&str; 11] = [
     "other",
 ];
 
+/// What a request asks for, as requests are counted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Verb(usize);
+
 /// How a request ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
@@ -187,10 +191,15 @@ impl Metrics {
         Arc::new(Self { registry, ..metrics })
     }
 
-    /// Counts a request that ended; `verb` is Kubernetes', lower case.
-    pub fn request(&self, verb: &str, outcome: Outcome) {
-        let verb = VERBS.iter().position(|known| *known == verb).unwrap_or(VERBS.len() - 1);
-        self.requests[verb][outcome as usize].inc();
+    /// Counts a request as under way, until it is counted as ended.
+    pub fn begin_request(&self) {
+        self.open.streams.inc();
+    }
+
+    /// Counts a request that ended.
+    pub fn end_request(&self, verb: Verb, outcome: Outcome) {
+        self.open.streams.dec();
+        self.requests[verb.0][outcome as usize].inc();
     }
 
     /// Counts a failure to ask the API server.
@@ -221,11 +230,6 @@ impl Metrics {
     /// Counts a connection to the API server while it is open.
     pub fn upstream_connection(&self) -> Open {
         Open::new(&self.open.upstream_connections)
-    }
-
-    /// Counts a request while it is under way.
-    pub fn stream(&self) -> Open {
-        Open::new(&self.open.streams)
     }
 
     /// Counts a watch while it is open.
@@ -265,6 +269,15 @@ impl Metrics {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
+    }
+}
+
+// === impl Verb ===
+
+impl Verb {
+    /// Of Kubernetes' verb, lower case.
+    pub fn of(verb: &str) -> Self {
+        Self(VERBS.iter().position(|known| *known == verb).unwrap_or(VERBS.len() - 1))
     }
 }
 
@@ -353,8 +366,11 @@ mod tests {
     #[test]
     fn a_request_is_counted_under_its_verb_and_outcome() {
         let metrics = Metrics::new();
-        metrics.request("watch", Outcome::Ok);
-        metrics.request("brew", Outcome::Refused);
+        for (verb, outcome) in [("watch", Outcome::Ok), ("brew", Outcome::Refused)] {
+            metrics.begin_request();
+            metrics.end_request(Verb::of(verb), outcome);
+        }
+        metrics.begin_request();
         let page = metrics.render().unwrap();
         assert!(
             page.contains(r#"ctrlmesh_proxy_requests_total{verb="watch",outcome="ok"} 1"#),
@@ -368,6 +384,7 @@ mod tests {
             page.contains(r#"ctrlmesh_proxy_requests_total{verb="get",outcome="ok"} 0"#),
             "{page}"
         );
+        assert!(page.contains("ctrlmesh_proxy_streams 1"), "{page}");
     }
 
     #[test]

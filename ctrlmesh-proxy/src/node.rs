@@ -39,7 +39,8 @@ use crate::node::enrolled::{Complaint, Enrolled, Here, Serving};
 use crate::node::error::Waiting;
 use crate::node::network::{NetworkId, Networks};
 use crate::node::roster::Roster;
-use crate::policy::{History, PodName};
+use crate::policy;
+use crate::policy::PodName;
 use crate::readiness::BlockReady;
 use crate::serve::Served;
 use crate::watched::PERIOD;
@@ -72,6 +73,8 @@ pub struct Settings {
     pub port: u16,
     /// Folder of the kernel's pins.
     pub pins: PathBuf,
+    /// Folder in which it is kept what pods may have read; without it, that is known of no pod.
+    pub state: Option<PathBuf>,
     /// Who says whether this process ends for good; without it, another one follows.
     pub end: Option<End>,
 }
@@ -94,6 +97,7 @@ pub struct Node {
     /// Until when pods that are not served yet are looked at often.
     hurry: Instant,
     pins: PathBuf,
+    state: Option<PathBuf>,
     end: Option<End>,
     metrics: Arc<Metrics>,
     drain: Drain,
@@ -136,6 +140,7 @@ impl Node {
             complaints: HashMap::new(),
             hurry: Instant::now() + STARTING,
             pins: settings.pins,
+            state: settings.state,
             end: settings.end,
             metrics,
             drain,
@@ -226,10 +231,14 @@ impl Node {
         let stale = self.pods.iter().filter(|(name, enrolled)| {
             wanted.get(name).is_none_or(|pod| **pod != enrolled.pod) || !enrolled.lives()
         });
-        let stale: Vec<PodName> = stale.map(|(name, _)| name.clone()).collect();
-        for name in stale {
+        let stale: Vec<(PodName, bool)> =
+            stale.map(|(name, _)| (name.clone(), wanted.contains_key(name))).collect();
+        for (name, is_wanted) in stale {
             if let Some(Enrolled { slot, serving, .. }) = self.pods.remove(&name) {
                 info!(pod = %name, "pod is served no more");
+                if !is_wanted && let Some(served) = self.served.borrow().get(&PodSlot(slot.get())) {
+                    served.history.let_go();
+                }
                 self.end(slot, serving);
                 self.metrics.forget(&name.to_string());
                 self.complaints.remove(&name);
@@ -318,7 +327,7 @@ impl Node {
         Here { network, file, gone }: &Here,
     ) -> Result<(), Waiting> {
         let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
-        let history = History::begun(&policy.borrow());
+        let history = pod.history(self.state.as_deref());
         let served = Served { policy, history, gone: Some(gone.clone()) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;
@@ -347,6 +356,7 @@ impl Node {
 
     /// Detaches what nobody wants: pods that are gone, and those that a former process was told to serve.
     fn tidy(&mut self, found: &HashSet<PathBuf>) -> Result<(), intercept::Error> {
+        policy::tidy(self.state.as_deref(), self.wanted.iter().map(|pod| &pod.name));
         self.interceptor.sweep()?;
         let attachments = self.interceptor.status()?.attachments.into_iter();
         let own = attachments.filter(|attachment| attachment.owner == OWNER);

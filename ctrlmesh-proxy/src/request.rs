@@ -199,6 +199,15 @@ impl<'a> RequestInfo<'a> {
         self.resource_request && self.verb == "watch"
     }
 
+    /// Whether it asks for a collection in pages. What any version will do for is given as a whole.
+    pub fn is_paged(&self) -> bool {
+        let query = self.query();
+        let number = |key| query.text(key).and_then(|text| text.parse::<u64>().ok());
+        self.verb == "list"
+            && number("limit").is_some_and(|limit| limit > 0)
+            && number("resourceVersion") != Some(0)
+    }
+
     /// Whether the server lets it last for ever.
     pub fn is_long_running(&self) -> bool {
         self.resource_request

@@ -16,7 +16,7 @@ pub mod selector;
 pub mod status;
 pub mod watch;
 
-pub use document::{DocumentError, Encoding};
+pub use document::{DocumentError, Encoding, is_yaml};
 
 /// The path and query to send upstream.
 pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
@@ -50,7 +50,8 @@ pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
 fn watch_frames_for_tests(stream: &[u8], encoding: Encoding) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     let mut rest = stream;
-    while let Some((frame, whole)) = document::first_frame(rest, encoding).unwrap() {
+    let mut ends = document::Framer::new(encoding);
+    while let Some((frame, whole)) = ends.next(rest).unwrap() {
         frames.push(rest[frame].to_vec());
         rest = &rest[whole..];
     }

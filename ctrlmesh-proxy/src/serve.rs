@@ -11,13 +11,17 @@ mod refuse;
 mod renaming;
 mod reply;
 mod splice;
+mod unread;
+mod upgraded;
 mod view;
+mod waits;
 mod watch;
 
 use std::collections::HashMap;
 use std::future;
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +40,7 @@ use crate::accept::{Accepted, Place, PodSlot};
 use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics, Open};
 use crate::policy::{Current, History};
+use crate::seldom::Seldom;
 use crate::serve::view::View;
 use crate::tls;
 use crate::tls::stream::ServerStream;
@@ -100,6 +105,9 @@ struct Session {
     _counted: Counted,
 }
 
+/// A connection on which the client speaks HTTP, to its end: one a connection, of either protocol.
+type Serving = Pin<Box<dyn Future<Output = ()>>>;
+
 /// A connection of a client in the count of all, for as long as anything of it goes on: a tunnel outlives its HTTP.
 #[derive(Debug)]
 struct Counted {
@@ -120,7 +128,13 @@ impl Server {
             match target.zip(self.policies.of(origin.pod)) {
                 Some((target, served)) => {
                     let gone = served.gone.clone();
-                    let serving = Box::pin(self.clone().begin(stream, target, served, counted));
+                    let beginning = Box::pin(self.clone().begin(stream, target, served, counted));
+                    // What lasts is not asked by way of what came before it.
+                    let serving = async {
+                        if let Some(serving) = beginning.await {
+                            serving.await;
+                        }
+                    };
                     unless_gone(gone.as_ref(), serving).await;
                 }
                 None => self.metrics.client_error(ClientError::NoDestination),
@@ -129,32 +143,31 @@ impl Server {
         debug!(client.addr = %client, "disconnected");
     }
 
+    /// Looks what the client speaks, and gives what speaks it; what is not TLS passes here, to its end.
     async fn begin(
         self: Rc<Self>,
         stream: TcpStream,
         target: Target,
         served: Served,
         counted: Counted,
-    ) {
+    ) -> Option<Serving> {
         let deadline = Instant::now() + self.header_timeout;
         let mut first = [0];
-        let Some(peeked) = self.in_time(deadline, stream.peek(&mut first)).await else {
-            return;
-        };
-        match peeked {
+        match self.in_time(deadline, stream.peek(&mut first)).await? {
             Ok(1) if first[0] == TLS_HANDSHAKE => {
-                self.terminate(stream, target, served, counted, deadline).await;
+                self.terminate(stream, target, served, counted, deadline).await
             }
             Ok(1) => {
                 self.pass(stream, &target.address, served.policy, deadline).await;
                 drop(counted);
+                None
             }
             // Gone before it said anything.
-            Ok(_) | Err(_) => {}
+            Ok(_) | Err(_) => None,
         }
     }
 
-    /// Ends TLS and speaks the protocol that the client chose.
+    /// Ends TLS; gives what speaks the protocol that the client chose.
     async fn terminate(
         self: Rc<Self>,
         stream: TcpStream,
@@ -162,18 +175,17 @@ impl Server {
         served: Served,
         counted: Counted,
         deadline: Instant,
-    ) {
+    ) -> Option<Serving> {
         let http1_only = self.dialer.http1_only.contains(&target.address);
         let config = if http1_only { &self.tls_http1 } else { &self.tls };
         let handshake = Box::pin(handshake(config.clone(), stream));
-        let stream = match self.in_time(deadline, handshake).await {
-            None => return,
-            Some(Err(error)) => {
+        let stream = match self.in_time(deadline, handshake).await? {
+            Ok(stream) => stream,
+            Err(error) => {
                 debug!(error = &error as &dyn std::error::Error, "TLS with a client failed");
                 self.metrics.client_error(ClientError::Tls);
-                return;
+                return None;
             }
-            Some(Ok(stream)) => stream,
         };
         let http2 = stream.protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
@@ -182,11 +194,11 @@ impl Server {
         let policy = View::of(policy, history);
         let session =
             Rc::new(Session { server: self, upstream, policy, gone, leaving, _counted: counted });
-        if http2 {
-            Box::pin(http2::serve(session, stream, deadline)).await;
+        Some(if http2 {
+            Box::pin(http2::serve(session, stream, deadline))
         } else {
-            Box::pin(http1::serve(session, stream, deadline)).await;
-        }
+            Box::pin(http1::serve(session, stream, deadline))
+        })
     }
 
     /// Passes what is not TLS to where it wanted to go, as long as the policy lets everything pass.
@@ -257,7 +269,14 @@ impl Policies {
 /// Does `work` to its end, or to the end of the pod that it is done for.
 async fn unless_gone(gone: Option<&CancellationToken>, work: impl Future<Output = ()>) {
     match gone {
-        Some(gone) => drop(gone.run_until_cancelled(work).await),
+        Some(gone) => {
+            let mut gone = Seldom::new(Box::pin(gone.cancelled()));
+            tokio::select! {
+                biased;
+                () = &mut gone => {}
+                () = work => {}
+            }
+        }
         None => work.await,
     }
 }

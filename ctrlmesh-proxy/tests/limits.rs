@@ -266,3 +266,42 @@ async fn a_body_that_is_no_chunks_is_the_clients_fault() {
     assert!(!answer.to_lowercase().contains("retry-after"));
     bed.assert_others_live().await;
 }
+
+/// What hyper refuses by itself is said as everything else is.
+#[tokio::test]
+async fn a_request_that_cannot_be_read_is_refused_by_a_status() {
+    let bed = bed(&[]).await;
+    let many = "x: y\r\n".repeat(200);
+    let long = "x".repeat(70_000);
+    for (bytes, code) in [
+        ("GET /api HTTP/1.1\r\nno header\r\n\r\n".to_owned(), 400),
+        (format!("GET /api HTTP/1.1\r\nHost: k\r\n{many}\r\n"), 431),
+        (format!("GET /{long} HTTP/1.1\r\nHost: k\r\n\r\n"), 414),
+        // What came before it is answered as it was.
+        ("GET /api HTTP/1.1\r\nHost: k\r\n\r\nGET /a b HTTP/1.1\r\n\r\n".to_owned(), 400),
+    ] {
+        let answer =
+            harness::client::exchange_bytes(&bed.pki, bed.proxy.address, bytes.as_bytes()).await;
+        let last = &answer[answer.rfind("HTTP/1.1 ").unwrap()..];
+        let (head, body) = last.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with(&format!("HTTP/1.1 {code} ")), "{answer}");
+        assert!(head.contains("content-type: application/json"), "{answer}");
+        assert!(head.contains(&format!("content-length: {}", body.len())), "{answer}");
+        let status: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!((&status["kind"], &status["code"]), (&"Status".into(), &code.into()));
+        assert_eq!(answer.contains("fine"), answer.len() > last.len(), "{answer}");
+    }
+    assert!(bed.client_errors("protocol").await >= 4.0);
+    bed.assert_others_live().await;
+}
+
+#[tokio::test]
+async fn an_answer_of_the_api_server_that_says_nothing_stays_as_it_is() {
+    let pki = Pki::new();
+    let answer = |_| async { whole(StatusCode::BAD_REQUEST, "") };
+    let upstream = Upstream::http(pki.server(&["http/1.1"]), answer).await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let text = b"GET /api HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n";
+    let answer = harness::client::exchange_bytes(&pki, proxy.address, text).await;
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.ends_with("\r\n\r\n"), "{answer}");
+}

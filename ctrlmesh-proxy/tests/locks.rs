@@ -223,3 +223,33 @@ async fn a_body_that_names_another_shards_lock_is_403() {
     assert_eq!((answer.status, &status["reason"]), (StatusCode::FORBIDDEN, &json!("Forbidden")));
     assert!(upstream.seen.lock().unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn what_is_sent_in_yaml_passes_with_its_lock_renamed() {
+    let answer = |_| async { whole(StatusCode::CREATED, "{}") };
+    let (pki, upstream, proxy) = bed(answer, &[]).await;
+    let post = |target: &str, body: String| {
+        let request = Request::post(target).header("content-type", "application/yaml");
+        request.body(http_body_util::Full::from(body)).unwrap()
+    };
+    let text = |name: &str| {
+        format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {name} # it\n  namespace: ops\ndata:\n  lead: \"x\"\n"
+        )
+    };
+    let mut client = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
+    for (name, on_server) in
+        [("settings", "settings"), ("lead-settings", "lead-settings"), ("lead", "lead---s1")]
+    {
+        let answer = client.ask(post(MAPS, text(name))).await;
+        assert_eq!(answer.status, StatusCode::CREATED, "{name}");
+        assert_eq!(upstream.last().body, text(on_server), "{name}");
+    }
+    let sent = upstream.seen.lock().unwrap().len();
+    assert_eq!(client.ask(post(MAPS, text("lead---s2"))).await.status, StatusCode::FORBIDDEN);
+    // What could mean something else to another reader is not guessed about.
+    let flow = "{kind: ConfigMap, metadata: {name: settings}}".to_owned();
+    let answer = client.ask(post(MAPS, flow)).await;
+    assert_eq!(answer.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    assert_eq!(upstream.seen.lock().unwrap().len(), sent);
+}

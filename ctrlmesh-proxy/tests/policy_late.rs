@@ -7,10 +7,11 @@ mod harness;
 
 use std::sync::atomic::Ordering;
 
+use harness::client::Answer;
 use harness::watches::{Bed, PODS, WATCH, answer, event, pods, sees};
 use harness::{soon, until};
 use http::{StatusCode, Version};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 
@@ -34,6 +35,7 @@ async fn a_watch_that_begins_after_the_change_is_led_over_from_before_it() {
 #[tokio::test]
 async fn a_list_that_is_answered_after_the_change_is_led_over_whatever_its_version() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
+    bed.client().await.get(PODS).await;
     bed.slow.store(true, Ordering::SeqCst);
     let mut client = bed.client().await;
     let listing = tokio::spawn(async move { client.get(PODS).await });
@@ -131,14 +133,118 @@ async fn a_watch_with_a_body_is_led_over_by_requests_without_one() {
     }
 }
 
-/// A client that read before the proxy was restarted comes first after the change.
+/// Nobody was answered under the first policy: what the client goes on from, it read under the second.
 #[tokio::test]
-async fn a_watch_from_before_a_restart_is_led_over_from_what_the_proxy_began_with() {
+async fn a_policy_under_which_nobody_read_disturbs_no_watch() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
+    bed.answer_lists(|_| answer(403, &json!({"kind": "Status", "code": 403})));
+    bed.client().await.get(PODS).await;
     bed.change(&pods(2, "team=b")).await;
+    let before = bed.listed().len();
     let (mut watching, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
-    assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
-    assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
+    watching.send.send_data(event("ADDED", "y", 7)).await.unwrap();
+    assert_eq!(watching.sees().await, sees("ADDED", "y"));
+    assert_eq!(bed.listed().len(), before);
+}
+
+/// The policy changes while no proxy runs, or after the next one has begun with the old one.
+#[tokio::test]
+async fn a_watch_from_before_a_restart_is_led_over_from_what_was_in_force_then() {
+    for policy in ["team=b", "team=a"] {
+        let mut bed = Bed::new(&pods(1, "team=a")).await;
+        bed.client().await.get(PODS).await;
+        bed.restart(&pods(2, policy), true);
+        if policy == "team=a" {
+            bed.change(&pods(3, "team=b")).await;
+        }
+        let (mut watching, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
+        assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+        assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
+    }
+}
+
+#[tokio::test]
+async fn a_restart_under_the_same_policy_disturbs_nobody() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    bed.client().await.get(PODS).await;
+    bed.restart(&pods(1, "team=a"), true);
+    let (mut watching, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
+    watching.send.send_data(event("ADDED", "y", 7)).await.unwrap();
+    assert_eq!(watching.sees().await, sees("ADDED", "y"));
+    assert_eq!(bed.listed(), ["/api/v1/pods?labelSelector=team%3Da"]);
+}
+
+/// Nothing was kept, so nobody can tell what the client holds that read before.
+#[tokio::test]
+async fn after_a_restart_without_memory_clients_list_once() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    let mut client = bed.client().await;
+    client.get(PODS).await;
+    bed.restart(&pods(1, "team=a"), false);
+    let mut client = bed.client().await;
+    let services = "/api/v1/services?watch=1&resourceVersion=5";
+    for watch in [WATCH, services, &paged(5)] {
+        let gone = client.get(watch).await;
+        assert_eq!(gone.status, StatusCode::GONE, "{watch}");
+        assert_eq!(reason(&gone), "Expired");
+    }
+    // What is there now is newer than the version, 9, that was found meanwhile.
+    for version in [Version::HTTP_2, Version::HTTP_11] {
+        for watch in [WATCH, services] {
+            bed.watch(version, &watch.replace("=5", "=10"), &[]).await;
+        }
+    }
+    assert_eq!(client.get(&paged(10)).await.status, StatusCode::OK);
+}
+
+fn reason(answer: &Answer) -> Value {
+    serde_json::from_slice::<Value>(&answer.body).unwrap()["reason"].take()
+}
+
+/// A further page of the pods, as the API server names it.
+fn paged(version: u64) -> String {
+    let token = json!({"v": "meta.k8s.io/v1", "rv": version, "start": "ns/x\u{0}"}).to_string();
+    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut text = String::new();
+    for three in token.as_bytes().chunks(3) {
+        let byte = |at: usize| u32::from(three.get(at).copied().unwrap_or_default());
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for at in 0..=three.len() {
+            text.push(char::from(digits[(bits >> (18 - 6 * at) & 63) as usize]));
+        }
+    }
+    format!("{PODS}?limit=1&continue={text}")
+}
+
+#[tokio::test]
+async fn the_pages_of_a_list_are_of_one_share() {
+    let bed = Bed::new(&pods(1, "team=a")).await;
+    let mut client = bed.client().await;
+    client.get(&format!("{PODS}?limit=1")).await;
+    assert_eq!(client.get(&paged(9)).await.status, StatusCode::OK);
+    bed.change(&pods(2, "team=b")).await;
+    let gone = client.get(&paged(9)).await;
+    assert_eq!((gone.status, reason(&gone)), (StatusCode::GONE, json!("Expired")));
+    // A token that does not say its version may be of an old page as long as it is not known how far was read.
+    let opaque = format!("{PODS}?limit=1&continue=x");
+    assert_eq!(client.get(&opaque).await.status, StatusCode::OK);
+    // Pages that are begun now are newer than the version, 9, that was found meanwhile.
+    assert_eq!(client.get(&paged(10)).await.status, StatusCode::OK);
+    bed.change(&pods(3, "team=c")).await;
+    assert_eq!(client.get(&opaque).await.status, StatusCode::GONE);
+}
+
+#[tokio::test]
+async fn before_a_first_page_it_is_asked_how_far_was_read_so_that_the_next_can_follow() {
+    let bed = Bed::new(&pods(1, "team=a")).await;
+    let mut client = bed.client().await;
+    client.get(PODS).await;
+    bed.change(&pods(2, "team=b")).await;
+    client.get(&format!("{PODS}?limit=1&resourceVersion=0")).await;
+    assert!(!bed.listed().iter().any(|list| list.ends_with("&limit=1")), "{:?}", bed.listed());
+    client.get(&format!("{PODS}?limit=2")).await;
+    assert!(bed.listed().iter().any(|list| list.ends_with("&limit=1")), "{:?}", bed.listed());
+    assert_eq!(client.get(&paged(10)).await.status, StatusCode::OK);
 }
 
 #[tokio::test]

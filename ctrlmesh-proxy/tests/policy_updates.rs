@@ -248,3 +248,52 @@ async fn a_watch_of_a_lock_that_gets_another_name_expires() {
     bed.change(&other).await;
     watching.expires().await;
 }
+
+/// The last events of a splice are older than what the client had seen, and no bookmark tells it.
+#[tokio::test]
+async fn a_client_without_bookmarks_goes_on_from_no_older_version_than_it_had() {
+    const PLAIN: &str = "/api/v1/pods?watch=1&resourceVersion=5";
+    for version in BOTH {
+        for (target, newer, expires) in
+            [(PLAIN, false, true), (PLAIN, true, false), (WATCH, false, false)]
+        {
+            let mut bed = Bed::new(&pods(1, "team=a")).await;
+            let (mut watching, _) = bed.watch(version, target, &[]).await;
+            bed.change(&pods(2, "team=b")).await;
+            assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+            assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
+            if target == WATCH {
+                assert_eq!(watching.sees().await.0, "BOOKMARK");
+            }
+            let (_, mut send) = soon("the new watch", bed.watches.recv()).await.unwrap();
+            if newer {
+                send.send_data(event("ADDED", "y", 7)).await.unwrap();
+                assert_eq!(watching.sees().await, sees("ADDED", "y"));
+            }
+            // The API server ends the watch, as it does after some minutes.
+            drop(send);
+            if expires {
+                watching.expires().await;
+            } else {
+                assert_eq!(watching.next().await, None, "{target}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_without_bookmarks_lists_anew_when_the_proxy_ends_right_after_a_change() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    let plain = "/api/v1/pods?watch=1&resourceVersion=5";
+    let (mut watching, _) = bed.watch(Version::HTTP_2, plain, &[]).await;
+    bed.change(&pods(2, "team=b")).await;
+    assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+    assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
+    let _open = soon("the new watch", bed.watches.recv()).await.unwrap();
+    until("the watch to go on", || async {
+        bed.proxy.metric("ctrlmesh_proxy_watches_spliced_total").await == 1.0
+    })
+    .await;
+    bed.proxy.terminate();
+    watching.expires().await;
+}

@@ -208,8 +208,9 @@ fn assert_holds_policy(text: &str) {
 /// The frames of a stream that must be whole.
 fn whole_frames(stream: &[u8], encoding: Encoding) {
     let mut rest = stream;
+    let mut framer = watch::Framer::new(encoding);
     while !rest.is_empty() {
-        match watch::first_frame(rest, encoding) {
+        match framer.next(rest) {
             Ok(Some((_, next))) => rest = &rest[next..],
             other => panic!("{encoding:?}: {other:?} in {}", stream.escape_ascii()),
         }

@@ -145,7 +145,7 @@ fn place(built: &Path, object: &Path) -> Result<()> {
     }
     let folder = object.parent().context("the folder of the object")?;
     fs::create_dir_all(folder)?;
-    let staged = object.with_extension("o.new");
+    let staged = tools::staged(object);
     fs::write(&staged, bytes)?;
     Ok(fs::rename(&staged, object)?)
 }

@@ -19,6 +19,12 @@ const LARGEST_BYTES: u64 = 25_000_000;
 /// How long a crate takes to build on two cores for the first time.
 const ABOUT: Duration = Duration::from_mins(4);
 
+/// Variable that names a folder in which our programs are, built as for tests.
+pub(crate) const PROGRAMS: &str = "CTRLMESH_TEST_PROGRAMS";
+
+/// How long a folder of a build that was interrupted stays: its process may be of another container, and go on.
+const ABANDONED_AFTER: Duration = Duration::from_hours(1);
+
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -141,12 +147,16 @@ pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
     Ok(archives)
 }
 
-/// Removes what builds that were interrupted left: folders whose names end in a process that is no more, and a number.
+/// Removes what builds that were interrupted left long ago: folders whose names end in a process that is no more, and a
+/// number.
 fn sweep(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let process = name.strip_prefix('.').and_then(|name| name.rsplit('.').nth(1));
-        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+        let touched = entry.metadata().and_then(|metadata| metadata.modified()).ok();
+        let age = touched.and_then(|touched| touched.elapsed().ok()).unwrap_or_default();
+        let gone = process.is_some_and(|process| !Path::new("/proc").join(process).exists());
+        if gone && age > ABANDONED_AFTER {
             // Where it cannot be removed, it is in the way of nobody.
             drop(fs::remove_dir_all(entry.path()));
         }
@@ -159,7 +169,9 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
     let program = files.join(image.program());
     match image.source() {
         Source::Crate => {
-            build_crate(image.program(), debug, &program)?;
+            let built = build_crate(image.program(), debug)?;
+            // Names of functions stay, for backtraces; what only a debugger reads goes.
+            run(Command::new("strip").arg("--strip-debug").arg("-o").arg(&program).arg(built))?;
             add_libraries(&program, &files)?;
         }
         Source::Go(module, package) => build_go(module, package, &program)?,
@@ -182,8 +194,30 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-fn build_crate(name: &str, debug: bool, program: &Path) -> Result<()> {
+/// Builds our programs as images for tests have them, into a folder, and gives it. Those who find it in [`PROGRAMS`] build
+/// none: cargo keeps one program of a name, and would exchange it under the tests that run meanwhile, which have other
+/// features.
+///
+/// # Errors
+/// Where a program cannot be built or copied.
+pub(crate) fn build_programs() -> Result<PathBuf> {
+    let folder = root().join("target/images/programs");
+    fs::create_dir_all(&folder)?;
+    for image in [Image::Proxy, Image::Manager] {
+        let program = folder.join(image.program());
+        let staged = tools::staged(&program);
+        fs::copy(build_crate(image.program(), true)?, &staged)?;
+        fs::rename(staged, program)?;
+    }
+    Ok(folder)
+}
+
+/// Builds a program of ours; gives where it is.
+fn build_crate(name: &str, debug: bool) -> Result<PathBuf> {
     let (profile, folder) = if debug { ("dev", "debug") } else { ("release", "release") };
+    if let Some(programs) = env::var_os(PROGRAMS).filter(|_| debug) {
+        return Ok(PathBuf::from(programs).join(name));
+    }
     if name == Image::Proxy.program() {
         build_ebpf::build()?;
     }
@@ -192,9 +226,7 @@ fn build_crate(name: &str, debug: bool, program: &Path) -> Result<()> {
     })?;
     let target =
         env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    // Names of functions stay, for backtraces; what only a debugger reads goes.
-    let mut strip = Command::new("strip");
-    run(strip.arg("--strip-debug").arg("-o").arg(program).arg(target.join(folder).join(name)))
+    Ok(target.join(folder).join(name))
 }
 
 fn build_go(module: &str, package: &str, program: &Path) -> Result<()> {

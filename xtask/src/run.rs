@@ -66,14 +66,20 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// When what another program says is passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passing {
+    /// Line by line.
+    AtOnce,
+    /// When libtest has said all of a test binary, so that others who run at the same time do not come between.
+    ByBinary,
+}
+
 /// Runs `command`, passing its standard output on; gives its lines, and whether it succeeded.
-///
-/// What libtest says of one binary is passed on at once when it has been said, so that those who run at the same time do not
-/// come between.
 ///
 /// # Errors
 /// Where it cannot be started.
-pub(crate) fn watch(command: &mut Command) -> Result<(Vec<String>, bool)> {
+pub(crate) fn watch(command: &mut Command, passing: Passing) -> Result<(Vec<String>, bool)> {
     say(&format!("$ {}", shown(command)));
     let mut child = command
         .stdout(Stdio::piped())
@@ -83,10 +89,9 @@ pub(crate) fn watch(command: &mut Command) -> Result<(Vec<String>, bool)> {
     let output = BufReader::new(child.stdout.take().context("standard output")?);
     let (mut lines, mut said) = (Vec::new(), 0);
     for line in output.split(b'\n') {
-        let line = String::from_utf8_lossy(&line?).into_owned();
-        let ends = line.starts_with("test result: ");
-        lines.push(line);
-        if ends {
+        lines.push(String::from_utf8_lossy(&line?).into_owned());
+        let ends = lines.last().is_some_and(|line| line.starts_with("test result: "));
+        if passing == Passing::AtOnce || ends {
             writeln!(stdout(), "{}", lines[said..].join("\n"))?;
             said = lines.len();
         }

@@ -16,9 +16,9 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::progress::say;
-use crate::run::{CRATES, cargo, has_cgroup2, is_root, root, run, watch};
+use crate::run::{CRATES, Passing, cargo, has_cgroup2, is_root, root, run, watch};
 use crate::setup::Readiness;
-use crate::{build_ebpf, setup, tools};
+use crate::{build_ebpf, images, setup, tools};
 
 mod outcome;
 
@@ -237,11 +237,14 @@ fn run_alone(tier: Tier, targets: &[String], options: &Options) -> Result<Outcom
     let start = Instant::now();
     let mut outcome = Outcome { complete: true, ..Outcome::default() };
     if tier == Tier::Unit {
-        outcome.add(watch(&mut test(&["--lib", "--bins"], options))?);
+        outcome.add(watch(&mut test(&["--lib", "--bins"], options), Passing::AtOnce)?);
         // Examples in documentation are built one by one, so they are a run of their own.
-        outcome.add(watch(&mut test(&["--doc"], options))?);
+        outcome.add(watch(&mut test(&["--doc"], options), Passing::AtOnce)?);
     } else {
-        outcome.add(watch(&mut test(&of_targets(targets.iter().map(String::as_str)), options))?);
+        outcome.add(watch(
+            &mut test(&of_targets(targets.iter().map(String::as_str)), options),
+            Passing::AtOnce,
+        )?);
     }
     outcome.taken = start.elapsed();
     Ok(outcome)
@@ -255,6 +258,8 @@ fn run_together(mut jobs: Vec<(Tier, &str)>, options: &Options) -> Result<Vec<(T
     jobs.sort_by_key(|(tier, _)| Reverse(*tier));
     let lanes = options.lanes();
     say(&format!("\n==> {} test binaries of the other tiers, {lanes} at once", jobs.len()));
+    let has_images = jobs.iter().any(|(tier, _)| matches!(tier, Tier::Node | Tier::Operator));
+    let programs = if has_images { Some(images::build_programs()?) } else { None };
     // One that does not build takes none of the others with it: it is built again, alone, and that is its outcome.
     let mut build = test(&of_targets(jobs.iter().map(|(_, target)| *target)), options);
     drop(run(build.arg("--no-run")));
@@ -262,7 +267,9 @@ fn run_together(mut jobs: Vec<(Tier, &str)>, options: &Options) -> Result<Vec<(T
     let work = || -> Result<()> {
         while let Some((tier, target)) = lock(&jobs).next() {
             let start = Instant::now();
-            let ran = watch(&mut test(&["--test", target], options))?;
+            let mut command = test(&["--test", target], options);
+            command.envs(programs.iter().map(|programs| (images::PROGRAMS, programs)));
+            let ran = watch(&mut command, Passing::ByBinary)?;
             let mut outcome = Outcome { complete: true, ..Outcome::default() };
             outcome.add(ran);
             outcome.taken = start.elapsed();

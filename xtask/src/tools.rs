@@ -167,6 +167,7 @@ fn replace(staged: &Path, target: &Path, before: Option<u64>) -> io::Result<()> 
             if inode(target) != before {
                 return Ok(());
             }
+            // It is broken, or nobody would build it again: for a moment there is none.
             let old = self::staged(target);
             fs::rename(target, &old)?;
             fs::rename(staged, target)?;

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use ctrlmesh_common::names::annotation;
 use serde_json::{Value, json};
@@ -153,7 +154,50 @@ fn every_kind_is_judged_by_its_own_rules() {
 
 fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
     let settings = Settings { image: "p".to_owned(), manager: "m:1".to_owned() };
-    inject(&asked("CREATE", pod, None), known, &Labelling::default(), &settings)
+    let asked = asked("CREATE", pod, None);
+    let recent = &mut Recent::default();
+    inject(&asked, known, &Labelling::default(), &settings, recent, Instant::now())
+}
+
+#[test]
+fn pods_that_are_made_together_are_given_different_shards_before_any_of_them_is_seen() {
+    let root = ROOT.replace("targetStatefulSet", "targetDeployment");
+    let settings = Settings { image: "p".to_owned(), manager: "m:1".to_owned() };
+    let (mut recent, start) = (Recent::default(), Instant::now());
+    let pod = |name: &str, shard: Option<&str>, ending: &str| {
+        let mut labels = json!({key::ENABLE_PROXY: "true", "pod-template-hash": "x"});
+        if let Some(shard) = shard {
+            labels[key::SHARDING_CONFIG_INJECTED] = json!(shard);
+        }
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "ops", "labels": labels,
+            "annotations": {annotation::INJECTED: "true"}, "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet",
+            "name": "op-x", "uid": "u", "controller": true}]}, "spec": {"containers": [{"name": "c", "image": "i"}]}, "status": {"phase": ending}})
+    };
+    let mut ask = |pod: Value, known: &Snapshot, after: Duration| {
+        let asked = asked("CREATE", pod, None);
+        let labelling = Labelling::default();
+        let now = start + after;
+        let response = inject(&asked, Some(known), &labelling, &settings, &mut recent, now);
+        assert!(response.allowed, "{}", message(&response));
+        let patch = patch(&response).to_string();
+        let of = |shard: &&str| patch.contains(&format!("\"{shard}\""));
+        ["r-1-normal", "r-2-normal"].into_iter().find(of)
+    };
+    let none = snapshot(&root);
+    let soon = Duration::from_millis(100);
+    let first = ask(pod("", None, "Pending"), &none, Duration::ZERO);
+    let second = ask(pod("", None, "Pending"), &none, soon);
+    assert!(first.is_some() && second.is_some() && first != second, "{first:?} {second:?}");
+    // One that is asked about again keeps the shard that it has, and takes no second place.
+    assert_eq!(ask(pod("", second, "Pending"), &none, soon), None);
+    // The first is seen: it counts once. A third stands by, and the fourth for the other shard.
+    let seen = serde_json::to_string(&pod("op-x-a", first, "Running")).unwrap();
+    let known = snapshot(&format!("{root}{seen}"));
+    let (third, fourth) =
+        (ask(pod("", None, "Pending"), &known, soon), ask(pod("", None, "Pending"), &known, soon));
+    assert_ne!(third, fourth);
+    // What was never seen is forgotten: the shard of the one that is there is not the one that lacks.
+    assert_ne!(ask(pod("", None, "Pending"), &known, Duration::from_secs(60)), first);
 }
 
 /// The operations of the patch.

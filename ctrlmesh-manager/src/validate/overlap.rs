@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_common::selector::{Requirement, Selector};
+use ctrlmesh_common::selector::{Condition, Selector};
 
 use super::{PodLabels, Problem, Report};
 
@@ -183,8 +183,9 @@ pub(super) fn of_selectors(
     let Some(selector) = pod_selector(config) else {
         return;
     };
-    let asked = |selector: &Selector| -> HashSet<Requirement> {
-        selector.requirements().iter().cloned().collect()
+    let asked = |selector: &Selector| -> HashSet<(String, Condition)> {
+        let requirements = selector.requirements().iter();
+        requirements.map(|one| (one.key().to_owned(), in_one_way(one.condition()))).collect()
     };
     let mine = asked(&selector);
     let same = |other: &&&ShardingConfig| {
@@ -199,6 +200,17 @@ pub(super) fn of_selectors(
             ),
         );
     }
+}
+
+/// A condition as it is written where another way to write it means the same.
+fn in_one_way(condition: &Condition) -> Condition {
+    let only = |values: &BTreeSet<String>| values.first().filter(|_| values.len() == 1).cloned();
+    match condition {
+        Condition::In(values) => only(values).map(Condition::Equals),
+        Condition::NotIn(values) => only(values).map(Condition::NotEquals),
+        _ => None,
+    }
+    .unwrap_or_else(|| condition.clone())
 }
 
 /// Compares the pods of `config` with those of the other shards, whatever their operator.

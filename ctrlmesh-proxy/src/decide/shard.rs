@@ -1,5 +1,7 @@
 //! Which objects may this request see?
 
+use std::borrow::Cow;
+
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
 
@@ -25,12 +27,29 @@ pub(super) fn selector(
     Ok(None)
 }
 
+/// From which version a watch, or a further page of a list, goes on; `None` where it begins. A page whose token does not
+/// say it goes on from the newest of all.
+pub fn goes_on_from(request: &RequestInfo<'_>) -> Option<u64> {
+    let query = request.query();
+    if request.is_watch() {
+        let version = query.text("resourceVersion").and_then(|version| version.parse().ok());
+        return version.filter(|version| *version > 0 && !query.is_set("sendInitialEvents"));
+    }
+    let token = continued(request)?;
+    Some(continued_version(&token).unwrap_or(u64::MAX))
+}
+
+/// The token of a list's further page.
+fn continued<'a>(request: &RequestInfo<'a>) -> Option<Cow<'a, str>> {
+    let token = request.query().text("continue");
+    token.filter(|token| !token.is_empty() && !request.is_watch())
+}
+
 /// A watch or a further page from before the change would miss what joined, and keep what left.
 fn check_version(changed_at: u64, request: &RequestInfo<'_>) -> Result<(), Refusal> {
-    let query = request.query();
-    let version = query.text("resourceVersion").and_then(|version| version.parse().ok());
+    let version = request.query().text("resourceVersion").and_then(|version| version.parse().ok());
     let asked = if request.is_watch() { version } else { None };
-    let token = query.text("continue").filter(|token| !token.is_empty() && !request.is_watch());
+    let token = continued(request);
     let continued =
         token.map(|token| continued_version(&token).ok_or(Refusal::UnknownContinue)).transpose()?;
     match asked.or(continued) {

@@ -8,10 +8,11 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::policy::{PodLabel, PodName, Source};
+use crate::policy::{History, Kept, PodLabel, PodName, Source};
 
 /// The most that is read, in bytes: some thousand pods.
 const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
@@ -103,6 +104,20 @@ pub enum PodsError {
         /// What stands twice.
         what: String,
     },
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// What it may have read before it was served, as far as that was kept in `state`.
+    pub(super) fn history(&self, state: Option<&Path>) -> Arc<History> {
+        let Some(state) = state else { return History::unknown() };
+        let uid = match &self.place {
+            Place::Uid(uid) => uid.as_str(),
+            Place::Cgroup(_) => "",
+        };
+        History::kept(Kept::of(state, Some(&self.name), uid))
+    }
 }
 
 /// The file.

@@ -8,7 +8,7 @@ mod blocks;
 mod lines;
 
 pub use blocks::Blocks;
-pub use lines::Lines;
+pub use lines::{Found, Lines};
 
 /// What looks at the bytes that a client sends, all of them, in order.
 pub trait Look {

@@ -9,11 +9,14 @@ use std::ops::Range;
 use serde::de::IgnoredAny;
 
 mod cbor;
+mod framing;
 mod json;
 mod protobuf;
 mod shape;
 
 pub(super) use cbor::{map as cbor_map, number as cbor_number, text_item as cbor_text};
+pub(super) use framing::Framer;
+pub use framing::framed;
 pub(super) use json::compacted;
 pub(super) use protobuf::{envelope, field as protobuf_field};
 use shape::Shape;
@@ -75,9 +78,7 @@ pub(super) struct Document<'b> {
 impl Encoding {
     /// The encoding of a `Content-Type`; `None` where it is none that can be edited.
     pub fn of(content_type: &str) -> Option<Self> {
-        let media_type =
-            content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        match media_type.as_str() {
+        match media_type(content_type).as_str() {
             "application/json"
             | "application/json-patch+json"
             | "application/merge-patch+json"
@@ -93,11 +94,9 @@ impl Encoding {
     /// The encoding of what a client sends, by its `Content-Type` and, where that says YAML, by what it is: clients
     /// send JSON as YAML. None said is JSON, as it is to the API server; real YAML is `None`.
     pub fn of_body(content_type: &str, body: &[u8]) -> Option<Self> {
-        let media_type =
-            content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        match media_type.as_str() {
+        match media_type(content_type).as_str() {
             "" => Some(Self::Json),
-            "application/yaml" | "application/apply-patch+yaml" => {
+            _ if is_yaml(content_type) => {
                 serde_json::from_slice::<IgnoredAny>(body).is_ok().then_some(Self::Json)
             }
             other => Self::of(other),
@@ -317,6 +316,16 @@ impl<'b> Document<'b> {
     }
 }
 
+/// Whether a `Content-Type` says YAML.
+pub fn is_yaml(content_type: &str) -> bool {
+    let media_type = media_type(content_type);
+    matches!(media_type.as_str(), "application/yaml" | "application/apply-patch+yaml")
+}
+
+fn media_type(content_type: &str) -> String {
+    content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
 /// Whether the type in a protobuf envelope is a list's.
 pub(super) fn is_list(type_meta: &[u8]) -> bool {
     let fields = protobuf::fields(type_meta, 0..type_meta.len()).unwrap_or_default();
@@ -342,40 +351,6 @@ pub(super) fn with_type_meta(
     let comma: &[u8] = if rest == b"}" { b"" } else { b"," };
     let (kind, api_version) = (json::quoted(kind), json::quoted(api_version));
     [b"{\"kind\":", kind.as_slice(), b",\"apiVersion\":", &api_version, comma, rest].concat()
-}
-
-/// The first whole frame of a watch: where it stands, and where the next begins. `None` where it is not whole yet.
-pub(super) fn first_frame(
-    stream: &[u8],
-    encoding: Encoding,
-) -> Result<Option<(Range<usize>, usize)>, DocumentError> {
-    match encoding {
-        Encoding::Json => {
-            let end = stream.iter().position(|byte| *byte == b'\n');
-            Ok(end.map(|end| (0..end, end + 1)))
-        }
-        Encoding::Protobuf => {
-            let Some(length) = stream.first_chunk::<4>() else {
-                return Ok(None);
-            };
-            let end = 4 + usize::try_from(u32::from_be_bytes(*length))
-                .map_err(|_error| encoding.malformed())?;
-            Ok((end <= stream.len()).then_some((4..end, end)))
-        }
-        Encoding::Cbor => Ok(cbor::item_end(stream, 0, 0).map(|end| (0..end, end))),
-    }
-}
-
-/// A frame with its length or newline.
-pub fn framed(frame: &[u8], encoding: Encoding) -> Vec<u8> {
-    match encoding {
-        Encoding::Json => [frame, b"\n"].concat(),
-        Encoding::Cbor => frame.to_vec(),
-        Encoding::Protobuf => {
-            let length = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-            [&length.to_be_bytes()[..], frame].concat()
-        }
-    }
 }
 
 fn one(mut found: Vec<Node>, field: &'static str) -> Result<Option<Node>, DocumentError> {

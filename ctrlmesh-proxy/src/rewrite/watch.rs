@@ -36,10 +36,15 @@ pub enum FrameError {
     Document(#[from] document::DocumentError),
 }
 
+/// Finds the frames of a stream one after the other.
+#[derive(Clone, Debug)]
+pub struct Framer(document::Framer);
+
 /// Follows the frames of one watch.
 #[derive(Clone, Debug)]
 pub struct Frames {
     encoding: Encoding,
+    framer: Framer,
     phase: Phase,
     at: Option<u64>,
     /// The last frame, if nobody has looked into it.
@@ -67,17 +72,24 @@ struct Seen {
     version: Option<u64>,
 }
 
-/// The first whole frame of a stream: where it stands (without its length or newline), and where the next begins.
-///
-/// # Errors
-/// Where no frame of this encoding begins so.
-pub fn first_frame(
-    stream: &[u8],
-    encoding: Encoding,
-) -> Result<Option<(Range<usize>, usize)>, FrameError> {
-    let found = document::first_frame(stream, encoding)?;
-    let length = found.as_ref().map_or(stream.len(), |(_, next)| *next);
-    if length > MAX_FRAME_BYTES { Err(FrameError::TooLarge) } else { Ok(found) }
+// === impl Framer ===
+
+impl Framer {
+    /// At the beginning of a frame.
+    pub fn new(encoding: Encoding) -> Self {
+        Self(document::Framer::new(encoding))
+    }
+
+    /// The first whole frame of `stream`: where it stands (without its length or newline), and where the next begins.
+    /// Where it is not whole yet, the next call is to begin with the same bytes.
+    ///
+    /// # Errors
+    /// Where no frame of this encoding begins so.
+    pub fn next(&mut self, stream: &[u8]) -> Result<Option<(Range<usize>, usize)>, FrameError> {
+        let found = self.0.next(stream)?;
+        let length = found.as_ref().map_or(stream.len(), |(_, next)| *next);
+        if length > MAX_FRAME_BYTES { Err(FrameError::TooLarge) } else { Ok(found) }
+    }
 }
 
 // === impl Frames ===
@@ -94,7 +106,8 @@ impl Frames {
             (false, None) => Phase::Initial,
         };
         let at = at.filter(|_| phase == Phase::Live);
-        Self { encoding, phase, at, kept: Vec::new(), partial: Vec::new() }
+        let framer = Framer::new(encoding);
+        Self { encoding, framer, phase, at, kept: Vec::new(), partial: Vec::new() }
     }
 
     /// Takes the next bytes; gives where the last frame that ends in them ends. All of them may be sent on.
@@ -108,12 +121,6 @@ impl Frames {
             return Ok((end > 0).then_some(end));
         }
         let before = self.partial.len();
-        // A long line is not searched again with each of its chunks.
-        let goes_on = self.encoding == Encoding::Json && !chunk.contains(&b'\n');
-        if goes_on && before + chunk.len() <= MAX_FRAME_BYTES {
-            self.partial.extend(chunk);
-            return Ok(None);
-        }
         let mut stream = std::mem::take(&mut self.partial);
         stream.extend(chunk);
         let end = self.take(&stream)?;
@@ -142,7 +149,7 @@ impl Frames {
     /// Takes the whole frames at the beginning of `stream`; gives where they end.
     fn take(&mut self, stream: &[u8]) -> Result<usize, FrameError> {
         let (mut end, mut last) = (0, 0..0);
-        while let Some((frame, next)) = first_frame(&stream[end..], self.encoding)? {
+        while let Some((frame, next)) = self.framer.next(&stream[end..])? {
             let at = end + frame.start..end + frame.end;
             end += next;
             // An empty line is no event, and hides none.

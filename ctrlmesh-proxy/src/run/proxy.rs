@@ -21,7 +21,7 @@ use super::cluster::Cluster;
 use super::error::RunError;
 use super::signals::Event;
 use super::through::Through;
-use crate::accept::{Acceptor, Origin};
+use crate::accept::{Acceptor, Origin, PerPod};
 use crate::app::{AppError, Parts};
 use crate::config::CommonArgs;
 use crate::drain::Drain;
@@ -166,7 +166,9 @@ async fn begin(
     drain.spawn(setup.presented.follow(drain.clone()));
     drain.spawn(setup.trust.follow(drain.clone()));
     let (threads, workers) = parts.start()?;
-    let acceptor = Acceptor { threads, max_connections: setup.args.max_connections, metrics };
+    let max_connections = setup.args.max_connections;
+    let per_pod = PerPod::at_most(max_connections);
+    let acceptor = Acceptor { threads, max_connections, per_pod, metrics };
     setup.listener.set_nonblocking(true).map_err(RunError::Start)?;
     let listener = tokio::net::TcpListener::from_std(setup.listener).map_err(RunError::Start)?;
     drain.spawn(acceptor.run(listener, |_, _| Some(Origin::default()), drain.clone()));
@@ -234,13 +236,13 @@ fn counts(page: &str) -> Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{ClientError, Outcome};
+    use crate::metrics::{ClientError, Outcome, Verb};
 
     #[test]
     fn what_was_counted_is_read_from_the_metrics() {
         let metrics = Metrics::new();
-        metrics.request("list", Outcome::Ok);
-        metrics.request("watch", Outcome::Refused);
+        metrics.end_request(Verb::of("list"), Outcome::Ok);
+        metrics.end_request(Verb::of("watch"), Outcome::Refused);
         metrics.injected.inc();
         metrics.accepted.inc_by(3);
         metrics.client_error(ClientError::Tls);

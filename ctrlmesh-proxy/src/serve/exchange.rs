@@ -26,10 +26,12 @@ use crate::serve::headers;
 use crate::serve::lock;
 use crate::serve::lock::LockedError;
 use crate::serve::refuse;
-use crate::serve::reply::{Content, Reply};
+use crate::serve::reply::{Content, Counted, Reply};
 use crate::serve::splice;
 use crate::serve::splice::Kept;
-use crate::serve::watch::{Asked, Unreadable, UpgradedWatch, Watch};
+use crate::serve::upgraded::UpgradedWatch;
+use crate::serve::waits::Waits;
+use crate::serve::watch::{Asked, Unreadable, Watch};
 use crate::upstream::SendError;
 
 /// When to come back after the API server could not be reached.
@@ -53,7 +55,7 @@ enum Failure {
     Lock(#[source] LockedError),
     #[error("rename the leader-election lock in an upgraded connection")]
     LockUpgraded,
-    #[error("lead this watch over from an earlier policy: list again")]
+    #[error("go on from what was read under an earlier policy: list again")]
     Late,
     #[error("ask the API server")]
     Upstream(#[source] SendError),
@@ -66,15 +68,15 @@ struct Extra {
     /// The lock's names, if it is renamed.
     rename: Option<Rename>,
     /// Held while a list is read under the policy.
-    _reading: Option<Reading>,
+    reading: Option<Reading>,
     /// What an open watch will need when the policy changes.
     watch: Option<Asked>,
     /// Whether it is for a list.
     is_list: bool,
     /// Whether the response may take as long as it likes.
     long_running: bool,
-    /// How long the proxy has worked on the request until it was sent.
-    took: Duration,
+    /// What of its time the proxy did not spend itself.
+    waits: Waits,
 }
 
 impl Session {
@@ -86,7 +88,6 @@ impl Session {
         cut: bool,
         informed: impl FnMut(Response<()>),
     ) -> Result<Response<Reply>, Abort> {
-        let open = self.server.metrics.stream();
         let begun = Instant::now();
         let accept = request.headers().get(header::ACCEPT).cloned();
         let method = request.method().clone();
@@ -97,25 +98,25 @@ impl Session {
             RequestInfo::parse(method.as_str(), target.as_str())
         };
         let verb = info.as_ref().map_or("other", RequestInfo::verb);
-        let mut counted = Counted { session: &self, verb, outcome: Outcome::Aborted };
+        let mut counted = Counted::begin(self.clone(), verb);
         let answered = match &info {
             Ok(info) => self.relay(request, info, &target, begun, informed).await,
             Err(error) => Err(Failure::BadRequest(*error)),
         };
         let response = match answered {
             Ok(response) => {
-                counted.outcome = outcome(response.status());
+                counted.answered(outcome(response.status()));
                 response
             }
             Err(error) => {
                 debug!(error = &error as &dyn Error, "request failed");
                 let status = self.failed(&error, method.is_safe())?;
-                counted.outcome = Outcome::Refused;
+                counted.answered(Outcome::Refused);
                 refuse::response(&status, accept.as_ref()).map(Content::Plain)
             }
         };
         info!(target: "access", %method, path = target.path(), verb, status = response.status().as_u16());
-        Ok(response.map(|content| Reply { content, _open: open }))
+        Ok(response.map(|content| Reply { content, counted }))
     }
 
     async fn relay(
@@ -126,8 +127,8 @@ impl Session {
         begun: Instant,
         informed: impl FnMut(Response<()>),
     ) -> Result<Response<Content>, Failure> {
-        let (request, mut extra) = self.prepare(request, info, target).await?;
-        extra.took = begun.elapsed();
+        let (request, extra) = self.prepare(request, info, target).await?;
+        let took = begun.elapsed();
         let sending = self.upstream.send(request, informed);
         let response = if extra.long_running {
             sending.await.map_err(Failure::Upstream)?
@@ -139,9 +140,15 @@ impl Session {
                 .map_err(Failure::Upstream)?
         };
         let answered = Instant::now();
-        let took = extra.took;
-        let response = self.finish(response, extra).await;
-        self.server.metrics.added(took + answered.elapsed());
+        let reading = extra.reading.as_ref().or(extra.watch.as_ref().map(|watch| &watch.in_force));
+        if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
+            self.policy.answered(reading, info);
+        }
+        let waits = Waits::default();
+        let waited = extra.waits.total();
+        let response = self.finish(response, extra, &waits).await;
+        let took = took + answered.elapsed();
+        self.server.metrics.added(took.saturating_sub(waited + waits.total()));
         response
     }
 
@@ -153,6 +160,7 @@ impl Session {
         target: &PathAndQuery,
     ) -> Result<(Request<Relay>, Extra), Failure> {
         let metrics = &self.server.metrics;
+        let waits = Waits::default();
         let mut reading = info.is_collection().then(|| self.policy.read());
         let policy = match &reading {
             Some(reading) => reading.policy().clone(),
@@ -169,13 +177,11 @@ impl Session {
         };
         let watch = match reading.take_if(|_| info.is_watch()) {
             Some(reading) => Some(self.watch(&request, info, target, reading).await?),
-            None => None,
+            None => self.page(&request, info, target, reading.as_ref(), &waits).await?,
         };
         let long_running = info.is_long_running();
-        let took = Duration::ZERO;
         let is_list = info.verb() == "list";
-        let mut extra =
-            Extra { rename: None, _reading: reading, watch, is_list, long_running, took };
+        let mut extra = Extra { rename: None, reading, watch, is_list, long_running, waits };
         let Some(plan) = plan else { return Ok((request, extra)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
@@ -189,7 +195,8 @@ impl Session {
             }
             metrics.renamed.inc();
             let deadline = self.server.response_timeout;
-            let renaming = lock::request(request, &plan.rename, plan.in_body, deadline);
+            let renaming =
+                lock::request(request, &plan.rename, plan.in_body, deadline, &extra.waits);
             request = Box::pin(renaming).await.map_err(Failure::Lock)?;
             extra.rename = Some(plan.rename);
         }
@@ -216,7 +223,31 @@ impl Session {
         }
     }
 
-    /// What a client hears whose watch cannot be led over. It lists next, and what it goes on from then is not suspected
+    /// Looks whether a further page is of the share that the pages before it were of; before a first page it is asked how
+    /// far was read before, so that its own token is newer. There is no watch to be led over.
+    async fn page(
+        &self,
+        request: &Request<Relay>,
+        info: &RequestInfo<'_>,
+        target: &PathAndQuery,
+        in_force: Option<&Reading>,
+        waits: &Waits,
+    ) -> Result<Option<Asked>, Failure> {
+        let Some(in_force) = in_force else { return Ok(None) };
+        let kept = || Kept::of(request, target.clone());
+        if decide::goes_on_from(info).is_some() {
+            return match self.policy.suspects(in_force.policy(), info) {
+                Ok(suspects) if suspects.is_empty() => Ok(None),
+                _ => Err(self.late(&kept()).await),
+            };
+        }
+        if info.is_paged() && !self.policy.unread(in_force.policy(), info).is_empty() {
+            waits.on(Box::pin(splice::clear(self, &kept()))).await;
+        }
+        Ok(None)
+    }
+
+    /// What a client hears whose watch cannot be led over, or whose list cannot go on. It lists next, and what it goes on from then is not suspected
     /// once it is newer than what is asked for here.
     async fn late(&self, kept: &Kept) -> Failure {
         Box::pin(splice::clear(self, kept)).await;
@@ -228,6 +259,7 @@ impl Session {
         self: &Rc<Self>,
         mut response: Response<Relay>,
         extra: Extra,
+        waits: &Waits,
     ) -> Result<Response<Content>, Failure> {
         match (extra.watch, extra.rename) {
             (Some(asked), rename) if response.status() == StatusCode::OK => {
@@ -242,7 +274,7 @@ impl Session {
             }
             (_, Some(rename)) => {
                 let deadline = self.server.response_timeout;
-                let renaming = Box::pin(lock::response(response, &rename, extra.is_list));
+                let renaming = Box::pin(lock::response(response, &rename, extra.is_list, waits));
                 let renamed = time::timeout(deadline, renaming).await;
                 renamed.map_err(|_elapsed| Failure::Timeout { deadline })?.map_err(Failure::Lock)
             }
@@ -302,19 +334,6 @@ impl Session {
     }
 }
 
-/// Counts a request however it ends.
-struct Counted<'a> {
-    session: &'a Session,
-    verb: &'a str,
-    outcome: Outcome,
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.session.server.metrics.request(self.verb, self.outcome);
-    }
-}
-
 fn outcome(status: StatusCode) -> Outcome {
     if status.is_server_error() {
         Outcome::ServerError
@@ -323,6 +342,11 @@ fn outcome(status: StatusCode) -> Outcome {
     } else {
         Outcome::Ok
     }
+}
+
+/// Whether an answer may hold what was asked for.
+fn may_be_read(status: StatusCode) -> bool {
+    status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS
 }
 
 /// Path and query of a request, as they came.

@@ -22,12 +22,14 @@ use tracing::debug;
 
 use crate::body::Relay;
 use crate::metrics::ClientError;
-use crate::request::fragment::Lines;
+use crate::request::fragment::{Found, Lines};
+use crate::seldom::Seldom;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;
 use crate::serve::looked::Looked;
 use crate::serve::reply::Reply;
-use crate::serve::watch::UpgradedWatch;
+use crate::serve::unread::{Theirs, Unread};
+use crate::serve::upgraded::UpgradedWatch;
 use crate::serve::{Session, unless_gone};
 use crate::tls::stream::ServerStream;
 use crate::tunnel;
@@ -38,29 +40,34 @@ const MAX_HEAD_BYTES: usize = (1 << 20) + 4096;
 /// How long a connection may idle between requests: as long as the API server lets it.
 const IDLE: Duration = Duration::from_secs(90);
 
+/// What is known of the requests of a connection.
+struct Exchanges {
+    /// How many there were.
+    requests: Cell<u64>,
+    found: Arc<Found>,
+    theirs: Arc<Theirs>,
+}
+
 /// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
-    let requests = Rc::new(Cell::new(0_u64));
     let lines = Lines::default();
     let found = lines.found();
-    let stream = Looked::new(stream, lines);
+    let (stream, theirs) = Unread::new(Looked::new(stream, lines));
+    let exchanges = Rc::new(Exchanges { requests: Cell::default(), found, theirs });
     let service = {
-        let (session, requests) = (session.clone(), requests.clone());
-        service_fn(move |request: Request<Incoming>| {
-            requests.set(requests.get() + 1);
-            let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
-            let cut = found.cut(target);
-            answer(session.clone(), request, cut)
-        })
+        let (session, exchanges) = (session.clone(), exchanges.clone());
+        service_fn(move |request| exchanges.clone().answer(session.clone(), request))
     };
     let connection = builder().serve_connection(TokioIo::new(stream), service).with_upgrades();
     let mut connection = pin!(connection);
     let metrics = &session.server.metrics;
-    let mut closing = pin!(session.server.drain.started());
+    let closing = pin!(session.server.drain.started());
+    let mut closing = Seldom::new(closing);
     let mut first = pin!(time::sleep_until(deadline));
     let (mut asked, mut waited) = (false, false);
     let ended = loop {
         tokio::select! {
+            biased;
             ended = connection.as_mut() => break ended,
             // Shutdown: no request after this one.
             () = &mut closing, if !asked => {
@@ -68,9 +75,9 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
                 connection.as_mut().graceful_shutdown();
             }
             // The first request takes too long to come.
-            () = &mut first, if !waited && requests.get() == 0 => {
+            () = &mut first, if !waited && exchanges.requests.get() == 0 => {
                 waited = true;
-                if requests.get() == 0 {
+                if exchanges.requests.get() == 0 {
                     return metrics.client_error(ClientError::Slow);
                 }
             }
@@ -79,10 +86,30 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
     if let Err(error) = ended {
         debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
         if error.is_timeout() {
-            metrics.client_error(ClientError::Slow);
+            // One that says nothing between two requests is not slow.
+            if exchanges.found.is_amid() {
+                metrics.client_error(ClientError::Slow);
+            }
         } else if error.is_parse() {
             metrics.client_error(ClientError::Protocol);
         }
+    }
+}
+
+impl Exchanges {
+    async fn answer(
+        self: Rc<Self>,
+        session: Rc<Session>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Reply>, Abort> {
+        self.requests.set(self.requests.get() + 1);
+        let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+        let cut = self.found.cut(target);
+        // Apart, so that an idle connection does not hold the room that a request takes.
+        let response = Box::pin(answer(session, request, cut)).await?;
+        self.theirs.see(response.status(), response.headers());
+        self.found.settle();
+        Ok(response)
     }
 }
 

@@ -22,6 +22,7 @@ use crate::body;
 use crate::body::Relay;
 use crate::metrics::ClientError;
 use crate::request::fragment::Blocks;
+use crate::seldom::Seldom;
 use crate::serve::Session;
 use crate::serve::exchange::Abort;
 use crate::serve::looked::Looked;
@@ -78,7 +79,7 @@ async fn run(
 ) -> Result<(), h2::Error> {
     let drain = &session.server.drain;
     let mut patience = Patience::new(deadline, session.server.header_timeout);
-    let mut closing = pin!(async {
+    let closing = pin!(async {
         tokio::select! {
             // Shutdown.
             () = drain.started() => {}
@@ -86,10 +87,11 @@ async fn run(
             () = session.leaving.notified() => {}
         }
     });
+    let mut closing = Seldom::new(closing);
     let mut asked = false;
     loop {
         let accepted = poll_fn(|cx| {
-            if !asked && closing.as_mut().poll(cx).is_ready() {
+            if !asked && Pin::new(&mut closing).poll(cx).is_ready() {
                 asked = true;
                 connection.graceful_shutdown();
             }

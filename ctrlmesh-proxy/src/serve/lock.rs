@@ -16,11 +16,13 @@ use tokio::time;
 
 use crate::body::Relay;
 use crate::decide::Rename;
+use crate::rewrite;
 use crate::rewrite::Encoding;
 use crate::rewrite::lock;
 use crate::rewrite::lock::LockError;
 use crate::serve::items::List;
 use crate::serve::reply::Content;
+use crate::serve::waits::Waits;
 
 /// The longest list that is held as a whole, in bytes.
 const SHORT_BYTES: usize = 128 << 10;
@@ -72,6 +74,7 @@ pub(super) async fn request(
     rename: &Rename,
     read_body: bool,
     deadline: Duration,
+    waits: &Waits,
 ) -> Result<Request<Relay>, LockedError> {
     let (mut head, body) = request.into_parts();
     // A compressed response could not be renamed in.
@@ -79,10 +82,9 @@ pub(super) async fn request(
     if !read_body {
         return Ok(Request::from_parts(head, body));
     }
-    let collected = time::timeout(deadline, collect(body)).await;
+    let collected = waits.on(time::timeout(deadline, collect(body))).await;
     let bytes = collected.map_err(|_elapsed| LockedError::Slow { deadline })??;
-    let encoding = sent_encoding(&head.headers, &bytes)?;
-    let renamed = lock::request(&bytes, encoding, rename).map_err(LockedError::Request)?;
+    let renamed = renamed(&head.headers, &bytes, rename)?;
     let body = replace(&mut head.headers, renamed, &bytes);
     Ok(Request::from_parts(head, body))
 }
@@ -92,6 +94,7 @@ pub(super) async fn response(
     response: Response<Relay>,
     rename: &Rename,
     is_list: bool,
+    waits: &Waits,
 ) -> Result<Response<Content>, LockedError> {
     let (mut head, body) = response.into_parts();
     let encoding = match encoding(&head.headers) {
@@ -111,7 +114,7 @@ pub(super) async fn response(
         head.headers.remove(header::CONTENT_LENGTH);
         return Ok(Response::from_parts(head, Content::Items(Box::new(List::new(items, body)))));
     }
-    let bytes = collect(body).await?;
+    let bytes = waits.on(collect(body)).await?;
     if bytes.is_empty() {
         return Ok(Response::from_parts(head, Content::Plain(Relay::Empty)));
     }
@@ -138,14 +141,23 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, LockedError> {
     kind.to_str().ok().and_then(Encoding::of).ok_or(LockedError::Encoding)
 }
 
-/// The same of what a client sends, which may call its JSON YAML.
-fn sent_encoding(headers: &HeaderMap, body: &[u8]) -> Result<Encoding, LockedError> {
+/// What a client sends, as the API server is to get it. The client may call its JSON YAML.
+fn renamed<'b>(
+    headers: &HeaderMap,
+    body: &'b [u8],
+    rename: &Rename,
+) -> Result<Cow<'b, [u8]>, LockedError> {
     let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::to_str).transpose();
     let kind = kind.map_err(|_unfit| LockedError::Encoding)?.unwrap_or_default();
     if headers.contains_key(header::CONTENT_ENCODING) {
         return Err(LockedError::Encoding);
     }
-    Encoding::of_body(kind, body).ok_or(LockedError::Encoding)
+    let renamed = match Encoding::of_body(kind, body) {
+        Some(encoding) => lock::request(body, encoding, rename).map(Some),
+        None if rewrite::is_yaml(kind) => lock::yaml(body, rename),
+        None => Ok(None),
+    };
+    renamed.map_err(LockedError::Request)?.ok_or(LockedError::Encoding)
 }
 
 /// A whole body. Whoever waits for it says how long.

@@ -7,29 +7,31 @@ use crate::decide::Rename;
 use crate::rewrite::Encoding;
 use crate::rewrite::lock;
 use crate::rewrite::watch;
-use crate::rewrite::watch::{FrameError, Frames};
+use crate::rewrite::watch::{FrameError, Framer, Frames};
 
 /// Frames whose lock is renamed pass one by one.
 #[derive(Debug)]
 pub(super) struct Renaming {
     rename: Rename,
+    framer: Option<Framer>,
     partial: BytesMut,
 }
 
 impl Renaming {
     /// Of a watch at its beginning.
     pub(super) fn new(rename: Rename) -> Self {
-        Self { rename, partial: BytesMut::new() }
+        Self { rename, framer: None, partial: BytesMut::new() }
     }
 
     /// Another watch begins; what has come of a frame belongs to the one that ended.
     pub(super) fn begin(&mut self) {
+        self.framer = None;
         self.partial.clear();
     }
 
     /// Whole frames, of which nothing is known yet, with their lock renamed.
     pub(super) fn whole(&mut self, frames: &[u8], encoding: Encoding) -> Result<Bytes, BodyError> {
-        self.partial.clear();
+        self.begin();
         self.partial.extend_from_slice(frames);
         self.take(encoding, |_| Ok(()))
     }
@@ -57,9 +59,8 @@ impl Renaming {
     ) -> Result<Bytes, BodyError> {
         let mut taken = Vec::new();
         let given_up = |_broken| BodyError::GivenUp;
-        while let Some((frame, next)) =
-            watch::first_frame(&self.partial, encoding).map_err(given_up)?
-        {
+        let framer = self.framer.get_or_insert_with(|| Framer::new(encoding));
+        while let Some((frame, next)) = framer.next(&self.partial).map_err(given_up)? {
             show(&self.partial[..next]).map_err(given_up)?;
             let renamed = lock::frame(&self.partial[frame], encoding, &self.rename);
             if let Some(renamed) = renamed.map_err(|_broken| BodyError::GivenUp)? {

@@ -1,13 +1,15 @@
 //! What does the client read?
 
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use crate::body::{BodyError, Relay};
-use crate::metrics::Open;
+use crate::metrics::{Outcome, Verb};
+use crate::serve::Session;
 use crate::serve::items::List;
 use crate::serve::watch::Watch;
 
@@ -15,7 +17,18 @@ use crate::serve::watch::Watch;
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) content: Content,
-    pub(super) _open: Open,
+    pub(super) counted: Counted,
+}
+
+/// Counts a request: as one under way, and how it ended once that is known.
+#[derive(Debug)]
+pub(super) struct Counted {
+    session: Rc<Session>,
+    verb: Verb,
+    /// What the answer says, as soon as it has begun.
+    outcome: Option<Outcome>,
+    /// Whether the answer passed to its end.
+    whole: bool,
 }
 
 /// Where a response's body comes from.
@@ -29,6 +42,8 @@ pub(super) enum Content {
     Items(Box<List>),
 }
 
+// === impl Reply ===
+
 impl Body for Reply {
     type Data = Bytes;
     type Error = BodyError;
@@ -37,11 +52,18 @@ impl Body for Reply {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.get_mut().content {
+        let Self { content, counted } = self.get_mut();
+        let polled = match content {
             Content::Plain(body) => Pin::new(body).poll_frame(cx),
             Content::Watch(watch) => watch.poll_frame(cx),
             Content::Items(list) => list.poll_frame(cx),
-        }
+        };
+        counted.whole |= match &polled {
+            Poll::Ready(None) => true,
+            Poll::Ready(Some(Ok(frame))) => frame.is_trailers(),
+            Poll::Ready(Some(Err(_))) | Poll::Pending => false,
+        };
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
@@ -56,5 +78,33 @@ impl Body for Reply {
             Content::Plain(body) => body.size_hint(),
             Content::Watch(_) | Content::Items(_) => SizeHint::default(),
         }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.counted.whole |= self.is_end_stream();
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    /// A request that has just come.
+    pub(super) fn begin(session: Rc<Session>, verb: &str) -> Self {
+        session.server.metrics.begin_request();
+        Self { session, verb: Verb::of(verb), outcome: None, whole: false }
+    }
+
+    /// What the answer says, which has begun.
+    pub(super) fn answered(&mut self, outcome: Outcome) {
+        self.outcome = Some(outcome);
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let outcome = self.outcome.filter(|_| self.whole).unwrap_or(Outcome::Aborted);
+        self.session.server.metrics.end_request(self.verb, outcome);
     }
 }

@@ -127,6 +127,11 @@ impl Kept {
         &self.target
     }
 
+    /// Whether the client takes events that hold nothing but a version.
+    pub(super) fn takes_bookmarks(&self) -> bool {
+        self.info().is_ok_and(|info| info.query().is_set("allowWatchBookmarks"))
+    }
+
     /// Whether two policies mean the same watch.
     pub(super) fn means_the_same(&self, one: &Policy, other: &Policy) -> bool {
         self.info().is_ok_and(|info| {
@@ -257,9 +262,7 @@ pub(super) async fn clear(session: &Session, kept: &Kept) {
     }
     match version(session, kept, &info).await {
         Ok(version) => {
-            for unread in unread {
-                unread.was_read_until((info.api_group(), info.resource()), version);
-            }
+            session.policy.was_read_until(&unread, &info, version);
         }
         Err(_unknown) => debug!("the API server does not say of which version it is"),
     }

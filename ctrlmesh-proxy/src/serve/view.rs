@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ctrlmesh_common::policy::Policy;
 
+use crate::decide;
 use crate::drain::Drain;
 use crate::policy::{Current, Forgotten, History, InForce, Reading, Unread};
 use crate::request::RequestInfo;
@@ -23,6 +24,8 @@ struct Seen {
     current: Current,
     held: Arc<Policy>,
     in_force: Arc<InForce>,
+    /// Of what it is known that somebody was answered under it, by group and name.
+    answered: Vec<(String, String)>,
 }
 
 impl View {
@@ -30,18 +33,20 @@ impl View {
     pub(super) fn of(mut current: Current, history: Arc<History>) -> Self {
         let held = current.borrow_and_update().clone();
         let in_force = history.in_force(&held);
-        Self { seen: RefCell::new(Seen { current, held, in_force }), history }
+        let seen = Seen { current, held, in_force, answered: Vec::new() };
+        Self { seen: RefCell::new(seen), history }
     }
 
     /// What is in force now.
     pub(super) fn current(&self) -> Arc<InForce> {
-        let Seen { current, held, in_force } = &mut *self.seen.borrow_mut();
+        let Seen { current, held, in_force, answered } = &mut *self.seen.borrow_mut();
         // Closed at shutdown: the last one stays.
         if current.has_changed().unwrap_or(true) {
             let latest = current.borrow_and_update().clone();
             if !Arc::ptr_eq(&latest, held) {
                 *in_force = self.history.in_force(&latest);
                 *held = latest;
+                answered.clear();
             }
         }
         in_force.clone()
@@ -64,26 +69,44 @@ impl View {
         !Arc::ptr_eq(&self.current(), policy)
     }
 
-    /// Earlier policies under which a client may have read what it goes on from, when it asks for a watch.
+    /// Says that the API server answered who reads. As long as that is known, it takes no lock.
+    pub(super) fn answered(&self, reading: &Reading, info: &RequestInfo<'_>) {
+        let Seen { in_force, answered, .. } = &mut *self.seen.borrow_mut();
+        let (group, resource) = (info.api_group(), info.resource());
+        let now = Arc::ptr_eq(in_force, reading.policy());
+        if now && answered.iter().any(|(one, other)| one == group && other == resource) {
+            return;
+        }
+        reading.answered(group, resource);
+        if now {
+            answered.push((group.to_owned(), resource.to_owned()));
+        }
+    }
+
+    /// Earlier policies under which a client may have read what it goes on from, when it asks for a watch or for a
+    /// further page.
     pub(super) fn suspects(
         &self,
         now: &InForce,
         info: &RequestInfo<'_>,
     ) -> Result<Vec<Arc<InForce>>, Forgotten> {
-        let query = info.query();
-        let version = query.text("resourceVersion").and_then(|version| version.parse().ok());
-        match version {
-            // Otherwise it is sent all that there is.
-            Some(version @ 1..) if !query.is_set("sendInitialEvents") => {
+        match decide::goes_on_from(info) {
+            Some(version) => {
                 self.history.suspects(now, (info.api_group(), info.resource()), version)
             }
-            _ => Ok(Vec::new()),
+            // It is sent all that there is.
+            None => Ok(Vec::new()),
         }
     }
 
     /// Of which earlier policies it is to be asked how far was read under them.
     pub(super) fn unread(&self, now: &InForce, info: &RequestInfo<'_>) -> Vec<Unread> {
         self.history.unread(now, (info.api_group(), info.resource()))
+    }
+
+    /// Says how far was read under them.
+    pub(super) fn was_read_until(&self, unread: &[Unread], info: &RequestInfo<'_>, version: u64) {
+        self.history.was_read_until(unread, (info.api_group(), info.resource()), version);
     }
 
     /// Completes at the next change, or when shutdown begins.

@@ -27,6 +27,7 @@ use crate::request::RequestInfo;
 use crate::rewrite::Encoding;
 use crate::rewrite::watch;
 use crate::rewrite::watch::Frames;
+use crate::seldom::Seldom;
 use crate::serve::Session;
 use crate::serve::renaming::Renaming;
 use crate::serve::splice;
@@ -54,16 +55,12 @@ pub(super) struct Watch {
     /// The policy under which the client reads.
     in_force: Reading,
     /// Wakes this watch at the next change of the policy, and at shutdown.
-    alarm: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    alarm: Option<Seldom<Pin<Box<dyn Future<Output = ()>>>>>,
+    /// Whether the last events that passed are older than what the client knows. One that takes no bookmarks would go on
+    /// from there.
+    went_back: bool,
     state: State,
     _open: Open,
-}
-
-/// A watch over a WebSocket, of which nothing is read: it ends when the policy changes, and the client lists again.
-#[derive(Debug)]
-pub(super) struct UpgradedWatch {
-    kept: Kept,
-    in_force: Reading,
 }
 
 /// The reads between two watches.
@@ -125,6 +122,7 @@ impl Watch {
             rename: rename.map(Renaming::new),
             in_force,
             alarm: None,
+            went_back: false,
             state: State::Passing,
             _open: open,
         });
@@ -164,15 +162,21 @@ impl Watch {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         loop {
             self.look_up(cx);
-            if matches!(self.state, State::Cutting) && self.at_boundary() {
-                self.cut();
+            if matches!(self.state, State::Cutting)
+                && self.at_boundary()
+                && let Some(last) = self.cut()
+            {
+                return Poll::Ready(Some(Ok(Frame::data(last))));
             }
             match &mut self.state {
                 State::Ended => return Poll::Ready(None),
                 State::Splicing(splicing) => {
                     let encoding = splicing.encoding;
                     let bytes = match ready!(splicing.poll_next(cx)) {
-                        Next::Page(page) => self.rename_all(page, encoding),
+                        Next::Page(page) => {
+                            self.went_back |= !page.is_empty() && !self.kept.takes_bookmarks();
+                            self.rename_all(page, encoding)
+                        }
                         Next::Done(spliced) => self.resume(spliced).unwrap_or_default(),
                     };
                     if !bytes.is_empty() {
@@ -186,7 +190,10 @@ impl Watch {
                                 return Poll::Ready(Some(frame));
                             }
                         }
-                        last => return Poll::Ready(last),
+                        last => {
+                            let expired = self.expire().map(|last| Ok(Frame::data(last)));
+                            return Poll::Ready(expired.or(last));
+                        }
                     }
                 }
             }
@@ -209,8 +216,8 @@ impl Watch {
                 return;
             }
             let Session { policy, server, .. } = &*self.session;
-            let alarm = self.alarm.get_or_insert_with(|| policy.alarm(&server.drain));
-            if alarm.as_mut().poll(cx).is_pending() {
+            let alarm = self.alarm.get_or_insert_with(|| Seldom::new(policy.alarm(&server.drain)));
+            if Pin::new(alarm).poll(cx).is_pending() {
                 return;
             }
             self.alarm = None;
@@ -222,9 +229,17 @@ impl Watch {
         let now = self.session.policy.read();
         let same = self.kept.means_the_same(self.in_force.policy(), now.policy());
         if same {
-            self.in_force = now;
+            self.reads(now);
         }
         !same
+    }
+
+    /// Goes on under another policy; gives the one before.
+    fn reads(&mut self, now: Reading) -> Reading {
+        if let Ok(info) = self.kept.info() {
+            self.session.policy.answered(&now, &info);
+        }
+        std::mem::replace(&mut self.in_force, now)
     }
 
     fn at_boundary(&self) -> bool {
@@ -232,19 +247,36 @@ impl Watch {
         self.rename.is_some() || self.frames.as_ref().is_none_or(|(_, frames)| frames.at_boundary())
     }
 
-    /// Ends the old watch, and begins to read what leads over to the new one.
-    fn cut(&mut self) {
+    /// What ends the watch of a client that would go on from an older version than it knows. It lists instead.
+    fn expire(&mut self) -> Option<Bytes> {
+        let (encoding, frames) = self.frames.as_ref()?;
+        if !self.went_back || !frames.at_boundary() {
+            return None;
+        }
+        let last = watch::expired(*encoding, "the last events are older than what you know");
         self.upstream = Relay::Empty;
         self.state = State::Ended;
-        let Some((encoding, mut frames)) = self.frames.take() else { return };
+        self.session.server.metrics.expired.inc();
+        Some(last.into())
+    }
+
+    /// Ends the old watch, and begins to read what leads over to the new one; or ends with what is returned.
+    fn cut(&mut self) -> Option<Bytes> {
         if self.session.server.drain.has_started() {
-            return;
+            let last = self.expire();
+            self.upstream = Relay::Empty;
+            self.state = State::Ended;
+            return last;
         }
+        self.upstream = Relay::Empty;
+        self.state = State::Ended;
+        let (encoding, mut frames) = self.frames.take()?;
         let now = self.session.policy.read();
         let new = now.policy().clone();
-        let before = std::mem::replace(&mut self.in_force, now);
+        let before = self.reads(now);
         let over = Over { at: frames.at(), old: vec![before.policy().clone()], new, begun: None };
         self.lead_over(encoding, over, Some(before));
+        None
     }
 
     /// Goes on with the new watch, or ends with what is returned.
@@ -289,6 +321,7 @@ impl Watch {
                 Ok(data) => data,
                 Err(error) => return Some(Err(error)),
             };
+            self.went_back &= data.is_empty();
             return (!data.is_empty()).then_some(Ok(Frame::data(data)));
         }
         let fed = match frames.feed(&data) {
@@ -298,10 +331,11 @@ impl Watch {
                 return Some(Err(BodyError::GivenUp));
             }
         };
+        self.went_back &= fed.is_none();
         if matches!(self.state, State::Cutting)
             && let Some(end) = fed
         {
-            // The rest belongs to a frame of the watch that ends here.
+            // The rest belongs to a frame of the watch that ends here. That was a new event: nothing is older.
             data.truncate(end);
             self.cut();
         }
@@ -335,25 +369,6 @@ impl Splicing {
                     return page.map_or(Poll::Pending, |page| Poll::Ready(Next::Page(page)));
                 }
             }
-        }
-    }
-}
-
-// === impl UpgradedWatch ===
-
-impl UpgradedWatch {
-    /// Of a watch that the API server granted.
-    pub(super) fn new(asked: Asked) -> Arc<Self> {
-        Arc::new(Self { kept: asked.kept, in_force: asked.in_force })
-    }
-
-    /// Completes once it must end: the policy means another watch, or shutdown has begun.
-    pub(super) async fn replaced(&self, session: &Session) {
-        let drain = &session.server.drain;
-        while !drain.has_started()
-            && self.kept.means_the_same(self.in_force.policy(), &session.policy.current())
-        {
-            session.policy.alarm(drain).await;
         }
     }
 }

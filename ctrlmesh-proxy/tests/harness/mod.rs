@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time;
 
 /// How long a condition may take to come true before a test fails: generous, because nothing waits for it in vain.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What `work` gives; the test fails when it takes too long.
 pub(crate) async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {

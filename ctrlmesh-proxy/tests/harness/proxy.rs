@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -16,6 +17,9 @@ use tokio::task;
 use super::pki::Pki;
 use super::soon;
 
+/// How many were started: each keeps what it keeps in a folder of its own.
+static STARTED: AtomicUsize = AtomicUsize::new(0);
+
 /// Runs until dropped.
 pub(crate) struct Proxy {
     child: Child,
@@ -25,14 +29,20 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// `ctrlmesh-proxy sidecar` before `upstream`, with more arguments.
+    /// `ctrlmesh-proxy sidecar` before `upstream`, with more arguments. Nobody served its pod before, unless they say where
+    /// that is kept.
     pub(crate) fn start(pki: &Pki, upstream: SocketAddr, more: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-        command
-            .args(["sidecar", "--listen", "127.0.0.1:0"])
-            .args(["--upstream", &format!("https://{upstream}")])
-            .args(more);
+        let mut command = sidecar(upstream, more);
+        if !more.contains(&"--state-dir") {
+            let number = STARTED.fetch_add(1, Ordering::Relaxed);
+            command.arg("--state-dir").arg(pki.path(&format!("state-{number}")));
+        }
         Self::run(pki, command)
+    }
+
+    /// The same, which keeps nothing and knows nothing of before.
+    pub(crate) fn forgetful(pki: &Pki, upstream: SocketAddr, more: &[&str]) -> Self {
+        Self::run(pki, sidecar(upstream, more))
     }
 
     /// The same, presenting a certificate of its own.
@@ -130,6 +140,15 @@ impl Proxy {
     fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id()).unwrap())
     }
+}
+
+fn sidecar(upstream: SocketAddr, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+    command
+        .args(["sidecar", "--listen", "127.0.0.1:0"])
+        .args(["--upstream", &format!("https://{upstream}")])
+        .args(more);
+    command
 }
 
 impl Drop for Proxy {

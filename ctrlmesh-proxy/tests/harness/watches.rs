@@ -81,9 +81,14 @@ impl Bed {
         })
         .await;
         write(&pki, policy);
-        let file = pki.path("policy");
-        let proxy = Proxy::start(&pki, upstream.address, &["--policy", file.to_str().unwrap()]);
+        let proxy = start(&pki, &upstream, true);
         Self { pki, proxy, upstream, watches, lists, slow, arrived, release }
+    }
+
+    /// Another process serves the pod, under another policy; `knows` says whether it finds what was kept.
+    pub(crate) fn restart(&mut self, policy: &Value, knows: bool) {
+        write(&self.pki, policy);
+        self.proxy = start(&self.pki, &self.upstream, knows);
     }
 
     /// Lets the API server answer lists by `lists`.
@@ -161,6 +166,18 @@ impl Watching {
             (&json!("Status"), &json!(410), &json!("Expired"))
         );
         assert_eq!(self.next().await, None);
+    }
+}
+
+/// A proxy whose policy the test writes; `keeps` says whether it may keep what the next one is to know.
+fn start(pki: &Pki, upstream: &Upstream, keeps: bool) -> Proxy {
+    let (policy, state) = (pki.path("policy"), pki.path("state"));
+    let policy = ["--policy", policy.to_str().unwrap()];
+    if keeps {
+        let state = ["--state-dir", state.to_str().unwrap()];
+        Proxy::start(pki, upstream.address, &[policy, state].concat())
+    } else {
+        Proxy::forgetful(pki, upstream.address, &policy)
     }
 }
 

@@ -179,8 +179,12 @@ fn a_pod_is_in_one_shard_only() {
 
 #[test]
 fn two_shards_that_select_the_same_pods_are_refused_before_there_is_one() {
-    let shard = |name, lock, first, then| {
-        let keys = [first, then].map(|key| format!("{{key: {key}, operator: Exists}}")).join(", ");
+    let shard = |name, lock, first: &str, then: &str| {
+        let requirement = |key: &str| match key.split_once('=') {
+            Some((key, value)) => format!("{{key: {key}, operator: In, values: [{value}]}}"),
+            None => format!("{{key: {key}, operator: Exists}}"),
+        };
+        let keys = [first, then].map(requirement).join(", ");
         let limits = format!("[{}]", pods("{matchLabels: {team: a}}"));
         config(
             name,
@@ -198,4 +202,11 @@ fn two_shards_that_select_the_same_pods_are_refused_before_there_is_one() {
         found[0].starts_with("spec.selector: selects the same pods as ShardingConfig \"other\""),
         "{found:?}"
     );
+    // A label with one value, asked for in two ways.
+    let mut other = shard("other", "b", "tier", "app");
+    let selector = other.spec.selector.as_mut().unwrap();
+    selector.match_expressions.clear();
+    selector.match_labels = [("app".to_owned(), "x".to_owned())].into();
+    assert_eq!(errors_beside(&shard("one", "a", "app=x", "app=x"), &other).len(), 1);
+    assert_eq!(errors_beside(&shard("one", "a", "app=y", "app=y"), &other), Vec::<String>::new());
 }

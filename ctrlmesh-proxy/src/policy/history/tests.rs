@@ -1,4 +1,7 @@
+use ctrlmesh_common::policy::Limit;
+use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
+use tempfile::TempDir;
 
 use super::*;
 
@@ -31,6 +34,13 @@ fn epochs(suspects: Vec<Arc<InForce>>) -> Vec<u64> {
     suspects.iter().map(|past| past.epoch).collect()
 }
 
+/// Brings a policy into force, under which pods are read.
+fn read(history: &History, policy: &Arc<Policy>) -> Arc<InForce> {
+    let now = history.in_force(policy);
+    now.read().answered(PODS.0, PODS.1);
+    now
+}
+
 /// Asks of all that nobody reads under, and is answered `version`.
 fn clear(history: &History, now: &InForce, resource: (&str, &str), version: u64) {
     for unread in history.unread(now, resource) {
@@ -42,7 +52,7 @@ fn clear(history: &History, now: &InForce, resource: (&str, &str), version: u64)
 fn every_policy_that_said_otherwise_is_suspected_once() {
     let history = History::default();
     for (epoch, selector) in ["a=1", "a=2", "a=1", "a=3"].into_iter().enumerate() {
-        history.in_force(&policy(selector, epoch as u64));
+        read(&history, &policy(selector, epoch as u64));
     }
     let now = history.in_force(&policy("a=3", 4));
     assert_eq!(now.epoch, 4);
@@ -52,7 +62,8 @@ fn every_policy_that_said_otherwise_is_suspected_once() {
 #[test]
 fn a_version_newer_than_what_was_read_under_a_policy_clears_it() {
     let history = History::default();
-    history.in_force(&policy("a=1", 1));
+    history.in_force(&policy("a=1", 1)).read().answered(NODES.0, NODES.1);
+    read(&history, &policy("a=1", 1));
     let now = history.in_force(&policy("a=2", 2));
     clear(&history, &now, PODS, 10);
     assert_eq!(epochs(history.suspects(&now, PODS, 10).unwrap()), [1]);
@@ -68,6 +79,9 @@ fn what_is_still_read_under_a_policy_has_no_last_version() {
     let reading = history.in_force(&policy("a=1", 1)).read();
     let now = history.in_force(&policy("a=2", 2));
     assert!(history.unread(&now, PODS).is_empty());
+    // The answer comes after the change.
+    reading.answered(PODS.0, PODS.1);
+    assert!(history.unread(&now, PODS).is_empty());
     drop(reading);
     assert_eq!(history.unread(&now, PODS).len(), 1);
 }
@@ -75,8 +89,8 @@ fn what_is_still_read_under_a_policy_has_no_last_version() {
 #[test]
 fn a_policy_that_comes_back_is_read_again() {
     let history = History::default();
-    history.in_force(&policy("a=1", 1));
-    let other = history.in_force(&policy("a=2", 2));
+    read(&history, &policy("a=1", 1));
+    let other = read(&history, &policy("a=2", 2));
     let unread = history.unread(&other, PODS);
     history.in_force(&policy("a=1", 3));
     let now = history.in_force(&policy("a=2", 4));
@@ -102,6 +116,7 @@ fn what_is_forgotten_concerns_the_resources_that_changed_until_a_version_clears_
     for epoch in 1..=40 {
         let reading = now.read();
         now = history.in_force(&of_pods(&format!("a={epoch}"), epoch));
+        reading.answered(PODS.0, PODS.1);
         drop(reading);
     }
     assert_eq!(history.suspects(&now, PODS, 7).unwrap_err(), Forgotten);
@@ -113,6 +128,7 @@ fn what_is_forgotten_concerns_the_resources_that_changed_until_a_version_clears_
     assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
     // A client that follows every change keeps it cleared.
     for epoch in 41..=80 {
+        now.read().answered(PODS.0, PODS.1);
         now = history.in_force(&of_pods(&format!("a={epoch}"), epoch));
         clear(&history, &now, PODS, epoch);
         assert!(history.suspects(&now, PODS, epoch + 1).unwrap().is_empty());
@@ -123,11 +139,13 @@ fn what_is_forgotten_concerns_the_resources_that_changed_until_a_version_clears_
 fn what_is_still_read_under_a_forgotten_policy_keeps_all_of_it_uncleared() {
     let history = History::default();
     let reading = history.in_force(&of_pods("a=0", 0)).read();
-    let all: Vec<_> = (1..=40).map(|n| history.in_force(&of_pods(&format!("a={n}"), n))).collect();
+    let all: Vec<_> = (1..=40).map(|n| read(&history, &of_pods(&format!("a={n}"), n))).collect();
     let now = all.last().unwrap();
     clear(&history, now, PODS, 10);
     assert_eq!(history.suspects(now, PODS, 11).unwrap_err(), Forgotten);
+    reading.answered(PODS.0, PODS.1);
     drop(reading);
+    assert_eq!(history.suspects(now, PODS, 11).unwrap_err(), Forgotten);
     clear(&history, now, PODS, 12);
     assert!(history.suspects(now, PODS, 13).unwrap().is_empty());
 }
@@ -143,9 +161,112 @@ fn a_forgotten_lock_concerns_what_can_be_a_lock() {
         };
         Arc::new(Policy { lock: Some(lock), ..Policy::default() })
     };
-    let all: Vec<_> = (0..=40).map(|n| history.in_force(&lock(&format!("s{n}")))).collect();
+    let leases = ("coordination.k8s.io", "leases");
+    let all: Vec<_> = (0..=40).map(|n| read(&history, &lock(&format!("s{n}")))).collect();
+    for policy in &all {
+        policy.reads.answered(leases.0, leases.1);
+    }
     let now = all.last().unwrap();
     assert!(history.suspects(now, PODS, 7).unwrap().is_empty());
-    let leases = ("coordination.k8s.io", "leases");
     assert_eq!(history.suspects(now, leases, 7).unwrap_err(), Forgotten);
+}
+
+#[test]
+fn a_policy_under_which_nobody_was_answered_is_not_remembered() {
+    let history = History::default();
+    history.in_force(&policy("a=1", 1));
+    // It was asked for, and refused.
+    drop(history.in_force(&policy("a=2", 2)).read());
+    let asking = history.in_force(&policy("a=3", 3)).read();
+    let now = read(&history, &policy("a=4", 4));
+    assert!(history.suspects(&now, PODS, 7).unwrap().is_empty());
+    asking.answered(NODES.0, NODES.1);
+    drop(asking);
+    assert!(history.suspects(&now, PODS, 7).unwrap().is_empty());
+    assert_eq!(epochs(history.suspects(&now, NODES, 7).unwrap()), [3]);
+    assert_eq!(history.remembered().policies.len(), 2);
+}
+
+/// The history of a pod in the next process.
+fn again(folder: &TempDir, uid: &str) -> Arc<History> {
+    History::kept(Kept::of(folder.path(), Some(&"ns/op-0".parse().unwrap()), uid))
+}
+
+#[test]
+fn a_pod_that_nobody_served_before_has_read_nothing() {
+    let folder = TempDir::new().unwrap();
+    let history = again(&folder, "u");
+    history.in_force(&policy("a=1", 1));
+    let now = history.in_force(&policy("a=2", 2));
+    assert!(history.suspects(&now, PODS, 7).unwrap().is_empty());
+}
+
+#[test]
+fn what_was_in_force_before_the_process_began_is_suspected() {
+    let folder = TempDir::new().unwrap();
+    let history = again(&folder, "u");
+    read(&history, &policy("a=1", 1));
+    read(&history, &policy("a=2", 2));
+    drop(history);
+    // The same is in force after the start, and then another.
+    let history = again(&folder, "u");
+    let now = history.in_force(&policy("a=2", 2));
+    assert_eq!(epochs(history.suspects(&now, PODS, 7).unwrap()), [1]);
+    let now = history.in_force(&policy("a=3", 3));
+    assert_eq!(epochs(history.suspects(&now, NODES, 7).unwrap()), [1, 2]);
+    // Another is in force at the start.
+    let history = again(&folder, "u");
+    let now = history.in_force(&policy("a=4", 4));
+    assert_eq!(epochs(history.suspects(&now, PODS, 7).unwrap()), [1, 2, 3]);
+    // It is another pod of the same name.
+    let history = again(&folder, "other");
+    let now = history.in_force(&policy("a=5", 5));
+    assert!(history.suspects(&now, PODS, 7).unwrap().is_empty());
+}
+
+#[test]
+fn how_far_was_read_is_known_to_the_next_process() {
+    let folder = TempDir::new().unwrap();
+    let history = again(&folder, "u");
+    let mut now = read(&history, &of_pods("a=0", 0));
+    for epoch in 1..=40 {
+        now = read(&history, &of_pods(&format!("a={epoch}"), epoch));
+    }
+    history.was_read_until(&history.unread(&now, PODS), PODS, 10);
+    let history = again(&folder, "u");
+    let now = history.in_force(&now.policy);
+    assert_eq!(history.suspects(&now, PODS, 10).unwrap_err(), Forgotten);
+    assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
+    assert!(history.suspects(&now, NODES, 1).unwrap().is_empty());
+}
+
+#[test]
+fn a_past_that_cannot_be_read_concerns_everything_until_a_version_clears_it() {
+    let folder = TempDir::new().unwrap();
+    read(&again(&folder, "u"), &policy("a=1", 1));
+    let file = folder.path().join("histories/ns_op-0");
+    let whole = std::fs::read(&file).unwrap();
+    for at in [0, 5, whole.len() - 1] {
+        std::fs::write(&file, &whole[..at]).unwrap();
+        let history = again(&folder, "u");
+        let now = history.in_force(&policy("a=1", 1));
+        for resource in [PODS, NODES] {
+            assert_eq!(history.suspects(&now, resource, 7).unwrap_err(), Forgotten, "{at}");
+        }
+        clear(&history, &now, PODS, 10);
+        assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
+        assert_eq!(history.suspects(&now, NODES, 11).unwrap_err(), Forgotten);
+    }
+}
+
+#[test]
+fn a_pod_that_is_let_go_of_may_have_read_everything() {
+    let folder = TempDir::new().unwrap();
+    let history = again(&folder, "u");
+    history.in_force(&policy("a=1", 1));
+    history.let_go();
+    let history = again(&folder, "u");
+    let now = history.in_force(&policy("a=1", 1));
+    let suspects = history.suspects(&now, PODS, 7).unwrap();
+    assert!(suspects.iter().all(|past| past.passes_everything()) && suspects.len() == 1);
 }

@@ -26,11 +26,13 @@ pub struct Lines {
     found: Arc<Found>,
 }
 
-/// Targets with a `#` that were found. Where there is none, asking takes no lock.
+/// Targets with a `#` that were found, where there is none asking takes no lock; and whether more has come.
 #[derive(Debug, Default)]
 pub struct Found {
     any: AtomicBool,
     targets: Mutex<Targets>,
+    /// Whether anything came since the last request was answered.
+    amid: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -79,6 +81,7 @@ impl Lines {
 
 impl Look for Lines {
     fn look(&mut self, bytes: &[u8]) {
+        self.found.amid.store(true, Ordering::Relaxed);
         let mut held = std::mem::take(&mut self.held);
         let bytes = if held.is_empty() {
             bytes
@@ -115,6 +118,16 @@ impl Found {
         self.any.store(targets.lost || !targets.cut.is_empty(), Ordering::Relaxed);
         drop(targets);
         true
+    }
+
+    /// Says that a request was answered.
+    pub fn settle(&self) {
+        self.amid.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether more has come since: the beginning of another, most likely.
+    pub fn is_amid(&self) -> bool {
+        self.amid.load(Ordering::Relaxed)
     }
 
     fn add(&self, target: &[u8]) {
@@ -177,6 +190,18 @@ mod tests {
             assert!(found.cut("/w"), "{size}");
             assert!(lines.held.is_empty() && !found.any.load(Ordering::Relaxed), "{size}");
         }
+    }
+
+    #[test]
+    fn what_comes_after_an_answer_is_the_beginning_of_another_request() {
+        let mut lines = Lines::default();
+        let found = lines.found();
+        assert!(!found.is_amid());
+        lines.look(b"GET /a HTTP/1.1\r\nHost: k\r\n\r\n");
+        found.settle();
+        assert!(!found.is_amid());
+        lines.look(b"G");
+        assert!(found.is_amid());
     }
 
     #[test]

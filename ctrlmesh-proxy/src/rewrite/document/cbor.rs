@@ -18,6 +18,16 @@ struct Head {
     end: usize,
 }
 
+/// Finds the end of an item that comes in pieces.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scan {
+    /// Up to where the item is understood.
+    pub(super) at: usize,
+    /// How many items are missing in each that is open; nothing where a break ends it.
+    open: Vec<Option<usize>>,
+    begun: bool,
+}
+
 /// The tag that marks a body as CBOR.
 const SELF_DESCRIBED: &[u8] = b"\xd9\xd9\xf7";
 
@@ -27,6 +37,9 @@ const ARRAY: u8 = 4;
 const MAP: u8 = 5;
 const TAG: u8 = 6;
 const SIMPLE: u8 = 7;
+
+/// What ends an item of indefinite length.
+const BREAK: u8 = 0xff;
 
 /// The one item of a body, behind its tags.
 pub(super) fn root(body: &[u8]) -> Option<Range<usize>> {
@@ -82,7 +95,7 @@ pub(super) fn text(item: &[u8]) -> Option<Cow<'_, str>> {
         ));
     }
     let (mut spelled, mut next) = (Vec::new(), string.end);
-    while item.get(next) != Some(&0xff) {
+    while item.get(next) != Some(&BREAK) {
         let chunk = head(item, next)?;
         let end = chunk.end.checked_add(chunk.argument?)?;
         spelled.extend(item.get(chunk.end..end)?);
@@ -149,6 +162,62 @@ fn written(major: u8, argument: usize) -> Vec<u8> {
     }
 }
 
+// === impl Scan ===
+
+impl Scan {
+    /// The end of the item at the beginning of `body`; `None` where it is cut short or malformed.
+    pub(super) fn end(&mut self, body: &[u8]) -> Option<usize> {
+        if !self.begun {
+            self.begun = true;
+            self.open.push(Some(1));
+        }
+        while let Some(missing) = self.open.last_mut() {
+            match missing {
+                Some(0) => drop(self.open.pop()),
+                None if body.get(self.at)? == &BREAK => {
+                    self.at += 1;
+                    self.open.pop();
+                }
+                _ => self.item(body)?,
+            }
+        }
+        Some(self.at)
+    }
+
+    /// Understands the next item, as far as it holds no other.
+    fn item(&mut self, body: &[u8]) -> Option<()> {
+        let item = head(body, self.at)?;
+        let inside = match (item.major, item.argument) {
+            (TAG, Some(_)) => {
+                self.at = item.end;
+                return Some(());
+            }
+            (0 | 1 | SIMPLE, Some(_)) => None,
+            (BYTES | TEXT, Some(length)) => {
+                self.at = item.end.checked_add(length).filter(|end| *end <= body.len())?;
+                self.count();
+                return Some(());
+            }
+            (ARRAY | MAP | BYTES | TEXT, _) if self.open.len() > MAX_DEPTH => return None,
+            (MAP, Some(pairs)) => Some(Some(pairs.saturating_mul(2))),
+            (ARRAY, left) => Some(left),
+            (MAP | BYTES | TEXT, None) => Some(None),
+            _ => return None,
+        };
+        self.at = item.end;
+        self.count();
+        self.open.extend(inside);
+        Some(())
+    }
+
+    /// One item fewer is missing.
+    fn count(&mut self) {
+        if let Some(Some(missing)) = self.open.last_mut() {
+            *missing -= 1;
+        }
+    }
+}
+
 /// The end of the item at `start`; `None` where it is cut short or malformed.
 pub(super) fn item_end(body: &[u8], start: usize, depth: usize) -> Option<usize> {
     if depth > MAX_DEPTH {
@@ -181,7 +250,7 @@ fn more(body: &[u8], next: usize, left: &mut Option<usize>) -> Option<bool> {
             *left -= 1;
             Some(true)
         }
-        None => body.get(next).map(|byte| *byte != 0xff),
+        None => body.get(next).map(|byte| *byte != BREAK),
     }
 }
 
