@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ctrlmesh_common::kernel::{NATIVE_IPV6, Pod};
 
-use super::cgroup::Hierarchy;
+use super::cgroup::{Found, Hierarchy};
 use super::pin::{Pins, Slot};
 use super::record::{Record, State};
 use super::{Error, cgroup, map, status};
@@ -25,6 +25,10 @@ pub(super) struct Place {
 /// What a relay has said so far.
 pub(super) struct Beats {
     place: Place,
+    /// Whose pods these are.
+    owner: String,
+    /// Where pods are that others see elsewhere.
+    found: Found,
     /// Pods of which it was said that nothing can be known.
     unseen: BTreeSet<Slot>,
     /// Pods whose native IPv6 connections lead here.
@@ -50,11 +54,12 @@ impl Complaint {
 // === impl Beats ===
 
 impl Beats {
-    pub(super) fn at(place: Place) -> Self {
-        Self { place, unseen: BTreeSet::new(), native: BTreeSet::new() }
+    pub(super) fn at(place: Place, owner: &str) -> Self {
+        let (owner, found) = (owner.to_owned(), Found::default());
+        Self { place, owner, found, unseen: BTreeSet::new(), native: BTreeSet::new() }
     }
 
-    /// Beats for the pods that lead here. One whose processes are all in other network namespaces has another proxy at the
+    /// Beats for the pods of its owner's that lead here. One whose processes are all in other network namespaces has another proxy at the
     /// same port; one without processes may get some that are here. Where processes cannot be looked at we do not know,
     /// and do not say that we live: that is said once of each pod.
     pub(super) fn beat(&mut self, root: &Path) -> Result<(), Error> {
@@ -65,12 +70,14 @@ impl Beats {
         let mut maps = map::Maps::open(&pins)?;
         let hierarchy = Hierarchy::find()?;
         let census = hierarchy.census();
-        for Record { slot, cgroup, .. } in pins.records()?.into_iter().filter(attached) {
+        let records = self.attached(&pins)?;
+        self.found.keep(&records.iter().map(|record| record.cgroup.id).collect());
+        for Record { slot, cgroup, .. } in records {
             let pod = maps.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
             if pod.port != self.place.port.to_be() {
                 continue;
             }
-            let Some(path) = census.find(&cgroup) else { continue };
+            let Some(path) = self.found.find(&census, &cgroup) else { continue };
             let namespaces = cgroup::namespaces(&path);
             let here = namespaces.found.contains_key(&self.place.namespace);
             let only = here && namespaces.found.len() == 1 && namespaces.unseen.is_none();
@@ -101,13 +108,18 @@ impl Beats {
             return Ok(());
         }
         let mut maps = map::Maps::open(&pins)?;
-        for Record { slot, .. } in pins.records()?.into_iter().filter(attached) {
+        for Record { slot, .. } in self.attached(&pins)? {
             let pod = maps.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))?;
             if self.native.contains(&slot) && pod.port == self.place.port.to_be() {
                 say_native(&pins, &mut maps, slot, false)?;
             }
         }
         Ok(())
+    }
+
+    fn attached(&self, pins: &Pins) -> Result<Vec<Record>, Error> {
+        let own = |record: &Record| record.owner == self.owner && record.state == State::Attached;
+        Ok(pins.records()?.into_iter().filter(own).collect())
     }
 
     /// A pod that leads here alone does so with its native IPv6 connections, too, if they can.
@@ -126,10 +138,6 @@ impl Beats {
         }
         Ok(())
     }
-}
-
-fn attached(record: &Record) -> bool {
-    record.state == State::Attached
 }
 
 /// Says whether native IPv6 reaches us. With the lock, because loaders write the same entry.

@@ -6,7 +6,7 @@
 //! container everything is nested once more. So pods are found by their own folder's name, wherever it is.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, DirEntry};
 use std::io;
 use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
@@ -45,6 +45,10 @@ pub(super) struct Census<'a> {
     /// Every cgroup by its number, once one was not where it was recorded.
     all: OnceCell<HashMap<u64, PathBuf>>,
 }
+
+/// Where cgroups were found that were not where they were recorded, for who looks again and again.
+#[derive(Debug, Default)]
+pub(super) struct Found(HashMap<u64, Option<PathBuf>>);
 
 // === impl Hierarchy ===
 
@@ -90,6 +94,21 @@ impl Hierarchy {
         let id = found.1;
         let seen = if folder.starts_with(&self.mount) { None } else { self.census().below(id) };
         Ok(Cgroup { path: seen.unwrap_or(folder), id })
+    }
+
+    /// Whether all cgroups are to be seen, and not only those of a container or of a part that was mounted.
+    pub(super) fn is_whole(&self) -> bool {
+        fs::metadata(&self.mount).is_ok_and(|root| root.ino() == ROOT)
+    }
+
+    /// The cgroups that this process is in, its own first.
+    pub(super) fn around(&self) -> Result<Vec<Cgroup>, Error> {
+        let own = self.own()?;
+        let folders = own.ancestors().take_while(|path| path.starts_with(&self.mount));
+        let found = folders.filter_map(|path| {
+            Some(Cgroup { path: path.to_owned(), id: fs::metadata(path).ok()?.ino() })
+        });
+        Ok(found.collect())
     }
 
     /// Finds recorded cgroups again, all in one look.
@@ -152,6 +171,25 @@ impl Census<'_> {
         // It may have gone since we looked.
         let found = Cgroup { path: all.get(&id)?.clone(), id };
         found.is_there().then_some(found.path)
+    }
+}
+
+// === impl Found ===
+
+impl Found {
+    /// Where a cgroup is; nothing, if it is gone. One that was not found once is gone for ever: no other gets its number.
+    pub(super) fn find(&mut self, census: &Census<'_>, cgroup: &Cgroup) -> Option<PathBuf> {
+        if cgroup.is_there() {
+            return Some(cgroup.path.clone());
+        }
+        let known = self.0.entry(cgroup.id).or_insert_with(|| census.below(cgroup.id));
+        let known = Cgroup { path: known.clone()?, id: cgroup.id };
+        known.is_there().then_some(known.path)
+    }
+
+    /// Forgets the cgroups that are not among these.
+    pub(super) fn keep(&mut self, ids: &HashSet<u64>) {
+        self.0.retain(|id, _| ids.contains(id));
     }
 }
 
@@ -338,6 +376,26 @@ mod tests {
                       32 30 0:28 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
         assert_eq!(mount(hybrid), Some(PathBuf::from("/sys/fs/cgroup/unified")));
         assert_eq!(mount("33 30 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), None);
+    }
+
+    #[test]
+    fn a_cgroup_that_is_gone_is_looked_for_once() {
+        let root = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy { mount: root.path().to_owned() };
+        let folder = root.path().join("kubepods/pod");
+        fs::create_dir_all(&folder).unwrap();
+        let id = fs::metadata(&folder).unwrap().ino();
+        let elsewhere = Cgroup { path: PathBuf::from("/elsewhere/kubepods/pod"), id };
+        let gone = Cgroup { path: folder.join("gone"), id: u64::MAX };
+        let mut found = Found::default();
+        for looks in [true, false, false] {
+            let census = hierarchy.census();
+            assert_eq!(found.find(&census, &elsewhere), Some(folder.clone()));
+            assert_eq!(found.find(&census, &gone), None);
+            assert_eq!(census.all.get().is_some(), looks);
+        }
+        found.keep(&HashSet::from([id]));
+        assert_eq!(found.0.len(), 1);
     }
 
     #[test]

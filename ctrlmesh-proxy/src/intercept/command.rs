@@ -1,5 +1,6 @@
 //! `ctrlmesh-proxy intercept …`: redirection for anyone, without the rest of the mesh.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -172,7 +173,7 @@ fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
 fn upgrade(options: Options) -> anyhow::Result<()> {
     let Some(mut interceptor) = adopted(options)? else { return Ok(()) };
     interceptor.upgrade()?;
-    for cgroup in interceptor.own()? {
+    for cgroup in interceptor.whole()? {
         print(format_args!("upgraded {}", cgroup.display()))?;
     }
     Ok(())
@@ -183,16 +184,20 @@ fn detach(options: Options, arguments: DetachArguments) -> anyhow::Result<()> {
         return arguments.cgroup.map_or(Ok(()), |cgroup| Err(Error::NotAttached(cgroup).into()));
     };
     let cgroups = if let Some(cgroup) = arguments.cgroup {
-        vec![cgroup]
+        BTreeSet::from([cgroup])
     } else {
         interceptor.sweep()?;
         interceptor.own()?
     };
+    let mut failed = None;
     for cgroup in cgroups {
-        interceptor.detach(&cgroup)?;
-        print(format_args!("detached {}", cgroup.display()))?;
+        match interceptor.detach(&cgroup) {
+            Ok(()) => print(format_args!("detached {}", cgroup.display()))?,
+            // The others are not to stay for that.
+            Err(error) => failed = failed.or(Some(error)),
+        }
     }
-    Ok(())
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn answer(options: Options, arguments: &AnswerArguments) -> anyhow::Result<()> {

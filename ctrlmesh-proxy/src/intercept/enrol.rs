@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use ctrlmesh_common::kernel::{MAX_PODS, Member, NATIVE_IPV6, Pod};
 
 use super::attach::{self, Attach};
-use super::cgroup::{Cgroup, Hierarchy};
+use super::cgroup::{Cgroup, Found, Hierarchy};
 use super::map::{self, Maps};
 use super::pin::{Pins, Slot};
 use super::record::{Record, State};
@@ -18,34 +18,49 @@ pub(super) struct Register {
     pub(super) maps: Maps,
     pub(super) owner: String,
     pub(super) hierarchy: Hierarchy,
+    /// Pods that others of this owner's have recorded where they see them.
+    found: Found,
 }
 
 // === impl Register ===
 
 impl Register {
+    pub(super) fn new(pins: Pins, maps: Maps, owner: String, hierarchy: Hierarchy) -> Self {
+        Self { pins, maps, owner, hierarchy, found: Found::default() }
+    }
+
     /// The pod in a slot, if it is attached and this owner's.
-    pub(super) fn owned(&self, slot: Slot) -> Result<Record, Error> {
+    pub(super) fn owned(&mut self, slot: Slot) -> Result<Record, Error> {
         let record = self.pins.record(slot).filter(|record| {
-            record.owner == self.owner
-                && record.state == State::Attached
-                && record.cgroup.is_there()
+            let own = record.owner == self.owner && record.state == State::Attached;
+            own && self.found.find(&self.hierarchy.census(), &record.cgroup).is_some()
         });
         record.ok_or_else(|| Error::NotYours { number: slot.index(), owner: self.owner.clone() })
     }
 
+    /// Whether a slot is an attached pod of this owner's that has this heartbeat.
+    pub(super) fn measured(&mut self, slot: Slot, number: u32) -> bool {
+        self.pod(slot).is_ok_and(|pod| pod.heartbeat == number)
+            // The first is the quicker one.
+            && (self.pins.holds(slot, &self.owner) || self.owned(slot).is_ok())
+    }
+
     /// This owner's pods whose cgroups are not gone. One that is elsewhere than it was recorded, because the file system
-    /// is, is recorded there from now on.
+    /// is, is recorded there from now on. Where only a part of the cgroups is to be seen, the others are not gone.
     pub(super) fn living(&self) -> Result<Vec<Record>, Error> {
-        let census = self.hierarchy.census();
+        let (census, whole) = (self.hierarchy.census(), self.hierarchy.is_whole());
         let mut living = Vec::new();
         for mut record in self.pins.records()? {
             if record.owner != self.owner {
                 continue;
             }
-            let Some(path) = census.find(&record.cgroup) else { continue };
-            if path != record.cgroup.path {
-                self.pins.note(record.slot, "cgroup", &path)?;
-                record.cgroup.path = path;
+            match census.find(&record.cgroup) {
+                Some(path) if path != record.cgroup.path => {
+                    self.pins.note(record.slot, "cgroup", &path)?;
+                    record.cgroup.path = path;
+                }
+                None if whole => continue,
+                _ => {}
             }
             living.push(record);
         }

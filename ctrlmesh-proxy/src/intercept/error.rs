@@ -81,6 +81,9 @@ pub enum Error {
         /// What others may do.
         mode: u32,
     },
+    /// Somebody removed everything, and it was made anew.
+    #[error("{0} was removed and made anew since it was opened: open it again")]
+    Replaced(PathBuf),
     /// Somebody else's folder of pins.
     #[error("{doing} {path}: pins are root's (0700): run as their owner")]
     Private {

@@ -1,6 +1,6 @@
 //! Attaches pods and lets go of them; everything that changes the kernel's state goes through here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use ctrlmesh_common::kernel::{MAX_PODS, Member, Outcome};
@@ -39,11 +39,11 @@ impl Interceptor {
     pub fn open(options: Options) -> Result<Self, Error> {
         let Options { pins: root, owner, limits } = options;
         let hierarchy = Hierarchy::find()?;
-        let pins = Pins::at(&root);
+        let mut pins = Pins::at(&root);
         let lock = pins.acquire()?;
         let object = Object::load(&pins, limits)?;
         let maps = Maps::open(&pins)?;
-        let register = Register { pins, maps, owner, hierarchy };
+        let register = Register::new(pins, maps, owner, hierarchy);
         let (answered, beating) = (Vec::new(), BTreeMap::new());
         let mut interceptor = Self { register, root, limits, object, answered, beating };
         for (slot, error) in interceptor.replace(false)? {
@@ -106,15 +106,14 @@ impl Interceptor {
             return self.full(table::full());
         }
         let cgroup = self.register.hierarchy.cgroup(&pod.cgroup)?;
-        let known = self.register.pins.find(&cgroup)?;
-        self.mine(known.as_ref())?;
-        let beyond = known.clone().filter(|record| !record.slot.real());
-        let known = known.filter(|record| record.slot.real());
+        let known = self.register.pins.find(&cgroup)?.filter(|record| record.slot.real());
+        let beyond = self.register.pins.beyond(&cgroup)?;
+        beyond.iter().chain(&known).try_for_each(|record| self.mine(record))?;
         let slot = match &known {
             Some(record) => record.slot,
             None => match self.claim(&cgroup) {
                 Ok(slot) => slot,
-                Err(error) if beyond.is_some() || pod.fail_open => return Err(error),
+                Err(error) if !beyond.is_empty() || pod.fail_open => return Err(error),
                 Err(error) => {
                     let slot = self.register.pins.claim_beyond(&cgroup, &self.register.owner)?;
                     self.close(slot, &cgroup)?;
@@ -122,12 +121,11 @@ impl Interceptor {
                 }
             },
         };
-        let attached = self.settle(slot, &cgroup, pod, known.as_ref());
-        if let (Ok(_), Some(beyond)) = (&attached, beyond) {
-            link::detach(&self.register.pins, beyond.slot)?;
-            self.register.clear(beyond.slot)?;
+        let slot = self.settle(slot, &cgroup, pod, known.as_ref())?;
+        for closed in beyond {
+            self.forget(closed.slot)?;
         }
-        attached
+        Ok(slot)
     }
 
     /// Lets go of a pod.
@@ -136,18 +134,22 @@ impl Interceptor {
     /// If nothing is attached there, or it is another owner's.
     pub fn detach(&mut self, cgroup: &Path) -> Result<(), Error> {
         let _lock = self.register.pins.lock()?;
-        let record = match self.register.hierarchy.cgroup(cgroup) {
-            Ok(cgroup) => self.register.pins.find(&cgroup)?,
-            Err(_) => self
-                .register
-                .pins
-                .records()?
-                .into_iter()
-                .find(|record| record.cgroup.path == cgroup),
-        };
-        self.mine(record.as_ref())?;
-        let record = record.ok_or_else(|| Error::NotAttached(cgroup.to_owned()))?;
-        self.forget(record.slot)
+        let pins = &self.register.pins;
+        let mut records = Vec::new();
+        if let Ok(cgroup) = self.register.hierarchy.cgroup(cgroup) {
+            records.extend(pins.find(&cgroup)?.filter(|record| record.slot.real()));
+            records.extend(pins.beyond(&cgroup)?);
+        }
+        if records.is_empty() {
+            // Perhaps it is gone, or cannot be seen from here.
+            let at = |record: &Record| record.cgroup.path == cgroup;
+            records.extend(pins.records()?.into_iter().filter(at));
+        }
+        if records.is_empty() {
+            return Err(Error::NotAttached(cgroup.to_owned()));
+        }
+        records.iter().try_for_each(|record| self.mine(record))?;
+        records.into_iter().try_for_each(|record| self.forget(record.slot))
     }
 
     /// Removes what belongs to this owner's cgroups that are gone, and what a crashed loader left half made.
@@ -197,20 +199,32 @@ impl Interceptor {
     }
 
     /// Cgroups of this owner's pods.
-    pub(super) fn own(&self) -> Result<Vec<PathBuf>, Error> {
+    pub(super) fn own(&self) -> Result<BTreeSet<PathBuf>, Error> {
         let attachments = self.status()?.attachments.into_iter();
         let own = attachments.filter(|attachment| attachment.owner == self.register.owner);
         Ok(own.map(|attachment| attachment.cgroup).collect())
     }
 
-    fn mine(&self, record: Option<&Record>) -> Result<(), Error> {
-        match record {
-            Some(record) if record.owner != self.register.owner => Err(Error::Owned {
-                cgroup: record.cgroup.path.clone(),
-                owner: record.owner.clone(),
-            }),
-            _ => Ok(()),
+    /// Cgroups of this owner's pods that have these programs, all of them.
+    pub(super) fn whole(&self) -> Result<BTreeSet<PathBuf>, Error> {
+        let _lock = self.register.pins.lock()?;
+        let fingerprint = Object::fingerprint();
+        let mut whole = BTreeSet::new();
+        for record in self.register.living()? {
+            let hooked = record.state != State::Claimed && record.cgroup.is_there();
+            if hooked && link::whole(&self.register.pins, &record, &fingerprint)? {
+                whole.insert(record.cgroup.path);
+            }
         }
+        Ok(whole)
+    }
+
+    fn mine(&self, record: &Record) -> Result<(), Error> {
+        if record.owner == self.register.owner {
+            return Ok(());
+        }
+        let Record { cgroup, owner, .. } = record.clone();
+        Err(Error::Owned { cgroup: cgroup.path, owner })
     }
 
     fn claim(&mut self, cgroup: &Cgroup) -> Result<Slot, Error> {

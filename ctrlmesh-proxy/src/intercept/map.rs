@@ -1,5 +1,7 @@
 //! The kernel's maps, opened from their pins and typed.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, RingBuf, SockMap};
@@ -66,6 +68,16 @@ impl Maps {
         entries.collect::<Result<_, MapError>>().map_err(Error::map("INBOUND"))
     }
 
+    /// Webhook calls that are taken, by slot.
+    pub(super) fn webhooks(&self) -> Result<BTreeMap<u32, Vec<SocketAddr>>, Error> {
+        let mut webhooks = BTreeMap::<u32, Vec<SocketAddr>>::new();
+        for entry in &self.inbound {
+            let (key, inbound) = entry.map_err(Error::map("INBOUND"))?;
+            webhooks.entry(inbound.listener() / 2).or_default().push(address(&key));
+        }
+        Ok(webhooks)
+    }
+
     /// How often each outcome happened, on all CPUs together.
     pub(super) fn counts(&self) -> Result<Vec<(Outcome, u64)>, Error> {
         Outcome::ALL.into_iter().map(|outcome| Ok((outcome, self.count(outcome)?))).collect()
@@ -88,6 +100,11 @@ impl Maps {
             .map_err(|error: std::io::Error| Error::map("COUNTERS")(error.into()))?;
         self.counters.set(outcome as u32, values, 0).map_err(Error::map("COUNTERS"))
     }
+}
+
+/// The address and port for which a webhook call is meant.
+pub(super) fn address(key: &InboundKey) -> SocketAddr {
+    SocketAddr::new(key.address.into(), u16::try_from(key.port).unwrap_or_default())
 }
 
 /// Opens one map.

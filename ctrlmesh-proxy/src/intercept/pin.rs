@@ -53,6 +53,8 @@ pub struct Slot(u16);
 #[derive(Clone, Debug)]
 pub(super) struct Pins {
     root: PathBuf,
+    /// Device and inode of the folder whose maps are open.
+    opened: Option<(u64, u64)>,
 }
 
 /// Where pins go unless told otherwise.
@@ -95,11 +97,12 @@ impl std::fmt::Display for Slot {
 impl Pins {
     /// The pins below `root`, which need not exist.
     pub(super) fn at(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self { root: root.to_owned(), opened: None }
     }
 
-    /// Makes the folders and locks them; mounts the BPF file system at its usual place if nobody did.
-    pub(super) fn acquire(&self) -> Result<File, Error> {
+    /// Makes the folders and locks them; mounts the BPF file system at its usual place if nobody did. From now on only this
+    /// folder is locked, and none that takes its place.
+    pub(super) fn acquire(&mut self) -> Result<File, Error> {
         if !self.on_bpffs() {
             self.mount().map_err(|source| Error::NoBpffs { path: self.root.clone(), source })?;
         }
@@ -107,7 +110,15 @@ impl Pins {
         let lock = self.lock_new()?;
         private::above(&self.root)?;
         self.fill()?;
+        let folder = lock.metadata().map_err(|error| refused("lock", &self.root, error))?;
+        self.opened = Some((folder.dev(), folder.ino()));
         Ok(lock)
+    }
+
+    /// Fails if the folder is elsewhere than on a BPF file system.
+    pub(super) fn only_on_bpffs(&self) -> Result<(), Error> {
+        let error = || Error::NoBpffs { path: self.root.clone(), source: Errno::ENOTSUP };
+        self.on_bpffs().then_some(()).ok_or_else(error)
     }
 
     /// Makes the folders below the root, and looks whether all are for their owner alone. With the lock.
@@ -130,8 +141,13 @@ impl Pins {
     }
 
     /// Waits until no other process changes anything. The lock ends with the file.
+    ///
+    /// A folder that was removed and made anew holds other maps than those that are open.
     pub(super) fn lock(&self) -> Result<File, Error> {
-        self.lock_made()?.ok_or_else(|| self.gone())
+        let lock = self.lock_made()?.ok_or_else(|| self.gone())?;
+        let folder = lock.metadata().map_err(|error| refused("lock", &self.root, error))?;
+        let same = self.opened.is_none_or(|opened| opened == (folder.dev(), folder.ino()));
+        same.then_some(lock).ok_or_else(|| Error::Replaced(self.root.clone()))
     }
 
     /// The same, if the folder is there.

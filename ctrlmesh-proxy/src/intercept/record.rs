@@ -76,6 +76,13 @@ impl Pins {
         Ok(record.filter(|record| record.cgroup.id == cgroup.id))
     }
 
+    /// Pods with this cgroup for which there was no slot.
+    pub(super) fn beyond(&self, cgroup: &Cgroup) -> Result<Vec<Record>, Error> {
+        let slots = self.slots()?.into_iter().filter(|slot| !slot.real());
+        let records = slots.filter_map(|slot| self.record(slot));
+        Ok(records.filter(|record| record.cgroup.id == cgroup.id).collect())
+    }
+
     /// Takes a free slot of the first `limit` and records who has it.
     pub(super) fn claim(&self, cgroup: &Cgroup, owner: &str, limit: u32) -> Result<Slot, Error> {
         let taken: BTreeSet<Slot> = self.slots()?.into_iter().collect();

@@ -15,13 +15,14 @@ use tokio::{signal, time};
 
 use super::attach::Options;
 use super::beats::{Beats, Complaint, Place};
-use super::cgroup::Hierarchy;
+use super::cgroup::{Cgroup, Hierarchy, Namespaces};
 use super::event::Events;
 use super::interceptor::Interceptor;
 use super::listener::Namespace;
 use super::original::Originals;
-use super::status::{Attachment, Status};
-use super::{Error, INBOUND_SOURCE, INBOUND_SOURCE_V6, listener};
+use super::pin::Pins;
+use super::record::State;
+use super::{Error, INBOUND_SOURCE, INBOUND_SOURCE_V6, cgroup, listener};
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 256;
@@ -72,7 +73,8 @@ impl Relay {
             tracing::info!(error, "no IPv6 of our own, native IPv6 goes over IPv4");
         }
         let place = Place { port: self.port, namespace: own.inode()?, ipv6: prefix.is_ok() };
-        let (mut beats, pins) = (Beats::at(place), self.options.pins.clone());
+        let mut beats = Beats::at(place, &self.options.owner);
+        let pins = self.options.pins.clone();
         let relayed = self.relay(&own, &mut beats).await;
         let ended = beats.end(&pins);
         if let Ok(true) = prefix {
@@ -111,6 +113,7 @@ impl Relay {
         let Some(pod) = &self.pod else { return Ok(Vec::new()) };
         let mut interceptor = Interceptor::open(self.options.clone())?;
         let (slot, fail_open) = interceptor.attached(pod)?;
+        among(own, &Hierarchy::find()?.cgroup(pod)?)?;
         let mut listeners = Vec::new();
         for ipv6 in [false, true] {
             let addresses = self.webhooks.iter().copied();
@@ -125,21 +128,37 @@ impl Relay {
             let listener = AsyncListener::from_std(listener).map_err(failed)?;
             listeners.push((listener, Taken::Inbound(addresses)));
         }
+        // Those that a relay before us took, and that nobody takes any more.
+        interceptor.keep_inbound(slot, &self.webhooks)?;
         Ok(listeners)
     }
 }
 
+/// Fails if a network namespace is none of those that the processes of a pod are in. One without processes may get some
+/// that are.
+fn among(own: &Namespace, pod: &Cgroup) -> Result<(), Error> {
+    let inode = own.inode()?;
+    let Namespaces { found, unseen } = cgroup::namespaces(&pod.path);
+    if found.contains_key(&inode) || found.is_empty() && unseen.is_none() {
+        return Ok(());
+    }
+    Err(unseen.unwrap_or_else(|| Error::NoSuchNamespace { inode, cgroup: pod.path.clone() }))
+}
+
 /// Fails if this process is itself intercepted: it would be its own client.
 fn outside(pins: &Path) -> Result<(), Error> {
-    let own = Hierarchy::find()?.own()?;
-    let nearest = |attachment: &Attachment| {
-        let depth = |path: &PathBuf| own.starts_with(path).then(|| path.components().count());
-        (depth(&attachment.cgroup), attachment.except.iter().filter_map(depth).max())
-    };
-    for attachment in Status::read(pins)?.attachments {
-        let (caught, passed) = nearest(&attachment);
-        if caught > passed {
-            return Err(Error::Inside(attachment.cgroup));
+    let pins = Pins::at(pins);
+    if !pins.exist()? {
+        return Ok(());
+    }
+    let mut below = Vec::new();
+    for cgroup in Hierarchy::find()?.around()? {
+        below.push(cgroup.id);
+        if let Some(record) = pins.find(&cgroup)?
+            && record.state != State::Claimed
+            && !record.except.iter().any(|passing| below.contains(&passing.id))
+        {
+            return Err(Error::Inside(cgroup.path));
         }
     }
     Ok(())

@@ -12,11 +12,11 @@ use super::listener::{self, Namespace};
 use super::object::Object;
 use super::pin::Slot;
 use super::record::Record;
-use super::{Error, cgroup, link, status};
+use super::{Error, cgroup, link, map, status};
 
 impl Interceptor {
     /// The slot of a pod of this owner's, and whether its connections pass where the proxy cannot take them.
-    pub(super) fn attached(&self, pod: &Path) -> Result<(Slot, bool), Error> {
+    pub(super) fn attached(&mut self, pod: &Path) -> Result<(Slot, bool), Error> {
         let cgroup = self.register.hierarchy.cgroup(pod)?;
         let record = self.register.pins.find(&cgroup)?;
         let record = record.ok_or_else(|| Error::NotAttached(cgroup.path))?;
@@ -54,13 +54,10 @@ impl Interceptor {
     /// # Errors
     /// If no pod of this owner has the number.
     pub fn beat(&mut self, number: u32) -> Result<(), Error> {
-        let measured = |slot: &Slot| {
-            self.register.pins.holds(*slot, &self.register.owner)
-                && self.register.pod(*slot).is_ok_and(|pod| pod.heartbeat == number)
-        };
-        if !self.beating.get(&number).is_some_and(measured) {
-            let slots = self.register.pins.slots()?.into_iter().filter(|slot| slot.real());
-            let slot = slots.into_iter().find(measured);
+        let known = self.beating.get(&number).copied();
+        if !known.is_some_and(|slot| self.register.measured(slot, number)) {
+            let mut slots = self.register.pins.slots()?.into_iter().filter(|slot| slot.real());
+            let slot = slots.find(|slot| self.register.measured(*slot, number));
             let stranger = || Error::NotYours { number, owner: self.register.owner.clone() };
             self.beating.insert(number, slot.ok_or_else(stranger)?);
         }
@@ -110,6 +107,22 @@ impl Interceptor {
             return Ok(());
         }
         self.attach_inbound(slot, namespace, inode)
+    }
+
+    /// Takes the webhook calls of a pod to these addresses only.
+    pub(super) fn keep_inbound(
+        &mut self,
+        slot: Slot,
+        addresses: &[SocketAddr],
+    ) -> Result<(), Error> {
+        let _lock = self.register.pins.lock()?;
+        self.register.owned(slot)?;
+        for key in self.register.maps.inbound_of(slot)? {
+            if !addresses.contains(&map::address(&key)) {
+                self.register.maps.inbound.remove(&key).map_err(Error::map("INBOUND"))?;
+            }
+        }
+        Ok(())
     }
 
     /// Answers `SO_ORIGINAL_DST` to the processes of a proxy's cgroup, for as long as this process lives: what it is for

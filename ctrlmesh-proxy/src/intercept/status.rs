@@ -84,7 +84,11 @@ impl Status {
         let hierarchy = Hierarchy::find().ok();
         let census = hierarchy.as_ref().map(Hierarchy::census);
         let find = |cgroup: &Cgroup| census.as_ref().and_then(|census| census.find(cgroup));
-        let attachments = records.map(|record| attachment(pins, maps, find, record));
+        let mut webhooks = maps.webhooks()?;
+        let attachments = records.map(|record| {
+            let webhooks = webhooks.remove(&record.slot.index()).unwrap_or_default();
+            attachment(pins, maps, find, record, webhooks)
+        });
         let counters = maps.counts()?.into_iter().map(|(outcome, count)| (outcome.name(), count));
         Ok(Self {
             attachments: attachments.collect::<Result<_, _>>()?,
@@ -153,6 +157,7 @@ fn attachment(
     maps: &Maps,
     find: impl Fn(&Cgroup) -> Option<PathBuf>,
     record: Record,
+    webhooks: Vec<SocketAddr>,
 ) -> Result<Attachment, Error> {
     let open = record.state == State::Attached;
     let pod = if open { maps.pods.get(&record.slot.index(), 0) } else { Ok(Pod::default()) };
@@ -163,10 +168,6 @@ fn attachment(
     };
     let names = pins.names(record.slot)?;
     let found = find(&record.cgroup);
-    let webhooks = maps.inbound_of(record.slot)?.into_iter();
-    let webhooks = webhooks.map(|key| {
-        SocketAddr::new(key.address.into(), u16::try_from(key.port).unwrap_or_default())
-    });
     Ok(Attachment {
         slot: record.slot,
         alive: found.is_some(),
@@ -190,7 +191,7 @@ fn attachment(
             .into_iter()
             .map(|cgroup| find(&cgroup).unwrap_or(cgroup.path))
             .collect(),
-        webhooks: webhooks.collect(),
+        webhooks,
     })
 }
 

@@ -1,7 +1,10 @@
 //! How is everything removed again?
 
 use super::attach::Options;
-use super::pin::Pins;
+use super::cgroup::Hierarchy;
+use super::enrol::Register;
+use super::map::Maps;
+use super::pin::{Pins, Slot};
 use super::record::Record;
 use super::{Error, link, private};
 
@@ -9,23 +12,38 @@ use super::{Error, link, private};
 /// process holds it.
 ///
 /// # Errors
-/// If another owner's pods are attached, and not told to remove `everybody`'s; if something cannot be removed.
+/// If another owner's pods are attached, and not told to remove `everybody`'s: then the maps stay for those, and this
+/// owner's pods are let go of. If something cannot be removed.
 pub fn uninstall(options: &Options, everybody: bool) -> Result<(), Error> {
     let pins = Pins::at(&options.pins);
     private::not_a_root(&options.pins)?;
     let Some(_lock) = pins.lock_made()? else { return Ok(()) };
+    pins.only_on_bpffs()?;
     // What a crashed loader did not come to make is missed by what follows.
     pins.fill()?;
     // Dead or alive: who attached it may see cgroups elsewhere than we do.
-    let theirs = |record: &Record| record.owner != options.owner;
-    if let Some(Record { cgroup, owner, .. }) = pins.records()?.into_iter().find(theirs)
-        && !everybody
-    {
-        return Err(Error::Owned { cgroup: cgroup.path, owner });
+    let theirs = |record: &Record| !everybody && record.owner != options.owner;
+    let theirs: Vec<Record> = pins.records()?.into_iter().filter(theirs).collect();
+    let is_theirs = |slot: &Slot| theirs.iter().any(|record| record.slot == *slot);
+    let ours: Vec<Slot> = pins.slots()?.into_iter().filter(|slot| !is_theirs(slot)).collect();
+    for slot in &ours {
+        link::detach(&pins, *slot)?;
     }
-    for slot in pins.slots()? {
-        link::detach(&pins, slot)?;
-        pins.release(slot)?;
+    let Some(first) = theirs.first() else {
+        ours.into_iter().try_for_each(|slot| pins.release(slot))?;
+        return pins.remove_all();
+    };
+    let owned = Error::Owned { cgroup: first.cgroup.path.clone(), owner: first.owner.clone() };
+    clear(pins, options, ours)?;
+    Err(owned)
+}
+
+/// Leaves nothing of our pods in maps that stay.
+fn clear(pins: Pins, options: &Options, slots: Vec<Slot>) -> Result<(), Error> {
+    if slots.is_empty() {
+        return Ok(());
     }
-    pins.remove_all()
+    let (maps, owner) = (Maps::open(&pins)?, options.owner.clone());
+    let mut register = Register::new(pins, maps, owner, Hierarchy::find()?);
+    slots.into_iter().try_for_each(|slot| register.clear(slot))
 }

@@ -28,7 +28,9 @@ use crate::drain::Drain;
 use crate::intercept;
 use crate::intercept::cgroup::Hierarchy;
 use crate::intercept::listener::Namespace;
-use crate::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets};
+use crate::intercept::{
+    Attach, Attachment, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets,
+};
 use crate::metrics::Metrics;
 use crate::policy;
 use crate::policy::PodName;
@@ -343,7 +345,9 @@ impl Keeper {
         self.interceptor.sweep()?;
         let attachments = self.interceptor.status()?.attachments.into_iter();
         let own = attachments.filter(|attachment| attachment.owner == OWNER);
-        for orphan in own.filter(|attachment| !found.contains(&attachment.cgroup)) {
+        // What only cannot be seen from here is left for who does see it: what is gone was swept.
+        let orphan = |one: &Attachment| one.alive && !found.contains(&one.cgroup);
+        for orphan in own.filter(orphan) {
             self.interceptor.detach(&orphan.cgroup)?;
             info!(cgroup = %orphan.cgroup.display(), "detached");
         }

@@ -146,7 +146,7 @@ fn a_relay_that_is_stopped_loses_its_heartbeat() {
     attach.heartbeat = Some(Heartbeat { number: None, max_age: Duration::from_secs(1) });
     interceptor.attach(&attach).unwrap();
     let _target = bed.target(TARGET);
-    let relay = bed.relay();
+    let relay = bed.relay_with(&["--owner", "test"]);
     let connect = || bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
     until_seen("the relay beats", connect, |seen| seen.answer.starts_with("target"));
     let pid = nix::unistd::Pid::from_raw(i32::try_from(relay.0.id()).unwrap());

@@ -14,6 +14,7 @@ mod counted;
 mod failing;
 mod full;
 mod inbound;
+mod left;
 mod life;
 mod mounts;
 mod node;

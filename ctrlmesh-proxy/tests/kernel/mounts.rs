@@ -3,17 +3,26 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
-use ctrlmesh_proxy::intercept::{Interceptor, Slot};
+use ctrlmesh_proxy::intercept::{Attach, Error, Heartbeat, Interceptor, Slot, listener};
 
-use crate::bed::{Bed, TARGET};
+use crate::bed::{Bed, PROXY, TARGET};
 use crate::command::{attach, run, status, text};
 use crate::upgrade::linked;
 
 /// What runs its arguments where the cgroups are seen at `at` only, as from a container.
 pub(crate) fn elsewhere(at: &Path) -> Command {
     mounted(at, r#"mount --bind "$0" "$1" && umount --lazy "$0" && shift && exec "$@""#)
+}
+
+/// What runs its arguments where only the cgroups below `part` are seen, at `at`, as in a cgroup namespace of its own.
+fn within(part: &Path, at: &Path) -> Command {
+    let script = r#"mount --bind "$2" "$1" && umount --lazy "$0" && shift 2 && exec "$@""#;
+    let mut command = mounted(at, script);
+    command.arg(part);
+    command
 }
 
 /// The same where they are seen at `at`, too.
@@ -97,4 +106,48 @@ fn a_cgroup_has_one_name_by_whatever_mount_it_is_called_and_the_root_is_refused(
     assert!(!bed.pins().exists());
     let output = there(&at.path().join(pod.strip_prefix(mount.mount()).unwrap()));
     assert_eq!(text(&output), format!("attached {} in slot 0\n", pod.display()));
+}
+
+#[test]
+fn who_sees_a_part_of_the_cgroups_sweeps_nothing_that_lives_elsewhere() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    run(&mut attach(&bed, &[]));
+    bed.cgroup("part/inner");
+    let at = tempfile::tempdir().unwrap();
+    let there = |arguments: &[&str]| {
+        let plain = bed.command(arguments);
+        let command = &mut within(&bed.cgroup("part"), at.path());
+        text(&run(command.arg(plain.get_program()).args(plain.get_args())))
+    };
+    // It sweeps first.
+    let attached = there(&["attach", "--target", TARGET, "--to", "15001", "--cgroup", "inner"]);
+    assert_eq!(attached, format!("attached {}/inner in slot 1\n", at.path().display()));
+    assert_eq!(status(&bed)["attachments"].as_array().unwrap().len(), 2);
+    let _target = bed.target(TARGET);
+    assert_eq!(bed.connect(&pod, TARGET, "blocking").error, "ECONNREFUSED");
+}
+
+#[test]
+fn a_proxy_goes_on_when_another_of_its_owners_has_recorded_a_pod_where_that_sees_it() {
+    let bed = Bed::new();
+    let heartbeat = Heartbeat { number: None, max_age: Duration::from_hours(1) };
+    let attach = Attach { heartbeat: Some(heartbeat), ..bed.attach(&bed.cgroup("pod")) };
+    let mut interceptor = bed.interceptor();
+    let slot = interceptor.attach(&attach).unwrap();
+    let at = tempfile::tempdir().unwrap();
+    let plain = bed.command(&["upgrade", "--owner", "test"]);
+    let output = run(elsewhere(at.path()).arg(plain.get_program()).args(plain.get_args()));
+    assert!(text(&output).starts_with(&format!("upgraded {}", at.path().display())));
+    let number = u32::from(slot.get());
+    interceptor.beat(number).unwrap();
+    let listener = listener::outbound(&bed.net(), PROXY).unwrap();
+    interceptor.listen(slot, &listener).unwrap();
+    let address = "10.96.0.1:9443".parse().unwrap();
+    let inbound = listener::inbound(&bed.net(), "10.96.0.1".parse().unwrap()).unwrap();
+    interceptor.take_inbound(slot, &bed.net(), address, &inbound, false).unwrap();
+    let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
+    assert!(bed.connect(&attach.cgroup, TARGET, "blocking").answer.starts_with("proxy"));
+    fs::remove_dir(&attach.cgroup).unwrap();
+    assert!(matches!(interceptor.beat(number), Err(Error::NotYours { .. })));
 }
