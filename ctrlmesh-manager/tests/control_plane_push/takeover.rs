@@ -8,6 +8,7 @@ use std::time::Duration;
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_testbed::{ControlPlane, Options};
 use futures::StreamExt as _;
+use kube::api::ListParams;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
@@ -125,6 +126,24 @@ async fn programmed(client: &Client) {
     .await;
 }
 
+/// Waits until there are these shards and no others, and they have been seen as they are.
+async fn shards(client: &Client, written: &Written, names: BTreeSet<&str>) {
+    let shards: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    eventually("the shards to be the root's", async || {
+        let there = shards.list(&ListParams::default()).await.ok()?.items;
+        let there: Vec<_> = there.into_iter().filter(|one| one.name_any() != ROOT).collect();
+        let seen = written.lock().unwrap();
+        let all_seen = there.iter().all(|one| {
+            let generations = seen.get(&(one.name_any(), one.uid().unwrap_or_default()));
+            generations
+                .is_some_and(|all| one.metadata.generation.is_some_and(|it| all.contains(&it)))
+        });
+        let there: BTreeSet<String> = there.iter().map(|one| one.name_any()).collect();
+        (all_seen && there.iter().map(String::as_str).eq(names.iter().copied())).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twice() {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
@@ -168,6 +187,9 @@ async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twic
         let canary: Teams = ["team-3".to_owned()].into();
         parted(&clients, |one, _| (*one == canary) == (round % 2 == 0)).await;
         programmed(&client).await;
+        // One that is not removed before it is wanted again stays, and is not made anew.
+        let other = if round % 2 == 0 { "op-0-canary" } else { "op-2-normal" };
+        shards(&client, &written, [other, "op-1-normal"].into()).await;
     }
     assert_written_once(&written, kills);
 }

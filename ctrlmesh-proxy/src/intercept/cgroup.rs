@@ -96,9 +96,15 @@ impl Hierarchy {
         Ok(Cgroup { path: seen.unwrap_or(folder), id })
     }
 
-    /// Whether all cgroups are to be seen, and not only those of a container or of a part that was mounted.
-    pub(super) fn is_whole(&self) -> bool {
-        fs::metadata(&self.mount).is_ok_and(|root| root.ino() == ROOT)
+    /// Whether what cannot be seen is gone, where it was seen from the cgroup `view`: all cgroups are to be seen, or just
+    /// those that were then, and not only those of another container or part.
+    pub(super) fn sees_what(&self, view: Option<u64>) -> bool {
+        self.view().is_some_and(|root| root == ROOT || Some(root) == view)
+    }
+
+    /// The cgroup below which everything is seen.
+    pub(super) fn view(&self) -> Option<u64> {
+        Some(fs::metadata(&self.mount).ok()?.ino())
     }
 
     /// The cgroups that this process is in, its own first.

@@ -48,7 +48,7 @@ impl Register {
     /// This owner's pods whose cgroups are not gone. One that is elsewhere than it was recorded, because the file system
     /// is, is recorded there from now on. Where only a part of the cgroups is to be seen, the others are not gone.
     pub(super) fn living(&self) -> Result<Vec<Record>, Error> {
-        let (census, whole) = (self.hierarchy.census(), self.hierarchy.is_whole());
+        let census = self.hierarchy.census();
         let mut living = Vec::new();
         for mut record in self.pins.records()? {
             if record.owner != self.owner {
@@ -59,7 +59,7 @@ impl Register {
                     self.pins.note(record.slot, "cgroup", &path)?;
                     record.cgroup.path = path;
                 }
-                None if whole => continue,
+                None if self.hierarchy.sees_what(record.view) => continue,
                 _ => {}
             }
             living.push(record);

@@ -121,6 +121,9 @@ impl Interceptor {
                 }
             },
         };
+        if let Some(view) = self.register.hierarchy.view() {
+            self.register.pins.note(slot, "view", Path::new(&view.to_string()))?;
+        }
         let slot = self.settle(slot, &cgroup, pod, known.as_ref())?;
         for closed in beyond {
             self.forget(closed.slot)?;

@@ -32,6 +32,8 @@ pub(super) struct Record {
     pub(super) slot: Slot,
     pub(super) cgroup: Cgroup,
     pub(super) owner: String,
+    /// The cgroup below which its owner saw everything when it was attached.
+    pub(super) view: Option<u64>,
     pub(super) state: State,
     /// Fingerprint of the object whose programs are attached at the cgroup.
     pub(super) object: Option<String>,
@@ -149,6 +151,7 @@ impl Pins {
             slot,
             cgroup: Cgroup { path: read("cgroup")?, id: text("id")?.parse().ok()? },
             owner: text("owner")?,
+            view: text("view").and_then(|view| view.parse().ok()),
             state: State::of(&text("state")?)?,
             object: text("object"),
             except: except.collect(),
