@@ -55,7 +55,7 @@ pub struct Options {
     /// Run the node tier against this cluster instead of a node of our own; the images must be there
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Run this many test binaries at once, of the tiers that mostly wait [default: one more than there are processors]
+    /// Run this many test binaries at once, of the tiers that mostly wait [default: one more than there are processors; 1 with CI=true]
     #[arg(long, value_name = "NUMBER")]
     at_once: Option<usize>,
     /// Take the full counts (1,000 restarts instead of 100)
@@ -66,10 +66,12 @@ pub struct Options {
 // === impl Options ===
 
 impl Options {
-    /// How many test binaries run at once where they may. On a user's cluster they would meet.
-    fn lanes(&self) -> usize {
+    /// How many test binaries run at once where they may. On a user's cluster they would meet; and where everything has to
+    /// hold, nobody waits for it, and a machine that is busy with itself proves less.
+    fn lanes(&self, strict: bool) -> usize {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
-        if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(processors + 1).max(1) }
+        let usual = if strict { 1 } else { processors + 1 };
+        if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(usual).max(1) }
     }
 }
 
@@ -181,7 +183,7 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
             outcomes.insert(*tier, outcome);
         }
     }
-    for (tier, outcome) in run_together(together, options)? {
+    for (tier, outcome) in run_together(together, options, strict)? {
         outcomes.entry(tier).or_default().merge(outcome);
     }
     print(&outcomes, strict, start.elapsed())?;
@@ -251,12 +253,16 @@ fn run_alone(tier: Tier, targets: &[String], options: &Options) -> Result<Outcom
 }
 
 /// Runs the binaries of tiers that wait more than they work, several at once: those of the longest tiers first.
-fn run_together(mut jobs: Vec<(Tier, &str)>, options: &Options) -> Result<Vec<(Tier, Outcome)>> {
+fn run_together(
+    mut jobs: Vec<(Tier, &str)>,
+    options: &Options,
+    strict: bool,
+) -> Result<Vec<(Tier, Outcome)>> {
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
     jobs.sort_by_key(|(tier, _)| Reverse(*tier));
-    let lanes = options.lanes();
+    let lanes = options.lanes(strict);
     say(&format!("\n==> {} test binaries of the other tiers, {lanes} at once", jobs.len()));
     let has_images = jobs.iter().any(|(tier, _)| matches!(tier, Tier::Node | Tier::Operator));
     let programs = if has_images { Some(images::build_programs()?) } else { None };
@@ -264,8 +270,10 @@ fn run_together(mut jobs: Vec<(Tier, &str)>, options: &Options) -> Result<Vec<(T
     let mut build = test(&of_targets(jobs.iter().map(|(_, target)| *target)), options);
     drop(run(build.arg("--no-run")));
     let (jobs, outcomes) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
+    // A function of its own, so that the lock is held only while it takes one.
+    let next = || lock(&jobs).next();
     let work = || -> Result<()> {
-        while let Some((tier, target)) = lock(&jobs).next() {
+        while let Some((tier, target)) = next() {
             let start = Instant::now();
             let mut command = test(&["--test", target], options);
             command.envs(programs.iter().map(|programs| (images::PROGRAMS, programs)));
@@ -317,6 +325,22 @@ mod tests {
             assert!(tier.obstacle(false).is_some());
         }
         assert_eq!(Tier::Unit.obstacle(false), None);
+    }
+
+    #[test]
+    fn several_run_at_once_but_not_on_a_users_cluster_nor_where_everything_must_hold() {
+        let options = Options {
+            tier: Vec::new(),
+            filter: None,
+            kubeconfig: None,
+            at_once: None,
+            full: false,
+        };
+        assert!(options.lanes(false) > 1 && options.lanes(true) == 1);
+        let three = Options { at_once: Some(3), ..options.clone() };
+        assert_eq!((three.lanes(false), three.lanes(true)), (3, 3));
+        let foreign = Options { kubeconfig: Some(PathBuf::from("k")), ..three };
+        assert_eq!(foreign.lanes(false), 1);
     }
 
     #[test]
