@@ -138,7 +138,7 @@ async fn shards(client: &Client, written: &Written, names: BTreeSet<&str>) {
             generations
                 .is_some_and(|all| one.metadata.generation.is_some_and(|it| all.contains(&it)))
         });
-        let there: BTreeSet<String> = there.iter().map(ResourceExt::name_any).collect();
+        let there: BTreeSet<String> = there.iter().map(kube::ResourceExt::name_any).collect();
         (all_seen && there.iter().map(String::as_str).eq(names.iter().copied())).then_some(())
     })
     .await;
