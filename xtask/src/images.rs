@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use std::{env, fs};
 
@@ -21,9 +20,6 @@ const ABOUT: Duration = Duration::from_mins(4);
 
 /// Variable that names a folder in which our programs are, built as for tests.
 pub(crate) const PROGRAMS: &str = "CTRLMESH_TEST_PROGRAMS";
-
-/// How long a folder of a build that was interrupted stays: its process may be of another container, and go on.
-const ABANDONED_AFTER: Duration = Duration::from_hours(1);
 
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
@@ -132,16 +128,14 @@ pub fn run_images(options: &Options) -> Result<()> {
 /// # Errors
 /// Where a program cannot be built, or an image is larger than it may be.
 pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
-    // Several may build at once, also in one process: who is last wins, and a reader sees a whole archive.
-    static BUILDS: AtomicU32 = AtomicU32::new(0);
     let folder = root().join(if debug { "target/images/debug" } else { "target/images" });
     fs::create_dir_all(&folder)?;
-    sweep(&folder);
+    tools::sweep_folder(&folder);
     let mut archives = Vec::new();
     for image in images {
         let archive = folder.join(format!("{}.tar", image.program()));
-        let (process, build) = (std::process::id(), BUILDS.fetch_add(1, Ordering::Relaxed));
-        let scratch = folder.join(format!(".{}.{process}.{build}", image.program()));
+        // Several may build at once, also in one process: who is last wins, and a reader sees a whole archive.
+        let scratch = tools::staged(&archive);
         fs::create_dir_all(&scratch)?;
         let result = build_one(*image, debug, &scratch);
         let moved = result.and_then(|built| Ok(fs::rename(built, &archive)?));
@@ -150,22 +144,6 @@ pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
         archives.push(archive.canonicalize()?);
     }
     Ok(archives)
-}
-
-/// Removes what builds that were interrupted left long ago: folders whose names end in a process that is no more, and a
-/// number.
-fn sweep(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let process = name.strip_prefix('.').and_then(|name| name.rsplit('.').nth(1));
-        let touched = entry.metadata().and_then(|metadata| metadata.modified()).ok();
-        let age = touched.and_then(|touched| touched.elapsed().ok()).unwrap_or_default();
-        let gone = process.is_some_and(|process| !Path::new("/proc").join(process).exists());
-        if gone && age > ABANDONED_AFTER {
-            // Where it cannot be removed, it is in the way of nobody.
-            drop(fs::remove_dir_all(entry.path()));
-        }
-    }
 }
 
 fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {

@@ -105,15 +105,18 @@ pub fn on_path(program: &str) -> bool {
 /// is no more. What was touched a short time ago stays: its process may be of another container.
 pub fn sweep() {
     for tool in entries(&cache()) {
-        let versions = entries(&tool);
-        let programs =
-            versions.iter().filter(|path| !is_staged(path)).flat_map(|path| entries(path));
-        for left in programs.chain(versions.iter().cloned()).filter(|path| is_staged(path)) {
-            if is_abandoned(&left) {
-                // Where it cannot be removed, it is only in the way of nobody.
-                drop(fs::remove_dir_all(&left).or_else(|_| fs::remove_file(&left)));
-            }
+        for version in entries(&tool).iter().filter(|path| !is_staged(path)) {
+            sweep_folder(version);
         }
+        sweep_folder(&tool);
+    }
+}
+
+/// The same in one folder in which builds are put together.
+pub fn sweep_folder(folder: &Path) {
+    for left in entries(folder).iter().filter(|path| is_staged(path) && is_abandoned(path)) {
+        // Where it cannot be removed, it is in the way of nobody.
+        drop(fs::remove_dir_all(left).or_else(|_| fs::remove_file(left)));
     }
 }
 

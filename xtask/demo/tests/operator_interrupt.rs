@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{env, fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::started;
 use xtask::images::{self, Image};
 
 /// The variable that the demo gives all that it starts.
@@ -115,16 +116,6 @@ fn marked(guard: u32) -> BTreeSet<u32> {
 fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
-/// When a process was started, in ticks since boot; nothing where it is gone, or has ended and only waits to be buried.
-fn started(process: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    let (_, fields) = text.rsplit_once(") ")?;
-    if fields.starts_with(['Z', 'X']) {
-        return None;
-    }
-    fields.split(' ').nth(19)?.parse().ok()
 }
 
 /// The namespace of a kind that a process is in; nothing where it is gone.

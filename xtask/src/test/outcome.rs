@@ -120,10 +120,8 @@ pub(super) fn print(
             good + bad + left,
             outcome.taken.as_secs()
         )?;
-        all.passed += good;
-        all.failed += bad + usize::from(!outcome.is_good(strict) && *bad == 0);
-        all.filtered += outcome.filtered;
-        all.ignored.extend_from_slice(&outcome.ignored);
+        all.merge(outcome.clone());
+        all.failed += usize::from(!outcome.is_good(strict) && *bad == 0);
     }
     all.taken = taken;
     let line = closing_line(&all);

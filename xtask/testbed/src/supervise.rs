@@ -147,7 +147,7 @@ impl Drop for Folder {
 }
 
 /// When a process was started, in ticks since boot; nothing where it has ended and only waits to be buried.
-pub(crate) fn started(pid: u32) -> Option<u64> {
+pub fn started(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name of the program, in parentheses, may have spaces; after it come the state and 18 fields, and the time.
     let (_, fields) = text.rsplit_once(") ")?;

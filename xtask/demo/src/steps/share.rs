@@ -5,7 +5,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use jiff::Timestamp;
 
 use super::{MOVED, later, rule, third};
@@ -26,6 +25,9 @@ const ADDED: usize = 12;
 
 /// How long what is still on its way to an old owner may take.
 const ON_ITS_WAY: Duration = Duration::from_secs(5);
+
+/// The shard that has the slice of the canary.
+const CANARY: &str = "share-0-canary";
 
 pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
     // Where it has no lock, several would all work.
@@ -136,10 +138,11 @@ fn less_each(scene: &Scene) -> Result<String> {
 
 pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
     let before = scene.observer.table();
-    let (first, had) = of_shard(&before, "share-0-canary")?;
+    let (first, had) = of_shard(&before, CANARY)?;
     let spaces: Vec<String> = (0..scene.namespaces).map(install::namespace).collect();
     let (old, new) = (third(), later(scene));
-    let moving = spaces.iter().filter(|one| is_canary(one, new) && !is_canary(one, old)).count();
+    let joins = |one: &&String| shard_of(one, new) == CANARY && shard_of(one, old) != CANARY;
+    let moving = spaces.iter().filter(joins).count();
     ensure!(moving >= MOVED, "the rule would move {moving} namespaces only, not {MOVED}");
     let start = Timestamp::now();
     let load = scene.load(Duration::from_millis(100));
@@ -163,7 +166,7 @@ pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
     landed(scene, new)?;
     let after = scene.observer.table();
     same_replicas(&before, &after)?;
-    let (_, has) = of_shard(&after, "share-0-canary")?;
+    let (_, has) = of_shard(&after, CANARY)?;
     ensure!(has == had + moving, "{had} -> {has} namespaces, not {moving} more");
     let span = changed_at..settled;
     Ok(vec![
@@ -198,10 +201,6 @@ fn both_owners(scene: &Scene, span: &Span, known: &Span) -> Result<String> {
         "{turns} objects were changed by both their owners while it moved: {again} by the old one after the new one, \
          {late} when the new epoch was known to all already (nothing fences that yet)"
     ))
-}
-
-fn is_canary(namespace: &str, canary: SlotSet) -> bool {
-    canary.contains(NamespaceHash::Fnv1a.slot(namespace))
 }
 
 /// That no object is changed by two replicas under the old rule, once something was changed under it.
