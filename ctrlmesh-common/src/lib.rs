@@ -7,6 +7,8 @@ pub mod pod;
 #[cfg(feature = "core")]
 pub mod names;
 #[cfg(feature = "core")]
+pub mod everywhere;
+#[cfg(feature = "core")]
 pub mod selector;
 #[cfg(feature = "core")]
 pub mod resource;

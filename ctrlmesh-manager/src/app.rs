@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use ctrlmesh_common::everywhere::without_ipv6;
 use http::HeaderValue;
 use http::header::USER_AGENT;
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
@@ -34,7 +35,7 @@ use crate::label::LabelMetrics;
 use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
-use crate::push::{Accounts, Allowance, Push, PushMetrics, Relay};
+use crate::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
 use crate::readiness::Readiness;
 use crate::telemetry;
 use crate::tls::{self, Presented};
@@ -167,11 +168,12 @@ async fn start(
     };
     let vault = Arc::new(open(&client, &args).await?);
     let presented = serving::first(&vault, &args.names())?;
-    let grpc = args.grpc_address.map_or_else(|| listeners.grpc.local_addr(), Ok);
+    let listens = listeners.grpc.local_addr().map_err(AppError::Runtime)?;
+    let grpc = args.grpc_address.map_or(listens, |reachable| reachable.at(listens.port()));
     let candidate = Candidate {
         lease: args.service.clone(),
         identity: identity(&args),
-        address: grpc.map_err(AppError::Runtime)?.to_string(),
+        address: grpc.to_string(),
         leader: counted.leader.clone(),
     };
     let leadership = lease::campaign(client.clone(), &args.namespace, candidate, &drain);
@@ -256,7 +258,7 @@ fn serve_proxies(
         refusals: refusals.clone(),
         metrics,
         drain: context.drain.clone(),
-        sessions: Mutex::default(),
+        newest: Newest::default(),
         signatures: Allowance::default(),
     });
     let limits = Limits {
@@ -372,7 +374,11 @@ fn pem(der: &[u8]) -> String {
 
 async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
     let failed = |source| AppError::Listen { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let listener = match TcpListener::bind(address).await {
+        Err(error) if let Some(v4) = without_ipv6(address, &error) => TcpListener::bind(v4).await,
+        bound => bound,
+    };
+    let listener = listener.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     info!(purpose, address = %bound, "listening");
     Ok(listener)

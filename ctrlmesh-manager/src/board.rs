@@ -226,12 +226,14 @@ impl Board {
         self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// The replica `at` is not heard any more: nobody is connected to it, as far as is known.
-    pub fn lose(&self, at: &Arc<str>) {
+    /// The replica `at` is not heard any more, from `now` on: nobody is connected to it, as far as is known. Until now
+    /// those that were had nothing to say.
+    pub fn lose(&self, at: &Arc<str>, now: SystemTime) {
         let at = Some(at.clone());
         let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
-        for receipt in receipts.values_mut().filter_map(|all| all.get_mut(&at)) {
-            receipt.connected = false;
+        let heard = receipts.values_mut().filter_map(|all| all.get_mut(&at));
+        for receipt in heard.filter(|receipt| receipt.connected) {
+            (receipt.connected, receipt.last_contact) = (false, now);
         }
         drop(receipts);
         self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));

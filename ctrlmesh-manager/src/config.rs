@@ -1,10 +1,11 @@
 //! What was the manager told on its command line and in its environment?
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use ctrlmesh_common::everywhere::everywhere;
 use ctrlmesh_common::names::{label, port};
 use ctrlmesh_common::selector::{KeyError, check_key};
 use ctrlmesh_common::slots::NamespaceHash;
@@ -68,9 +69,9 @@ pub struct RunArgs {
     /// File with this replica's token, made out to `ctrlmesh`, with which it tells the leader what its proxies said
     #[arg(long, env = "CTRLMESH_MANAGER_TOKEN", value_name = "FILE")]
     pub token: Option<PathBuf>,
-    /// Where the leader reaches this replica's gRPC; the default is where it listens
-    #[arg(long, env = "CTRLMESH_MANAGER_GRPC_ADDRESS", value_name = "ADDRESS")]
-    pub grpc_address: Option<SocketAddr>,
+    /// Where the other replicas reach this one's gRPC, with or without its port; the default is where it listens
+    #[arg(long, env = "CTRLMESH_MANAGER_GRPC_ADDRESS", value_name = "IP[:PORT]", value_parser = reachable)]
+    pub grpc_address: Option<Reachable>,
     /// Host by which the API server asks the webhooks that the manager registers, at the port of --listen-webhook; the
     /// default is the Service, at port 443
     #[arg(long, env = "CTRLMESH_MANAGER_WEBHOOK_HOST", value_name = "HOST")]
@@ -82,16 +83,16 @@ pub struct RunArgs {
     #[arg(long, env = "CTRLMESH_MANAGER_MAX_PROXIES", default_value_t = 20_000, value_name = "N")]
     pub max_proxies: usize,
     /// Where proxies connect
-    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_GRPC", value_name = "ADDRESS", default_value_t = any(port::MANAGER_GRPC))]
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_GRPC", value_name = "ADDRESS", default_value_t = everywhere(port::MANAGER_GRPC))]
     pub listen_grpc: SocketAddr,
     /// Where the API server calls the webhooks
-    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_WEBHOOK", value_name = "ADDRESS", default_value_t = any(port::MANAGER_WEBHOOK))]
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_WEBHOOK", value_name = "ADDRESS", default_value_t = everywhere(port::MANAGER_WEBHOOK))]
     pub listen_webhook: SocketAddr,
     /// Where liveness and readiness are served
-    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_PROBES", value_name = "ADDRESS", default_value_t = any(port::MANAGER_PROBES))]
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_PROBES", value_name = "ADDRESS", default_value_t = everywhere(port::MANAGER_PROBES))]
     pub listen_probes: SocketAddr,
     /// Where metrics are served
-    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_METRICS", value_name = "ADDRESS", default_value_t = any(port::MANAGER_METRICS))]
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_METRICS", value_name = "ADDRESS", default_value_t = everywhere(port::MANAGER_METRICS))]
     pub listen_metrics: SocketAddr,
     /// The image of the proxy that pods get beside their operator
     #[arg(
@@ -151,6 +152,25 @@ pub struct LabelArgs {
     pub label_rate: u32,
 }
 
+/// Where a replica is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reachable {
+    /// By which address.
+    ip: IpAddr,
+    /// By which port; none: where it listens.
+    port: Option<u16>,
+}
+
+/// A text that is no address to reach somebody by.
+#[derive(Debug, Error)]
+#[error(
+    "`{seen}` is neither an IP address nor one with a port, as 192.0.2.7:8071 or [2001:db8::7]:8071"
+)]
+pub struct ReachableError {
+    /// What it is.
+    seen: String,
+}
+
 /// A text that is no duration.
 #[derive(Debug, Error)]
 #[error("`{seen}` is not a duration such as 500ms, 5s, 2m or 8760h")]
@@ -181,6 +201,15 @@ impl RunArgs {
     }
 }
 
+// === impl Reachable ===
+
+impl Reachable {
+    /// The address, of one that listens at the port `listens`.
+    pub fn at(self, listens: u16) -> SocketAddr {
+        SocketAddr::new(self.ip, self.port.unwrap_or(listens))
+    }
+}
+
 // === impl LabelArgs ===
 
 impl LabelArgs {
@@ -200,8 +229,10 @@ fn label_key(text: &str) -> Result<String, KeyError> {
     check_key(text).map(|()| text.to_owned())
 }
 
-fn any(port: u16) -> SocketAddr {
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)
+fn reachable(text: &str) -> Result<Reachable, ReachableError> {
+    let whole = text.parse().map(|at: SocketAddr| Reachable { ip: at.ip(), port: Some(at.port()) });
+    let bare = || text.parse().map(|ip| Reachable { ip, port: None });
+    whole.or_else(|_no_port| bare()).map_err(|_neither| ReachableError { seen: text.to_owned() })
 }
 
 /// Reads `500ms`, `5s`, `2m`, `1h`.
@@ -223,6 +254,17 @@ fn duration(text: &str) -> Result<Duration, DurationError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pods_address_is_enough_in_either_family() {
+        let at = |text| reachable(text).map(|at| at.at(8071).to_string());
+        assert_eq!(at("192.0.2.7").unwrap(), "192.0.2.7:8071");
+        assert_eq!(at("2001:db8::7").unwrap(), "[2001:db8::7]:8071");
+        assert_eq!(at("[2001:db8::7]:99").unwrap(), "[2001:db8::7]:99");
+        for wrong in ["", "here", "192.0.2.7:", "[2001:db8::7]"] {
+            assert!(reachable(wrong).unwrap_err().to_string().contains("neither"), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_duration_needs_its_unit() {

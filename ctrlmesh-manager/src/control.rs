@@ -43,9 +43,6 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// For how long after this replica has begun to write it is not taken for certain that it has heard all proxies.
 const BEGINS: Duration = Duration::from_mins(1);
 
-/// How many writes are under way at once.
-const CONCURRENT: usize = 8;
-
 /// How long the API server may take for one.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -102,6 +99,8 @@ where
         let mut ticks = time::interval(PERIOD);
         let mut since = None;
         loop {
+            // What waits is decided anew whenever there is something new, not only once all of it is written.
+            let mut looks = true;
             tokio::select! {
                 changed = plans.changed() => {
                     if changed.is_err() {
@@ -112,6 +111,7 @@ where
                     let outcome = outcome(&write, done);
                     desk.done(&write, outcome, Instant::now());
                     tell_later(write, outcome, &news);
+                    looks = desk.is_idle();
                 }
                 _ = ticks.tick() => {}
             }
@@ -122,12 +122,10 @@ where
             }
             let since = *since.get_or_insert_with(Instant::now);
             let plan = plans.borrow_and_update().clone();
-            if let Some(plan) = plan.filter(|_| desk.is_idle()) {
+            if let Some(plan) = plan.filter(|_| looks) {
                 self.decide(plan, &mut desk, since);
             }
-            while under_way.len() < CONCURRENT
-                && let Some(write) = desk.next()
-            {
+            while let Some(write) = desk.next() {
                 under_way.push(self.attempt(write).boxed());
             }
         }
@@ -242,6 +240,11 @@ where
 // === impl Write ===
 
 impl Write {
+    /// Whether proxies wait for it.
+    fn decides(&self) -> bool {
+        matches!(self, Self::Status { decides: true, .. })
+    }
+
     /// In a word.
     pub fn what(&self) -> &'static str {
         match self {
@@ -288,7 +291,7 @@ fn outcome(write: &Write, done: Result<(), WriteError>) -> Outcome {
 
 /// What was written is told when there is time; nothing waits for that.
 fn tell_later(write: Write, outcome: Outcome, events: &mpsc::Sender<Told>) {
-    let Write::Status { config, news } = write else { return };
+    let Write::Status { config, news, .. } = write else { return };
     if outcome == Outcome::Written
         && !news.is_empty()
         && let Err(error) = events.try_send((config, news))
@@ -304,3 +307,6 @@ fn is_conflict(error: &WriteError) -> bool {
 fn name(config: &ShardingConfig) -> String {
     config.metadata.name.clone().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

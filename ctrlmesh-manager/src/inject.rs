@@ -8,23 +8,18 @@
 //! What would bring the API server's CA in another way, as far as the pod says so, is refused. What a Secret or another
 //! ConfigMap holds is not known here: whoever puts that CA there lets the operator past its shard.
 
-use std::collections::BTreeSet;
 use std::str::FromStr;
 
-use ctrlmesh_common::names::{annotation, label, root_ca, sidecar as proxy};
-use k8s_openapi::api::core::v1::{
-    Container, EnvVar, KeyToPath, Pod, PodSpec, ResourceRequirements, Volume,
-};
+use ctrlmesh_common::names::{annotation, label, sidecar as proxy};
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, ResourceRequirements};
 use serde::Deserialize;
 
 mod redirect;
 mod sidecar;
+mod trust;
 
 /// The name of the proxy's container, which no other container of the pod may have.
 pub const CONTAINER: &str = proxy::CONTAINER;
-
-/// What the name of the bundle with the API server's CA has in it, and of who signs for it.
-const API_SERVER_SIGNER: &str = "kube-apiserver-serving";
 
 /// What the manager knows of the sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,12 +97,12 @@ pub enum Refusal {
     Windows,
     /// It would trust the API server itself.
     #[error(
-        "spec.volumes[{volume:?}]: {what} holds the API server's own CA, with which the operator could get past its proxy; mount the projected token that Kubernetes adds by itself, or annotate the pod {}: \"true\"",
+        "{field}: {what} brings the API server's own CA, with which the operator could get past its proxy; mount the projected token that Kubernetes adds by itself, or annotate the pod {}: \"true\"",
         annotation::FAIL_OPEN
     )]
     RealCa {
-        /// The volume.
-        volume: String,
+        /// Where in the pod.
+        field: String,
         /// What is in it.
         what: &'static str,
     },
@@ -179,12 +174,12 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &Settings) -> Result<Pod
     sidecar::check(spec)?;
     redirect::check(spec, interception)?;
     if !fail_open {
-        real_ca(spec)?;
+        trust::check(spec)?;
     }
     for wanted in variables.into_iter().flatten() {
         add_variables(spec, wanted)?;
     }
-    trust_the_mesh(spec, fail_open);
+    trust::apply(spec, fail_open);
     if asked || interception != Interception::Ebpf {
         sidecar::add(spec, settings, resources, interception);
     }
@@ -230,65 +225,6 @@ fn set_variable(container: &mut Container, name: &str, value: &str) {
     if !variables.contains(&variable) {
         variables.insert(0, variable);
     }
-}
-
-/// Every volume that holds the API server's CA holds the mesh's instead. What the operator dials directly does not
-/// verify then; where it may, its volume holds both.
-fn trust_the_mesh(spec: &mut PodSpec, fail_open: bool) {
-    let key = if fail_open { root_ca::FAIL_OPEN_KEY } else { root_ca::KEY };
-    let ours = |volume: &&mut Volume| volume.name != sidecar::VOLUME;
-    for volume in spec.volumes.iter_mut().flatten().filter(ours) {
-        let projected = volume.projected.iter_mut();
-        let sources = projected.flat_map(|projected| projected.sources.iter_mut().flatten());
-        for map in sources.filter_map(|source| source.config_map.as_mut()) {
-            trust(&mut map.name, &mut map.items, key);
-        }
-        if let Some(map) = volume.config_map.as_mut() {
-            trust(&mut map.name, &mut map.items, key);
-        }
-    }
-}
-
-/// The same for what of a ConfigMap is in a volume. Where nothing is picked, all keys are: of ours that would be too many.
-fn trust(name: &mut String, items: &mut Option<Vec<KeyToPath>>, key: &str) {
-    if name != root_ca::CLUSTER && name != root_ca::MESH {
-        return;
-    }
-    root_ca::MESH.clone_into(name);
-    let items = items.get_or_insert_default();
-    if items.is_empty() {
-        items.push(sidecar::item(key, root_ca::KEY));
-    }
-    for item in items {
-        key.clone_into(&mut item.key);
-    }
-}
-
-/// # Errors
-/// Where a volume brings the API server's CA in another way than its ConfigMap, and says so.
-fn real_ca(spec: &PodSpec) -> Result<(), Refusal> {
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let mounts = containers.flat_map(|container| container.volume_mounts.iter().flatten());
-    let as_account =
-        mounts.filter(|mount| mount.mount_path.trim_end_matches('/') == redirect::SERVICE_ACCOUNT);
-    let as_account: BTreeSet<&str> = as_account.map(|mount| mount.name.as_str()).collect();
-    for volume in spec.volumes.iter().flatten() {
-        let refused = |what| Err(Refusal::RealCa { volume: volume.name.clone(), what });
-        let projected = volume.projected.iter();
-        let mut sources = projected.flat_map(|projected| projected.sources.iter().flatten());
-        let bundle = sources.find_map(|source| {
-            let bundle = source.cluster_trust_bundle.as_ref()?;
-            let texts = [&bundle.signer_name, &bundle.name].into_iter().flatten();
-            texts.into_iter().any(|text| text.contains(API_SERVER_SIGNER)).then_some(())
-        });
-        if bundle.is_some() {
-            return refused("this ClusterTrustBundle");
-        }
-        if volume.secret.is_some() && as_account.contains(volume.name.as_str()) {
-            return refused("a Secret with a token");
-        }
-    }
-    Ok(())
 }
 
 fn is_windows(spec: &PodSpec) -> bool {

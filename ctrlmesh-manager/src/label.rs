@@ -1,8 +1,8 @@
 //! Which labels does an object have to carry so that it can be given to a shard?
 //!
 //! Three: the slot, the namespace, and that it is controlled. Namespaces and the objects of the listed kinds carry them:
-//! at once, by a policy inside the API server (or, where it serves none, by the mutating webhook), and for ever, by
-//! watches that put right what those missed. What is terminating, or of a kind that is not listed, is never touched.
+//! at once, by a policy inside the API server and, where it serves none or cannot know the hash, by the mutating webhook,
+//! and for ever, by watches that put right what those missed. What is terminating, or of a kind that is not listed, is never touched.
 
 use std::collections::BTreeMap;
 

@@ -6,19 +6,20 @@
 
 mod allowance;
 mod link;
+mod newest;
 mod relay;
 mod session;
 mod told;
 
 pub use allowance::Allowance;
+pub use newest::Newest;
 pub use relay::Relay;
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -32,7 +33,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
 use tokio::time;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -106,8 +106,8 @@ pub struct Push {
     pub metrics: PushMetrics,
     /// Ends with it.
     pub drain: Drain,
-    /// By UID of the pod that follows, a way to end it when it follows anew.
-    pub sessions: Mutex<HashMap<String, oneshot::Sender<()>>>,
+    /// Who is connected.
+    pub newest: Newest,
     /// Who has been signed for, and how often.
     pub signatures: Allowance,
 }

@@ -176,7 +176,13 @@ fn pod_statuses(
 ) -> Vec<PodStatus> {
     let status = |(member, _): &(&Member, &Told)| {
         let contact = facts.contacts.get(&member.name);
-        let before = before.iter().find(|before| before.name == member.name.name);
+        // What is said of a pod of this name that was there before it, is not said of it.
+        let its_own = |before: &PodStatus| {
+            let last = before.last_contact.as_ref().map(|last| last.0.as_second());
+            member.born.is_none_or(|born| last.is_none_or(|last| last >= born))
+        };
+        let mut before = before.iter().filter(|before| before.name == member.name.name);
+        let before = before.find(|before| its_own(before));
         let epoch = contact.and_then(|contact| i64::try_from(contact.epoch).ok());
         let said = before.and_then(|before| before.last_contact.clone());
         let fresh = |said: &Time, at: Timestamp| {
@@ -282,9 +288,6 @@ fn degraded(
     if let Some(away) = away(pods, facts) {
         return verdict(true, "ProxyAway", away);
     }
-    if let Some(message) = facts.unlabelled {
-        return verdict(true, "Unlabelled", message);
-    }
     match record.map(|record| record.unserved.as_slice()) {
         Some([_, ..]) if pods.is_empty() => {
             verdict(true, "NoPods", "no pod of the operator is enrolled; nobody owns anything")
@@ -294,7 +297,10 @@ fn degraded(
             let message = format!("no pod is of {names}: their objects are reconciled by nobody");
             verdict(true, "ShardsWithoutPods", message)
         }
-        _ => verdict(false, "AsExpected", "nothing is wrong"),
+        _ => match facts.unlabelled {
+            Some(message) => verdict(true, "Unlabelled", message),
+            None => verdict(false, "AsExpected", "nothing is wrong"),
+        },
     }
 }
 

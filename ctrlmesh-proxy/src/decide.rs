@@ -13,7 +13,7 @@ mod lock;
 mod shard;
 
 pub use lock::{LockPlan, Rename};
-pub use shard::goes_on_from;
+pub use shard::{NotOlderThan, goes_on_from};
 
 /// What becomes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub enum Decision {
 pub struct Plan {
     /// What the objects must match besides what the client asks.
     pub selector: Option<Selector>,
+    /// From which version on the answer has to be.
+    pub not_older_than: Option<NotOlderThan>,
     /// How the leader-election lock is called on either side.
     pub lock: Option<LockPlan>,
 }
@@ -101,12 +103,14 @@ fn plan(policy: &Policy, request: &RequestInfo<'_>) -> Result<Plan, Refusal> {
         return Ok(Plan::default());
     }
     let selector = shard::selector(policy, request)?;
-    // Ours would be a pair too many, and the server would read none of them.
-    if selector.is_some() && !request.query().has_room_for(1) {
+    let not_older_than = shard::not_older_than(policy, request);
+    // Ours would be a pair too many, and the server would read none of them. The version's are two.
+    let more = usize::from(selector.is_some()) + if not_older_than.is_some() { 2 } else { 0 };
+    if more > 0 && !request.query().has_room_for(more) {
         return Err(Refusal::AmbiguousQuery);
     }
     let lock = policy.lock.as_ref().map_or(Ok(None), |lock| lock::plan(lock, request))?;
-    Ok(Plan { selector, lock })
+    Ok(Plan { selector, not_older_than, lock })
 }
 
 #[cfg(test)]

@@ -34,6 +34,9 @@ pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
             ));
         }
     }
+    if let Some(not_older_than) = plan.not_older_than {
+        query = Cow::Owned(selector::not_older_than(&query, not_older_than));
+    }
     if let Some(policy) = &plan.selector {
         query = Cow::Owned(selector::narrowed(&query, policy));
     }

@@ -47,10 +47,10 @@ impl Bed {
         }
     }
 
-    async fn client_errors(&self, reason: &str) -> f64 {
-        self.proxy
-            .metric(&format!("ctrlmesh_proxy_client_errors_total{{reason=\"{reason}\"}}"))
-            .await
+    /// A client may see its connection end before that is counted.
+    async fn until_client_errors(&self, reason: &str, count: f64) {
+        let metric = format!("ctrlmesh_proxy_client_errors_total{{reason=\"{reason}\"}}");
+        until(&metric, || async { self.proxy.metric(&metric).await >= count }).await;
     }
 }
 
@@ -73,7 +73,7 @@ async fn a_client_that_says_nothing_is_cut_off() {
     let bed = bed(&["--header-timeout", "200ms"]).await;
     let mut silent = TcpStream::connect(bed.proxy.address).await.unwrap();
     closed(&mut silent).await;
-    assert!(bed.client_errors("slow").await >= 1.0);
+    bed.until_client_errors("slow", 1.0).await;
     bed.assert_others_live().await;
 }
 
@@ -83,7 +83,7 @@ async fn a_client_that_drips_its_request_is_cut_off() {
     let mut stream = tls(&bed.pki, bed.proxy.address, "http/1.1").await;
     stream.write_all(b"GET /api HTTP/1.1\r\nHost: k\r\nX-").await.unwrap();
     closed(&mut stream).await;
-    assert!(bed.client_errors("slow").await >= 1.0);
+    bed.until_client_errors("slow", 1.0).await;
     bed.assert_others_live().await;
 }
 
@@ -115,8 +115,7 @@ async fn a_head_without_end_is_refused() {
         }
     };
     soon("the refusal", flood).await;
-    until("the refusal to be counted", || async { bed.client_errors("protocol").await >= 1.0 })
-        .await;
+    bed.until_client_errors("protocol", 1.0).await;
     bed.assert_others_live().await;
 }
 
@@ -136,7 +135,7 @@ async fn a_continuation_flood_ends_its_connection_only() {
         }
     };
     soon("the connection's end", flood).await;
-    until("the end to be counted", || async { bed.client_errors("protocol").await >= 1.0 }).await;
+    bed.until_client_errors("protocol", 1.0).await;
     bed.assert_others_live().await;
 }
 
@@ -187,7 +186,7 @@ async fn rapid_resets_end_their_connection_only() {
     soon("the connection's end", flood).await;
     drop(send);
     assert!(soon("the connection's end", driver).await.unwrap().is_err());
-    assert!(bed.client_errors("protocol").await >= 1.0);
+    bed.until_client_errors("protocol", 1.0).await;
     bed.assert_others_live().await;
 }
 
@@ -202,7 +201,7 @@ async fn more_connections_than_allowed_are_refused_until_one_leaves() {
     }
     let mut third = TcpStream::connect(bed.proxy.address).await.unwrap();
     closed(&mut third).await;
-    assert!(bed.client_errors("too_many").await >= 1.0);
+    bed.until_client_errors("too_many", 1.0).await;
     assert_eq!(held[0].get("/api").await.body, "fine");
     held.pop();
     until("a place", || async { bed.proxy.metric("ctrlmesh_proxy_connections").await < 2.0 }).await;
@@ -226,7 +225,7 @@ async fn an_http2_client_that_asks_nothing_or_never_ends_its_head_is_cut_off() {
         stream.write_all(&more).await.unwrap();
         closed(&mut stream).await;
     }
-    assert!(bed.client_errors("slow").await >= 4.0);
+    bed.until_client_errors("slow", 4.0).await;
     bed.assert_others_live().await;
 }
 
@@ -291,7 +290,7 @@ async fn a_request_that_cannot_be_read_is_refused_by_a_status() {
         assert_eq!((&status["kind"], &status["code"]), (&"Status".into(), &code.into()));
         assert_eq!(answer.contains("fine"), answer.len() > last.len(), "{answer}");
     }
-    assert!(bed.client_errors("protocol").await >= 4.0);
+    bed.until_client_errors("protocol", 4.0).await;
     bed.assert_others_live().await;
 }
 

@@ -1,99 +1,159 @@
 //! What does one manager cost, with 10,000 proxies?
 //!
-//! The manager's part runs in a process of its own, as it would; the proxies are simulated by another, each with its own
-//! connection, its own pod and its own token, which a real API server reviews. What is written on standard output is
-//! Markdown.
+//! The manager is the program as users run it, beside a real API server with 1,000 ShardingConfigs and 10,000 pods: half of
+//! them one operator's, the others of a few each. The proxies are simulated in this process, each with its own connection,
+//! its own pod and its own token. What is written on standard output is Markdown.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "benchmarks are not drained")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "that is what it is for")]
 #![allow(clippy::large_futures, reason = "one, and never moved")]
 
+mod cluster;
 mod compiled;
+#[path = "../../tests/harness/mod.rs"]
+mod harness;
 mod pods;
 mod proxies;
-mod served;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use cluster::{Cluster, Config, SYSTEM};
 use ctrlmesh_testbed::{ControlPlane, Options};
-use tokio::time::Instant;
+use harness::manager::Manager;
+use proxies::Proxies;
+use rustls::crypto::aws_lc_rs;
+use tokio::time::{self, Instant};
 
 /// Simulated proxies.
 const PROXIES: usize = 10_000;
 
 /// The same, with `--quick`.
-const PROXIES_QUICK: usize = 500;
+const PROXIES_QUICK: usize = 1000;
 
 /// ShardingConfigs.
 const CONFIGS: usize = 1000;
 
-/// How often everything is changed.
-const CHANGES: u64 = 10;
+/// How often the large operator's ShardingConfig is changed, and how many of the small ones are.
+const CHANGES: (usize, usize) = (10, 100);
 
 /// Within which all proxies are to be back.
 const BACK: Duration = Duration::from_secs(10);
 
+/// How often it is looked whether all are connected.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What is left alone between two changes, so that one is not the other's: a status is written once a second.
+const PAUSE: Duration = Duration::from_millis(1500);
+
 fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    if let Some(at) = arguments.iter().position(|argument| argument == "--serve") {
-        return served::main(&arguments[at + 1..]);
-    }
-    let quick = arguments.iter().any(|argument| argument == "--quick");
+    let quick = std::env::args().any(|argument| argument == "--quick");
     let proxies = if quick { PROXIES_QUICK } else { PROXIES };
     compiled::measure(CONFIGS, proxies);
+    drop(aws_lc_rs::default_provider().install_default());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(measure(proxies));
+    runtime.block_on(measure(proxies, if quick { (3, 10) } else { CHANGES }));
 }
 
 /// What was measured.
 #[derive(Debug, Default)]
 struct Measured {
     connected: Duration,
-    changes: Vec<Duration>,
+    large: Vec<Duration>,
+    small: Vec<Duration>,
     resident: (u64, u64),
     bytes: (usize, usize),
     started: Duration,
     back: Duration,
 }
 
-async fn measure(count: usize) {
+async fn measure(count: usize, changes: (usize, usize)) {
     let plane = ControlPlane::start(&Options::default()).unwrap();
-    let namespace = plane.namespace("bench").await.unwrap();
     let begun = Instant::now();
-    let pods = pods::create(&plane, &namespace, count).await;
+    let cluster = Cluster::new(&plane, CONFIGS, count).await;
+    let count = cluster.pods.len();
     eprintln!("{count} pods made in {:?}", begun.elapsed());
-    let mut manager = served::Manager::start(&plane, &namespace, &pods, None);
-    let mut measured = Measured { resident: (manager.resident(), 0), ..Measured::default() };
+    let manager = start(&plane, None);
+    let (address, ca) = (manager.address("proxies").await.unwrap(), cluster.authority().await);
+    let idle = manager.resident_kilobytes().unwrap();
     let begun = Instant::now();
-    let proxies = proxies::Proxies::start(&pods, &manager);
-    manager.ask("connected", count);
-    measured.connected = begun.elapsed();
-    for _ in 0..CHANGES {
-        measured.changes.extend(manager.change(count));
+    let proxies = Proxies::start(&cluster.pods, address, &ca);
+    connected(&manager, count).await;
+    let mut measured = Measured { connected: begun.elapsed(), ..Measured::default() };
+    // Each has its first policy then.
+    proxies.acknowledged(count).await;
+    for round in 1..=changes.0 {
+        let change = cluster.change(Config::large(), round);
+        measured.large.extend(changed(&proxies, change, cluster.large).await);
     }
-    measured.changes.sort();
-    measured.resident.1 = manager.resident();
+    for number in 0..changes.1 {
+        let change = cluster.change(Config::small(number), 1);
+        measured.small.extend(changed(&proxies, change, cluster.each).await.last());
+    }
+    measured.resident = (idle, manager.resident_kilobytes().unwrap());
     measured.bytes = proxies.bytes();
-    let address = manager.address();
-    manager.kill();
+    manager.kill().unwrap();
     let begun = Instant::now();
-    let mut manager = served::Manager::start(&plane, &namespace, &pods, Some(address));
+    let manager = start(&plane, Some(address));
+    manager.address("proxies").await.unwrap();
     measured.started = begun.elapsed();
-    manager.ask("connected", count);
+    connected(&manager, count).await;
     measured.back = begun.elapsed();
-    measured.print(count);
+    measured.print(&cluster);
+}
+
+fn start(plane: &ControlPlane, address: Option<SocketAddr>) -> Manager {
+    let address = address.map(|address| format!("--listen-grpc={address}"));
+    let more: Vec<&str> = address.as_deref().into_iter().collect();
+    Manager::start(plane, SYSTEM, &more).unwrap()
+}
+
+/// Waits until so many proxies follow.
+async fn connected(manager: &Manager, count: usize) {
+    let count = u64::try_from(count).unwrap();
+    while manager.counted("ctrlmesh_manager_push_clients ").await.unwrap_or_default() < count {
+        time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// After how long each of the `count` proxies concerned has acknowledged a change, in this order.
+async fn changed(
+    proxies: &Proxies,
+    change: impl Future<Output = ()>,
+    count: usize,
+) -> Vec<Duration> {
+    time::sleep(PAUSE).await;
+    let begun = Instant::now();
+    change.await;
+    let times = proxies.acknowledged(count).await;
+    times.into_iter().map(|time| time.duration_since(begun)).collect()
 }
 
 impl Measured {
-    fn print(&self, count: usize) {
-        let last = self.changes.len() - 1;
-        let at = |hundredths: usize| self.changes[last * hundredths / 100];
-        let (idle, full) = (self.resident.0 >> 20, self.resident.1 >> 20);
-        println!("| {count} proxies on one manager | |\n| --- | --- |");
+    fn print(mut self, cluster: &Cluster) {
+        self.large.sort();
+        self.small.sort();
+        let at = |times: &[Duration], hundredths: usize| {
+            let time = times[(times.len() - 1) * hundredths / 100];
+            format!("{time:.0?}")
+        };
+        let p = |times: &[Duration]| {
+            format!("{} / {} / {}", at(times, 50), at(times, 99), at(times, 100))
+        };
+        let (idle, full) = (self.resident.0 >> 10, self.resident.1 >> 10);
+        println!("| {CONFIGS} ShardingConfigs, {} proxies on one manager | |", cluster.pods.len());
+        println!("| --- | --- |");
         println!("| all connected, from nothing | {:.1?} |", self.connected);
-        println!("| one change of every policy, until it is acknowledged: p50 | {:.0?} |", at(50));
-        println!("| p99 | {:.0?} |", at(99));
-        println!("| all | {:.0?} |", at(100));
+        println!(
+            "| one ShardingConfig of {} pods changed, until a proxy acknowledges: p50 / p99 / all | {} |",
+            cluster.large,
+            p(&self.large)
+        );
+        println!(
+            "| one of {} pods changed, until all its proxies have: p50 / p99 / longest | {} |",
+            cluster.each,
+            p(&self.small)
+        );
         println!("| resident memory without a proxy, and with all | {idle} MB, {full} MB |");
         let (down, up) = self.bytes;
         println!("| bytes of messages a client and change, down and up | {down}, {up} |");

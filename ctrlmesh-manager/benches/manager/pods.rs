@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
+use ctrlmesh_common::names::{annotation, label};
 use ctrlmesh_testbed::ControlPlane;
 use data_encoding::BASE64URL_NOPAD;
 use futures::{StreamExt as _, stream};
@@ -27,9 +28,13 @@ pub(crate) struct OnePod {
     pub(crate) token: String,
 }
 
-/// Makes `count` pods of one account. Their tokens are signed here, with the API server's own key: asking for ten
+/// Makes a pod for each of `apps`, labelled so, all of one account. Their tokens are signed here, with the API server's own key: asking for ten
 /// thousand is not what is measured.
-pub(crate) async fn create(plane: &ControlPlane, namespace: &str, count: usize) -> Vec<OnePod> {
+pub(crate) async fn create(
+    plane: &ControlPlane,
+    namespace: &str,
+    apps: Vec<String>,
+) -> Vec<OnePod> {
     let client = plane.client().await.unwrap();
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
     let account = serde_json::from_value(json!({"metadata": {"name": "operator"}})).unwrap();
@@ -44,11 +49,15 @@ pub(crate) async fn create(plane: &ControlPlane, namespace: &str, count: usize) 
     let key = PrivateKeyDer::from_pem_slice(&key).unwrap();
     let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key.secret_der()).unwrap();
     let pods: Api<Pod> = Api::namespaced(client, namespace);
-    let made = stream::iter(0..count).map(|number| {
+    let made = stream::iter(apps.into_iter().enumerate()).map(|(number, app)| {
         let pods = pods.clone();
         async move {
             let pod = json!({
-                "metadata": {"name": format!("operator-{number}")},
+                "metadata": {
+                    "name": format!("operator-{number}"),
+                    "labels": {"app": app, label::ENABLE_PROXY: "true"},
+                    "annotations": {annotation::INJECTED: "true"},
+                },
                 "spec": {
                     "serviceAccountName": "operator",
                     "containers": [{"name": "operator", "image": "none"}],

@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Verdict};
@@ -13,14 +15,16 @@ use prost::Message as _;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time;
+use tokio::time::{self, Instant};
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::pods::OnePod;
-use crate::served;
 
 /// The longest wait before coming back, as in the real one: doubled after each attempt, up to the second.
 const WAIT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(8));
+
+/// How often it is looked whether all have acknowledged.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// All of them.
 pub(crate) struct Proxies {
@@ -34,26 +38,41 @@ struct Counted {
     updates: AtomicUsize,
     down: AtomicUsize,
     up: AtomicUsize,
+    /// When each of the latest was acknowledged.
+    acknowledged: Mutex<Vec<Instant>>,
 }
 
 impl Proxies {
-    /// Starts one for each pod.
-    pub(crate) fn start(pods: &[OnePod], manager: &served::Manager) -> Self {
+    /// Starts one for each pod, of the manager at `address` that `ca` vouches for.
+    pub(crate) fn start(pods: &[OnePod], address: SocketAddr, ca: &Path) -> Self {
         let folder = TempDir::new().unwrap();
         let (mut tasks, counted) = (JoinSet::new(), Arc::<Counted>::default());
         for pod in pods {
-            let token = folder.path().join(&pod.name);
+            let token = folder.path().join(&pod.uid);
             fs::write(&token, &pod.token).unwrap();
             let manager = Manager {
-                address: manager.address().to_string().parse().unwrap(),
+                address: address.to_string().parse().unwrap(),
                 at: None,
-                ca: manager.ca(),
+                ca: ca.to_owned(),
                 token,
                 state: folder.path().to_owned(),
             };
             tasks.spawn(live(manager, pod.clone(), counted.clone()));
         }
         Self { _tasks: tasks, _folder: folder, counted }
+    }
+
+    /// When each of the next `count` policies was acknowledged, in this order, once all were.
+    pub(crate) async fn acknowledged(&self, count: usize) -> Vec<Instant> {
+        loop {
+            {
+                let mut times = self.counted.acknowledged.lock().unwrap();
+                if times.len() >= count {
+                    return std::mem::take(&mut times);
+                }
+            }
+            time::sleep(LOOK_EVERY).await;
+        }
     }
 
     /// Of one policy, the bytes of the message down and of that up.
@@ -105,6 +124,7 @@ async fn follow(
             counted.updates.fetch_add(1, Ordering::Relaxed);
             counted.up.fetch_add(report.encoded_len(), Ordering::Relaxed);
             reports.send(report).await?;
+            counted.acknowledged.lock().unwrap().push(Instant::now());
         }
     }
     Ok(())

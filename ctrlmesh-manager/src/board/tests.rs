@@ -146,6 +146,10 @@ fn of_two_replicas_the_one_to_which_the_proxy_is_connected_is_believed_whatever_
     assert_eq!(board.heard_here(), board.receipts());
     board.receive(Some(&there), &name("a"), Receipt { connected: true, ..ahead.clone() });
     board.receive(None, &name("a"), Receipt { connected: false, ..here });
-    board.lose(&there);
-    assert_eq!(board.receipts()[&name("a")], ahead, "nobody is connected to what is gone");
+    let now = ahead.last_contact + Duration::from_hours(1);
+    board.lose(&there, now);
+    let lost = Receipt { last_contact: now, ..ahead };
+    assert_eq!(board.receipts()[&name("a")], lost, "nobody is connected to what is gone");
+    board.lose(&there, now + Duration::from_hours(1));
+    assert_eq!(board.receipts()[&name("a")], lost, "it was away before");
 }

@@ -1,7 +1,7 @@
 //! What is written next?
 //!
-//! Pure: takes what has to be written, gives one write after the other. Nothing is written to one object more than once
-//! a second, and never twice at once. What failed is tried again later and later, by itself: one object that can never
+//! Pure: takes what has to be written, gives one write after the other, first what proxies wait for; for that there is
+//! always room. No object is written in one way more than once a second, and never twice at once. What failed is tried again later and later, by itself: one object that can never
 //! be written holds no other up. What has to be written is asked for again when something has changed, or when something
 //! is due that could not be written before.
 
@@ -13,6 +13,12 @@ use tokio::time::Instant;
 
 use super::{Seen, Write};
 use crate::plan::Plan;
+
+/// How many writes are under way at once.
+const CONCURRENT: usize = 8;
+
+/// How many of them at most may be such as proxies do not wait for.
+const LATER: usize = 6;
 
 /// How long an object is left alone after it was written.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -37,8 +43,10 @@ pub(super) enum Outcome {
 /// What waits to be written.
 #[derive(Default)]
 pub(super) struct Desk {
-    queue: VecDeque<Write>,
-    busy: BTreeSet<Key>,
+    first: VecDeque<Write>,
+    later: VecDeque<Write>,
+    /// What is under way, and whether proxies wait for it.
+    busy: BTreeMap<Key, bool>,
     paces: BTreeMap<Key, Pace>,
     /// By what it was decided last.
     decided: Option<(Arc<Plan>, Seen)>,
@@ -60,7 +68,7 @@ struct Pace {
 impl Desk {
     /// Whether nothing waits.
     pub(super) fn is_idle(&self) -> bool {
-        self.queue.is_empty()
+        self.first.is_empty() && self.later.is_empty()
     }
 
     /// Whether it has to be told what is to be written by `plan` and what was `seen` beside it.
@@ -76,23 +84,32 @@ impl Desk {
         // What need not be written any more is not remembered either.
         self.paces.retain(|key, pace| keys.contains(key) || now < pace.not_before);
         (self.decided, self.due) = (Some((plan, seen)), Some(now + LOOK_AGAIN));
-        self.queue.clear();
+        self.first.clear();
+        self.later.clear();
         for write in writes {
             let key = key(&write);
             let later = self.paces.get(&key).map(|pace| pace.not_before);
             match later.filter(|later| now < *later) {
                 // When it is done, it is looked again.
-                _ if self.busy.contains(&key) => {}
+                _ if self.busy.contains_key(&key) => {}
                 Some(later) => self.look_again(later),
-                None => self.queue.push_back(write),
+                None if write.decides() => self.first.push_back(write),
+                None => self.later.push_back(write),
             }
         }
     }
 
-    /// The next write; it is under way until it is done.
+    /// The next write, as long as there is room for one; it is under way until it is done.
     pub(super) fn next(&mut self) -> Option<Write> {
-        let write = self.queue.pop_front()?;
-        self.busy.insert(key(&write));
+        if self.busy.len() >= CONCURRENT {
+            return None;
+        }
+        let later = self.busy.values().filter(|decides| !**decides).count();
+        let write = match self.first.pop_front() {
+            None if later < LATER => self.later.pop_front(),
+            first => first,
+        }?;
+        self.busy.insert(key(&write), write.decides());
         Some(write)
     }
 
@@ -115,7 +132,8 @@ impl Desk {
 
     /// Forgets what waits.
     pub(super) fn clear(&mut self) {
-        self.queue.clear();
+        self.first.clear();
+        self.later.clear();
         self.decided = None;
     }
 
@@ -130,6 +148,8 @@ fn key(write: &Write) -> Key {
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::api::{ShardingConfig, ShardingConfigSpec};
+
     use super::*;
     use crate::pod::PodName;
     use crate::status::Contact;
@@ -137,6 +157,12 @@ mod tests {
     fn write(shard: &str) -> Write {
         let pod: PodName = format!("ns/{shard}").parse().unwrap();
         Write::Label { pod, uid: String::new(), shard: shard.to_owned() }
+    }
+
+    fn decision(shard: &str) -> Write {
+        let mut config = ShardingConfig::new(shard, ShardingConfigSpec::default());
+        config.metadata.namespace = Some("ns".to_owned());
+        Write::Status { config: Box::new(config), decides: true, news: Vec::new() }
     }
 
     /// Those that are given out, once `names` have to be written.
@@ -182,6 +208,25 @@ mod tests {
         assert_eq!(given(&mut desk, &["slow", "other"], later), [write("other")]);
         desk.done(&write("slow"), Outcome::Outdated, later);
         assert_eq!(given(&mut desk, &["slow"], later + PERIOD), [write("slow")]);
+    }
+
+    #[test]
+    fn what_proxies_wait_for_is_written_first_and_finds_room_beside_what_is_slow() {
+        let (mut desk, now) = (Desk::default(), Instant::now());
+        let slow: Vec<String> = (0..400).map(|pod| format!("slow-{pod}")).collect();
+        let names: Vec<&str> = slow.iter().map(String::as_str).collect();
+        assert_eq!(given(&mut desk, &names, now).len(), LATER);
+        let both = || vec![write("other"), decision("a"), decision("b"), decision("c")];
+        desk.take(Arc::default(), Seen::default(), both(), now);
+        let given: Vec<Write> = std::iter::from_fn(|| desk.next()).collect();
+        assert_eq!(given, [decision("a"), decision("b")]);
+        desk.done(&given[0], Outcome::Written, now);
+        assert_eq!(desk.next(), Some(decision("c")), "and nothing else");
+        assert_eq!(desk.next(), None);
+        desk.done(&decision("b"), Outcome::Written, now);
+        assert_eq!(desk.next(), None, "room is kept");
+        desk.done(&write("slow-0"), Outcome::Written, now);
+        assert_eq!(desk.next(), Some(write("other")));
     }
 
     #[test]

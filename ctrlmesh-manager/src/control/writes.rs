@@ -39,6 +39,8 @@ pub enum Write {
     Status {
         /// With the status as it should be.
         config: Box<ShardingConfig>,
+        /// Whether it has another epoch: proxies are told what it says once it stands there, and not before.
+        decides: bool,
         /// What people should hear of.
         news: Vec<News>,
     },
@@ -80,8 +82,10 @@ pub fn writes(plan: &Plan, labelling: &Labelling, seen: &Seen, now: Timestamp) -
         let status = status::of(config, plan, &pods, facts);
         if config.status.as_ref() != Some(&status) {
             let news = news(config.status.as_ref(), &status);
+            let before = config.status.as_ref().and_then(|before| before.epoch);
+            let decides = status.epoch != before;
             let config = Box::new(ShardingConfig { status: Some(status), ..config.clone() });
-            writes.push(Write::Status { config, news });
+            writes.push(Write::Status { config, decides, news });
         }
     }
     writes

@@ -1,7 +1,7 @@
 //! Who labels an object before anybody can see it?
 //!
-//! The API server itself, by a policy, where it serves such; elsewhere it asks our webhook. The leader keeps the one that is
-//! wanted and takes the other away.
+//! The API server itself, by a policy, where it serves such and has a namespace to copy from; for all else it asks our
+//! webhook. The leader keeps what is wanted and takes away what is not.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -56,7 +56,7 @@ impl AtOnce {
             ca_bundle: Some(ByteString((self.believed)().into_bytes())),
             ..self.asked.clone()
         };
-        let wanted = webhook(kinds, &self.namespace, asked).filter(|_| !by_itself);
+        let wanted = webhook(kinds, by_itself, &self.namespace, asked);
         let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         match wanted {
             Some(mut wanted) => {

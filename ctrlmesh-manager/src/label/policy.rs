@@ -2,7 +2,7 @@
 //!
 //! A `MutatingAdmissionPolicy` copies the labels of the namespace, which carries the hash because CEL cannot compute it,
 //! to what is created or changed in it. So an object is labelled before anybody can see it. Objects of cluster scope have no
-//! namespace to copy from: the watches label them.
+//! namespace to copy from: the webhook labels them, as it does namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 use super::{Kind, Scope};
 use crate::shard::Labelling;
 
-/// The name of the policy, of its binding, and of the webhook configuration that stands in for them.
+/// The name of the policy, of its binding, and of the webhook configuration beside them or in their place.
 pub const POLICY: &str = "ctrlmesh-labels";
 
 /// The policy for `kinds`; none where nothing in namespaces is listed.

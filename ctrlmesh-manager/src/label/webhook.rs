@@ -1,4 +1,7 @@
-//! How is written what the API server is to ask us about, where it cannot label by itself?
+//! How is written what the API server is to ask us about, because it cannot label it by itself?
+//!
+//! Where it serves a policy, that is namespaces, whose hash CEL cannot compute, and objects of cluster scope: what is
+//! created in a new namespace has labels to copy then. Where it serves none, it is everything.
 //!
 //! Whoever writes goes on where we do not answer, and does not wait for long: the watches label what was missed. What is in
 //! `kube-system` and in our own namespace is not asked about: a cluster whose manager is gone can start.
@@ -18,19 +21,22 @@ const TIMEOUT_SECONDS: i32 = 2;
 
 /// The configuration for `kinds`, and namespaces; none where nothing is listed.
 ///
-/// `own` is the manager's namespace, `client` where it is asked.
+/// `beside_policy` is whether a policy labels what is in namespaces, `own` the manager's namespace, `client` where it is
+/// asked.
 pub fn webhook(
     kinds: &BTreeMap<String, Kind>,
+    beside_policy: bool,
     own: &str,
     client: WebhookClientConfig,
 ) -> Option<MutatingWebhookConfiguration> {
+    if kinds.is_empty() {
+        return None;
+    }
     let mut resources: BTreeMap<(&str, &str, Scope), BTreeSet<&str>> = BTreeMap::new();
-    for Kind { resource, scope } in kinds.values() {
+    let asked = |kind: &&Kind| !(beside_policy && kind.scope == Scope::Namespaced);
+    for Kind { resource, scope } in kinds.values().filter(asked) {
         let group = (resource.group.as_str(), resource.version.as_str(), *scope);
         resources.entry(group).or_default().insert(&resource.plural);
-    }
-    if resources.is_empty() {
-        return None;
     }
     resources.entry(("", "v1", Scope::Namespace)).or_default().insert("namespaces");
     let texts = |texts: &[&str]| Some(texts.iter().map(|text| (*text).to_owned()).collect());

@@ -156,10 +156,12 @@ pub(super) async fn take(
         return Err(push.refuse(Refused::Foreign, &identity, status));
     }
     let from: Arc<str> = Arc::from(identity.uid.as_str());
+    let mut replaced = push.newest.begin(&from);
     let mut leadership = push.leadership.clone();
     let ended = loop {
         let message = tokio::select! {
             () = push.drain.started() => break Ok(()),
+            _ = &mut replaced => break Err(Status::cancelled("connected anew")),
             () = leadership.lost() => break Err(Status::failed_precondition("does not lead")),
             message = receipts.message() => message,
         };
@@ -171,7 +173,9 @@ pub(super) async fn take(
             Err(status) => break Err(status),
         }
     };
-    push.board.lose(&from);
+    if push.newest.end(&from, &mut replaced) {
+        push.board.lose(&from, SystemTime::now());
+    }
     ended.map(|()| Response::new(Relayed {}))
 }
 

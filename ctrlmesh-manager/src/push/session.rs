@@ -5,17 +5,18 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::wire::{Entry, Hello, Known, MAX_KNOWN, Report, Said, Update};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status, Streaming};
 use tracing::{debug, warn};
 
 use super::Push;
+use super::newest::Replaced;
 use super::told::{Told, behind, id, is_of, known, name};
 use crate::board::{Posted, Reader, Receipt, Subject};
 use crate::identity::{Identity, IdentityError};
@@ -46,7 +47,7 @@ struct Session {
     reader: Reader,
     inbound: Streaming<Report>,
     outbound: mpsc::Sender<Result<Update, Status>>,
-    replaced: oneshot::Receiver<()>,
+    replaced: Replaced,
     /// What it has been told.
     told: HashMap<PodName, Told>,
     /// Whether there may be something that it has not been told.
@@ -81,12 +82,7 @@ pub(super) async fn follow(
         return Err(push.refuse(Refused::Message, &identity, status));
     }
     push.board.begun().await;
-    let (end, replaced) = oneshot::channel();
-    {
-        let mut sessions = push.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        // The one before, if there is one, ends when its sender is dropped.
-        drop(sessions.insert(identity.uid.clone(), end));
-    }
+    let replaced = push.newest.begin(&identity.uid);
     let (outbound, answers) = mpsc::channel(ROOM);
     let session = Session {
         reader: push.board.follow(subject),
@@ -356,13 +352,8 @@ impl Session {
 
     /// Its proxy is not connected any more, unless it follows anew already.
     fn gone(&mut self) {
-        {
-            let mut sessions = self.push.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-            // Under the lock: what is removed is to be its own.
-            if self.replaced.try_recv() == Err(oneshot::error::TryRecvError::Closed) {
-                return;
-            }
-            sessions.remove(&self.identity.uid);
+        if !self.push.newest.end(&self.identity.uid, &mut self.replaced) {
+            return;
         }
         for pod in self.told.keys() {
             self.receipt(pod, false);

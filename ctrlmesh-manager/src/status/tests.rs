@@ -34,6 +34,12 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
+/// At the second `now`, with nothing wrong.
+fn facts(contacts: &BTreeMap<PodName, Contact>, now: i64) -> Facts<'_> {
+    static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    Facts { contacts, conflicts: &NONE, unlabelled: None, begins: false, now: at(now) }
+}
+
 fn name(pod: &str) -> PodName {
     format!("ops/{pod}").parse().unwrap()
 }
@@ -47,13 +53,7 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
         Contact { epoch, digest, refused: None, connected: true, at: at(now) }
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
-    let facts = Facts {
-        contacts: &contacts,
-        conflicts: &BTreeMap::new(),
-        unlabelled: None,
-        begins: false,
-        now: at(now),
-    };
+    let facts = facts(&contacts, now);
     of(&plan.snapshot.configs[which], plan, &pods(plan), facts)
 }
 
@@ -99,9 +99,7 @@ fn who_begins_to_lead_does_not_take_back_what_was_acknowledged() {
     let all = status(&with(&first, &text), 0, &[("op-0", 1), ("op-1", 1)], 200);
     let written = with(&all, &text);
     let led = |plan: &Plan, begins, contacts: &BTreeMap<PodName, Contact>| {
-        let conflicts = BTreeMap::new();
-        let facts =
-            Facts { contacts, conflicts: &conflicts, unlabelled: None, begins, now: at(300) };
+        let facts = Facts { begins, ..facts(contacts, 300) };
         said(&of(&plan.snapshot.configs[0], plan, &pods(plan), facts))[1].clone()
     };
     assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
@@ -186,13 +184,7 @@ fn the_same_epoch_of_another_operator_is_not_acknowledged() {
     let plan = with(&written, &text);
     let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
     let contacts = [(name("op-0"), other)].into();
-    let facts = Facts {
-        contacts: &contacts,
-        conflicts: &BTreeMap::new(),
-        unlabelled: None,
-        begins: false,
-        now: at(2),
-    };
+    let facts = facts(&contacts, 2);
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[1], "Programmed=False Waiting");
     assert_eq!(said(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
@@ -205,13 +197,7 @@ fn a_proxy_that_is_away_is_said_after_a_minute() {
     let found = |connected, now| {
         let contact = Contact { connected, at: at(100), ..Contact::default() };
         let contacts = [(name("op-0"), contact)].into();
-        let facts = Facts {
-            contacts: &contacts,
-            conflicts: &BTreeMap::new(),
-            unlabelled: None,
-            begins: false,
-            now: at(now),
-        };
+        let facts = facts(&contacts, now);
         of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts)
     };
     assert_eq!(said(&found(false, 160))[2], "Degraded=False AsExpected");
@@ -238,24 +224,12 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
-    let facts = Facts {
-        contacts: &contacts,
-        conflicts: &BTreeMap::new(),
-        unlabelled: None,
-        begins: false,
-        now: at(1),
-    };
-    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
+    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts(&contacts, 1));
     assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
-    let facts = Facts {
-        contacts: &BTreeMap::new(),
-        conflicts: &conflicts,
-        unlabelled: None,
-        begins: false,
-        now: at(1),
-    };
+    let none = BTreeMap::new();
+    let facts = Facts { conflicts: &conflicts, ..facts(&none, 1) };
     let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True Conflict");
 }
@@ -284,15 +258,32 @@ fn limits_say_at_which_version_their_epoch_began() {
 }
 
 #[test]
-fn that_objects_are_labelled_anew_is_said() {
-    let plan = plan(&(ROOT.to_owned() + &pod("op-0") + &pod("op-1")));
-    let facts = Facts {
-        contacts: &BTreeMap::new(),
-        conflicts: &BTreeMap::new(),
-        unlabelled: Some("not all objects of these kinds are labelled yet: pods./v1"),
-        begins: false,
-        now: at(1),
+fn that_objects_are_labelled_anew_is_said_where_nothing_worse_is() {
+    let said = |text: &str| {
+        let plan = plan(text);
+        let unlabelled = Some("not all objects of these kinds are labelled yet: pods./v1");
+        let none = BTreeMap::new();
+        let facts = Facts { unlabelled, ..facts(&none, 1) };
+        said(&of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts))[2].clone()
     };
-    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
-    assert_eq!(said(&found)[2], "Degraded=True Unlabelled");
+    let one = ROOT.to_owned() + &pod("op-0");
+    assert_eq!(said(&(one.clone() + &pod("op-1"))), "Degraded=True Unlabelled");
+    assert_eq!(said(&one), "Degraded=True ShardsWithoutPods");
+    assert_eq!(said(ROOT), "Degraded=True NoPods");
+}
+
+#[test]
+fn what_was_said_of_a_pod_is_not_said_of_the_next_of_its_name() {
+    let born = |second: i64| {
+        let time = Time(at(second));
+        let time = serde_json::to_string(&time).unwrap();
+        ROOT.to_owned().replace("root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}", "selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}, limits: [{selector: {matchLabels: {a: b}}}]")
+            + &pod("op-0").replace("namespace: ops, labels", &format!("namespace: ops, creationTimestamp: {time}, labels"))
+    };
+    let first = status(&plan(&born(50)), 0, &[("op-0", 1)], 100);
+    assert_eq!(first.pods[0].epoch, Some(1));
+    let again = status(&with(&first, &born(50)), 0, &[], 200);
+    assert_eq!(again.pods, first.pods, "nothing new is known of it");
+    let next = status(&with(&first, &born(150)), 0, &[], 200);
+    assert_eq!((next.pods[0].epoch, next.pods[0].last_contact.clone()), (None, None));
 }

@@ -53,7 +53,7 @@ pub(crate) async fn start(client: &Client) -> Result<Manager> {
     });
     let gvk = GroupVersionKind::gvk("apiregistration.k8s.io", "v1", "APIService");
     create_dynamic(&Api::all_with(client.clone(), &ApiResource::from_gvk(&gvk)), away).await?;
-    let more = ["--label-rate", "1000", "--identity", "manager-0"];
+    let more = ["--label-rate", "1000", "--identity", "manager-0", "--webhook-host", "127.0.0.1"];
     let manager = Manager::start(ControlPlane::shared(), NAMESPACE, &more)?;
     let webhooks = manager.address("webhooks").await?;
     let hook = |path: &str, rule: Value, policy: &str| {

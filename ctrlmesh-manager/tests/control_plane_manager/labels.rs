@@ -1,6 +1,6 @@
 //! Objects carry their labels, at once and for ever.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::names::label;
@@ -80,7 +80,10 @@ async fn the_api_server_itself_labels_what_is_created() -> Result<()> {
     let map = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;
     retry(|| async { has(&maps.create(&dry_run, &map).await?, &wanted(&namespace)) }).await?;
     let webhooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    ensure!(webhooks.get_opt("ctrlmesh-labels").await?.is_none(), "it is asked all the same");
+    let asked = webhooks.get("ctrlmesh-labels").await?.webhooks.unwrap_or_default();
+    let rules = asked.iter().flat_map(|hook| hook.rules.iter().flatten());
+    let scopes: BTreeSet<_> = rules.filter_map(|rule| rule.scope.as_deref()).collect();
+    ensure!(scopes == ["Cluster"].into(), "it is asked of what is in namespaces: {scopes:?}");
     let pods: Api<Pod> = Api::namespaced(client, &namespace);
     let not_listed = json!({"metadata": {"name": "a"}, "spec": {"automountServiceAccountToken": false, "containers": [{"name": "a", "image": "none"}]}});
     let accounts: Api<ServiceAccount> = Api::namespaced(pods.clone().into_client(), &namespace);
@@ -88,6 +91,31 @@ async fn the_api_server_itself_labels_what_is_created() -> Result<()> {
     let pod = create(&pods, not_listed).await?;
     ensure!(pod.labels().is_empty(), "{:?}", pod.labels());
     Ok(())
+}
+
+#[tokio::test]
+async fn what_has_no_namespace_to_copy_from_is_labelled_before_anybody_sees_it() -> Result<()> {
+    let client = managed().await?;
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let fresh = serde_json::from_value(json!({"metadata": {"name": "fresh"}}))?;
+    let labelled = async || has(&namespaces.create(&dry_run, &fresh).await?, &wanted("fresh"));
+    retry(labelled).await?;
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let role = serde_json::from_value(json!({"metadata": {"name": "reader"}}))?;
+    let slot = NamespaceHash::default().slot("reader").to_string();
+    let cluster = (label::NAMESPACE.to_owned(), format!("cluster.{slot}"));
+    let of_cluster = [(label::SHARDING_HASH.to_owned(), slot), cluster].into();
+    has(&roles.create(&dry_run, &role).await?, &of_cluster)?;
+    // So that what comes into it first has something to copy, as soon as the policy is in force.
+    let map = serde_json::from_value(json!({"metadata": {"name": "first"}}))?;
+    let before = ControlPlane::shared().namespace("before").await?;
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &before);
+    retry(|| async { has(&maps.create(&dry_run, &map).await?, &wanted(&before)) }).await?;
+    let made = create(&namespaces, json!({"metadata": {"name": "labelled-at-once"}})).await?;
+    has(&made, &wanted("labelled-at-once"))?;
+    let maps: Api<ConfigMap> = Api::namespaced(client, "labelled-at-once");
+    has(&maps.create(&dry_run, &map).await?, &wanted("labelled-at-once"))
 }
 
 #[tokio::test]

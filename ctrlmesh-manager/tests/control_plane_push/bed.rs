@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, future::Future};
 
@@ -22,7 +22,7 @@ use ctrlmesh_manager::lease::{self, Candidate, Leadership};
 use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::pod::PodName;
-use ctrlmesh_manager::push::{Accounts, Allowance, Push, PushMetrics, Relay};
+use ctrlmesh_manager::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::manager::{ConnectError, Link, Manager};
 use ctrlmesh_testbed::{ControlPlane, retry};
@@ -160,7 +160,7 @@ impl Bed {
             refusals: refusals.clone(),
             metrics: PushMetrics::register(&mut self.registry),
             drain: self.drain.clone(),
-            sessions: Mutex::default(),
+            newest: Newest::default(),
             signatures: Allowance::default(),
         });
         let presented = serving::first(&self.vault, &Names::of(["127.0.0.1"])).unwrap();

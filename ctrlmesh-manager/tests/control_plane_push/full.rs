@@ -8,7 +8,7 @@ use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -106,20 +106,15 @@ pub(crate) async fn parted(
     .await
 }
 
-/// Whether status says of every pod that it has the newest epoch.
+/// Whether status says that every proxy has acknowledged what its root says now.
 async fn programmed(client: &Client) -> Option<()> {
     let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
-    let list = roots.list(&ListParams::default()).await.ok()?;
-    let root = list.items.iter().find(|config| config.name_any() == ROOT)?;
-    let epoch = root.status.as_ref()?.epoch?;
-    let pods: Vec<_> = list
-        .items
-        .iter()
-        .filter(|config| config.name_any() != ROOT)
-        .flat_map(|config| config.status.iter().flat_map(|status| &status.pods))
-        .collect();
-    let all = pods.len() == 2 && pods.iter().all(|pod| pod.epoch.is_some_and(|own| own <= epoch));
-    all.then_some(())
+    let root = roots.get(ROOT).await.ok()?;
+    let status = root.status?;
+    let programmed = status.conditions.iter().find(|condition| condition.type_ == "Programmed")?;
+    let newest = programmed.observed_generation == root.metadata.generation;
+    let said = format!("every proxy, 2 of 2, has acknowledged epoch {}", status.epoch?);
+    (newest && programmed.status == "True" && programmed.message == said).then_some(())
 }
 
 pub(crate) async fn believed(client: &Client, place: &Place) {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ctrlmesh_common::everywhere::without_ipv6;
 use tokio::net::TcpListener;
 use tokio::signal::unix;
 use tokio::signal::unix::{Signal, SignalKind};
@@ -190,7 +191,11 @@ pub(super) async fn listen(
     address: SocketAddr,
 ) -> Result<TcpListener, AppError> {
     let failed = |source: io::Error| AppError::Listen { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let listener = match TcpListener::bind(address).await {
+        Err(error) if let Some(v4) = without_ipv6(address, &error) => TcpListener::bind(v4).await,
+        bound => bound,
+    };
+    let listener = listener.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     info!(purpose, address = %bound, "listening");
     Ok(listener)

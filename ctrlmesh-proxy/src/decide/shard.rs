@@ -8,6 +8,15 @@ use ctrlmesh_common::selector::Selector;
 use super::Refusal;
 use crate::request::RequestInfo;
 
+/// From which version on an answer has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotOlderThan {
+    /// The version.
+    pub version: u64,
+    /// Whether the request asks for any version, of which the server gives all objects, whatever the limit.
+    pub all: bool,
+}
+
 /// What a request for a collection must be narrowed to; `None` where nothing limits it.
 pub(super) fn selector(
     policy: &Policy,
@@ -25,6 +34,30 @@ pub(super) fn selector(
         return Err(Refusal::Method);
     }
     Ok(None)
+}
+
+/// From which version on the state has to be that a client asks for, where it takes one that is older.
+///
+/// What is watched from the version of a list from before its share of the resource changed is refused as too old, and
+/// whoever is refused lists again: in a kind where nothing has happened since, the API server may answer that from its
+/// cache, with the same version, for ever.
+pub(super) fn not_older_than(policy: &Policy, request: &RequestInfo<'_>) -> Option<NotOlderThan> {
+    let query = request.query();
+    let takes_state = match request.verb() {
+        "list" => continued(request).is_none(),
+        "watch" => query.is_set("sendInitialEvents"),
+        _ => false,
+    };
+    let changed_at = policy.changed_at(request.api_group(), request.resource())?;
+    let asked: u64 = query.text("resourceVersion")?.parse().ok()?;
+    let limited = query.text("limit").is_some_and(|limit| limit != "0");
+    // With a limit and a version, and nothing more, exactly that version is meant.
+    let takes_later = match query.text("resourceVersionMatch").as_deref() {
+        None | Some("") => asked == 0 || !limited,
+        Some(text) => text == "NotOlderThan",
+    };
+    let takes_older = takes_state && takes_later && asked < changed_at;
+    takes_older.then_some(NotOlderThan { version: changed_at, all: asked == 0 })
 }
 
 /// From which version a watch, or a further page of a list, goes on; `None` where it begins. A page whose token does not
@@ -48,7 +81,8 @@ fn continued<'a>(request: &RequestInfo<'a>) -> Option<Cow<'a, str>> {
 /// A watch or a further page from before the change would miss what joined, and keep what left.
 fn check_version(changed_at: u64, request: &RequestInfo<'_>) -> Result<(), Refusal> {
     let version = request.query().text("resourceVersion").and_then(|version| version.parse().ok());
-    let asked = if request.is_watch() { version } else { None };
+    let goes_on = request.is_watch() && !request.query().is_set("sendInitialEvents");
+    let asked = if goes_on { version } else { None };
     let token = continued(request);
     let continued =
         token.map(|token| continued_version(&token).ok_or(Refusal::UnknownContinue)).transpose()?;

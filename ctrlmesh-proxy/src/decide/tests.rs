@@ -39,8 +39,10 @@ fn lock_plan(method: &str, target: &str) -> (bool, bool, bool) {
 
 #[test]
 fn collections_of_a_limited_resource_are_narrowed_in_every_spelling() {
-    let narrowed =
-        Decision::Rewrite(Plan { selector: Some(Selector::parse("a=1").unwrap()), lock: None });
+    let narrowed = Decision::Rewrite(Plan {
+        selector: Some(Selector::parse("a=1").unwrap()),
+        ..Plan::default()
+    });
     for (method, target) in [
         ("GET", "/api/v1/pods"),
         ("HEAD", "/api/v1/pods"),
@@ -52,7 +54,7 @@ fn collections_of_a_limited_resource_are_narrowed_in_every_spelling() {
         ("GET", "/api/v1/pods?fieldSelector=metadata.name=a"),
         (
             "GET",
-            "/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0",
+            "/api/v1/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=",
         ),
         ("DELETE", "/api/v1/namespaces/ns/pods"),
         ("POST", "/api/v1/watch/pods"),
@@ -147,6 +149,43 @@ fn a_version_from_before_the_change_is_expired() {
         let target = format!("/api/v1/pods?{query}");
         assert!(matches!(decided("GET", &target), Decision::Rewrite(_)), "{query}");
     }
+}
+
+#[test]
+fn a_state_from_before_the_change_is_asked_for_anew() {
+    let newer = |query: &str| match decided("GET", &format!("/api/v1/pods?{query}")) {
+        Decision::Rewrite(plan) => plan.not_older_than.map(|newer| (newer.version, newer.all)),
+        other => panic!("{query}: {other:?}"),
+    };
+    for (query, all) in [
+        ("resourceVersion=0", true),
+        ("resourceVersion=0&limit=500", true),
+        ("resourceVersion=0&limit=500&resourceVersionMatch=NotOlderThan", true),
+        ("resourceVersion=99", false),
+        ("resourceVersion=99&limit=0", false),
+        ("resourceVersion=99&limit=5&resourceVersionMatch=NotOlderThan", false),
+        (
+            "watch=1&sendInitialEvents=true&resourceVersion=99&resourceVersionMatch=NotOlderThan",
+            false,
+        ),
+    ] {
+        assert_eq!(newer(query), Some((100, all)), "{query}");
+    }
+    for query in [
+        "",
+        "resourceVersion=",
+        "resourceVersion=x",
+        "resourceVersion=100",
+        "resourceVersion=99&limit=5",
+        "resourceVersion=99&resourceVersionMatch=Exact",
+        "watch=1&resourceVersion=0",
+        "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+    ] {
+        assert_eq!(newer(query), None, "{query}");
+    }
+    assert_eq!(decided("GET", "/api/v1/secrets?resourceVersion=0"), Decision::Pass);
+    let full = format!("/api/v1/pods?resourceVersion=0{}", "&x".repeat(9_997));
+    assert_eq!(refused("GET", &full), Refusal::AmbiguousQuery);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ctrlmesh_common::everywhere::without_ipv6;
 use tokio::net::{TcpListener as AsyncListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -165,14 +166,10 @@ fn outside(pins: &Path) -> Result<(), Error> {
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    // Where there is no IPv6, redirected connections come over IPv4 anyway.
     let listener = TcpListener::bind(address).or_else(|error| {
-        // No IPv6 here: redirected connections come over IPv4 anyway.
-        let v4 = SocketAddr::from(([0, 0, 0, 0], address.port()));
-        if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) {
-            TcpListener::bind(v4)
-        } else {
-            Err(error)
-        }
+        let v4 = without_ipv6(address, &error).ok_or(error)?;
+        TcpListener::bind(v4)
     })?;
     listener.set_nonblocking(true)?;
     Ok(listener)

@@ -6,6 +6,7 @@
 
 use ctrlmesh_common::selector::Selector;
 
+use crate::decide::NotOlderThan;
 use crate::request::{FieldSelector, NAME, Pair, Query, RequestInfo};
 
 /// The parameter that selects by labels.
@@ -30,6 +31,22 @@ pub fn narrowed(query: &[u8], policy: &Selector) -> Vec<u8> {
         narrowed.extend(pair.raw);
     }
     narrowed
+}
+
+/// The query that asks for a state from this version on.
+pub(super) fn not_older_than(query: &[u8], than: NotOlderThan) -> Vec<u8> {
+    let version = than.version;
+    let mut newer =
+        format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan").into_bytes();
+    let replaced = |pair: &Pair<'_>| {
+        let version = ["resourceVersion", "resourceVersionMatch"].iter().any(|key| pair.is(key));
+        version || than.all && pair.is("limit")
+    };
+    for pair in Query::new(query).pairs().filter(|pair| !replaced(pair)) {
+        newer.push(b'&');
+        newer.extend(pair.raw);
+    }
+    newer
 }
 
 /// The path with another name in the place of the object's.

@@ -27,6 +27,28 @@ fn locked() -> Policy {
 }
 
 #[test]
+fn an_older_state_is_asked_for_anew_and_nothing_else_changes() {
+    let mut policy = limited("a=1");
+    policy.limits[0].changed_at = Some(70);
+    let newer = "labelSelector=a%3D1&resourceVersion=70&resourceVersionMatch=NotOlderThan";
+    for (asked, more) in [
+        ("resourceVersion=0", ""),
+        ("limit=500&resourceVersion=0&x=%zz&resourceVersion=9", "&x=%zz"),
+        ("resourceVersion=69&timeoutSeconds=5", "&timeoutSeconds=5"),
+        ("limit=5&resourceVersionMatch=NotOlderThan&resourceVersion=69", "&limit=5"),
+    ] {
+        let asked = format!("/api/v1/pods?{asked}");
+        assert_eq!(sent(&policy, "GET", &asked), format!("/api/v1/pods?{newer}{more}"), "{asked}");
+    }
+    // Switched off, and the operator holds its share of before.
+    let mut policy = limited("");
+    policy.limits[0].changed_at = Some(70);
+    let query = "resourceVersion=70&resourceVersionMatch=NotOlderThan";
+    let sent = sent(&policy, "GET", "/api/v1/pods?resourceVersion=0");
+    assert_eq!(sent, format!("/api/v1/pods?{query}"));
+}
+
+#[test]
 fn the_policy_stands_before_what_the_client_asks() {
     for (asked, wanted) in [
         ("", "labelSelector=a%20in%20%281%2C2%29"),

@@ -204,7 +204,11 @@ async fn reads(
     let info = kept.info().map_err(SpliceError::Request)?;
     let at = over.at.ok_or(SpliceError::NoVersion)?;
     let accept = kept.list_accept(encoding)?;
-    let plan = Plan { selector: selector(&over.new, &info), lock: lock(&over.new, &info) };
+    let plan = Plan {
+        selector: selector(&over.new, &info),
+        lock: lock(&over.new, &info),
+        ..Plan::default()
+    };
     let mut next = None;
     for old in &over.old {
         if !same_lock(old, &over.new, &info) {

@@ -1,9 +1,11 @@
 //! What a client reads through the proxy is, byte for byte, what the API server itself would say of its share.
 
+use std::fs;
+
 use http::{StatusCode, Version};
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, names, write_policy};
+use crate::bed::{Bed, WIDGETS, names, write_policy};
 use crate::harness::proxy::Proxy;
 use crate::harness::soon;
 
@@ -149,6 +151,43 @@ async fn assert_same(
 
 fn without_digits(body: &[u8]) -> Vec<u8> {
     body.iter().map(|byte| if byte.is_ascii_digit() { b'0' } else { *byte }).collect()
+}
+
+#[tokio::test]
+async fn a_kind_where_nothing_happens_is_listed_and_watched_after_its_shares_have_changed() {
+    let bed = Bed::new().await;
+    let ([_, quiet], _) = filled(&bed).await;
+    let version_of = |list: &Value| -> u64 {
+        list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    };
+    let newest =
+        async |target: &str| version_of(&bed.admin("GET", target, &Value::Null).await.unwrap());
+    let before = newest(&quiet).await;
+    bed.create("later", 0).await;
+    let changed_at = newest(&bed.config_maps()).await;
+    let limit = json!({"relateResources": [{"apiGroups": [WIDGETS], "resources": ["widgets"]}], "selector": "slot=0", "changedAt": changed_at});
+    fs::write(bed.pki.path("policy"), json!({"limits": [limit]}).to_string()).unwrap();
+    let policy = bed.pki.path("policy");
+    let proxy = Proxy::start(&bed.pki, bed.upstream(), &["--policy", policy.to_str().unwrap()]);
+    for version in BOTH {
+        let (status, _) = bed
+            .through(&proxy, version, &format!("{quiet}?watch=1&resourceVersion={before}"))
+            .await;
+        assert_eq!(status, StatusCode::GONE);
+        let asked = [
+            "resourceVersion=0".to_owned(),
+            "limit=3&resourceVersion=0".to_owned(),
+            format!("resourceVersion={before}&resourceVersionMatch=NotOlderThan"),
+        ];
+        for query in asked {
+            let (status, list) = bed.through(&proxy, version, &format!("{quiet}?{query}")).await;
+            assert_eq!((status, names(&list).len()), (StatusCode::OK, 4), "{query}: {list}");
+            let at = version_of(&list);
+            assert!(at >= changed_at, "{query}: {at} is from before {changed_at}");
+            let watch = format!("{quiet}?watch=1&timeoutSeconds=1&resourceVersion={at}");
+            assert_eq!(bed.through(&proxy, version, &watch).await.0, StatusCode::OK);
+        }
+    }
 }
 
 #[tokio::test]

@@ -28,8 +28,8 @@ pub mod install;
 
 pub mod scene;
 
-mod shares;
-
 mod checks;
+
+mod shares;
 
 pub mod steps;

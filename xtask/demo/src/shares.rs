@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 use ctrlmesh_common::selector::Selector;
 use serde_json::Value;
 
+use crate::checks::WHOLE_WITHIN;
 use crate::ledger::Asked;
 use crate::scene::Scene;
 use crate::work::Kind;
@@ -30,8 +31,8 @@ struct Shares {
     each: BTreeMap<String, Weight>,
 }
 
-/// That of each kind that is divided, and that all watch that work, each replica reads less than there is, and all
-/// together each object once; gives what each reads.
+/// That of each kind that is divided each replica that works reads less than there is, and all together each object once;
+/// gives what each reads.
 ///
 /// # Errors
 /// What is not divided.
@@ -48,28 +49,26 @@ pub(crate) fn whole(scene: &Scene) -> Result<String> {
 }
 
 fn told(scene: &Scene, is: fn(&Shares) -> bool, is_not: &str) -> Result<String> {
+    let mut lines = Vec::new();
+    for kind in scene.work.kinds() {
+        let watched = format!("all that work to watch {}", kind.resource());
+        let shares = scene.until(&watched, WHOLE_WITHIN, || watched_by_all(scene, *kind))?;
+        let line = shares.told();
+        ensure!(is(&shares), "{is_not}: {line}");
+        lines.push(line);
+    }
+    Ok(format!("read by each: {}", lines.join("; ")))
+}
+
+/// What each reads of a kind, once each that works reads it.
+fn watched_by_all(scene: &Scene, kind: Kind) -> Result<Option<Shares>> {
     let working = scene.observer.both(|world, _| {
         let working = world.pods.keys().filter(|pod| world.works(pod));
         working.cloned().collect::<BTreeSet<_>>()
     });
-    let (mut lines, mut unread) = (Vec::new(), Vec::new());
-    for kind in scene.work.kinds() {
-        let shares = Shares::of(scene, *kind)?;
-        let by_all = !working.is_empty() && working.iter().all(|pod| shares.each.contains_key(pod));
-        let line = shares.told();
-        ensure!(*kind != scene.work.main() || by_all, "not all watch: {line}");
-        if by_all && shares.all.objects > 0 {
-            ensure!(is(&shares), "{is_not}: {line}");
-            lines.push(line);
-        } else {
-            unread.push(shares.what);
-        }
-    }
-    let unread = match unread.as_slice() {
-        [] => String::new(),
-        kinds => format!("; not watched by all yet: {}", kinds.join(", ")),
-    };
-    Ok(format!("read by each: {}{unread}", lines.join("; ")))
+    let shares = Shares::of(scene, kind)?;
+    let by_all = !working.is_empty() && working.iter().all(|pod| shares.each.contains_key(pod));
+    Ok(by_all.then_some(shares))
 }
 
 // === impl Shares ===

@@ -154,7 +154,7 @@ impl Splice {
         let joins = difference.joins.into_iter().map(|selector| (selector, Change::Joins));
         // The lock is renamed here; the selector is put in for each request.
         let renamed =
-            crate::rewrite::target(request, &Plan { selector: None, lock: plan.lock.clone() });
+            crate::rewrite::target(request, &Plan { lock: plan.lock.clone(), ..Plan::default() });
         let (path, query) = renamed.split_once('?').unwrap_or((&renamed, ""));
         Ok(Self {
             encoding,

@@ -166,7 +166,7 @@ fn selector(text: &str) -> Selector {
 }
 
 fn plan(selector_text: &str) -> Plan {
-    Plan { selector: Some(selector(selector_text)), lock: None }
+    Plan { selector: Some(selector(selector_text)), ..Plan::default() }
 }
 
 fn spliced(target: &str, old: &str, new: &str) -> Splice {
@@ -254,7 +254,7 @@ fn the_lock_stays_renamed_in_a_splice() {
     let lock = Lock { namespace: "ops".into(), name: "op".into(), shard: "s1".into() };
     let rename = Rename { on_server: lock.per_shard(), lock };
     let lock = LockPlan { rename, in_path: false, in_fields: true, in_body: false };
-    let plan = Plan { selector: None, lock: Some(lock) };
+    let plan = Plan { lock: Some(lock), ..Plan::default() };
     let target =
         "/apis/coordination.k8s.io/v1/namespaces/ops/leases?watch&fieldSelector=metadata.name%3Dop";
     let splice = Splice::new(&request(target), &plan, Encoding::Json, 5, None).unwrap();

@@ -1,0 +1,87 @@
+use std::future;
+use std::sync::Mutex;
+
+use http::{Method, Request, Response};
+use kube::client::Body;
+use kube::runtime::events::Recorder;
+use tokio::sync::watch;
+
+use super::*;
+use crate::cache::Snapshot;
+use crate::drain::Drain;
+use crate::manifest::Manifests;
+use crate::plan;
+use crate::pod::Member;
+
+/// A root of two shards, switched off, and `pods` of them that carry no label yet.
+fn planned(selector: &str, pods: usize) -> Plan {
+    let owner = "ownerReferences: [{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: a, controller: true}]";
+    let pod = |number| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: op-{number}, namespace: ops, uid: u{number}, annotations: {{ctrlmesh.kusionstack.io/injected: 'true'}}, \
+             labels: {{ctrlmesh.kusionstack.io/enable-proxy: 'true'}}, {owner}}}\n---\n"
+        )
+    };
+    let root = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: op, namespace: ops, uid: '1'}\n\
+        spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 200}}}\n---\n";
+    let other = format!(
+        "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: other, namespace: ops, uid: '2'}}\n\
+         spec: {{selector: {{matchLabels: {{app: other}}}}, limits: [{{selector: {{matchLabels: {{team: {selector}}}}}}}]}}\n---\n"
+    );
+    let mut manifests = Manifests::default();
+    let pods: String = (0..pods).map(pod).collect();
+    manifests.read(&(root.to_owned() + &other + &pods)).unwrap();
+    let snapshot = Snapshot {
+        members: manifests.pods.iter().map(Member::from).collect(),
+        configs: manifests.configs,
+        ..Snapshot::default()
+    };
+    plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_division_is_written_while_hundreds_of_labels_hang() {
+    let (seen, written) = mpsc::unbounded_channel::<String>();
+    let mut written = written;
+    let hung = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&hung);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (seen, count) = (seen.clone(), Arc::clone(&count));
+        async move {
+            let path = request.uri().path().to_owned();
+            if request.method() == Method::PATCH && path.contains("/pods/") {
+                *count.lock().unwrap() += 1;
+                return future::pending::<kube::Result<_>>().await;
+            }
+            if request.method() == Method::PUT && path.ends_with("/status") {
+                let body = request.into_body().collect_bytes().await?;
+                seen.send(path).unwrap();
+                return Ok(Response::new(Body::from(body)));
+            }
+            let missing = r#"{"kind":"Status","apiVersion":"v1","code":404,"reason":"NotFound","message":"none","status":"Failure"}"#;
+            Ok(Response::builder()
+                .status(404)
+                .body(Body::from(missing.as_bytes().to_vec()))
+                .unwrap())
+        }
+    });
+    let client = Client::new(service, "default");
+    let control = Control {
+        client: client.clone(),
+        labelling: Arc::default(),
+        recorder: Recorder::new(client, "test".into()),
+        contacts: BTreeMap::new,
+        unlabelled: || None,
+        may_write: || true,
+    };
+    let (plans, newest) = watch::channel(Some(Arc::new(planned("a", 400))));
+    let drain = Drain::default();
+    drain.spawn(control.run(newest));
+    let status_of_other =
+        "/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/ops/shardingconfigs/other/status";
+    while written.recv().await.as_deref() != Some(status_of_other) {}
+    plans.send_replace(Some(Arc::new(planned("b", 400))));
+    while written.recv().await.as_deref() != Some(status_of_other) {}
+    let hung = *hung.lock().unwrap();
+    assert!((1..100).contains(&hung), "{hung} of 400 were tried");
+}
