@@ -2,6 +2,7 @@
 
 mod exchange;
 mod headers;
+mod held;
 mod http1;
 mod http2;
 mod items;
@@ -41,6 +42,7 @@ use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics, Open};
 use crate::policy::{Current, History};
 use crate::seldom::Seldom;
+use crate::serve::held::Room;
 use crate::serve::view::View;
 use crate::tls;
 use crate::tls::stream::ServerStream;
@@ -102,7 +104,7 @@ struct Session {
     gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
     leaving: Rc<Notify>,
-    _counted: Counted,
+    counted: Counted,
 }
 
 /// A connection on which the client speaks HTTP, to its end: one a connection, of either protocol.
@@ -113,6 +115,8 @@ type Serving = Pin<Box<dyn Future<Output = ()>>>;
 struct Counted {
     _open: Open,
     _place: Place,
+    /// What is held of its bodies.
+    room: Room,
 }
 
 // === impl Server ===
@@ -121,7 +125,8 @@ impl Server {
     /// Serves one connection to its end.
     pub async fn serve(self: Rc<Self>, accepted: Accepted) {
         let Accepted { stream, client, origin, place } = accepted;
-        let counted = Counted { _open: self.metrics.connection(), _place: place };
+        let room = Room::of(origin.pod);
+        let counted = Counted { _open: self.metrics.connection(), _place: place, room };
         debug!(client.addr = %client, pod = ?origin.pod, "connected");
         if let Ok(stream) = TcpStream::from_std(stream) {
             let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
@@ -192,8 +197,7 @@ impl Server {
         let upstream = Upstream::new(http2, self.dialer.clone(), target, leaving.clone());
         let Served { policy, history, gone } = served;
         let policy = View::of(policy, history);
-        let session =
-            Rc::new(Session { server: self, upstream, policy, gone, leaving, _counted: counted });
+        let session = Rc::new(Session { server: self, upstream, policy, gone, leaving, counted });
         Some(if http2 {
             Box::pin(http2::serve(session, stream, deadline))
         } else {

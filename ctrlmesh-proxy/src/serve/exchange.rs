@@ -195,8 +195,9 @@ impl Session {
             }
             metrics.renamed.inc();
             let deadline = self.server.response_timeout;
+            let (room, waits) = (&self.counted.room, &extra.waits);
             let renaming =
-                lock::request(request, &plan.rename, plan.in_body, deadline, &extra.waits);
+                lock::request(request, &plan.rename, plan.in_body, deadline, room, waits);
             request = Box::pin(renaming).await.map_err(Failure::Lock)?;
             extra.rename = Some(plan.rename);
         }
@@ -274,7 +275,9 @@ impl Session {
             }
             (_, Some(rename)) => {
                 let deadline = self.server.response_timeout;
-                let renaming = Box::pin(lock::response(response, &rename, extra.is_list, waits));
+                let room = &self.counted.room;
+                let renaming =
+                    Box::pin(lock::response(response, &rename, extra.is_list, room, waits));
                 let renamed = time::timeout(deadline, renaming).await;
                 renamed.map_err(|_elapsed| Failure::Timeout { deadline })?.map_err(Failure::Lock)
             }

@@ -1,10 +1,9 @@
 //! How does a leader-election lock pass whose name the policy changes?
 //!
-//! Its request and response are read whole, which nothing else is, and only up to [`lock::MAX_BODY_BYTES`], and up to
-//! [`MAX_HELD_BYTES`] of all at once. Longer lists pass item by item.
+//! Its request and response are read whole, which nothing else is, and only up to [`lock::MAX_BODY_BYTES`] each. Longer
+//! lists pass item by item.
 
 use std::borrow::Cow;
-use std::cell::Cell;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -20,6 +19,7 @@ use crate::rewrite;
 use crate::rewrite::Encoding;
 use crate::rewrite::lock;
 use crate::rewrite::lock::LockError;
+use crate::serve::held::Room;
 use crate::serve::items::List;
 use crate::serve::reply::Content;
 use crate::serve::waits::Waits;
@@ -27,17 +27,8 @@ use crate::serve::waits::Waits;
 /// The longest list that is held as a whole, in bytes.
 const SHORT_BYTES: usize = 128 << 10;
 
-/// How much of bodies a thread holds at once, in bytes.
-const MAX_HELD_BYTES: usize = 64 << 20;
-
-thread_local! {
-    /// How much is held now.
-    static HELD_BYTES: Cell<usize> = const { Cell::new(0) };
-}
-
-/// A share of what is held, given back when it is dropped.
-#[derive(Debug, Default)]
-struct Held(usize);
+/// How long a client may take for the longest body: it is beside us, and what it does not finish holds room.
+const BODY_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why a lock could not be passed on.
 #[derive(Debug, Error)]
@@ -45,7 +36,7 @@ pub(super) enum LockedError {
     /// It is larger than any lock is.
     #[error("read a body of at most {} bytes", lock::MAX_BODY_BYTES)]
     TooLarge,
-    /// Too much is held of others.
+    /// Too much is held already.
     #[error("hold one more body")]
     Busy,
     /// The client takes too long to send it.
@@ -74,6 +65,7 @@ pub(super) async fn request(
     rename: &Rename,
     read_body: bool,
     deadline: Duration,
+    room: &Room,
     waits: &Waits,
 ) -> Result<Request<Relay>, LockedError> {
     let (mut head, body) = request.into_parts();
@@ -82,7 +74,8 @@ pub(super) async fn request(
     if !read_body {
         return Ok(Request::from_parts(head, body));
     }
-    let collected = waits.on(time::timeout(deadline, collect(body))).await;
+    let deadline = deadline.min(BODY_PATIENCE);
+    let collected = waits.on(time::timeout(deadline, collect(body, room))).await;
     let bytes = collected.map_err(|_elapsed| LockedError::Slow { deadline })??;
     let renamed = renamed(&head.headers, &bytes, rename)?;
     let body = replace(&mut head.headers, renamed, &bytes);
@@ -94,6 +87,7 @@ pub(super) async fn response(
     response: Response<Relay>,
     rename: &Rename,
     is_list: bool,
+    room: &Room,
     waits: &Waits,
 ) -> Result<Response<Content>, LockedError> {
     let (mut head, body) = response.into_parts();
@@ -114,7 +108,7 @@ pub(super) async fn response(
         head.headers.remove(header::CONTENT_LENGTH);
         return Ok(Response::from_parts(head, Content::Items(Box::new(List::new(items, body)))));
     }
-    let bytes = waits.on(collect(body)).await?;
+    let bytes = waits.on(collect(body, room)).await?;
     if bytes.is_empty() {
         return Ok(Response::from_parts(head, Content::Plain(Relay::Empty)));
     }
@@ -161,39 +155,21 @@ fn renamed<'b>(
 }
 
 /// A whole body. Whoever waits for it says how long.
-async fn collect(mut body: Relay) -> Result<Bytes, LockedError> {
-    let mut held = Held::default();
+async fn collect(mut body: Relay, room: &Room) -> Result<Bytes, LockedError> {
+    let mut held = room.begin();
     let mut pieces = BytesMut::new();
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame.map_err(|_broken| LockedError::Broken)?.into_data() {
             if pieces.len() + data.len() > lock::MAX_BODY_BYTES {
                 return Err(LockedError::TooLarge);
             }
-            held.more(data.len())?;
+            if !held.more(data.len()) {
+                return Err(LockedError::Busy);
+            }
             pieces.extend_from_slice(&data);
         }
     }
     Ok(pieces.freeze())
-}
-
-// === impl Held ===
-
-impl Held {
-    fn more(&mut self, bytes: usize) -> Result<(), LockedError> {
-        let held = HELD_BYTES.get() + bytes;
-        if held > MAX_HELD_BYTES {
-            return Err(LockedError::Busy);
-        }
-        HELD_BYTES.set(held);
-        self.0 += bytes;
-        Ok(())
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        HELD_BYTES.set(HELD_BYTES.get() - self.0);
-    }
 }
 
 /// The renamed body, and its length where one was given.
@@ -208,3 +184,6 @@ fn replace(headers: &mut HeaderMap, renamed: Cow<'_, [u8]>, bytes: &Bytes) -> Re
     headers.remove(header::TRANSFER_ENCODING);
     Relay::full(body)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,43 @@
+use ctrlmesh_common::policy::Lock;
+use tokio::io;
+use tokio::task::JoinSet;
+
+use super::*;
+
+fn rename() -> Rename {
+    let lock = Lock { namespace: "ops".into(), name: "lead".into(), shard: "s1".into() };
+    Rename { on_server: lock.per_shard(), lock }
+}
+
+/// A request whose body does not end, and what keeps it open.
+async fn unfinished(first: &'static [u8]) -> (Request<Relay>, JoinSet<()>) {
+    let (ours, theirs) = io::duplex(1 << 20);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let (mut send, connection) = h2::client::handshake(theirs).await.unwrap();
+        let request = Request::put("https://k/").header(header::CONTENT_TYPE, "application/json");
+        let (_response, mut body) = send.send_request(request.body(()).unwrap(), false).unwrap();
+        body.send_data(Bytes::from_static(first), false).unwrap();
+        drop(connection.await);
+    });
+    let mut connection = h2::server::handshake(ours).await.unwrap();
+    let (request, respond) = connection.accept().await.unwrap().unwrap();
+    tasks.spawn(async move {
+        let _open = respond;
+        while connection.accept().await.is_some() {}
+    });
+    (request.map(|body| Relay::http2(body, None)), tasks)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_has_no_longer_than_a_lock_takes_however_patient_the_proxy_is() {
+    for (deadline, waited) in
+        [(Duration::from_mins(2), BODY_PATIENCE), (Duration::from_secs(2), Duration::from_secs(2))]
+    {
+        let (sent, _open) = unfinished(b"{").await;
+        let (room, waits) = (Room::of(None), Waits::default());
+        let error = request(sent, &rename(), true, deadline, &room, &waits).await.unwrap_err();
+        assert!(matches!(error, LockedError::Slow { deadline } if deadline == waited), "{error}");
+        assert_eq!(waits.total(), waited);
+    }
+}
