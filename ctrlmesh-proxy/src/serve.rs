@@ -12,6 +12,7 @@ mod refuse;
 mod renaming;
 mod reply;
 mod splice;
+mod turn;
 mod unread;
 mod upgraded;
 mod view;

@@ -5,11 +5,17 @@
 
 mod harness;
 
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
 use bytes::Bytes;
-use harness::client::{Client, get};
-use harness::watches::{Bed, LEASES, PODS, WATCH, answer, event, leases, list, pods, sees};
+use harness::client::{Client, get, tls};
+use harness::upstream::streamed;
+use harness::watches::{
+    Bed, LEASES, PODS, WATCH, answer, event, json_content, leases, list, pods, sees,
+};
 use harness::{soon, until};
-use http::{HeaderValue, StatusCode, Version};
+use http::{HeaderValue, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
@@ -60,6 +66,66 @@ async fn a_change_cuts_in_the_middle_of_no_event() {
     assert_eq!(watching.sees().await, sees("MODIFIED", "y"));
     assert_eq!(watching.sees().await.0, "ADDED");
     assert!(bed.listed()[0].contains("resourceVersion=7&"), "{:?}", bed.listed());
+}
+
+/// How many pages are read at once.
+const AT_ONCE: usize = 16;
+
+#[tokio::test]
+async fn watches_go_over_some_at_a_time_and_all_of_them() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    let mut watches = Vec::new();
+    for number in 0..40 {
+        let (watching, _) = bed.watch(BOTH[number % 2], WATCH, &[]).await;
+        watches.push(watching);
+    }
+    let asked = Arc::<Mutex<VecDeque<_>>>::default();
+    let lists = asked.clone();
+    bed.answer_lists(move |target| {
+        let (send, mut response) = streamed();
+        json_content(&mut response);
+        lists.lock().unwrap().push_back((target.to_owned(), send));
+        response
+    });
+    bed.change(&pods(2, "team=b")).await;
+    let open = || asked.lock().unwrap().len();
+    until("as many lists as are read at once", || async { open() >= AT_ONCE }).await;
+    for _ in 0..80 {
+        until("a list", || async { open() > 0 }).await;
+        assert!(open() <= AT_ONCE, "{} lists are read at once", open());
+        let (target, mut send) = asked.lock().unwrap().pop_front().unwrap();
+        let page = list(&target).into_body().collect().await.unwrap().to_bytes();
+        send.send_data(page).await.unwrap();
+    }
+    for watching in &mut watches {
+        assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+        assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_keeps_no_other_from_going_over() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    // It takes some bytes of each of its watches, and none of what they go over by.
+    let stream = tls(&bed.pki, bed.proxy.address, "h2").await;
+    let mut builder = h2::client::Builder::new();
+    let handshake = builder.initial_window_size(16).handshake::<_, Bytes>(stream).await;
+    let (mut send, connection) = handshake.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    let mut unread = Vec::new();
+    for _ in 0..2 * AT_ONCE {
+        let request = Request::get(format!("https://k{WATCH}")).body(()).unwrap();
+        send = send.ready().await.unwrap();
+        let (response, _) = send.send_request(request, true).unwrap();
+        let (_, upstream) = soon("a watch", bed.watches.recv()).await.unwrap();
+        unread.push((soon("its head", response).await.unwrap(), upstream));
+    }
+    let (mut watching, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
+    bed.change(&pods(2, "team=b")).await;
+    let read = || bed.listed().len() >= unread.len();
+    until("as many lists as there are watches", || async { read() }).await;
+    assert_eq!(watching.sees().await, sees("ADDED", "team in (b)"));
+    assert_eq!(watching.sees().await, sees("DELETED", "team in (a)"));
 }
 
 #[tokio::test]

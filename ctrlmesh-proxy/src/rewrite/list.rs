@@ -46,6 +46,8 @@ pub struct Kind {
 pub struct Listed {
     /// The events, framed.
     pub frames: Vec<u8>,
+    /// How many items it has.
+    pub items: usize,
     /// The version of the list.
     pub version: u64,
     /// The token for the next page.
@@ -85,6 +87,7 @@ pub fn events(body: &[u8], encoding: Encoding, change: Change) -> Result<Listed,
     let next = document.text_of(&metadata, "continue")?.filter(|token| !token.is_empty());
     Ok(Listed {
         frames,
+        items: items.len(),
         version: version.ok_or(ListError::NoVersion)?,
         next: next.map(std::borrow::Cow::into_owned),
         kind: own_kind.or(item_kind),

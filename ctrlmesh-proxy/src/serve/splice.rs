@@ -11,7 +11,6 @@ use ctrlmesh_common::selector::Selector;
 use http::header::HeaderName;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt as _, Limited};
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time;
@@ -26,10 +25,8 @@ use crate::rewrite::Encoding;
 use crate::rewrite::watch;
 use crate::rewrite::watch::{Ask, Expired, Splice};
 use crate::serve::Session;
+use crate::serve::turn::{MAX_PAGE_BYTES, Turn};
 use crate::upstream::SendError;
-
-/// How large a page of what joins or leaves may be: beyond it the client reads it itself, after 410.
-const MAX_LIST_BYTES: usize = 64 << 20;
 
 /// How to ask for a list of which only the version matters.
 const METADATA_ONLY: &str =
@@ -97,7 +94,7 @@ enum SpliceError {
     Timeout,
     #[error("send what was read")]
     Gone,
-    #[error("read a list of at most {MAX_LIST_BYTES} bytes")]
+    #[error("read a list of at most {MAX_PAGE_BYTES} bytes")]
     List,
     #[error("ask for what no request can name")]
     Target,
@@ -224,12 +221,15 @@ async fn reads(
             };
             let mut request = kept.request(path(&target)?)?;
             request.headers_mut().insert(header::ACCEPT, accept.clone());
-            let (status, kind, body) = list(session, request).await?;
+            // The page before was taken: as long as one is not, nobody asks how this goes on, and it has no turn. Who does
+            // not take it is gone, and so is this.
+            let place = pages.reserve().await.map_err(|_gone| SpliceError::Gone)?;
+            let mut turn = Turn::come().await;
+            let (status, kind, body) = list(session, request, &mut turn).await?;
             let page =
                 splice.answer(status.as_u16(), &kind, &body).map_err(SpliceError::Expired)?;
-            drop(body);
-            // Who does not read it is gone, and so is this.
-            pages.send(page.into()).await.map_err(|_gone| SpliceError::Gone)?;
+            drop((body, turn));
+            place.send(page.into());
         });
     }
     let (target, response) = match over.begun {
@@ -282,7 +282,7 @@ async fn version(
     let target = watch::newest(info, selector(&now, info).as_ref()).ok_or(SpliceError::Target)?;
     let mut request = kept.request(path(&target)?)?;
     request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static(METADATA_ONLY));
-    let (_, kind, body) = list(session, request).await?;
+    let (_, kind, body) = list(session, request, &mut Turn::of_one()).await?;
     let encoding = Encoding::of(&kind).ok_or(SpliceError::List)?;
     watch::list_version(&body, encoding).ok_or(SpliceError::List)
 }
@@ -291,13 +291,15 @@ async fn version(
 async fn list(
     session: &Session,
     request: Request<Relay>,
+    turn: &mut Turn,
 ) -> Result<(StatusCode, String, Bytes), SpliceError> {
-    in_time(session, read_list(session, request)).await
+    in_time(session, read_list(session, request, turn)).await
 }
 
 async fn read_list(
     session: &Session,
     request: Request<Relay>,
+    turn: &mut Turn,
 ) -> Result<(StatusCode, String, Bytes), SpliceError> {
     let response = session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)?;
     let (head, body) = response.into_parts();
@@ -306,9 +308,8 @@ async fn read_list(
         .get(header::CONTENT_TYPE)
         .and_then(|kind| kind.to_str().ok())
         .unwrap_or_default();
-    let body =
-        Limited::new(body, MAX_LIST_BYTES).collect().await.map_err(|_broken| SpliceError::List)?;
-    Ok((head.status, kind.to_owned(), body.to_bytes()))
+    let body = turn.read(body).await.map_err(|_no_page| SpliceError::List)?;
+    Ok((head.status, kind.to_owned(), body))
 }
 
 /// What the API server gives, if it does so in time.

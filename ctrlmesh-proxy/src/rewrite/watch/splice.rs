@@ -15,8 +15,14 @@ use crate::rewrite::list::{self, Change};
 use crate::rewrite::selector::{escaped, narrowed};
 use crate::rewrite::status::Status;
 
-/// Objects that are asked for at once.
-const PAGE: &str = "500";
+/// Objects that are asked for first, before it is known how large they are, and at least.
+const FEW: usize = 100;
+
+/// Objects that are asked for at once, at most: as many as clients ask for themselves.
+const MANY: usize = 500;
+
+/// How large a page is to be, in bytes, where so many objects make one: whoever does not read it makes us keep it.
+const PAGE_BYTES: usize = 1 << 20;
 
 /// Parameters of a watch that a list does not take, or takes from us.
 const NOT_IN_LIST: [&str; 8] = [
@@ -85,6 +91,8 @@ pub struct Splice {
     lists: Vec<(Selector, Change)>,
     /// The next page of the list at hand.
     page: Option<String>,
+    /// How many objects to ask for.
+    limit: usize,
 }
 
 /// The content type to accept for the lists of a splice.
@@ -166,6 +174,7 @@ impl Splice {
             bookmarks: request.query().is_set("allowWatchBookmarks"),
             lists: leaves.rev().chain(joins.rev()).collect(),
             page: None,
+            limit: FEW,
         })
     }
 
@@ -184,9 +193,10 @@ impl Splice {
             ));
         };
         let query = narrowed(&without(&self.query, &NOT_IN_LIST), selector);
+        let limit = self.limit;
         let where_from = match &self.page {
-            Some(token) => format!("limit={PAGE}&continue={}", escaped(token.as_bytes())),
-            None => format!("limit={PAGE}&resourceVersion={}&resourceVersionMatch=Exact", self.at),
+            Some(token) => format!("limit={limit}&continue={}", escaped(token.as_bytes())),
+            None => format!("limit={limit}&resourceVersion={}&resourceVersionMatch=Exact", self.at),
         };
         Ask::List(joined(&self.list_path, &query, &where_from))
     }
@@ -214,6 +224,9 @@ impl Splice {
             return Err(Expired::Unreadable);
         }
         let mut frames = listed.frames;
+        if let Some(bytes) = body.len().checked_div(listed.items) {
+            self.limit = (PAGE_BYTES / bytes.max(1)).clamp(FEW, MANY);
+        }
         self.page = listed.next;
         if self.page.is_none() {
             self.lists.pop();

@@ -180,7 +180,7 @@ fn a_splice_asks_for_what_joins_then_for_what_leaves_then_for_the_watch() {
     let empty = br#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"226"},"items":[]}"#;
     let listing = |slot: u8| {
         Ask::List(format!(
-            "/api/v1/configmaps?labelSelector=slot%20in%20%28{slot}%29%2Cteam%3Da&fieldSelector=x%3Dy&limit=500&resourceVersion=226&resourceVersionMatch=Exact"
+            "/api/v1/configmaps?labelSelector=slot%20in%20%28{slot}%29%2Cteam%3Da&fieldSelector=x%3Dy&limit=100&resourceVersion=226&resourceVersionMatch=Exact"
         ))
     };
     assert_eq!(splice.ask(), listing(3));
@@ -205,7 +205,24 @@ fn a_list_in_pages_is_asked_for_to_its_end() {
     let frames = splice.answer(200, "application/json", &page).unwrap();
     assert_eq!(watch_frames_for_tests(&frames, Encoding::Json).len(), 2);
     let Ask::List(next) = splice.ask() else { panic!("{splice:?}") };
+    // They are small, so the next ones are more.
     assert!(next.contains("&limit=500&continue=ey") && !next.contains("resourceVersion"), "{next}");
+}
+
+#[test]
+fn a_page_holds_as_many_objects_as_make_it_no_larger_than_it_need_be() {
+    for (object, limit) in [(100, 500), (3 << 10, 339), (10 << 10, 102), (1 << 20, 100)] {
+        let mut splice = spliced(WATCH, "slot=1", "slot=2");
+        let item = format!(r#"{{"metadata":{{"name":"{}"}}}}"#, "x".repeat(object - 24));
+        let page = format!(
+            r#"{{"kind":"ConfigMapList","apiVersion":"v1","metadata":{{"resourceVersion":"226","continue":"t"}},"items":[{item},{item}]}}"#
+        );
+        splice.answer(200, "application/json", page.as_bytes()).unwrap();
+        let Ask::List(next) = splice.ask() else { panic!("{splice:?}") };
+        let asked: usize =
+            next.split_once("&limit=").unwrap().1.split_once('&').unwrap().0.parse().unwrap();
+        assert!(asked.abs_diff(limit) <= limit / 10, "{object}: {asked}");
+    }
 }
 
 #[test]
