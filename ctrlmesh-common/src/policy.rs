@@ -13,6 +13,9 @@ use crate::selector::Selector;
 pub const LOCK_RESOURCES: [(&str, &str); 3] =
     [("coordination.k8s.io", "leases"), ("", "configmaps"), ("", "endpoints")];
 
+/// How long what limits one resource may be in a URL, in bytes: a target has room for 64 KiB, with what the client asks.
+pub const MAX_SELECTOR_BYTES: usize = 48 << 10;
+
 /// Everything a proxy is told about one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -107,6 +110,16 @@ pub enum PolicyError {
         #[source]
         source: ResourceMatchError,
     },
+    /// What limits some resource does not fit into a request.
+    #[error(
+        "limits[{limit}].selector: takes {bytes} bytes in a URL, together with what else limits the same resources; at most {MAX_SELECTOR_BYTES} have room there"
+    )]
+    SelectorTooLong {
+        /// Which limit.
+        limit: usize,
+        /// How many bytes.
+        bytes: usize,
+    },
     /// A part of the lock is empty or holds what no name may hold.
     #[error(
         "lock.{field}: {value:?} is no name: allowed are 1 to 253 of a-z 0-9 - . with an alphanumeric at both ends"
@@ -181,7 +194,25 @@ impl Policy {
                 resources.check().map_err(|source| PolicyError::Resources { limit, at, source })?;
             }
         }
+        self.check_length()?;
         self.lock.as_ref().map_or(Ok(()), Lock::check)
+    }
+
+    /// Whether requests have room for what limits them: as if one resource were limited by all that share one with a limit.
+    fn check_length(&self) -> Result<(), PolicyError> {
+        let lengths: Vec<usize> = self.limits.iter().map(Limit::escaped_bytes).collect();
+        if lengths.iter().sum::<usize>() <= MAX_SELECTOR_BYTES {
+            return Ok(());
+        }
+        for (limit, one) in self.limits.iter().enumerate() {
+            let others = self.limits.iter().zip(&lengths);
+            let bytes =
+                others.filter(|(other, _)| one.overlaps(other)).map(|(_, bytes)| bytes).sum();
+            if bytes > MAX_SELECTOR_BYTES {
+                return Err(PolicyError::SelectorTooLong { limit, bytes });
+            }
+        }
+        Ok(())
     }
 
     fn covering(&self, group: &str, resource: &str) -> impl Iterator<Item = &Limit> {
@@ -206,6 +237,21 @@ impl Limit {
     pub fn covers(&self, group: &str, resource: &str) -> bool {
         self.relate_resources.is_empty()
             || self.relate_resources.iter().any(|one| one.covers(group, resource))
+    }
+
+    /// Whether some resource is limited by both.
+    fn overlaps(&self, other: &Self) -> bool {
+        let (ours, theirs) = (&self.relate_resources, &other.relate_resources);
+        ours.is_empty()
+            || theirs.is_empty()
+            || ours.iter().any(|one| theirs.iter().any(|other| one.overlaps(other)))
+    }
+
+    /// How long its selector is in a URL, with a comma behind it.
+    fn escaped_bytes(&self) -> usize {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+        self.selector.to_string().bytes().map(|byte| if plain(byte) { 1 } else { 3 }).sum::<usize>()
+            + 3
     }
 
     /// Whether `other` says the same, whatever since when.
@@ -332,6 +378,36 @@ mod tests {
         assert_eq!(lock.per_shard(), "op---s-1");
         assert!(lock.reserves("op---s-1") && lock.reserves("op---other") && lock.reserves("op---"));
         assert!(!lock.reserves("op") && !lock.reserves("op--s") && !lock.reserves("opx---s"));
+    }
+
+    #[test]
+    fn what_limits_a_resource_must_have_room_in_a_request() {
+        let part = |bytes: usize| {
+            let values: Vec<String> = (0..bytes / 13).map(|at| format!("{at:010}")).collect();
+            format!("a in ({})", values.join(","))
+        };
+        let policy = |limits: &[Limit]| Policy { limits: limits.to_vec(), ..Policy::default() };
+        let (half, most) = (part(MAX_SELECTOR_BYTES / 2 - 100), part(MAX_SELECTOR_BYTES - 100));
+        let (pods, all) = ([("", "pods")], [("*", "*")]);
+        for fits in [
+            policy(&[limit(&pods, &most)]),
+            policy(&[limit(&pods, &half), limit(&pods, &half)]),
+            policy(&[limit(&pods, &most), limit(&[("apps", "*")], &most)]),
+        ] {
+            assert_eq!(fits.check(), Ok(()));
+        }
+        let long = limit(&pods, &part(MAX_SELECTOR_BYTES + 100));
+        for (policy, at) in [
+            (policy(&[limit(&pods, "b=1"), long.clone()]), 0),
+            (policy(&[limit(&[("apps", "*")], "b=1"), long]), 1),
+            (policy(&[limit(&pods, &half), limit(&all, &half), limit(&[], &half)]), 0),
+        ] {
+            let error = policy.check().unwrap_err();
+            assert!(
+                matches!(error, PolicyError::SelectorTooLong { limit, .. } if limit == at),
+                "{error}"
+            );
+        }
     }
 
     #[test]

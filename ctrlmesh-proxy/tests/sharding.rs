@@ -11,6 +11,7 @@ use bytes::Bytes;
 use harness::client::Client;
 use harness::pki::Pki;
 use harness::proxy::Proxy;
+use harness::until;
 use harness::upstream::{Upstream, whole};
 use http::{HeaderValue, Method, Request, StatusCode, Version};
 use http_body_util::Full;
@@ -197,15 +198,51 @@ async fn without_a_policy_everything_passes() {
 async fn a_policy_that_does_not_parse_is_refused_and_the_last_good_one_stays() {
     let bed = bed().await;
     fs::write(bed.pki.path("policy.yaml"), "limits: [{selector: 'a in ('}]").unwrap();
-    harness::until("the refusal", || async {
+    until("the refusal", || async {
         bed.proxy.log().contains("policy.yaml") || bed.proxy.log().contains("refused")
     })
     .await;
     let asked = bed.asked(Method::GET, "/api/v1/pods").await;
     assert_eq!(asked, "/api/v1/pods?labelSelector=team%3Da");
     fs::write(bed.pki.path("policy.yaml"), POLICY.replace("team=a", "team=c")).unwrap();
-    harness::until("the new policy", || async {
+    until("the new policy", || async {
         bed.asked(Method::GET, "/api/v1/pods").await == "/api/v1/pods?labelSelector=team%3Dc"
     })
     .await;
+}
+
+/// A policy whose selector takes about so many bytes in a URL.
+fn long_policy(epoch: u64, bytes: usize) -> String {
+    let values: Vec<String> = (0..bytes / 13).map(|at| format!("{at:010}")).collect();
+    format!(
+        "epoch: {epoch}\nlimits:\n- relateResources: [{{apiGroups: [''], resources: [pods]}}]\n  selector: a in ({})\n",
+        values.join(",")
+    )
+}
+
+#[tokio::test]
+async fn a_selector_as_long_as_may_be_reaches_the_api_server_and_a_longer_one_is_not_taken() {
+    let bed = bed().await;
+    let write = |policy: String| {
+        fs::write(bed.pki.path("next"), policy).unwrap();
+        fs::rename(bed.pki.path("next"), bed.pki.path("policy.yaml")).unwrap();
+    };
+    write(long_policy(2, (48 << 10) - 100));
+    until("the long policy", || async {
+        bed.proxy.metric("ctrlmesh_proxy_policy_epoch{pod=\"\"}").await > 1.5
+    })
+    .await;
+    write(long_policy(3, (48 << 10) + 100));
+    until("the longer one to be refused", || async {
+        let log = bed.proxy.log();
+        log.contains("policy refused") && log.contains("limits[0].selector: takes")
+    })
+    .await;
+    let client_asks = format!("/api/v1/pods?labelSelector=x{}", "%2Cx".repeat(2000));
+    for version in BOTH {
+        let mut client = Client::connect(&bed.pki, bed.proxy.address, version).await;
+        assert_eq!(client.get(&client_asks).await.status, StatusCode::OK);
+        let asked = bed.upstream.last().target;
+        assert!(asked.len() > (48 << 10) + 7900 && asked.ends_with("%2Cx"), "{}", asked.len());
+    }
 }
