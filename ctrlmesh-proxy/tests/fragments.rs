@@ -69,6 +69,34 @@ async fn over_http1_it_is_refused_wherever_the_request_stands() {
     }
 }
 
+/// The lines of a log may look like requests.
+#[tokio::test]
+async fn over_http1_what_looks_so_in_bodies_refuses_nobody_else() {
+    let (pki, upstream, proxy) = bed().await;
+    let post = |lines: usize| {
+        let body = "GET /x/api#x HTTP/1.1 200\n".repeat(lines);
+        format!("POST /api HTTP/1.1\r\nHost: k\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    };
+    let heads = |answer: &str| {
+        let heads = answer.split("HTTP/1.1 ").skip(1);
+        heads.map(|head| head[..3].to_owned()).collect::<Vec<_>>()
+    };
+    // So many are remembered.
+    let end = "GET /apis HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n";
+    let text = format!("{}{}{end}", post(100), post(100));
+    let answer = exchange_bytes(&pki, proxy.address, text.as_bytes()).await;
+    assert_eq!(heads(&answer), ["200", "200", "200"], "{answer}");
+    // After more the client is sent to another connection, and what comes by this one all the same is not passed.
+    for more in ["", end, "DELETE /api/v1/namespaces/a#b HTTP/1.1\r\nHost: k\r\n\r\n"] {
+        upstream.seen.lock().unwrap().clear();
+        let text = format!("{}{more}", post(3000));
+        let answer = exchange_bytes(&pki, proxy.address, text.as_bytes()).await;
+        assert_eq!(heads(&answer), ["200"], "{answer}");
+        assert!(answer.to_lowercase().contains("\r\nconnection: close\r\n"), "{answer}");
+        assert_eq!(targets(&upstream), ["/api"], "{more}");
+    }
+}
+
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()

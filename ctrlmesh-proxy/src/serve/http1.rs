@@ -102,11 +102,15 @@ impl Exchanges {
         session: Rc<Session>,
         request: Request<Incoming>,
     ) -> Result<Response<Reply>, Abort> {
-        self.requests.set(self.requests.get() + 1);
+        let first = self.requests.replace(self.requests.get() + 1) == 0;
         let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
-        let cut = self.found.cut(target);
+        let cut = self.found.cut(target, first);
         // Apart, so that an idle connection does not hold the room that a request takes.
-        let response = Box::pin(answer(session, request, cut)).await?;
+        let mut response = Box::pin(answer(session, request, cut)).await?;
+        if self.found.is_lost() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            // The next one comes by a connection of which more is known.
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         self.theirs.see(response.status(), response.headers());
         self.found.settle();
         Ok(response)

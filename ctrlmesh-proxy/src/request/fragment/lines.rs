@@ -12,8 +12,11 @@ use super::Look;
 /// The longest target that is looked at, in bytes: no longer one is taken.
 const MAX_TARGET_BYTES: usize = 80 << 10;
 
-/// How many targets are remembered that no request had yet.
-const MAX_FOUND: usize = 64;
+/// How many targets are remembered that no request had yet: what looks so in bodies, of logs perhaps, is among them.
+const MAX_FOUND: usize = 1024;
+
+/// How long they may be altogether, in bytes.
+const MAX_FOUND_BYTES: usize = 1 << 20;
 
 /// What stands behind a target.
 const VERSION: &[u8] = b"HTTP/";
@@ -37,9 +40,11 @@ pub struct Found {
 
 #[derive(Debug, Default)]
 struct Targets {
-    /// What stands before the `#`, for each.
+    /// What stands before the `#`, for each, in the order in which they came.
     cut: VecDeque<Vec<u8>>,
-    /// Whether there were too many.
+    /// How long these are.
+    bytes: usize,
+    /// Whether there were too many. What came later is not known then.
     lost: bool,
 }
 
@@ -100,8 +105,9 @@ impl Look for Lines {
 // === impl Found ===
 
 impl Found {
-    /// Whether the target of a request that was read as `target` was longer.
-    pub fn cut(&self, target: &str) -> bool {
+    /// Whether the target of a request that was read as `target` was longer, or may have been. `first` says that it is
+    /// the connection's first request: nothing stands before that.
+    pub fn cut(&self, target: &str, first: bool) -> bool {
         if !self.any.load(Ordering::Relaxed) {
             return false;
         }
@@ -112,12 +118,19 @@ impl Found {
             cut == target.as_bytes()
                 || absolute && (target == "/" || cut.ends_with(target.as_bytes()))
         };
-        let Some(at) = targets.cut.iter().position(had) else { return targets.lost };
+        let Some(at) = targets.cut.iter().position(had) else { return targets.lost && !first };
         // Those before it stand in bodies.
-        targets.cut.drain(..=at);
+        let before: usize = targets.cut.drain(..=at).map(|cut| cut.len()).sum();
+        targets.bytes -= before;
         self.any.store(targets.lost || !targets.cut.is_empty(), Ordering::Relaxed);
         drop(targets);
         true
+    }
+
+    /// Whether later requests on this connection can no longer be told from what they were cut off to: it is to carry
+    /// none.
+    pub fn is_lost(&self) -> bool {
+        self.any.load(Ordering::Relaxed) && self.targets().lost
     }
 
     /// Says that a request was answered.
@@ -132,10 +145,11 @@ impl Found {
 
     fn add(&self, target: &[u8]) {
         let mut targets = self.targets();
-        if targets.cut.len() < MAX_FOUND {
+        let bytes = targets.bytes + target.len();
+        targets.lost |= targets.cut.len() >= MAX_FOUND || bytes > MAX_FOUND_BYTES;
+        if !targets.lost {
+            targets.bytes = bytes;
             targets.cut.push_back(target.to_vec());
-        } else {
-            targets.lost = true;
         }
         drop(targets);
         self.any.store(true, Ordering::Relaxed);
@@ -183,11 +197,11 @@ mod tests {
             let mut lines = Lines::default();
             STREAM.as_bytes().chunks(size).for_each(|chunk| lines.look(chunk));
             let found = lines.found();
-            assert!(!found.cut("/a?x"), "{size}");
-            assert!(found.cut("/api/v1/namespaces/a"), "{size}");
-            assert!(!found.cut("/api/v1/namespaces/a"), "{size}");
-            assert!(found.cut("/q?y"), "{size}");
-            assert!(found.cut("/w"), "{size}");
+            assert!(!found.cut("/a?x", false), "{size}");
+            assert!(found.cut("/api/v1/namespaces/a", false), "{size}");
+            assert!(!found.cut("/api/v1/namespaces/a", false), "{size}");
+            assert!(found.cut("/q?y", false), "{size}");
+            assert!(found.cut("/w", false), "{size}");
             assert!(lines.held.is_empty() && !found.any.load(Ordering::Relaxed), "{size}");
         }
     }
@@ -211,9 +225,33 @@ mod tests {
             lines.look(&[b'/'; 4096]);
             assert!(lines.held.len() <= MAX_TARGET_BYTES);
         }
-        for _ in 0..100 {
+        for _ in 0..MAX_FOUND {
+            assert!(!lines.found.is_lost());
             lines.look(b"GET /x# HTTP/1.1\r\n");
         }
-        assert!(lines.found.targets().cut.len() <= MAX_FOUND && lines.found.cut("/other"));
+        assert!(!lines.found.cut("/other", false));
+        for _ in 0..2 {
+            lines.look(b"GET /y# HTTP/1.1\r\n");
+        }
+        assert!(lines.found.targets().cut.len() == MAX_FOUND && lines.found.is_lost());
+        // What is later may be anything, and what is first is known.
+        assert!(lines.found.cut("/other", false) && !lines.found.cut("/other", true));
+        assert!(lines.found.cut("/x", true));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_in_bytes_too() {
+        let mut lines = Lines::default();
+        let line = format!("GET /{}# HTTP/1.1\r\n", "x".repeat(MAX_TARGET_BYTES / 2));
+        for _ in 0..100 {
+            lines.look(line.as_bytes());
+        }
+        let found = lines.found();
+        assert!(found.is_lost() && found.targets().bytes <= MAX_FOUND_BYTES);
+        let target = format!("/{}", "x".repeat(MAX_TARGET_BYTES / 2));
+        while !found.targets().cut.is_empty() {
+            assert!(found.cut(&target, false));
+        }
+        assert_eq!(found.targets().bytes, 0);
     }
 }
