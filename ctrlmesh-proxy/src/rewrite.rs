@@ -23,6 +23,9 @@ pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {
     let mut path: Cow<'a, [u8]> = Cow::Borrowed(request.raw_path());
     let mut query: Cow<'a, [u8]> = Cow::Borrowed(request.query().raw());
     if let Some(lock) = &plan.lock {
+        if selector::is_without_objects(request) {
+            query = Cow::Owned(selector::with_objects(&query));
+        }
         if lock.in_path {
             path = Cow::Owned(selector::renamed_path(request, &lock.rename.on_server));
         }

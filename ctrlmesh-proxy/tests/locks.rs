@@ -268,3 +268,39 @@ async fn what_is_sent_in_yaml_passes_with_its_lock_renamed() {
     assert_eq!(answer.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     assert_eq!(upstream.seen.lock().unwrap().len(), sent);
 }
+
+/// As the API server makes them: what a row holds of its object is asked for.
+fn table(target: &str) -> Value {
+    let row = |name: &str| {
+        let object = if target.contains("includeObject=None") {
+            Value::Null
+        } else {
+            json!({"kind": "PartialObjectMetadata", "metadata": {"namespace": "ops", "name": name}})
+        };
+        json!({"cells": [name, 1, "2d"], "object": object})
+    };
+    let rows = ["lead---s2", "lead---s1", "lead", "other"].map(row);
+    json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "rows": rows})
+}
+
+#[tokio::test]
+async fn a_table_without_objects_shows_no_other_shards_lock() {
+    let answer = |seen: Seen| async move {
+        let mut response = whole(StatusCode::OK, table(&seen.target).to_string());
+        response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+        response
+    };
+    let (pki, _upstream, proxy) = bed(answer, &[]).await;
+    for version in BOTH {
+        for target in [MAPS, "/api/v1/configmaps"] {
+            let mut request = get(&format!("{target}?limit=5&includeObject=None"));
+            let accept = HeaderValue::from_static("application/json;as=Table;v=v1;g=meta.k8s.io");
+            request.headers_mut().insert("accept", accept);
+            let answer = Client::connect(&pki, proxy.address, version).await.ask(request).await;
+            let table: Value = serde_json::from_slice(&answer.body).unwrap();
+            let rows = table["rows"].as_array().unwrap();
+            let names: Vec<_> = rows.iter().map(|row| row["cells"][0].as_str().unwrap()).collect();
+            assert_eq!(names, ["lead", "other"], "{version:?} {target}");
+        }
+    }
+}

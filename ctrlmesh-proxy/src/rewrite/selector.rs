@@ -12,6 +12,9 @@ use crate::request::{FieldSelector, NAME, Pair, Query, RequestInfo};
 /// The parameter that selects by labels.
 const LABEL_SELECTOR: &str = "labelSelector";
 
+/// The parameter that says what of its objects a Table holds.
+const INCLUDE_OBJECT: &str = "includeObject";
+
 /// Digits of percent escapes.
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
@@ -71,6 +74,17 @@ pub(super) fn renamed_fields(query: &[u8], from: &str, to: &str) -> Vec<u8> {
         }
     });
     pairs.collect::<Vec<_>>().join(&b'&')
+}
+
+/// Whether a Table is asked for that holds nothing of the objects in its rows.
+pub(super) fn is_without_objects(request: &RequestInfo<'_>) -> bool {
+    request.query().text(INCLUDE_OBJECT).is_some_and(|included| included == "None")
+}
+
+/// The query that asks for a Table as it is where nothing is said of that: with the objects' metadata.
+pub(super) fn with_objects(query: &[u8]) -> Vec<u8> {
+    let pairs = Query::new(query).pairs().filter(|pair| !pair.is(INCLUDE_OBJECT));
+    pairs.map(|pair| pair.raw).collect::<Vec<_>>().join(&b'&')
 }
 
 /// Escapes bytes so that the server reads them as one value, whatever is in them.

@@ -49,6 +49,31 @@ fn an_older_state_is_asked_for_anew_and_nothing_else_changes() {
 }
 
 #[test]
+fn rows_in_which_a_lock_is_looked_for_hold_their_objects() {
+    let maps = "/api/v1/namespaces/ops/configmaps";
+    for (asked, wanted) in [
+        ("?includeObject=None", ""),
+        ("?watch=1&x=%zz&include%4fbject=%4eone&includeObject=Object&y", "?watch=1&x=%zz&y"),
+        ("?includeObject=Object&includeObject=None", "?includeObject=Object&includeObject=None"),
+        ("?includeObject=none", "?includeObject=none"),
+        (
+            "?fieldSelector=metadata.name%3Dop&includeObject=None",
+            "?fieldSelector=metadata.name%3Dop---s1",
+        ),
+        ("/op?includeObject=None&pretty=1", "/op---s1?pretty=1"),
+    ] {
+        let asked = format!("{maps}{asked}");
+        let (asked, wanted) = (sent(&locked(), "GET", &asked), format!("{maps}{wanted}"));
+        assert_eq!(asked.replace("%3D", "="), wanted.replace("%3D", "="));
+    }
+    for others in
+        ["/api/v1/pods?includeObject=None", "/api/v1/namespaces/x/configmaps?includeObject=None"]
+    {
+        assert_eq!(sent(&locked(), "GET", others), others);
+    }
+}
+
+#[test]
 fn the_policy_stands_before_what_the_client_asks() {
     for (asked, wanted) in [
         ("", "labelSelector=a%20in%20%281%2C2%29"),
