@@ -304,3 +304,40 @@ async fn a_table_without_objects_shows_no_other_shards_lock() {
         }
     }
 }
+
+#[tokio::test]
+async fn who_asks_for_a_lock_in_yaml_gets_json_which_is_yaml_too() {
+    let answer = |seen: Seen| async move {
+        // As the API server does: what stands first, if it knows that.
+        let accept = seen.headers.get("accept").map_or("", |accept| accept.to_str().unwrap());
+        let yaml = accept.starts_with("application/yaml");
+        let text = if yaml { "items: []\n".to_owned() } else { long_list().to_string() };
+        let kind = if yaml { "application/yaml" } else { "application/json" };
+        let mut response = whole(StatusCode::OK, text);
+        response.headers_mut().insert("content-type", HeaderValue::from_static(kind));
+        response
+    };
+    let (pki, upstream, proxy) = bed(answer, &[]).await;
+    for version in BOTH {
+        for (accept, sent) in [
+            ("application/yaml", "application/json"),
+            (
+                "application/yaml;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/yaml;q=0.5",
+                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;q=0.5",
+            ),
+        ] {
+            let mut request = get(MAPS);
+            request.headers_mut().insert("accept", HeaderValue::from_static(accept));
+            let answer = Client::connect(&pki, proxy.address, version).await.ask(request).await;
+            assert_eq!(answer.status, StatusCode::OK, "{version:?} {accept}");
+            assert_eq!(upstream.last().headers["accept"], sent);
+            let list: Value = serde_json::from_slice(&answer.body).unwrap();
+            assert_eq!(names(&list)[0], "lead");
+        }
+        // What holds no lock comes as it is asked for.
+        let mut request = get("/api/v1/namespaces/other/configmaps");
+        request.headers_mut().insert("accept", HeaderValue::from_static("application/yaml"));
+        let answer = Client::connect(&pki, proxy.address, version).await.ask(request).await;
+        assert_eq!(answer.headers["content-type"], "application/yaml");
+    }
+}

@@ -194,6 +194,9 @@ impl Session {
                 return Err(Failure::LockUpgraded);
             }
             metrics.renamed.inc();
+            if extra.watch.is_none() {
+                lock::ask_for_json(request.headers_mut());
+            }
             let deadline = self.server.response_timeout;
             let (room, waits) = (&self.counted.room, &extra.waits);
             let renaming =

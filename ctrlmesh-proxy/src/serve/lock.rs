@@ -27,6 +27,10 @@ use crate::serve::waits::Waits;
 /// The longest list that is held as a whole, in bytes.
 const SHORT_BYTES: usize = 128 << 10;
 
+/// What the API server calls these two.
+const YAML: &str = "application/yaml";
+const JSON: &str = "application/json";
+
 /// How long a client may take for the longest body: it is beside us, and what it does not finish holds room.
 const BODY_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -57,6 +61,18 @@ pub(super) enum LockedError {
     /// What the API server sent is not what it says it is.
     #[error("read a lock of the API server")]
     Response(#[source] LockError),
+}
+
+/// Asks for JSON where the client takes YAML, in which nothing can be renamed: JSON is YAML too.
+pub(super) fn ask_for_json(headers: &mut HeaderMap) {
+    let header::Entry::Occupied(mut accepts) = headers.entry(header::ACCEPT) else { return };
+    for accept in accepts.iter_mut() {
+        let json = accept.to_str().ok().filter(|text| text.contains(YAML));
+        let json = json.and_then(|text| HeaderValue::try_from(text.replace(YAML, JSON)).ok());
+        if let Some(json) = json {
+            *accept = json;
+        }
+    }
 }
 
 /// Renames in a request; its target is not touched here.
