@@ -6,6 +6,7 @@
 mod bed;
 mod escapes;
 mod informer;
+mod locks;
 mod reads;
 mod reflector;
 #[path = "../harness/mod.rs"]
