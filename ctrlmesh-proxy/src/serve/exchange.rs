@@ -53,8 +53,6 @@ enum Failure {
     Target,
     #[error("rename the leader-election lock")]
     Lock(#[source] LockedError),
-    #[error("rename the leader-election lock in an upgraded connection")]
-    LockUpgraded,
     #[error("go on from what was read under an earlier policy: list again")]
     Late,
     #[error("ask the API server")]
@@ -190,17 +188,8 @@ impl Session {
             metrics.injected.inc();
         }
         if let Some(plan) = plan.lock {
-            if extra.watch.is_some() && headers::upgrade(request.headers()).is_some() {
-                return Err(Failure::LockUpgraded);
-            }
-            metrics.renamed.inc();
-            if extra.watch.is_none() {
-                lock::ask_for_json(request.headers_mut());
-            }
-            let deadline = self.server.response_timeout;
-            let (room, waits) = (&self.counted.room, &extra.waits);
-            let renaming =
-                lock::request(request, &plan.rename, plan.in_body, deadline, room, waits);
+            let is_watch = extra.watch.is_some();
+            let renaming = lock::request(self, request, &plan, is_watch, &extra.waits);
             request = Box::pin(renaming).await.map_err(Failure::Lock)?;
             extra.rename = Some(plan.rename);
         }
@@ -293,7 +282,7 @@ impl Session {
     fn failed(&self, failure: &Failure, is_safe: bool) -> Result<Status, Abort> {
         Ok(match failure {
             Failure::Refused(refusal) => Status::from(refusal),
-            Failure::BadRequest(_) | Failure::Target | Failure::LockUpgraded => {
+            Failure::BadRequest(_) | Failure::Target | Failure::Lock(LockedError::Upgraded) => {
                 status(400, "BadRequest", failure)
             }
             Failure::Lock(LockedError::Request(error)) => Status::from(error),

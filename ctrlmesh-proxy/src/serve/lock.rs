@@ -14,11 +14,13 @@ use thiserror::Error;
 use tokio::time;
 
 use crate::body::Relay;
-use crate::decide::Rename;
+use crate::decide::{LockPlan, Rename};
 use crate::rewrite;
 use crate::rewrite::Encoding;
 use crate::rewrite::lock;
 use crate::rewrite::lock::LockError;
+use crate::serve::Session;
+use crate::serve::headers;
 use crate::serve::held::Room;
 use crate::serve::items::List;
 use crate::serve::reply::Content;
@@ -37,6 +39,9 @@ const BODY_PATIENCE: Duration = Duration::from_secs(20);
 /// Why a lock could not be passed on.
 #[derive(Debug, Error)]
 pub(super) enum LockedError {
+    /// What passes after an upgrade is not looked into.
+    #[error("look into an upgraded connection")]
+    Upgraded,
     /// It is larger than any lock is.
     #[error("read a body of at most {} bytes", lock::MAX_BODY_BYTES)]
     TooLarge,
@@ -63,33 +68,39 @@ pub(super) enum LockedError {
     Response(#[source] LockError),
 }
 
-/// Asks for JSON where the client takes YAML, in which nothing can be renamed: JSON is YAML too.
-pub(super) fn ask_for_json(headers: &mut HeaderMap) {
-    let header::Entry::Occupied(mut accepts) = headers.entry(header::ACCEPT) else { return };
-    for accept in accepts.iter_mut() {
-        let json = accept.to_str().ok().filter(|text| text.contains(YAML));
-        let json = json.and_then(|text| HeaderValue::try_from(text.replace(YAML, JSON)).ok());
-        if let Some(json) = json {
-            *accept = json;
-        }
-    }
-}
-
 /// Renames in a request; its target is not touched here.
 pub(super) async fn request(
+    session: &Session,
+    mut request: Request<Relay>,
+    plan: &LockPlan,
+    is_watch: bool,
+    waits: &Waits,
+) -> Result<Request<Relay>, LockedError> {
+    if is_watch && headers::upgrade(request.headers()).is_some() {
+        return Err(LockedError::Upgraded);
+    }
+    session.server.metrics.renamed.inc();
+    if !is_watch {
+        ask_for_json(request.headers_mut());
+    }
+    // A compressed response could not be renamed in.
+    request.headers_mut().remove(header::ACCEPT_ENCODING);
+    if !plan.in_body {
+        return Ok(request);
+    }
+    let (room, deadline) = (&session.counted.room, session.server.response_timeout);
+    whole(request, &plan.rename, deadline, room, waits).await
+}
+
+/// Renames in a request's body, which the client sends in time.
+async fn whole(
     request: Request<Relay>,
     rename: &Rename,
-    read_body: bool,
     deadline: Duration,
     room: &Room,
     waits: &Waits,
 ) -> Result<Request<Relay>, LockedError> {
     let (mut head, body) = request.into_parts();
-    // A compressed response could not be renamed in.
-    head.headers.remove(header::ACCEPT_ENCODING);
-    if !read_body {
-        return Ok(Request::from_parts(head, body));
-    }
     let deadline = deadline.min(BODY_PATIENCE);
     let collected = waits.on(time::timeout(deadline, collect(body, room))).await;
     let bytes = collected.map_err(|_elapsed| LockedError::Slow { deadline })??;
@@ -135,6 +146,18 @@ pub(super) async fn response(
     };
     let body = replace(&mut head.headers, renamed, &bytes);
     Ok(Response::from_parts(head, Content::Plain(body)))
+}
+
+/// Asks for JSON where the client takes YAML, in which nothing can be renamed: JSON is YAML too.
+fn ask_for_json(headers: &mut HeaderMap) {
+    let header::Entry::Occupied(mut accepts) = headers.entry(header::ACCEPT) else { return };
+    for accept in accepts.iter_mut() {
+        let json = accept.to_str().ok().filter(|text| text.contains(YAML));
+        let json = json.and_then(|text| HeaderValue::try_from(text.replace(YAML, JSON)).ok());
+        if let Some(json) = json {
+            *accept = json;
+        }
+    }
 }
 
 /// Whether a body is said to be short enough to be held.
