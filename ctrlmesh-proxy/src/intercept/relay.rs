@@ -77,11 +77,8 @@ impl Relay {
         let mut beats = Beats::at(place, &self.options.owner);
         let pins = self.options.pins.clone();
         let relayed = self.relay(&own, &mut beats).await;
-        let ended = beats.end(&pins);
-        if let Ok(true) = prefix {
-            listener::make_prefix_foreign(&own)?;
-        }
-        relayed.and(ended)
+        // The prefix stays local: other proxies of this namespace may count on it.
+        relayed.and(beats.end(&pins))
     }
 
     async fn relay(self, own: &Namespace, beats: &mut Beats) -> Result<(), Error> {

@@ -46,7 +46,7 @@ impl Interceptor {
         let made = listener::make_prefix_local(namespace);
         // Perhaps it had IPv6 where it was before.
         self.register.native(slot, made.is_ok())?;
-        made.map(drop)
+        made
     }
 
     /// Says that the proxy with this number lives.

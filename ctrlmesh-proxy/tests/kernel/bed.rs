@@ -306,13 +306,18 @@ impl Bed {
 
     /// The same, told of more.
     pub(crate) fn relay_with(&self, more: &[&str]) -> Process {
+        self.relay_at(PROXY, more)
+    }
+
+    /// The same, at another port.
+    pub(crate) fn relay_at(&self, port: u16, more: &[&str]) -> Process {
         let mut command =
             self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-        let to = PROXY.to_string();
+        let to = port.to_string();
         command.args(["intercept", "--pin-dir"]).arg(self.pins()).args(["run", "--to", &to]);
         command.args(more);
         let child = Process(command.env("RUST_LOG", "warn").spawn().unwrap());
-        self.listening(PROXY);
+        self.listening(port);
         child
     }
 

@@ -23,6 +23,7 @@ mod older;
 mod original;
 mod privilege;
 mod redirect;
+mod relays;
 mod slots;
 mod sockets;
 mod unspecified;
