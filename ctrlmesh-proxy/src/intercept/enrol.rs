@@ -1,7 +1,7 @@
 //! What the kernel's programs read about a pod: written, changed, and cleared, in an order in which every connection
 //! finds either all of the old or all of the new.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::kernel::{MAX_PODS, Member, NATIVE_IPV6, Pod};
 
@@ -10,7 +10,7 @@ use super::cgroup::{Cgroup, Found, Hierarchy};
 use super::map::{self, Maps};
 use super::pin::{Pins, Slot};
 use super::record::{Record, State};
-use super::{Error, table};
+use super::{Error, status, table};
 
 /// The maps and the records of one owner.
 pub(super) struct Register {
@@ -20,13 +20,16 @@ pub(super) struct Register {
     pub(super) hierarchy: Hierarchy,
     /// Pods that others of this owner's have recorded where they see them.
     found: Found,
+    /// Pods by the number of their heartbeat, as far as they were looked for.
+    beating: BTreeMap<u32, Slot>,
 }
 
 // === impl Register ===
 
 impl Register {
     pub(super) fn new(pins: Pins, maps: Maps, owner: String, hierarchy: Hierarchy) -> Self {
-        Self { pins, maps, owner, hierarchy, found: Found::default() }
+        let (found, beating) = (Found::default(), BTreeMap::new());
+        Self { pins, maps, owner, hierarchy, found, beating }
     }
 
     /// The pod in a slot, if it is attached and this owner's.
@@ -38,8 +41,22 @@ impl Register {
         record.ok_or_else(|| Error::NotYours { number: slot.index(), owner: self.owner.clone() })
     }
 
+    /// Says that the proxy with this number lives, if it is that of a pod of this owner's. Takes no lock: who says that he
+    /// lives does not wait.
+    pub(super) fn beat(&mut self, number: u32) -> Result<(), Error> {
+        let known = self.beating.get(&number).copied();
+        if !known.is_some_and(|slot| self.measured(slot, number)) {
+            let mut slots = self.pins.slots()?.into_iter().filter(|slot| slot.real());
+            let slot = slots.find(|slot| self.measured(*slot, number));
+            let stranger = || Error::NotYours { number, owner: self.owner.clone() };
+            self.beating.insert(number, slot.ok_or_else(stranger)?);
+        }
+        let set = self.maps.heartbeats.set(number, status::now(), 0);
+        set.map_err(Error::map("HEARTBEATS"))
+    }
+
     /// Whether a slot is an attached pod of this owner's that has this heartbeat.
-    pub(super) fn measured(&mut self, slot: Slot, number: u32) -> bool {
+    fn measured(&mut self, slot: Slot, number: u32) -> bool {
         self.pod(slot).is_ok_and(|pod| pod.heartbeat == number)
             // The first is the quicker one.
             && (self.pins.holds(slot, &self.owner) || self.owned(slot).is_ok())

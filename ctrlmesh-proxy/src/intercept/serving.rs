@@ -7,12 +7,19 @@ use std::path::Path;
 
 use ctrlmesh_common::kernel::{FAIL_OPEN, INBOUND_PER_POD, Inbound, InboundKey};
 
+use super::enrol::Register;
 use super::interceptor::Interceptor;
 use super::listener::{self, Namespace};
+use super::map::Maps;
 use super::object::Object;
 use super::pin::Slot;
 use super::record::Record;
-use super::{Error, cgroup, link, map, status};
+use super::{Error, cgroup, link, map};
+
+/// Beats of one owner's pods, for a thread of its own.
+pub struct Pulse(Register);
+
+// === impl Interceptor ===
 
 impl Interceptor {
     /// The slot of a pod of this owner's, and whether its connections pass where the proxy cannot take them.
@@ -54,18 +61,17 @@ impl Interceptor {
     /// # Errors
     /// If no pod of this owner has the number.
     pub fn beat(&mut self, number: u32) -> Result<(), Error> {
-        let known = self.beating.get(&number).copied();
-        if !known.is_some_and(|slot| self.register.measured(slot, number)) {
-            let mut slots = self.register.pins.slots()?.into_iter().filter(|slot| slot.real());
-            let slot = slots.find(|slot| self.register.measured(*slot, number));
-            let stranger = || Error::NotYours { number, owner: self.register.owner.clone() };
-            self.beating.insert(number, slot.ok_or_else(stranger)?);
-        }
-        self.register
-            .maps
-            .heartbeats
-            .set(number, status::now(), 0)
-            .map_err(Error::map("HEARTBEATS"))
+        self.register.beat(number)
+    }
+
+    /// Beats for the same pods from another thread, which none of this owner's other work holds up.
+    ///
+    /// # Errors
+    /// If the tables cannot be opened.
+    pub fn pulse(&self) -> Result<Pulse, Error> {
+        let Register { pins, owner, hierarchy, .. } = &self.register;
+        let maps = Maps::open(pins)?;
+        Ok(Pulse(Register::new(pins.clone(), maps, owner.clone(), hierarchy.clone())))
     }
 
     /// Gives connections that arrive at `address` in a pod's network namespace to `listener`, one of
@@ -164,6 +170,24 @@ impl Interceptor {
         pins.note(slot, "netns-id", Path::new(&inode.to_string()))?;
         link::attach_inbound(&mut self.object, pins, slot, namespace)?;
         pins.note(slot, "inbound-object", Path::new(&Object::fingerprint()))
+    }
+}
+
+// === impl Pulse ===
+
+impl Pulse {
+    /// Says that the proxy with this number lives. Does not wait for other loaders.
+    ///
+    /// # Errors
+    /// If no pod of this owner has the number.
+    pub fn beat(&mut self, number: u32) -> Result<(), Error> {
+        self.0.beat(number)
+    }
+}
+
+impl std::fmt::Debug for Pulse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pulse").field("owner", &self.0.owner).finish_non_exhaustive()
     }
 }
 

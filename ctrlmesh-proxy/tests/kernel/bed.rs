@@ -372,6 +372,17 @@ pub(crate) fn until_seen(what: &str, connect: impl Fn() -> Seen, expected: impl 
     }
 }
 
+/// Waits until a process waits for the lock of a folder.
+pub(crate) fn waits_for_lock(pid: u32) {
+    let pid = pid.to_string();
+    until("it waits for the lock", || {
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|lock| {
+            lock.contains(&"->") && lock.contains(&"FLOCK") && lock.contains(&pid.as_str())
+        })
+    });
+}
+
 /// Waits for a condition.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();

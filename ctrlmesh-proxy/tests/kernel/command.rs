@@ -238,13 +238,7 @@ fn who_attaches_while_everything_is_removed_makes_it_anew() {
     lock.lock().unwrap();
     let child = attach(&bed, &[]).stdout(std::process::Stdio::piped()).spawn().unwrap();
     let mut child = crate::bed::Process(child);
-    let pid = child.0.id().to_string();
-    crate::bed::until("it waits for the lock", || {
-        let locks = std::fs::read_to_string("/proc/locks").unwrap();
-        locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|lock| {
-            lock.contains(&"->") && lock.contains(&"FLOCK") && lock.contains(&pid.as_str())
-        })
-    });
+    crate::bed::waits_for_lock(child.0.id());
     std::fs::remove_dir_all(bed.pins()).unwrap();
     drop(lock);
     assert!(child.line().starts_with("attached "));

@@ -28,3 +28,4 @@ mod slots;
 mod sockets;
 mod unspecified;
 mod upgrade;
+mod waiting;
