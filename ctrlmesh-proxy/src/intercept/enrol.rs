@@ -197,9 +197,10 @@ impl Register {
         }
     }
 
-    /// A cgroup that is attached by itself keeps its own entry.
+    /// A cgroup that is attached by itself, or excepted by another pod, keeps its own entry.
     fn unattached(&self, slot: Slot, except: &[Cgroup]) -> Result<(), Error> {
         for passing in except {
+            self.unexcepted(passing, Some(slot))?;
             if let Some(record) = self.pins.find(passing)?
                 && record.slot != slot
             {
@@ -207,6 +208,24 @@ impl Register {
             }
         }
         Ok(())
+    }
+
+    /// A cgroup that is excepted by another pod than that of this slot keeps its entry: without it, the proxy there would
+    /// be its own client.
+    pub(super) fn unexcepted(&self, cgroup: &Cgroup, slot: Option<Slot>) -> Result<(), Error> {
+        let member = match self.maps.members.get(&cgroup.id, 0) {
+            Err(error) if map::absent(&error) => return Ok(()),
+            member => member.map_err(Error::map("MEMBERS"))?,
+        };
+        let excepts = |record: &Record| {
+            Some(record.slot) != slot && record.except.iter().any(|one| one.id == cgroup.id)
+        };
+        match self.pins.record(Slot::new(member.slot())).filter(excepts) {
+            Some(Record { cgroup: Cgroup { path: pod, .. }, owner, .. }) => {
+                Err(Error::Excepted { cgroup: cgroup.path.clone(), pod, owner })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Brings this owner's other pods from a table that is used up to the one that has its name now.

@@ -96,7 +96,7 @@ impl Interceptor {
     /// Attaches a pod, or changes how it is attached. An attachment outlives this process.
     ///
     /// # Errors
-    /// If the cgroup is none or is another owner's, or a table is full. A pod that fails closed is attached all the same
+    /// If the cgroup is none, is another owner's or excepted from the one above, or a table is full. A pod that fails closed is attached all the same
     /// when a table is full, with no targets: its connections are refused until it is attached properly.
     pub fn attach(&mut self, pod: &Attach) -> Result<Slot, Error> {
         let _lock = self.register.pins.lock()?;
@@ -111,6 +111,7 @@ impl Interceptor {
         let known = self.register.pins.find(&cgroup)?.filter(|record| record.slot.real());
         let beyond = self.register.pins.beyond(&cgroup)?;
         beyond.iter().chain(&known).try_for_each(|record| self.mine(record))?;
+        self.register.unexcepted(&cgroup, known.as_ref().map(|record| record.slot))?;
         let slot = match &known {
             Some(record) => record.slot,
             None => match self.claim(&cgroup) {
