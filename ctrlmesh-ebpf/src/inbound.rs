@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::{bpf_sk_lookup, sk_action};
 use aya_ebpf::programs::SkLookupContext;
-use ctrlmesh_common::kernel::{Address, InboundKey, Outcome};
+use ctrlmesh_common::kernel::{Address, FAIL_OPEN, Inbound, InboundKey, Outcome};
 
 use crate::load::{word, words};
 use crate::maps;
@@ -53,7 +53,13 @@ fn decide(ctx: &SkLookupContext) -> Outcome {
         Ok(()) => Outcome::InboundTaken,
         // Another program has chosen a socket: ours, while it is replaced, or somebody's who came first.
         Err(EEXIST) => Outcome::Decided,
-        Err(_) if inbound.open() => Outcome::InboundPassed,
+        Err(_) if fails_open(inbound) => Outcome::InboundPassed,
         Err(_) => Outcome::InboundRefused,
     }
+}
+
+/// Whether calls of this pod pass where the proxy cannot take them, as it says now.
+#[inline(always)]
+fn fails_open(inbound: Inbound) -> bool {
+    maps::PODS.get(u32::from(inbound.slot())).is_some_and(|pod| pod.flags & FAIL_OPEN != 0)
 }

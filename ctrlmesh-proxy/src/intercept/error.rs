@@ -164,7 +164,7 @@ pub enum Error {
         /// Address and port.
         address: SocketAddr,
         /// Who has them.
-        slot: u32,
+        slot: u16,
     },
     /// A pod has so many addresses and ports, and no more.
     #[error(

@@ -5,7 +5,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use ctrlmesh_common::kernel::{FAIL_OPEN, INBOUND_PER_POD, Inbound, InboundKey};
+use ctrlmesh_common::kernel::{INBOUND_PER_POD, Inbound, InboundKey};
 
 use super::enrol::Register;
 use super::interceptor::Interceptor;
@@ -22,13 +22,12 @@ pub struct Pulse(Register);
 // === impl Interceptor ===
 
 impl Interceptor {
-    /// The slot of a pod of this owner's, and whether its connections pass where the proxy cannot take them.
-    pub(super) fn attached(&mut self, pod: &Path) -> Result<(Slot, bool), Error> {
+    /// The slot of a pod of this owner's.
+    pub(super) fn attached(&mut self, pod: &Path) -> Result<Slot, Error> {
         let cgroup = self.register.hierarchy.cgroup(pod)?;
         let record = self.register.pins.find(&cgroup)?;
         let record = record.ok_or_else(|| Error::NotAttached(cgroup.path))?;
-        let slot = self.register.owned(record.slot)?.slot;
-        Ok((slot, self.register.pod(slot)?.flags & FAIL_OPEN != 0))
+        Ok(self.register.owned(record.slot)?.slot)
     }
 
     /// Says which socket takes the redirected connections of a pod attached with `ListenerCheck::Held`. When the socket
@@ -76,7 +75,8 @@ impl Interceptor {
 
     /// Gives connections that arrive at `address` in a pod's network namespace to `listener`, one of
     /// [`super::listener::inbound`] for its family. The proxy itself reaches the server behind from a loopback address:
-    /// [`super::INBOUND_SOURCE`], or [`super::INBOUND_SOURCE_V6`] for a server that listens on IPv6 only.
+    /// [`super::INBOUND_SOURCE`], or [`super::INBOUND_SOURCE_V6`] for a server that listens on IPv6 only. Where nobody takes
+    /// them they are refused, or pass, as the pod's connections do.
     ///
     /// # Errors
     /// If the pod is not this owner's, the namespace is none, the address is another pod's, or the pod has too many.
@@ -86,14 +86,13 @@ impl Interceptor {
         namespace: &Namespace,
         address: SocketAddr,
         listener: &TcpListener,
-        fail_open: bool,
     ) -> Result<(), Error> {
         let _lock = self.register.pins.lock()?;
         let record = self.register.owned(slot)?;
         let key = InboundKey { address: address.ip().into(), port: u32::from(address.port()) };
         match self.register.maps.inbound.get(&key, 0) {
-            Ok(taken) if taken.listener() / 2 != slot.index() => {
-                return Err(Error::Taken { address, slot: taken.listener() / 2 });
+            Ok(taken) if taken.slot() != slot.get() => {
+                return Err(Error::Taken { address, slot: taken.slot() });
             }
             Err(_) if self.register.maps.inbound_of(slot)?.len() >= INBOUND_PER_POD as usize => {
                 return Err(Error::TooMany { address });
@@ -104,7 +103,7 @@ impl Interceptor {
         let maps = &mut self.register.maps;
         let set = maps.inbound_listeners.set(u32::from(entry), listener, 0);
         set.map_err(Error::map("INBOUND_LISTENERS"))?;
-        let value = Inbound::new(&key, entry, fail_open);
+        let value = Inbound::new(&key, entry);
         let inserted = maps.inbound.insert(key, value, 0);
         inserted.map_err(|error| maps.refused("INBOUND", error))?;
         let inode = namespace.inode()?;

@@ -86,7 +86,7 @@ impl Status {
         let find = |cgroup: &Cgroup| census.as_ref().and_then(|census| census.find(cgroup));
         let mut webhooks = maps.webhooks()?;
         let attachments = records.map(|record| {
-            let webhooks = webhooks.remove(&record.slot.index()).unwrap_or_default();
+            let webhooks = webhooks.remove(&record.slot.get()).unwrap_or_default();
             attachment(pins, maps, find, record, webhooks)
         });
         let counters = maps.counts()?.into_iter().map(|(outcome, count)| (outcome.name(), count));

@@ -84,7 +84,7 @@ fn what_arrives_in_a_pod_is_counted() {
     let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
     let address: SocketAddr = "10.244.1.5:9443".parse().unwrap();
     let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
-    interceptor.take_inbound(slot, &bed.net(), address, &listener, false).unwrap();
+    interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
     let _servers =
         [bed.target("10.244.1.5:9444"), bed.proxy(interceptor.originals().unwrap(), listener)];
     let mut counts = Counts::of(&interceptor);

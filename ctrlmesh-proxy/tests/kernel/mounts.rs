@@ -145,7 +145,7 @@ fn a_proxy_goes_on_when_another_of_its_owners_has_recorded_a_pod_where_that_sees
     interceptor.listen(slot, &listener).unwrap();
     let address = "10.96.0.1:9443".parse().unwrap();
     let inbound = listener::inbound(&bed.net(), "10.96.0.1".parse().unwrap()).unwrap();
-    interceptor.take_inbound(slot, &bed.net(), address, &inbound, false).unwrap();
+    interceptor.take_inbound(slot, &bed.net(), address, &inbound).unwrap();
     let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
     assert!(bed.connect(&attach.cgroup, TARGET, "blocking").answer.starts_with("proxy"));
     fs::remove_dir(&attach.cgroup).unwrap();

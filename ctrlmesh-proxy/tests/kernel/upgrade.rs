@@ -112,7 +112,7 @@ fn webhook_calls_under_an_upgrade_all_reach_the_proxy() {
     let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
     let address: SocketAddr = WEBHOOK.parse().unwrap();
     let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
-    interceptor.take_inbound(slot, &bed.net(), address, &listener, false).unwrap();
+    interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
     let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
     let _server = bed.target(WEBHOOK);
     let pin = bed.pins().join(format!("pods/{slot}/inbound"));
@@ -160,7 +160,7 @@ fn a_hook_that_is_missing_is_attached_again_when_the_loader_starts() {
     let slot = interceptor.attach(&bed.attach(&pod)).unwrap();
     let address: SocketAddr = "10.96.0.1:9443".parse().unwrap();
     let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
-    interceptor.take_inbound(slot, &bed.net(), address, &listener, false).unwrap();
+    interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
     drop(interceptor);
     let folder = bed.pins().join("pods").join(slot.to_string());
     let hooks = ["connect4", "connect6", "getpeername4", "getpeername6", "inbound"];
