@@ -151,15 +151,14 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
     let AttachArguments { cgroup, targets, to, fail_open, except, heartbeat, report } = arguments;
-    // However the cgroup was written: attaching it again must find its table again. And before anything is made.
+    // Before anything is made.
     let cgroup = Hierarchy::find()?.cgroup(&cgroup)?.path;
     let mut interceptor = Interceptor::open(options)?;
     interceptor.sweep()?;
-    let name = format!("cli {}", cgroup.display());
     let slot = interceptor.attach(&Attach {
         cgroup: cgroup.clone(),
         except,
-        targets: Targets { name, list: targets },
+        targets: alike(targets),
         port: to,
         fail_open,
         listener: ListenerCheck::Port,
@@ -168,6 +167,14 @@ fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
         report,
     })?;
     print(format_args!("attached {} in slot {slot}", cgroup.display()))
+}
+
+/// Targets that have a table with all that are the same: there are not as many tables as pods.
+fn alike(list: Vec<Target>) -> Targets {
+    let sorted: BTreeSet<Target> = list.into_iter().collect();
+    let list: Vec<Target> = sorted.into_iter().collect();
+    let names: Vec<String> = list.iter().map(ToString::to_string).collect();
+    Targets { name: format!("cli {}", names.join(" ")), list }
 }
 
 fn upgrade(options: Options) -> anyhow::Result<()> {

@@ -128,6 +128,27 @@ fn attaching_again_changes_the_attachment_in_place() {
 }
 
 #[test]
+fn attachments_with_the_same_targets_share_a_table() {
+    let bed = Bed::new();
+    let tables = |pod: &str, targets: [&str; 2]| {
+        let mut command = bed.command(&["attach", "--to", "15001", "--cgroup"]);
+        command.arg(bed.cgroup(pod));
+        run(command.args(targets.map(|target| format!("--target={target}"))));
+        let map = aya::maps::MapData::from_pin(bed.pins().join("maps/TABLES")).unwrap();
+        let map = aya::maps::Map::from_map_data(map).unwrap();
+        let map: aya::maps::Array<_, u64> = map.try_into().unwrap();
+        map.iter().filter(|name| !matches!(name, Ok(0))).count()
+    };
+    let (these, others) = ([TARGET, "10.97.0.0/16:443"], [TARGET, TARGET_V6]);
+    assert_eq!(tables("a", these), 1);
+    assert_eq!(tables("b", [these[1], these[0]]), 1);
+    assert_eq!(tables("c", others), 2);
+    assert_eq!(tables("c", these), 2, "the former one still explains");
+    let shown: Vec<_> = status(&bed)["attachments"].as_array().unwrap().clone();
+    assert!(shown.iter().all(|one| one["targets"] == shown[0]["targets"]), "{shown:?}");
+}
+
+#[test]
 fn a_relay_inside_the_intercepted_cgroup_says_so_instead_of_talking_to_itself() {
     let bed = Bed::new();
     run(&mut attach(&bed, &[]));
