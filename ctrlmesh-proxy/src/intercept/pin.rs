@@ -243,11 +243,15 @@ impl Pins {
         }
     }
 
-    /// Names of everything in a pod's folder.
-    pub(super) fn names(&self, slot: Slot) -> Result<Vec<String>, Error> {
+    /// Names of everything in a pod's folder; nothing, if there is none: who has no lock may see it go.
+    pub(super) fn names(&self, slot: Slot) -> Result<Option<Vec<String>>, Error> {
         let folder = self.pod(slot);
-        let entries = fs::read_dir(&folder).map_err(Error::file("read", folder))?;
-        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            entries => entries.map_err(Error::file("read", folder))?,
+        };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        Ok(Some(names.collect()))
     }
 
     /// Slots that were made, recorded or not.

@@ -84,10 +84,10 @@ impl Status {
         let hierarchy = Hierarchy::find().ok();
         let census = hierarchy.as_ref().map(Hierarchy::census);
         let find = |cgroup: &Cgroup| census.as_ref().and_then(|census| census.find(cgroup));
-        let mut webhooks = maps.webhooks()?;
-        let attachments = records.map(|record| {
+        let (mut webhooks, mut tables) = (maps.webhooks()?, BTreeMap::new());
+        let attachments = records.filter_map(|record| {
             let webhooks = webhooks.remove(&record.slot.get()).unwrap_or_default();
-            attachment(pins, maps, find, record, webhooks)
+            attachment(pins, maps, &mut tables, find, record, webhooks).transpose()
         });
         let counters = maps.counts()?.into_iter().map(|(outcome, count)| (outcome.name(), count));
         Ok(Self {
@@ -152,29 +152,31 @@ pub(super) fn now() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// What is to be said of a pod; nothing, if it was detached meanwhile.
 fn attachment(
     pins: &Pins,
     maps: &Maps,
+    tables: &mut BTreeMap<u16, Vec<String>>,
     find: impl Fn(&Cgroup) -> Option<PathBuf>,
     record: Record,
     webhooks: Vec<SocketAddr>,
-) -> Result<Attachment, Error> {
+) -> Result<Option<Attachment>, Error> {
     let open = record.state == State::Attached;
     let pod = if open { maps.pods.get(&record.slot.index(), 0) } else { Ok(Pod::default()) };
     let pod = pod.map_err(Error::map("PODS"))?;
     let targets = match pod.table(pod.generation) {
-        Some(table) => table::targets(maps, table)?,
+        Some(table) => targets(maps, tables, table)?,
         None => Vec::new(),
     };
-    let names = pins.names(record.slot)?;
+    let Some(names) = pins.names(record.slot)? else { return Ok(None) };
     let found = find(&record.cgroup);
-    Ok(Attachment {
+    Ok(Some(Attachment {
         slot: record.slot,
         alive: found.is_some(),
         cgroup: found.unwrap_or(record.cgroup.path),
         owner: record.owner,
         state: record.state.name(),
-        targets: targets.iter().map(ToString::to_string).collect(),
+        targets,
         to: u16::from_be(pod.port),
         fail: if pod.flags & FAIL_OPEN == 0 { "closed" } else { "open" },
         ipv6: pod.flags & NATIVE_IPV6 != 0,
@@ -192,7 +194,22 @@ fn attachment(
             .map(|cgroup| find(&cgroup).unwrap_or(cgroup.path))
             .collect(),
         webhooks,
-    })
+    }))
+}
+
+/// The targets of a table, read once for all pods that share it.
+fn targets(
+    maps: &Maps,
+    tables: &mut BTreeMap<u16, Vec<String>>,
+    table: u16,
+) -> Result<Vec<String>, Error> {
+    if let Some(known) = tables.get(&table) {
+        return Ok(known.clone());
+    }
+    let targets = table::targets(maps, table)?;
+    let targets: Vec<String> = targets.iter().map(ToString::to_string).collect();
+    tables.insert(table, targets.clone());
+    Ok(targets)
 }
 
 fn check(pod: &Pod) -> &'static str {

@@ -31,6 +31,29 @@ async fn a_node_proxy_that_waits_for_another_loader_goes_on_beating() {
 }
 
 #[test]
+fn the_status_is_read_while_pods_come_and_go() {
+    let bed = Bed::new();
+    let mut interceptor = bed.interceptor();
+    for pod in ["a", "b", "c"] {
+        interceptor.attach(&bed.attach(&bed.cgroup(pod))).unwrap();
+    }
+    let reader = bed.interceptor();
+    thread::scope(|scope| {
+        let coming_and_going = scope.spawn(|| {
+            for _ in 0..100 {
+                interceptor.attach(&bed.attach(&bed.cgroup("d"))).unwrap();
+                interceptor.detach(&bed.cgroup("d")).unwrap();
+            }
+        });
+        while !coming_and_going.is_finished() {
+            let shown = reader.status().unwrap().attachments;
+            assert!(shown.len() == 3 || shown.len() == 4, "{shown:?}");
+        }
+        coming_and_going.join().unwrap();
+    });
+}
+
+#[test]
 fn another_loader_has_its_turn_while_programs_are_replaced() {
     let bed = Bed::new();
     let mut interceptor = bed.interceptor();
