@@ -179,11 +179,12 @@ fn alike(list: Vec<Target>) -> Targets {
 
 fn upgrade(options: Options) -> anyhow::Result<()> {
     let Some(mut interceptor) = adopted(options)? else { return Ok(()) };
-    interceptor.upgrade()?;
+    let upgraded = interceptor.upgrade();
+    // Where one could not be, the others are.
     for cgroup in interceptor.whole()? {
         print(format_args!("upgraded {}", cgroup.display()))?;
     }
-    Ok(())
+    Ok(upgraded?)
 }
 
 fn detach(options: Options, arguments: DetachArguments) -> anyhow::Result<()> {

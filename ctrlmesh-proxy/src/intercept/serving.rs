@@ -147,14 +147,7 @@ impl Interceptor {
     /// Replaces the webhook program of a pod that has one.
     pub(super) fn replace_inbound(&mut self, record: &Record) -> Result<(), Error> {
         let Some((path, inode)) = &record.netns else { return Ok(()) };
-        let namespace = match reopen(record, path, *inode) {
-            Ok(namespace) => namespace,
-            Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(slot = %record.slot, error, "network namespace not found, webhook program not replaced");
-                return Ok(());
-            }
-        };
+        let namespace = reopen(record, path, *inode)?;
         self.attach_inbound(record.slot, &namespace, *inode)
     }
 

@@ -135,6 +135,31 @@ fn webhook_calls_under_an_upgrade_all_reach_the_proxy() {
 }
 
 #[test]
+fn an_upgrade_says_where_it_could_not_replace_the_webhook_program_and_replaces_the_others() {
+    let bed = Bed::new();
+    let pods = ["lost", "other"].map(|name| bed.cgroup(name));
+    let mut interceptor = Interceptor::open(bed.options("cli")).unwrap();
+    let [lost, _] = pods.each_ref().map(|pod| interceptor.attach(&bed.attach(pod)).unwrap());
+    let net = bed.net();
+    let address: SocketAddr = "10.96.0.1:9443".parse().unwrap();
+    let listener = listener::inbound(&net, address.ip()).unwrap();
+    interceptor.take_inbound(lost, &net, address, &listener).unwrap();
+    drop(interceptor);
+    bed.outdate(lost);
+    // It lives, held by us, and no path leads to it any more.
+    std::fs::remove_file(bed.pin(lost, "netns")).unwrap();
+    std::os::unix::fs::symlink("/run/netns/none", bed.pin(lost, "netns")).unwrap();
+    std::fs::remove_file(bed.pin(lost, "inbound-object")).unwrap();
+    std::os::unix::fs::symlink("another", bed.pin(lost, "inbound-object")).unwrap();
+    let output = bed.command(&["upgrade"]).output().unwrap();
+    let (shown, error) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let expected = format!("no process of {} is in network namespace", pods[0].display());
+    assert!(!output.status.success() && error.contains(&expected), "{error}");
+    assert_eq!(shown, format!("upgraded {}\n", pods[1].display()));
+}
+
+#[test]
 fn an_upgrade_goes_on_answering_so_original_dst() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
