@@ -147,8 +147,9 @@ impl Interceptor {
             records.extend(pins.beyond(&cgroup)?);
         }
         if records.is_empty() {
-            // Perhaps it is gone, or cannot be seen from here.
-            let at = |record: &Record| record.cgroup.path == cgroup;
+            // Perhaps it is gone, or cannot be seen from here; by its folder, or as it was named when it was there.
+            let below = self.register.hierarchy.mount().join(cgroup);
+            let at = |record: &Record| record.cgroup.path == below;
             records.extend(pins.records()?.into_iter().filter(at));
         }
         if records.is_empty() {

@@ -228,7 +228,10 @@ impl Pins {
             }
             fs::remove_dir(&folder).map_err(Error::file("remove", &folder))?;
         }
-        forget(&self.next())?;
+        for entry in fs::read_dir(&self.root).map_err(Error::file("read", &self.root))?.flatten() {
+            // What a loader left half made too.
+            forget(&entry.path())?;
+        }
         fs::remove_dir(&self.root).map_err(Error::file("remove", &self.root))?;
         // The folder of all versions, if this was the last.
         match self.root.parent().filter(|parent| parent.ends_with("ctrlmesh")).map(fs::remove_dir) {

@@ -58,6 +58,27 @@ fn a_folder_elsewhere_than_on_a_bpf_file_system_is_not_uninstalled() {
 }
 
 #[test]
+fn what_a_loader_left_half_made_beside_the_folders_is_uninstalled_too() {
+    let bed = Bed::new();
+    bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
+    std::os::unix::fs::symlink("2", bed.pins().join("next-next")).unwrap();
+    intercept::uninstall(&bed.options("test"), false).unwrap();
+    assert!(!bed.pins().exists());
+}
+
+#[test]
+fn a_cgroup_that_is_gone_is_detached_by_the_name_that_it_was_attached_by() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let hierarchy = intercept::cgroup::Hierarchy::find().unwrap();
+    let name = pod.strip_prefix(hierarchy.mount()).unwrap();
+    run(bed.command(&["attach", "--target", TARGET, "--to", "15001", "--cgroup"]).arg(name));
+    fs::remove_dir(&pod).unwrap();
+    run(bed.command(&["detach", "--cgroup"]).arg(name));
+    assert_eq!(status(&bed)["attachments"], serde_json::json!([]));
+}
+
+#[test]
 fn a_pod_that_was_closed_and_then_could_not_be_attached_is_found_again() {
     let bed = Bed::new();
     let (first, closed) = (bed.cgroup("first"), bed.cgroup("closed"));
