@@ -70,8 +70,8 @@ struct AttachArguments {
     /// Cgroup below, whose connections pass: the proxy's own; may be repeated
     #[arg(long, value_name = "CGROUP")]
     except: Vec<PathBuf>,
-    /// Count a proxy as dead that has not beaten for so many milliseconds (`intercept run` beats)
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Count a proxy as dead that has not beaten for so many milliseconds, 500 at least (`intercept run` beats every 250)
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(500..))]
     heartbeat: Option<u64>,
     /// Report connections as events; `intercept run` shows them with `RUST_LOG=debug`
     #[arg(long)]

@@ -209,6 +209,7 @@ fn errors_say_what_to_do() {
         ]),
         "are where redirected connections go, and cannot be targets",
     );
+    fails(&mut attach(&bed, &["--heartbeat", "499"]), "499 is not in 500..");
     fails(&mut bed.command(&["detach", "--cgroup", "/tmp"]), "nothing is attached at /tmp");
     run(&mut bed.command(&["detach"]));
     run(&mut bed.command(&["upgrade"]));
