@@ -10,7 +10,7 @@ use aya_ebpf::helpers;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf, SockMap};
 use ctrlmesh_common::kernel::{
-    Destination, EVENTS_BYTES, Inbound, InboundKey, MAX_CGROUP_DEPTH, MAX_CGROUPS, MAX_INBOUND,
+    CHECK_HEARTBEAT, Destination, EVENTS_BYTES, Inbound, InboundKey, MAX_CGROUP_DEPTH, MAX_CGROUPS, MAX_INBOUND,
     MAX_PODS, MAX_TABLES, MAX_TARGETS, Member, Outcome, Pod, TABLE_ENTRIES, Table, TargetKey,
     TargetMatch,
 };
@@ -113,6 +113,23 @@ fn lookup(cgroup: u64) -> Option<Member> {
         attempt += 1;
     }
     None
+}
+
+/// Whether the proxy's last beat is young enough, where the pod wants to know.
+#[inline(always)]
+pub(crate) fn beats(pod: &Pod) -> bool {
+    if pod.flags & CHECK_HEARTBEAT == 0 {
+        return true;
+    }
+    let Some(beat) = HEARTBEATS.get_ptr(pod.heartbeat) else {
+        return false;
+    };
+    // SAFETY: the kernel gave a valid pointer; another process may write at the same time.
+    let beat = unsafe { ptr::read_volatile(beat) };
+    // SAFETY: the helper has no arguments.
+    let now = unsafe { helpers::generated::bpf_ktime_get_coarse_ns() };
+    // Zero is a proxy that never beat. The coarse clock may lag behind the beat.
+    beat != 0 && (now < beat || now - beat < pod.max_age_ns)
 }
 
 /// Who takes connections to an address and port.

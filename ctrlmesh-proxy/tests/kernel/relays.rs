@@ -5,12 +5,36 @@ use std::process::Stdio;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
-use crate::bed::{Bed, PROXY, Process, TARGET_V6, until};
-use crate::command::{run, status};
+use crate::bed::{Bed, PROXY, Process, Seen, TARGET_V6, until, until_seen};
+use crate::command::{attach, run, status};
 
 fn signalled(process: &Process, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(process.0.id()).unwrap());
     signal::kill(pid, signal).unwrap();
+}
+
+#[test]
+fn webhook_calls_fail_as_the_pod_does_when_the_relay_hangs() {
+    const WEBHOOK: &str = "10.244.1.5:9443";
+    let bed = Bed::new();
+    bed.wire("node");
+    let pod = bed.cgroup("pod").display().to_string();
+    let attach = |more: &[&str]| run(attach(&bed, &["--heartbeat", "2000"]).args(more));
+    attach(&[]);
+    let _server = bed.target(WEBHOOK);
+    let relay = bed.relay_with(&["--webhook", WEBHOOK, "--cgroup", &pod]);
+    let call =
+        || -> Seen { bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", "9443"]) };
+    let relayed = |seen: &Seen| seen.answer.starts_with("target 127.0.0.2:");
+    until_seen("the relay beats", call, relayed);
+    signalled(&relay, Signal::SIGSTOP);
+    let age = || status(&bed)["attachments"][0]["heartbeat_age"].as_f64();
+    until("the beat is too old", || age().is_some_and(|age| age > 2.1));
+    assert_eq!(call().error, "ECONNREFUSED");
+    attach(&["--fail-open"]);
+    assert!(call().answer.starts_with("target 10.244.1.1:"));
+    signalled(&relay, Signal::SIGCONT);
+    until_seen("the relay beats again", call, relayed);
 }
 
 #[test]
