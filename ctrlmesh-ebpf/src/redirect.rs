@@ -9,8 +9,8 @@ use aya_ebpf::helpers::generated as helpers;
 use aya_ebpf::maps::lpm_trie::Key;
 use aya_ebpf::programs::SockAddrContext;
 use ctrlmesh_common::kernel::{
-    self, Address, CHECK_LISTENER, CHECK_PORT, Code, EVENT_SAMPLE, Event,
-    FAIL_OPEN, Member, NATIVE_IPV6, Outcome, Pod, REPORT, TargetKey, TargetMatch,
+    self, Address, CHECK_LISTENER, CHECK_PORT, Code, EVENT_SAMPLE, Event, FAIL_OPEN, Member,
+    NATIVE_IPV6, Outcome, Pod, REPORT, TargetKey, TargetMatch,
 };
 
 use crate::load::{pointer, store, word, words};

@@ -148,8 +148,9 @@ impl Interceptor {
         }
         if records.is_empty() {
             // Perhaps it is gone, or cannot be seen from here; by its folder, or as it was named when it was there.
-            let below = self.register.hierarchy.mount().join(cgroup);
-            let at = |record: &Record| record.cgroup.path == below;
+            let name = cgroup.strip_prefix("/").unwrap_or(cgroup);
+            let below = self.register.hierarchy.mount().join(name);
+            let at = |record: &Record| [cgroup, &below].contains(&record.cgroup.path.as_path());
             records.extend(pins.records()?.into_iter().filter(at));
         }
         if records.is_empty() {

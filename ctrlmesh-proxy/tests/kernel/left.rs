@@ -72,10 +72,13 @@ fn a_cgroup_that_is_gone_is_detached_by_the_name_that_it_was_attached_by() {
     let pod = bed.cgroup("pod");
     let hierarchy = intercept::cgroup::Hierarchy::find().unwrap();
     let name = pod.strip_prefix(hierarchy.mount()).unwrap();
-    run(bed.command(&["attach", "--target", TARGET, "--to", "15001", "--cgroup"]).arg(name));
-    fs::remove_dir(&pod).unwrap();
-    run(bed.command(&["detach", "--cgroup"]).arg(name));
-    assert_eq!(status(&bed)["attachments"], serde_json::json!([]));
+    for name in [name, &Path::new("/").join(name), &pod] {
+        fs::create_dir_all(&pod).unwrap();
+        run(bed.command(&["attach", "--target", TARGET, "--to", "15001", "--cgroup"]).arg(name));
+        fs::remove_dir(&pod).unwrap();
+        run(bed.command(&["detach", "--cgroup"]).arg(name));
+        assert_eq!(status(&bed)["attachments"], serde_json::json!([]));
+    }
 }
 
 #[test]
