@@ -121,3 +121,17 @@ fn an_event_that_does_not_fit_is_counted_and_the_others_are_kept() {
         events.iter().all(|event| event.slot == slot && event.outcome == "no_listener_refused")
     );
 }
+
+#[test]
+fn a_count_is_not_lost_when_a_program_is_interrupted_by_another() {
+    let bed = Bed::new();
+    let slot = bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
+    // Nobody can make the kernel do so at the one instruction where it would matter: that one is looked for.
+    for hook in ["connect4", "connect6", "getpeername4", "getpeername6"] {
+        let (_, program) = crate::upgrade::linked(&bed.pin(slot, hook));
+        let mut command = std::process::Command::new("bpftool");
+        let command = command.args(["prog", "dump", "xlated", "id", &program.to_string()]);
+        let shown = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert!(shown.contains("lock *(u64 *)"), "{hook} does not add at once:\n{shown}");
+    }
+}
