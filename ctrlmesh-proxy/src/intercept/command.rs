@@ -107,8 +107,9 @@ struct RunArguments {
     /// Take webhook calls to this address of the pod, too, and relay them to the server there; may be repeated
     #[arg(long = "webhook", value_name = "ADDRESS:PORT", requires = "cgroup")]
     webhooks: Vec<SocketAddr>,
-    /// Cgroup of that pod, attached before; the relay runs in its network namespace
-    #[arg(long, requires = "webhooks")]
+    /// Cgroup of that pod, attached before; the relay runs in its network namespace. Calls that were taken before and are
+    /// not named any more go to the server again
+    #[arg(long)]
     cgroup: Option<PathBuf>,
 }
 

@@ -155,13 +155,18 @@ fn a_relay_takes_no_webhook_calls_that_it_is_not_told_of_any_more() {
     until("both are taken", || taken().as_array().is_some_and(|taken| taken.len() == 2));
     relay.kill();
     let _servers = ["10.244.1.5:9443", "10.244.1.5:9444"].map(|address| bed.target(address));
-    let _relay = bed.relay_with(&["--webhook", "10.244.1.5:9443", "--cgroup", &pod]);
+    let relay = bed.relay_with(&["--webhook", "10.244.1.5:9443", "--cgroup", &pod]);
     until("one is given up", || taken() == serde_json::json!(["10.244.1.5:9443"]));
     let call = |port: &str| -> Seen {
         bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", port])
     };
     until_seen("it is relayed", || call("9443"), |seen| seen.answer.starts_with("target 127."));
     assert!(call("9444").answer.starts_with("target 10.244.1.1:"));
+    relay.kill();
+    assert_eq!(call("9443").error, "ECONNREFUSED");
+    let _relay = bed.relay_with(&["--cgroup", &pod]);
+    until("the other one is given up, too", || taken() == serde_json::json!([]));
+    assert!(call("9443").answer.starts_with("target 10.244.1.1:"));
 }
 
 #[test]
