@@ -12,7 +12,7 @@ use ctrlmesh_common::names::{annotation, label, root_ca};
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_proxy::config::SidecarArgs;
 use ctrlmesh_testbed::{ControlPlane, retry};
-use harness::manager::{Manager, supervised};
+use harness::manager::{AS_PROXY, Manager, supervised};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
@@ -39,10 +39,12 @@ struct ProxyArguments {
     sidecar: SidecarArgs,
 }
 
-/// A proxy, in a process that the test starts: this very program, so that no other has to be built.
+/// A proxy, in a process that the test starts: this very program, so that no other has to be built. As a test it is none.
 #[test]
-#[ignore = "this is not a test but a proxy, which the test starts"]
 fn proxy() -> Result<()> {
+    if std::env::var_os(AS_PROXY).is_none() {
+        return Ok(());
+    }
     let arguments = ProxyArguments::parse_from(["sidecar"]).sidecar;
     ctrlmesh_proxy::telemetry::init(arguments.common.log_format)
         .map_err(|error| anyhow::anyhow!("{error}"))?;
@@ -93,7 +95,7 @@ impl Journey {
         let plane = ControlPlane::shared();
         let path = |name: &str| self.folder.path().join(name).display().to_string();
         let mut command = supervised(&std::env::current_exe()?);
-        command.args(["--ignored", "--exact", "proxy", "--nocapture"]).stdout(Stdio::null());
+        command.args(["--exact", "proxy", "--nocapture"]).env(AS_PROXY, "1").stdout(Stdio::null());
         for (name, value) in [
             ("LISTEN", "127.0.0.1:0".to_owned()),
             ("ADMIN_LISTEN", "127.0.0.1:0".to_owned()),

@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use clap::Args;
 
-use crate::build_ebpf;
 use crate::run::{cargo, run};
+use crate::{build_ebpf, setup};
 
 /// Benchmarks, and the crate and target that each is in.
 const BENCHES: [(&str, &str, &str); 8] = [
@@ -40,6 +40,7 @@ pub fn run_benches(options: &Options) -> Result<()> {
         .collect();
     let names = BENCHES.map(|(name, ..)| name).join(", ");
     ensure!(!chosen.is_empty(), "there is no such benchmark; there are {names}");
+    setup::for_benches()?;
     build_ebpf::build()?;
     for (name, package, target) in chosen {
         let mut command = cargo(&["bench", "--package", package, "--locked"]);

@@ -90,6 +90,8 @@ fn build_with(toolchain: Toolchain, crate_folder: &Path) -> Result<()> {
             "build-std=core",
             "--target",
             "bpfel-unknown-none",
+            "--target-dir",
+            "target",
         ])
         .current_dir(crate_folder);
     run(&mut command)

@@ -43,7 +43,7 @@ pub fn run_targets(options: &Options) -> Result<()> {
         let mut command = Command::new(&program);
         // No sanitizer: what is fuzzed has no `unsafe`, and panics are found without.
         with_own_toolchain(&mut command)
-            .args(["fuzz", "run", "--sanitizer", "none", &target, "--"])
+            .args(["fuzz", "run", "--features", "link", "--sanitizer", "none", &target, "--"])
             .arg(format!("-max_total_time={}", options.seconds))
             .env("RUSTUP_TOOLCHAIN", "nightly")
             .current_dir(root());

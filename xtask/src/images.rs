@@ -204,11 +204,12 @@ fn build_crate(name: &str, debug: bool) -> Result<PathBuf> {
     if name == Image::Proxy.program() {
         build_ebpf::build()?;
     }
-    step(&format!("build {name}; the first time takes minutes"), ABOUT, || {
-        run(&mut cargo(&["build", "--quiet", "--locked", "--profile", profile, "--package", name]))
-    })?;
     let target =
         env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    step(&format!("build {name}; the first time takes minutes"), ABOUT, || {
+        let arguments = ["build", "--quiet", "--locked", "--profile", profile, "--package", name];
+        run(cargo(&arguments).arg("--target-dir").arg(&target))
+    })?;
     Ok(target.join(folder).join(name))
 }
 

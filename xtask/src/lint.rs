@@ -68,6 +68,7 @@ pub fn write_definitions() -> Result<()> {
     let arguments = [
         "run",
         "--quiet",
+        "--locked",
         "--package",
         "ctrlmesh-manager",
         "--",

@@ -128,3 +128,17 @@ fn shown(command: &Command) -> String {
     let words = [command.get_program()].into_iter().chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_crates_are_the_members_of_the_workspace() {
+        let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+        let members = manifest.split_once("\nmembers = [").unwrap().1.split_once(']').unwrap().0;
+        let mut members: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
+        members.sort_unstable();
+        assert_eq!(members, CRATES);
+    }
+}

@@ -1,5 +1,6 @@
 //! Makes a bare Debian 12 machine ready, or says what one has to install.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -18,7 +19,7 @@ pub mod kubectl;
 type Need = (&'static str, &'static str, &'static str);
 
 /// Debian's packages.
-const PACKAGES: [Need; 18] = [
+const PACKAGES: [Need; 17] = [
     ("bpftool", "sizes and run times of the kernel programs", "bpftool"),
     ("conntrack", "the node bed: kube-proxy", "conntrack"),
     ("containerd", "the node bed", "containerd"),
@@ -31,7 +32,6 @@ const PACKAGES: [Need; 18] = [
     ("kmod", "the node bed: kube-proxy", "modprobe"),
     ("libc6-dev", "the TLS library", "/usr/include/stdlib.h"),
     ("nftables", "the node bed: kube-proxy", "nft"),
-    ("nginx-light", "the benchmark: what we are compared with", "nginx"),
     ("procps", "the test bed: kill", "ps"),
     ("python3", "clients of the kernel tests", "python3"),
     ("runc", "the node bed", "runc"),
@@ -42,6 +42,17 @@ const PACKAGES: [Need; 18] = [
         "setpriv",
     ),
 ];
+
+/// What only benchmarks need.
+const OF_BENCHES: [Need; 1] =
+    [("nginx-light", "the benchmark: what we are compared with", "nginx")];
+
+/// Units of systemd that would run what Debian's packages bring: the beds start their own.
+const UNITS: [(&str, &str); 2] =
+    [("containerd", "containerd.service"), ("nginx-light", "nginx.service")];
+
+/// What keeps Debian's packages from starting what they bring, where it is there: see policy-rc.d(8).
+const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// More of Debian's packages, where no nightly toolchain with `rust-src` and bpf-linker builds the kernel programs.
 const EBPF_PACKAGES: [Need; 5] = [
@@ -119,7 +130,7 @@ pub fn run_setup() -> Result<Readiness> {
         )?;
     }
     if let Some(problem) = go {
-        say(&format!("Everything else is there. Please {problem}"));
+        say(&format!("Everything that needs no Go is there. Please {problem}"));
         return Ok(Readiness::NotReady);
     }
     control_plane()?;
@@ -134,6 +145,18 @@ pub fn run_setup() -> Result<Readiness> {
     }
     say(&format!("everything is there; what we built is in {}", tools::cache().display()));
     Ok(Readiness::Ready)
+}
+
+/// Installs what only benchmarks need; who may not install goes without, and the tables say so.
+///
+/// # Errors
+/// Where it cannot be installed.
+pub fn for_benches() -> Result<()> {
+    let missing: Vec<Need> = OF_BENCHES.into_iter().filter(|need| !is_there(need)).collect();
+    if missing.is_empty() || !may_install() {
+        return Ok(());
+    }
+    install(&missing)
 }
 
 /// What to do about Go, where it is not there, or too old. It is always needed: tests compare us with what is written in
@@ -276,22 +299,53 @@ fn install(packages: &[Need]) -> Result<()> {
     }
     step("install Debian packages", Duration::from_mins(1), || {
         run_apt(&["update", "-q"])?;
-        let names = packages.iter().map(|(name, ..)| *name);
-        run_apt(
-            &["install", "-q", "-y", "--no-install-recommends"]
-                .into_iter()
-                .chain(names)
-                .collect::<Vec<_>>(),
-        )
+        let names: Vec<&str> = packages.iter().map(|(name, ..)| *name).collect();
+        let arguments = ["install", "-q", "-y", "--no-install-recommends"];
+        let installed = {
+            let _quiet = Quiet::keep()?;
+            run_apt(&[&arguments[..], &names].concat())
+        };
+        leave_off(&names)?;
+        installed
     })
 }
 
-/// apt-get, which starts no daemon of what it installs.
 fn run_apt(arguments: &[&str]) -> Result<()> {
-    run(Command::new("apt-get")
-        .args(arguments)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .env("RUNLEVEL", "1"))
+    run(Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
+}
+
+/// Nothing that is installed is started, until this is dropped.
+struct Quiet {
+    ours: bool,
+}
+
+impl Quiet {
+    fn keep() -> Result<Self> {
+        let ours = !Path::new(POLICY).exists();
+        if ours {
+            fs::write(POLICY, "#!/bin/sh\nexit 101\n").context("write policy-rc.d")?;
+            fs::set_permissions(POLICY, fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(Self { ours })
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if self.ours {
+            drop(fs::remove_file(POLICY));
+        }
+    }
+}
+
+/// What was installed just now is not started at boot either.
+fn leave_off(packages: &[&str]) -> Result<()> {
+    let units = UNITS.iter().filter(|(package, _)| packages.contains(package));
+    let units: Vec<&str> = units.map(|(_, unit)| *unit).collect();
+    if units.is_empty() || !tools::on_path("systemctl") {
+        return Ok(());
+    }
+    run(Command::new("systemctl").arg("disable").args(units))
 }
 
 /// `go1.26.8` as (1, 26).

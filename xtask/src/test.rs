@@ -30,6 +30,10 @@ const FULL: &str = "CTRLMESH_TEST_FULL";
 /// Variable that names the cluster of the node tier, as `ctrlmesh-testbed` has it.
 const KUBECONFIG: &str = "CTRLMESH_TEST_KUBECONFIG";
 
+/// Programs that the tests with an API server start.
+const CONTROL_PLANE_PROGRAMS: [&str; 4] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"];
+
 /// Programs without which there is no node.
 const NODE_PROGRAMS: [&str; 7] = [
     "etcd",
@@ -147,7 +151,8 @@ impl Tier {
             Self::Kernel | Self::Node | Self::Operator if !is_root() => {
                 Some("needs root".to_owned())
             }
-            Self::ControlPlane => missing(&["etcd", "kube-apiserver"], &[]),
+            Self::ControlPlane if !tools::h2spec().is_file() => Some("needs h2spec".to_owned()),
+            Self::ControlPlane => missing(&CONTROL_PLANE_PROGRAMS, &["curl"]),
             _ if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
             _ if !programs => Some("needs a toolchain for the kernel programs".to_owned()),
             Self::Kernel => None,
@@ -265,7 +270,9 @@ fn run_together(
     let lanes = options.lanes(strict);
     say(&format!("\n==> {} test binaries of the other tiers, {lanes} at once", jobs.len()));
     let has_images = jobs.iter().any(|(tier, _)| matches!(tier, Tier::Node | Tier::Operator));
-    let programs = if has_images { Some(images::build_programs()?) } else { None };
+    // Where they do not build, each of the tests builds them, and says so.
+    let unbuilt = |error: &anyhow::Error| say(&format!("the programs of the images: {error:#}"));
+    let programs = has_images.then(|| images::build_programs().inspect_err(unbuilt).ok()).flatten();
     // One that does not build takes none of the others with it: it is built again, alone, and that is its outcome.
     let mut build = test(&of_targets(jobs.iter().map(|(_, target)| *target)), options);
     drop(run(build.arg("--no-run")));
@@ -277,9 +284,12 @@ fn run_together(
             let start = Instant::now();
             let mut command = test(&["--test", target], options);
             command.envs(programs.iter().map(|programs| (images::PROGRAMS, programs)));
-            let ran = watch(&mut command, Passing::ByBinary)?;
+            let ran = watch(&mut command, Passing::ByBinary);
             let mut outcome = Outcome { complete: true, ..Outcome::default() };
-            outcome.add(ran);
+            outcome.add(ran.unwrap_or_else(|error| {
+                say(&format!("{target}: {error:#}"));
+                (Vec::new(), false)
+            }));
             outcome.taken = start.elapsed();
             lock(&outcomes).push((tier, outcome));
         }

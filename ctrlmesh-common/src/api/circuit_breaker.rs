@@ -79,8 +79,10 @@ pub struct RateLimiting {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub rest_rules: Vec<RestRule>,
-    /// Free-form properties, kept for compatibility; nothing reads them. Absent or empty: none.
+    /// Free-form properties, kept for compatibility; nothing reads them. Absent or empty: none. At most 64, of at most 1024
+    /// characters each.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64, "additionalProperties" = {"type": "string", "maxLength": 1024}))]
     pub properties: BTreeMap<String, String>,
 }
 

@@ -40,6 +40,8 @@ use crate::resource::ResourceMatch;
         .message("limits: at least one is required, unless root is set"),
     validation = Rule::new("has(self.root) || !has(self.selector) || has(self.selector.matchLabels) && size(self.selector.matchLabels) > 0 || has(self.selector.matchExpressions) && size(self.selector.matchExpressions) > 0")
         .message(rules::HAS_REQUIREMENT_MESSAGE).field_path(".selector"),
+    validation = Rule::new("has(self.root) || !has(self.limits) || size(self.limits) < 2 || self.limits.all(limit, has(limit.relateResources) && size(limit.relateResources) > 0 || has(limit.objectSelector) && has(limit.objectSelector.relateResources) && size(limit.objectSelector.relateResources) > 0)")
+        .message("limits: one without relateResources covers every resource, so it must be the only one").field_path(".limits"),
     validation = Rule::new("has(self.selector) == has(oldSelf.selector)")
         .message("selector: is immutable; it can be neither added nor removed. Delete the ShardingConfig and create another"),
     validation = Rule::new("has(self.root) == has(oldSelf.root)")

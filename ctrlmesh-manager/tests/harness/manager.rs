@@ -20,6 +20,9 @@ use tokio::net::TcpStream;
 /// `$@` is the command.
 const RUN: &str = r#""$@" & read -r _; kill -KILL $!"#;
 
+/// Variable that makes a test binary a proxy.
+pub(crate) const AS_PROXY: &str = "CTRLMESH_TEST_PROXY";
+
 /// A command that runs `program`, and ends it when this process ends.
 pub(crate) fn supervised(program: &Path) -> Command {
     let mut command = Command::new("sh");

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -111,7 +112,7 @@ impl Folder {
         sweep(all);
         let (number, process) = (MADE.fetch_add(1, Ordering::Relaxed), std::process::id());
         let start = started(process).unwrap_or_default();
-        let path = all.join(format!("{PREFIX}{process}-{start}-{number}"));
+        let path = all.join(format!("{PREFIX}{}-{process}-{start}-{number}", namespace()));
         let mut shell = Command::new("sh")
             .args(["-c", KEEP])
             .arg(&path)
@@ -157,6 +158,12 @@ pub fn started(pid: u32) -> Option<u64> {
     fields.split(' ').nth(19)?.parse().ok()
 }
 
+/// The PID namespace that numbers processes as we see them: of those of another container, who may share the folder for
+/// temporary files, nothing is known.
+fn namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map(|namespace| namespace.ino()).unwrap_or_default()
+}
+
 /// Removes the folders of processes that are no more.
 fn sweep(all: &Path) {
     for entry in fs::read_dir(all).into_iter().flatten().flatten() {
@@ -169,9 +176,13 @@ fn sweep(all: &Path) {
     }
 }
 
-/// The process that made the folder of this name, and when that was started.
+/// The process that made the folder of this name, and when that was started; nothing where it is of another PID namespace.
 fn maker(name: &str) -> Option<(u32, u64)> {
-    let (process, rest) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    let (numbered_by, rest) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    if numbered_by.parse() != Ok(namespace()) {
+        return None;
+    }
+    let (process, rest) = rest.split_once('-')?;
     let (start, number) = rest.split_once('-')?;
     number.parse::<u32>().ok()?;
     Some((process.parse().ok()?, start.parse().ok()?))
@@ -199,17 +210,20 @@ mod tests {
     fn what_a_dead_process_left_is_swept_and_nothing_else() {
         let all = tempfile::tempdir().unwrap();
         let (here, start) = (std::process::id(), started(std::process::id()).unwrap());
+        let (ours, theirs) = (namespace(), namespace() + 1);
         let mut dead = Command::new("true").spawn().unwrap();
         dead.wait().unwrap();
         let left = [
-            format!("{PREFIX}{}-{start}-0", dead.id()),
+            format!("{PREFIX}{ours}-{}-{start}-0", dead.id()),
             // Another process of the same number.
-            format!("{PREFIX}{here}-{}-3", start - 1),
+            format!("{PREFIX}{ours}-{here}-{}-3", start - 1),
         ];
         let others = [
-            format!("{PREFIX}{here}-{start}-4096"),
-            format!("{PREFIX}{here}-0"),
-            format!("{PREFIX}{}", dead.id()),
+            format!("{PREFIX}{ours}-{here}-{start}-4096"),
+            // A process of another container may still live.
+            format!("{PREFIX}{theirs}-{}-{start}-0", dead.id()),
+            format!("{PREFIX}{ours}-{here}-0"),
+            format!("{PREFIX}{ours}-{}", dead.id()),
             format!("another-{}-{start}-0", dead.id()),
         ];
         for name in left.iter().chain(&others) {
