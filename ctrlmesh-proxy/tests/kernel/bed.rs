@@ -196,11 +196,22 @@ impl Bed {
 
     /// Attaches `cgroup`, and starts a proxy for it in the first namespace, IPv6 natively.
     pub(crate) fn enrol(&self, interceptor: &mut Interceptor, attach: &Attach) -> Server {
-        let listener = listener::outbound(&self.net(), attach.port).unwrap();
+        let listener = self.outbound(attach.port);
         let slot = interceptor.attach(attach).unwrap();
         interceptor.listen(slot, &listener).unwrap();
         interceptor.serve_ipv6(slot, &self.net()).unwrap();
         self.proxy(interceptor.originals().unwrap(), listener)
+    }
+
+    /// A socket for redirected connections. One that was closed at the same port may listen on for a moment: a test that
+    /// starts a process just then has copied it, until that process is executed.
+    fn outbound(&self, port: u16) -> TcpListener {
+        let mut listener = None;
+        until("the port is free", || {
+            listener = listener::outbound(&self.net(), port).ok();
+            listener.is_some()
+        });
+        listener.unwrap()
     }
 
     /// A command inside a cgroup and the namespace: it joins before it is executed.
