@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::{bpf_sk_lookup, sk_action};
 use aya_ebpf::programs::SkLookupContext;
-use ctrlmesh_common::kernel::{Address, InboundKey, Outcome};
+use ctrlmesh_common::kernel::{Address, FAIL_OPEN, InboundKey, Outcome};
 
 use crate::load::{word, words};
 use crate::maps;
@@ -49,11 +49,17 @@ fn decide(ctx: &SkLookupContext) -> Outcome {
     if own {
         return Outcome::InboundOwn;
     }
-    match maps::INBOUND_LISTENERS.redirect_sk_lookup(ctx, inbound.listener(), 0) {
-        Ok(()) => Outcome::InboundTaken,
-        // Another program has chosen a socket: ours, while it is replaced, or somebody's who came first.
-        Err(EEXIST) => Outcome::Decided,
-        Err(_) if inbound.open() => Outcome::InboundPassed,
-        Err(_) => Outcome::InboundRefused,
+    // An entry goes before its slot is anybody else's.
+    let Some(pod) = maps::PODS.get(u32::from(inbound.slot())) else {
+        return Outcome::InboundRefused;
+    };
+    if maps::beats(pod) {
+        match maps::INBOUND_LISTENERS.redirect_sk_lookup(ctx, inbound.listener(), 0) {
+            Ok(()) => return Outcome::InboundTaken,
+            // Another program has chosen a socket: ours, while it is replaced, or somebody's who came first.
+            Err(EEXIST) => return Outcome::Decided,
+            Err(_) => {}
+        }
     }
+    if pod.flags & FAIL_OPEN != 0 { Outcome::InboundPassed } else { Outcome::InboundRefused }
 }

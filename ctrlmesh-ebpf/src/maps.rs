@@ -3,6 +3,7 @@
 //! All keys and values are `ctrlmesh_common::kernel`'s. Addresses and ports are in network byte order unless said
 //! otherwise. No map is written on the path of a connection, but for counters and events.
 
+use core::arch::asm;
 use core::ptr;
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
@@ -10,9 +11,9 @@ use aya_ebpf::helpers;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf, SockMap};
 use ctrlmesh_common::kernel::{
-    Destination, EVENTS_BYTES, Inbound, InboundKey, MAX_CGROUP_DEPTH, MAX_CGROUPS, MAX_INBOUND,
-    MAX_PODS, MAX_TABLES, MAX_TARGETS, Member, Outcome, Pod, TABLE_ENTRIES, Table, TargetKey,
-    TargetMatch,
+    CHECK_HEARTBEAT, Destination, EVENTS_BYTES, Inbound, InboundKey, MAX_CGROUP_DEPTH, MAX_CGROUPS,
+    MAX_INBOUND, MAX_PODS, MAX_TABLES, MAX_TARGETS, Member, Outcome, Pod, TABLE_ENTRIES, Table,
+    TargetKey, TargetMatch,
 };
 
 /// How often an entry is looked up that is given to another key meanwhile. Then it counts as absent.
@@ -66,12 +67,20 @@ pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(32,
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
 
-/// Counts one outcome.
+/// Counts one outcome. At once, because a program may be interrupted by another one of the same CPU; in assembly, because
+/// the compiler has no read-modify-write for this target.
 #[inline(always)]
 pub(crate) fn count(outcome: Outcome) {
     if let Some(counter) = COUNTERS.get_ptr_mut(outcome as u32) {
-        // SAFETY: the kernel gave a valid pointer to this CPU's own counter.
-        unsafe { *counter += 1 };
+        // SAFETY: the kernel gave a valid pointer to this CPU's own counter, which has 8 aligned bytes.
+        unsafe {
+            asm!(
+                "lock *(u64 *)({0} + 0) += {1}",
+                in(reg) counter,
+                in(reg) 1u64,
+                options(nostack, preserves_flags),
+            );
+        }
     }
 }
 
@@ -113,6 +122,23 @@ fn lookup(cgroup: u64) -> Option<Member> {
         attempt += 1;
     }
     None
+}
+
+/// Whether the proxy's last beat is young enough, where the pod wants to know.
+#[inline(always)]
+pub(crate) fn beats(pod: &Pod) -> bool {
+    if pod.flags & CHECK_HEARTBEAT == 0 {
+        return true;
+    }
+    let Some(beat) = HEARTBEATS.get_ptr(pod.heartbeat) else {
+        return false;
+    };
+    // SAFETY: the kernel gave a valid pointer; another process may write at the same time.
+    let beat = unsafe { ptr::read_volatile(beat) };
+    // SAFETY: the helper has no arguments.
+    let now = unsafe { helpers::generated::bpf_ktime_get_coarse_ns() };
+    // Zero is a proxy that never beat. The coarse clock may lag behind the beat.
+    beat != 0 && (now < beat || now - beat < pod.max_age_ns)
 }
 
 /// Who takes connections to an address and port.

@@ -9,8 +9,8 @@ use aya_ebpf::helpers::generated as helpers;
 use aya_ebpf::maps::lpm_trie::Key;
 use aya_ebpf::programs::SockAddrContext;
 use ctrlmesh_common::kernel::{
-    self, Address, CHECK_HEARTBEAT, CHECK_LISTENER, CHECK_PORT, Code, EVENT_SAMPLE, Event,
-    FAIL_OPEN, Member, NATIVE_IPV6, Outcome, Pod, REPORT, TargetKey, TargetMatch,
+    self, Address, CHECK_LISTENER, CHECK_PORT, Code, EVENT_SAMPLE, Event, FAIL_OPEN, Member,
+    NATIVE_IPV6, Outcome, Pod, REPORT, TargetKey, TargetMatch,
 };
 
 use crate::load::{pointer, store, word, words};
@@ -155,7 +155,7 @@ fn redirect<const V6: bool>(
     if socket.is_null() || elsewhere(socket) {
         return device_outcome(pod);
     }
-    if pod.flags & CHECK_HEARTBEAT != 0 && !beats(pod) {
+    if !maps::beats(pod) {
         return if open { Outcome::NoHeartbeatPassed } else { Outcome::NoHeartbeatRefused };
     }
     if !listens(ctx, member.slot(), pod) {
@@ -185,20 +185,6 @@ fn redirect<const V6: bool>(
 #[inline(always)]
 fn v6only(ctx: &SockAddrContext, socket: *mut bpf_sock) -> bool {
     word!(bpf_sock, socket, src_port) == 0 && !source::<true>(ctx, LOCALHOST)
-}
-
-/// Whether the proxy's last beat is young enough.
-#[inline(always)]
-fn beats(pod: &Pod) -> bool {
-    let Some(beat) = maps::HEARTBEATS.get_ptr(pod.heartbeat) else {
-        return false;
-    };
-    // SAFETY: the kernel gave a valid pointer; another process may write at the same time.
-    let beat = unsafe { ptr::read_volatile(beat) };
-    // SAFETY: the helper has no arguments.
-    let now = unsafe { helpers::bpf_ktime_get_coarse_ns() };
-    // Zero is a proxy that never beat. The coarse clock may lag behind the beat.
-    beat != 0 && (now < beat || now - beat < pod.max_age_ns)
 }
 
 /// Whether a proxy would accept the connection.

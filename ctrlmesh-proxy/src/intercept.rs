@@ -39,6 +39,7 @@ pub use interceptor::Interceptor;
 pub use object::Limits;
 pub use original::{Original, Originals};
 pub use pin::{Slot, default_pins};
+pub use serving::Pulse;
 pub use status::{Attachment, Status};
 pub use target::{InvalidTarget, Target, Targets};
 pub use uninstall::uninstall;

@@ -10,6 +10,7 @@ mod roster;
 mod enrolled;
 mod arrivals;
 mod error;
+mod pulse;
 mod keeper;
 mod ask;
 mod end;

@@ -47,8 +47,8 @@ pub struct Inbound {
     key: u32,
     /// Entry in the map of inbound listeners: twice the slot, plus one for IPv6.
     listener: u16,
-    /// 1 where connections pass when nobody listens.
-    open: u16,
+    /// Zero; keeps the layout free of implicit padding.
+    reserved: u16,
 }
 
 // === impl Member ===
@@ -117,10 +117,10 @@ impl InboundKey {
 // === impl Inbound ===
 
 impl Inbound {
-    /// Calls to `key` go to the proxy's socket `listener`; where nobody listens they pass if `open`.
+    /// Calls to `key` go to the proxy's socket `listener`.
     #[inline]
-    pub const fn new(key: &InboundKey, listener: u16, open: bool) -> Self {
-        Self { key: key.fingerprint(), listener, open: open as u16 }
+    pub const fn new(key: &InboundKey, listener: u16) -> Self {
+        Self { key: key.fingerprint(), listener, reserved: 0 }
     }
 
     /// An entry as it was loaded.
@@ -141,10 +141,10 @@ impl Inbound {
         self.listener as u32
     }
 
-    /// Whether connections pass where nobody listens.
+    /// Slot of the pod.
     #[inline]
-    pub const fn open(self) -> bool {
-        self.open != 0
+    pub const fn slot(self) -> u16 {
+        self.listener / 2
     }
 }
 
@@ -198,8 +198,8 @@ mod tests {
             .flat_map(|last| [(mapped(last), 9443), (native(last), 9443), (mapped(last), 9444)])
             .map(|(address, port)| InboundKey { address, port });
         for (at, ours) in keys.clone().enumerate() {
-            let entry = Inbound::of_word(zerocopy::transmute!(Inbound::new(&ours, 8191, true)));
-            assert_eq!((entry.listener(), entry.open()), (8191, true));
+            let entry = Inbound::of_word(zerocopy::transmute!(Inbound::new(&ours, 8191)));
+            assert_eq!((entry.listener(), entry.slot()), (8191, 4095));
             for (other, theirs) in keys.clone().enumerate() {
                 assert_eq!(entry.is_of(&theirs), at == other, "{ours:?} {theirs:?}");
             }

@@ -30,9 +30,9 @@ pub enum Outcome {
     InboundTaken = 11,
     /// The proxy's own call to the real server: untouched.
     InboundOwn = 12,
-    /// A webhook call, and no proxy listens: refused.
+    /// A webhook call, and no proxy listens, or it has not beaten for too long: refused.
     InboundRefused = 13,
-    /// A webhook call, and no proxy listens: passed, because the pod fails open.
+    /// The same: passed, because the pod fails open.
     InboundPassed = 14,
     /// An event that did not fit into the ring buffer.
     EventLost = 15,

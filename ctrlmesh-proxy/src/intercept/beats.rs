@@ -101,7 +101,7 @@ impl Beats {
         Ok(())
     }
 
-    /// Says that native IPv6 does not lead here any more. Before the route goes, without which it leads nowhere.
+    /// Says that native IPv6 does not lead here any more: whoever listens at the port next may not take it.
     pub(super) fn end(&mut self, root: &Path) -> Result<(), Error> {
         let pins = Pins::at(root);
         if self.native.is_empty() || !pins.exist()? {

@@ -70,8 +70,8 @@ struct AttachArguments {
     /// Cgroup below, whose connections pass: the proxy's own; may be repeated
     #[arg(long, value_name = "CGROUP")]
     except: Vec<PathBuf>,
-    /// Count a proxy as dead that has not beaten for so many milliseconds (`intercept run` beats)
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Count a proxy as dead that has not beaten for so many milliseconds, 500 at least (`intercept run` beats every 250)
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(500..))]
     heartbeat: Option<u64>,
     /// Report connections as events; `intercept run` shows them with `RUST_LOG=debug`
     #[arg(long)]
@@ -107,8 +107,9 @@ struct RunArguments {
     /// Take webhook calls to this address of the pod, too, and relay them to the server there; may be repeated
     #[arg(long = "webhook", value_name = "ADDRESS:PORT", requires = "cgroup")]
     webhooks: Vec<SocketAddr>,
-    /// Cgroup of that pod, attached before; the relay runs in its network namespace
-    #[arg(long, requires = "webhooks")]
+    /// Cgroup of that pod, attached before; the relay runs in its network namespace. Calls that were taken before and are
+    /// not named any more go to the server again
+    #[arg(long)]
     cgroup: Option<PathBuf>,
 }
 
@@ -151,15 +152,14 @@ pub fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
     let AttachArguments { cgroup, targets, to, fail_open, except, heartbeat, report } = arguments;
-    // However the cgroup was written: attaching it again must find its table again. And before anything is made.
+    // Before anything is made.
     let cgroup = Hierarchy::find()?.cgroup(&cgroup)?.path;
     let mut interceptor = Interceptor::open(options)?;
     interceptor.sweep()?;
-    let name = format!("cli {}", cgroup.display());
     let slot = interceptor.attach(&Attach {
         cgroup: cgroup.clone(),
         except,
-        targets: Targets { name, list: targets },
+        targets: alike(targets),
         port: to,
         fail_open,
         listener: ListenerCheck::Port,
@@ -170,13 +170,22 @@ fn attach(options: Options, arguments: AttachArguments) -> anyhow::Result<()> {
     print(format_args!("attached {} in slot {slot}", cgroup.display()))
 }
 
+/// Targets that have a table with all that are the same: there are not as many tables as pods.
+fn alike(list: Vec<Target>) -> Targets {
+    let sorted: BTreeSet<Target> = list.into_iter().collect();
+    let list: Vec<Target> = sorted.into_iter().collect();
+    let names: Vec<String> = list.iter().map(ToString::to_string).collect();
+    Targets { name: format!("cli {}", names.join(" ")), list }
+}
+
 fn upgrade(options: Options) -> anyhow::Result<()> {
     let Some(mut interceptor) = adopted(options)? else { return Ok(()) };
-    interceptor.upgrade()?;
+    let upgraded = interceptor.upgrade();
+    // Where one could not be, the others are.
     for cgroup in interceptor.whole()? {
         print(format_args!("upgraded {}", cgroup.display()))?;
     }
-    Ok(())
+    Ok(upgraded?)
 }
 
 fn detach(options: Options, arguments: DetachArguments) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! What the kernel's programs read about a pod: written, changed, and cleared, in an order in which every connection
 //! finds either all of the old or all of the new.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::kernel::{MAX_PODS, Member, NATIVE_IPV6, Pod};
 
@@ -10,7 +10,7 @@ use super::cgroup::{Cgroup, Found, Hierarchy};
 use super::map::{self, Maps};
 use super::pin::{Pins, Slot};
 use super::record::{Record, State};
-use super::{Error, table};
+use super::{Error, status, table};
 
 /// The maps and the records of one owner.
 pub(super) struct Register {
@@ -20,13 +20,16 @@ pub(super) struct Register {
     pub(super) hierarchy: Hierarchy,
     /// Pods that others of this owner's have recorded where they see them.
     found: Found,
+    /// Pods by the number of their heartbeat, as far as they were looked for.
+    beating: BTreeMap<u32, Slot>,
 }
 
 // === impl Register ===
 
 impl Register {
     pub(super) fn new(pins: Pins, maps: Maps, owner: String, hierarchy: Hierarchy) -> Self {
-        Self { pins, maps, owner, hierarchy, found: Found::default() }
+        let (found, beating) = (Found::default(), BTreeMap::new());
+        Self { pins, maps, owner, hierarchy, found, beating }
     }
 
     /// The pod in a slot, if it is attached and this owner's.
@@ -38,8 +41,22 @@ impl Register {
         record.ok_or_else(|| Error::NotYours { number: slot.index(), owner: self.owner.clone() })
     }
 
+    /// Says that the proxy with this number lives, if it is that of a pod of this owner's. Takes no lock: who says that he
+    /// lives does not wait.
+    pub(super) fn beat(&mut self, number: u32) -> Result<(), Error> {
+        let known = self.beating.get(&number).copied();
+        if !known.is_some_and(|slot| self.measured(slot, number)) {
+            let mut slots = self.pins.slots()?.into_iter().filter(|slot| slot.real());
+            let slot = slots.find(|slot| self.measured(*slot, number));
+            let stranger = || Error::NotYours { number, owner: self.owner.clone() };
+            self.beating.insert(number, slot.ok_or_else(stranger)?);
+        }
+        let set = self.maps.heartbeats.set(number, status::now(), 0);
+        set.map_err(Error::map("HEARTBEATS"))
+    }
+
     /// Whether a slot is an attached pod of this owner's that has this heartbeat.
-    pub(super) fn measured(&mut self, slot: Slot, number: u32) -> bool {
+    fn measured(&mut self, slot: Slot, number: u32) -> bool {
         self.pod(slot).is_ok_and(|pod| pod.heartbeat == number)
             // The first is the quicker one.
             && (self.pins.holds(slot, &self.owner) || self.owned(slot).is_ok())
@@ -180,9 +197,10 @@ impl Register {
         }
     }
 
-    /// A cgroup that is attached by itself keeps its own entry.
+    /// A cgroup that is attached by itself, or excepted by another pod, keeps its own entry.
     fn unattached(&self, slot: Slot, except: &[Cgroup]) -> Result<(), Error> {
         for passing in except {
+            self.unexcepted(passing, Some(slot))?;
             if let Some(record) = self.pins.find(passing)?
                 && record.slot != slot
             {
@@ -190,6 +208,24 @@ impl Register {
             }
         }
         Ok(())
+    }
+
+    /// A cgroup that is excepted by another pod than that of this slot keeps its entry: without it, the proxy there would
+    /// be its own client.
+    pub(super) fn unexcepted(&self, cgroup: &Cgroup, slot: Option<Slot>) -> Result<(), Error> {
+        let member = match self.maps.members.get(&cgroup.id, 0) {
+            Err(error) if map::absent(&error) => return Ok(()),
+            member => member.map_err(Error::map("MEMBERS"))?,
+        };
+        let excepts = |record: &Record| {
+            Some(record.slot) != slot && record.except.iter().any(|one| one.id == cgroup.id)
+        };
+        match self.pins.record(Slot::new(member.slot())).filter(excepts) {
+            Some(Record { cgroup: Cgroup { path: pod, .. }, owner, .. }) => {
+                Err(Error::Excepted { cgroup: cgroup.path.clone(), pod, owner })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Brings this owner's other pods from a table that is used up to the one that has its name now.

@@ -127,6 +127,18 @@ pub enum Error {
         /// Who attached it.
         owner: String,
     },
+    /// It is the proxy of somebody else's, which would be its own client.
+    #[error(
+        "connections of {cgroup} pass: {pod}, attached by `{owner}`, excepts it (attach that without it first)"
+    )]
+    Excepted {
+        /// What was to be attached.
+        cgroup: PathBuf,
+        /// The pod above.
+        pod: PathBuf,
+        /// Who attached that.
+        owner: String,
+    },
     /// A program of another system was attached exclusively, here or above.
     #[error(
         "attach at {cgroup}: another program holds this cgroup or one above it exclusively (`bpftool cgroup tree` shows it)"
@@ -152,7 +164,7 @@ pub enum Error {
         /// Address and port.
         address: SocketAddr,
         /// Who has them.
-        slot: u32,
+        slot: u16,
     },
     /// A pod has so many addresses and ports, and no more.
     #[error(

@@ -1,7 +1,10 @@
 //! Attaches pods and lets go of them; everything that changes the kernel's state goes through here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use ctrlmesh_common::kernel::{MAX_PODS, Member, Outcome};
 
@@ -16,6 +19,9 @@ use super::record::{Record, State};
 use super::status::Status;
 use super::{Error, link, table};
 
+/// How long a loader that has much to do leaves the lock to others between two pods: who waits for it has to wake up first.
+const TURN: Duration = Duration::from_micros(200);
+
 /// The kernel's programs and maps, in the hands of one owner.
 pub struct Interceptor {
     pub(super) register: Register,
@@ -24,8 +30,6 @@ pub struct Interceptor {
     pub(super) object: Object,
     /// Cgroups of proxies that ask for `SO_ORIGINAL_DST`.
     pub(super) answered: Vec<Cgroup>,
-    /// Pods by the number of their heartbeat, as far as they were looked for.
-    pub(super) beating: BTreeMap<u32, Slot>,
 }
 
 // === impl Interceptor ===
@@ -44,13 +48,11 @@ impl Interceptor {
         let object = Object::load(&pins, limits)?;
         let maps = Maps::open(&pins)?;
         let register = Register::new(pins, maps, owner, hierarchy);
-        let (answered, beating) = (Vec::new(), BTreeMap::new());
-        let mut interceptor = Self { register, root, limits, object, answered, beating };
-        for (slot, error) in interceptor.replace(false)? {
+        let mut interceptor = Self { register, root, limits, object, answered: Vec::new() };
+        for (slot, error) in interceptor.replace(lock, false)? {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(%slot, error, "programs of a pod not replaced, the former ones go on");
         }
-        drop(lock);
         Ok(interceptor)
     }
 
@@ -75,7 +77,7 @@ impl Interceptor {
     /// # Errors
     /// If one cannot be attached: the former one stays then, and all others are replaced.
     pub fn upgrade(&mut self) -> Result<(), Error> {
-        let _lock = self.register.pins.lock()?;
+        let lock = self.register.pins.lock()?;
         let mut object = Object::load(&self.register.pins, self.limits)?;
         self.answered.retain(Cgroup::is_there);
         for cgroup in &self.answered {
@@ -87,14 +89,14 @@ impl Interceptor {
         }
         // With the old object its `getsockopt` attachments go; the new ones are there.
         self.object = object;
-        let failed = self.replace(true)?.into_iter().next();
+        let failed = self.replace(lock, true)?.into_iter().next();
         failed.map_or(Ok(()), |(_, error)| Err(error))
     }
 
     /// Attaches a pod, or changes how it is attached. An attachment outlives this process.
     ///
     /// # Errors
-    /// If the cgroup is none or is another owner's, or a table is full. A pod that fails closed is attached all the same
+    /// If the cgroup is none, is another owner's or excepted from the one above, or a table is full. A pod that fails closed is attached all the same
     /// when a table is full, with no targets: its connections are refused until it is attached properly.
     pub fn attach(&mut self, pod: &Attach) -> Result<Slot, Error> {
         let _lock = self.register.pins.lock()?;
@@ -109,6 +111,7 @@ impl Interceptor {
         let known = self.register.pins.find(&cgroup)?.filter(|record| record.slot.real());
         let beyond = self.register.pins.beyond(&cgroup)?;
         beyond.iter().chain(&known).try_for_each(|record| self.mine(record))?;
+        self.register.unexcepted(&cgroup, known.as_ref().map(|record| record.slot))?;
         let slot = match &known {
             Some(record) => record.slot,
             None => match self.claim(&cgroup) {
@@ -144,8 +147,10 @@ impl Interceptor {
             records.extend(pins.beyond(&cgroup)?);
         }
         if records.is_empty() {
-            // Perhaps it is gone, or cannot be seen from here.
-            let at = |record: &Record| record.cgroup.path == cgroup;
+            // Perhaps it is gone, or cannot be seen from here; by its folder, or as it was named when it was there.
+            let name = cgroup.strip_prefix("/").unwrap_or(cgroup);
+            let below = self.register.hierarchy.mount().join(name);
+            let at = |record: &Record| [cgroup, &below].contains(&record.cgroup.path.as_path());
             records.extend(pins.records()?.into_iter().filter(at));
         }
         if records.is_empty() {
@@ -211,11 +216,10 @@ impl Interceptor {
     /// Cgroups of this owner's pods that have these programs, all of them.
     pub(super) fn whole(&self) -> Result<BTreeSet<PathBuf>, Error> {
         let _lock = self.register.pins.lock()?;
-        let fingerprint = Object::fingerprint();
         let mut whole = BTreeSet::new();
         for record in self.register.living()? {
             let hooked = record.state != State::Claimed && record.cgroup.is_there();
-            if hooked && link::whole(&self.register.pins, &record, &fingerprint)? {
+            if hooked && self.has_these(&record)? {
                 whole.insert(record.cgroup.path);
             }
         }
@@ -247,7 +251,7 @@ impl Interceptor {
     ) -> Result<Slot, Error> {
         let state = known.map_or(State::Claimed, |record| record.state);
         let whole = match known {
-            Some(record) => link::whole(&self.register.pins, record, &Object::fingerprint())?,
+            Some(record) => self.has_these(record)?,
             None => false,
         };
         if known.is_some_and(|record| record.cgroup.path != cgroup.path) {
@@ -288,24 +292,47 @@ impl Interceptor {
     }
 
     /// Replaces the programs of this owner's pods: of all, or of those where one is of another version or missing. Says
-    /// of which it could not.
-    fn replace(&mut self, all: bool) -> Result<Vec<(Slot, Error)>, Error> {
-        let fingerprint = Object::fingerprint();
+    /// of which it could not. The lock is had for one pod at a time: others may have to attach theirs meanwhile.
+    fn replace(&mut self, lock: File, all: bool) -> Result<Vec<(Slot, Error)>, Error> {
+        let living = self.register.living()?;
+        drop(lock);
         let mut failed = Vec::new();
-        for record in self.register.living()? {
-            if record.state == State::Claimed
-                || !all && link::whole(&self.register.pins, &record, &fingerprint)?
-            {
+        for record in living {
+            if !all && self.has_these(&record).unwrap_or_default() {
                 continue;
             }
-            let replaced = self.hook(record.slot, &record.cgroup);
-            match replaced.and_then(|()| self.replace_inbound(&record)) {
-                // It may have gone since it was looked for.
-                Err(error) if record.cgroup.is_there() => failed.push((record.slot, error)),
-                _ => {}
+            let lock = self.register.pins.lock()?;
+            // It may have gone since it was looked for.
+            if let Err(error) = self.renew(&record, all)
+                && record.cgroup.is_there()
+            {
+                failed.push((record.slot, error));
             }
+            drop(lock);
+            thread::sleep(TURN);
         }
         Ok(failed)
+    }
+
+    /// Replaces the programs of one pod, if its slot is still its.
+    fn renew(&mut self, known: &Record, always: bool) -> Result<(), Error> {
+        let its = |record: &Record| {
+            let own = record.owner == self.register.owner && record.state != State::Claimed;
+            own && record.cgroup.id == known.cgroup.id
+        };
+        let Some(record) = self.register.pins.record(known.slot).filter(its) else {
+            return Ok(());
+        };
+        if !always && self.has_these(&record)? {
+            return Ok(());
+        }
+        self.hook(record.slot, &record.cgroup)?;
+        self.replace_inbound(&record)
+    }
+
+    /// Whether a pod has these programs, all of them.
+    fn has_these(&self, record: &Record) -> Result<bool, Error> {
+        link::whole(&self.register.pins, record, &Object::fingerprint())
     }
 
     /// Removes a pod: its links first, so that no program runs without its tables.

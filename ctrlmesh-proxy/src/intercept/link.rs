@@ -39,9 +39,10 @@ pub(super) fn attach(
     Ok(())
 }
 
-/// Whether every hook of a pod is attached, with the programs of this object, and nothing is left half made.
+/// Whether every hook of a pod is attached, with the programs of this object, and nothing is left half made. One that is
+/// gone meanwhile has none.
 pub(super) fn whole(pins: &Pins, record: &Record, fingerprint: &str) -> Result<bool, Error> {
-    let names = pins.names(record.slot)?;
+    let names = pins.names(record.slot)?.unwrap_or_default();
     let inbound = record.netns.is_none()
         || record.inbound_object.as_deref() == Some(fingerprint)
             && names.iter().any(|name| name == INBOUND);

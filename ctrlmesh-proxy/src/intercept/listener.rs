@@ -65,26 +65,15 @@ pub fn inbound(namespace: &Namespace, family: IpAddr) -> Result<TcpListener, Err
 }
 
 /// Makes our IPv6 prefix local in a pod's namespace, so that the socket for redirected connections gets those to native
-/// IPv6 targets too.
-///
-/// Says whether it was not.
+/// IPv6 targets too. It stays so for as long as the namespace lives: nobody can know that no other proxy counts on it.
 ///
 /// # Errors
 /// If the namespace cannot be entered, or has no IPv6.
-pub(super) fn make_prefix_local(namespace: &Namespace) -> Result<bool, Error> {
+pub(super) fn make_prefix_local(namespace: &Namespace) -> Result<(), Error> {
     let made = namespace.run(route::make_local)?;
     let failed = |source| Error::Prefix { path: namespace.path.clone(), source };
     let doing = || format!("make our IPv6 prefix local in {}", namespace.path.display());
     made.map_err(|error| privilege::explain(doing(), error, failed))
-}
-
-/// Takes our IPv6 prefix away again.
-///
-/// # Errors
-/// If the namespace cannot be entered, or does not have it.
-pub(super) fn make_prefix_foreign(namespace: &Namespace) -> Result<(), Error> {
-    let failed = |source| Error::Prefix { path: namespace.path.clone(), source };
-    namespace.run(route::make_foreign)?.map_err(failed)
 }
 
 /// Device and inode of the network namespace at `path`, which together are its only name.

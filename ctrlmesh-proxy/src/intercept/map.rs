@@ -62,18 +62,18 @@ impl Maps {
     /// What is taken over of the connections that arrive in a pod.
     pub(super) fn inbound_of(&self, slot: Slot) -> Result<Vec<InboundKey>, Error> {
         let entries = self.inbound.iter().filter_map(|entry| match entry {
-            Ok((key, inbound)) => (inbound.listener() / 2 == slot.index()).then_some(Ok(key)),
+            Ok((key, inbound)) => (inbound.slot() == slot.get()).then_some(Ok(key)),
             Err(error) => Some(Err(error)),
         });
         entries.collect::<Result<_, MapError>>().map_err(Error::map("INBOUND"))
     }
 
     /// Webhook calls that are taken, by slot.
-    pub(super) fn webhooks(&self) -> Result<BTreeMap<u32, Vec<SocketAddr>>, Error> {
-        let mut webhooks = BTreeMap::<u32, Vec<SocketAddr>>::new();
+    pub(super) fn webhooks(&self) -> Result<BTreeMap<u16, Vec<SocketAddr>>, Error> {
+        let mut webhooks = BTreeMap::<u16, Vec<SocketAddr>>::new();
         for entry in &self.inbound {
             let (key, inbound) = entry.map_err(Error::map("INBOUND"))?;
-            webhooks.entry(inbound.listener() / 2).or_default().push(address(&key));
+            webhooks.entry(inbound.slot()).or_default().push(address(&key));
         }
         Ok(webhooks)
     }

@@ -228,7 +228,10 @@ impl Pins {
             }
             fs::remove_dir(&folder).map_err(Error::file("remove", &folder))?;
         }
-        forget(&self.next())?;
+        for entry in fs::read_dir(&self.root).map_err(Error::file("read", &self.root))?.flatten() {
+            // What a loader left half made too.
+            forget(&entry.path())?;
+        }
         fs::remove_dir(&self.root).map_err(Error::file("remove", &self.root))?;
         // The folder of all versions, if this was the last.
         match self.root.parent().filter(|parent| parent.ends_with("ctrlmesh")).map(fs::remove_dir) {
@@ -243,11 +246,15 @@ impl Pins {
         }
     }
 
-    /// Names of everything in a pod's folder.
-    pub(super) fn names(&self, slot: Slot) -> Result<Vec<String>, Error> {
+    /// Names of everything in a pod's folder; nothing, if there is none: who has no lock may see it go.
+    pub(super) fn names(&self, slot: Slot) -> Result<Option<Vec<String>>, Error> {
         let folder = self.pod(slot);
-        let entries = fs::read_dir(&folder).map_err(Error::file("read", folder))?;
-        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            entries => entries.map_err(Error::file("read", folder))?,
+        };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        Ok(Some(names.collect()))
     }
 
     /// Slots that were made, recorded or not.

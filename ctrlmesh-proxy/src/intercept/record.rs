@@ -132,7 +132,7 @@ impl Pins {
         {
             pin::forget(&self.entry(record.cgroup.id))?;
         }
-        for name in self.names(slot)? {
+        for name in self.names(slot)?.into_iter().flatten() {
             pin::forget(&folder.join(name))?;
         }
         fs::remove_dir(&folder).map_err(Error::file("remove", folder))
@@ -142,7 +142,7 @@ impl Pins {
     pub(super) fn record(&self, slot: Slot) -> Option<Record> {
         let read = |name: &str| fs::read_link(self.pod(slot).join(name)).ok();
         let text = |name: &str| read(name)?.into_os_string().into_string().ok();
-        let except = self.names(slot).ok()?.into_iter().filter_map(|name| {
+        let except = self.names(slot).ok()??.into_iter().filter_map(|name| {
             let id = name.strip_prefix("pass-")?.parse().ok()?;
             Some(Cgroup { path: read(&name)?, id })
         });

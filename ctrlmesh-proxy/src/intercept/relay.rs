@@ -77,11 +77,8 @@ impl Relay {
         let mut beats = Beats::at(place, &self.options.owner);
         let pins = self.options.pins.clone();
         let relayed = self.relay(&own, &mut beats).await;
-        let ended = beats.end(&pins);
-        if let Ok(true) = prefix {
-            listener::make_prefix_foreign(&own)?;
-        }
-        relayed.and(ended)
+        // The prefix stays local: other proxies of this namespace may count on it.
+        relayed.and(beats.end(&pins))
     }
 
     async fn relay(self, own: &Namespace, beats: &mut Beats) -> Result<(), Error> {
@@ -113,7 +110,7 @@ impl Relay {
     fn take_webhooks(&self, own: &Namespace) -> Result<Vec<(AsyncListener, Taken)>, Error> {
         let Some(pod) = &self.pod else { return Ok(Vec::new()) };
         let mut interceptor = Interceptor::open(self.options.clone())?;
-        let (slot, fail_open) = interceptor.attached(pod)?;
+        let slot = interceptor.attached(pod)?;
         among(own, &Hierarchy::find()?.cgroup(pod)?)?;
         let mut listeners = Vec::new();
         for ipv6 in [false, true] {
@@ -122,7 +119,7 @@ impl Relay {
             let Some(first) = addresses.first().copied() else { continue };
             let listener = listener::inbound(own, first.ip())?;
             for address in &addresses {
-                interceptor.take_inbound(slot, own, *address, &listener, fail_open)?;
+                interceptor.take_inbound(slot, own, *address, &listener)?;
                 tracing::info!(local.addr = %address, "takes webhook calls");
             }
             let failed = |source| Error::Listen { address: first, source };

@@ -15,7 +15,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 const LOOPBACK: u32 = 1;
 
 const RTM_NEWROUTE: u16 = 24;
-const RTM_DELROUTE: u16 = 25;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
@@ -66,17 +65,12 @@ struct Answer {
     error: i32,
 }
 
-/// Makes the prefix local in the namespace of the calling thread; whether it was not.
-pub(super) fn make_local() -> io::Result<bool> {
-    match ask(&request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL)) {
-        Err(error) if error.raw_os_error() == Some(Errno::EEXIST as i32) => Ok(false),
-        made => made.map(|()| true),
+/// Makes the prefix local in the namespace of the calling thread, unless it is.
+pub(super) fn make_local() -> io::Result<()> {
+    match ask(&request()) {
+        Err(error) if error.raw_os_error() == Some(Errno::EEXIST as i32) => Ok(()),
+        made => made,
     }
-}
-
-/// Takes the prefix away from the namespace of the calling thread.
-pub(super) fn make_foreign() -> io::Result<()> {
-    ask(&request(RTM_DELROUTE, 0))
 }
 
 fn ask(request: &Request) -> io::Result<()> {
@@ -101,13 +95,13 @@ fn ask(request: &Request) -> io::Result<()> {
     }
 }
 
-fn request(kind: u16, flags: u16) -> Request {
+fn request() -> Request {
     let mut destination = [0; 16];
     destination[..PREFIX.len()].copy_from_slice(&PREFIX);
     Request {
         length: length::<Request>(),
-        kind,
-        flags: flags | NLM_F_REQUEST | NLM_F_ACK,
+        kind: RTM_NEWROUTE,
+        flags: NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
         sequence: 1,
         sender: 0,
         family: AddressFamily::Inet6 as u8,

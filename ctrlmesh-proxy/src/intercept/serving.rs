@@ -5,23 +5,29 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use ctrlmesh_common::kernel::{FAIL_OPEN, INBOUND_PER_POD, Inbound, InboundKey};
+use ctrlmesh_common::kernel::{INBOUND_PER_POD, Inbound, InboundKey};
 
+use super::enrol::Register;
 use super::interceptor::Interceptor;
 use super::listener::{self, Namespace};
+use super::map::Maps;
 use super::object::Object;
 use super::pin::Slot;
 use super::record::Record;
-use super::{Error, cgroup, link, map, status};
+use super::{Error, cgroup, link, map};
+
+/// Beats of one owner's pods, for a thread of its own.
+pub struct Pulse(Register);
+
+// === impl Interceptor ===
 
 impl Interceptor {
-    /// The slot of a pod of this owner's, and whether its connections pass where the proxy cannot take them.
-    pub(super) fn attached(&mut self, pod: &Path) -> Result<(Slot, bool), Error> {
+    /// The slot of a pod of this owner's.
+    pub(super) fn attached(&mut self, pod: &Path) -> Result<Slot, Error> {
         let cgroup = self.register.hierarchy.cgroup(pod)?;
         let record = self.register.pins.find(&cgroup)?;
         let record = record.ok_or_else(|| Error::NotAttached(cgroup.path))?;
-        let slot = self.register.owned(record.slot)?.slot;
-        Ok((slot, self.register.pod(slot)?.flags & FAIL_OPEN != 0))
+        Ok(self.register.owned(record.slot)?.slot)
     }
 
     /// Says which socket takes the redirected connections of a pod attached with `ListenerCheck::Held`. When the socket
@@ -46,7 +52,7 @@ impl Interceptor {
         let made = listener::make_prefix_local(namespace);
         // Perhaps it had IPv6 where it was before.
         self.register.native(slot, made.is_ok())?;
-        made.map(drop)
+        made
     }
 
     /// Says that the proxy with this number lives.
@@ -54,23 +60,23 @@ impl Interceptor {
     /// # Errors
     /// If no pod of this owner has the number.
     pub fn beat(&mut self, number: u32) -> Result<(), Error> {
-        let known = self.beating.get(&number).copied();
-        if !known.is_some_and(|slot| self.register.measured(slot, number)) {
-            let mut slots = self.register.pins.slots()?.into_iter().filter(|slot| slot.real());
-            let slot = slots.find(|slot| self.register.measured(*slot, number));
-            let stranger = || Error::NotYours { number, owner: self.register.owner.clone() };
-            self.beating.insert(number, slot.ok_or_else(stranger)?);
-        }
-        self.register
-            .maps
-            .heartbeats
-            .set(number, status::now(), 0)
-            .map_err(Error::map("HEARTBEATS"))
+        self.register.beat(number)
+    }
+
+    /// Beats for the same pods from another thread, which none of this owner's other work holds up.
+    ///
+    /// # Errors
+    /// If the tables cannot be opened.
+    pub fn pulse(&self) -> Result<Pulse, Error> {
+        let Register { pins, owner, hierarchy, .. } = &self.register;
+        let maps = Maps::open(pins)?;
+        Ok(Pulse(Register::new(pins.clone(), maps, owner.clone(), hierarchy.clone())))
     }
 
     /// Gives connections that arrive at `address` in a pod's network namespace to `listener`, one of
     /// [`super::listener::inbound`] for its family. The proxy itself reaches the server behind from a loopback address:
-    /// [`super::INBOUND_SOURCE`], or [`super::INBOUND_SOURCE_V6`] for a server that listens on IPv6 only.
+    /// [`super::INBOUND_SOURCE`], or [`super::INBOUND_SOURCE_V6`] for a server that listens on IPv6 only. Where nobody takes
+    /// them they are refused, or pass, as the pod's connections do.
     ///
     /// # Errors
     /// If the pod is not this owner's, the namespace is none, the address is another pod's, or the pod has too many.
@@ -80,14 +86,13 @@ impl Interceptor {
         namespace: &Namespace,
         address: SocketAddr,
         listener: &TcpListener,
-        fail_open: bool,
     ) -> Result<(), Error> {
         let _lock = self.register.pins.lock()?;
         let record = self.register.owned(slot)?;
         let key = InboundKey { address: address.ip().into(), port: u32::from(address.port()) };
         match self.register.maps.inbound.get(&key, 0) {
-            Ok(taken) if taken.listener() / 2 != slot.index() => {
-                return Err(Error::Taken { address, slot: taken.listener() / 2 });
+            Ok(taken) if taken.slot() != slot.get() => {
+                return Err(Error::Taken { address, slot: taken.slot() });
             }
             Err(_) if self.register.maps.inbound_of(slot)?.len() >= INBOUND_PER_POD as usize => {
                 return Err(Error::TooMany { address });
@@ -98,7 +103,7 @@ impl Interceptor {
         let maps = &mut self.register.maps;
         let set = maps.inbound_listeners.set(u32::from(entry), listener, 0);
         set.map_err(Error::map("INBOUND_LISTENERS"))?;
-        let value = Inbound::new(&key, entry, fail_open);
+        let value = Inbound::new(&key, entry);
         let inserted = maps.inbound.insert(key, value, 0);
         inserted.map_err(|error| maps.refused("INBOUND", error))?;
         let inode = namespace.inode()?;
@@ -142,14 +147,7 @@ impl Interceptor {
     /// Replaces the webhook program of a pod that has one.
     pub(super) fn replace_inbound(&mut self, record: &Record) -> Result<(), Error> {
         let Some((path, inode)) = &record.netns else { return Ok(()) };
-        let namespace = match reopen(record, path, *inode) {
-            Ok(namespace) => namespace,
-            Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(slot = %record.slot, error, "network namespace not found, webhook program not replaced");
-                return Ok(());
-            }
-        };
+        let namespace = reopen(record, path, *inode)?;
         self.attach_inbound(record.slot, &namespace, *inode)
     }
 
@@ -164,6 +162,24 @@ impl Interceptor {
         pins.note(slot, "netns-id", Path::new(&inode.to_string()))?;
         link::attach_inbound(&mut self.object, pins, slot, namespace)?;
         pins.note(slot, "inbound-object", Path::new(&Object::fingerprint()))
+    }
+}
+
+// === impl Pulse ===
+
+impl Pulse {
+    /// Says that the proxy with this number lives. Does not wait for other loaders.
+    ///
+    /// # Errors
+    /// If no pod of this owner has the number.
+    pub fn beat(&mut self, number: u32) -> Result<(), Error> {
+        self.0.beat(number)
+    }
+}
+
+impl std::fmt::Debug for Pulse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pulse").field("owner", &self.0.owner).finish_non_exhaustive()
     }
 }
 

@@ -12,7 +12,7 @@ use ctrlmesh_common::kernel::{
 use nix::time::{self, ClockId};
 use serde::Serialize;
 
-use super::cgroup::{Cgroup, Hierarchy};
+use super::cgroup::{Census, Cgroup, Hierarchy};
 use super::map::Maps;
 use super::object::HOOKS;
 use super::pin::{Pins, Slot};
@@ -35,8 +35,11 @@ pub struct Attachment {
     pub slot: Slot,
     /// Its cgroup, where it is seen from here.
     pub cgroup: PathBuf,
-    /// Whether the cgroup still exists, as far as can be seen from here; if not, its owner's next sweep removes it.
+    /// Whether the cgroup is to be seen from here.
     pub alive: bool,
+    /// Whether the cgroup exists no more: its owner's next sweep removes it. One that is neither alive nor gone is
+    /// elsewhere.
+    pub gone: bool,
     /// Who attached it.
     pub owner: String,
     /// `attached`, or `closed` where a full table left the pod without targets, and all its connections are refused.
@@ -63,6 +66,16 @@ pub struct Attachment {
     pub webhooks: Vec<SocketAddr>,
 }
 
+/// What it is read from.
+struct Reader<'a> {
+    pins: &'a Pins,
+    maps: &'a Maps,
+    hierarchy: Option<&'a Hierarchy>,
+    census: Option<Census<'a>>,
+    /// Targets of tables that were read already.
+    tables: BTreeMap<u16, Vec<String>>,
+}
+
 // === impl Status ===
 
 impl Status {
@@ -80,14 +93,15 @@ impl Status {
 
     pub(super) fn of(pins: &Pins, maps: &Maps) -> Result<Self, Error> {
         let records = pins.records()?.into_iter().filter(|record| record.state != State::Claimed);
-        // Without cgroups nothing is alive.
+        // Without cgroups nothing is to be seen.
         let hierarchy = Hierarchy::find().ok();
         let census = hierarchy.as_ref().map(Hierarchy::census);
-        let find = |cgroup: &Cgroup| census.as_ref().and_then(|census| census.find(cgroup));
+        let mut reader =
+            Reader { pins, maps, hierarchy: hierarchy.as_ref(), census, tables: BTreeMap::new() };
         let mut webhooks = maps.webhooks()?;
-        let attachments = records.map(|record| {
-            let webhooks = webhooks.remove(&record.slot.index()).unwrap_or_default();
-            attachment(pins, maps, find, record, webhooks)
+        let attachments = records.filter_map(|record| {
+            let webhooks = webhooks.remove(&record.slot.get()).unwrap_or_default();
+            reader.attachment(record, webhooks).transpose()
         });
         let counters = maps.counts()?.into_iter().map(|(outcome, count)| (outcome.name(), count));
         Ok(Self {
@@ -116,7 +130,11 @@ impl fmt::Display for Status {
 
 impl fmt::Display for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dead = if self.alive { "" } else { " (gone; `detach` sweeps it)" };
+        let dead = match (self.alive, self.gone) {
+            (true, _) => "",
+            (false, true) => " (gone; `detach` sweeps it)",
+            (false, false) => " (not to be seen from here)",
+        };
         writeln!(f, "slot {}  {}{dead}", self.slot, self.cgroup.display())?;
         writeln!(f, "  owner      {}", self.owner)?;
         if self.state == State::Closed.name() {
@@ -145,54 +163,75 @@ impl fmt::Display for Attachment {
     }
 }
 
+// === impl Reader ===
+
+impl Reader<'_> {
+    /// What is to be said of a pod; nothing, if it was detached meanwhile.
+    fn attachment(
+        &mut self,
+        record: Record,
+        webhooks: Vec<SocketAddr>,
+    ) -> Result<Option<Attachment>, Error> {
+        let open = record.state == State::Attached;
+        let pod =
+            if open { self.maps.pods.get(&record.slot.index(), 0) } else { Ok(Pod::default()) };
+        let pod = pod.map_err(Error::map("PODS"))?;
+        let targets = match pod.table(pod.generation) {
+            Some(table) => self.targets(table)?,
+            None => Vec::new(),
+        };
+        let Some(names) = self.pins.names(record.slot)? else { return Ok(None) };
+        let found = self.find(&record.cgroup);
+        let sees = self.hierarchy.is_some_and(|hierarchy| hierarchy.sees_what(record.view));
+        Ok(Some(Attachment {
+            slot: record.slot,
+            alive: found.is_some(),
+            gone: found.is_none() && sees,
+            cgroup: found.unwrap_or(record.cgroup.path),
+            owner: record.owner,
+            state: record.state.name(),
+            targets,
+            to: u16::from_be(pod.port),
+            fail: if pod.flags & FAIL_OPEN == 0 { "closed" } else { "open" },
+            ipv6: pod.flags & NATIVE_IPV6 != 0,
+            check: check(&pod),
+            heartbeat_max_age: measured(&pod)
+                .then(|| Duration::from_nanos(pod.max_age_ns).as_secs_f64()),
+            heartbeat_age: age(self.maps, &pod)?,
+            hooks: names
+                .into_iter()
+                .filter(|name| HOOKS.contains(&name.as_str()) || name == link::INBOUND)
+                .collect(),
+            except: record
+                .except
+                .into_iter()
+                .map(|cgroup| self.find(&cgroup).unwrap_or(cgroup.path))
+                .collect(),
+            webhooks,
+        }))
+    }
+
+    /// The targets of a table, read once for all pods that share it.
+    fn targets(&mut self, table: u16) -> Result<Vec<String>, Error> {
+        if let Some(known) = self.tables.get(&table) {
+            return Ok(known.clone());
+        }
+        let targets = table::targets(self.maps, table)?;
+        let targets: Vec<String> = targets.iter().map(ToString::to_string).collect();
+        self.tables.insert(table, targets.clone());
+        Ok(targets)
+    }
+
+    fn find(&self, cgroup: &Cgroup) -> Option<PathBuf> {
+        self.census.as_ref().and_then(|census| census.find(cgroup))
+    }
+}
+
 /// Nanoseconds of the clock that the kernel compares beats with.
 pub(super) fn now() -> u64 {
     // The clock exists on every kernel; before it does, nothing has beaten.
     let now = time::clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn attachment(
-    pins: &Pins,
-    maps: &Maps,
-    find: impl Fn(&Cgroup) -> Option<PathBuf>,
-    record: Record,
-    webhooks: Vec<SocketAddr>,
-) -> Result<Attachment, Error> {
-    let open = record.state == State::Attached;
-    let pod = if open { maps.pods.get(&record.slot.index(), 0) } else { Ok(Pod::default()) };
-    let pod = pod.map_err(Error::map("PODS"))?;
-    let targets = match pod.table(pod.generation) {
-        Some(table) => table::targets(maps, table)?,
-        None => Vec::new(),
-    };
-    let names = pins.names(record.slot)?;
-    let found = find(&record.cgroup);
-    Ok(Attachment {
-        slot: record.slot,
-        alive: found.is_some(),
-        cgroup: found.unwrap_or(record.cgroup.path),
-        owner: record.owner,
-        state: record.state.name(),
-        targets: targets.iter().map(ToString::to_string).collect(),
-        to: u16::from_be(pod.port),
-        fail: if pod.flags & FAIL_OPEN == 0 { "closed" } else { "open" },
-        ipv6: pod.flags & NATIVE_IPV6 != 0,
-        check: check(&pod),
-        heartbeat_max_age: measured(&pod)
-            .then(|| Duration::from_nanos(pod.max_age_ns).as_secs_f64()),
-        heartbeat_age: age(maps, &pod)?,
-        hooks: names
-            .into_iter()
-            .filter(|name| HOOKS.contains(&name.as_str()) || name == link::INBOUND)
-            .collect(),
-        except: record
-            .except
-            .into_iter()
-            .map(|cgroup| find(&cgroup).unwrap_or(cgroup.path))
-            .collect(),
-        webhooks,
-    })
 }
 
 fn check(pod: &Pod) -> &'static str {

@@ -55,11 +55,6 @@ impl Enrolled {
         is_cgroup(&self.cgroup.path, self.cgroup.id) && !self.moved()
     }
 
-    /// Whether its connections are taken by us.
-    pub(super) fn is_here(&self) -> bool {
-        matches!(self.serving, Some(Serving::Here(_)))
-    }
-
     fn moved(&self) -> bool {
         let Some(Serving::Here(serving)) = &self.serving else { return false };
         if let Some(file) = &self.pod.network {

@@ -1,5 +1,7 @@
 //! What can stand in a node's or a pod's way?
 
+use std::io;
+
 use thiserror::Error;
 
 use super::pods::PodsError;
@@ -12,6 +14,9 @@ pub enum NodeError {
     /// The kernel does not let us.
     #[error("prepare interception")]
     Intercept(#[from] intercept::Error),
+    /// There is no thread that says that we live.
+    #[error("start the thread that beats")]
+    Pulse(#[source] io::Error),
     /// There is no list of pods.
     #[error("read which pods to serve")]
     Pods(#[from] PodsError),

@@ -22,6 +22,7 @@ use super::enrolled::{Complaint, Enrolled, Here, Serving};
 use super::error::{NodeError, Waiting};
 use super::network::{self, Heirloom, NetworkId, Networks};
 use super::pods::{Place, Pod, Taker};
+use super::pulse::Pulse;
 use super::roster::{Roster, Source};
 use crate::accept::{Acceptor, PodSlot};
 use crate::drain::Drain;
@@ -63,6 +64,7 @@ pub(super) struct Keeper {
     wanted: Arc<Vec<Pod>>,
     targets: Targets,
     interceptor: Interceptor,
+    pulse: Pulse,
     hierarchy: Hierarchy,
     arrivals: Arrivals,
     networks: Networks,
@@ -99,6 +101,7 @@ impl Keeper {
         let (roster, wanted) = Roster::open(source)?;
         let interceptor = Interceptor::open(Options { pins, ..Options::new(OWNER) })?;
         let originals = Arc::new(interceptor.originals()?);
+        let pulse = Pulse::begin(interceptor.pulse()?, &drain).map_err(NodeError::Pulse)?;
         let metrics = acceptor.metrics.clone();
         let (open, inherited, here) = (HashMap::new(), HashMap::new(), drain.clone());
         let hierarchy = Hierarchy::find()?;
@@ -107,6 +110,7 @@ impl Keeper {
             wanted: Arc::new(wanted),
             targets,
             interceptor,
+            pulse,
             arrivals: Arrivals::new(hierarchy.mount()),
             hierarchy,
             networks: Networks { acceptor, originals, port, drain: here, open, inherited },
@@ -159,6 +163,7 @@ impl Keeper {
     /// Listens no more: the kernel refuses what comes, until another process listens.
     pub(super) fn close(&mut self) {
         self.networks.open.clear();
+        self.pulse.stop();
     }
 
     /// Whether a pod is only being started, and nobody tells when it is.
@@ -186,7 +191,6 @@ impl Keeper {
         if self.untidy && self.roster.is_whole() {
             self.untidy = self.tidy(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
         }
-        self.beat();
         let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
         self.metrics.pods(serving, self.wanted.len() - serving.min(self.wanted.len()));
     }
@@ -315,6 +319,7 @@ impl Keeper {
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;
+        self.pulse.join(slot);
         if let Some(listener) = listener {
             self.interceptor.listen(slot, listener)?;
         }
@@ -330,6 +335,7 @@ impl Keeper {
     /// Takes no more connections of a pod, and ends those that there are.
     fn end(&mut self, slot: Slot, serving: Option<Serving>) {
         let Some(Serving::Here(Here { network, gone, .. })) = serving else { return };
+        self.pulse.leave(slot);
         self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
         self.networks.leave(network, slot);
         gone.cancel();
@@ -352,14 +358,6 @@ impl Keeper {
             info!(cgroup = %orphan.cgroup.display(), "detached");
         }
         Ok(())
-    }
-
-    fn beat(&mut self) {
-        let here = self.pods.values().filter(|pod| pod.is_here());
-        for slot in here.map(|pod| u32::from(pod.slot.get())).collect::<Vec<_>>() {
-            // One that is gone already must not silence the others.
-            drop(self.interceptor.beat(slot).inspect_err(warn_of("beat")));
-        }
     }
 
     /// Says what became of a pod, if that is news.

@@ -148,7 +148,7 @@ impl Proxy {
         line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
-    fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id()).unwrap())
     }
 }

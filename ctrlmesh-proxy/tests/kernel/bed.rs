@@ -196,11 +196,22 @@ impl Bed {
 
     /// Attaches `cgroup`, and starts a proxy for it in the first namespace, IPv6 natively.
     pub(crate) fn enrol(&self, interceptor: &mut Interceptor, attach: &Attach) -> Server {
-        let listener = listener::outbound(&self.net(), attach.port).unwrap();
+        let listener = self.outbound(attach.port);
         let slot = interceptor.attach(attach).unwrap();
         interceptor.listen(slot, &listener).unwrap();
         interceptor.serve_ipv6(slot, &self.net()).unwrap();
         self.proxy(interceptor.originals().unwrap(), listener)
+    }
+
+    /// A socket for redirected connections. One that was closed at the same port may listen on for a moment: a test that
+    /// starts a process just then has copied it, until that process is executed.
+    fn outbound(&self, port: u16) -> TcpListener {
+        let mut listener = None;
+        until("the port is free", || {
+            listener = listener::outbound(&self.net(), port).ok();
+            listener.is_some()
+        });
+        listener.unwrap()
     }
 
     /// A command inside a cgroup and the namespace: it joins before it is executed.
@@ -306,13 +317,18 @@ impl Bed {
 
     /// The same, told of more.
     pub(crate) fn relay_with(&self, more: &[&str]) -> Process {
+        self.relay_at(PROXY, more)
+    }
+
+    /// The same, at another port.
+    pub(crate) fn relay_at(&self, port: u16, more: &[&str]) -> Process {
         let mut command =
             self.inside(&self.cgroup("relay"), "", env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
-        let to = PROXY.to_string();
+        let to = port.to_string();
         command.args(["intercept", "--pin-dir"]).arg(self.pins()).args(["run", "--to", &to]);
         command.args(more);
         let child = Process(command.env("RUST_LOG", "warn").spawn().unwrap());
-        self.listening(PROXY);
+        self.listening(port);
         child
     }
 
@@ -365,6 +381,17 @@ pub(crate) fn until_seen(what: &str, connect: impl Fn() -> Seen, expected: impl 
         }
         assert!(start.elapsed() < PATIENCE, "waited too long until {what}: {seen:?}");
     }
+}
+
+/// Waits until a process waits for the lock of a folder.
+pub(crate) fn waits_for_lock(pid: u32) {
+    let pid = pid.to_string();
+    until("it waits for the lock", || {
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|lock| {
+            lock.contains(&"->") && lock.contains(&"FLOCK") && lock.contains(&pid.as_str())
+        })
+    });
 }
 
 /// Waits for a condition.

@@ -84,7 +84,7 @@ fn what_arrives_in_a_pod_is_counted() {
     let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
     let address: SocketAddr = "10.244.1.5:9443".parse().unwrap();
     let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
-    interceptor.take_inbound(slot, &bed.net(), address, &listener, false).unwrap();
+    interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
     let _servers =
         [bed.target("10.244.1.5:9444"), bed.proxy(interceptor.originals().unwrap(), listener)];
     let mut counts = Counts::of(&interceptor);
@@ -120,4 +120,18 @@ fn an_event_that_does_not_fit_is_counted_and_the_others_are_kept() {
     assert!(
         events.iter().all(|event| event.slot == slot && event.outcome == "no_listener_refused")
     );
+}
+
+#[test]
+fn a_count_is_not_lost_when_a_program_is_interrupted_by_another() {
+    let bed = Bed::new();
+    let slot = bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
+    // Nobody can make the kernel do so at the one instruction where it would matter: that one is looked for.
+    for hook in ["connect4", "connect6", "getpeername4", "getpeername6"] {
+        let (_, program) = crate::upgrade::linked(&bed.pin(slot, hook));
+        let mut command = std::process::Command::new("bpftool");
+        let command = command.args(["prog", "dump", "xlated", "id", &program.to_string()]);
+        let shown = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert!(shown.contains("lock *(u64 *)"), "{hook} does not add at once:\n{shown}");
+    }
 }

@@ -20,17 +20,19 @@ fn taken(fail_open: bool) -> (Taken, [Server; 2]) {
     let bed = Bed::new();
     bed.wire("node");
     let mut interceptor = bed.interceptor();
-    let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
+    let mut attach = bed.attach(&bed.cgroup("pod"));
+    attach.fail_open = fail_open;
+    let slot = interceptor.attach(&attach).unwrap();
     let servers = [WEBHOOK, WEBHOOK_V6, "127.0.0.1:9443"].map(|address| bed.target(address));
-    let proxy = take(&bed, &mut interceptor, slot, fail_open);
+    let proxy = take(&bed, &mut interceptor, slot);
     (Taken { bed, interceptor, slot, _servers: servers.into() }, proxy)
 }
 
-fn take(bed: &Bed, interceptor: &mut Interceptor, slot: Slot, fail_open: bool) -> [Server; 2] {
+fn take(bed: &Bed, interceptor: &mut Interceptor, slot: Slot) -> [Server; 2] {
     [WEBHOOK, WEBHOOK_V6].map(|address| {
         let address: SocketAddr = address.parse().unwrap();
         let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
-        interceptor.take_inbound(slot, &bed.net(), address, &listener, fail_open).unwrap();
+        interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
         bed.proxy(interceptor.originals().unwrap(), listener)
     })
 }
@@ -84,7 +86,7 @@ fn the_proxy_reaches_a_real_server_that_listens_on_ipv6_only() {
     let address: SocketAddr = ONLY.parse().unwrap();
     let listener = listener::inbound(&pod.bed.net(), address.ip()).unwrap();
     let net = pod.bed.net();
-    pod.interceptor.take_inbound(pod.slot, &net, address, &listener, false).unwrap();
+    pod.interceptor.take_inbound(pod.slot, &net, address, &listener).unwrap();
     let _proxy = pod.bed.proxy(pod.interceptor.originals().unwrap(), listener);
     let _server = pod.bed.target_v6only("[::]:9445");
     assert_eq!(pod.call("fd00:244::5", "9445").answer, "proxy unknown");
@@ -132,10 +134,24 @@ fn without_a_proxy_a_closed_webhook_is_refused_and_an_open_one_reaches_the_serve
 }
 
 #[test]
+fn a_webhook_fails_as_its_pod_does_now_and_not_as_it_did_when_it_was_taken() {
+    let (mut pod, proxy) = taken(false);
+    drop(proxy);
+    let mut attach = pod.bed.attach(&pod.bed.cgroup("pod"));
+    for fail_open in [true, false] {
+        attach.fail_open = fail_open;
+        pod.interceptor.attach(&attach).unwrap();
+        let seen = pod.call("10.244.1.5", "9443");
+        assert_eq!(seen.answer.starts_with("target"), fail_open, "{seen:?}");
+        assert_eq!(seen.error == "ECONNREFUSED", !fail_open, "{seen:?}");
+    }
+}
+
+#[test]
 fn a_proxy_that_comes_back_takes_over_again() {
     let (mut pod, proxy) = taken(false);
     drop(proxy);
-    let _proxy = take(&pod.bed, &mut pod.interceptor, pod.slot, false);
+    let _proxy = take(&pod.bed, &mut pod.interceptor, pod.slot);
     assert_eq!(pod.call("10.244.1.5", "9443").answer, "proxy unknown");
 }
 
@@ -163,7 +179,7 @@ fn of_one_pod_so_many_addresses_are_taken_that_all_pods_of_a_node_have_room() {
     let mut take = |slot: Slot, port: u16| {
         let address = SocketAddr::from(([10, 244, 1, 5], port));
         let listener = listener::inbound(&pod.bed.net(), address.ip()).unwrap();
-        pod.interceptor.take_inbound(slot, &pod.bed.net(), address, &listener, false)
+        pod.interceptor.take_inbound(slot, &pod.bed.net(), address, &listener)
     };
     // Two are taken already.
     take(pod.slot, 9445).unwrap();

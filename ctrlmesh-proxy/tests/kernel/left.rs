@@ -58,6 +58,30 @@ fn a_folder_elsewhere_than_on_a_bpf_file_system_is_not_uninstalled() {
 }
 
 #[test]
+fn what_a_loader_left_half_made_beside_the_folders_is_uninstalled_too() {
+    let bed = Bed::new();
+    bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
+    std::os::unix::fs::symlink("2", bed.pins().join("next-next")).unwrap();
+    intercept::uninstall(&bed.options("test"), false).unwrap();
+    assert!(!bed.pins().exists());
+}
+
+#[test]
+fn a_cgroup_that_is_gone_is_detached_by_the_name_that_it_was_attached_by() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let hierarchy = intercept::cgroup::Hierarchy::find().unwrap();
+    let name = pod.strip_prefix(hierarchy.mount()).unwrap();
+    for name in [name, &Path::new("/").join(name), &pod] {
+        fs::create_dir_all(&pod).unwrap();
+        run(bed.command(&["attach", "--target", TARGET, "--to", "15001", "--cgroup"]).arg(name));
+        fs::remove_dir(&pod).unwrap();
+        run(bed.command(&["detach", "--cgroup"]).arg(name));
+        assert_eq!(status(&bed)["attachments"], serde_json::json!([]));
+    }
+}
+
+#[test]
 fn a_pod_that_was_closed_and_then_could_not_be_attached_is_found_again() {
     let bed = Bed::new();
     let (first, closed) = (bed.cgroup("first"), bed.cgroup("closed"));
@@ -131,13 +155,18 @@ fn a_relay_takes_no_webhook_calls_that_it_is_not_told_of_any_more() {
     until("both are taken", || taken().as_array().is_some_and(|taken| taken.len() == 2));
     relay.kill();
     let _servers = ["10.244.1.5:9443", "10.244.1.5:9444"].map(|address| bed.target(address));
-    let _relay = bed.relay_with(&["--webhook", "10.244.1.5:9443", "--cgroup", &pod]);
+    let relay = bed.relay_with(&["--webhook", "10.244.1.5:9443", "--cgroup", &pod]);
     until("one is given up", || taken() == serde_json::json!(["10.244.1.5:9443"]));
     let call = |port: &str| -> Seen {
         bed.client_in("node", &bed.cgroup("node"), &["once", "10.244.1.5", port])
     };
     until_seen("it is relayed", || call("9443"), |seen| seen.answer.starts_with("target 127."));
     assert!(call("9444").answer.starts_with("target 10.244.1.1:"));
+    relay.kill();
+    assert_eq!(call("9443").error, "ECONNREFUSED");
+    let _relay = bed.relay_with(&["--cgroup", &pod]);
+    until("the other one is given up, too", || taken() == serde_json::json!([]));
+    assert!(call("9443").answer.starts_with("target 10.244.1.1:"));
 }
 
 #[test]

@@ -93,6 +93,33 @@ fn another_owner_neither_sweeps_nor_retargets_nor_excepts_a_pod() {
 }
 
 #[test]
+fn a_cgroup_that_one_pod_excepts_is_neither_attached_by_itself_nor_excepted_by_another() {
+    let bed = Bed::new();
+    let (pod, proxy) = (bed.cgroup("above/pod"), bed.cgroup("above/pod/proxy"));
+    let excepting = |cgroup: &str| {
+        let mut attach = bed.attach(&bed.cgroup(cgroup));
+        attach.except = vec![proxy.clone()];
+        attach
+    };
+    let mut interceptor = bed.interceptor();
+    interceptor.attach(&excepting("above/pod")).unwrap();
+    let _target = bed.target(TARGET);
+    let passes = || bed.connect(&proxy, TARGET, "blocking").answer.starts_with("target");
+    for owner in ["test", "other"] {
+        let mut interceptor = Interceptor::open(bed.options(owner)).unwrap();
+        for attach in [bed.attach(&proxy), excepting("above")] {
+            let error = interceptor.attach(&attach).unwrap_err();
+            assert!(matches!(error, Error::Excepted { .. }), "{error}");
+        }
+    }
+    assert!(passes());
+    interceptor.attach(&excepting("above/pod")).unwrap();
+    interceptor.attach(&bed.attach(&pod)).unwrap();
+    interceptor.attach(&bed.attach(&proxy)).unwrap();
+    assert!(!passes());
+}
+
+#[test]
 fn a_cgroup_that_is_attached_by_itself_is_not_excepted_from_the_one_above() {
     let bed = Bed::new();
     let container = bed.cgroup("pod/container");

@@ -88,6 +88,20 @@ fn a_pod_is_the_same_to_its_owner_who_sees_cgroups_elsewhere() {
 }
 
 #[test]
+fn a_pod_that_is_not_to_be_seen_from_here_is_not_called_gone() {
+    let bed = Bed::new();
+    run(&mut attach(&bed, &[]));
+    let (at, plain) = (tempfile::tempdir().unwrap(), bed.command(&["status"]));
+    let elsewhere = &mut within(&bed.cgroup("part"), at.path());
+    let shown = text(&run(elsewhere.arg(plain.get_program()).args(plain.get_args())));
+    assert!(shown.contains(" (not to be seen from here)\n"), "{shown}");
+    fs::remove_dir(bed.cgroup("pod")).unwrap();
+    let shown = text(&run(&mut bed.command(&["status"])));
+    assert!(shown.contains(" (gone; `detach` sweeps it)\n"), "{shown}");
+    assert_eq!(status(&bed)["attachments"][0]["gone"], true);
+}
+
+#[test]
 fn a_cgroup_has_one_name_by_whatever_mount_it_is_called_and_the_root_is_refused() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
@@ -145,7 +159,7 @@ fn a_proxy_goes_on_when_another_of_its_owners_has_recorded_a_pod_where_that_sees
     interceptor.listen(slot, &listener).unwrap();
     let address = "10.96.0.1:9443".parse().unwrap();
     let inbound = listener::inbound(&bed.net(), "10.96.0.1".parse().unwrap()).unwrap();
-    interceptor.take_inbound(slot, &bed.net(), address, &inbound, false).unwrap();
+    interceptor.take_inbound(slot, &bed.net(), address, &inbound).unwrap();
     let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
     assert!(bed.connect(&attach.cgroup, TARGET, "blocking").answer.starts_with("proxy"));
     fs::remove_dir(&attach.cgroup).unwrap();

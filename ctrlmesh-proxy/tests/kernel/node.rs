@@ -74,7 +74,7 @@ impl Node {
         fs::rename(self.pki.path("next"), self.pki.path(name)).unwrap();
     }
 
-    fn proxy(&self) -> Proxy {
+    pub(crate) fn proxy(&self) -> Proxy {
         self.run(Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy")))
     }
 

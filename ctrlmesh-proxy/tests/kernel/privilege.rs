@@ -179,7 +179,7 @@ fn a_webhook_program_is_found_again_by_a_process_of_another_user_with_ptrace() {
     let (first, second) = (bed.nobody(&pod, ""), bed.nobody(&pod, ""));
     let path = PathBuf::from(format!("/proc/{}/ns/net", first.0.id()));
     let namespace = Namespace::open(&path).unwrap();
-    interceptor.take_inbound(slot, &namespace, webhook, &listener, false).unwrap();
+    interceptor.take_inbound(slot, &namespace, webhook, &listener).unwrap();
     drop(first);
     drop(interceptor);
     let object = bed.pins().join(format!("pods/{slot}/inbound-object"));

@@ -201,7 +201,7 @@ fn only_ones_own_pods_get_a_listener_a_beat_or_webhook_calls() {
             interceptor.listen(slot, &outbound),
             interceptor.serve_ipv6(slot, &bed.net()),
             interceptor.beat(u32::from(slot.get())),
-            interceptor.take_inbound(slot, &bed.net(), webhook, &inbound, false),
+            interceptor.take_inbound(slot, &bed.net(), webhook, &inbound),
         ] {
             assert!(matches!(result, Err(Error::NotYours { .. })), "{result:?}");
         }
@@ -224,8 +224,8 @@ fn two_pods_cannot_have_the_webhook_calls_of_one_address() {
     let webhook: SocketAddr = "10.96.0.1:9443".parse().unwrap();
     let listener = listener::inbound(&bed.net(), webhook.ip()).unwrap();
     let slots = ["a", "b"].map(|pod| interceptor.attach(&bed.attach(&bed.cgroup(pod))).unwrap());
-    interceptor.take_inbound(slots[0], &bed.net(), webhook, &listener, false).unwrap();
-    let again = interceptor.take_inbound(slots[1], &bed.net(), webhook, &listener, false);
+    interceptor.take_inbound(slots[0], &bed.net(), webhook, &listener).unwrap();
+    let again = interceptor.take_inbound(slots[1], &bed.net(), webhook, &listener);
     assert_eq!(
         again.unwrap_err().to_string(),
         "webhook calls to 10.96.0.1:9443 are taken for the pod in slot 0"

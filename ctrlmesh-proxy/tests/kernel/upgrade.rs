@@ -112,7 +112,7 @@ fn webhook_calls_under_an_upgrade_all_reach_the_proxy() {
     let slot = interceptor.attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
     let address: SocketAddr = WEBHOOK.parse().unwrap();
     let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
-    interceptor.take_inbound(slot, &bed.net(), address, &listener, false).unwrap();
+    interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
     let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
     let _server = bed.target(WEBHOOK);
     let pin = bed.pins().join(format!("pods/{slot}/inbound"));
@@ -132,6 +132,31 @@ fn webhook_calls_under_an_upgrade_all_reach_the_proxy() {
     assert_eq!((counted(&interceptor, "inbound_refused"), seen.proxied > 0), (0, true));
     let after = linked(&pin);
     assert!(before.0 != after.0 && before.1 != after.1, "the program is still the old one");
+}
+
+#[test]
+fn an_upgrade_says_where_it_could_not_replace_the_webhook_program_and_replaces_the_others() {
+    let bed = Bed::new();
+    let pods = ["lost", "other"].map(|name| bed.cgroup(name));
+    let mut interceptor = Interceptor::open(bed.options("cli")).unwrap();
+    let [lost, _] = pods.each_ref().map(|pod| interceptor.attach(&bed.attach(pod)).unwrap());
+    let net = bed.net();
+    let address: SocketAddr = "10.96.0.1:9443".parse().unwrap();
+    let listener = listener::inbound(&net, address.ip()).unwrap();
+    interceptor.take_inbound(lost, &net, address, &listener).unwrap();
+    drop(interceptor);
+    bed.outdate(lost);
+    // It lives, held by us, and no path leads to it any more.
+    std::fs::remove_file(bed.pin(lost, "netns")).unwrap();
+    std::os::unix::fs::symlink("/run/netns/none", bed.pin(lost, "netns")).unwrap();
+    std::fs::remove_file(bed.pin(lost, "inbound-object")).unwrap();
+    std::os::unix::fs::symlink("another", bed.pin(lost, "inbound-object")).unwrap();
+    let output = bed.command(&["upgrade"]).output().unwrap();
+    let (shown, error) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let expected = format!("no process of {} is in network namespace", pods[0].display());
+    assert!(!output.status.success() && error.contains(&expected), "{error}");
+    assert_eq!(shown, format!("upgraded {}\n", pods[1].display()));
 }
 
 #[test]
@@ -160,7 +185,7 @@ fn a_hook_that_is_missing_is_attached_again_when_the_loader_starts() {
     let slot = interceptor.attach(&bed.attach(&pod)).unwrap();
     let address: SocketAddr = "10.96.0.1:9443".parse().unwrap();
     let listener = listener::inbound(&bed.net(), address.ip()).unwrap();
-    interceptor.take_inbound(slot, &bed.net(), address, &listener, false).unwrap();
+    interceptor.take_inbound(slot, &bed.net(), address, &listener).unwrap();
     drop(interceptor);
     let folder = bed.pins().join("pods").join(slot.to_string());
     let hooks = ["connect4", "connect6", "getpeername4", "getpeername6", "inbound"];
