@@ -129,16 +129,12 @@ impl Session {
     ) -> Result<Response<Content>, Failure> {
         let (request, extra) = self.prepare(request, info, target).await?;
         let took = begun.elapsed();
-        let sending = self.upstream.send(request, informed);
         let response = if extra.long_running {
-            sending.await.map_err(Failure::Upstream)?
+            self.upstream.send(request, informed).await
         } else {
-            let deadline = self.server.response_timeout;
-            let answered = time::timeout(deadline, sending).await;
-            answered
-                .map_err(|_elapsed| Failure::Timeout { deadline })?
-                .map_err(Failure::Upstream)?
+            self.upstream.send_within(request, self.server.response_timeout, informed).await
         };
+        let response = response?;
         let answered = Instant::now();
         let reading = extra.reading.as_ref().or(extra.watch.as_ref().map(|watch| &watch.in_force));
         if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
@@ -331,6 +327,15 @@ impl Session {
             }
             Failure::Upstream(_) => unavailable(failure),
         })
+    }
+}
+
+impl From<SendError> for Failure {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Timeout { deadline } => Self::Timeout { deadline },
+            error => Self::Upstream(error),
+        }
     }
 }
 
