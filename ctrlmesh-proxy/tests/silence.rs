@@ -19,6 +19,9 @@ use tokio::sync::Notify;
 /// Long enough for an answer on a busy machine, since a third of it is what a PING has.
 const SILENCE: [&str; 2] = ["--silence-timeout", "3s"];
 
+/// More requests at once than an API server takes on a connection, and fewer than it takes on two.
+const BURST: usize = 150;
+
 /// The API server is dead, or what lies before it has forgotten the connection: no packet says so.
 #[tokio::test]
 async fn a_connection_that_says_nothing_to_a_ping_is_given_up_with_its_watches() {
@@ -139,4 +142,42 @@ async fn after_a_request_without_an_answer_the_next_goes_elsewhere_and_the_watch
     assert_eq!(upstream.connections(), 2);
     go_on.notify_one();
     assert_eq!(soon("the rest of the watch", watch.data()).await.unwrap().unwrap(), "said");
+}
+
+#[tokio::test]
+async fn what_comes_before_the_api_server_says_how_much_it_takes_is_no_more_than_it_takes() {
+    const TAKEN: u32 = 100;
+    let pki = Pki::new();
+    let (asked_for, refused) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+    let all = Arc::<Notify>::default();
+    let (count, refusals, whole) = (asked_for.clone(), refused.clone(), all.clone());
+    let upstream = Upstream::bytes(pki.server(&["h2"]), move |stream| {
+        let (count, refusals, whole) = (count.clone(), refusals.clone(), whole.clone());
+        async move {
+            let (mut frames, mut taken) = (Frames::begin(stream).await, 0);
+            while let Some(frame) = frames.next().await {
+                if frame.kind != HEADERS {
+                    continue;
+                }
+                taken += 1;
+                if taken > TAKEN {
+                    refusals.fetch_add(1, Ordering::SeqCst);
+                }
+                if count.fetch_add(1, Ordering::SeqCst) + 1 == BURST {
+                    whole.notify_one();
+                }
+            }
+        }
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let mut send = operator(&pki, &proxy).await;
+    let mut answers = Vec::new();
+    for _ in 0..BURST {
+        send = send.ready().await.unwrap();
+        answers.push(send.send_request(asked("/api"), true).unwrap().0);
+    }
+    soon("all requests", all.notified()).await;
+    assert_eq!(refused.load(Ordering::SeqCst), 0);
+    assert_eq!(upstream.connections(), 2);
 }

@@ -43,6 +43,10 @@ const MAX_HEAD_BYTES: u32 = 1 << 20;
 /// How much of a request's body may wait to be written.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
+/// How many streams an API server takes before it has said so: what kube-apiserver takes unless told otherwise, and
+/// what clients in Go begin with.
+const FIRST_STREAMS: usize = 100;
+
 /// Connections of one client connection.
 #[derive(Debug)]
 pub struct Pool {
@@ -261,6 +265,7 @@ fn builder() -> client::Builder {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(MAX_HEAD_BYTES)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .initial_max_send_streams(FIRST_STREAMS)
         .enable_push(false);
     builder
 }
