@@ -15,10 +15,12 @@ use ctrlmesh_common::policy::Policy;
 mod reads;
 mod past;
 mod kept;
+mod versions;
 
 use kept::WrittenPolicy;
 use past::Past;
 use reads::Reads;
+use versions::Versions;
 
 pub use kept::{Kept, tidy};
 pub use reads::Unread;
@@ -31,6 +33,7 @@ const MAX_REMEMBERED: usize = 32;
 pub struct History {
     remembered: Mutex<Remembered>,
     kept: Option<Kept>,
+    versions: Versions,
 }
 
 #[derive(Debug, Default)]
@@ -65,7 +68,7 @@ impl History {
     pub fn unknown() -> Arc<Self> {
         let forgotten = Some(Past::unknown());
         let remembered = Remembered { policies: Vec::new(), forgotten };
-        Arc::new(Self { remembered: Mutex::new(remembered), kept: None })
+        Arc::new(Self { remembered: Mutex::new(remembered), ..Self::default() })
     }
 
     /// Of a pod of which a former process may have kept something; where it did not, nobody served the pod before.
@@ -79,7 +82,8 @@ impl History {
             Ok(None) => Remembered::default(),
             Err(()) => Remembered { policies: Vec::new(), forgotten: Some(Past::unknown()) },
         };
-        Arc::new(Self { remembered: Mutex::new(remembered), kept: Some(kept) })
+        let (remembered, kept) = (Mutex::new(remembered), Some(kept));
+        Arc::new(Self { remembered, kept, versions: Versions::default() })
     }
 
     /// Remembers `policy`, which is in force now, and those before it under which somebody was answered, or may be yet.
@@ -161,6 +165,17 @@ impl History {
             unread.was_read_until(resource, version);
         }
         self.write_down(&self.remembered());
+    }
+
+    /// Whether versions of a resource compare with the one at which the policy changed, where that is known.
+    pub fn compare(&self, resource: (&str, &str), changed_at: u64) -> Option<bool> {
+        self.versions.compare(resource, changed_at)
+    }
+
+    /// Takes in the newest version of a resource, which the API server gave after the policy had changed; whether they
+    /// compare.
+    pub fn found(&self, resource: (&str, &str), changed_at: u64, newest: u64) -> bool {
+        self.versions.found(resource, changed_at, newest)
     }
 
     /// Keeps it for the next process, which cannot know who was answered since: whoever might have been, was.

@@ -162,7 +162,7 @@ impl Session {
             Some(reading) => reading.policy().clone(),
             None => self.policy.current(),
         };
-        let plan = match decide::decide(&policy, info) {
+        let plan = match self.decide(&policy, &request, info, target, &waits).await {
             Decision::Pass => None,
             Decision::Rewrite(plan) => Some(plan),
             Decision::Refuse(refusal) => {

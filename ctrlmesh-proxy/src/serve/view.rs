@@ -103,6 +103,16 @@ impl View {
         self.history.was_read_until(unread, (info.api_group(), info.resource()), version);
     }
 
+    /// Whether versions of what is asked for compare with the one at which the policy changed, where that is known.
+    pub(super) fn compare(&self, info: &RequestInfo<'_>, changed_at: u64) -> Option<bool> {
+        self.history.compare((info.api_group(), info.resource()), changed_at)
+    }
+
+    /// Takes in the newest version of what is asked for; whether they compare.
+    pub(super) fn found(&self, info: &RequestInfo<'_>, changed_at: u64, newest: u64) -> bool {
+        self.history.found((info.api_group(), info.resource()), changed_at, newest)
+    }
+
     /// Completes at the next change, or when shutdown begins.
     pub(super) fn alarm(&self, drain: &Drain) -> Pin<Box<dyn Future<Output = ()>>> {
         let mut current = self.seen.borrow().current.clone();
