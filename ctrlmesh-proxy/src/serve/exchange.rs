@@ -17,7 +17,7 @@ use crate::decide;
 use crate::decide::{Decision, Plan, Refusal, Rename};
 use crate::explain;
 use crate::metrics::{ClientError, Outcome, UpstreamError};
-use crate::policy::Reading;
+use crate::policy::{ReadOf, Reading};
 use crate::request::{RequestInfo, TargetError};
 use crate::rewrite;
 use crate::rewrite::status::Status;
@@ -157,7 +157,10 @@ impl Session {
     ) -> Result<(Request<Relay>, Extra), Failure> {
         let metrics = &self.server.metrics;
         let waits = Waits::default();
-        let mut reading = info.is_collection().then(|| self.policy.read());
+        let mut reading = info.is_collection().then(|| {
+            let of = ReadOf::resource(info.api_group(), info.resource());
+            self.policy.read(of)
+        });
         let policy = match &reading {
             Some(reading) => reading.policy().clone(),
             None => self.policy.current(),

@@ -9,7 +9,7 @@ use ctrlmesh_common::policy::Policy;
 
 use crate::decide;
 use crate::drain::Drain;
-use crate::policy::{Current, Forgotten, History, InForce, Reading, Unread};
+use crate::policy::{Current, Forgotten, History, InForce, ReadOf, Reading, Unread};
 use crate::request::RequestInfo;
 
 /// The policy as one client connection sees it. As long as it does not change, looking at it takes no lock.
@@ -48,9 +48,9 @@ impl View {
     }
 
     /// The same for who reads a collection under it.
-    pub(super) fn read(&self) -> Reading {
+    pub(super) fn read(&self, of: ReadOf) -> Reading {
         loop {
-            let reading = self.current().read();
+            let reading = self.current().read(of);
             // Replaced meanwhile: who replaced it may not have seen that it is read.
             if !self.seen.borrow_mut().takes_another(&self.history) {
                 return reading;
@@ -171,7 +171,7 @@ mod tests {
                 *policy = silently;
                 false
             });
-            done.send(view.read().policy().epoch).unwrap();
+            done.send(view.read(ReadOf::resource("", "pods")).policy().epoch).unwrap();
         });
         assert_eq!(read.recv_timeout(Duration::from_mins(1)), Ok(7));
     }
