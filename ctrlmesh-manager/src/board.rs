@@ -73,6 +73,8 @@ pub struct Receipt {
     pub uid: String,
     /// The pod's node, where it is known.
     pub node: Option<String>,
+    /// Who said it, by UID: of two proxies that take turns, each speaks for itself.
+    pub by: Arc<str>,
     /// The epoch that is in force at the proxy.
     pub epoch: u64,
     /// The digest of the policy that it speaks of.
@@ -221,7 +223,15 @@ impl Board {
             return;
         }
         let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
-        receipts.entry(pod.clone()).or_default().insert(at.cloned(), receipt);
+        let of_pod = receipts.entry(pod.clone()).or_default();
+        let before = of_pod.get(&at.cloned());
+        let another_serves =
+            before.is_some_and(|before| before.connected && before.by != receipt.by);
+        if another_serves && !receipt.connected {
+            // Its successor has taken over before it went.
+            return;
+        }
+        of_pod.insert(at.cloned(), receipt);
         drop(receipts);
         self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));
     }

@@ -20,6 +20,7 @@ use tokio::time::{self, Instant};
 use tracing::{debug, info};
 
 use crate::drain::Drain;
+use crate::readiness::Readiness;
 use crate::telemetry;
 
 /// How long a Lease lasts after it was renewed.
@@ -52,6 +53,8 @@ pub struct Candidate {
     pub address: String,
     /// 1 where it holds the Lease.
     pub leader: Gauge,
+    /// What it still waits for: one that has not seen everything once would hold the Lease and write nothing.
+    pub readiness: Readiness,
 }
 
 /// Whether this replica writes.
@@ -174,7 +177,8 @@ impl Election {
         let begun = Instant::now();
         let Some(lease) = self.leases.get_opt(&self.candidate.lease).await? else {
             let ours = self.state.borrow().until.is_some_and(|until| begun < until);
-            if !ours && !self.absence.is_over(self.seen.is_some(), Instant::now()) {
+            let is_over = self.absence.is_over(self.seen.is_some(), Instant::now());
+            if !(ours || is_over && self.is_fit()) {
                 return Ok(());
             }
             let mut lease = Lease::default();
@@ -184,7 +188,8 @@ impl Election {
             return self.took(begun, made);
         };
         self.absence = Absence::default();
-        if self.may_take(&lease) {
+        let leads = self.state.borrow().until.is_some();
+        if self.may_take(&lease) && (leads || self.is_fit()) {
             let mut mine = lease;
             self.fill(&mut mine);
             let name = self.candidate.lease.clone();
@@ -194,6 +199,10 @@ impl Election {
         let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS));
         self.follow(address.map(|address| Arc::from(address.as_str())));
         Ok(())
+    }
+
+    fn is_fit(&self) -> bool {
+        self.candidate.readiness.waiting_for().is_empty()
     }
 
     /// Whether it is ours, nobody's, or has not been renewed for as long as it lasts.

@@ -9,10 +9,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use self::life::{Begun, Leave, Process, listen};
 use crate::accept::{Acceptor, Origin, PerPod};
@@ -83,6 +85,7 @@ pub enum AppError {
 ///
 /// Fails when it cannot start.
 pub fn sidecar(args: SidecarArgs) -> Result<bool, AppError> {
+    raise_open_files();
     let runtime = Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
     runtime.block_on(run_sidecar(args))
 }
@@ -93,8 +96,18 @@ pub fn sidecar(args: SidecarArgs) -> Result<bool, AppError> {
 ///
 /// Fails when it cannot start.
 pub fn node(args: NodeArgs) -> Result<bool, AppError> {
+    raise_open_files();
     let runtime = Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
     runtime.block_on(run_node(args))
+}
+
+/// As many files may be open as the system lets us: many container runtimes begin with 1024, and each connection is two.
+fn raise_open_files() {
+    let limit = Resource::RLIMIT_NOFILE;
+    let raised = getrlimit(limit).and_then(|(_, most)| setrlimit(limit, most, most));
+    if let Err(error) = raised {
+        warn!(%error, "not more files may be open than before");
+    }
 }
 
 async fn run_sidecar(args: SidecarArgs) -> Result<bool, AppError> {

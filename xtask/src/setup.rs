@@ -1,6 +1,5 @@
 //! Makes a bare Debian 12 machine ready, or says what one has to install.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -53,6 +52,20 @@ const UNITS: [(&str, &str); 2] =
 
 /// What keeps Debian's packages from starting what they bring, where it is there: see policy-rc.d(8).
 const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+/// Runs `$@` with a policy `$0` that starts nothing, and takes it away again however that ends; also one that a former run
+/// left because it was killed. One that is not ours stays as it is.
+const QUIETLY: &str = r#"
+mark='# Of the set-up of ctrlmesh, until it ends'
+if [ -e "$0" ] && ! grep -qx "$mark" "$0"; then exec "$@"; fi
+trap 'rm -f "$0"' EXIT
+trap 'exit 130' INT TERM HUP
+printf '#!/bin/sh
+%s
+exit 101
+' "$mark" >"$0" && chmod 755 "$0" || exit
+"$@"
+"#;
 
 /// More of Debian's packages, where no nightly toolchain with `rust-src` and bpf-linker builds the kernel programs.
 const EBPF_PACKAGES: [Need; 5] = [
@@ -301,41 +314,17 @@ fn install(packages: &[Need]) -> Result<()> {
         run_apt(&["update", "-q"])?;
         let names: Vec<&str> = packages.iter().map(|(name, ..)| *name).collect();
         let arguments = ["install", "-q", "-y", "--no-install-recommends"];
-        let installed = {
-            let _quiet = Quiet::keep()?;
-            run_apt(&[&arguments[..], &names].concat())
-        };
+        let installed = run_apt(&[&arguments[..], &names].concat());
         leave_off(&names)?;
         installed
     })
 }
 
+/// apt-get, which starts no daemon of what it installs.
 fn run_apt(arguments: &[&str]) -> Result<()> {
-    run(Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
-}
-
-/// Nothing that is installed is started, until this is dropped.
-struct Quiet {
-    ours: bool,
-}
-
-impl Quiet {
-    fn keep() -> Result<Self> {
-        let ours = !Path::new(POLICY).exists();
-        if ours {
-            fs::write(POLICY, "#!/bin/sh\nexit 101\n").context("write policy-rc.d")?;
-            fs::set_permissions(POLICY, fs::Permissions::from_mode(0o755))?;
-        }
-        Ok(Self { ours })
-    }
-}
-
-impl Drop for Quiet {
-    fn drop(&mut self) {
-        if self.ours {
-            drop(fs::remove_file(POLICY));
-        }
-    }
+    let mut command = Command::new("sh");
+    command.args(["-c", QUIETLY, POLICY, "apt-get"]).args(arguments);
+    run(command.env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
 /// What was installed just now is not started at boot either.
@@ -475,6 +464,30 @@ mod tests {
         assert!(is_bookworm("NAME=\"Debian\"\nVERSION_ID=\"12\"\nID=debian\n"));
         assert!(!is_bookworm("ID=debian\nVERSION_ID=\"13\"\n"));
         assert!(!is_bookworm("ID=ubuntu\nVERSION_ID=\"12\"\n"));
+    }
+
+    #[test]
+    fn nothing_is_started_while_packages_are_installed_and_the_policy_goes_again() {
+        let folder = env::temp_dir().join(format!("ctrlmesh-policy-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let policy = folder.join("policy-rc.d");
+        let quietly = |command: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", QUIETLY]).arg(&policy).args(["sh", "-c", command]).arg(&policy);
+            shell.status().unwrap().code()
+        };
+        assert_eq!(quietly(r#""$0"; exit $(($? - 100))"#), Some(1), "it says that nothing starts");
+        assert!(!policy.exists());
+        assert_eq!(quietly("kill -INT $PPID; sleep 1; exit 7"), Some(130));
+        assert!(!policy.exists(), "interrupted");
+        assert_eq!(quietly("kill -KILL $PPID"), None);
+        assert!(policy.exists(), "nobody could take it away");
+        assert_eq!(quietly("true"), Some(0));
+        assert!(!policy.exists(), "the next run did");
+        fs::write(&policy, "#!/bin/sh\nexit 0\n").unwrap();
+        assert_eq!(quietly("true"), Some(0));
+        assert!(policy.exists(), "it is the user's");
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

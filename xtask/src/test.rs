@@ -3,24 +3,23 @@
 //! A tier is found by the name of the test target: `kernel*`, `control_plane*`, `node*` and `operator*` are those tiers, every other file in
 //! a `tests/` folder is of the socket tier, and what stands in the sources is the unit tier.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use std::{env, fs, thread};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::progress::say;
-use crate::run::{CRATES, Passing, cargo, has_cgroup2, is_root, root, run, watch};
+use crate::run::{CRATES, Passing, cargo, has_cgroup2, is_root, root, watch};
 use crate::setup::Readiness;
-use crate::{build_ebpf, images, setup, tools};
+use crate::{build_ebpf, setup, tools};
 
 mod outcome;
+mod together;
 
 use outcome::{Outcome, print};
 
@@ -59,7 +58,7 @@ pub struct Options {
     /// Run the node tier against this cluster instead of a node of our own; the images must be there
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Run this many test binaries at once, of the tiers that mostly wait [default: one more than there are processors; 1 with CI=true]
+    /// Run this many test binaries at once: they mostly wait [default: three more than there are processors; 1 with CI=true]
     #[arg(long, value_name = "NUMBER")]
     at_once: Option<usize>,
     /// Take the full counts (1,000 restarts instead of 100)
@@ -74,7 +73,7 @@ impl Options {
     /// hold, nobody waits for it, and a machine that is busy with itself proves less.
     fn lanes(&self, strict: bool) -> usize {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
-        let usual = if strict { 1 } else { processors + 1 };
+        let usual = if strict { 1 } else { processors + 3 };
         if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(usual).max(1) }
     }
 }
@@ -124,11 +123,6 @@ impl Tier {
     }
 
     /// Whether its tests mostly wait for other programs, so that several of its binaries can run at once. What the kernel
-    /// tier does must be quick, and is checked to be.
-    fn waits(self) -> bool {
-        matches!(self, Self::ControlPlane | Self::Node | Self::Operator)
-    }
-
     /// What came of it without running anything, if that is known; `programs` as in [`Self::obstacle`].
     fn beforehand(self, targets: &[String], programs: bool) -> Option<Outcome> {
         if self.is_of_kernel() && !programs && build_ebpf::has_toolchain() {
@@ -179,16 +173,16 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
             let names = targets.get(tier).map_or(&[][..], Vec::as_slice);
             let outcome = match tier.beforehand(names, programs) {
                 Some(outcome) => outcome,
-                None if tier.waits() => {
+                None if *tier != Tier::Unit => {
                     together.extend(names.iter().map(|name| (*tier, name.as_str())));
                     Outcome { complete: true, ..Outcome::default() }
                 }
-                None => run_alone(*tier, names, options)?,
+                None => run_units(options)?,
             };
             outcomes.insert(*tier, outcome);
         }
     }
-    for (tier, outcome) in run_together(together, options, strict)? {
+    for (tier, outcome) in together::run(together, options, options.lanes(strict))? {
         outcomes.entry(tier).or_default().merge(outcome);
     }
     print(&outcomes, strict, start.elapsed())?;
@@ -238,78 +232,16 @@ fn targets() -> Result<BTreeMap<Tier, Vec<String>>> {
     Ok(targets)
 }
 
-/// Runs the tests of a tier, one binary after the other.
-fn run_alone(tier: Tier, targets: &[String], options: &Options) -> Result<Outcome> {
-    say(&format!("\n==> tier {}", tier.name()));
+/// Runs the tests that stand in the sources.
+fn run_units(options: &Options) -> Result<Outcome> {
+    say(&format!("\n==> tier {}", Tier::Unit.name()));
     let start = Instant::now();
     let mut outcome = Outcome { complete: true, ..Outcome::default() };
-    if tier == Tier::Unit {
-        outcome.add(watch(&mut test(&["--lib", "--bins"], options), Passing::AtOnce)?);
-        // Examples in documentation are built one by one, so they are a run of their own.
-        outcome.add(watch(&mut test(&["--doc"], options), Passing::AtOnce)?);
-    } else {
-        outcome.add(watch(
-            &mut test(&of_targets(targets.iter().map(String::as_str)), options),
-            Passing::AtOnce,
-        )?);
-    }
+    outcome.add(watch(&mut test(&["--lib", "--bins"], options), Passing::AtOnce)?);
+    // Examples in documentation are built one by one, so they are a run of their own.
+    outcome.add(watch(&mut test(&["--doc"], options), Passing::AtOnce)?);
     outcome.taken = start.elapsed();
     Ok(outcome)
-}
-
-/// Runs the binaries of tiers that wait more than they work, several at once: those of the longest tiers first.
-fn run_together(
-    mut jobs: Vec<(Tier, &str)>,
-    options: &Options,
-    strict: bool,
-) -> Result<Vec<(Tier, Outcome)>> {
-    if jobs.is_empty() {
-        return Ok(Vec::new());
-    }
-    jobs.sort_by_key(|(tier, _)| Reverse(*tier));
-    let lanes = options.lanes(strict);
-    say(&format!("\n==> {} test binaries of the other tiers, {lanes} at once", jobs.len()));
-    let has_images = jobs.iter().any(|(tier, _)| matches!(tier, Tier::Node | Tier::Operator));
-    // Where they do not build, each of the tests builds them, and says so.
-    let unbuilt = |error: &anyhow::Error| say(&format!("the programs of the images: {error:#}"));
-    let programs = has_images.then(|| images::build_programs().inspect_err(unbuilt).ok()).flatten();
-    // One that does not build takes none of the others with it: it is built again, alone, and that is its outcome.
-    let mut build = test(&of_targets(jobs.iter().map(|(_, target)| *target)), options);
-    drop(run(build.arg("--no-run")));
-    let (jobs, outcomes) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
-    // A function of its own, so that the lock is held only while it takes one.
-    let next = || lock(&jobs).next();
-    let work = || -> Result<()> {
-        while let Some((tier, target)) = next() {
-            let start = Instant::now();
-            let mut command = test(&["--test", target], options);
-            command.envs(programs.iter().map(|programs| (images::PROGRAMS, programs)));
-            let ran = watch(&mut command, Passing::ByBinary);
-            let mut outcome = Outcome { complete: true, ..Outcome::default() };
-            outcome.add(ran.unwrap_or_else(|error| {
-                say(&format!("{target}: {error:#}"));
-                (Vec::new(), false)
-            }));
-            outcome.taken = start.elapsed();
-            lock(&outcomes).push((tier, outcome));
-        }
-        Ok(())
-    };
-    thread::scope(|scope| {
-        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(work)).collect();
-        lanes.into_iter().try_for_each(|lane| {
-            lane.join().unwrap_or_else(|_| bail!("a thread that runs tests panicked"))
-        })
-    })?;
-    Ok(outcomes.into_inner().unwrap_or_else(PoisonError::into_inner))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn of_targets<'a>(targets: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    targets.flat_map(|target| ["--test", target]).collect()
 }
 
 fn test(what: &[&str], options: &Options) -> Command {

@@ -30,6 +30,7 @@ fn receipt(pod: &str, epoch: u64) -> Receipt {
     Receipt {
         uid: format!("uid-of-{pod}"),
         node: None,
+        by: Arc::from("proxy"),
         epoch,
         digest: 0,
         refused: None,
@@ -131,6 +132,21 @@ fn a_receipt_is_kept_for_the_pod_that_is_there() {
     assert_eq!(board.receipts(), BTreeMap::from([(name("a"), receipt("a", 2))]));
     board.publish([]);
     assert!(board.receipts().is_empty());
+}
+
+#[test]
+fn a_proxy_that_goes_after_its_successor_has_come_takes_nothing_with_it() {
+    let board = Board::default();
+    board.publish([notice("a", "one", 1)]);
+    let old = receipt("a", 2);
+    board.receive(None, &name("a"), old.clone());
+    let new = Receipt { by: Arc::from("successor"), ..receipt("a", 3) };
+    board.receive(None, &name("a"), new.clone());
+    board.receive(None, &name("a"), Receipt { connected: false, ..old });
+    assert_eq!(board.receipts()[&name("a")], new);
+    let gone = Receipt { connected: false, ..new };
+    board.receive(None, &name("a"), gone.clone());
+    assert_eq!(board.receipts()[&name("a")], gone);
 }
 
 #[test]

@@ -116,18 +116,30 @@ fn by_kubeconfig(spec: &mut PodSpec, argument: bool, variable: bool) {
         }
     }
     if argument {
-        for container in &mut spec.containers {
-            // Where there are none, those of the image count, and would no more.
-            let Some(arguments) = container.args.as_mut().filter(|all| !all.is_empty()) else {
-                continue;
-            };
-            *arguments = without_kubeconfig(arguments);
-            arguments.push(format!("--{ARGUMENT}={path}"));
-        }
+        by_argument(spec, &format!("--{ARGUMENT}={path}"));
     }
     let (volumes, ours) = (spec.volumes.get_or_insert_default(), volume());
     if !volumes.contains(&ours) {
         volumes.push(ours);
+    }
+}
+
+/// Wherever a kubeconfig is named, it is `ours`; what has arguments is given it anyway, but what only initialises the pod.
+fn by_argument(spec: &mut PodSpec, ours: &str) {
+    for container in &mut spec.containers {
+        // Where there are none, those of the image count, and would no more.
+        if let Some(arguments) = container.args.as_mut().filter(|all| !all.is_empty()) {
+            arguments.push(ours.to_owned());
+        }
+    }
+    for container in operators(spec) {
+        for arguments in [&mut container.command, &mut container.args].into_iter().flatten() {
+            let left = without_kubeconfig(arguments);
+            if left.len() < arguments.len() {
+                *arguments = left;
+                arguments.push(ours.to_owned());
+            }
+        }
     }
 }
 

@@ -165,6 +165,20 @@ fn another_kubeconfig_among_the_arguments_is_replaced_in_one_word_or_two() {
 }
 
 #[test]
+fn another_kubeconfig_is_replaced_also_in_a_command_and_in_what_initialises_the_pod() {
+    let ours = "--kubeconfig=/etc/kubernetes/kubeconfig/kubeconfig";
+    let mut spec = usual();
+    spec["containers"][0]["command"] = json!(["/manager", "--kubeconfig", "/x", "-v=2"]);
+    spec["containers"][1]["command"] = json!(["/other", "-v=2"]);
+    spec["initContainers"][0]["args"] = json!(["migrate", "--kubeconfig=/x"]);
+    let found = injected(json!({annotation::INTERCEPTION: "kubeconfig"}), spec);
+    let spec = &found["spec"];
+    assert_eq!(spec["containers"][0]["command"], json!(["/manager", "-v=2", ours]));
+    assert_eq!(spec["containers"][1]["command"], json!(["/other", "-v=2"]));
+    assert_eq!(spec["initContainers"][1]["args"], json!(["migrate", ours]));
+}
+
+#[test]
 fn where_nothing_is_picked_from_the_ca_only_the_ca_is() {
     for (items, open) in [(Value::Null, false), (json!([]), false), (Value::Null, true)] {
         let map = json!({"name": "kube-root-ca.crt", "items": items});
@@ -223,6 +237,9 @@ fn what_brings_the_real_ca_in_another_way_is_refused_unless_it_may() {
     ]);
     others["containers"][1]["volumeMounts"] =
         json!([{"name": "mine", "mountPath": format!("{account}-of-mine")}]);
+    // As OpenShift makes the volume.
+    let sources = others["volumes"][0]["projected"]["sources"].as_array_mut().unwrap();
+    sources.push(json!({"configMap": {"name": "openshift-service-ca.crt", "items": [{"key": "service-ca.crt", "path": "service-ca.crt"}]}}));
     injected(json!({}), others);
 }
 

@@ -68,11 +68,18 @@ fn brings_real_ca(volume: &Volume, as_account: bool) -> Option<&'static str> {
     if as_account && secret {
         return Some("a Secret in the place of the service account's token");
     }
-    let maps = sources().filter_map(|source| Some(source.config_map.as_ref()?.name.as_str()));
-    let maps = volume.config_map.iter().map(|map| map.name.as_str()).chain(maps);
-    let others = maps.filter(|name| !is_known(name));
-    (as_account && others.count() > 0)
+    let maps = sources().filter_map(|source| source.config_map.as_ref());
+    let maps = maps.map(|map| (&map.name, &map.items));
+    let maps = volume.config_map.iter().map(|map| (&map.name, &map.items)).chain(maps);
+    let mut others = maps.filter(|(name, items)| !is_known(name) && makes_ca(items.as_deref()));
+    (as_account && others.next().is_some())
         .then_some("another ConfigMap in the place of the service account's CA")
+}
+
+/// Whether what is picked of a ConfigMap may be the file with the CA; where nothing is picked, it may.
+fn makes_ca(items: Option<&[KeyToPath]>) -> bool {
+    let items = items.unwrap_or_default();
+    items.is_empty() || items.iter().any(|item| item.path == root_ca::KEY)
 }
 
 fn is_real_bundle(source: &VolumeProjection) -> bool {

@@ -185,6 +185,7 @@ fn receive(push: &Push, from: &Arc<str>, receipt: Said) {
     let taken = Receipt {
         uid: pod.uid,
         node: None,
+        by: from.clone(),
         epoch: receipt.epoch,
         digest: receipt.digest,
         refused: (!receipt.refused.is_empty()).then_some(receipt.refused),

@@ -341,6 +341,7 @@ impl Session {
         let receipt = Receipt {
             uid: told.uid.clone(),
             node: told.node.clone(),
+            by: Arc::from(self.identity.uid.as_str()),
             epoch: told.epoch,
             digest: told.in_force,
             refused: told.refused.clone(),

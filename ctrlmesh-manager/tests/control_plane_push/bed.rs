@@ -23,6 +23,7 @@ use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
+use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::manager::{ConnectError, Link, Manager};
 use ctrlmesh_testbed::{ControlPlane, retry};
@@ -323,8 +324,9 @@ pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Notice> {
     notices.collect()
 }
 
-fn candidate(identity: &str, address: &str) -> Candidate {
+pub(crate) fn candidate(identity: &str, address: &str) -> Candidate {
     Candidate {
+        readiness: Readiness::default(),
         lease: "push".to_owned(),
         identity: identity.to_owned(),
         address: address.to_owned(),

@@ -350,6 +350,7 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
     let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
     for (epoch, refused) in [(7, None), (8, Some("because".to_owned()))] {
         let receipt = Receipt {
+            by: "proxy".into(),
             uid: pod.uid.clone(),
             node: None,
             epoch,

@@ -5,6 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ctrlmesh_manager::drain::Drain;
+use ctrlmesh_manager::lease::{self, Candidate};
+use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::tls;
 use ctrlmesh_testbed::ControlPlane;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
@@ -20,7 +23,7 @@ use tokio::net::TcpStream;
 use tokio::time;
 use tokio_rustls::TlsConnector;
 
-use crate::bed::{eventually, soon};
+use crate::bed::{candidate, eventually, soon};
 use crate::process::Replica;
 
 /// How often the leader is killed; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
@@ -112,6 +115,23 @@ async fn a_leader_that_is_killed_has_a_successor_within_fifteen_seconds() {
         time::timeout(FAILOVER, successor).await.expect("another to lead");
         replicas.push(Replica::start(plane, &namespace, &[]).await);
     }
+}
+
+#[tokio::test]
+async fn who_has_not_seen_everything_does_not_lead() {
+    let (_, client, namespace) = namespace().await;
+    let (unfit, first, second) = (Readiness::default(), Drain::default(), Drain::default());
+    let caches = unfit.block("caches");
+    let waiting = Candidate { readiness: unfit, ..candidate("waiting", "127.0.0.1:1") };
+    let mut waiting = lease::campaign(client.clone(), &namespace, waiting, &first);
+    let fit = candidate("fit", "127.0.0.1:2");
+    let mut fit = lease::campaign(client, &namespace, fit, &second);
+    soon("the fit one to lead", fit.held()).await;
+    assert!(!waiting.is_held());
+    eventually("the other to know it", async || waiting.other()).await;
+    assert!(second.finish(Duration::from_secs(10)).await);
+    drop(caches);
+    soon("the other to lead", waiting.held()).await;
 }
 
 #[tokio::test]

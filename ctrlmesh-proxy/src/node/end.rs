@@ -15,7 +15,7 @@ use anyhow::{Context as _, ensure};
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use serde_json::Value;
-use tokio::time;
+use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -35,7 +35,10 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// How long one watch takes: the API server is to end it, not a silence.
-const WATCH_SECONDS: u32 = 1800;
+const WATCH_SECONDS: u32 = 300;
+
+/// After what time one is given up that should have ended: whoever answered it may be gone without a word.
+const WATCH_DEADLINE: Duration = Duration::from_secs(330);
 
 /// Of the namespace only who it is, and whether it goes.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
@@ -109,11 +112,16 @@ impl End {
     pub async fn watch(self, drain: Drain) {
         let watched = async {
             loop {
-                if let Err(error) = Box::pin(self.watch_once()).await {
+                let begun = Instant::now();
+                let watched = time::timeout(WATCH_DEADLINE, Box::pin(self.watch_once())).await;
+                if let Err(error) = watched.map_err(anyhow::Error::from).flatten() {
                     let error = format!("{error:#}");
                     debug!(error, "our namespace is not watched for a moment");
+                    time::sleep(AGAIN).await;
+                } else if begun.elapsed() < AGAIN {
+                    // A server that ends each at once is not to be asked without end.
+                    time::sleep(AGAIN).await;
                 }
-                time::sleep(AGAIN).await;
             }
         };
         tokio::select! {

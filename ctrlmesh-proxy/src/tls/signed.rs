@@ -1,7 +1,9 @@
 //! How does the proxy get a certificate that the manager signs?
 //!
 //! It makes a key, which never leaves it, asks for a signature, and keeps both in one file of its state folder. What is
-//! presented is read from there, as any certificate from a file is, so a restart without the manager goes on with it.
+//! presented is read from there, as any certificate from a file is, so a restart without the manager goes on with it. With
+//! it stands who vouched for the manager then: where nobody of them does any more, its authorities are others than those
+//! that signed, as after a removal and another installation, and another certificate is asked for.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -12,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use ctrlmesh_common::wire;
 use rcgen::KeyPair;
 use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
 use thiserror::Error;
 use tokio::time;
 use tracing::{info, warn};
@@ -20,6 +23,12 @@ use crate::drain::Drain;
 use crate::manager::{ConnectError, Manager};
 use crate::tls::TlsError;
 use crate::tls::issue::{self, LEAF_RENEWAL, LEAF_VALIDITY, Source};
+
+/// How often it is looked whether the manager's authorities are still those that signed.
+const LOOK_AGAIN: Duration = Duration::from_mins(1);
+
+/// What the line begins with that names those that vouched for the manager.
+const UNDER: &str = "# signed under";
 
 /// How long to wait after the manager did not sign.
 const RETRY: Duration = Duration::from_secs(2);
@@ -65,7 +74,7 @@ impl Signed {
     /// Where it is read from, as soon as it is there. It may be one that was kept; then it is renewed in its time.
     pub async fn source(self) -> Source {
         let mut wait = RETRY;
-        while self.age().is_none_or(|age| age >= LEAF_VALIDITY) {
+        while !self.is_good_for(LEAF_VALIDITY) {
             if let Err(error) = Box::pin(self.renew()).await {
                 let error = format!("{:#}", anyhow::Error::from(error));
                 warn!(error, retry = ?wait, "no certificate yet");
@@ -88,8 +97,10 @@ impl Signed {
     async fn follow(self) {
         let mut wait = RETRY;
         loop {
-            let age = self.age().unwrap_or(LEAF_VALIDITY);
-            time::sleep(LEAF_RENEWAL.saturating_sub(age)).await;
+            if self.is_good_for(LEAF_RENEWAL) {
+                time::sleep(LOOK_AGAIN).await;
+                continue;
+            }
             match Box::pin(self.renew()).await {
                 Ok(()) => wait = RETRY,
                 Err(error) => {
@@ -100,6 +111,28 @@ impl Signed {
                 }
             }
         }
+    }
+
+    /// Whether there is one that is not so old yet, and of today's authorities.
+    fn is_good_for(&self, age: Duration) -> bool {
+        self.age().is_some_and(|kept| kept < age) && self.is_of_today()
+    }
+
+    /// Whether somebody vouches for the manager who did so when the one that is kept was signed; where today's cannot be
+    /// read, nothing says otherwise.
+    fn is_of_today(&self) -> bool {
+        let Some(today) = self.authorities() else { return true };
+        let text = fs::read_to_string(&self.file).unwrap_or_default();
+        let then = text.lines().find_map(|line| line.strip_prefix(UNDER)).unwrap_or_default();
+        then.split_whitespace().any(|one| today.iter().any(|other| one == other))
+    }
+
+    /// The digests of who vouches for the manager.
+    fn authorities(&self) -> Option<Vec<String>> {
+        let pem = fs::read(&self.manager.ca).ok()?;
+        let all = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().ok()?;
+        let digests = all.iter().map(|one| format!("{:016x}", wire::digest(one)));
+        Some(digests.collect()).filter(|all: &Vec<String>| !all.is_empty())
     }
 
     /// How old the one is that is kept.
@@ -115,16 +148,23 @@ impl Signed {
         // Whoever signs says who that is.
         params.use_authority_key_identifier_extension = false;
         let request = params.serialize_request(&key)?;
+        // Before it is asked: another authority that comes meanwhile may not be the one that signs.
+        let under = self.authorities().unwrap_or_default();
         let mut link = self.manager.connect(&self.drain).await?;
         let chain = link.sign(request.der()).await?;
-        self.keep(&key, &chain).map_err(SignedError::Keep)?;
+        self.keep(&key, &chain, &under).map_err(SignedError::Keep)?;
         info!("certificate signed by the manager");
         Ok(())
     }
 
-    fn keep(&self, key: &KeyPair, chain: &[CertificateDer<'_>]) -> io::Result<()> {
+    fn keep(
+        &self,
+        key: &KeyPair,
+        chain: &[CertificateDer<'_>],
+        under: &[String],
+    ) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.manager.state)?;
-        let mut text = key.serialize_pem();
+        let mut text = format!("{UNDER} {}\n{}", under.join(" "), key.serialize_pem());
         for certificate in chain {
             text.push_str(&pem::encode(&pem::Pem::new("CERTIFICATE", certificate.as_ref())));
         }
@@ -137,5 +177,50 @@ impl Signed {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(next, &self.file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::CertificateParams;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn certificate() -> (KeyPair, rcgen::Certificate) {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::default().self_signed(&key).unwrap();
+        (key, certificate)
+    }
+
+    #[test]
+    fn what_is_kept_is_presented_as_long_as_one_of_those_who_vouched_for_the_manager_does() {
+        let folder = TempDir::new().unwrap();
+        let manager = Manager {
+            address: "manager.ctrlmesh-system.svc:8071".parse().unwrap(),
+            at: None,
+            ca: folder.path().join("manager-ca.crt"),
+            token: folder.path().join("token"),
+            state: folder.path().join("state"),
+        };
+        let believe = |all: &[&rcgen::Certificate]| {
+            let text: String = all.iter().map(|one| one.pem()).collect();
+            fs::write(&manager.ca, text).unwrap();
+        };
+        let signed = Signed::new(manager.clone(), vec!["a".to_owned()], Drain::default());
+        let [(key, leaf), (_, first), (_, second)] = [(); 3].map(|()| certificate());
+        believe(&[&first]);
+        assert!(!signed.is_good_for(LEAF_VALIDITY), "there is none");
+        let under = signed.authorities().unwrap();
+        signed.keep(&key, &[leaf.der().clone()], &under).unwrap();
+        assert!(signed.is_good_for(LEAF_VALIDITY));
+        believe(&[&second, &first]);
+        assert!(signed.is_good_for(LEAF_VALIDITY), "they overlap");
+        believe(&[&second]);
+        assert!(!signed.is_good_for(LEAF_VALIDITY), "installed anew");
+        fs::remove_file(&manager.ca).unwrap();
+        assert!(signed.is_good_for(LEAF_VALIDITY), "nothing says otherwise");
+        let text = fs::read(&signed.file).unwrap();
+        assert_eq!(CertificateDer::pem_slice_iter(&text).count(), 1, "it can be read");
     }
 }

@@ -132,34 +132,45 @@ pub fn vacant(cluster: &Cluster) -> Result<()> {
 /// # Errors
 /// Where something cannot be deleted.
 pub fn remove(cluster: &Cluster) -> Result<()> {
+    let mut failed = Vec::new();
+    let mut ask = |words: &[&str]| {
+        // One that cannot be deleted does not keep the others there.
+        failed.extend(cluster.ask_undisturbed(words).err().map(|error| format!("{error:#}")));
+    };
     let delete = ["delete", "--ignore-not-found", "--timeout=180s", "--request-timeout=0"];
-    let ask = |what: &[&str]| cluster.ask(&[&delete[..], what].concat(), "");
-    let selector = format!("{MADE}=true");
+    let mut delete = |what: &[&str]| ask(&[&delete[..], what].concat());
     let operator = Work::Websites.operator();
     let namespace = operator.namespace;
     // Until its pods are gone, too: they would put back what we take away.
-    ask(&["deployment", operator.name, "--namespace", namespace, "--cascade=foreground"])?;
-    let_go(cluster)?;
-    ask(&["namespace", "--selector", &selector])?;
-    ask(&["clusterrole", "ctrlmesh-demo-labels"])?;
+    delete(&["deployment", operator.name, "--namespace", namespace, "--cascade=foreground"]);
+    let let_go = let_go(cluster);
+    delete(&["namespace", "--selector", &format!("{MADE}=true")]);
+    delete(&["clusterrole", "ctrlmesh-demo-labels"]);
     let operator = checkout("deploy/example-operator/config/default");
-    ask(&["--kustomize", &operator.display().to_string()])?;
-    ask(&["--kustomize", &checkout("deploy").display().to_string()])?;
+    delete(&["--kustomize", &operator.display().to_string()]);
+    delete(&["--kustomize", &checkout("deploy").display().to_string()]);
     // What the manager made and wrote, which nobody takes away with it.
     let policies = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies";
     if Api::of(cluster)?.get(policies).is_ok() {
         for kind in ["mutatingadmissionpolicybinding", "mutatingadmissionpolicy"] {
-            ask(&[kind, "ctrlmesh-labels"])?;
+            delete(&[kind, "ctrlmesh-labels"]);
         }
     }
+    delete(&["mutatingwebhookconfiguration", "ctrlmesh-labels"]);
     let keys =
         [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL].map(|key| format!("{key}-"));
     for kind in [&["namespaces", "--all"][..], &["configmaps", "--all", "--all-namespaces"]] {
         let keys = keys.iter().map(String::as_str);
         let words: Vec<&str> =
             ["label"].into_iter().chain(kind.iter().copied()).chain(keys).collect();
-        cluster.ask(&words, "")?;
+        ask(&words);
     }
+    failed.extend(let_go.err().map(|error| format!("{error:#}")));
+    ensure!(
+        failed.is_empty(),
+        "not everything could be taken out of the cluster: {}\nTry: kubectl delete --kustomize deploy; kubectl delete namespace --selector {MADE}=true",
+        failed.join("; ")
+    );
     Ok(())
 }
 

@@ -58,11 +58,14 @@ fn main() -> Result<ExitCode> {
         // Before anything is made there: what is there already is not ours to take away at the end.
         install::vacant(&existing(kubeconfig, log)?.0)?;
     }
-    let end = guard::watch(env::args_os().skip(1))?;
+    // Also where something of it does not end, the cluster is not left as it is.
+    let end = guard::watch(env::args_os().skip(1));
     if let Some(kubeconfig) = &arguments.kubeconfig {
+        Screen::stdout(false)
+            .say("taking out of the cluster what the demo put there (a minute or two)");
         install::remove(&Cluster::existing(kubeconfig.clone()))?;
     }
-    match end {
+    match end? {
         End::Itself(code) => Ok(code),
         End::Signal(number) => {
             Screen::stdout(false).say("ended; nothing is left");

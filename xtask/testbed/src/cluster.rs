@@ -1,6 +1,7 @@
 //! A cluster that tests run pods in: a node of our own, or one that the user has.
 
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
@@ -115,6 +116,14 @@ impl Cluster {
     /// Where it fails; the error shows what it said.
     pub fn ask(&self, arguments: &[&str], input: &str) -> Result<String> {
         answer(self.kubectl().args(arguments), input)
+    }
+
+    /// The same, which an interruption from the terminal does not reach.
+    ///
+    /// # Errors
+    /// Where it fails; the error shows what it said.
+    pub fn ask_undisturbed(&self, arguments: &[&str]) -> Result<String> {
+        answer(self.kubectl().args(arguments).process_group(0), "")
     }
 
     /// A client of its administrator. It belongs to the runtime that it is made in.

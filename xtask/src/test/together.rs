@@ -1,0 +1,128 @@
+//! Runs test binaries several at once, the longest first.
+//!
+//! Most of them wait more than they work: for a kubelet, for a watch, for a deadline. How long each takes, the last run on
+//! this machine has written down.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{cmp, fs};
+
+use anyhow::{Result, bail};
+
+use super::{Options, Outcome, Tier, test};
+use crate::images;
+use crate::progress::say;
+use crate::run::{Passing, root, run as run_command, watch};
+
+/// Seconds that each binary took, by its name.
+type Seconds = BTreeMap<String, u64>;
+
+/// Runs these binaries in so many `lanes`; gives what came of each.
+///
+/// # Errors
+/// Where a lane breaks.
+pub(super) fn run(
+    mut jobs: Vec<(Tier, &str)>,
+    options: &Options,
+    lanes: usize,
+) -> Result<Vec<(Tier, Outcome)>> {
+    if jobs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let last = last_run();
+    jobs.sort_by_key(|(tier, target)| cmp::Reverse(expected(*tier, target, &last)));
+    say(&format!("\n==> {} test binaries of the other tiers, {lanes} at once", jobs.len()));
+    let has_images = jobs.iter().any(|(tier, _)| matches!(tier, Tier::Node | Tier::Operator));
+    // Where they do not build, each of the tests builds them, and says so.
+    let unbuilt = |error: &anyhow::Error| say(&format!("the programs of the images: {error:#}"));
+    let programs = has_images.then(|| images::build_programs().inspect_err(unbuilt).ok()).flatten();
+    // One that does not build takes none of the others with it: it is built again, alone, and that is its outcome.
+    let targets: Vec<&str> = jobs.iter().flat_map(|(_, target)| ["--test", target]).collect();
+    drop(run_command(test(&targets, options).arg("--no-run")));
+    let (jobs, outcomes) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
+    // A function of its own, so that the lock is held only while it takes one.
+    let next = || lock(&jobs).next();
+    let work = || {
+        while let Some((tier, target)) = next() {
+            let mut command = test(&["--test", target], options);
+            command.envs(programs.iter().map(|programs| (images::PROGRAMS, programs)));
+            let outcome = run_one(command, target);
+            lock(&outcomes).push((tier, target, outcome));
+        }
+    };
+    thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(work)).collect();
+        lanes.into_iter().try_for_each(|lane| {
+            lane.join().or_else(|_| bail!("a thread that runs tests panicked"))
+        })
+    })?;
+    let outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
+    write_down(last, &outcomes);
+    Ok(outcomes.into_iter().map(|(tier, _, outcome)| (tier, outcome)).collect())
+}
+
+fn run_one(mut command: Command, target: &str) -> Outcome {
+    let start = Instant::now();
+    let mut outcome = Outcome { complete: true, ..Outcome::default() };
+    outcome.add(watch(&mut command, Passing::ByBinary).unwrap_or_else(|error| {
+        say(&format!("{target}: {error:#}"));
+        (Vec::new(), false)
+    }));
+    outcome.taken = start.elapsed();
+    outcome
+}
+
+/// How long a binary takes: as the last time, or as others of its tier.
+fn expected(tier: Tier, target: &str, last: &Seconds) -> Duration {
+    let usual = match tier {
+        Tier::Unit | Tier::Socket => 5,
+        Tier::Kernel => 100,
+        Tier::ControlPlane => 60,
+        Tier::Node => 200,
+        Tier::Operator => 150,
+    };
+    Duration::from_secs(last.get(target).copied().unwrap_or(usual))
+}
+
+fn file() -> PathBuf {
+    root().join("target/test-seconds")
+}
+
+/// What the last run has written down, where there was one.
+fn last_run() -> Seconds {
+    let text = fs::read_to_string(file()).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.filter_map(|(target, taken)| Some((target.to_owned(), taken.parse().ok()?))).collect()
+}
+
+/// Where it cannot be written, the next run goes by the tiers.
+fn write_down(mut seconds: Seconds, outcomes: &[(Tier, &str, Outcome)]) {
+    let ran = outcomes.iter().filter(|(.., outcome)| outcome.complete);
+    seconds.extend(ran.map(|(_, target, outcome)| ((*target).to_owned(), outcome.taken.as_secs())));
+    let lines: Vec<String> =
+        seconds.iter().map(|(target, taken)| format!("{target} {taken}\n")).collect();
+    drop(fs::write(file(), lines.concat()));
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_is_expected_by_the_last_run_and_else_by_its_tier() {
+        let last = Seconds::from([("control_plane".to_owned(), 400)]);
+        let of = |tier, target| expected(tier, target, &last);
+        let known = of(Tier::ControlPlane, "control_plane");
+        assert!(known > of(Tier::Node, "node_mesh"));
+        assert!(of(Tier::Node, "node_mesh") > of(Tier::ControlPlane, "control_plane_run"));
+        assert!(of(Tier::ControlPlane, "control_plane_run") > of(Tier::Socket, "limits"));
+    }
+}
