@@ -70,6 +70,10 @@ pub struct CommonArgs {
     /// How long the API server may take to answer what is not a watch, a log, an exec or the like.
     #[arg(long, env = "CTRLMESH_PROXY_RESPONSE_TIMEOUT", default_value = "120s", value_name = "DURATION", value_parser = duration)]
     pub response_timeout: Duration,
+    /// How long nothing may come over an HTTP/2 connection from the API server: after two thirds of that it is asked by a
+    /// PING whether it is still there, and then it is given up, with the watches on it.
+    #[arg(long, env = "CTRLMESH_PROXY_SILENCE_TIMEOUT", default_value = "45s", value_name = "DURATION", value_parser = duration)]
+    pub silence_timeout: Duration,
     /// How long a client may take from connecting to the end of its first request's head.
     #[arg(long, env = "CTRLMESH_PROXY_HEADER_TIMEOUT", default_value = "30s", value_name = "DURATION", value_parser = duration)]
     pub header_timeout: Duration,

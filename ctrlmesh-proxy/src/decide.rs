@@ -64,9 +64,12 @@ pub enum Refusal {
     },
     /// A continue token that does not say which version it is of.
     #[error(
-        "the continue token does not say of which version it is, and this pod's share of the resource changed"
+        "the continue token does not say of which version it is, and this pod's share of the resource changed at {changed_at}"
     )]
-    UnknownContinue,
+    UnknownContinue {
+        /// The version at which the policy changed.
+        changed_at: u64,
+    },
     /// A name that only the server may know.
     #[error("the name {name:?} is kept for the leader-election locks of shards")]
     ReservedName {
@@ -85,25 +88,62 @@ pub enum Refusal {
     LockCollection,
 }
 
+// === impl Decision ===
+
+impl Decision {
+    /// The version at which the policy changed, where this follows from it: it holds only for a resource whose versions
+    /// are counted as that one is.
+    pub fn dated(&self) -> Option<u64> {
+        match self {
+            Self::Refuse(
+                Refusal::Expired { changed_at, .. } | Refusal::UnknownContinue { changed_at },
+            ) => Some(*changed_at),
+            Self::Rewrite(plan) => plan.not_older_than.map(|it| it.version),
+            Self::Pass | Self::Refuse(_) => None,
+        }
+    }
+}
+
 /// Decides about one request.
 pub fn decide(policy: &Policy, request: &RequestInfo<'_>) -> Decision {
+    decided(policy, request, Policy::changed_at)
+}
+
+/// The same for a resource whose versions are not those of the policy: when that changed says nothing about them.
+pub fn decide_undated(policy: &Policy, request: &RequestInfo<'_>) -> Decision {
+    decided(policy, request, |_, _, _| None)
+}
+
+/// When the limits on a resource changed.
+type ChangedAt = fn(&Policy, &str, &str) -> Option<u64>;
+
+fn decided(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Decision {
     if policy.passes_everything() {
         return Decision::Pass;
     }
-    match plan(policy, request) {
+    match plan(policy, request, changed_at) {
         Err(refusal) => Decision::Refuse(refusal),
         Ok(plan) if plan == Plan::default() => Decision::Pass,
         Ok(plan) => Decision::Rewrite(plan),
     }
 }
 
-fn plan(policy: &Policy, request: &RequestInfo<'_>) -> Result<Plan, Refusal> {
+fn plan(
+    policy: &Policy,
+    request: &RequestInfo<'_>,
+    changed_at: ChangedAt,
+) -> Result<Plan, Refusal> {
     ambiguous::check(request)?;
     if !request.is_resource_request() {
         return Ok(Plan::default());
     }
-    let selector = shard::selector(policy, request)?;
-    let not_older_than = shard::not_older_than(policy, request);
+    let changed_at = if request.is_collection() {
+        changed_at(policy, request.api_group(), request.resource())
+    } else {
+        None
+    };
+    let selector = shard::selector(policy, request, changed_at)?;
+    let not_older_than = changed_at.and_then(|at| shard::not_older_than(at, request));
     // Ours would be a pair too many, and the server would read none of them. The version's are two.
     let more = usize::from(selector.is_some()) + if not_older_than.is_some() { 2 } else { 0 };
     if more > 0 && !request.query().has_room_for(more) {

@@ -22,7 +22,7 @@ pub mod client;
 
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load};
-pub use history::{Forgotten, History, InForce, Kept, Reading, Unread, tidy};
+pub use history::{Forgotten, History, InForce, Kept, ReadOf, Reading, Unread, tidy};
 pub use sharding::ShardingError;
 pub use store::{Held, StoreError, Told};
 

@@ -1,5 +1,6 @@
 //! How is one client connection served, from its first byte to its last?
 
+mod dated;
 mod exchange;
 mod headers;
 mod held;

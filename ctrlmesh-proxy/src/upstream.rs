@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use tokio::time;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
+use tokio_util::either::Either;
 use tracing::debug;
 
 use crate::accept;
@@ -65,6 +66,8 @@ pub struct Dialer {
     pub trust: Arc<Trust>,
     /// How long a connection may take to open, TLS included.
     pub deadline: Duration,
+    /// How long nothing may come over an HTTP/2 connection: after two thirds of that the API server is asked.
+    pub silence: Duration,
     /// The API servers that turned out not to speak HTTP/2; all threads share it.
     pub http1_only: Arc<Http1Only>,
     /// Where connections and failures are counted.
@@ -115,6 +118,12 @@ pub enum SendError {
     /// An HTTP/2 stream was reset, or its connection broke, before it answered.
     #[error("send a request over HTTP/2")]
     Http2(#[source] h2::Error),
+    /// It did not begin to answer in time.
+    #[error("ask the API server within {deadline:?}")]
+    Timeout {
+        /// How long was waited.
+        deadline: Duration,
+    },
 }
 
 // === impl Target ===
@@ -237,8 +246,33 @@ impl Upstream {
     ) -> Result<Response<Relay>, SendError> {
         match self {
             Upstream::Http1(pool) => pool.send(request).await,
-            Upstream::Http2(pool) => pool.send(request, informed).await,
+            Upstream::Http2(pool) => pool.send(request, &http2::Asked::default(), informed).await,
         }
+    }
+
+    /// The same for what is to be answered within a `deadline`. A connection on which that did not happen gets no further
+    /// request: another may lead to another API server.
+    ///
+    /// # Errors
+    ///
+    /// Fails as that does, and when the deadline is over.
+    pub async fn send_within(
+        &self,
+        request: Request<Relay>,
+        deadline: Duration,
+        informed: impl FnMut(Response<()>),
+    ) -> Result<Response<Relay>, SendError> {
+        let asked = http2::Asked::default();
+        let asking = match self {
+            Upstream::Http1(pool) => Either::Left(pool.send(request)),
+            Upstream::Http2(pool) => Either::Right(pool.send(request, &asked, informed)),
+        };
+        time::timeout(deadline, asking).await.unwrap_or_else(|_elapsed| {
+            if let Upstream::Http2(pool) = self {
+                pool.retire(&asked);
+            }
+            Err(SendError::Timeout { deadline })
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use harness::client::{Client, get, tls};
+use harness::frames::{asked, operator};
 use harness::pki::Pki;
 use harness::proxy::Proxy;
 use harness::upstream::{Upstream, whole};
@@ -175,20 +176,6 @@ where
 
 fn ok() -> Response<()> {
     Response::new(())
-}
-
-/// An operator on bare HTTP/2.
-async fn operator(pki: &Pki, proxy: &Proxy) -> h2::client::SendRequest<Bytes> {
-    let stream = tls(pki, proxy.address, "h2").await;
-    let mut builder = h2::client::Builder::new();
-    builder.initial_connection_window_size(1 << 30);
-    let (send, connection) = builder.handshake(stream).await.unwrap();
-    tokio::spawn(async move { drop(connection.await) });
-    send
-}
-
-fn asked(path: &str) -> Request<()> {
-    Request::get(format!("https://kubernetes{path}")).body(()).unwrap()
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ mod harness;
 use std::sync::atomic::Ordering;
 
 use harness::client::Answer;
-use harness::watches::{Bed, PODS, WATCH, answer, event, pods, sees};
+use harness::watches::{Bed, PODS, WATCH, answer, event, list, pods, sees};
 use harness::{soon, until};
 use http::{StatusCode, Version};
 use serde_json::{Value, json};
@@ -195,6 +195,26 @@ async fn after_a_restart_without_memory_clients_list_once() {
         }
     }
     assert_eq!(client.get(&paged(10)).await.status, StatusCode::OK);
+}
+
+/// A watch by a path that names its object cannot be led over, and a list of that path is none.
+#[tokio::test]
+async fn a_watch_of_one_name_expires_once() {
+    let mut bed = Bed::new(&pods(1, "team=a")).await;
+    bed.answer_lists(|target| {
+        let is_object = target.split('?').next().unwrap().ends_with("/p");
+        if is_object { answer(406, &json!({"kind": "Status", "code": 406})) } else { list(target) }
+    });
+    bed.client().await.get(PODS).await;
+    bed.change(&pods(2, "team=b")).await;
+    let named =
+        |version| format!("/api/v1/watch/namespaces/x/pods/p?watch=1&resourceVersion={version}");
+    let (mut watching, _) = bed.watch(Version::HTTP_2, &named(5), &[]).await;
+    watching.expires().await;
+    // What is there now is newer than the version, 9, that was found meanwhile.
+    let (mut watching, _) = bed.watch(Version::HTTP_2, &named(10), &[]).await;
+    watching.send.send_data(event("ADDED", "p", 11)).await.unwrap();
+    assert_eq!(watching.sees().await, sees("ADDED", "p"));
 }
 
 fn reason(answer: &Answer) -> Value {

@@ -240,6 +240,14 @@ async fn what_is_from_before_the_version_of_the_change_gets_410() {
     let mut changed = pods(1, "team=a");
     changed["limits"][0]["changedAt"] = json!(100);
     let bed = Bed::new(&changed).await;
+    // What is there now is from after the change.
+    bed.answer_lists(|_| {
+        let metadata = json!({"resourceVersion": "120"});
+        answer(
+            200,
+            &json!({"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": []}),
+        )
+    });
     // {"v":"meta.k8s.io/v1","rv":99,"start":"a\u0000"} and the same with 100.
     let (old, new) = (token(99), token(100));
     for version in BOTH {

@@ -88,6 +88,7 @@ impl Parts {
         let dialer = Dialer {
             trust: self.trust,
             deadline: self.args.connect_timeout,
+            silence: self.args.silence_timeout,
             http1_only: self.http1_only,
             metrics: self.metrics.clone(),
             drain: drain.clone(),

@@ -21,10 +21,11 @@ pub struct NotOlderThan {
 pub(super) fn selector(
     policy: &Policy,
     request: &RequestInfo<'_>,
+    changed_at: Option<u64>,
 ) -> Result<Option<Selector>, Refusal> {
     let (group, resource) = (request.api_group(), request.resource());
     if request.is_collection() {
-        if let Some(changed_at) = policy.changed_at(group, resource) {
+        if let Some(changed_at) = changed_at {
             check_version(changed_at, request)?;
         }
         return Ok(policy.selector_for(group, resource));
@@ -41,14 +42,13 @@ pub(super) fn selector(
 /// What is watched from the version of a list from before its share of the resource changed is refused as too old, and
 /// whoever is refused lists again: in a kind where nothing has happened since, the API server may answer that from its
 /// cache, with the same version, for ever.
-pub(super) fn not_older_than(policy: &Policy, request: &RequestInfo<'_>) -> Option<NotOlderThan> {
+pub(super) fn not_older_than(changed_at: u64, request: &RequestInfo<'_>) -> Option<NotOlderThan> {
     let query = request.query();
     let takes_state = match request.verb() {
         "list" => continued(request).is_none(),
         "watch" => query.is_set("sendInitialEvents"),
         _ => false,
     };
-    let changed_at = policy.changed_at(request.api_group(), request.resource())?;
     let asked: u64 = query.text("resourceVersion")?.parse().ok()?;
     let limited = query.text("limit").is_some_and(|limit| limit != "0");
     // With a limit and a version, and nothing more, exactly that version is meant.
@@ -84,8 +84,8 @@ fn check_version(changed_at: u64, request: &RequestInfo<'_>) -> Result<(), Refus
     let goes_on = request.is_watch() && !request.query().is_set("sendInitialEvents");
     let asked = if goes_on { version } else { None };
     let token = continued(request);
-    let continued =
-        token.map(|token| continued_version(&token).ok_or(Refusal::UnknownContinue)).transpose()?;
+    let unknown = Refusal::UnknownContinue { changed_at };
+    let continued = token.map(|token| continued_version(&token).ok_or(unknown)).transpose()?;
     match asked.or(continued) {
         // Version 0 asks for any state, and is answered with all of it.
         Some(asked) if asked != 0 && asked < changed_at => {

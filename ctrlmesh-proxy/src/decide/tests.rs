@@ -139,7 +139,8 @@ fn a_version_from_before_the_change_is_expired() {
     // {"v":"meta.k8s.io/v1","rv":99,"start":"a"}
     let token = "eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6OTksInN0YXJ0IjoiYSJ9";
     assert_eq!(refused("GET", &format!("/api/v1/pods?limit=5&continue={token}")), expired);
-    assert_eq!(refused("GET", "/api/v1/pods?limit=5&continue=%21"), Refusal::UnknownContinue);
+    let unknown = Refusal::UnknownContinue { changed_at: 100 };
+    assert_eq!(refused("GET", "/api/v1/pods?limit=5&continue=%21"), unknown);
     for query in [
         "watch=1&resourceVersion=100",
         "watch=1&resourceVersion=0",
@@ -186,6 +187,25 @@ fn a_state_from_before_the_change_is_asked_for_anew() {
     assert_eq!(decided("GET", "/api/v1/secrets?resourceVersion=0"), Decision::Pass);
     let full = format!("/api/v1/pods?resourceVersion=0{}", "&x".repeat(9_997));
     assert_eq!(refused("GET", &full), Refusal::AmbiguousQuery);
+}
+
+#[test]
+fn what_follows_from_when_the_policy_changed_says_so_and_does_not_follow_without_it() {
+    for (query, dated) in [
+        ("watch=1&resourceVersion=99", Some(100)),
+        ("limit=5&continue=%21", Some(100)),
+        ("resourceVersion=0", Some(100)),
+        ("watch=1&resourceVersion=100", None),
+        ("", None),
+    ] {
+        let target = format!("/api/v1/pods?{query}");
+        let request = RequestInfo::parse("GET", &target).unwrap();
+        assert_eq!(decide(&policy(), &request).dated(), dated, "{query}");
+        let Decision::Rewrite(plan) = decide_undated(&policy(), &request) else {
+            panic!("{query}");
+        };
+        assert!(plan.selector.is_some() && plan.not_older_than.is_none(), "{query}");
+    }
 }
 
 #[test]

@@ -159,8 +159,11 @@ pub fn policy_now(
             let now = told.borrow_and_update().get(&pod).map(|held| held.policy.clone());
             if let Some(now) = now {
                 sender.send_if_modified(|current| {
+                    // What means the same stays the same: nobody would hear of another.
                     let differs = *current != now;
-                    *current = now;
+                    if differs {
+                        *current = now;
+                    }
                     differs
                 });
             }
@@ -400,6 +403,31 @@ mod tests {
         let (after, verdicts) = taken(&told, update(&[entry("a", "new", "nonsense")]), true);
         assert_eq!(after, Told::new());
         assert_eq!(verdicts[0].epoch, 0);
+    }
+
+    #[tokio::test]
+    async fn a_policy_that_is_told_again_stays_the_one_that_it_was() {
+        let held = |epoch| Told::from([(name(&PodId::default()), held(epoch))]);
+        let (told, receiver) = watch::channel(Arc::new(held(1)));
+        let (metrics, drain) = (Metrics::new(), Drain::default());
+        let gone = CancellationToken::new();
+        let pod = name(&PodId::default());
+        let mut current = policy_now(pod, receiver, &metrics, &drain, &gone).unwrap();
+        let first = current.borrow_and_update().clone();
+        told.send_replace(Arc::new(held(1)));
+        for _ in 0..16 {
+            task::yield_now().await;
+        }
+        assert!(Arc::ptr_eq(&first, &current.borrow()));
+        told.send_replace(Arc::new(held(2)));
+        current.changed().await.unwrap();
+        assert_eq!(current.borrow().epoch, 2);
+    }
+
+    fn held(epoch: u64) -> Held {
+        let policy = Arc::new(Policy { epoch, ..Policy::default() });
+        let (uid, operator) = (String::new(), String::new());
+        Held { uid, digest: epoch, operator, version: 1, policy }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! A client that goes on from a version goes on from what it read up to there, and under which policy it read that, the
 //! request does not say. So the policies are remembered under which somebody was answered, and each may be the one, until
-//! a version is known that is newer than whatever was read under it. That version is asked of the API server once nobody
-//! reads under it any more, so whoever reads collections says so for as long as it takes. Of what is too long ago, only
+//! a version is known that is newer than whatever was read under it. That version is asked of the API server, for each
+//! resource, once nobody reads that under it any more, so whoever reads collections says so for as long as it takes. Of what is too long ago, only
 //! the resources are remembered of which it said something. All of it is written down, since clients outlive this
 //! process.
 
@@ -15,13 +15,15 @@ use ctrlmesh_common::policy::Policy;
 mod reads;
 mod past;
 mod kept;
+mod versions;
 
 use kept::WrittenPolicy;
 use past::Past;
 use reads::Reads;
+use versions::Versions;
 
 pub use kept::{Kept, tidy};
-pub use reads::Unread;
+pub use reads::{ReadOf, Unread};
 
 /// How many policies are remembered: enough for as many changes while one list is read.
 const MAX_REMEMBERED: usize = 32;
@@ -31,6 +33,7 @@ const MAX_REMEMBERED: usize = 32;
 pub struct History {
     remembered: Mutex<Remembered>,
     kept: Option<Kept>,
+    versions: Versions,
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +54,10 @@ pub struct InForce {
 
 /// Somebody reads a collection under a policy, until this is dropped.
 #[derive(Debug)]
-pub struct Reading(Arc<InForce>);
+pub struct Reading {
+    policy: Arc<InForce>,
+    of: ReadOf,
+}
 
 /// More policies were in force than are remembered, or it is not known which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +71,7 @@ impl History {
     pub fn unknown() -> Arc<Self> {
         let forgotten = Some(Past::unknown());
         let remembered = Remembered { policies: Vec::new(), forgotten };
-        Arc::new(Self { remembered: Mutex::new(remembered), kept: None })
+        Arc::new(Self { remembered: Mutex::new(remembered), ..Self::default() })
     }
 
     /// Of a pod of which a former process may have kept something; where it did not, nobody served the pod before.
@@ -79,7 +85,8 @@ impl History {
             Ok(None) => Remembered::default(),
             Err(()) => Remembered { policies: Vec::new(), forgotten: Some(Past::unknown()) },
         };
-        Arc::new(Self { remembered: Mutex::new(remembered), kept: Some(kept) })
+        let (remembered, kept) = (Mutex::new(remembered), Some(kept));
+        Arc::new(Self { remembered, kept, versions: Versions::default() })
     }
 
     /// Remembers `policy`, which is in force now, and those before it under which somebody was answered, or may be yet.
@@ -90,7 +97,7 @@ impl History {
         let reads = known.map(|at| remembered.policies.remove(at).reads.clone());
         let reads = reads.unwrap_or_default();
         reads.again();
-        remembered.policies.retain(|past| past.reads.is_read() || !past.reads.is_empty());
+        remembered.policies.retain(|past| past.reads.are_read() || !past.reads.is_empty());
         let now = Arc::new(InForce { policy: policy.clone(), reads });
         remembered.policies.push(now.clone());
         if remembered.policies.len() > MAX_REMEMBERED {
@@ -140,16 +147,15 @@ impl History {
         if lost { Err(Forgotten) } else { Ok(suspects) }
     }
 
-    /// Of which policies other than `now` a version of a resource is to be asked: nobody reads under them any more, and
+    /// Of which policies other than `now` a version of a resource is to be asked: nobody reads it under them any more, and
     /// none is known.
     pub fn unread(&self, now: &InForce, (group, resource): (&str, &str)) -> Vec<Unread> {
         let mut remembered = self.remembered();
         let Remembered { policies, forgotten } = &mut *remembered;
-        let past = policies.iter().filter(|past| !now.shares(past)).map(|past| &past.reads);
-        let forgotten =
-            forgotten.as_mut().and_then(|past| (!past.is_read()).then_some(&past.reads));
-        let unread = past.chain(forgotten);
-        let unread = unread.filter_map(|reads| Reads::unread(reads, group, resource)).collect();
+        let past = policies.iter().filter(|past| !now.shares(past));
+        let unread = past.filter_map(|past| Reads::unread(&past.reads, group, resource));
+        let mut unread: Vec<_> = unread.collect();
+        unread.extend(forgotten.iter_mut().flat_map(|past| past.unread(group, resource)));
         drop(remembered);
         unread
     }
@@ -161,6 +167,17 @@ impl History {
             unread.was_read_until(resource, version);
         }
         self.write_down(&self.remembered());
+    }
+
+    /// Whether versions of a resource compare with the one at which the policy changed, where that is known.
+    pub fn compare(&self, resource: (&str, &str), changed_at: u64) -> Option<bool> {
+        self.versions.compare(resource, changed_at)
+    }
+
+    /// Takes in the newest version of a resource, which the API server gave after the policy had changed; whether they
+    /// compare.
+    pub fn found(&self, resource: (&str, &str), changed_at: u64, newest: u64) -> bool {
+        self.versions.found(resource, changed_at, newest)
     }
 
     /// Keeps it for the next process, which cannot know who was answered since: whoever might have been, was.
@@ -183,16 +200,14 @@ impl InForce {
     }
 
     fn written(&self) -> WrittenPolicy {
-        // Who reads under it may read what is newer.
-        let until = if self.reads.is_read() { Vec::new() } else { self.reads.known() };
-        WrittenPolicy { policy: self.policy.as_ref().clone(), until }
+        WrittenPolicy { policy: self.policy.as_ref().clone(), until: self.reads.known() }
     }
 
     /// Says that somebody reads under it. Whoever does looks afterwards whether it is still in force: whoever finds it
     /// unread did so before.
-    pub fn read(self: &Arc<Self>) -> Reading {
-        self.reads.begin();
-        Reading(self.clone())
+    pub fn read(self: &Arc<Self>, of: ReadOf) -> Reading {
+        self.reads.begin(of);
+        Reading { policy: self.clone(), of }
     }
 
     /// Whether the other means the same.
@@ -214,18 +229,23 @@ impl Deref for InForce {
 impl Reading {
     /// Under which policy.
     pub fn policy(&self) -> &Arc<InForce> {
-        &self.0
+        &self.policy
+    }
+
+    /// Of what.
+    pub fn of(&self) -> ReadOf {
+        self.of
     }
 
     /// Says that the API server answered: from here on the reader may hold something of the resource.
     pub fn answered(&self, group: &str, resource: &str) {
-        self.0.reads.answered(group, resource);
+        self.policy.reads.answered(group, resource);
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.0.reads.end();
+        self.policy.reads.end(self.of);
     }
 }
 

@@ -111,7 +111,7 @@ impl From<&Refusal> for Status {
             | Refusal::AmbiguousQuery
             | Refusal::LockAcrossNamespaces => (400, "BadRequest"),
             Refusal::Method => (405, "MethodNotAllowed"),
-            Refusal::Expired { .. } | Refusal::UnknownContinue => (410, "Expired"),
+            Refusal::Expired { .. } | Refusal::UnknownContinue { .. } => (410, "Expired"),
             Refusal::ReservedName { .. } | Refusal::LockCollection => (403, "Forbidden"),
         };
         Self { code, reason, message: format!("ctrlmesh: {refusal}"), retry_after: None }

@@ -17,7 +17,7 @@ use crate::decide;
 use crate::decide::{Decision, Plan, Refusal, Rename};
 use crate::explain;
 use crate::metrics::{ClientError, Outcome, UpstreamError};
-use crate::policy::Reading;
+use crate::policy::{ReadOf, Reading};
 use crate::request::{RequestInfo, TargetError};
 use crate::rewrite;
 use crate::rewrite::status::Status;
@@ -127,16 +127,12 @@ impl Session {
     ) -> Result<Response<Content>, Failure> {
         let (request, extra) = self.prepare(request, info, target).await?;
         let took = begun.elapsed();
-        let sending = self.upstream.send(request, informed);
         let response = if extra.long_running {
-            sending.await.map_err(Failure::Upstream)?
+            self.upstream.send(request, informed).await
         } else {
-            let deadline = self.server.response_timeout;
-            let answered = time::timeout(deadline, sending).await;
-            answered
-                .map_err(|_elapsed| Failure::Timeout { deadline })?
-                .map_err(Failure::Upstream)?
+            self.upstream.send_within(request, self.server.response_timeout, informed).await
         };
+        let response = response?;
         let answered = Instant::now();
         let reading = extra.reading.as_ref().or(extra.watch.as_ref().map(|watch| &watch.in_force));
         if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
@@ -159,12 +155,15 @@ impl Session {
     ) -> Result<(Request<Relay>, Extra), Failure> {
         let metrics = &self.server.metrics;
         let waits = Waits::default();
-        let mut reading = info.is_collection().then(|| self.policy.read());
+        let mut reading = info.is_collection().then(|| {
+            let of = ReadOf::resource(info.api_group(), info.resource());
+            self.policy.read(of)
+        });
         let policy = match &reading {
             Some(reading) => reading.policy().clone(),
             None => self.policy.current(),
         };
-        let plan = match decide::decide(&policy, info) {
+        let plan = match self.decide(&policy, &request, info, target, &waits).await {
             Decision::Pass => None,
             Decision::Rewrite(plan) => Some(plan),
             Decision::Refuse(refusal) => {
@@ -326,6 +325,15 @@ impl Session {
             }
             Failure::Upstream(_) => unavailable(failure),
         })
+    }
+}
+
+impl From<SendError> for Failure {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Timeout { deadline } => Self::Timeout { deadline },
+            error => Self::Upstream(error),
+        }
     }
 }
 

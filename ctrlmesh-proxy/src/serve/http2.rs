@@ -32,7 +32,8 @@ use crate::tls::stream::{Held, ServerStream};
 /// The largest head of a request: what the API server takes.
 const MAX_HEAD_BYTES: u32 = 1 << 20;
 
-/// How many requests a connection may have under way: what Go's servers allow.
+/// How many requests a connection may have under way: what Go's servers allow by themselves. An API server allows 100,
+/// and where a client asks more than that at once, it has further connections.
 const MAX_STREAMS: u32 = 250;
 
 /// Room for one request's body.

@@ -81,7 +81,7 @@ pub(super) enum Spliced {
 
 /// Why a watch cannot go on.
 #[derive(Debug, Error)]
-enum SpliceError {
+pub(super) enum SpliceError {
     #[error("read the watch's own request")]
     Request(#[source] TargetError),
     #[error("lead over to a new selector")]
@@ -273,7 +273,7 @@ pub(super) async fn clear(session: &Session, kept: &Kept) {
 }
 
 /// The version that a collection has now.
-async fn version(
+pub(super) async fn version(
     session: &Session,
     kept: &Kept,
     info: &RequestInfo<'_>,

@@ -9,7 +9,7 @@ use ctrlmesh_common::policy::Policy;
 
 use crate::decide;
 use crate::drain::Drain;
-use crate::policy::{Current, Forgotten, History, InForce, Reading, Unread};
+use crate::policy::{Current, Forgotten, History, InForce, ReadOf, Reading, Unread};
 use crate::request::RequestInfo;
 
 /// The policy as one client connection sees it. As long as it does not change, looking at it takes no lock.
@@ -39,26 +39,20 @@ impl View {
 
     /// What is in force now.
     pub(super) fn current(&self) -> Arc<InForce> {
-        let Seen { current, held, in_force, answered } = &mut *self.seen.borrow_mut();
+        let seen = &mut *self.seen.borrow_mut();
         // Closed at shutdown: the last one stays.
-        if current.has_changed().unwrap_or(true) {
-            let latest = current.borrow_and_update().clone();
-            if !Arc::ptr_eq(&latest, held) {
-                *in_force = self.history.in_force(&latest);
-                *held = latest;
-                answered.clear();
-            }
+        if seen.current.has_changed().unwrap_or(true) {
+            seen.takes_another(&self.history);
         }
-        in_force.clone()
+        seen.in_force.clone()
     }
 
     /// The same for who reads a collection under it.
-    pub(super) fn read(&self) -> Reading {
+    pub(super) fn read(&self, of: ReadOf) -> Reading {
         loop {
-            let reading = self.current().read();
-            let Seen { current, held, .. } = &*self.seen.borrow();
+            let reading = self.current().read(of);
             // Replaced meanwhile: who replaced it may not have seen that it is read.
-            if Arc::ptr_eq(&current.borrow(), held) {
+            if !self.seen.borrow_mut().takes_another(&self.history) {
                 return reading;
             }
         }
@@ -109,6 +103,16 @@ impl View {
         self.history.was_read_until(unread, (info.api_group(), info.resource()), version);
     }
 
+    /// Whether versions of what is asked for compare with the one at which the policy changed, where that is known.
+    pub(super) fn compare(&self, info: &RequestInfo<'_>, changed_at: u64) -> Option<bool> {
+        self.history.compare((info.api_group(), info.resource()), changed_at)
+    }
+
+    /// Takes in the newest version of what is asked for; whether they compare.
+    pub(super) fn found(&self, info: &RequestInfo<'_>, changed_at: u64, newest: u64) -> bool {
+        self.history.found((info.api_group(), info.resource()), changed_at, newest)
+    }
+
     /// Completes at the next change, or when shutdown begins.
     pub(super) fn alarm(&self, drain: &Drain) -> Pin<Box<dyn Future<Output = ()>>> {
         let mut current = self.seen.borrow().current.clone();
@@ -122,5 +126,53 @@ impl View {
                 }
             }
         })
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    /// Takes what the channel holds, where that is something else, whatever the channel says of its changes.
+    fn takes_another(&mut self, history: &History) -> bool {
+        let Self { current, held, in_force, answered } = self;
+        let latest = {
+            let latest = current.borrow_and_update();
+            if Arc::ptr_eq(&latest, held) {
+                return false;
+            }
+            latest.clone()
+        };
+        *in_force = history.in_force(&latest);
+        *held = latest;
+        answered.clear();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use tokio::sync::watch;
+
+    use super::*;
+
+    #[test]
+    fn a_policy_that_was_replaced_without_a_word_is_read_all_the_same() {
+        let (done, read) = mpsc::channel();
+        // One that goes round for ever goes on in its thread, not in this one.
+        thread::spawn(move || {
+            let (sender, current) = watch::channel(Arc::<Policy>::default());
+            let view = View::of(current, Arc::default());
+            let silently = Arc::new(Policy { epoch: 7, ..Policy::default() });
+            sender.send_if_modified(|policy| {
+                *policy = silently;
+                false
+            });
+            done.send(view.read(ReadOf::resource("", "pods")).policy().epoch).unwrap();
+        });
+        assert_eq!(read.recv_timeout(Duration::from_mins(1)), Ok(7));
     }
 }

@@ -226,7 +226,7 @@ impl Watch {
 
     /// Whether the new policy means another watch; if not, it is in force from here on.
     fn concerns_us(&mut self) -> bool {
-        let now = self.session.policy.read();
+        let now = self.session.policy.read(self.in_force.of());
         let same = self.kept.means_the_same(self.in_force.policy(), now.policy());
         if same {
             self.reads(now);
@@ -271,7 +271,7 @@ impl Watch {
         self.upstream = Relay::Empty;
         self.state = State::Ended;
         let (encoding, mut frames) = self.frames.take()?;
-        let now = self.session.policy.read();
+        let now = self.session.policy.read(self.in_force.of());
         let new = now.policy().clone();
         let before = self.reads(now);
         let over = Over { at: frames.at(), old: vec![before.policy().clone()], new, begun: None };

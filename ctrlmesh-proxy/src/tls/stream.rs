@@ -4,18 +4,21 @@
 //! 64 KiB. So a large body costs a system call for four records, not several for each. Whoever drives a connection
 //! with many streams may hold back what it writes until the end of its turn ([`Held`]); all else leaves at each flush.
 
+mod held;
+
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::io::{BufRead as _, IoSlice, Write};
 use std::ops::DerefMut;
 use std::pin::Pin;
-use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use rustls::{ClientConnection, ConnectionCommon, ServerConnection, SideData};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+
+pub use held::Held;
 
 /// How much is read from a socket at once: four records of the largest size.
 const READ_BYTES: usize = 64 << 10;
@@ -48,11 +51,9 @@ pub struct Stream<C> {
     /// What became of a write at the end of a turn, until somebody asks.
     broken: Option<io::Error>,
     closing: bool,
+    /// Whether the peer said something since that was last asked.
+    heard: bool,
 }
-
-/// A connection whose writes leave at the end of each turn of its driver.
-#[derive(Debug)]
-pub struct Held<C>(Rc<RefCell<Stream<C>>>);
 
 /// Bytes as they came from the socket.
 struct Wire {
@@ -89,7 +90,16 @@ where
 {
     fn new(tcp: TcpStream, mut tls: C) -> Self {
         tls.set_buffer_limit(Some(KEPT_BYTES));
-        Self { tcp, tls, wire: None, gathered: 0, held: false, broken: None, closing: false }
+        Self {
+            tcp,
+            tls,
+            wire: None,
+            gathered: 0,
+            held: false,
+            broken: None,
+            closing: false,
+            heard: false,
+        }
     }
 
     /// The protocol that was agreed on.
@@ -139,6 +149,7 @@ where
         let polled = Pin::new(&mut self.tcp).poll_read(cx, &mut read);
         let end = read.filled().len();
         if end > 0 {
+            self.heard = true;
             self.wire = Some(Wire { bytes, start: 0, end });
             return polled;
         }
@@ -271,89 +282,6 @@ where
 impl<C> fmt::Debug for Stream<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream").field("tcp", &self.tcp).finish_non_exhaustive()
-    }
-}
-
-// === impl Held ===
-
-impl<C, S> Held<C>
-where
-    C: DerefMut<Target = ConnectionCommon<S>>,
-    S: SideData + 'static,
-{
-    /// A stream, and the handle by which its driver marks its turns.
-    pub fn new(stream: Stream<C>) -> (Self, Self) {
-        let stream = Rc::new(RefCell::new(stream));
-        (Self(stream.clone()), Self(stream))
-    }
-
-    /// Does one turn of whoever uses the stream. What it writes leaves when it has nothing more to do, or when much has
-    /// gathered.
-    pub fn turn<T>(
-        &self,
-        cx: &mut Context<'_>,
-        turn: impl FnOnce(&mut Context<'_>) -> Poll<T>,
-    ) -> Poll<T> {
-        self.0.borrow_mut().held = true;
-        let polled = turn(cx);
-        let stream = &mut *self.0.borrow_mut();
-        stream.held = false;
-        if polled.is_pending()
-            && let Poll::Ready(Err(error)) = stream.write_out(cx)
-        {
-            // Whoever writes next hears of it.
-            stream.broken = Some(error);
-            cx.waker().wake_by_ref();
-        }
-        polled
-    }
-}
-
-impl<C, S> AsyncRead for Held<C>
-where
-    C: DerefMut<Target = ConnectionCommon<S>> + Unpin,
-    S: SideData + 'static,
-{
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.borrow_mut()).poll_read(cx, out)
-    }
-}
-
-impl<C, S> AsyncWrite for Held<C>
-where
-    C: DerefMut<Target = ConnectionCommon<S>> + Unpin,
-    S: SideData + 'static,
-{
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0.borrow_mut()).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0.borrow_mut()).poll_write_vectored(cx, pieces)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.borrow_mut()).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx)
     }
 }
 

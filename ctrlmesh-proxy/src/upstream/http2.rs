@@ -1,15 +1,18 @@
 //! Connections that carry many requests at once.
 
 use std::cell::{Cell, RefCell};
+use std::future;
 use std::future::{Future as _, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::client;
 use h2::client::{Connection, ResponseFuture, SendRequest};
+use h2::{Ping, PingPong};
 use http::header;
 use http::{Request, Response};
 use hyper::body::Body as _;
@@ -17,10 +20,12 @@ use rustls::ClientConnection;
 use tokio::sync::{Mutex, Notify};
 use tokio::time;
 use tokio::time::Instant;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::body;
 use crate::body::{Relay, Share};
+use crate::metrics::UpstreamError;
+use crate::seldom::Seldom;
 use crate::tls::stream::Held;
 use crate::upstream;
 use crate::upstream::{Dialer, SendError, Target};
@@ -37,6 +42,10 @@ const MAX_HEAD_BYTES: u32 = 1 << 20;
 
 /// How much of a request's body may wait to be written.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
+
+/// How many streams an API server takes before it has said so: what kube-apiserver takes unless told otherwise, and
+/// what clients in Go begin with.
+const FIRST_STREAMS: usize = 100;
 
 /// Connections of one client connection.
 #[derive(Debug)]
@@ -60,6 +69,10 @@ struct Lane {
     used: Rc<Cell<usize>>,
 }
 
+/// The connection on which a request was sent.
+#[derive(Debug, Default)]
+pub struct Asked(RefCell<Weak<Lane>>);
+
 impl Pool {
     /// No connection yet.
     pub fn new(dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>) -> Self {
@@ -74,16 +87,21 @@ impl Pool {
         }
     }
 
-    /// Sends a request on a connection that has room for one more, or on a new one.
+    /// Sends a request on a connection that has room for one more, or on a new one; which it is, `asked` says.
     pub async fn send(
         &self,
         request: Request<Relay>,
+        asked: &Asked,
         informed: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, SendError> {
-        let (mut send, share) = match self.free() {
+        let lane = match self.free() {
             Some(free) => free,
             None => Box::pin(self.open()).await?,
         };
+        let share = Share::of(&lane.used);
+        let mut send = lane.send.borrow().clone();
+        *asked.0.borrow_mut() = Rc::downgrade(&lane);
+        drop(lane);
         let (head, body) = request.into_parts();
         let expects = head.headers.contains_key(header::EXPECT);
         let ends = body.is_end_stream();
@@ -104,18 +122,24 @@ impl Pool {
     }
 
     /// A connection with room for one more stream.
-    fn free(&self) -> Option<(SendRequest<Bytes>, Share)> {
+    fn free(&self) -> Option<Rc<Lane>> {
         let mut lanes = self.lanes.borrow_mut();
         lanes.retain(|lane| lane.is_open());
-        let lane = lanes
+        lanes
             .iter()
-            .find(|lane| lane.used.get() < lane.send.borrow().current_max_send_streams())?;
-        Some((lane.send.borrow().clone(), Share::of(&lane.used)))
+            .find(|lane| lane.used.get() < lane.send.borrow().current_max_send_streams())
+            .cloned()
+    }
+
+    /// Sends nothing more on a connection; what is under way on it goes on.
+    pub fn retire(&self, asked: &Asked) {
+        let lane = asked.0.take();
+        self.lanes.borrow_mut().retain(|other| !std::ptr::eq(Rc::as_ptr(other), lane.as_ptr()));
     }
 
     /// A new connection, or one that somebody else opened meanwhile. Who waited for somebody else to fail fails so too:
     /// the deadline is over.
-    async fn open(&self) -> Result<(SendRequest<Bytes>, Share), SendError> {
+    async fn open(&self) -> Result<Rc<Lane>, SendError> {
         let before = self.dialed.get();
         let _dialing = self.dialing.lock().await;
         if let Some(free) = self.free() {
@@ -136,7 +160,7 @@ impl Pool {
         })
     }
 
-    async fn dial(&self) -> Result<(SendRequest<Bytes>, Share), SendError> {
+    async fn dial(&self) -> Result<Rc<Lane>, SendError> {
         let until = Instant::now() + self.dialer.deadline;
         let stream = self.dialer.dial(&self.target, true, until).await?;
         let (stream, turns) = Held::new(stream);
@@ -145,16 +169,12 @@ impl Pool {
             .await
             .map_err(|_elapsed| self.dialer.too_late())?
             .map_err(SendError::Http2)?;
-        let lane = Rc::new(Lane { send: RefCell::new(send.clone()), used: Rc::default() });
-        let run = Box::pin(run(connection, turns, Rc::downgrade(&lane), self.leaving.clone()));
-        let open = upstream::count(&self.dialer);
-        self.dialer.drain.spawn_part(async move {
-            run.await;
-            drop(open);
-        });
-        let share = Share::of(&lane.used);
-        self.lanes.borrow_mut().push(lane);
-        Ok((send, share))
+        let lane = Rc::new(Lane { send: RefCell::new(send), used: Rc::default() });
+        let (dialer, leaving) = (self.dialer.clone(), self.leaving.clone());
+        let run = Box::pin(run(connection, turns, Rc::downgrade(&lane), leaving, dialer));
+        self.dialer.drain.spawn_part(run);
+        self.lanes.borrow_mut().push(lane.clone());
+        Ok(lane)
     }
 }
 
@@ -172,18 +192,55 @@ async fn run(
     turns: Held<ClientConnection>,
     lane: Weak<Lane>,
     leaving: Rc<Notify>,
+    dialer: Rc<Dialer>,
 ) {
+    let _open = upstream::count(&dialer);
+    let silence = pin!(silence(connection.ping_pong(), &turns, dialer.silence));
+    let mut silence = Seldom::new(silence);
     let mut told = false;
     let ended = poll_fn(|cx| {
-        let ended = turns.turn(cx, |cx| Pin::new(&mut connection).poll(cx));
-        if !told && (ended.is_ready() || lane.upgrade().is_some_and(|lane| !lane.is_open())) {
+        let mut ended = turns.turn(cx, |cx| Pin::new(&mut connection).poll(cx)).map(Some);
+        // Asked after what came was read.
+        if ended.is_pending() && Pin::new(&mut silence).poll(cx).is_ready() {
+            ended = Poll::Ready(None);
+        }
+        // On one that was retired nobody sends any more, whatever becomes of it.
+        let left = lane.upgrade().is_some_and(|lane| ended.is_ready() || !lane.is_open());
+        if !told && left {
             told = true;
             leaving.notify_one();
         }
         ended
     });
-    if let Err(error) = ended.await {
-        debug!(error = &error as &dyn std::error::Error, "upstream connection broke");
+    match ended.await {
+        Some(Ok(())) => {}
+        Some(Err(error)) => {
+            debug!(error = &error as &dyn std::error::Error, "upstream connection broke");
+        }
+        None => {
+            dialer.metrics.upstream_error(UpstreamError::Timeout);
+            warn!(after = ?dialer.silence, "an upstream connection fell silent, and is given up");
+        }
+    }
+}
+
+/// Completes once nothing was heard for as long as `patience`, in the last third of which the API server was asked
+/// whether it is still there. A client that asks us the same learns nothing of the API server.
+async fn silence(pings: Option<PingPong>, turns: &Held<ClientConnection>, patience: Duration) {
+    let Some(mut pings) = pings else { return future::pending().await };
+    let tick = patience / 3;
+    loop {
+        let mut quiet = 0;
+        while quiet < 2 {
+            time::sleep(tick).await;
+            quiet = if turns.was_heard() { 0 } else { quiet + 1 };
+        }
+        let mut pong = pin!(pings.ping(Ping::opaque()));
+        while time::timeout(tick, &mut pong).await.is_err() {
+            if !turns.was_heard() {
+                return;
+            }
+        }
     }
 }
 
@@ -208,6 +265,7 @@ fn builder() -> client::Builder {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(MAX_HEAD_BYTES)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .initial_max_send_streams(FIRST_STREAMS)
         .enable_push(false);
     builder
 }

@@ -190,6 +190,34 @@ async fn a_kind_where_nothing_happens_is_listed_and_watched_after_its_shares_hav
     }
 }
 
+/// As where the policy's versions are of another store than those of the resource.
+#[tokio::test]
+async fn a_change_at_a_version_that_the_api_server_never_had_keeps_nobody_from_what_goes_on() {
+    let bed = Bed::new().await;
+    let (targets, _) = filled(&bed).await;
+    let limits = ["", WIDGETS].map(|group| {
+        let resources = json!([{"apiGroups": [group], "resources": ["*"]}]);
+        json!({"relateResources": resources, "selector": "slot=0", "changedAt": 1_u64 << 60})
+    });
+    fs::write(bed.pki.path("policy"), json!({"limits": limits}).to_string()).unwrap();
+    let policy = bed.pki.path("policy");
+    let proxy = Proxy::start(&bed.pki, bed.upstream(), &["--policy", policy.to_str().unwrap()]);
+    for (version, target) in BOTH.into_iter().flat_map(|it| targets.each_ref().map(|at| (it, at))) {
+        let cached = format!("{target}?resourceVersion=0");
+        let (status, list) = bed.through(&proxy, version, &cached).await;
+        assert_eq!(status, StatusCode::OK, "{target}: {list}");
+        let (status, page) = bed.through(&proxy, version, &format!("{target}?limit=1")).await;
+        let token = page["metadata"]["continue"].as_str().unwrap();
+        assert_eq!(status, StatusCode::OK, "{target}: {page}");
+        let next = format!("{target}?limit=9&continue={token}");
+        let (status, rest) = bed.through(&proxy, version, &next).await;
+        assert_eq!((status, names(&rest).len()), (StatusCode::OK, 3), "{target}: {rest}");
+        let at = page["metadata"]["resourceVersion"].as_str().unwrap();
+        let watch = format!("{target}?watch=1&timeoutSeconds=1&resourceVersion={at}");
+        assert_eq!(bed.through(&proxy, version, &watch).await.0, StatusCode::OK, "{target}");
+    }
+}
+
 #[tokio::test]
 async fn a_watch_list_goes_over_to_a_new_policy_once_its_initial_events_are_over() {
     use http_body_util::BodyExt as _;

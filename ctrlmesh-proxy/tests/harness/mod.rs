@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of the harness")]
 
 pub(crate) mod client;
+pub(crate) mod frames;
 pub(crate) mod pki;
 pub(crate) mod proxy;
 pub(crate) mod random;

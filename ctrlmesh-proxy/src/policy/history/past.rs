@@ -7,7 +7,7 @@ use ctrlmesh_common::resource::ResourceMatch;
 use serde::{Deserialize, Serialize};
 
 use super::InForce;
-use super::reads::{Known, Reads};
+use super::reads::{Known, Reads, Unread};
 
 /// How many resources are remembered of which those policies said different things.
 const MAX_CHANGED: usize = 256;
@@ -24,7 +24,7 @@ pub(super) struct Past {
     /// Those that somebody still reads under.
     read: Vec<Arc<Reads>>,
     /// How far was read under all of them.
-    pub(super) reads: Arc<Reads>,
+    reads: Arc<Reads>,
 }
 
 /// The same as it is written down.
@@ -60,7 +60,7 @@ impl Past {
 
     pub(super) fn add(&mut self, next: &InForce) {
         self.reads.add(&next.reads);
-        self.is_read();
+        self.take_in();
         self.read.push(next.reads.clone());
         let first = self.first.clone();
         self.relocked |= next.lock != first.lock;
@@ -98,7 +98,10 @@ impl Past {
         (group, resource): (&str, &str),
         version: u64,
     ) -> bool {
-        let read = self.is_read() || !self.reads.until(group, resource).is_before(version);
+        self.take_in();
+        let read = self.all().any(|reads| {
+            reads.is_read(group, resource) || !reads.until(group, resource).is_before(version)
+        });
         read && self.differs(now, group, resource)
     }
 
@@ -110,27 +113,42 @@ impl Past {
             || self.first.lock_for(group, resource) != now.lock_for(group, resource)
     }
 
-    /// Whether somebody reads under one of them.
-    pub(super) fn is_read(&mut self) -> bool {
+    /// Of which of them a version is to be asked: none, as long as somebody reads the resource under one.
+    pub(super) fn unread(&mut self, group: &str, resource: &str) -> Vec<Unread> {
+        self.take_in();
+        if self.all().any(|reads| reads.is_read(group, resource)) {
+            return Vec::new();
+        }
+        self.all().filter_map(|reads| Reads::unread(reads, group, resource)).collect()
+    }
+
+    /// How far was read under all of them, and under those that somebody still reads under.
+    fn all(&self) -> impl Iterator<Item = &Arc<Reads>> {
+        self.read.iter().chain([&self.reads])
+    }
+
+    /// Keeps apart only those that somebody still reads under.
+    fn take_in(&mut self) {
         let Self { read, reads, .. } = self;
         read.retain(|one| {
-            let goes_on = one.is_read();
+            let goes_on = one.are_read();
             if !goes_on {
                 // It may have been answered since it was taken in.
                 reads.add(one);
             }
             goes_on
         });
-        !self.read.is_empty()
     }
 
     /// What is written down of them. Who read under them is gone when that is read.
     pub(super) fn written(&self) -> Written {
+        let mut until = self.reads.known();
+        until.retain(|known| self.read.iter().all(|one| one.is_within(known)));
         Written {
             first: self.first.as_ref().clone(),
             changed: self.changed.clone(),
             relocked: self.relocked,
-            until: if self.read.is_empty() { self.reads.known() } else { Vec::new() },
+            until,
         }
     }
 }

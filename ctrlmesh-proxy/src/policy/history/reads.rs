@@ -1,19 +1,34 @@
 //! Who reads under a policy, and how far was read?
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ctrlmesh_common::wire;
 use serde::{Deserialize, Serialize};
 
 /// How many resources are remembered one by one that were read.
 const MAX_READ: usize = 1024;
 
+/// By how many resources readers are told apart. Two that are taken for one keep each other uncleared, which is safe.
+const TOLD_APART: usize = 256;
+
+/// Of what somebody reads, as far as readers are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadOf(u8);
+
 /// Who reads under policies that mean the same, and how far was read.
 #[derive(Debug, Default)]
 pub(in crate::policy) struct Reads {
-    readers: AtomicUsize,
+    readers: Readers,
     extent: Mutex<Extent>,
+}
+
+/// Who reads: all of them, and those of each resource.
+#[derive(Debug)]
+struct Readers {
+    all: AtomicUsize,
+    of: [AtomicU32; TOLD_APART],
 }
 
 /// How far was read of what.
@@ -53,6 +68,25 @@ pub struct Unread {
     times: u64,
 }
 
+// === impl ReadOf ===
+
+impl ReadOf {
+    /// Somebody reads this resource.
+    pub fn resource(group: &str, resource: &str) -> Self {
+        let [group, resource] = [group, resource].map(|text| wire::digest(text.as_bytes()));
+        let mixed = (group.rotate_left(32) ^ resource).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Self(mixed.to_be_bytes()[0])
+    }
+}
+
+// === impl Readers ===
+
+impl Default for Readers {
+    fn default() -> Self {
+        Self { all: AtomicUsize::new(0), of: [const { AtomicU32::new(0) }; TOLD_APART] }
+    }
+}
+
 // === impl Reads ===
 
 impl Reads {
@@ -60,32 +94,41 @@ impl Reads {
     pub(super) fn of_all(known: Vec<Known>) -> Self {
         let read = known.into_iter().map(|it| ((it.group, it.resource), Some(it.version)));
         let extent = Extent { read: read.collect(), all: true, times: 0 };
-        Self { readers: AtomicUsize::default(), extent: Mutex::new(extent) }
+        Self { readers: Readers::default(), extent: Mutex::new(extent) }
     }
 
-    /// The versions that are known.
+    /// The versions that are known of what nobody reads: who does may read what is newer.
     pub(super) fn known(&self) -> Vec<Known> {
         let known = self.extent().read.clone().into_iter().filter_map(|((group, resource), it)| {
             it.map(|version| Known { group, resource, version })
         });
         let mut known: Vec<Known> = known.collect();
+        known.retain(|known| !self.is_read(&known.group, &known.resource));
         known.sort();
         known
     }
 
     /// One reader more.
-    pub(super) fn begin(&self) {
-        self.readers.fetch_add(1, Ordering::SeqCst);
+    pub(super) fn begin(&self, of: ReadOf) {
+        self.readers.all.fetch_add(1, Ordering::SeqCst);
+        self.readers.of[usize::from(of.0)].fetch_add(1, Ordering::SeqCst);
     }
 
     /// One reader less.
-    pub(super) fn end(&self) {
-        self.readers.fetch_sub(1, Ordering::SeqCst);
+    pub(super) fn end(&self, of: ReadOf) {
+        self.readers.of[usize::from(of.0)].fetch_sub(1, Ordering::SeqCst);
+        self.readers.all.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether somebody reads.
-    pub(super) fn is_read(&self) -> bool {
-        self.readers.load(Ordering::SeqCst) > 0
+    /// Whether somebody reads anything.
+    pub(super) fn are_read(&self) -> bool {
+        self.readers.all.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether somebody reads a resource.
+    pub(super) fn is_read(&self, group: &str, resource: &str) -> bool {
+        let of = ReadOf::resource(group, resource);
+        self.readers.of[usize::from(of.0)].load(Ordering::SeqCst) > 0
     }
 
     /// Whether nobody ever was answered.
@@ -116,14 +159,21 @@ impl Reads {
         self.extent().until(group, resource)
     }
 
-    /// Whom a version is to be asked for: nobody reads, and of what was read none is known. Asked once another policy is
-    /// in force.
+    /// Whether nothing newer was read than what another says, and nobody reads it.
+    pub(super) fn is_within(&self, known: &Known) -> bool {
+        let (group, resource) = (known.group.as_str(), known.resource.as_str());
+        let beyond = known.version.saturating_add(1);
+        !self.is_read(group, resource) && self.until(group, resource).is_before(beyond)
+    }
+
+    /// Whom a version is to be asked for: nobody reads the resource, and of what was read none is known. Asked once
+    /// another policy is in force.
     pub(super) fn unread(this: &Arc<Self>, group: &str, resource: &str) -> Option<Unread> {
         let (until, times) = {
             let extent = this.extent();
             (extent.until(group, resource), extent.times)
         };
-        let unread = until == Until::Unknown && !this.is_read();
+        let unread = until == Until::Unknown && !this.is_read(group, resource);
         unread.then(|| Unread { reads: this.clone(), times })
     }
 

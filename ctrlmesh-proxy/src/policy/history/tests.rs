@@ -34,10 +34,14 @@ fn epochs(suspects: Vec<Arc<InForce>>) -> Vec<u64> {
     suspects.iter().map(|past| past.epoch).collect()
 }
 
+fn of((group, resource): (&str, &str)) -> ReadOf {
+    ReadOf::resource(group, resource)
+}
+
 /// Brings a policy into force, under which pods are read.
 fn read(history: &History, policy: &Arc<Policy>) -> Arc<InForce> {
     let now = history.in_force(policy);
-    now.read().answered(PODS.0, PODS.1);
+    now.read(of(PODS)).answered(PODS.0, PODS.1);
     now
 }
 
@@ -62,7 +66,7 @@ fn every_policy_that_said_otherwise_is_suspected_once() {
 #[test]
 fn a_version_newer_than_what_was_read_under_a_policy_clears_it() {
     let history = History::default();
-    history.in_force(&policy("a=1", 1)).read().answered(NODES.0, NODES.1);
+    history.in_force(&policy("a=1", 1)).read(of(NODES)).answered(NODES.0, NODES.1);
     read(&history, &policy("a=1", 1));
     let now = history.in_force(&policy("a=2", 2));
     clear(&history, &now, PODS, 10);
@@ -76,7 +80,7 @@ fn a_version_newer_than_what_was_read_under_a_policy_clears_it() {
 #[test]
 fn what_is_still_read_under_a_policy_has_no_last_version() {
     let history = History::default();
-    let reading = history.in_force(&policy("a=1", 1)).read();
+    let reading = history.in_force(&policy("a=1", 1)).read(of(PODS));
     let now = history.in_force(&policy("a=2", 2));
     assert!(history.unread(&now, PODS).is_empty());
     // The answer comes after the change.
@@ -84,6 +88,44 @@ fn what_is_still_read_under_a_policy_has_no_last_version() {
     assert!(history.unread(&now, PODS).is_empty());
     drop(reading);
     assert_eq!(history.unread(&now, PODS).len(), 1);
+}
+
+#[test]
+fn who_reads_one_resource_keeps_no_other_uncleared() {
+    let history = History::default();
+    let stuck = history.in_force(&policy("a=1", 1)).read(of(NODES));
+    stuck.answered(NODES.0, NODES.1);
+    read(&history, &policy("a=1", 1));
+    let now = history.in_force(&policy("a=2", 2));
+    for resource in [PODS, NODES] {
+        clear(&history, &now, resource, 10);
+    }
+    assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
+    assert_eq!(epochs(history.suspects(&now, NODES, 11).unwrap()), [1]);
+    drop(stuck);
+    clear(&history, &now, NODES, 12);
+    assert!(history.suspects(&now, NODES, 13).unwrap().is_empty());
+}
+
+#[test]
+fn who_reads_one_resource_under_a_forgotten_policy_keeps_no_other_uncleared() {
+    let history = History::default();
+    let stuck = history.in_force(&policy("a=0", 0)).read(of(NODES));
+    read(&history, &policy("a=0", 0));
+    let all: Vec<_> = (1..=40).map(|n| read(&history, &policy(&format!("a={n}"), n))).collect();
+    let now = all.last().unwrap();
+    // The answer comes after the policy was forgotten.
+    stuck.answered(NODES.0, NODES.1);
+    for resource in [PODS, NODES] {
+        clear(&history, now, resource, 10);
+    }
+    assert!(history.suspects(now, PODS, 11).unwrap().is_empty());
+    assert_eq!(history.suspects(now, NODES, 11).unwrap_err(), Forgotten);
+    drop(stuck);
+    assert!(history.suspects(now, PODS, 11).unwrap().is_empty());
+    assert_eq!(history.suspects(now, NODES, 11).unwrap_err(), Forgotten);
+    clear(&history, now, NODES, 12);
+    assert!(history.suspects(now, NODES, 13).unwrap().is_empty());
 }
 
 #[test]
@@ -102,7 +144,7 @@ fn a_policy_that_comes_back_is_read_again() {
 #[test]
 fn an_epoch_alone_changes_nothing() {
     let history = History::default();
-    let first = history.in_force(&policy("a=1", 0)).read();
+    let first = history.in_force(&policy("a=1", 0)).read(of(PODS));
     let all: Vec<_> = (1..100).map(|epoch| history.in_force(&policy("a=1", epoch))).collect();
     let now = all.last().unwrap();
     assert_eq!((now.epoch, first.policy().epoch), (99, 0));
@@ -114,7 +156,7 @@ fn what_is_forgotten_concerns_the_resources_that_changed_until_a_version_clears_
     let history = History::default();
     let mut now = history.in_force(&of_pods("a=0", 0));
     for epoch in 1..=40 {
-        let reading = now.read();
+        let reading = now.read(of(PODS));
         now = history.in_force(&of_pods(&format!("a={epoch}"), epoch));
         reading.answered(PODS.0, PODS.1);
         drop(reading);
@@ -128,7 +170,7 @@ fn what_is_forgotten_concerns_the_resources_that_changed_until_a_version_clears_
     assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
     // A client that follows every change keeps it cleared.
     for epoch in 41..=80 {
-        now.read().answered(PODS.0, PODS.1);
+        now.read(of(PODS)).answered(PODS.0, PODS.1);
         now = history.in_force(&of_pods(&format!("a={epoch}"), epoch));
         clear(&history, &now, PODS, epoch);
         assert!(history.suspects(&now, PODS, epoch + 1).unwrap().is_empty());
@@ -138,7 +180,7 @@ fn what_is_forgotten_concerns_the_resources_that_changed_until_a_version_clears_
 #[test]
 fn what_is_still_read_under_a_forgotten_policy_keeps_all_of_it_uncleared() {
     let history = History::default();
-    let reading = history.in_force(&of_pods("a=0", 0)).read();
+    let reading = history.in_force(&of_pods("a=0", 0)).read(of(PODS));
     let all: Vec<_> = (1..=40).map(|n| read(&history, &of_pods(&format!("a={n}"), n))).collect();
     let now = all.last().unwrap();
     clear(&history, now, PODS, 10);
@@ -176,8 +218,8 @@ fn a_policy_under_which_nobody_was_answered_is_not_remembered() {
     let history = History::default();
     history.in_force(&policy("a=1", 1));
     // It was asked for, and refused.
-    drop(history.in_force(&policy("a=2", 2)).read());
-    let asking = history.in_force(&policy("a=3", 3)).read();
+    drop(history.in_force(&policy("a=2", 2)).read(of(PODS)));
+    let asking = history.in_force(&policy("a=3", 3)).read(of(NODES));
     let now = read(&history, &policy("a=4", 4));
     assert!(history.suspects(&now, PODS, 7).unwrap().is_empty());
     asking.answered(NODES.0, NODES.1);
@@ -238,6 +280,21 @@ fn how_far_was_read_is_known_to_the_next_process() {
     assert_eq!(history.suspects(&now, PODS, 10).unwrap_err(), Forgotten);
     assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
     assert!(history.suspects(&now, NODES, 1).unwrap().is_empty());
+}
+
+#[test]
+fn how_far_one_resource_was_read_is_known_to_the_next_process_while_another_is_read() {
+    let folder = TempDir::new().unwrap();
+    let history = again(&folder, "u");
+    let stuck = history.in_force(&policy("a=1", 1)).read(of(NODES));
+    stuck.answered(NODES.0, NODES.1);
+    read(&history, &policy("a=1", 1));
+    let now = history.in_force(&policy("a=2", 2));
+    history.was_read_until(&history.unread(&now, PODS), PODS, 10);
+    let history = again(&folder, "u");
+    let now = history.in_force(&policy("a=2", 2));
+    assert!(history.suspects(&now, PODS, 11).unwrap().is_empty());
+    assert_eq!(epochs(history.suspects(&now, NODES, 11).unwrap()), [1]);
 }
 
 #[test]

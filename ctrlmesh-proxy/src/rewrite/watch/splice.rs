@@ -115,21 +115,31 @@ pub fn expired(encoding: Encoding, message: &str) -> Vec<u8> {
     list::error(encoding, &status)
 }
 
-/// What to ask for the version that the collection of a watch has now: a list of one object. Nothing where the server
-/// would not read all of it.
+/// What to ask for the version that the collection of a watch has now: a list of one object, or of the one that it names.
+/// Nothing where the server would not read all of it.
 pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> Option<String> {
     if !request.query().has_room_for(OWN_PAIRS) {
         return None;
     }
-    let path = String::from_utf8_lossy(request.raw_path());
-    let query = without(request.query().raw(), &NOT_IN_LIST);
+    let mut path = without_watch(request, &String::from_utf8_lossy(request.raw_path()));
+    let mut query = without(request.query().raw(), &NOT_IN_LIST);
+    let mut rest = "limit=1".to_owned();
+    if !request.name_in_path().is_empty() {
+        path = without_watch(request, &without_name(request));
+        query = without(&query, &["fieldSelector"]);
+        // Who may see nothing but this one may list it so.
+        let field = format!("metadata.name={}", field_value(request.name_in_path()));
+        rest = format!("fieldSelector={}&limit=1", escaped(field.as_bytes()));
+    }
     let query = selector.map_or_else(|| query.clone(), |selector| narrowed(&query, selector));
-    Some(joined(&without_watch(request, &path), &query, "limit=1"))
+    Some(joined(&path, &query, &rest))
 }
 
-/// The version of a list.
+/// The version of a list; nothing where it is another answer.
 pub fn list_version(body: &[u8], encoding: Encoding) -> Option<u64> {
-    list::events(body, encoding, Change::Joins).ok().map(|listed| listed.version)
+    let listed = list::events(body, encoding, Change::Joins).ok()?;
+    // What is no list does not say what its items would be.
+    listed.kind.map(|_list| listed.version)
 }
 
 // === impl Splice ===
@@ -250,6 +260,25 @@ fn without_watch(request: &RequestInfo<'_>, path: &str) -> String {
     let at = if request.api_prefix() == "apis" { 4 } else { 3 };
     let segments = path.split('/').enumerate().filter(|(number, _)| *number != at);
     segments.map(|(_, segment)| segment).collect::<Vec<_>>().join("/")
+}
+
+/// The path as it came, up to the name.
+fn without_name(request: &RequestInfo<'_>) -> String {
+    let at = request.path()[..request.name_range().start].matches('/').count();
+    let path = String::from_utf8_lossy(request.raw_path());
+    path.split('/').take(at).collect::<Vec<_>>().join("/")
+}
+
+/// A text as the value of a field selector's term.
+fn field_value(text: &str) -> String {
+    let mut value = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if matches!(letter, '\\' | ',' | '=') {
+            value.push('\\');
+        }
+        value.push(letter);
+    }
+    value
 }
 
 fn without(query: &[u8], keys: &[&str]) -> Vec<u8> {

@@ -333,3 +333,37 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_newest_version_is_asked_of_the_collection_and_not_of_an_object_in_it() {
+    let selector = Selector::parse("a=1").unwrap();
+    for (target, asked) in [
+        (WATCH, "/api/v1/namespaces/ops/configmaps?labelSelector=a%3D1&limit=1"),
+        (
+            "/api/v1/watch/namespaces/x/pods/p?resourceVersion=5&fieldSelector=spec.nodeName%3Dn",
+            "/api/v1/namespaces/x/pods?labelSelector=a%3D1&fieldSelector=metadata.name%3Dp&limit=1",
+        ),
+        (
+            "/apis/rbac.authorization.k8s.io/v1/watch/clusterroles/system:%61,b/",
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles?labelSelector=a%3D1&fieldSelector=metadata.name%3Dsystem%3Aa%5C%2Cb&limit=1",
+        ),
+        (
+            "/api/v1/watch/namespaces/x",
+            "/api/v1/namespaces?labelSelector=a%3D1&fieldSelector=metadata.name%3Dx&limit=1",
+        ),
+    ] {
+        assert_eq!(newest(&request(target), Some(&selector)).as_deref(), Some(asked));
+    }
+}
+
+#[test]
+fn only_a_list_says_the_version_of_a_list() {
+    let version = |kind: &str| {
+        let body = serde_json::json!({"kind": kind, "apiVersion": "v1", "metadata": {"resourceVersion": "9"}});
+        list_version(body.to_string().as_bytes(), Encoding::Json)
+    };
+    assert_eq!(version("PodList"), Some(9));
+    assert_eq!(version("PartialObjectMetadataList"), Some(9));
+    assert_eq!(version("Pod"), None);
+    assert_eq!(version("Status"), None);
+}

@@ -1,0 +1,87 @@
+//! Are the versions of a resource counted as the policy's are?
+//!
+//! The policy says at which version of the API server it changed. An API server may keep some resources in another
+//! store, and aggregated API servers have their own: the versions there grow by themselves. Where the newest version of
+//! a resource is from before a change that has happened, the two do not compare. That is found out once for each change.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How many resources are remembered.
+const MAX_KNOWN: usize = 256;
+
+/// What was found out.
+#[derive(Debug, Default)]
+pub(super) struct Versions(Mutex<Vec<Known>>);
+
+#[derive(Debug)]
+struct Known {
+    group: String,
+    resource: String,
+    changed_at: u64,
+    compare: bool,
+}
+
+// === impl Versions ===
+
+impl Versions {
+    /// Whether versions of a resource compare with the one at which the policy changed, where that is known.
+    pub(super) fn compare(&self, resource: (&str, &str), changed_at: u64) -> Option<bool> {
+        let is_known = |known: &&Known| known.is_of(resource) && known.changed_at == changed_at;
+        self.known().iter().find(is_known).map(|known| known.compare)
+    }
+
+    /// Takes in the newest version of a resource, after the policy has changed; whether they compare.
+    pub(super) fn found(&self, resource: (&str, &str), changed_at: u64, newest: u64) -> bool {
+        let compare = newest >= changed_at;
+        let mut known = self.known();
+        known.retain(|known| !known.is_of(resource));
+        if known.len() >= MAX_KNOWN {
+            known.remove(0);
+        }
+        let (group, resource) = (resource.0.to_owned(), resource.1.to_owned());
+        known.push(Known { group, resource, changed_at, compare });
+        compare
+    }
+
+    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Known ===
+
+impl Known {
+    fn is_of(&self, (group, resource): (&str, &str)) -> bool {
+        self.group == group && self.resource == resource
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVENTS: (&str, &str) = ("", "events");
+
+    #[test]
+    fn what_was_found_holds_for_one_change_of_one_resource() {
+        let versions = Versions::default();
+        assert_eq!(versions.compare(EVENTS, 100), None);
+        assert!(!versions.found(EVENTS, 100, 99));
+        assert_eq!(versions.compare(EVENTS, 100), Some(false));
+        assert_eq!(versions.compare(EVENTS, 101), None);
+        assert_eq!(versions.compare(("events.k8s.io", "events"), 100), None);
+        assert!(versions.found(EVENTS, 101, 101));
+        assert_eq!(versions.compare(EVENTS, 101), Some(true));
+        assert_eq!(versions.compare(EVENTS, 100), None);
+    }
+
+    #[test]
+    fn no_more_is_remembered_than_there_is_room_for() {
+        let versions = Versions::default();
+        for number in 0..=MAX_KNOWN {
+            versions.found(("", &number.to_string()), 100, 1);
+        }
+        assert_eq!(versions.compare(("", "0"), 100), None);
+        assert_eq!(versions.compare(("", "1"), 100), Some(false));
+    }
+}
