@@ -5,20 +5,23 @@ mod life;
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
+use tokio::time;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use self::life::{Begun, Leave, Process, listen};
 use crate::accept::{Acceptor, Origin, PerPod};
 use crate::config::{ConfigError, NodeArgs, SidecarArgs};
+use crate::drain::Drain;
 use crate::manager::Manager;
 use crate::node::{self, End, Handover, Node, NodeError, Removal, Settings};
 use crate::policy;
@@ -34,6 +37,12 @@ use crate::tls::trust::Trust;
 use crate::upstream::{Address, Target};
 
 pub(crate) use self::threads::Parts;
+
+/// How long the API server may take to show its certificate.
+const REACHED_WITHIN: Duration = Duration::from_secs(5);
+
+/// How often it is tried whether it is reached.
+const REACHED_AGAIN: Duration = Duration::from_millis(200);
 
 /// Why the proxy cannot run.
 #[derive(Debug, Error)]
@@ -147,6 +156,7 @@ async fn begin_sidecar(
     let source = process.certificate(&[name], manager).await?;
     let history = history(&args);
     let served = Served { policy, history, gone: None };
+    let reached = target.clone();
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
         let listener = listen("operators", *address).await?;
@@ -161,8 +171,41 @@ async fn begin_sidecar(
             |own: SocketAddr, _| own.ip().to_canonical().is_loopback().then(Origin::default);
         drain.spawn(acceptor.clone().run(listener, inside, drain.clone()));
     }
-    drop(starting);
+    match args.redirected {
+        Some(_) => begun_past_ourselves(reached, &args.common.upstream_ca, drain, starting)?,
+        None => drop(starting),
+    }
     Ok(Begun { workers, leave: None })
+}
+
+/// Has begun once what we dial is the API server.
+fn begun_past_ourselves(
+    target: Target,
+    ca: &Path,
+    drain: &Drain,
+    starting: BlockReady,
+) -> Result<(), AppError> {
+    let (trust, stop) = (Trust::load(ca)?, drain.clone());
+    drain.spawn(async move {
+        tokio::select! {
+            () = stop.started() => {}
+            () = past_ourselves(&target, &trust) => drop(starting),
+        }
+    });
+    Ok(())
+}
+
+/// Waits until what we dial is the API server: until the node's proxy knows which container is ours, the kernel sends our own
+/// connections back to us.
+async fn past_ourselves(target: &Target, trust: &Trust) {
+    loop {
+        let reached = time::timeout(REACHED_WITHIN, Box::pin(target.reach(trust))).await;
+        match reached.map_err(io::Error::from).flatten() {
+            Ok(_stream) => return,
+            Err(error) => debug!(%error, "the API server is not reached yet"),
+        }
+        time::sleep(REACHED_AGAIN).await;
+    }
 }
 
 /// What the pod's operator may have read before: nothing where everything passes, and always did.

@@ -128,10 +128,34 @@ pub enum SendError {
 
 // === impl Target ===
 
+impl Target {
+    /// A connection to it, by HTTP/1.1, that has shown its certificate; for those who ask on their own behalf.
+    ///
+    /// # Errors
+    /// Fails where nobody listens there, or whoever does is not believed.
+    pub async fn reach(&self, trust: &Trust) -> io::Result<ClientStream> {
+        trust.refresh();
+        let stream = self.address.connect().await?;
+        accept::prepare(&stream)?;
+        handshake(trust.client().http1, self.name.clone(), stream).await
+    }
+}
+
 impl From<SocketAddr> for Target {
     /// The API server at an address, which its certificate must carry.
     fn from(address: SocketAddr) -> Self {
         Self { address: Address::Socket(address), name: ServerName::IpAddress(address.ip().into()) }
+    }
+}
+
+// === impl Address ===
+
+impl Address {
+    async fn connect(&self) -> io::Result<TcpStream> {
+        match self {
+            Self::Socket(address) => TcpStream::connect(address).await,
+            Self::Host(host, port) => TcpStream::connect((host.as_str(), *port)).await,
+        }
     }
 }
 
@@ -168,13 +192,7 @@ impl Dialer {
         address: &Address,
         until: Instant,
     ) -> Result<TcpStream, SendError> {
-        let connecting = async {
-            match address {
-                Address::Socket(address) => TcpStream::connect(address).await,
-                Address::Host(host, port) => TcpStream::connect((host.as_str(), *port)).await,
-            }
-        };
-        let stream = time::timeout_at(until, connecting)
+        let stream = time::timeout_at(until, address.connect())
             .await
             .map_err(|_elapsed| self.too_late())
             .and_then(|connected| connected.map_err(SendError::Connect))

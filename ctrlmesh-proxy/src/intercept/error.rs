@@ -57,7 +57,7 @@ pub enum Error {
     },
     /// Pins need a bpffs.
     #[error(
-        "{path} is not on a BPF file system, and none could be mounted: `mount -t bpf bpf /sys/fs/bpf`"
+        "{path} is not on a BPF file system, and none could be mounted for the whole machine: on the node, `mount -t bpf bpf /sys/fs/bpf`"
     )]
     NoBpffs {
         /// Where pins should go.

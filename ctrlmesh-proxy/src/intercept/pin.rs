@@ -92,6 +92,14 @@ impl std::fmt::Display for Slot {
     }
 }
 
+/// Whether what is mounted here is mounted for the first process that we see too: of a container that sees the machine's
+/// processes, that is the machine's. Where nobody says, it is.
+fn is_of_the_machine() -> bool {
+    let mounts = |process: &str| fs::metadata(format!("/proc/{process}/ns/mnt")).ok();
+    let same = |own: fs::Metadata, first: fs::Metadata| own.ino() == first.ino();
+    mounts("self").zip(mounts("1")).is_none_or(|(own, first)| same(own, first))
+}
+
 // === impl Pins ===
 
 impl Pins {
@@ -211,6 +219,10 @@ impl Pins {
         folder.lock().map_err(errno)?;
         if self.on_bpffs() {
             return Ok(());
+        }
+        // Mounted for this process alone, as in a container, the pins would end with it, and with them what they hold.
+        if !is_of_the_machine() {
+            return Err(Errno::EXDEV);
         }
         mount::mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
     }

@@ -9,11 +9,9 @@ use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use crate::tls::trust::Trust;
-use crate::upstream::{Address, Target};
+use crate::upstream::Target;
 
 /// The most that is read of an answer, or of an event, in bytes.
 pub(super) const MAX_BYTES: usize = 1024 * 1024;
@@ -49,13 +47,7 @@ impl Asker<'_> {
         accept: &str,
         answered: impl AsyncFnOnce(Response<Incoming>) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        self.trust.refresh();
-        let stream = match &self.target.address {
-            Address::Socket(address) => TcpStream::connect(address).await?,
-            Address::Host(host, port) => TcpStream::connect((host.as_str(), *port)).await?,
-        };
-        let tls = TlsConnector::from(self.trust.client().http1);
-        let stream = Box::pin(tls.connect(self.target.name.clone(), stream)).await?;
+        let stream = Box::pin(self.target.reach(self.trust)).await?;
         let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let token = std::fs::read_to_string(self.token).context("read our token")?;
         let request = Request::get(path)

@@ -17,6 +17,7 @@ use ctrlmesh_demo::steps::{DEMO, Step};
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
 use jiff::Timestamp;
+use xtask::tools;
 
 /// An ordinary operator, sharded before your eyes.
 #[derive(Parser)]
@@ -186,13 +187,18 @@ fn told(outcome: &Outcome) -> String {
 /// Stays until somebody ends it.
 fn stay(scene: &Scene, screen: &Screen) -> ! {
     let kubeconfig = scene.cluster.kubeconfig().display();
+    // It is built with the node, where it is not installed.
+    let built = tools::control_plane("kubectl");
+    let folder = built.parent().filter(|_| !tools::on_path("kubectl") && built.is_file());
+    let path = folder.map(|folder| format!("export PATH=$PATH:{}\n  ", folder.display()));
     screen.say(&format!(
         "\nIt stays up until Ctrl-C. Try, in another terminal:\n  \
-         export KUBECONFIG={kubeconfig}\n  \
+         export KUBECONFIG={kubeconfig}\n  {}\
          kubectl --namespace example-operator get shardingconfigs,leases,pods --show-labels\n  \
          kubectl --namespace example-operator patch shardingconfig example-operator --type=merge --patch \
          '{{\"spec\":{{\"root\":{{\"canary\":{{\"inShardHash\":[\"0\",\"1\"]}}}}}}}}'\n  \
-         kubectl patch website site-0 --namespace shop-00 --type=merge --patch '{{\"spec\":{{\"pages\":9}}}}'\n"
+         kubectl patch website site-0 --namespace shop-00 --type=merge --patch '{{\"spec\":{{\"pages\":9}}}}'\n",
+        path.unwrap_or_default()
     ));
     let _load = scene.load(Duration::from_millis(250));
     loop {

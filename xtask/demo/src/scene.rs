@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_common::names::{self, label};
 use ctrlmesh_testbed::Cluster;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::api::Api;
@@ -36,6 +37,8 @@ pub struct Scene {
     pub reference: OnceLock<Made>,
     /// How many bytes it received to know everything, once that is known.
     pub alone: OnceLock<f64>,
+    /// Since when each replica is to see its share only.
+    pub sharded: OnceLock<Timestamp>,
     /// Watches the operator.
     pub observer: Observer,
     /// Asks the API server.
@@ -73,6 +76,7 @@ impl Scene {
             namespaces,
             reference: OnceLock::new(),
             alone: OnceLock::new(),
+            sharded: OnceLock::new(),
             observer,
             api,
             cluster,

@@ -79,6 +79,7 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
     scene.scale(0)?;
     scene.enrol()?;
     let (start, clock) = (Timestamp::now(), Instant::now());
+    scene.sharded.set(start).ok().context("it is sharded already")?;
     scene.scale(3)?;
     let objects = scene.namespaces * scene.work.each();
     scene.observer.until("three shards", WHOLE_WITHIN, |table| {
@@ -253,10 +254,13 @@ pub(super) fn end_state(scene: &Scene) -> Result<Vec<String>> {
     let reference = scene.reference.get().context("there is no reference")?;
     let difference = work::difference(&scene.made()?, reference);
     ensure!(difference.is_none(), "{}", difference.unwrap_or_default());
+    // Whatever started, restarted and was killed since.
+    let sharded = *scene.sharded.get().context("it was never sharded")?;
     Ok(vec![
         seen,
         format!("{} objects are what one replica alone has made", reference.len()),
         steady(scene, start)?,
-        only_by_proxy(scene, start)?,
+        only_by_proxy(scene, sharded)?,
+        only_own(scene, sharded)?,
     ])
 }

@@ -31,14 +31,15 @@ pub(crate) fn shared() -> &'static Cluster {
 /// One command, as the README says, and everything is ready.
 pub(crate) fn deploy(cluster: &Cluster) -> Result<()> {
     if let Some(node) = cluster.node() {
+        // A cluster of the user's has its own.
+        let dns = checkout("xtask/testbed/tests/node_mesh/dns.yaml").display().to_string();
+        kubectl(cluster, &["apply", "--filename", &dns])?;
         let mut archives = images::build(&[Image::Proxy, Image::Manager], true)?;
         archives.extend(images::build(&[Image::ExampleOperator], false)?);
         for archive in archives {
             node.load(&archive)?;
         }
     }
-    let dns = checkout("xtask/testbed/tests/node_mesh/dns.yaml").display().to_string();
-    kubectl(cluster, &["apply", "--filename", &dns])?;
     for file in ["crd/web.example.com_websites.yaml", "rbac/role.yaml"] {
         let file = checkout("deploy/example-operator/config").join(file).display().to_string();
         kubectl(cluster, &["apply", "--filename", &file])?;
