@@ -58,7 +58,7 @@ pub struct Options {
     /// Run the node tier against this cluster instead of a node of our own; the images must be there
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Run this many test binaries at once: they mostly wait [default: three more than there are processors; 1 with CI=true]
+    /// Run this many test binaries at once: they mostly wait [default: one more than there are processors; 1 with CI=true]
     #[arg(long, value_name = "NUMBER")]
     at_once: Option<usize>,
     /// Take the full counts (1,000 restarts instead of 100)
@@ -73,7 +73,7 @@ impl Options {
     /// hold, nobody waits for it, and a machine that is busy with itself proves less.
     fn lanes(&self, strict: bool) -> usize {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
-        let usual = if strict { 1 } else { processors + 3 };
+        let usual = if strict { 1 } else { processors + 1 };
         if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(usual).max(1) }
     }
 }
