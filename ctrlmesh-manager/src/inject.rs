@@ -99,6 +99,12 @@ pub enum Refusal {
         /// The volume.
         name: String,
     },
+    /// A kubeconfig would name files that are not there.
+    #[error(
+        "spec.automountServiceAccountToken: no container has a service account's token and CA at {}, which the kubeconfig of interception kubeconfig names; have it mounted, or use interception ebpf or env",
+        redirect::SERVICE_ACCOUNT
+    )]
+    NoToken,
     /// It runs on Windows.
     #[error(
         "spec.os: nothing can stand between a pod on Windows and the API server; remove the label {}",

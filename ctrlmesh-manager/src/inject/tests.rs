@@ -314,6 +314,22 @@ fn what_is_the_proxys_is_mounted_by_nobody_else() {
 }
 
 #[test]
+fn a_kubeconfig_that_would_name_files_that_are_not_there_is_refused() {
+    let kubeconfig = json!({annotation::INTERCEPTION: "kubeconfig"});
+    let mut without = usual();
+    without["automountServiceAccountToken"] = json!(false);
+    without["volumes"] = Value::Null;
+    without["containers"][0]["volumeMounts"] = Value::Null;
+    let message = refused(kubeconfig.clone(), without.clone());
+    assert!(message.starts_with("spec.automountServiceAccountToken"), "{message}");
+    injected(json!({annotation::INTERCEPTION: "env"}), without.clone());
+    // Its own, where Kubernetes has it.
+    without["containers"][0]["volumeMounts"] =
+        json!([{"name": "mine", "mountPath": "/run/secrets/kubernetes.io/serviceaccount/"}]);
+    injected(kubeconfig, without);
+}
+
+#[test]
 fn what_cannot_work_is_refused_before_it_fails() {
     let windows = json!({"os": {"name": "windows"}, "containers": [{"name": "a", "image": "a"}]});
     assert!(refused(json!({}), windows).starts_with("spec.os"));
