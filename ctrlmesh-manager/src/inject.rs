@@ -89,6 +89,22 @@ pub enum Refusal {
         /// The name.
         name: String,
     },
+    /// A container mounts what is the proxy's.
+    #[error(
+        "spec.containers[{container:?}].volumeMounts: the volume {name:?} is the proxy's alone: who has its token and the API server's CA needs no proxy; remove the mount"
+    )]
+    Mount {
+        /// Which.
+        container: String,
+        /// The volume.
+        name: String,
+    },
+    /// A kubeconfig would name files that are not there.
+    #[error(
+        "spec.automountServiceAccountToken: no container has a service account's token and CA at {}, which the kubeconfig of interception kubeconfig names; have it mounted, or use interception ebpf or env",
+        redirect::SERVICE_ACCOUNT
+    )]
+    NoToken,
     /// It runs on Windows.
     #[error(
         "spec.os: nothing can stand between a pod on Windows and the API server; remove the label {}",
@@ -171,7 +187,8 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &Settings) -> Result<Pod
     if is_windows(spec) {
         return Err(Refusal::Windows);
     }
-    sidecar::check(spec)?;
+    let sidecar_wanted = asked || interception != Interception::Ebpf;
+    sidecar::check(spec, sidecar_wanted)?;
     redirect::check(spec, interception)?;
     if !fail_open {
         trust::check(spec)?;
@@ -180,7 +197,7 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &Settings) -> Result<Pod
         add_variables(spec, wanted)?;
     }
     trust::apply(spec, fail_open);
-    if asked || interception != Interception::Ebpf {
+    if sidecar_wanted {
         sidecar::add(spec, settings, resources, interception);
     }
     if let Some(shard) = shard {

@@ -22,7 +22,7 @@ mod at_once;
 mod repair;
 
 pub use at_once::AtOnce;
-pub use kinds::{Kind, Kinds, KindsError, served};
+pub use kinds::{Kind, Kinds, KindsError, Served, served};
 pub use pace::Pace;
 pub use policy::{POLICY, binding, policy};
 pub use progress::Progress;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
     Sysctl, Volume, VolumeMount,
 };
 
-use super::{Interception, Refusal, operators, set_variable};
+use super::{Interception, Refusal, operators, set_variable, trust};
 
 /// Where the sidecar listens, as the operator dials it.
 const SIDECAR: &str = "127.0.0.1";
@@ -44,6 +44,10 @@ pub(super) fn check(spec: &PodSpec, interception: Interception) -> Result<(), Re
     let mut volumes = spec.volumes.iter().flatten();
     if volumes.any(|volume| volume.name == VOLUME && *volume != ours) {
         return Err(Refusal::Volume { name: VOLUME.to_owned() });
+    }
+    // By now the API server has mounted it where it is to be.
+    if interception == Interception::Kubeconfig && !trust::has_account(spec) {
+        return Err(Refusal::NoToken);
     }
     let security = spec.security_context.iter();
     let mut sysctls = security.flat_map(|security| security.sysctls.iter().flatten());

@@ -36,13 +36,16 @@ const TOKEN_SECONDS: i64 = 3600;
 const START_SECONDS: i32 = 120;
 
 /// # Errors
-/// Where something of the pod's own has the name of what the proxy needs.
-pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
+/// Where something of the pod's own has the name of what the proxy needs, or would use what is the proxy's. A container
+/// like the proxy's is the manager's only where a proxy is `wanted`, as it is replaced there.
+pub(super) fn check(spec: &PodSpec, wanted: bool) -> Result<(), Refusal> {
     if spec.containers.iter().any(|container| container.name == CONTAINER) {
         return Err(Refusal::Container { field: "containers" });
     }
-    let mut init = spec.init_containers.iter().flatten();
-    if init.any(|container| container.name == CONTAINER && !is_ours(container)) {
+    let init = || spec.init_containers.iter().flatten();
+    let is_taken =
+        |container: &Container| container.name == CONTAINER && !(wanted && is_ours(container));
+    if init().any(is_taken) {
         return Err(Refusal::Container { field: "initContainers" });
     }
     let ours = [knowledge(), state()];
@@ -51,7 +54,18 @@ pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
         .iter()
         .flatten()
         .filter(|volume| ours.iter().any(|ours| ours.name == volume.name && ours != *volume));
-    taken.next().map_or(Ok(()), |volume| Err(Refusal::Volume { name: volume.name.clone() }))
+    if let Some(volume) = taken.next() {
+        return Err(Refusal::Volume { name: volume.name.clone() });
+    }
+    let own = init().chain(&spec.containers).filter(|container| container.name != CONTAINER);
+    for container in own {
+        let mut mounts = container.volume_mounts.iter().flatten();
+        if let Some(mount) = mounts.find(|mount| [VOLUME, STATE].contains(&mount.name.as_str())) {
+            let (container, name) = (container.name.clone(), mount.name.clone());
+            return Err(Refusal::Mount { container, name });
+        }
+    }
+    Ok(())
 }
 
 /// Whether it is what [`add`] has added, perhaps by another version of the manager.

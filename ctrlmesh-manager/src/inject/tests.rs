@@ -282,6 +282,53 @@ fn names_that_the_proxy_needs_are_refused_and_its_own_are_known_again() {
     }
 }
 
+/// One that looks as the proxy's does stays out of the mesh: nothing dials through it.
+#[test]
+fn a_container_like_the_proxys_is_refused_where_none_is_wanted() {
+    let with_sidecar = injected(json!({annotation::SIDECAR: "true"}), usual());
+    let mut forged = with_sidecar["spec"].clone();
+    forged["initContainers"][0]["image"] = json!("past-the-mesh");
+    let message = refused(json!({}), forged.clone());
+    assert!(message.starts_with("spec.initContainers"), "{message}");
+    let replaced = injected(json!({annotation::SIDECAR: "true"}), forged);
+    assert_eq!(replaced["spec"], with_sidecar["spec"], "where one is wanted, it is replaced");
+}
+
+#[test]
+fn what_is_the_proxys_is_mounted_by_nobody_else() {
+    let with_sidecar = injected(json!({annotation::SIDECAR: "true"}), usual());
+    for (name, field) in [
+        ("ctrlmesh-proxy", "containers"),
+        ("ctrlmesh-state", "containers"),
+        ("ctrlmesh-proxy", "initContainers"),
+    ] {
+        let mut spec = with_sidecar["spec"].clone();
+        let containers = spec[field].as_array_mut().unwrap();
+        let last = containers.last_mut().unwrap();
+        last["volumeMounts"] = json!([{"name": name, "mountPath": "/mine"}]);
+        let container = last["name"].clone();
+        let message = refused(json!({annotation::SIDECAR: "true"}), spec);
+        assert!(message.contains(&container.to_string()) && message.contains(name), "{message}");
+        assert!(message.contains("volumeMounts"), "{message}");
+    }
+}
+
+#[test]
+fn a_kubeconfig_that_would_name_files_that_are_not_there_is_refused() {
+    let kubeconfig = json!({annotation::INTERCEPTION: "kubeconfig"});
+    let mut without = usual();
+    without["automountServiceAccountToken"] = json!(false);
+    without["volumes"] = Value::Null;
+    without["containers"][0]["volumeMounts"] = Value::Null;
+    let message = refused(kubeconfig.clone(), without.clone());
+    assert!(message.starts_with("spec.automountServiceAccountToken"), "{message}");
+    injected(json!({annotation::INTERCEPTION: "env"}), without.clone());
+    // Its own, where Kubernetes has it.
+    without["containers"][0]["volumeMounts"] =
+        json!([{"name": "mine", "mountPath": "/run/secrets/kubernetes.io/serviceaccount/"}]);
+    injected(kubeconfig, without);
+}
+
 #[test]
 fn what_cannot_work_is_refused_before_it_fails() {
     let windows = json!({"os": {"name": "windows"}, "containers": [{"name": "a", "image": "a"}]});
@@ -338,12 +385,13 @@ fn what_cannot_be_had_is_refused_by_field() {
 fn any_pod() -> impl Strategy<Value = Pod> {
     let container = |name: &'static str| {
         (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(move |(host, config, args)| {
-            let mut container = json!({"name": name, "image": "op"});
+            let account = json!({"name": "kube-api-access-x", "mountPath": redirect::SERVICE_ACCOUNT});
+            let mut container = json!({"name": name, "image": "op", "volumeMounts": [account]});
             if host {
                 container["env"] = json!([{"name": "A", "value": "$(B)"}, {"name": "KUBERNETES_SERVICE_HOST", "value": "x"}]);
             }
             if config {
-                container["volumeMounts"] = json!([{"name": "mine", "mountPath": "/etc/kubernetes/kubeconfig"}]);
+                container["volumeMounts"] = json!([account, {"name": "mine", "mountPath": "/etc/kubernetes/kubeconfig"}]);
             }
             if args {
                 container["args"] = json!(["--kubeconfig=/mine", "-v=2"]);

@@ -39,6 +39,12 @@ pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Whether a container has a service account's token and CA where Kubernetes mounts them.
+pub(super) fn has_account(spec: &PodSpec) -> bool {
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    containers.any(|container| mounted_as_account(container).next().is_some())
+}
+
 /// The volumes that a container has where a service account's CA is.
 fn mounted_as_account(container: &Container) -> impl Iterator<Item = &str> {
     let mounts = container.volume_mounts.iter().flatten();

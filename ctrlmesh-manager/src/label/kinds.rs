@@ -10,8 +10,10 @@ use kube::core::{ApiResource, GroupVersion};
 use kube::discovery::{self, ApiCapabilities, verbs};
 use kube::{Api, Client};
 use tokio::time;
+use tracing::warn;
 
 use super::{Listed, Scope};
+use crate::telemetry;
 
 /// How long the API server may take to say what it serves of one group: of one whose own server is away it may never.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -66,52 +68,84 @@ pub enum KindsError {
 /// Kinds by their name in URLs.
 pub type Kinds = BTreeMap<String, Kind>;
 
+/// What is to be labelled.
+#[derive(Debug, Default)]
+pub struct Served {
+    /// The kinds that are listed and served.
+    pub kinds: Kinds,
+    /// What is listed and cannot be found out, and of which nothing was known before.
+    pub unknown: Vec<KindsError>,
+    /// What is listed and not served, or not so that it can be labelled.
+    pub missing: Vec<String>,
+}
+
+/// What is listed of a group and version.
+type Names = Vec<String>;
+
 /// The kinds that are listed in the ConfigMap of `namespace`, as far as the API server serves them, and what it does not
 /// say what it serves of: of that, what was `known` holds. No ConfigMap is an empty list.
 ///
 /// # Errors
 /// Where what is listed cannot be found out: then what was found out last holds.
-pub async fn served(
-    client: &Client,
-    namespace: &str,
-    known: &Kinds,
-) -> Result<(Kinds, Vec<KindsError>), KindsError> {
+pub async fn served(client: &Client, namespace: &str, known: &Kinds) -> Result<Served, KindsError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let map = maps.get_opt(resource_list::NAME).await;
     let map = map.map_err(|source| KindsError::Read { namespace: namespace.to_owned(), source })?;
     let text = map.and_then(|map| map.data?.remove(resource_list::KEY)).unwrap_or_default();
-    let mut listed: Vec<(GroupVersion, Vec<String>)> = Vec::new();
-    for (name, kinds) in self::listed(&text)?.group_version_kinds {
-        match GroupVersion::from_str(&name) {
-            Ok(group_version) => listed.push((group_version, kinds)),
-            Err(_error) => return Err(KindsError::GroupVersion { name }),
-        }
-    }
+    let mut served = Served::default();
+    let listed = listed(&text, &mut served.unknown)?;
     let asked = listed.iter().map(|(group_version, _)| found(client, group_version));
     let found = futures::future::join_all(asked).await;
-    let (mut kinds, mut unknown) = (Kinds::new(), Vec::new());
     for ((group_version, names), found) in listed.into_iter().zip(found) {
-        let found = match found {
-            Ok(found) => found,
+        match found {
+            Ok(found) => served.add(&group_version, &names, found),
             // A server behind the API server that is down: it takes nothing from the others.
             Err(error) => {
+                let text = telemetry::chain(&error);
+                warn!(error = text, "what is served of it is not known; what was known holds");
                 let of_it = known.iter().filter(|(_, kind)| {
                     kind.resource.group == group_version.group
                         && kind.resource.version == group_version.version
                 });
-                kinds.extend(of_it.map(|(name, kind)| (name.clone(), kind.clone())));
-                unknown.push(error);
-                continue;
+                let before = served.kinds.len();
+                served.kinds.extend(of_it.map(|(name, kind)| (name.clone(), kind.clone())));
+                if served.kinds.len() == before {
+                    served.unknown.push(error);
+                }
             }
-        };
-        let wanted = found.into_iter().filter(|(resource, can)| is_wanted(resource, can, &names));
-        kinds.extend(wanted.map(|(resource, can)| {
+        }
+    }
+    Ok(served)
+}
+
+// === impl Served ===
+
+impl Served {
+    /// Of what was `found` of a group and version, what is listed by `names`.
+    fn add(
+        &mut self,
+        group_version: &GroupVersion,
+        names: &[String],
+        found: Vec<(ApiResource, ApiCapabilities)>,
+    ) {
+        for name in names {
+            let is_it = |(one, can): &&(ApiResource, ApiCapabilities)| {
+                name == "*" || *name == one.kind && (can_be_labelled(can) || is_namespace(one))
+            };
+            if !found.iter().any(|one| is_it(&one)) {
+                self.missing.push(format!("{} {name}", group_version.api_version()));
+            }
+        }
+        let wanted = found.into_iter().filter(|(resource, can)| {
+            let is_listed = names.iter().any(|name| name == "*" || *name == resource.kind);
+            is_listed && can_be_labelled(can) && !is_namespace(resource)
+        });
+        self.kinds.extend(wanted.map(|(resource, can)| {
             let scope = scope(&can);
             let name = format!("{}.{}/{}", resource.plural, resource.group, resource.version);
             (name, Kind { resource, scope })
         }));
     }
-    Ok((kinds, unknown))
 }
 
 /// What the API server serves of a group and version.
@@ -132,20 +166,35 @@ async fn found(
     }
 }
 
-fn listed(text: &str) -> Result<Listed, KindsError> {
+/// What is listed, but for what names no group and version.
+fn listed(
+    text: &str,
+    unknown: &mut Vec<KindsError>,
+) -> Result<Vec<(GroupVersion, Names)>, KindsError> {
     if text.trim().is_empty() {
-        return Ok(Listed::default());
+        return Ok(Vec::new());
     }
-    serde_saphyr::from_str(text).map_err(|error| KindsError::Parse(Box::new(error)))
+    let all: Listed =
+        serde_saphyr::from_str(text).map_err(|error| KindsError::Parse(Box::new(error)))?;
+    let mut listed = Vec::new();
+    for (name, kinds) in all.group_version_kinds {
+        match GroupVersion::from_str(&name) {
+            Ok(group_version) => listed.push((group_version, kinds)),
+            // It takes nothing from the others.
+            Err(_error) => unknown.push(KindsError::GroupVersion { name }),
+        }
+    }
+    Ok(listed)
 }
 
-/// What cannot be listed, watched and patched cannot be labelled; namespaces are labelled anyway.
-fn is_wanted(resource: &ApiResource, can: &ApiCapabilities, names: &[String]) -> bool {
-    let is_namespace = resource.group.is_empty() && resource.kind == "Namespace";
-    let possible = [verbs::LIST, verbs::WATCH, verbs::PATCH]
-        .into_iter()
-        .all(|verb| can.supports_operation(verb));
-    possible && !is_namespace && names.iter().any(|name| name == "*" || *name == resource.kind)
+/// Whether it can be listed, watched and patched.
+fn can_be_labelled(can: &ApiCapabilities) -> bool {
+    [verbs::LIST, verbs::WATCH, verbs::PATCH].into_iter().all(|verb| can.supports_operation(verb))
+}
+
+/// Namespaces are labelled anyway.
+fn is_namespace(resource: &ApiResource) -> bool {
+    resource.group.is_empty() && resource.kind == "Namespace"
 }
 
 fn scope(can: &ApiCapabilities) -> Scope {
@@ -159,12 +208,50 @@ fn scope(can: &ApiCapabilities) -> Scope {
 mod tests {
     use super::*;
 
+    fn resource(kind: &str, verbs: &[&str]) -> (ApiResource, ApiCapabilities) {
+        let gvk = kube::core::GroupVersionKind::gvk("", "v1", kind);
+        let operations = verbs.iter().map(|verb| (*verb).to_owned()).collect();
+        let scope = discovery::Scope::Namespaced;
+        (
+            ApiResource::from_gvk(&gvk),
+            ApiCapabilities { scope, subresources: Vec::new(), operations },
+        )
+    }
+
     #[test]
     fn the_predecessors_list_is_read() {
-        let found = listed("groupVersionKinds:\n  v1: [Pod, Service]\n  apps/v1: ['*']\n").unwrap();
-        assert_eq!(found.group_version_kinds["apps/v1"], ["*"]);
-        assert_eq!(found.group_version_kinds["v1"], ["Pod", "Service"]);
-        assert_eq!(listed("\n").unwrap(), Listed::default());
-        assert!(listed("groupVersions: {}").is_err());
+        let mut unknown = Vec::new();
+        let text = "groupVersionKinds:\n  v1: [Pod, Service]\n  apps/v1: ['*']\n";
+        let found = listed(text, &mut unknown).unwrap();
+        let found: Vec<_> = found.iter().map(|(of, kinds)| (of.api_version(), kinds)).collect();
+        let (all, both) = (vec!["*".to_owned()], vec!["Pod".to_owned(), "Service".to_owned()]);
+        assert_eq!(found, [("apps/v1".to_owned(), &all), ("v1".to_owned(), &both)]);
+        assert!(listed("\n", &mut unknown).unwrap().is_empty());
+        assert!(listed("groupVersions: {}", &mut unknown).is_err());
+        assert!(unknown.is_empty());
+    }
+
+    #[test]
+    fn a_key_that_is_none_is_said_and_takes_nothing_from_the_others() {
+        let mut unknown = Vec::new();
+        let found = listed("groupVersionKinds: {a/b/c: [X], v1: [Pod]}", &mut unknown).unwrap();
+        assert_eq!(found.len(), 1);
+        assert!(matches!(&unknown[..], [KindsError::GroupVersion { name }] if name == "a/b/c"));
+    }
+
+    #[test]
+    fn what_is_listed_and_not_served_so_that_it_can_be_labelled_is_said() {
+        let all = [verbs::LIST, verbs::WATCH, verbs::PATCH];
+        let v1 = GroupVersion::gv("", "v1");
+        let names = ["Pod", "Podd", "Binding", "Namespace"].map(str::to_owned);
+        let there = ["Pod", "Secret", "Namespace"].map(|kind| resource(kind, &all));
+        let there = there.into_iter().chain([resource("Binding", &["create"])]).collect();
+        let mut served = Served::default();
+        served.add(&v1, &names, there);
+        assert_eq!(served.missing, ["v1 Podd", "v1 Binding"]);
+        assert_eq!(served.kinds.keys().collect::<Vec<_>>(), ["pods./v1"]);
+        let mut nothing = Served::default();
+        nothing.add(&v1, &["*".to_owned()], Vec::new());
+        assert_eq!(nothing.missing, ["v1 *"], "the version is not served");
     }
 }

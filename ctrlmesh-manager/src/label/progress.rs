@@ -1,7 +1,8 @@
 //! How far has labelling come?
 //!
 //! Of interest is a kind whose objects lack labels when it is gone through for the first time: after the keys or the hash
-//! were changed, it is all of them, and until it is done shards do not see all that is theirs.
+//! were changed, it is all of them, and until it is done shards do not see all that is theirs. So is a kind whose objects
+//! cannot be seen, and a list of kinds that cannot be read: then nobody knows what belongs to nobody.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +11,15 @@ use prometheus_client::metrics::gauge::Gauge;
 
 /// How far it has come, for whoever holds a copy.
 #[derive(Clone, Debug, Default)]
-pub struct Progress(Arc<Mutex<BTreeMap<String, Pass>>>);
+pub struct Progress(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The kinds that are not finished.
+    kinds: BTreeMap<String, Pass>,
+    /// What is wrong with their list.
+    list: Option<String>,
+}
 
 /// What is known of a kind that is not finished.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +28,15 @@ struct Pass {
     labelled: bool,
     /// Why one of them has not.
     failed: Option<String>,
+    /// Why they cannot be seen.
+    unseen: Option<String>,
+}
+
+/// Whether it is known which kinds are to be labelled. It is at first.
+#[derive(Debug)]
+pub(super) struct List {
+    gauge: Gauge,
+    progress: Progress,
 }
 
 /// Whether a kind is finished. It is not at first.
@@ -35,24 +53,67 @@ pub(super) struct Unfinished {
 impl Progress {
     /// What is left to do, where there is any.
     pub fn left(&self) -> Option<String> {
-        let kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // No count: what says it would have to be written again for each object.
-        let failed = kinds.iter().find_map(|(kind, pass)| Some((kind, pass.failed.as_ref()?)));
-        if let Some((kind, why)) = failed {
-            return Some(format!("not all objects of {kind} can be labelled: {why}"));
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(why) = &state.list {
+            return Some(format!("not all that is listed can be labelled: {why}"));
         }
-        let begun = kinds.values().any(|pass| pass.labelled);
+        // No count: what says it would have to be written again for each object.
+        if let Some(why) = state.kinds.iter().find_map(|(kind, pass)| pass.why(kind)) {
+            return Some(why);
+        }
+        let begun = state.kinds.values().any(|pass| pass.labelled);
+        let names: Vec<String> = state.kinds.keys().cloned().collect();
+        drop(state);
         begun.then(|| {
-            let names: Vec<&str> = kinds.keys().map(String::as_str).collect();
             format!("not all objects of these kinds are labelled yet: {}", names.join(", "))
         })
     }
 
     fn of(&self, kind: &str, change: impl FnOnce(&mut Pass)) {
-        let mut kinds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pass) = kinds.get_mut(kind) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pass) = state.kinds.get_mut(kind) {
             change(pass);
         }
+    }
+}
+
+// === impl Pass ===
+
+impl Pass {
+    /// Why not all objects of `kind`, whose pass it is, can be labelled.
+    fn why(&self, kind: &str) -> Option<String> {
+        let unseen = self.unseen.as_ref().map(|why| format!("cannot be seen: {why}"));
+        let why = unseen.or_else(|| {
+            Some(format!("cannot all be labelled, and are tried again: {}", self.failed.as_ref()?))
+        })?;
+        Some(format!("the objects of {kind} {why}"))
+    }
+}
+
+// === impl List ===
+
+impl List {
+    pub(super) fn new(gauge: &Gauge, progress: &Progress) -> Self {
+        Self { gauge: gauge.clone(), progress: progress.clone() }
+    }
+
+    /// Says what is wrong with it, if anything; returns whether that is new.
+    pub(super) fn say(&self, why: Option<String>) -> bool {
+        let mut state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&state.list, &why) {
+            (None, Some(_)) => drop(self.gauge.inc()),
+            (Some(_), None) => drop(self.gauge.dec()),
+            _ => {}
+        }
+        let new = why.is_some() && state.list != why;
+        state.list = why;
+        new
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        self.say(None);
     }
 }
 
@@ -72,13 +133,13 @@ impl Unfinished {
             return false;
         }
         self.is_set = unfinished;
-        let mut kinds = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
         if unfinished {
             self.gauge.inc();
-            kinds.insert(self.kind.clone(), Pass::default());
+            state.kinds.insert(self.kind.clone(), Pass::default());
         } else {
             self.gauge.dec();
-            kinds.remove(&self.kind);
+            state.kinds.remove(&self.kind);
         }
         true
     }
@@ -96,10 +157,21 @@ impl Unfinished {
         });
     }
 
-    /// Why one cannot.
+    /// They cannot be seen, or can be again. Of several reasons the first is told, until there is none.
+    pub(super) fn unseen(&mut self, why: Option<&str>) {
+        if why.is_some() {
+            self.set(true);
+        }
+        self.progress.of(&self.kind, |pass| match why {
+            Some(why) => drop(pass.unseen.get_or_insert_with(|| why.to_owned())),
+            None => pass.unseen = None,
+        });
+    }
+
+    /// Why not all can be labelled.
     pub(super) fn why(&self) -> Option<String> {
-        let kinds = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kinds.get(&self.kind)?.failed.clone()
+        let state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.kinds.get(&self.kind)?.why(&self.kind)
     }
 }
 
@@ -137,11 +209,37 @@ mod tests {
         pods.set(false);
         pods.failed("forbidden");
         pods.failed("another reason");
-        assert_eq!(pods.why().as_deref(), Some("forbidden"));
         let left = progress.left().unwrap();
-        assert_eq!(left, "not all objects of pods can be labelled: forbidden");
+        let why = "the objects of pods cannot all be labelled, and are tried again: forbidden";
+        assert_eq!((left.as_str(), pods.why().as_deref()), (why, Some(why)));
         assert_eq!(gauge.get(), 1);
         pods.set(false);
         assert_eq!((progress.left(), gauge.get()), (None, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_said_until_it_can() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        let mut pods = Unfinished::new(&gauge, &progress, "pods");
+        pods.set(false);
+        pods.unseen(Some("forbidden"));
+        let why = Some("the objects of pods cannot be seen: forbidden".to_owned());
+        assert_eq!((progress.left(), pods.why(), gauge.get()), (why.clone(), why, 1));
+        pods.unseen(None);
+        assert_eq!((progress.left(), pods.why()), (None, None));
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_list_is_said_once_and_until_nobody_reads_it_any_more() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        let list = List::new(&gauge, &progress);
+        assert!(!list.say(None));
+        assert!(list.say(Some("bad".to_owned())) && !list.say(Some("bad".to_owned())));
+        assert!(list.say(Some("worse".to_owned())));
+        assert_eq!(gauge.get(), 1);
+        let left = progress.left().unwrap();
+        assert!(left.ends_with("can be labelled: worse"), "{left}");
+        drop(list);
+        assert_eq!((progress.left(), gauge.get()), (None, 0), "another replica reads it now");
     }
 }

@@ -32,10 +32,12 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{AtOnce, Kind, Pace, Progress, Scope, missing, served};
+use super::progress::List;
+use super::{AtOnce, Kind, Kinds, KindsError, Pace, Progress, Scope, Served, missing, served};
 use crate::cache::{Cache, Known};
 use crate::drain::Drain;
 use crate::shard::Labelling;
+use crate::telemetry;
 
 mod follow;
 
@@ -114,34 +116,48 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         spawn(&drain, &all, namespaces);
         let mut running: BTreeMap<String, (Kind, CancellationToken)> = BTreeMap::new();
         let mut triggers = pin!(self.triggers());
-        let mut known = BTreeMap::new();
+        let list = List::new(&self.metrics.unfinished, &self.progress);
+        let (mut known, mut missing) = (Kinds::new(), Vec::new());
         loop {
-            match served(&self.client, &self.namespace, &known).await {
-                Ok((kinds, unknown)) => {
-                    for error in unknown {
-                        let error = crate::telemetry::chain(&error);
-                        warn!(error, "what is served of it is not known; what was known holds");
-                    }
-                    known.clone_from(&kinds);
-                    self.change(&kinds, &mut running, &all, &drain);
-                    if (self.may_write)()
-                        && let Err(error) = Box::pin(self.at_once.keep(&kinds)).await
-                    {
-                        warn!(%error, "labelling at once is not set up; the watches label");
-                    }
+            let found = served(&self.client, &self.namespace, &known).await;
+            Box::pin(self.say(&list, &found, &mut missing)).await;
+            if let Ok(Served { kinds, .. }) = found {
+                self.change(&kinds, &mut running, &all, &drain);
+                if (self.may_write)()
+                    && let Err(error) = Box::pin(self.at_once.keep(&kinds)).await
+                {
+                    warn!(%error, "labelling at once is not set up; the watches label");
                 }
-                Err(error) => {
-                    warn!(
-                        error = crate::telemetry::chain(&error),
-                        "what is to be labelled is not known; what was known holds"
-                    );
-                }
+                known = kinds;
             }
             drop(time::timeout(LOOK.1, triggers.next()).await);
             time::sleep(LOOK.0).await;
             // Many definitions are often made at once.
             while futures::FutureExt::now_or_never(triggers.next()).flatten().is_some() {}
         }
+    }
+
+    /// Says what of the list is not labelled: what cannot be found out, and what is not served, of which `told` was told.
+    async fn say(&self, list: &List, found: &Result<Served, KindsError>, told: &mut Vec<String>) {
+        let why: Vec<String> = match found {
+            Ok(served) => served.unknown.iter().map(|error| telemetry::chain(error)).collect(),
+            Err(error) => vec![telemetry::chain(error)],
+        };
+        let why = (!why.is_empty()).then(|| why.join("; "));
+        if list.say(why.clone())
+            && let Some(error) = why
+        {
+            warn!(error, "not all that is listed can be labelled; what was known holds");
+            self.tell("list", true, "NotLabelled", error).await;
+        }
+        let Ok(Served { missing, .. }) = found else { return };
+        if missing != told && !missing.is_empty() {
+            let kinds = missing.join(", ");
+            warn!(kinds, "listed, but not served, or not so that it can be labelled");
+            let note = format!("not served, or not so that it can be labelled: {kinds}");
+            self.tell("list", true, "NotServed", note).await;
+        }
+        told.clone_from(missing);
     }
 
     /// Starts what is new and ends what is no longer listed or served.
@@ -320,7 +336,7 @@ impl LabelMetrics {
         let help = "Objects that lacked labels, by kind and outcome: done, gone or failed";
         registry.register("label_repairs", help, this.repairs.clone());
         registry.register("label_kinds", "Kinds whose objects are labelled", this.kinds.clone());
-        let help = "Kinds that were not gone through yet, or of which some cannot be labelled: 0 when everything is labelled";
+        let help = "Kinds that were not gone through yet, or of which some cannot be seen or labelled, and the list of kinds where something is wrong with it: 0 when everything is labelled";
         registry.register("label_kinds_unfinished", help, this.unfinished.clone());
         this
     }

@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::Push;
 use super::newest::Replaced;
-use super::told::{Told, behind, id, is_of, known, name};
+use super::told::{Gone, Told, behind, id, is_of, known, name};
 use crate::board::{Posted, Reader, Receipt, Subject};
 use crate::identity::{Identity, IdentityError};
 use crate::metrics::{Open, Refused};
@@ -50,6 +50,8 @@ struct Session {
     replaced: Replaced,
     /// What it has been told.
     told: HashMap<PodName, Told>,
+    /// Of which pods it has been told that they are gone.
+    gone: Gone,
     /// Whether there may be something that it has not been told.
     news: bool,
     _open: Open,
@@ -94,6 +96,7 @@ pub(super) async fn follow(
         outbound,
         replaced,
         told: HashMap::new(),
+        gone: Gone::default(),
         news: false,
     };
     push.drain.spawn(session.run(hello));
@@ -245,8 +248,13 @@ impl Session {
             let status = Status::invalid_argument("says something else than a verdict");
             return Err(self.push.refuse(Refused::Message, &self.identity, status));
         };
-        let pod = verdict.pod.as_ref().map(name).unwrap_or_default();
-        let Some(told) = self.told.get_mut(&pod) else {
+        let of = verdict.pod.clone().unwrap_or_default();
+        let pod = name(&of);
+        let told = self.told.get_mut(&pod);
+        let Some(told) = told.filter(|told| of.uid.is_empty() || of.uid == told.uid) else {
+            if self.gone.has(&of) {
+                return Ok(());
+            }
             let status = Status::permission_denied("speaks of a pod that it was told nothing of");
             return Err(self.push.refuse(Refused::Foreign, &self.identity, status));
         };
@@ -296,6 +304,7 @@ impl Session {
             let stays = here.get(pod).is_some_and(|posted| posted.uid == told.uid);
             if !stays {
                 update.gone.push(id(pod, &told.uid));
+                self.gone.remember(id(pod, &told.uid));
             }
             stays
         });

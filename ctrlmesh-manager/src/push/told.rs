@@ -1,6 +1,6 @@
 //! What has a proxy been told, and what does it say that it knows?
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use ctrlmesh_common::wire::{Known, MAX_REASON_BYTES, PodId, Verdict};
@@ -28,6 +28,28 @@ pub(super) struct Told {
 
 /// How many verdicts there may be on one policy: it is put in force or refused, and perhaps tried again.
 const MOST_VERDICTS: u32 = 16;
+
+/// The pods of which a proxy was told that they are gone: what it says of them was on its way.
+#[derive(Debug, Default)]
+pub(super) struct Gone(VecDeque<PodId>);
+
+/// How many of them are remembered, the newest: many times what a node has.
+const MOST_GONE: usize = 1024;
+
+// === impl Gone ===
+
+impl Gone {
+    pub(super) fn remember(&mut self, pod: PodId) {
+        if self.0.len() >= MOST_GONE {
+            self.0.pop_front();
+        }
+        self.0.push_back(pod);
+    }
+
+    pub(super) fn has(&self, pod: &PodId) -> bool {
+        self.0.contains(pod)
+    }
+}
 
 // === impl Told ===
 

@@ -366,3 +366,45 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
         .await;
     }
 }
+
+/// What a proxy says of a policy, and what it is told of the pod, may cross.
+#[tokio::test]
+async fn a_verdict_on_a_pod_that_is_gone_by_now_says_nothing_and_on_another_of_its_name_is_refused()
+{
+    let bed = Bed::new().await;
+    let (pod, stays) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-a").await);
+    let node = bed.node_pod("node-a").await;
+    let of_stays = |epoch| (&stays, "node-a", policy(epoch, "a=2"));
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1")), of_stays(1)]);
+    let token = node.token(&bed.client, AUDIENCE).await;
+    let mut stream = bed.follow(&token, of_node("node-a")).await.unwrap();
+    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
+    let entry = update.policies.iter().find(|entry| name_of(entry) == "op-0").unwrap();
+    let verdict =
+        Verdict { pod: entry.pod.clone(), digest: entry.digest, epoch: 1, refused: String::new() };
+    bed.publish(&[of_stays(1)]);
+    let update = soon("that it is gone", stream.updates.message()).await.unwrap().unwrap();
+    assert_eq!(update.gone.len(), 1);
+    let say = |verdict: &Verdict| Report { said: Some(Said::Verdict(verdict.clone())) };
+    stream.reports.send(say(&verdict)).await.unwrap();
+    // What comes behind it in the same stream was heard.
+    let behind = {
+        bed.publish(&[of_stays(2)]);
+        let update = soon("what is new", stream.updates.message()).await.unwrap().unwrap();
+        let entry = update.policies[0].clone();
+        Verdict { pod: entry.pod, digest: entry.digest, epoch: 2, refused: String::new() }
+    };
+    stream.reports.send(say(&behind)).await.unwrap();
+    until("its verdict", || bed.receipt(&stays).is_some_and(|one| one.epoch == 2)).await;
+    assert_eq!(bed.refused("foreign"), 0);
+    let mut other = behind;
+    other.pod.as_mut().unwrap().uid = "another".to_owned();
+    stream.reports.send(say(&other)).await.unwrap();
+    let ended = soon("the end", stream.updates.message()).await;
+    assert_eq!(ended.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(bed.refused("foreign"), 1);
+}
+
+fn name_of(entry: &ctrlmesh_common::wire::Entry) -> &str {
+    entry.pod.as_ref().map(|pod| pod.name.as_str()).unwrap_or_default()
+}

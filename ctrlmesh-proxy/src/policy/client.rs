@@ -13,7 +13,7 @@ use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::{
     Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::{task, time};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -35,6 +35,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(8);
 /// The shortest wait.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
+/// How long after what the manager said could not be kept it is tried again.
+const SAVE_AGAIN: Duration = Duration::from_secs(10);
+
 /// Verdicts that may wait to be sent: those of one message.
 const VERDICTS: usize = 64;
 
@@ -54,6 +57,8 @@ pub struct Client {
     served: Served,
     store: Store,
     told: watch::Sender<Arc<Told>>,
+    /// Whether that is still to be kept.
+    unsaved: Mutex<bool>,
     whole: watch::Sender<bool>,
     metrics: ManagerMetrics,
     drain: Drain,
@@ -110,13 +115,16 @@ pub fn follow(
     let (told, current) = watch::channel(Arc::new(kept));
     let (whole, heard) = watch::channel(false);
     let metrics = metrics.manager.clone();
-    let client = Client { manager, served, store, told, whole, metrics, drain: drain.clone() };
+    let (unsaved, drain_of_it) = (Mutex::new(false), drain.clone());
+    let client =
+        Client { manager, served, store, told, unsaved, whole, metrics, drain: drain_of_it };
     let stop = drain.clone();
     drain.spawn(async move {
         tokio::select! {
             // Shutdown.
             () = stop.started() => {}
             () = client.run() => {}
+            () = client.save_again() => {}
         }
     });
     Ok(Followed { told: current, whole: heard })
@@ -175,7 +183,7 @@ pub fn policy_now(
 // === impl Client ===
 
 impl Client {
-    async fn run(self) {
+    async fn run(&self) {
         let mut wait = FIRST_WAIT;
         loop {
             let ended = self.attend(&mut wait).await;
@@ -252,21 +260,41 @@ impl Client {
             self.metrics.refused.inc();
             warn!(reason = verdict.refused, "policy refused, the last one stays");
         }
-        if after != *before {
-            let after = Arc::new(after);
-            self.told.send_replace(after.clone());
-            let store = self.store.clone();
-            // A disk may take its time.
-            let saved = task::spawn_blocking(move || store.save(&after)).await;
-            if let Ok(Err(error)) = saved {
-                let error = format!("{:#}", anyhow::Error::from(error));
-                warn!(
-                    error,
-                    "policy in force, but not kept: a restart without the manager has the one before"
-                );
-            }
+        let changed = after != *before;
+        if changed {
+            self.told.send_replace(Arc::new(after));
         }
+        self.save(changed).await;
         verdicts
+    }
+
+    /// Keeps what is known, where that was `changed` or could not be kept before. One at a time: the file is never put back.
+    async fn save(&self, changed: bool) {
+        let mut unsaved = self.unsaved.lock().await;
+        *unsaved |= changed;
+        if !*unsaved {
+            return;
+        }
+        let (store, told) = (self.store.clone(), self.told.borrow().clone());
+        // A disk may take its time.
+        let saved = task::spawn_blocking(move || store.save(&told)).await;
+        *unsaved = !matches!(saved, Ok(Ok(())));
+        drop(unsaved);
+        if let Ok(Err(error)) = saved {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            warn!(
+                error,
+                "policy in force, but not kept: a restart without the manager has the one before; tried again"
+            );
+        }
+    }
+
+    /// Keeps for ever what could not be kept at once: the manager may not say anything else for long.
+    async fn save_again(&self) {
+        loop {
+            time::sleep(SAVE_AGAIN).await;
+            self.save(false).await;
+        }
     }
 }
 
@@ -436,6 +464,50 @@ mod tests {
             serde_json::from_str::<Policy>(&format!(r#"{{"{}": 1}}"#, "\u{e4}".repeat(2000)));
         let text = reason(long.unwrap_err().into());
         assert!(text.len() <= MAX_REASON_BYTES && text.len() > MAX_REASON_BYTES - 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_could_not_be_kept_is_kept_later_though_nothing_is_said_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().to_owned();
+        let path = || state.join("none");
+        let address = "127.0.0.1:1".parse().unwrap();
+        let manager =
+            Manager { address, at: None, ca: path(), token: path(), state: state.clone() };
+        let client = Client {
+            store: Store::open(state.clone()).unwrap(),
+            manager,
+            served: Served::Node("n".to_owned()),
+            told: watch::Sender::new(Arc::default()),
+            unsaved: Mutex::new(false),
+            whole: watch::Sender::new(false),
+            metrics: Metrics::new().manager.clone(),
+            drain: Drain::default(),
+        };
+        // Nothing can be put in its place.
+        let file = state.join("policies");
+        std::fs::create_dir(&file).unwrap();
+        client.take(update(&[entry("a", "u", r#"{"epoch": 3}"#)])).await;
+        assert!(file.is_dir());
+        std::fs::remove_dir(&file).unwrap();
+        let kept = async {
+            while !file.exists() {
+                time::sleep(SHORTEST_WAIT).await;
+            }
+        };
+        let kept = async {
+            tokio::select! {
+                () = client.save_again() => {}
+                () = kept => {}
+            }
+        };
+        time::timeout(Duration::from_hours(1), kept).await.unwrap();
+        assert_eq!(epochs(&client.store.load()), [("a", 3)]);
+        assert!(!*client.unsaved.lock().await);
+        // What is kept is not written again.
+        std::fs::remove_file(&file).unwrap();
+        client.take(update(&[])).await;
+        assert!(!file.exists());
     }
 
     #[test]

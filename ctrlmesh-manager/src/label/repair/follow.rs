@@ -27,6 +27,9 @@ use crate::label::{Kind, missing};
 /// How long after a watch of what is new has ended it is begun again.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// After how many failures of a watch in a row it is said.
+const FAILURES: u32 = 3;
+
 /// One kind that is labelled.
 struct Following<MayWrite> {
     labels: Arc<Labels<MayWrite>>,
@@ -38,6 +41,8 @@ struct Following<MayWrite> {
     repaired: u64,
     /// Whether what was there before has been gone through.
     listed: bool,
+    /// How often in a row its objects could not be seen.
+    failures: u32,
     /// What was told last.
     told: Option<String>,
 }
@@ -56,9 +61,18 @@ where
     MayWrite: Fn() -> bool + Send + Sync + 'static,
 {
     let unfinished = Unfinished::new(&labels.metrics.unfinished, &labels.progress, &name);
-    let (pending, told) = (Pending::default(), None);
-    let mut this =
-        Following { labels, name, kind, unfinished, pending, repaired: 0, listed: false, told };
+    let (pending, repaired, listed, failures) = (Pending::default(), 0, false, 0);
+    let mut this = Following {
+        labels,
+        name,
+        kind,
+        unfinished,
+        pending,
+        repaired,
+        listed,
+        failures,
+        told: None,
+    };
     loop {
         Box::pin(this.pass()).await;
     }
@@ -76,7 +90,8 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
         let mut events = pin!(events);
         let mut fresh = fresh(Api::all_with(client.clone(), &self.kind.resource)).boxed();
         self.listed = false;
-        while !self.pending.overflows() {
+        // What could not be watched is listed anew: that says when it can be seen again.
+        while !(self.pending.overflows() || self.listed && self.failures >= FAILURES) {
             match self.next(&mut fresh, events.as_mut()).await {
                 Next::Fresh(meta) => self.look(&meta).await,
                 Next::Seen(event) => self.seen(*event).await,
@@ -113,14 +128,30 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
     }
 
     async fn seen(&mut self, event: Result<Event<PartialObjectMeta<DynamicObject>>, Error>) {
+        // That a list begins says nothing yet.
+        if !matches!(event, Ok(Event::Init) | Err(_)) {
+            self.failures = 0;
+        }
         match event {
             Ok(Event::InitApply(object) | Event::Apply(object)) => {
                 self.look(&object.metadata).await;
             }
-            Ok(Event::InitDone) => self.listed = true,
+            Ok(Event::InitDone) => {
+                self.listed = true;
+                self.unfinished.unseen(None);
+            }
             Ok(Event::Delete(object)) => self.pending.done(&object.metadata),
             Ok(Event::Init) => {}
-            Err(error) => warn!(kind = self.name, %error, "watch failed; goes on"),
+            Err(error) => {
+                let text = error.to_string();
+                warn!(kind = self.name, error = text, "watch failed; goes on");
+                if !self.listed || is_refused(&error) {
+                    self.failures = self.failures.saturating_add(1);
+                }
+                if self.failures >= FAILURES {
+                    self.unfinished.unseen(Some(&text));
+                }
+            }
         }
     }
 
@@ -150,9 +181,10 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
 
     /// Says how far it has come, where that has changed.
     async fn say(&mut self) {
-        let finished = self.listed && self.pending.is_empty();
+        let is_seen = self.listed && self.failures < FAILURES;
+        let finished = is_seen && self.pending.is_empty();
         let changed = self.unfinished.set(!finished);
-        if !self.listed {
+        if !self.listed && self.failures < FAILURES {
             return;
         }
         if finished {
@@ -163,17 +195,24 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 self.labels.tell(kind, false, "Labelled", note).await;
             }
             (self.repaired, self.told) = (0, None);
-        } else if self.told.is_none()
-            && let Some(why) = self.unfinished.why()
+        } else if let Some(why) = self.unfinished.why()
+            && self.told.as_ref() != Some(&why)
         {
-            let note = format!(
-                "not every object of {} can be labelled; those that cannot are tried again: {why}",
-                self.name
-            );
-            self.labels.tell(&self.name, true, "NotLabelled", note).await;
+            self.labels.tell(&self.name, true, "NotLabelled", why.clone()).await;
             self.told = Some(why);
         }
     }
+}
+
+/// Whether it was refused: nothing that passes by itself, such as that the API server is away, or has forgotten.
+fn is_refused(error: &Error) -> bool {
+    let code = match error {
+        Error::WatchStartFailed(kube::Error::Api(status)) | Error::WatchError(status) => {
+            status.code
+        }
+        _ => return false,
+    };
+    matches!(code, 400..=499) && !matches!(code, 408 | 410 | 429)
 }
 
 /// What is created or changed from now on, for ever; some may be missed where a watch is begun again.
