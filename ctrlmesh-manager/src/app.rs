@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
 use crate::admin::Page;
+use crate::certs::cluster::Cluster;
 use crate::certs::roots::Roots;
 use crate::certs::serving::{self, ServingError};
 use crate::certs::vault::{Vault, VaultError, Wanted};
@@ -114,7 +115,7 @@ pub fn run(args: RunArgs) -> Result<bool, AppError> {
 
 async fn serve(args: RunArgs) -> Result<bool, AppError> {
     let config = reach::config(&args).await?;
-    let cluster = config.root_cert.iter().flatten().map(|der| pem(der)).collect::<String>();
+    let cluster = Cluster::of(&config);
     let client = reach::client(config.clone())?;
     let background = reach::client(reach::background(config, &args))?;
     let drain = Drain::default();
@@ -152,7 +153,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
 async fn start(
     args: RunArgs,
     (client, background): (Client, Client),
-    cluster: String,
+    cluster: Cluster,
     counted: Counted,
     readiness: Readiness,
     drain: Drain,
@@ -348,11 +349,6 @@ fn identity(args: &RunArgs) -> String {
     use std::hash::{BuildHasher as _, RandomState};
 
     format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
-}
-
-/// A certificate in PEM.
-fn pem(der: &[u8]) -> String {
-    pem::encode(&pem::Pem::new("CERTIFICATE", der))
 }
 
 async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
