@@ -7,11 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_common::everywhere::without_ipv6;
-use http::HeaderValue;
-use http::header::USER_AGENT;
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
 use nix::sys::resource::{self, Resource};
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
@@ -24,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
 use crate::admin::Page;
+use crate::certs::cluster::Cluster;
 use crate::certs::roots::Roots;
 use crate::certs::serving::{self, ServingError};
 use crate::certs::vault::{Vault, VaultError, Wanted};
@@ -37,16 +35,11 @@ use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
 use crate::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
+use crate::reach::{self, ReachError};
 use crate::readiness::Readiness;
 use crate::telemetry;
 use crate::tls::{self, Presented};
 use crate::webhook::{Room, Route, Webhook, WebhookMetrics};
-
-/// The user agent of what others wait for.
-const AGENT: &str = concat!("ctrlmesh-manager/", env!("CARGO_PKG_VERSION"));
-
-/// The user agent of what can wait: labelling what is there already.
-const BACKGROUND: &str = concat!("ctrlmesh-manager-background/", env!("CARGO_PKG_VERSION"));
 
 /// How often it is tried to reach an API server that is not there yet.
 const RETRY: Duration = Duration::from_secs(1);
@@ -67,8 +60,8 @@ const OTHER_FILES: usize = 2048;
 #[derive(Debug, Error)]
 pub enum AppError {
     /// How the API server is reached is not known.
-    #[error("read how the API server is reached")]
-    Kubeconfig(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Reach(#[from] ReachError),
     /// There are no certificate authorities.
     #[error("open the certificate authorities")]
     Vault(#[from] VaultError),
@@ -121,11 +114,10 @@ pub fn run(args: RunArgs) -> Result<bool, AppError> {
 }
 
 async fn serve(args: RunArgs) -> Result<bool, AppError> {
-    let config = kube_config(&args).await?;
-    let cluster = config.root_cert.iter().flatten().map(|der| pem(der)).collect::<String>();
-    let unreachable = |error: kube::Error| AppError::Kubeconfig(Box::new(error));
-    let client = Client::try_from(config.clone()).map_err(unreachable)?;
-    let background = Client::try_from(background(config, &args)).map_err(unreachable)?;
+    let config = reach::config(&args).await?;
+    let cluster = Cluster::of(&config);
+    let client = reach::client(config.clone())?;
+    let background = reach::client(reach::background(config, &args))?;
     let drain = Drain::default();
     let readiness = Readiness::default();
     let starting = readiness.block("certificates");
@@ -161,7 +153,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
 async fn start(
     args: RunArgs,
     (client, background): (Client, Client),
-    cluster: String,
+    cluster: Cluster,
     counted: Counted,
     readiness: Readiness,
     drain: Drain,
@@ -352,48 +344,11 @@ async fn open(client: &Client, args: &RunArgs) -> Result<Vault, VaultError> {
     }
 }
 
-async fn kube_config(args: &RunArgs) -> Result<Config, AppError> {
-    let failed = |error: Box<dyn std::error::Error + Send + Sync>| AppError::Kubeconfig(error);
-    let config = match &args.kubeconfig {
-        Some(file) => {
-            let kubeconfig = Kubeconfig::read_from(file).map_err(|error| failed(error.into()))?;
-            Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-                .await
-                .map_err(|error| failed(error.into()))?
-        }
-        None => Config::infer().await.map_err(|error| failed(error.into()))?,
-    };
-    Ok(named(config, AGENT))
-}
-
-/// The same with this user agent.
-/// For what can wait: under a name of its own for people, and an account of its own for flow schemas, which see nothing
-/// else of it.
-fn background(config: Config, args: &RunArgs) -> Config {
-    let mut config = named(config, BACKGROUND);
-    if let Some(account) = &args.background_account {
-        let account = format!("system:serviceaccount:{}:{account}", args.namespace);
-        config.auth_info.impersonate = Some(account);
-    }
-    config
-}
-
-fn named(mut config: Config, agent: &'static str) -> Config {
-    config.headers.retain(|(name, _)| *name != USER_AGENT);
-    config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));
-    config
-}
-
 /// The host's name, which is the pod's, and something that no replica before it had.
 fn identity(args: &RunArgs) -> String {
     use std::hash::{BuildHasher as _, RandomState};
 
     format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
-}
-
-/// A certificate in PEM.
-fn pem(der: &[u8]) -> String {
-    pem::encode(&pem::Pem::new("CERTIFICATE", der))
 }
 
 async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {

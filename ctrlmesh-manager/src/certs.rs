@@ -4,6 +4,7 @@
 //! manager's vouches for the manager, and may speak for that only. Neither can stand in for the other.
 
 pub mod authority;
+pub mod cluster;
 pub mod line;
 pub mod roots;
 pub mod servers;

@@ -27,6 +27,7 @@ pub mod board;
 pub mod listen;
 pub mod push;
 pub mod config;
+pub mod reach;
 pub mod context;
 pub mod webhook;
 pub mod roster;

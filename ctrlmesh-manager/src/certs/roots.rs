@@ -24,6 +24,7 @@ use serde_json::json;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
+use crate::certs::cluster::Cluster;
 use crate::certs::vault::Vault;
 use crate::lease::Leadership;
 use crate::telemetry;
@@ -61,8 +62,8 @@ const STANDS: Duration = Duration::from_secs(5);
 pub struct Roots {
     client: Client,
     vault: Arc<Vault>,
-    /// The cluster's own certificate authority, PEM.
-    cluster: String,
+    /// The cluster's own certificate authority.
+    cluster: Cluster,
     /// By namespace, the digest of what was written there, and when.
     written: Mutex<HashMap<String, (u64, Instant)>>,
 }
@@ -126,8 +127,8 @@ impl There {
 // === impl Roots ===
 
 impl Roots {
-    /// `cluster` is the API server's own authority, in PEM.
-    pub fn new(client: Client, vault: Arc<Vault>, cluster: String) -> Self {
+    /// `cluster` is the API server's own authority.
+    pub fn new(client: Client, vault: Arc<Vault>, cluster: Cluster) -> Self {
         Self { client, vault, cluster, written: Mutex::default() }
     }
 
@@ -272,7 +273,7 @@ impl Roots {
     fn data(&self) -> BTreeMap<String, String> {
         let authorities = self.vault.current();
         let mesh = authorities.mesh.bundle();
-        let both = format!("{mesh}{}", self.cluster);
+        let both = format!("{mesh}{}", self.cluster.pem());
         BTreeMap::from([
             (root_ca::KEY.to_owned(), mesh),
             (root_ca::FAIL_OPEN_KEY.to_owned(), both),

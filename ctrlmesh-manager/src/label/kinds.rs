@@ -179,9 +179,12 @@ fn listed(
     let mut listed = Vec::new();
     for (name, kinds) in all.group_version_kinds {
         match GroupVersion::from_str(&name) {
-            Ok(group_version) => listed.push((group_version, kinds)),
+            // What is read as a version is whatever follows the group.
+            Ok(one) if !one.version.is_empty() && !one.version.contains('/') => {
+                listed.push((one, kinds));
+            }
             // It takes nothing from the others.
-            Err(_error) => unknown.push(KindsError::GroupVersion { name }),
+            Ok(_) | Err(_) => unknown.push(KindsError::GroupVersion { name }),
         }
     }
     Ok(listed)
