@@ -20,6 +20,9 @@ const CONCURRENT: usize = 8;
 /// How many of them at most may be such as proxies do not wait for.
 const LATER: usize = 6;
 
+/// What a pod's label is, in a word.
+const LABEL: &str = "label";
+
 /// How long an object is left alone after it was written.
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -85,8 +88,11 @@ impl Desk {
         self.paces.retain(|key, pace| keys.contains(key) || now < pace.not_before);
         (self.decided, self.due) = (Some((plan, seen)), Some(now + LOOK_AGAIN));
         self.first.clear();
-        self.later.clear();
-        for write in writes {
+        // Which shard a pod is of is decided by the labels of the others: while some are on their way, no others are given.
+        let labels =
+            self.later.iter().any(is_label) || self.busy.keys().any(|(what, _)| *what == LABEL);
+        self.later.retain(|write| labels && is_label(write));
+        for write in writes.into_iter().filter(|write| !(labels && is_label(write))) {
             let key = key(&write);
             let later = self.paces.get(&key).map(|pace| pace.not_before);
             match later.filter(|later| now < *later) {
@@ -142,6 +148,10 @@ impl Desk {
     }
 }
 
+fn is_label(write: &Write) -> bool {
+    write.what() == LABEL
+}
+
 fn key(write: &Write) -> Key {
     (write.what(), write.object())
 }
@@ -154,15 +164,23 @@ mod tests {
     use crate::pod::PodName;
     use crate::status::Contact;
 
+    fn config(name: &str) -> Box<ShardingConfig> {
+        let mut config = ShardingConfig::new(name, ShardingConfigSpec::default());
+        config.metadata.namespace = Some("ns".to_owned());
+        Box::new(config)
+    }
+
     fn write(shard: &str) -> Write {
-        let pod: PodName = format!("ns/{shard}").parse().unwrap();
-        Write::Label { pod, uid: String::new(), shard: shard.to_owned() }
+        Write::Remove { config: config(shard) }
+    }
+
+    fn label(pod: &str) -> Write {
+        let pod: PodName = format!("ns/{pod}").parse().unwrap();
+        Write::Label { pod, uid: String::new(), shard: "shard".to_owned() }
     }
 
     fn decision(shard: &str) -> Write {
-        let mut config = ShardingConfig::new(shard, ShardingConfigSpec::default());
-        config.metadata.namespace = Some("ns".to_owned());
-        Write::Status { config: Box::new(config), decides: true, news: Vec::new() }
+        Write::Status { config: config(shard), decides: true, news: Vec::new() }
     }
 
     /// Those that are given out, once `names` have to be written.
@@ -227,6 +245,24 @@ mod tests {
         assert_eq!(desk.next(), None, "room is kept");
         desk.done(&write("slow-0"), Outcome::Written, now);
         assert_eq!(desk.next(), Some(write("other")));
+    }
+
+    #[test]
+    fn no_other_labels_are_given_before_those_that_were_decided_together_are_written() {
+        let (mut desk, now) = (Desk::default(), Instant::now());
+        let take = |desk: &mut Desk, writes: &[Write], now| {
+            desk.take(Arc::default(), Seen::default(), writes.to_vec(), now);
+        };
+        take(&mut desk, &[label("a"), label("b")], now);
+        assert_eq!(desk.next(), Some(label("a")));
+        take(&mut desk, &[label("c"), write("shard")], now);
+        assert_eq!((desk.next(), desk.next()), (Some(label("b")), Some(write("shard"))));
+        assert_eq!(desk.next(), None);
+        for done in [label("a"), label("b"), write("shard")] {
+            desk.done(&done, Outcome::Written, now);
+        }
+        take(&mut desk, &[label("c")], now);
+        assert_eq!(desk.next(), Some(label("c")));
     }
 
     #[test]

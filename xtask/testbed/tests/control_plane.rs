@@ -1,6 +1,7 @@
 //! The bed itself: what it starts is real, and nothing of it stays.
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -103,7 +104,8 @@ fn nothing_is_left_when_the_process_is_killed_while_it_starts() -> Result<()> {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let prefix = format!("ctrlmesh-testbed-{}-", child.id());
+        let namespace = fs::metadata("/proc/self/ns/pid")?.ino();
+        let prefix = format!("ctrlmesh-testbed-{namespace}-{}-", child.id());
         until("the folder to appear", || {
             Ok(folders()?.iter().any(|name| name.starts_with(&prefix)))
         })?;
