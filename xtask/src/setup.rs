@@ -315,7 +315,7 @@ fn install(packages: &[Need]) -> Result<()> {
         let names: Vec<&str> = packages.iter().map(|(name, ..)| *name).collect();
         let arguments = ["install", "-q", "-y", "--no-install-recommends"];
         let installed = run_apt(&[&arguments[..], &names].concat());
-        leave_off(&names)?;
+        leave_off(&names);
         installed
     })
 }
@@ -328,13 +328,16 @@ fn run_apt(arguments: &[&str]) -> Result<()> {
 }
 
 /// What was installed just now is not started at boot either.
-fn leave_off(packages: &[&str]) -> Result<()> {
+fn leave_off(packages: &[&str]) {
     let units = UNITS.iter().filter(|(package, _)| packages.contains(package));
     let units: Vec<&str> = units.map(|(_, unit)| *unit).collect();
     if units.is_empty() || !tools::on_path("systemctl") {
-        return Ok(());
+        return;
     }
-    run(Command::new("systemctl").arg("disable").args(units))
+    // Where no systemd runs, there is nothing that would start them.
+    if let Err(error) = run(Command::new("systemctl").arg("disable").args(units)) {
+        say(&format!("{error:#}"));
+    }
 }
 
 /// `go1.26.8` as (1, 26).
