@@ -246,6 +246,22 @@ impl Snapshot {
     }
 }
 
+#[cfg(test)]
+impl Snapshot {
+    /// What these manifests say; of what is served nothing is known.
+    pub(crate) fn of_manifests(text: &str) -> Self {
+        let mut manifests = crate::manifest::Manifests::default();
+        assert!(manifests.read(text).is_ok(), "{text}");
+        Self {
+            members: manifests.pods.iter().map(Member::from).collect(),
+            configs: manifests.configs,
+            namespaces: manifests.namespaces,
+            first_ordinals: manifests.first_ordinals,
+            ..Self::default()
+        }
+    }
+}
+
 // === impl Seen ===
 
 impl Seen {

@@ -227,6 +227,11 @@ fn add_variables(spec: &mut PodSpec, wanted: Variables) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// All containers, also the proxy's.
+fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    spec.init_containers.iter().flatten().chain(&spec.containers)
+}
+
 /// The pod's own containers, those that initialise it included.
 fn operators(spec: &mut PodSpec) -> impl Iterator<Item = &mut Container> {
     let init = spec.init_containers.iter_mut().flatten();

@@ -2,7 +2,8 @@
 //!
 //! Three: the slot, the namespace, and that it is controlled. Namespaces and the objects of the listed kinds carry them:
 //! at once, by a policy inside the API server and, where it serves none or cannot know the hash, by the mutating webhook,
-//! and for ever, by watches that put right what those missed. What is terminating, or of a kind that is not listed, is never touched.
+//! and for ever, by watches that put right what those missed. What is terminating, or of a kind that is not listed, is
+//! never touched.
 
 use std::collections::BTreeMap;
 

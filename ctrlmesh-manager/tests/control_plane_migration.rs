@@ -1,22 +1,17 @@
 //! A cluster that was labelled with other keys, and by another hash, is labelled anew as it stands.
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_testbed::{ControlPlane, retry};
-use futures::StreamExt as _;
 use harness::manager::Manager;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{Api, ListParams, PostParams};
-use kube::runtime::watcher::{self, watcher};
-use kube::{Client, ResourceExt as _, runtime::WatchStreamExt as _};
+use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
-use tokio::time;
 
 mod harness;
 
@@ -79,24 +74,6 @@ async fn until_labelled(client: &Client, key: &str, hash: NamespaceHash) -> Resu
     .await
 }
 
-/// Waits until the shard's status says whether objects lack labels.
-async fn until_degraded(client: &Client, reason: &str) -> Result<()> {
-    let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &space(0));
-    let config = watcher::Config::default();
-    let mut states = std::pin::pin!(watcher(configs, config).default_backoff().applied_objects());
-    let found = async {
-        while let Some(state) = states.next().await {
-            let said = state?.status.unwrap_or_default();
-            let degraded = said.conditions.iter().find(|one| one.type_ == "Degraded");
-            if degraded.is_some_and(|one| one.reason == reason) {
-                return Ok(());
-            }
-        }
-        anyhow::bail!("the watch ended")
-    };
-    time::timeout(Duration::from_mins(1), found).await.with_context(|| reason.to_owned())?
-}
-
 #[tokio::test]
 async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_far() -> Result<()>
 {
@@ -110,14 +87,16 @@ async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_
     let before = until_labelled(&client, KEY, NamespaceHash::Kusionstack)
         .await
         .with_context(|| manager.log())?;
-    until_degraded(&client, "AsExpected").await?;
+    harness::until_degraded(&client, &space(0), "AsExpected", "").await?;
     manager.kill()?;
     // So slowly that one can look on.
     let manager = Manager::start(plane, NAMESPACE, &["--label-rate", "30"])?;
-    until_degraded(&client, "Unlabelled").await.with_context(|| manager.log())?;
+    harness::until_degraded(&client, &space(0), "Unlabelled", "")
+        .await
+        .with_context(|| manager.log())?;
     ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 1);
     let after = until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
-    until_degraded(&client, "AsExpected").await?;
+    harness::until_degraded(&client, &space(0), "AsExpected", "").await?;
     ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 0);
     let repairs = "ctrlmesh_manager_label_repairs_total{kind=\"configmaps./v1\",outcome=\"done\"}";
     let all = u64::try_from(OBJECTS.0 * OBJECTS.1)?;

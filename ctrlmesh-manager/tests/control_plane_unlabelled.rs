@@ -1,22 +1,17 @@
 //! What is listed and cannot be labelled is said, whatever the reason: it belongs to nobody.
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{label, resource_list};
 use ctrlmesh_testbed::{ControlPlane, retry};
-use futures::StreamExt as _;
 use harness::manager::Manager;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
-use kube::runtime::watcher::{self, watcher};
-use kube::{Client, ResourceExt as _, runtime::WatchStreamExt as _};
+use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
-use tokio::time;
 
 mod harness;
 
@@ -70,24 +65,6 @@ async fn list(client: &Client, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the shard's status says so, with such a text.
-async fn until_degraded(client: &Client, reason: &str, text: &str) -> Result<()> {
-    let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), "default");
-    let config = watcher::Config::default();
-    let mut states = std::pin::pin!(watcher(configs, config).default_backoff().applied_objects());
-    let found = async {
-        while let Some(state) = states.next().await {
-            let said = state?.status.unwrap_or_default();
-            let degraded = said.conditions.iter().find(|one| one.type_ == "Degraded");
-            if degraded.is_some_and(|one| one.reason == reason && one.message.contains(text)) {
-                return Ok(());
-            }
-        }
-        anyhow::bail!("the watch ended")
-    };
-    time::timeout(Duration::from_mins(1), found).await.with_context(|| text.to_owned())?
-}
-
 /// Waits for an event of the list of kinds.
 async fn told(client: &Client, reason: &str, text: &str) -> Result<()> {
     let events: Api<Event> = Api::namespaced(client.clone(), NAMESPACE);
@@ -110,7 +87,9 @@ async fn what_is_listed_and_cannot_be_labelled_is_said_until_it_can() -> Result<
     world(&client).await?;
     let manager = Manager::start(plane, NAMESPACE, &["--background-account", "limited"])?;
     let until = async |reason: &str, text: &str| {
-        until_degraded(&client, reason, text).await.with_context(|| manager.log())
+        harness::until_degraded(&client, "default", reason, text)
+            .await
+            .with_context(|| manager.log())
     };
     until("AsExpected", "").await?;
     let unfinished = "ctrlmesh_manager_label_kinds_unfinished ";

@@ -8,6 +8,9 @@ mod harness;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::client::SendRequest;
 use harness::frames::{ACK, DATA, END, Frames, HEADERS, PING, SETTINGS, asked, operator};
 use harness::pki::Pki;
 use harness::proxy::Proxy;
@@ -21,6 +24,14 @@ const SILENCE: [&str; 2] = ["--silence-timeout", "3s"];
 
 /// More requests at once than an API server takes on a connection, and fewer than it takes on two.
 const BURST: usize = 150;
+
+/// An operator, and its watch, of which the head has come.
+async fn watching(pki: &Pki, proxy: &Proxy) -> (SendRequest<Bytes>, RecvStream) {
+    let mut send = operator(pki, proxy).await.ready().await.unwrap();
+    let (watch, _) = send.send_request(asked("/api/v1/pods?watch=1"), true).unwrap();
+    let watch = soon("the watch", watch).await.unwrap().into_body();
+    (send, watch)
+}
 
 /// The API server is dead, or what lies before it has forgotten the connection: no packet says so.
 #[tokio::test]
@@ -50,9 +61,7 @@ async fn a_connection_that_says_nothing_to_a_ping_is_given_up_with_its_watches()
     })
     .await;
     let proxy = Proxy::start(&pki, upstream.address, &SILENCE);
-    let mut send = operator(&pki, &proxy).await.ready().await.unwrap();
-    let (watch, _) = send.send_request(asked("/api/v1/pods?watch=1"), true).unwrap();
-    let mut watch = soon("the watch", watch).await.unwrap().into_body();
+    let (_send, mut watch) = watching(&pki, &proxy).await;
     assert_eq!(soon("an event", watch.data()).await.unwrap().unwrap(), "said");
     let end = soon("the watch to break off", watch.data()).await;
     assert!(end.is_none_or(|data| data.is_err()));
@@ -90,9 +99,7 @@ async fn a_quiet_connection_whose_pings_are_answered_stays() {
     })
     .await;
     let proxy = Proxy::start(&pki, upstream.address, &SILENCE);
-    let mut send = operator(&pki, &proxy).await.ready().await.unwrap();
-    let (watch, _) = send.send_request(asked("/api/v1/pods?watch=1"), true).unwrap();
-    let mut watch = soon("the watch", watch).await.unwrap().into_body();
+    let (_send, mut watch) = watching(&pki, &proxy).await;
     assert_eq!(soon("an event", watch.data()).await.unwrap().unwrap(), "said");
     assert_eq!(upstream.connections(), 1);
 }
@@ -130,9 +137,7 @@ async fn after_a_request_without_an_answer_the_next_goes_elsewhere_and_the_watch
     })
     .await;
     let proxy = Proxy::start(&pki, upstream.address, &["--response-timeout", "2s"]);
-    let mut send = operator(&pki, &proxy).await.ready().await.unwrap();
-    let (watch, _) = send.send_request(asked("/api/v1/pods?watch=1"), true).unwrap();
-    let mut watch = soon("the watch", watch).await.unwrap().into_body();
+    let (mut send, mut watch) = watching(&pki, &proxy).await;
     for (path, status) in
         [("/hung", StatusCode::GATEWAY_TIMEOUT), ("/api", StatusCode::OK), ("/api", StatusCode::OK)]
     {

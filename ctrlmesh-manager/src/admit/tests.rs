@@ -1,11 +1,9 @@
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ctrlmesh_common::names::annotation;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::manifest::Manifests;
 
 const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
     spec: {controller: {leaderElectionName: op}, selector: {matchLabels: {app: op}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";
@@ -14,15 +12,8 @@ const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: Sharding
     spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}}\n---\n";
 
 fn snapshot(text: &str) -> Snapshot {
-    let mut manifests = Manifests::default();
-    manifests.read(text).unwrap();
-    Snapshot {
-        members: manifests.pods.iter().map(Member::from).collect(),
-        configs: manifests.configs,
-        namespaces: manifests.namespaces,
-        first_ordinals: BTreeMap::new(),
-        served: std::sync::Arc::new([("", "pods"), ("apps", "deployments")].into()),
-    }
+    let served = std::sync::Arc::new([("", "pods"), ("apps", "deployments")].into());
+    Snapshot { served, ..Snapshot::of_manifests(text) }
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! What is written next?
 //!
 //! Pure: takes what has to be written, gives one write after the other, first what proxies wait for; for that there is
-//! always room. No object is written in one way more than once a second, and never twice at once. What failed is tried again later and later, by itself: one object that can never
-//! be written holds no other up. What has to be written is asked for again when something has changed, or when something
-//! is due that could not be written before.
+//! always room. No object is written in one way more than once a second, and never twice at once. What failed is tried
+//! again later and later, by itself: one object that can never be written holds no other up. What has to be written is
+//! asked for again when something has changed, or when something is due that could not be written before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

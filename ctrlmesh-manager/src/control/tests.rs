@@ -9,11 +9,9 @@ use tokio::sync::watch;
 use super::*;
 use crate::cache::Snapshot;
 use crate::drain::Drain;
-use crate::manifest::Manifests;
 use crate::plan;
-use crate::pod::Member;
 
-/// A root of two shards, switched off, and `pods` of them that carry no label yet.
+/// A root of two shards with `pods` that carry no label yet, and a shard by itself whose objects are those of team `selector`.
 fn planned(selector: &str, pods: usize) -> Plan {
     let owner = "ownerReferences: [{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: a, controller: true}]";
     let pod = |number| {
@@ -28,21 +26,14 @@ fn planned(selector: &str, pods: usize) -> Plan {
         "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: other, namespace: ops, uid: '2'}}\n\
          spec: {{selector: {{matchLabels: {{app: other}}}}, limits: [{{selector: {{matchLabels: {{team: {selector}}}}}}}]}}\n---\n"
     );
-    let mut manifests = Manifests::default();
     let pods: String = (0..pods).map(pod).collect();
-    manifests.read(&(root.to_owned() + &other + &pods)).unwrap();
-    let snapshot = Snapshot {
-        members: manifests.pods.iter().map(Member::from).collect(),
-        configs: manifests.configs,
-        ..Snapshot::default()
-    };
+    let snapshot = Snapshot::of_manifests(&(root.to_owned() + &other + &pods));
     plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_division_is_written_while_hundreds_of_labels_hang() {
-    let (seen, written) = mpsc::unbounded_channel::<String>();
-    let mut written = written;
+    let (seen, mut written) = mpsc::unbounded_channel::<String>();
     let hung = Arc::new(Mutex::new(0));
     let count = Arc::clone(&hung);
     let service = tower::service_fn(move |request: Request<Body>| {

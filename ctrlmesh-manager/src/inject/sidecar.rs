@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{CONTAINER, Interception, Refusal, Settings};
+use super::{CONTAINER, Interception, Refusal, Settings, containers};
 
 /// What the proxy is told and trusts.
 pub(super) const VOLUME: &str = sidecar::VOLUME;
@@ -42,10 +42,10 @@ pub(super) fn check(spec: &PodSpec, wanted: bool) -> Result<(), Refusal> {
     if spec.containers.iter().any(|container| container.name == CONTAINER) {
         return Err(Refusal::Container { field: "containers" });
     }
-    let init = || spec.init_containers.iter().flatten();
+    let mut init = spec.init_containers.iter().flatten();
     let is_taken =
         |container: &Container| container.name == CONTAINER && !(wanted && is_ours(container));
-    if init().any(is_taken) {
+    if init.any(is_taken) {
         return Err(Refusal::Container { field: "initContainers" });
     }
     let ours = [knowledge(), state()];
@@ -57,8 +57,7 @@ pub(super) fn check(spec: &PodSpec, wanted: bool) -> Result<(), Refusal> {
     if let Some(volume) = taken.next() {
         return Err(Refusal::Volume { name: volume.name.clone() });
     }
-    let own = init().chain(&spec.containers).filter(|container| container.name != CONTAINER);
-    for container in own {
+    for container in containers(spec).filter(|container| container.name != CONTAINER) {
         let mut mounts = container.volume_mounts.iter().flatten();
         if let Some(mount) = mounts.find(|mount| [VOLUME, STATE].contains(&mount.name.as_str())) {
             let (container, name) = (container.name.clone(), mount.name.clone());

@@ -9,7 +9,7 @@ use ctrlmesh_common::names::root_ca;
 use k8s_openapi::api::core::v1::{Container, KeyToPath, PodSpec, Volume, VolumeProjection};
 
 use super::redirect::SERVICE_ACCOUNT;
-use super::{Refusal, operators, sidecar};
+use super::{Refusal, containers, operators, sidecar};
 
 /// What the name of the bundle with the API server's CA has in it, and of who signs for it.
 const API_SERVER_SIGNER: &str = "kube-apiserver-serving";
@@ -17,8 +17,7 @@ const API_SERVER_SIGNER: &str = "kube-apiserver-serving";
 /// # Errors
 /// Where a volume or a variable brings the API server's CA in another way than its ConfigMap, and says so.
 pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
-    let containers = || spec.init_containers.iter().flatten().chain(&spec.containers);
-    let as_account: BTreeSet<&str> = containers().flat_map(mounted_as_account).collect();
+    let as_account: BTreeSet<&str> = containers(spec).flat_map(mounted_as_account).collect();
     for volume in spec.volumes.iter().flatten() {
         let as_account = as_account.contains(volume.name.as_str());
         if let Some(what) = brings_real_ca(volume, as_account) {
@@ -26,7 +25,7 @@ pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
             return Err(Refusal::RealCa { field, what });
         }
     }
-    for container in containers() {
+    for container in containers(spec) {
         let mut all = container.env_from.iter().flatten();
         let map = all.find(|from| {
             from.config_map_ref.as_ref().is_some_and(|map| map.name == root_ca::CLUSTER)
@@ -41,8 +40,7 @@ pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
 
 /// Whether a container has a service account's token and CA where Kubernetes mounts them.
 pub(super) fn has_account(spec: &PodSpec) -> bool {
-    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    containers.any(|container| mounted_as_account(container).next().is_some())
+    containers(spec).flat_map(mounted_as_account).next().is_some()
 }
 
 /// The volumes that a container has where a service account's CA is.

@@ -79,6 +79,9 @@ pub struct Served {
     pub missing: Vec<String>,
 }
 
+/// What stands for every kind.
+const ALL: &str = "*";
+
 /// What is listed of a group and version.
 type Names = Vec<String>;
 
@@ -129,15 +132,15 @@ impl Served {
         found: Vec<(ApiResource, ApiCapabilities)>,
     ) {
         for name in names {
-            let is_it = |(one, can): &&(ApiResource, ApiCapabilities)| {
-                name == "*" || *name == one.kind && (can_be_labelled(can) || is_namespace(one))
+            let is_it = |(one, can): &(ApiResource, ApiCapabilities)| {
+                name == ALL || *name == one.kind && (can_be_labelled(can) || is_namespace(one))
             };
-            if !found.iter().any(|one| is_it(&one)) {
+            if !found.iter().any(is_it) {
                 self.missing.push(format!("{} {name}", group_version.api_version()));
             }
         }
         let wanted = found.into_iter().filter(|(resource, can)| {
-            let is_listed = names.iter().any(|name| name == "*" || *name == resource.kind);
+            let is_listed = names.iter().any(|name| name == ALL || *name == resource.kind);
             is_listed && can_be_labelled(can) && !is_namespace(resource)
         });
         self.kinds.extend(wanted.map(|(resource, can)| {

@@ -43,6 +43,8 @@ const ROOM: usize = 1;
 struct Session {
     push: Arc<Push>,
     identity: Arc<Identity>,
+    /// Its UID.
+    by: Arc<str>,
     token: Arc<str>,
     reader: Reader,
     inbound: Streaming<Report>,
@@ -90,6 +92,7 @@ pub(super) async fn follow(
         reader: push.board.follow(subject),
         _open: Open::new(&push.metrics.clients),
         push: push.clone(),
+        by: Arc::from(identity.uid.as_str()),
         identity,
         token,
         inbound,
@@ -350,7 +353,7 @@ impl Session {
         let receipt = Receipt {
             uid: told.uid.clone(),
             node: told.node.clone(),
-            by: Arc::from(self.identity.uid.as_str()),
+            by: self.by.clone(),
             epoch: told.epoch,
             digest: told.in_force,
             refused: told.refused.clone(),

@@ -2,7 +2,6 @@ use ctrlmesh_common::policy::Policy;
 
 use super::*;
 use crate::cache::Snapshot;
-use crate::manifest::Manifests;
 use crate::plan;
 use crate::shard::Labelling;
 
@@ -18,16 +17,7 @@ fn pod(name: &str) -> String {
 }
 
 fn plan(text: &str) -> Plan {
-    let mut manifests = Manifests::default();
-    manifests.read(text).unwrap();
-    let snapshot = Snapshot {
-        members: manifests.pods.iter().map(Member::from).collect(),
-        configs: manifests.configs,
-        namespaces: manifests.namespaces,
-        first_ordinals: manifests.first_ordinals,
-        ..Snapshot::default()
-    };
-    plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
+    plan::of(Snapshot::of_manifests(text), &Labelling::default(), &BTreeMap::new())
 }
 
 fn at(second: i64) -> Timestamp {

@@ -1,13 +1,19 @@
 //! What the tests against a real API server share.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use anyhow::Result;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
 use ctrlmesh_common::api::{self, ShardingConfig};
 use ctrlmesh_testbed::retry;
+use futures::StreamExt as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, watcher};
 use kube::{Client, ResourceExt as _};
 use serde_json::json;
+use tokio::time;
 
 pub(crate) mod manager;
 
@@ -30,4 +36,30 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
         }
     })
     .await
+}
+
+/// Waits until the status of one of the ShardingConfigs in `namespace` says that it is degraded, or not, by this reason, in a
+/// message with this text.
+pub(crate) async fn until_degraded(
+    client: &Client,
+    namespace: &str,
+    reason: &str,
+    text: &str,
+) -> Result<()> {
+    let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), namespace);
+    let config = watcher::Config::default();
+    let mut states = std::pin::pin!(watcher(configs, config).default_backoff().applied_objects());
+    let found = async {
+        while let Some(state) = states.next().await {
+            let said = state?.status.unwrap_or_default();
+            let degraded = said.conditions.iter().find(|one| one.type_ == "Degraded");
+            if degraded.is_some_and(|one| one.reason == reason && one.message.contains(text)) {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the watch ended")
+    };
+    time::timeout(Duration::from_mins(1), found)
+        .await
+        .with_context(|| format!("{reason} {text}"))?
 }

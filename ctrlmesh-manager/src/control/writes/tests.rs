@@ -1,6 +1,5 @@
 use super::*;
 use crate::cache::Snapshot;
-use crate::manifest::Manifests;
 use crate::plan;
 
 const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: op, namespace: ops, uid: '1'}\n\
@@ -22,16 +21,7 @@ fn pod(name: &str, labels: &str) -> String {
 }
 
 fn planned(text: &str) -> Plan {
-    let mut manifests = Manifests::default();
-    manifests.read(text).unwrap();
-    let snapshot = Snapshot {
-        members: manifests.pods.iter().map(Member::from).collect(),
-        configs: manifests.configs,
-        namespaces: manifests.namespaces,
-        first_ordinals: manifests.first_ordinals,
-        ..Snapshot::default()
-    };
-    plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
+    plan::of(Snapshot::of_manifests(text), &Labelling::default(), &BTreeMap::new())
 }
 
 /// By pod, the shard that its label is to name.
