@@ -137,7 +137,8 @@ pub fn remove(cluster: &Cluster) -> Result<()> {
         // One that cannot be deleted does not keep the others there.
         failed.extend(cluster.ask_undisturbed(words).err().map(|error| format!("{error:#}")));
     };
-    let delete = ["delete", "--ignore-not-found", "--timeout=180s", "--request-timeout=0"];
+    // A definition can take the API server five minutes (its finalizer waits for a resync after a conflict).
+    let delete = ["delete", "--ignore-not-found", "--timeout=400s", "--request-timeout=0"];
     let mut delete = |what: &[&str]| ask(&[&delete[..], what].concat());
     let operator = Work::Websites.operator();
     let namespace = operator.namespace;

@@ -137,7 +137,9 @@ fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left()
         nothing_passed(space)?;
         ensure!(!pins(node)?.is_empty(), "nothing is pinned while a pod is served");
         let deploy = mesh::checkout("deploy").display().to_string();
-        kubectl(&cluster, &["delete", "--kustomize", &deploy, "--timeout=120s"])?;
+        // About ten seconds, but where the API server's finalizer of definitions meets a conflict, it looks again only
+        // when its informer resyncs: five minutes (`crd_finalizer.go`, `sync`; `apiserver.go`, kubernetes#138085).
+        kubectl(&cluster, &["delete", "--kustomize", &deploy, "--timeout=400s"])?;
         until("the pins to go", || Ok(pins(node)?.is_empty().then_some(())))?;
         for kind in ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"] {
             until("the labelling to go", || {
