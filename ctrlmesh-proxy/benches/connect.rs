@@ -15,8 +15,6 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -63,8 +61,8 @@ struct Lane {
     cgroup: PathBuf,
     /// Where the client is, below the cgroup.
     below: &'static str,
-    stop: Arc<AtomicBool>,
-    server: Option<thread::JoinHandle<()>>,
+    /// The server's, or the proxy's.
+    listener: TcpListener,
     client: Option<Client>,
 }
 
@@ -137,49 +135,40 @@ impl Lane {
         let below = if way == Way::OursBelow { BELOW } else { "" };
         fs::create_dir_all(cgroup.join(below)).unwrap();
         must(Command::new("ip").args(["netns", "add", &name]));
-        let mut lane =
-            Self { name, cgroup, below, stop: Arc::default(), server: None, client: None };
         for command in ["link set lo up", "addr add 10.96.0.1/32 dev lo"] {
-            must(Command::new("ip").args(["-n", &lane.name]).args(command.split(' ')));
+            must(Command::new("ip").args(["-n", &name]).args(command.split(' ')));
         }
-        let namespace = Namespace::open(&lane.path()).unwrap();
-        let listener = match way {
+        let listener = Self::listener(way, &name);
+        listener.set_nonblocking(true).unwrap();
+        let mut lane = Self { name, cgroup, below, listener, client: None };
+        lane.attach(way, interceptor);
+        lane.start();
+        lane
+    }
+
+    fn listener(way: Way, namespace: &str) -> TcpListener {
+        let path = Path::new("/run/netns").join(namespace);
+        let namespace = Namespace::open(&path).unwrap();
+        match way {
             Way::None | Way::NoneAgain => {
                 namespace.run(|| TcpListener::bind(TARGET)).unwrap().unwrap()
             }
             Way::Iptables => {
-                lane.inside(
-                    "iptables",
-                    &[
-                        "-t",
-                        "nat",
-                        "-A",
-                        "OUTPUT",
-                        "-p",
-                        "tcp",
-                        "-d",
-                        "10.96.0.1",
-                        "--dport",
-                        "443",
-                        "-j",
-                        "REDIRECT",
-                        "--to-ports",
-                        "15001",
-                    ],
+                let rule = "iptables -t nat -A OUTPUT -p tcp -d 10.96.0.1 --dport 443 -j REDIRECT --to-ports 15001";
+                must(
+                    Command::new("nsenter")
+                        .arg(format!("--net={}", path.display()))
+                        .args(rule.split(' ')),
                 );
                 namespace.run(|| TcpListener::bind(("0.0.0.0", PROXY))).unwrap().unwrap()
             }
             Way::OursByPort => namespace.run(|| TcpListener::bind(("::", PROXY))).unwrap().unwrap(),
             Way::Ours | Way::OursBelow => listener::outbound(&namespace, PROXY).unwrap(),
-        };
-        lane.attach(way, interceptor, &listener);
-        lane.serve(listener);
-        lane.start();
-        lane
+        }
     }
 
     /// Ours runs with every check there is: the cgroup, the heartbeat, the listener.
-    fn attach(&self, way: Way, interceptor: &mut Interceptor, listener: &TcpListener) {
+    fn attach(&self, way: Way, interceptor: &mut Interceptor) {
         let check = match way {
             Way::Ours | Way::OursBelow => ListenerCheck::Held,
             Way::OursByPort => ListenerCheck::Port,
@@ -203,24 +192,7 @@ impl Lane {
                 report: false,
             })
             .unwrap();
-        interceptor.listen(slot, listener).unwrap();
-    }
-
-    /// Accepts and closes, on a thread of its own.
-    fn serve(&mut self, listener: TcpListener) {
-        listener.set_nonblocking(true).unwrap();
-        let stop = self.stop.clone();
-        self.server = Some(thread::spawn(move || {
-            use std::os::fd::AsFd as _;
-            while !stop.load(Ordering::Relaxed) {
-                let mut ready =
-                    [nix::poll::PollFd::new(listener.as_fd(), nix::poll::PollFlags::POLLIN)];
-                nix::poll::poll(&mut ready, 50u8).unwrap();
-                while let Ok(accepted) = listener.accept() {
-                    drop(accepted);
-                }
-            }
-        }));
+        interceptor.listen(slot, &self.listener).unwrap();
     }
 
     fn start(&mut self) {
@@ -237,6 +209,8 @@ impl Lane {
         self.client = Some(Client { process, orders, answers });
     }
 
+    /// What the client did while nothing else ran: its connections wait to be accepted until the batch is over, for
+    /// which of two processors a server's thread wakes up on decides more about the time than any program does.
     fn batch(&mut self) -> Vec<u32> {
         let client = self.client.as_mut().unwrap();
         client.orders.write_all(b"\n").unwrap();
@@ -245,16 +219,8 @@ impl Lane {
         let times: Vec<u32> =
             line.split_ascii_whitespace().map(|time| time.parse().unwrap()).collect();
         assert_eq!(times.len(), BATCH - WARM_UP, "a client failed");
+        while self.listener.accept().is_ok() {}
         times
-    }
-
-    fn inside(&self, program: &str, arguments: &[&str]) {
-        must(
-            Command::new("nsenter")
-                .arg(format!("--net={}", self.path().display()))
-                .arg(program)
-                .args(arguments),
-        );
     }
 
     fn path(&self) -> PathBuf {
@@ -269,8 +235,6 @@ impl Drop for Lane {
             drop(process.kill());
             drop(process.wait());
         }
-        self.stop.store(true, Ordering::Relaxed);
-        drop(self.server.take().map(thread::JoinHandle::join));
         drop(Command::new("ip").args(["netns", "del", &self.name]).output());
         for below in Path::new(self.below).ancestors().filter(|below| *below != Path::new("")) {
             remove(&self.cgroup.join(below));
