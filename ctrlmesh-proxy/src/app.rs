@@ -20,9 +20,9 @@ use tracing::{debug, warn};
 
 use self::life::{Begun, Leave, Process, listen};
 use crate::accept::{Acceptor, Origin, PerPod};
+use crate::channel::Manager;
 use crate::config::{ConfigError, NodeArgs, SidecarArgs};
 use crate::drain::Drain;
-use crate::manager::Manager;
 use crate::node::{self, End, Handover, Node, NodeError, Removal, Settings};
 use crate::policy;
 use crate::policy::client;

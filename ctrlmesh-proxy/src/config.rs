@@ -12,9 +12,9 @@ use ctrlmesh_common::names::port;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 
+use crate::channel::ManagerArgs;
 use crate::intercept;
 use crate::intercept::{Targets, default_pins};
-use crate::manager::ManagerArgs;
 use crate::policy::{PodName, PolicyArgs};
 use crate::telemetry::LogFormat;
 use crate::tls::issue::Source;

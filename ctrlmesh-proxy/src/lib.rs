@@ -11,7 +11,7 @@ pub mod readiness;
 pub mod metrics;
 pub mod body;
 pub mod watched;
-pub mod manager;
+pub mod channel;
 pub mod intercept;
 pub mod policy;
 pub mod accept;

@@ -3,7 +3,7 @@
 //! Every series of the request path is looked up once, at start: counting is one atomic addition.
 
 mod added;
-mod manager;
+mod channel;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::metrics::added::Added;
-pub use crate::metrics::manager::ManagerMetrics;
+pub use crate::metrics::channel::ManagerMetrics;
 
 /// Kubernetes' verbs, as requests are counted by; whatever else a request says is counted as `other`.
 const VERBS: [&str; 11] = [

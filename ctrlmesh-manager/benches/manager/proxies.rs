@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Verdict};
+use ctrlmesh_proxy::channel::Manager;
 use ctrlmesh_proxy::drain::Drain;
-use ctrlmesh_proxy::manager::Manager;
 use prost::Message as _;
 use tempfile::TempDir;
 use tokio::sync::mpsc;

@@ -10,7 +10,7 @@ use ctrlmesh_manager::board::Notice;
 use ctrlmesh_manager::compile::Told;
 use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::tls;
-use ctrlmesh_proxy::manager::ConnectError;
+use ctrlmesh_proxy::channel::ConnectError;
 use http::Request;
 use http_body_util::Empty;
 use hyper::client::conn::http2;

@@ -25,7 +25,7 @@ use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
 use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::tls;
-use ctrlmesh_proxy::manager::{ConnectError, Link, Manager};
+use ctrlmesh_proxy::channel::{ConnectError, Link, Manager};
 use ctrlmesh_testbed::{ControlPlane, retry};
 use kube::Client;
 use prometheus_client::encoding::text;

@@ -131,21 +131,29 @@ impl Pins {
 
     /// Makes the folders below the root, and looks whether all are for their owner alone. With the lock.
     pub(super) fn fill(&self) -> Result<(), Error> {
-        for folder in [self.root.clone(), self.maps(), self.pods(), self.cgroups()] {
+        for folder in self.folders() {
             create(&folder).map_err(|error| refused("create", &folder, error))?;
             private::only(&folder)?;
         }
         Ok(())
     }
 
-    /// Whether anything was ever pinned here. Not while the first loader is at it.
+    /// Whether anything was ever pinned here, for its owner alone. Not while the first loader is at it.
     pub(super) fn exist(&self) -> Result<bool, Error> {
+        // Before it is known that anything is there: a folder that goes now is none.
+        let trusted = private::above(&self.root)
+            .and_then(|()| self.folders().iter().try_for_each(|folder| private::only(folder)));
         for path in MAPS.map(|name| self.map(name)) {
             if !path.try_exists().map_err(|error| refused("look for", &path, error))? {
                 return Ok(false);
             }
         }
-        Ok(true)
+        trusted.map(|()| true)
+    }
+
+    /// All folders that are there once anything was pinned.
+    fn folders(&self) -> [PathBuf; 4] {
+        [self.root.clone(), self.maps(), self.pods(), self.cgroups()]
     }
 
     /// Waits until no other process changes anything. The lock ends with the file.

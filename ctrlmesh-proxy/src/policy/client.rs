@@ -22,8 +22,8 @@ use tracing::{debug, info, warn};
 use super::enforce::show;
 use super::store::{Held, Store, Told};
 use super::{Current, PodName, StoreError};
+use crate::channel::{ConnectError, Manager};
 use crate::drain::Drain;
-use crate::manager::{ConnectError, Manager};
 use crate::metrics::{ManagerMetrics, Metrics};
 
 /// The longest wait before the first attempt after a stream has ended.

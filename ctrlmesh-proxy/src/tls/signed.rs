@@ -19,8 +19,8 @@ use thiserror::Error;
 use tokio::time;
 use tracing::{info, warn};
 
+use crate::channel::{ConnectError, Manager};
 use crate::drain::Drain;
-use crate::manager::{ConnectError, Manager};
 use crate::tls::TlsError;
 use crate::tls::issue::{self, LEAF_RENEWAL, LEAF_VALIDITY, Source};
 

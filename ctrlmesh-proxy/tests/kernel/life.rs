@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::bed::{Bed, PROXY, TARGET, count, targets};
-use ctrlmesh_proxy::intercept::{Error, Interceptor, Options};
+use ctrlmesh_proxy::intercept::{Error, Interceptor, Options, Status};
 
 #[test]
 fn a_cgroup_that_is_gone_is_swept_with_its_maps_and_links() {
@@ -240,10 +240,12 @@ fn a_folder_in_which_others_have_a_part_is_no_place_for_pins() {
         fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
     };
     let refused = |folder: &std::path::Path| {
-        let error = open().unwrap_err();
-        let shared = matches!(&error, Error::Shared { path, .. } if path == folder);
-        assert!(shared, "{}: {error}", folder.display());
-        assert!(error.to_string().contains("`chown root` and `chmod 700` it"), "{error}");
+        // Who only reads would believe what others wrote.
+        for error in [open().unwrap_err(), Status::read(&pins).unwrap_err()] {
+            let shared = matches!(&error, Error::Shared { path, .. } if path == folder);
+            assert!(shared, "{}: {error}", folder.display());
+            assert!(error.to_string().contains("`chown root` and `chmod 700` it"), "{error}");
+        }
     };
     drop(open().unwrap());
     for folder in [pins.clone(), pins.join("maps"), pins.join("pods"), pins.join("cgroups")] {
