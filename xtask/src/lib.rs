@@ -7,6 +7,12 @@ pub mod progress;
 
 mod run;
 
+pub mod kubectl;
+
+pub mod guest;
+
+mod guard;
+
 pub mod build_ebpf;
 
 mod oci;
