@@ -7,6 +7,8 @@ pub mod progress;
 
 mod run;
 
+mod room;
+
 pub mod kubectl;
 
 pub mod guest;

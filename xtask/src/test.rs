@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 use crate::progress::say;
 use crate::run::{CRATES, Passing, cargo, has_cgroup2, is_root, root, watch};
 use crate::setup::{Readiness, kubectl};
-use crate::{build_ebpf, guard, guest, setup, tools};
+use crate::{build_ebpf, guard, guest, room, setup, tools};
 
 mod outcome;
 mod together;
@@ -76,6 +76,16 @@ impl Options {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let usual = if strict { 1 } else { processors + 1 };
         if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(usual).max(1) }
+    }
+
+    /// The places that are written, with room for one node at least where there may be any.
+    fn places(&self) -> Vec<room::Place> {
+        let mut places = vec![room::target(room::TESTS_TARGET_MB)];
+        if self.tier != [Tier::Unit] {
+            places.extend(room::tools());
+            places.push(room::node());
+        }
+        places
     }
 }
 
@@ -165,6 +175,7 @@ impl Tier {
 /// Where something cannot be set up or started. Failed tests are not errors but an exit code.
 pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     if !guard::follow() {
+        room::check(options.places())?;
         let cluster = options.kubeconfig.as_deref().map(vacant).transpose()?;
         return Err(guard::enter(cluster.as_deref())).context("start the tests");
     }
