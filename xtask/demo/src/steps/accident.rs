@@ -43,6 +43,7 @@ pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
             seconds(took)
         ),
         seen,
+        worst(&scene.observer.sampled(&since(start)), "meanwhile"),
         steady(scene, start)?,
         only_by_proxy(scene, start)?,
     ])
