@@ -2,16 +2,20 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::progress::say;
+use crate::progress::{say, step};
 use crate::run::{root, run, with_own_toolchain};
 use crate::tools;
 
 /// Debian's compiler, which fits Debian's LLVM.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+
+/// How long the first build takes on two cores, `core` with it.
+const ABOUT: Duration = Duration::from_mins(2);
 
 /// A toolchain that can build for the kernel: what it is called, and its cargo.
 struct Toolchain {
@@ -94,7 +98,7 @@ fn build_with(toolchain: Toolchain, crate_folder: &Path) -> Result<()> {
             "target",
         ])
         .current_dir(crate_folder);
-    run(&mut command)
+    step("build the kernel programs; the first time takes minutes", ABOUT, || run(&mut command))
 }
 
 /// A nightly toolchain that has the source of `core`, where bpf-linker is on `$PATH`.

@@ -1,24 +1,21 @@
 //! Shows it: an ordinary operator, sharded before one's eyes.
 
-use std::env;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf, absolute};
-use std::process::{Command, ExitCode};
+use std::path::{PathBuf, absolute};
+use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
 use crate::images::{self, Image};
-use crate::run::{cargo, has_cgroup2, is_root};
-use crate::setup::kubectl;
-use crate::setup::{self, Readiness};
+use crate::progress::step;
+use crate::room;
+use crate::run::{cargo, has_cgroup2, is_root, run};
+use crate::setup::{self, Readiness, kubectl};
 
 /// What the demo needs on a node.
 const IMAGES: [Image; 3] = [Image::Proxy, Image::Manager, Image::ExampleOperator];
-
-/// How much room a node takes: images, what is unpacked of them, logs.
-const NEEDED_MB: u64 = 2000;
 
 /// How it is shown.
 #[derive(Args, Clone, Debug)]
@@ -40,17 +37,25 @@ pub struct Options {
 /// Where something cannot be set up or built.
 pub fn run_demo(options: &Options) -> Result<ExitCode> {
     let begun = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
+    let target = room::target(room::DEMO_TARGET_MB);
     // On a cluster that is there already, only kubectl is needed, and nobody has to be root.
     let readiness = if options.kubeconfig.is_some() {
+        room::check(vec![target])?;
         kubectl::prepare()?
     } else {
         check_machine()?;
+        room::check([vec![target, room::node()], room::tools()].concat())?;
         setup::run_setup()?
     };
     if readiness == Readiness::NotReady {
         return Ok(Readiness::NotReady.into());
     }
-    let mut demo = cargo(&["run", "--quiet", "--locked", "--package", "ctrlmesh-demo", "--"]);
+    let package = ["--quiet", "--locked", "--package", "ctrlmesh-demo"];
+    step("build the demo; the first time takes minutes", images::ABOUT, || {
+        run(cargo(&["build"]).args(package))
+    })?;
+    let mut demo = cargo(&["run"]);
+    demo.args(package).arg("--");
     demo.arg("--begun").arg(begun.to_string());
     if options.once {
         demo.arg("--once");
@@ -76,34 +81,5 @@ fn check_machine() -> Result<()> {
         has_cgroup2(),
         "the kernel programs need a cgroup2 mount (mount -t cgroup2 none /sys/fs/cgroup/unified); {instead}"
     );
-    let folder = env::temp_dir();
-    if let Some(room) = room(&folder) {
-        let (room, folder) = (room / 1000, folder.display());
-        ensure!(
-            room >= NEEDED_MB,
-            "the node needs {NEEDED_MB} MB in {folder}, which has {room}; set TMPDIR to a folder with more"
-        );
-    }
     Ok(())
-}
-
-/// How many kB there are for us in a folder; nothing where df does not say.
-fn room(folder: &Path) -> Option<u64> {
-    let output = Command::new("df")
-        .args(["--output=avail", "--block-size=1000"])
-        .arg(folder)
-        .output()
-        .ok()?;
-    String::from_utf8_lossy(&output.stdout).lines().last()?.trim().parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_room_in_a_folder_is_read_and_that_of_none_is_not() {
-        assert!(room(&env::temp_dir()).unwrap() > 0);
-        assert_eq!(room(Path::new("/no/such/folder")), None);
-    }
 }

@@ -16,7 +16,7 @@ use crate::{build_ebpf, oci, tools};
 const LARGEST_BYTES: u64 = 25_000_000;
 
 /// How long a crate takes to build on two cores for the first time.
-const ABOUT: Duration = Duration::from_mins(4);
+pub(crate) const ABOUT: Duration = Duration::from_mins(4);
 
 /// Variable that names a folder in which our programs are, built as for tests.
 pub(crate) const PROGRAMS: &str = "CTRLMESH_TEST_PROGRAMS";

@@ -7,6 +7,14 @@ pub mod progress;
 
 mod run;
 
+mod room;
+
+pub mod kubectl;
+
+pub mod guest;
+
+mod guard;
+
 pub mod build_ebpf;
 
 mod oci;

@@ -1,11 +1,12 @@
 //! `cargo xtask`: one command per wish.
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::{bench, build_ebpf, demo, fuzz, images, lint, node, setup, test};
+use xtask::{bench, build_ebpf, demo, fuzz, guest, images, lint, node, setup, test};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -34,6 +35,12 @@ enum Command {
     Node(node::Wish),
     /// Show it: an ordinary operator with three replicas on a real node, sharded while you watch
     Demo(demo::Options),
+    /// Take everything out of a cluster that a demo or tests put there which could not do so themselves
+    Remove {
+        /// The cluster, of which ctrlmesh and the example operator go, whoever put them there
+        #[arg(long, value_name = "FILE")]
+        kubeconfig: PathBuf,
+    },
     /// Feed raw bytes to the pure core, until something breaks or the time is over
     Fuzz(fuzz::Options),
     /// Measure, side by side with what we compare with
@@ -50,6 +57,7 @@ fn main() -> Result<ExitCode> {
         Command::Images(options) => images::run_images(&options)?,
         Command::Node(wish) => return node::run_wish(&wish),
         Command::Demo(options) => return demo::run_demo(&options),
+        Command::Remove { kubeconfig } => guest::remove(&kubeconfig)?,
         Command::Fuzz(options) => fuzz::run_targets(&options)?,
         Command::Bench(options) => bench::run_benches(&options)?,
     }

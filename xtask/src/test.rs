@@ -5,18 +5,18 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 use std::{env, fs, thread};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::progress::say;
 use crate::run::{CRATES, Passing, cargo, has_cgroup2, is_root, root, watch};
-use crate::setup::Readiness;
-use crate::{build_ebpf, setup, tools};
+use crate::setup::{Readiness, kubectl};
+use crate::{build_ebpf, guard, guest, room, setup, tools};
 
 mod outcome;
 mod together;
@@ -55,7 +55,8 @@ pub struct Options {
     /// Run only the tests whose names contain this
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
-    /// Run the node tier against this cluster instead of a node of our own; the images must be there
+    /// Run the node tier against this cluster instead of a node of our own; the images must be there. What the tests put
+    /// there is taken away at the end, so one that has ctrlmesh already is refused
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Run this many test binaries at once: they mostly wait [default: one more than there are processors; 1 with CI=true]
@@ -75,6 +76,16 @@ impl Options {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
         let usual = if strict { 1 } else { processors + 1 };
         if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(usual).max(1) }
+    }
+
+    /// The places that are written, with room for one node at least where there may be any.
+    fn places(&self) -> Vec<room::Place> {
+        let mut places = vec![room::target(room::TESTS_TARGET_MB)];
+        if self.tier != [Tier::Unit] {
+            places.extend(room::tools());
+            places.push(room::node());
+        }
+        places
     }
 }
 
@@ -163,6 +174,11 @@ impl Tier {
 /// # Errors
 /// Where something cannot be set up or started. Failed tests are not errors but an exit code.
 pub fn run_tiers(options: &Options) -> Result<ExitCode> {
+    if !guard::follow() {
+        room::check(options.places())?;
+        let cluster = options.kubeconfig.as_deref().map(vacant).transpose()?;
+        return Err(guard::enter(cluster.as_deref())).context("start the tests");
+    }
     let start = Instant::now();
     let strict = env::var("CI").is_ok_and(|value| value == "true");
     let programs = options.tier != [Tier::Unit] && prepare();
@@ -188,6 +204,21 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     print(&outcomes, strict, start.elapsed())?;
     let good = outcomes.values().all(|outcome| outcome.is_good(strict));
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Refuses a cluster that has what the tests make there, and take away at the end; gives its kubeconfig, made absolute.
+fn vacant(kubeconfig: &Path) -> Result<PathBuf> {
+    let file = kubeconfig.display();
+    ensure!(
+        kubeconfig.is_file(),
+        "there is no kubeconfig {file}; name that of a cluster that you have"
+    );
+    ensure!(
+        kubectl::prepare()? == Readiness::Ready,
+        "without kubectl nobody can ask the cluster of {file}"
+    );
+    guest::vacant(kubeconfig, &[])?;
+    Ok(std::path::absolute(kubeconfig)?)
 }
 
 /// Sets up, and builds the kernel programs; gives whether they are built.

@@ -5,23 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_common::names::{label, resource_list};
+use ctrlmesh_common::names::resource_list;
 use ctrlmesh_testbed::Cluster;
 use serde_json::{Value, json};
+use xtask::guest::{LABELS_ROLE, SYSTEM};
 use xtask::images::Image;
 use xtask::tools;
 
 use crate::api::Api;
 use crate::work::Work;
-
-/// Our own namespace in the cluster.
-pub const SYSTEM: &str = "ctrlmesh-system";
-
-/// The label on the namespaces that we make.
-pub const MADE: &str = "ctrlmesh.dev/demo";
-
-/// The same, as a selector in a query.
-const MADE_QUERY: &str = "ctrlmesh.dev%2Fdemo%3Dtrue";
 
 /// How long a rollout, or the end of pods, may take.
 pub const ROLLED_OUT_WITHIN: Duration = Duration::from_mins(4);
@@ -100,101 +92,6 @@ pub fn new_enough(said: &str) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a cluster in which there is anything already that the demo makes, and takes away at its end.
-///
-/// # Errors
-/// What is there, or that the cluster does not say.
-pub fn vacant(cluster: &Cluster) -> Result<()> {
-    let operator = Work::Websites.operator();
-    let selector = format!("{MADE}=true");
-    let crds = "customresourcedefinitions";
-    for (kind, words) in [
-        ("namespace", &[SYSTEM][..]),
-        ("namespace", &[operator.namespace][..]),
-        ("namespace", &["--selector", &selector][..]),
-        (crds, &["shardingconfigs.ctrlmesh.kusionstack.io"][..]),
-        (crds, &["websites.web.example.com"][..]),
-    ] {
-        let get = ["get", kind, "--ignore-not-found", "--output=name"];
-        let found = cluster.ask(&[&get[..], words].concat(), "")?;
-        let found = found.split_whitespace().collect::<Vec<_>>().join(", ");
-        ensure!(
-            found.is_empty(),
-            "the cluster has {found} already, which the demo would take away at its end; name one without"
-        );
-    }
-    Ok(())
-}
-
-/// Takes everything out of a cluster that we put there: what we made first, so that nobody is needed any more who would
-/// have to let it go.
-///
-/// # Errors
-/// Where something cannot be deleted.
-pub fn remove(cluster: &Cluster) -> Result<()> {
-    let mut failed = Vec::new();
-    let mut ask = |words: &[&str]| {
-        // One that cannot be deleted does not keep the others there.
-        failed.extend(cluster.ask_undisturbed(words).err().map(|error| format!("{error:#}")));
-    };
-    // A definition can take the API server five minutes (its finalizer waits for a resync after a conflict).
-    let delete = ["delete", "--ignore-not-found", "--timeout=400s", "--request-timeout=0"];
-    let mut delete = |what: &[&str]| ask(&[&delete[..], what].concat());
-    let operator = Work::Websites.operator();
-    let namespace = operator.namespace;
-    // Until its pods are gone, too: they would put back what we take away.
-    delete(&["deployment", operator.name, "--namespace", namespace, "--cascade=foreground"]);
-    let let_go = let_go(cluster);
-    delete(&["namespace", "--selector", &format!("{MADE}=true")]);
-    delete(&["clusterrole", "ctrlmesh-demo-labels"]);
-    let operator = checkout("deploy/example-operator/config/default");
-    delete(&["--kustomize", &operator.display().to_string()]);
-    delete(&["--kustomize", &checkout("deploy").display().to_string()]);
-    // What the manager made and wrote, which nobody takes away with it.
-    let policies = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies";
-    if Api::of(cluster)?.get(policies).is_ok() {
-        for kind in ["mutatingadmissionpolicybinding", "mutatingadmissionpolicy"] {
-            delete(&[kind, "ctrlmesh-labels"]);
-        }
-    }
-    delete(&["mutatingwebhookconfiguration", "ctrlmesh-labels"]);
-    let keys =
-        [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL].map(|key| format!("{key}-"));
-    for kind in [&["namespaces", "--all"][..], &["configmaps", "--all", "--all-namespaces"]] {
-        let keys = keys.iter().map(String::as_str);
-        let words: Vec<&str> =
-            ["label"].into_iter().chain(kind.iter().copied()).chain(keys).collect();
-        ask(&words);
-    }
-    failed.extend(let_go.err().map(|error| format!("{error:#}")));
-    ensure!(
-        failed.is_empty(),
-        "not everything could be taken out of the cluster: {}\nTry: kubectl delete --kustomize deploy; kubectl delete namespace --selector {MADE}=true",
-        failed.join("; ")
-    );
-    Ok(())
-}
-
-/// Takes the finalizers from our work: whoever would take them away is gone, or was never there.
-fn let_go(cluster: &Cluster) -> Result<()> {
-    let api = Api::of(cluster)?;
-    let spaces = api.get(&format!("/api/v1/namespaces?labelSelector={MADE_QUERY}"))?;
-    let names = |list: &Value| -> Vec<String> {
-        let items = list["items"].as_array().into_iter().flatten();
-        items.filter_map(|item| Some(item["metadata"]["name"].as_str()?.to_owned())).collect()
-    };
-    for space in names(&spaces) {
-        let main = Work::Websites.main();
-        let folder = main.path(&space, "");
-        // Where there is no such kind, there is nothing to let go.
-        let Ok(sites) = api.get(folder.trim_end_matches('/')) else { continue };
-        for site in names(&sites) {
-            api.merge(&main.path(&space, &site), &json!({"metadata": {"finalizers": null}}))?;
-        }
-    }
-    Ok(())
-}
-
 /// Waits until a workload is as its template says.
 ///
 /// # Errors
@@ -225,9 +122,9 @@ pub fn label_kinds(api: &Api, work: Work) -> Result<()> {
         json!({"apiGroups": [kind.group], "resources": [kind.plural], "verbs": ["get", "list", "watch", "patch"]})
     });
     let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-        "metadata": {"name": "ctrlmesh-demo-labels", "labels": {"ctrlmesh.kusionstack.io/aggregate-to-labels": "true"}},
+        "metadata": {"name": LABELS_ROLE, "labels": {"ctrlmesh.kusionstack.io/aggregate-to-labels": "true"}},
         "rules": rules.collect::<Vec<_>>()});
-    api.apply("/apis/rbac.authorization.k8s.io/v1/clusterroles/ctrlmesh-demo-labels", &role)?;
+    api.apply(&format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{LABELS_ROLE}"), &role)?;
     Ok(())
 }
 
@@ -238,7 +135,17 @@ pub fn namespace(number: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::names::label;
+    use xtask::guest;
+
     use super::*;
+
+    #[test]
+    fn what_is_taken_away_is_what_is_written() {
+        assert_eq!(guest::KEYS, [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL]);
+        let operator = Work::Websites.operator();
+        assert_eq!((operator.namespace, operator.name), (guest::OPERATOR, guest::OPERATOR));
+    }
 
     #[test]
     fn a_cluster_that_is_too_old_is_refused_with_what_it_has_and_what_it_needs() {

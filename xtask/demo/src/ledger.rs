@@ -7,9 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ctrlmesh_common::selector::{Labels, Selector};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::audit::{Event, Object, Request, Resource};
+
+/// How long who watched a kind still does after the watch has ended: a client that is cut off asks again after 0.8 to 1.6 s
+/// (client-go `tools/cache/reflector.go`, `NewReflectorWithOptions`: a backoff of 800 ms at first, with as much again of
+/// jitter). Whoever takes longer than that is cut off.
+const ASKS_AGAIN_WITHIN: SignedDuration = SignedDuration::from_secs(2);
 
 /// A span of time.
 pub type Span = Range<Timestamp>;
@@ -21,6 +26,8 @@ pub struct Ledger {
     pods: BTreeMap<String, Activity>,
     writes: Vec<Write>,
     requests: Vec<Asking>,
+    /// The latest moment that the log speaks of, whoever did something then: now, by the API server's own clock.
+    latest: Timestamp,
 }
 
 /// A request, of whatever kind and with whatever outcome.
@@ -45,7 +52,7 @@ pub struct Activity {
     pub agents: BTreeSet<String>,
     /// What it watches now, by request.
     watches: BTreeMap<String, Asked>,
-    /// The watch of each kind that ended last: a watch that is cut goes on in another one at once.
+    /// The watch of each kind that ended last, with when it did: a watch that is cut goes on in another one soon.
     ended: BTreeMap<Resource, Asked>,
     /// All that it has ever listed or watched.
     asked: Vec<Asked>,
@@ -95,6 +102,7 @@ impl Ledger {
 
     /// Takes a line of the log; what others did is passed over.
     pub fn add(&mut self, event: Event) {
+        self.latest = self.latest.max(event.at);
         if event.user != self.user {
             return;
         }
@@ -130,6 +138,17 @@ impl Ledger {
     /// The pods that made requests.
     pub fn pods(&self) -> &BTreeMap<String, Activity> {
         &self.pods
+    }
+
+    /// What a pod watches now of `resource`; between two watches, what it watched last.
+    pub fn watching(&self, pod: &str, resource: &Resource) -> impl Iterator<Item = &Asked> {
+        let since = self.latest.checked_sub(ASKS_AGAIN_WITHIN).unwrap_or(Timestamp::MIN);
+        self.pods.get(pod).into_iter().flat_map(move |one| one.watching(resource, since))
+    }
+
+    /// Whether what a pod watches now has, of `resource`, the object with these labels in `namespace`.
+    pub fn sees(&self, pod: &str, resource: &Resource, namespace: &str, labels: &Labels) -> bool {
+        self.watching(pod, resource).any(|asked| asked.covers(namespace, labels))
     }
 
     /// All requests in a span; a watch counts when it begins and when it ends.
@@ -176,20 +195,11 @@ impl Ledger {
 // === impl Activity ===
 
 impl Activity {
-    /// Whether what it watches now has, of `resource`, the object with these labels in `namespace`.
-    pub fn sees(&self, resource: &Resource, namespace: &str, labels: &Labels) -> bool {
-        self.watching(resource).any(|asked| asked.covers(namespace, labels))
-    }
-
-    /// What it watches now of `resource`; between two watches, what it watched last.
-    pub fn watching(&self, resource: &Resource) -> impl Iterator<Item = &Asked> {
-        let open = |asked: &&Asked| asked.resource == *resource;
-        let ended = if self.watches.values().any(|asked| open(&asked)) {
-            None
-        } else {
-            self.ended.get(resource)
-        };
-        self.watches.values().filter(move |asked| asked.resource == *resource).chain(ended)
+    /// What it watches of `resource`; between two watches the last one, where that ended later than `since`.
+    fn watching(&self, resource: &Resource, since: Timestamp) -> impl Iterator<Item = &Asked> {
+        let open = || self.watches.values().filter(|asked| asked.resource == *resource);
+        let ended = self.ended.get(resource).filter(|asked| asked.at > since);
+        open().chain(ended.filter(|_| open().next().is_none()))
     }
 
     /// What it has ever listed or watched, in the order of the log.
@@ -295,17 +305,33 @@ mod tests {
         let end = Event { id: "w".to_owned(), ..event(5, "x", read("slot in (1,2)")) };
         let labels = |slot: &str| Labels::from([("slot".to_owned(), slot.to_owned())]);
         let mut ledger = ledger([begin("w", "slot in (1,2)")]);
-        assert!(ledger.pods()["x"].sees(&websites(), "a", &labels("1")));
-        assert!(!ledger.pods()["x"].sees(&websites(), "a", &labels("3")));
-        assert!(!ledger.pods()["x"].sees(&Resource::new("", "pods"), "a", &labels("1")));
+        let sees = |ledger: &Ledger, slot| ledger.sees("x", &websites(), "a", &labels(slot));
+        assert!(sees(&ledger, "1") && !sees(&ledger, "3"));
+        assert!(!ledger.sees("x", &Resource::new("", "pods"), "a", &labels("1")));
+        assert!(!ledger.sees("y", &websites(), "a", &labels("1")));
         ledger.add(end);
-        assert!(
-            ledger.pods()["x"].sees(&websites(), "a", &labels("1")),
-            "the next one has not begun"
-        );
+        assert!(sees(&ledger, "1"), "the next one has not begun");
         ledger.add(begin("v", "slot in (2,3)"));
-        assert!(!ledger.pods()["x"].sees(&websites(), "a", &labels("1")));
-        assert!(ledger.pods()["x"].sees(&websites(), "a", &labels("3")));
+        assert!(!sees(&ledger, "1") && sees(&ledger, "3"));
         assert_eq!(ledger.pods()["x"].asked().len(), 2);
+    }
+
+    #[test]
+    fn a_pod_that_was_cut_off_and_does_not_come_back_sees_nothing() {
+        let read = Request::Read {
+            resource: websites(),
+            namespace: String::new(),
+            selector: Selector::parse("").ok(),
+            watch: true,
+        };
+        let end = event(5, "x", read);
+        let mut ledger = ledger([Event { ended: false, ..end.clone() }, end]);
+        let sees = |ledger: &Ledger| ledger.sees("x", &websites(), "a", &Labels::new());
+        // Somebody else's requests say what time it is.
+        let somebody = |second| Event { user: "admin".to_owned(), ..write(second, "x", "one") };
+        ledger.add(somebody(6));
+        assert!(sees(&ledger));
+        ledger.add(somebody(7));
+        assert!(!sees(&ledger));
     }
 }

@@ -16,6 +16,8 @@ pub mod guard;
 
 pub mod operator;
 
+pub mod lease;
+
 pub mod tail;
 
 pub mod api;

@@ -13,11 +13,11 @@ use ctrlmesh_demo::install;
 use ctrlmesh_demo::paint;
 use ctrlmesh_demo::scene::Scene;
 use ctrlmesh_demo::screen::Screen;
-use ctrlmesh_demo::steps::{DEMO, Step};
+use ctrlmesh_demo::steps::{self, DEMO, Step};
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
 use jiff::Timestamp;
-use xtask::tools;
+use xtask::{guest, tools};
 
 /// An ordinary operator, sharded before your eyes.
 #[derive(Parser)]
@@ -57,14 +57,15 @@ fn main() -> Result<ExitCode> {
     }
     if let (Some(kubeconfig), Some(log)) = (&arguments.kubeconfig, &arguments.audit_log) {
         // Before anything is made there: what is there already is not ours to take away at the end.
-        install::vacant(&existing(kubeconfig, log)?.0)?;
+        existing(kubeconfig, log)?;
+        guest::vacant(kubeconfig, &steps::namespaces(NAMESPACES))?;
     }
     // Also where something of it does not end, the cluster is not left as it is.
     let end = guard::watch(env::args_os().skip(1));
     if let Some(kubeconfig) = &arguments.kubeconfig {
         Screen::stdout(false)
             .say("taking out of the cluster what the demo put there (a minute or two)");
-        install::remove(&Cluster::existing(kubeconfig.clone()))?;
+        guest::remove(kubeconfig)?;
     }
     match end? {
         End::Itself(code) => Ok(code),

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::api::Api;
 use crate::audit::Event;
+use crate::lease::Leases;
 use crate::ledger::{Ledger, Span};
 use crate::operator::{Found, Operator, by_label, metric};
 use crate::tail::Tail;
@@ -73,6 +74,14 @@ pub struct Sampled {
 
 /// A count, and when it was taken.
 type Sample = (Instant, f64);
+
+/// What was found when the API server was asked before.
+#[derive(Debug, Default)]
+struct Before {
+    /// Reconciles, by pod.
+    samples: BTreeMap<String, Sample>,
+    leases: Leases,
+}
 
 // === impl Observer ===
 
@@ -214,7 +223,7 @@ impl Shared {
     fn watch(&self, log: PathBuf) {
         let mut tail = Tail::of(log);
         let mut asked: Option<Instant> = None;
-        let mut samples: BTreeMap<String, Sample> = BTreeMap::new();
+        let mut before = Before::default();
         while !self.over.load(Ordering::Relaxed) {
             let mut events = Vec::new();
             let read = tail.lines(|line| events.extend(Event::parse(line)));
@@ -227,15 +236,16 @@ impl Shared {
             }
             if asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY) {
                 asked = Some(Instant::now());
-                self.ask(&mut samples);
+                self.ask(&mut before);
             }
             self.seen().sample();
             thread::sleep(READ_EVERY);
         }
     }
 
-    fn ask(&self, samples: &mut BTreeMap<String, Sample>) {
-        let answer = self.look();
+    fn ask(&self, before: &mut Before) {
+        let answer = self.look(&mut before.leases);
+        let samples = &mut before.samples;
         let mut seen = self.seen();
         match answer {
             Ok(world) => {
@@ -256,15 +266,15 @@ impl Shared {
         }
     }
 
-    fn look(&self) -> Result<World> {
+    fn look(&self, leases: &mut Leases) -> Result<World> {
         let (api, operator) = (&self.api, &self.operator);
         let namespace = operator.namespace;
         let core = format!("/api/v1/namespaces/{namespace}");
         let label = operator.label.replace('/', "%2F").replace('=', "%3D");
+        let all = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
         let found = Found {
             pods: api.get(&format!("{core}/pods?labelSelector={label}"))?,
-            leases: api
-                .get(&format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"))?,
+            leases: leases.living(api.get(&all)?, Instant::now()),
             // There may be no such kind yet.
             configs: api
                 .get(&format!(

@@ -38,7 +38,7 @@ pub struct Operator {
 pub struct Found {
     /// The list of its pods.
     pub pods: Value,
-    /// The list of the Leases of its namespace.
+    /// The list of the Leases of its namespace that have not expired.
     pub leases: Value,
     /// The list of the ShardingConfigs of its namespace; null before there is such a kind.
     pub configs: Value,

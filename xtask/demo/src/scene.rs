@@ -12,9 +12,10 @@ use ctrlmesh_common::names::{self, label};
 use ctrlmesh_testbed::Cluster;
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use xtask::guest::{MADE, SYSTEM};
 
 use crate::api::Api;
-use crate::install::{MADE, ROLLED_OUT_WITHIN, SYSTEM, namespace, rolled_out};
+use crate::install::{ROLLED_OUT_WITHIN, namespace, rolled_out};
 use crate::observer::Observer;
 use crate::operator::Operator;
 use crate::view::Answers;

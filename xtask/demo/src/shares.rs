@@ -79,10 +79,10 @@ impl Shares {
         let (spaces, watches) = scene.observer.both(|world, ledger| {
             let spaces = world.work.iter().map(|work| work.namespace.clone());
             let of_pod = |pod: &String| {
-                let watching = ledger.pods().get(pod)?.watching(&resource);
-                Some((pod.clone(), watching.cloned().collect::<Vec<Asked>>()))
+                let watching = ledger.watching(pod, &resource);
+                (pod.clone(), watching.cloned().collect::<Vec<Asked>>())
             };
-            let watches = world.pods.keys().filter_map(of_pod);
+            let watches = world.pods.keys().map(of_pod);
             (spaces.collect::<BTreeSet<_>>(), watches.collect::<Vec<_>>())
         });
         let list = |path: &str| scene.api.get(path);

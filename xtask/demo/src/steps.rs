@@ -93,6 +93,11 @@ pub const END: Step = Step {
 /// The steps of the demo.
 pub const DEMO: [Step; 8] = [REFERENCE, SHARDS, CANARY, PROXY, MANAGER, REPLICA, ADDED, END];
 
+/// The names of all namespaces that the steps make, where there are so many at first.
+pub fn namespaces(first: usize) -> Vec<String> {
+    (0..first + share::ADDED).map(install::namespace).collect()
+}
+
 /// The slots of the canary at first: a third.
 fn third() -> SlotSet {
     SlotSet::ALL.divide(3).first().copied().unwrap_or_default()

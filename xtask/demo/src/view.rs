@@ -132,10 +132,7 @@ impl World {
         ledger: &'a Ledger,
     ) -> impl Iterator<Item = &'a str> {
         let pods = self.pods.keys().map(String::as_str).filter(|pod| self.works(pod));
-        pods.filter(|pod| {
-            let activity = ledger.pods().get(*pod);
-            activity.is_some_and(|one| one.sees(&self.resource, &work.namespace, &work.labels))
-        })
+        pods.filter(|pod| ledger.sees(pod, &self.resource, &work.namespace, &work.labels))
     }
 
     /// The table; changes are counted in `span`.
@@ -146,15 +143,9 @@ impl World {
             *writes.entry(&write.pod).or_default() += 1;
         }
         let line = |(name, pod): (&String, &Pod)| {
-            let activity = ledger.pods().get(name);
-            let seen: Vec<&Work> = self
-                .work
-                .iter()
-                .filter(|work| {
-                    activity
-                        .is_some_and(|one| one.sees(&self.resource, &work.namespace, &work.labels))
-                })
-                .collect();
+            let is_seen =
+                |work: &&Work| ledger.sees(name, &self.resource, &work.namespace, &work.labels);
+            let seen: Vec<&Work> = self.work.iter().filter(is_seen).collect();
             let namespaces: BTreeSet<&str> =
                 seen.iter().map(|work| work.namespace.as_str()).collect();
             let writes = writes.get(name.as_str()).copied().unwrap_or_default();

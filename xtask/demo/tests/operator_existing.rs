@@ -8,8 +8,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_demo::install;
 use ctrlmesh_testbed::{Cluster, Node, Options};
+use xtask::guest;
 use xtask::images::{self, Image};
 
 /// A demo that ends with the test.
@@ -70,7 +70,7 @@ fn on_a_cluster_of_ones_own_nobody_needs_to_be_root_and_nothing_of_the_demo_stay
     let mut running = Demo(started.spawn()?);
     let mut output = BufReader::new(running.0.stdout.take().context("standard output")?);
     until(&mut output, "[1/8]")?;
-    ensure!(install::vacant(&cluster).is_err(), "the demo is there");
+    ensure!(guest::vacant(&file, &[]).is_err(), "the demo is there");
     let rest = thread::spawn(move || output.read_to_end(&mut Vec::new()));
     let group = format!("-{}", running.0.id());
     let status = Command::new("kill").args(["-INT", "--", &group]).status()?;
@@ -80,7 +80,7 @@ fn on_a_cluster_of_ones_own_nobody_needs_to_be_root_and_nothing_of_the_demo_stay
     running.0.stderr.take().context("standard error")?.read_to_string(&mut error)?;
     ensure!(status.code() == Some(130), "{status}: {error}");
     drop(rest.join());
-    install::vacant(&cluster)?;
+    guest::vacant(&file, &[])?;
     let after = cluster.ask(&["get", "namespaces,crds", "--output=name"], "")?;
     ensure!(before == after, "{before} -> {after}");
     Ok(())

@@ -1,15 +1,16 @@
 //! A cluster that tests run pods in: a node of our own, or one that the user has.
 
 use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, thread};
 
-use anyhow::{Context as _, Result, ensure};
-use xtask::tools;
+use anyhow::Result;
+use serde_json::json;
+use xtask::guest::MADE;
+use xtask::kubectl::{self, answer};
 
 use crate::access;
 use crate::control_plane::Options;
@@ -17,9 +18,6 @@ use crate::node::Node;
 
 /// Variable that names the kubeconfig of a cluster to use instead of a node of our own. The images must be there.
 pub const KUBECONFIG: &str = "CTRLMESH_TEST_KUBECONFIG";
-
-/// How long kubectl may wait for one answer.
-const ANSWER_WITHIN: &str = "--request-timeout=60s";
 
 /// What is asked when a test failed, and the file that the answer goes to.
 const QUESTIONS: [(&str, &[&str]); 4] = [
@@ -43,11 +41,10 @@ pub struct Space<'a> {
     name: &'a str,
 }
 
-/// Collects what the cluster says, unless the test passed.
+/// Collects what the cluster says where a test panics.
 struct Watched<'a> {
     cluster: &'a Cluster,
-    report: PathBuf,
-    passed: bool,
+    name: &'a str,
 }
 
 // === impl Cluster ===
@@ -103,11 +100,7 @@ impl Cluster {
 
     /// kubectl, as administrator.
     pub fn kubectl(&self) -> Command {
-        let program = tools::control_plane("kubectl");
-        let ours = if program.is_file() { program } else { PathBuf::from("kubectl") };
-        let mut command = Command::new(ours);
-        command.arg("--kubeconfig").arg(&self.kubeconfig).arg(ANSWER_WITHIN);
-        command
+        kubectl::command(&self.kubeconfig)
     }
 
     /// What kubectl answers, as administrator, given something to read.
@@ -116,14 +109,6 @@ impl Cluster {
     /// Where it fails; the error shows what it said.
     pub fn ask(&self, arguments: &[&str], input: &str) -> Result<String> {
         answer(self.kubectl().args(arguments), input)
-    }
-
-    /// The same, which an interruption from the terminal does not reach.
-    ///
-    /// # Errors
-    /// Where it fails; the error shows what it said.
-    pub fn ask_undisturbed(&self, arguments: &[&str]) -> Result<String> {
-        answer(self.kubectl().args(arguments).process_group(0), "")
     }
 
     /// A client of its administrator. It belongs to the runtime that it is made in.
@@ -143,16 +128,48 @@ impl Cluster {
         static CASES: AtomicU32 = AtomicU32::new(0);
         let number = CASES.fetch_add(1, Ordering::Relaxed);
         let namespace = format!("{name}-{}-{number}", std::process::id());
-        let mut watched =
-            Watched { cluster: self, report: report_folder(&namespace), passed: false };
-        let space = Space { cluster: self, name: &namespace };
-        answer(self.kubectl().args(["create", "namespace", &namespace]), "")?;
-        let result = space.wait_for_account().and_then(|()| test(space));
-        let report = format!("what the cluster said is in {}", watched.report.display());
-        result.context(report)?;
-        watched.passed = true;
+        let _watched = Watched { cluster: self, name: &namespace };
+        let result = self.make(&namespace).and_then(test);
+        self.explained(&namespace, result)?;
         answer(self.kubectl().args(["delete", "namespace", "--wait=false", &namespace]), "")?;
         Ok(())
+    }
+
+    /// Makes a namespace that is taken away at the end where the cluster is the user's, and waits until pods can be in it.
+    ///
+    /// # Errors
+    /// Where there is one of this name already.
+    pub fn make<'a>(&'a self, name: &'a str) -> Result<Space<'a>> {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace",
+            "metadata": {"name": name, "labels": {MADE: "true"}}});
+        // Not applied: one that is somebody's would become ours.
+        self.ask(&["create", "--filename", "-"], &namespace.to_string())?;
+        let space = self.space(name);
+        // Pods are refused before this is there.
+        space.wait("serviceaccount/default", "create")?;
+        Ok(space)
+    }
+
+    /// Gives `result`; where it is an error, what the cluster says goes to a folder of this name in `target/reports`, which
+    /// the error names.
+    ///
+    /// # Errors
+    /// That of `result`.
+    pub fn explained<T>(&self, name: &str, result: Result<T>) -> Result<T> {
+        result.map_err(|error| {
+            let folder = self.reported(name);
+            error.context(format!("what the cluster said is in {}", folder.display()))
+        })
+    }
+
+    /// Writes a report for whoever looks at what failed; where that fails, it is said.
+    fn reported(&self, name: &str) -> PathBuf {
+        let folder = report_folder(name);
+        if let Err(error) = self.report(&folder) {
+            // Something fails here already, with an error of its own.
+            drop(writeln!(std::io::stderr(), "no whole report of the cluster: {error:#}"));
+        }
+        folder
     }
 
     /// Writes everything into `folder` that can help to see why something failed.
@@ -221,22 +238,14 @@ impl<'a> Space<'a> {
     pub fn wait(&self, object: &str, condition: &str) -> Result<()> {
         self.kubectl(&["wait", object, &format!("--for={condition}"), "--timeout=60s"]).map(drop)
     }
-
-    /// Pods are refused before this is there.
-    fn wait_for_account(&self) -> Result<()> {
-        self.wait("serviceaccount/default", "create")
-    }
 }
 
 // === impl Watched ===
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
-        if !self.passed
-            && let Err(error) = self.cluster.report(&self.report)
-        {
-            // A test fails here already, with an error of its own.
-            drop(writeln!(std::io::stderr(), "no whole report of the cluster: {error:#}"));
+        if thread::panicking() {
+            self.cluster.reported(self.name);
         }
     }
 }
@@ -247,22 +256,22 @@ fn report_folder(name: &str) -> PathBuf {
     root.join("target/reports").join(name)
 }
 
-/// What a command says, given something to read.
-fn answer(command: &mut Command, input: &str) -> Result<String> {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("start {}", command.get_program().display()))?;
-    let mut stdin = child.stdin.take().context("standard input")?;
-    let output = thread::scope(|scope| {
-        // Where it does not read, its exit status says why.
-        scope.spawn(move || drop(stdin.write_all(input.as_bytes())));
-        child.wait_with_output()
-    })?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let arguments: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-    ensure!(output.status.success(), "{}: {}: {said}", arguments.join(" "), output.status);
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn what_fails_outside_a_case_is_reported_too_and_what_does_not_is_not() {
+        let cluster = Cluster::existing(PathBuf::from("/no/such/kubeconfig"));
+        let name = format!("explained-{}", std::process::id());
+        assert_eq!(cluster.explained(&name, Ok(1)).unwrap(), 1);
+        assert!(!report_folder(&name).exists());
+        let error = cluster.explained::<()>(&name, Err(anyhow!("as asked"))).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains(&name) && error.ends_with(": as asked"), "{error}");
+        assert!(report_folder(&name).is_dir());
+        fs::remove_dir_all(report_folder(&name)).unwrap();
+    }
 }

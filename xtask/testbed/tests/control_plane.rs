@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -98,19 +98,14 @@ fn nothing_is_left_when_a_control_plane_is_dropped() -> Result<()> {
 #[test]
 fn nothing_is_left_when_the_process_is_killed_while_it_starts() -> Result<()> {
     for _ in 0..5 {
-        let mut child = Command::new(env::current_exe()?)
-            .args(["--exact", "starts_a_control_plane_for_its_parent"])
-            .env(ROLE, "KILL")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
+        let mut child = Starter::start("KILL")?;
         let namespace = fs::metadata("/proc/self/ns/pid")?.ino();
-        let prefix = format!("ctrlmesh-testbed-{namespace}-{}-", child.id());
+        let prefix = format!("ctrlmesh-testbed-{namespace}-{}-", child.0.id());
         until("the folder to appear", || {
             Ok(folders()?.iter().any(|name| name.starts_with(&prefix)))
         })?;
-        child.kill()?;
-        child.wait()?;
+        child.0.kill()?;
+        child.0.wait()?;
         until("the folder to go", || Ok(!folders()?.iter().any(|name| name.starts_with(&prefix))))?;
     }
     Ok(())
@@ -136,6 +131,29 @@ fn a_program_that_does_not_start_says_why() -> Result<()> {
     Ok(())
 }
 
+/// This very binary, starting a control plane; where a test fails, it ends with the test.
+struct Starter(Child);
+
+impl Starter {
+    fn start(end: &str) -> Result<Self> {
+        let child = Command::new(env::current_exe()?)
+            .args(["--exact", "starts_a_control_plane_for_its_parent", "--nocapture"])
+            .env(ROLE, end)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Starter {
+    fn drop(&mut self) {
+        // It has ended already where the test went well.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
 /// The names of all folders of control planes.
 fn folders() -> Result<Vec<String>> {
     let mut names = Vec::new();
@@ -158,17 +176,12 @@ fn until(what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
 #[test]
 fn nothing_is_left_when_the_process_panics_is_interrupted_or_killed() -> Result<()> {
     for end in ["panic", "INT", "KILL"] {
-        let mut child = Command::new(env::current_exe()?)
-            .args(["--exact", "starts_a_control_plane_for_its_parent", "--nocapture"])
-            .env(ROLE, end)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let folder = folder_of(&mut child)?;
+        let mut child = Starter::start(end)?;
+        let folder = folder_of(&mut child.0)?;
         if end != "panic" {
-            Command::new("kill").args(["-s", end, &child.id().to_string()]).status()?;
+            Command::new("kill").args(["-s", end, &child.0.id().to_string()]).status()?;
         }
-        child.wait()?;
+        child.0.wait()?;
         let deadline = Instant::now() + Duration::from_secs(20);
         while folder.exists() || !processes_of(&folder)?.is_empty() {
             ensure!(
@@ -198,7 +211,7 @@ fn starts_a_control_plane_for_its_parent() -> Result<()> {
 }
 
 /// The folder that the child says it uses.
-fn folder_of(child: &mut std::process::Child) -> Result<PathBuf> {
+fn folder_of(child: &mut Child) -> Result<PathBuf> {
     use std::io::BufRead as _;
     let output = child.stdout.take().context("output")?;
     for line in std::io::BufReader::new(output).lines() {

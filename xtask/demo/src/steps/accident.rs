@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
 use serde_json::json;
+use xtask::guest::SYSTEM;
 
 use crate::checks::{
     WHOLE_WITHIN, all_replaced, clashes, count, none, only_by_proxy, only_retried, same_replicas,
@@ -28,7 +29,7 @@ pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
     load.finish()?;
     let seen = touched(scene)?;
     let took = clock.elapsed().saturating_sub(LOOKED_FOR);
-    install::rolled_out(&scene.cluster, install::SYSTEM, "daemonset/ctrlmesh-node")?;
+    install::rolled_out(&scene.cluster, SYSTEM, "daemonset/ctrlmesh-node")?;
     scene.observer.until("all to be as before", WHOLE_WITHIN, |table| {
         table.is_whole() && table.is_acknowledged()
     })?;
@@ -42,6 +43,7 @@ pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
             seconds(took)
         ),
         seen,
+        worst(&scene.observer.sampled(&since(start)), "meanwhile"),
         steady(scene, start)?,
         only_by_proxy(scene, start)?,
     ])
@@ -50,7 +52,7 @@ pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
 pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
     let before = scene.observer.table();
     let start = Timestamp::now();
-    let path = format!("/apis/apps/v1/namespaces/{}/deployments/ctrlmesh-manager", install::SYSTEM);
+    let path = format!("/apis/apps/v1/namespaces/{SYSTEM}/deployments/ctrlmesh-manager");
     let replicas = scene.api.get(&path)?["spec"]["replicas"].clone();
     let managers = scene.kill_ours("ctrlmesh-manager")?;
     scene.api.merge(&path, &json!({"spec": {"replicas": 0}}))?;
@@ -61,7 +63,7 @@ pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
     let away = steady(scene, start)?;
     same_replicas(&before, &scene.observer.table())?;
     scene.api.merge(&path, &json!({"spec": {"replicas": replicas}}))?;
-    install::rolled_out(&scene.cluster, install::SYSTEM, "deployment/ctrlmesh-manager")?;
+    install::rolled_out(&scene.cluster, SYSTEM, "deployment/ctrlmesh-manager")?;
     scene.observer.until("the manager to know all", WHOLE_WITHIN, |table| {
         table.is_whole() && table.is_acknowledged()
     })?;
@@ -154,8 +156,8 @@ pub(super) fn rolled(scene: &Scene) -> Result<Vec<String>> {
     let load = scene.load(Duration::from_millis(100));
     for (kind, name) in [("daemonset", "ctrlmesh-node"), ("deployment", "ctrlmesh-manager")] {
         let (old, one) = (scene.ours(name)?, format!("{kind}/{name}"));
-        scene.cluster.ask(&["--namespace", install::SYSTEM, "rollout", "restart", &one], "")?;
-        install::rolled_out(&scene.cluster, install::SYSTEM, &one)?;
+        scene.cluster.ask(&["--namespace", SYSTEM, "rollout", "restart", &one], "")?;
+        install::rolled_out(&scene.cluster, SYSTEM, &one)?;
         let gone = || Ok(scene.ours(name)?.keys().all(|pod| !old.contains_key(pod)).then_some(()));
         scene.until("the old ones to be gone", install::ROLLED_OUT_WITHIN, gone)?;
         all_replaced(&old, &scene.ours(name)?)?;

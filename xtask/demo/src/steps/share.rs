@@ -21,7 +21,7 @@ use crate::view::Table;
 use crate::work;
 
 /// How many namespaces come later.
-const ADDED: usize = 12;
+pub(super) const ADDED: usize = 12;
 
 /// How long what is still on its way to an old owner may take.
 const ON_ITS_WAY: Duration = Duration::from_secs(5);

@@ -59,28 +59,31 @@ fn two_nodes_at_once_do_not_meet_and_leave_nothing() -> Result<()> {
 
 #[test]
 fn nothing_is_left_when_the_harness_is_killed() -> Result<()> {
-    let mut child = child()?;
-    let folder = folder_of(&mut child)?;
+    let mut child = Starter::start()?;
+    let folder = folder_of(&mut child.0)?;
     let traces = Traces::of(&folder);
-    child.kill()?;
-    child.wait()?;
+    child.0.kill()?;
+    child.0.wait()?;
     until("everything to go", || Ok(traces.found()?.is_empty().then_some(())))
         .with_context(|| format!("left: {:?}", traces.found()))
 }
 
 #[test]
 fn what_a_killed_keeper_left_is_swept_by_the_next_node() -> Result<()> {
-    let mut child = child()?;
-    let folder = folder_of(&mut child)?;
+    let mut child = Starter::start()?;
+    let folder = folder_of(&mut child.0)?;
     let traces = Traces::of(&folder);
     // The harness and the shell that would clean up after it, at once.
     let keeper =
         folder.file_name().and_then(|name| name.to_str()?.split('-').nth(2)?.parse::<u32>().ok());
     let keeper = keeper.context("who keeps it")?.to_string();
     ensure!(
-        Command::new("kill").args(["-KILL", &keeper, &child.id().to_string()]).status()?.success()
+        Command::new("kill")
+            .args(["-KILL", &keeper, &child.0.id().to_string()])
+            .status()?
+            .success()
     );
-    child.wait()?;
+    child.0.wait()?;
     // A killed process is there for a moment; and a node of another test may sweep what it leaves.
     until("the keeper to be gone", || {
         let found = Found::all()?.into_iter().find(|node| node.folder() == folder);
@@ -95,16 +98,16 @@ fn what_a_killed_keeper_left_is_swept_by_the_next_node() -> Result<()> {
 #[test]
 fn nothing_is_left_when_the_harness_is_killed_while_the_node_starts() -> Result<()> {
     for wait in [0, 20, 60, 150, 400, 1500] {
-        let mut child = child()?;
+        let mut child = Starter::start()?;
         let its = || {
             let mut all = Found::all()?.into_iter();
-            Ok(all.find(|node| parent(keeper(node.folder())) == Some(child.id())))
+            Ok(all.find(|node| parent(keeper(node.folder())) == Some(child.0.id())))
         };
         let folder = until("the folder", its)?.folder().to_owned();
         // Not a wait for something: a moment of the start, whichever it is.
         thread::sleep(Duration::from_millis(wait));
-        child.kill()?;
-        child.wait()?;
+        child.0.kill()?;
+        child.0.wait()?;
         let traces = Traces::of(&folder);
         until("everything to go", || Ok(traces.found()?.is_empty().then_some(())))
             .with_context(|| format!("after {wait} ms, left: {:?}", traces.found()))?;
@@ -125,13 +128,27 @@ fn starts_a_node_for_its_parent() -> Result<()> {
     }
 }
 
-fn child() -> Result<Child> {
-    Ok(Command::new(env::current_exe()?)
-        .args(["--exact", "ends::starts_a_node_for_its_parent", "--nocapture"])
-        .env(ROLE, "1")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()?)
+/// This very binary, starting a node; where a test fails, it ends with the test.
+struct Starter(Child);
+
+impl Starter {
+    fn start() -> Result<Self> {
+        let child = Command::new(env::current_exe()?)
+            .args(["--exact", "ends::starts_a_node_for_its_parent", "--nocapture"])
+            .env(ROLE, "1")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Starter {
+    fn drop(&mut self) {
+        // It has ended already where the test went well.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
 }
 
 /// The folder that the child says it uses.

@@ -116,14 +116,17 @@ fn the_webhooks_come_to_believe_the_manager_again(cluster: &Cluster) -> Result<(
 #[test]
 fn pods_come_back_enrolled_after_a_power_cut() -> Result<()> {
     let mut cluster = start()?;
+    let result = cut_and_look(&mut cluster);
+    cluster.explained(&format!("power-cut-{}", std::process::id()), result)
+}
+
+fn cut_and_look(cluster: &mut Cluster) -> Result<()> {
     let name = "power-cut";
-    kubectl(&cluster, &["create", "namespace", name])?;
-    cluster.space(name).wait("serviceaccount/default", "create")?;
-    operator::deploy(cluster.space(name), ENROLLED)?;
+    operator::deploy(cluster.make(name)?, ENROLLED)?;
     goes_on(cluster.space(name), "before")?;
     cluster.node_mut().context("a node")?.reboot()?;
     goes_on(cluster.space(name), "after")?;
-    mesh::ready(&cluster)?;
+    mesh::ready(cluster)?;
     nothing_passed(cluster.space(name))
 }
 

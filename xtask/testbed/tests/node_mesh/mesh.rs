@@ -28,8 +28,12 @@ pub(crate) fn shared() -> &'static Cluster {
     Cluster::shared()
 }
 
-/// One command, as the README says, and everything is ready.
+/// One command, as the README says, and everything is ready; where it is not, there is a report of why.
 pub(crate) fn deploy(cluster: &Cluster) -> Result<()> {
+    cluster.explained(&format!("deploy-{}", std::process::id()), install(cluster))
+}
+
+fn install(cluster: &Cluster) -> Result<()> {
     if let Some(node) = cluster.node() {
         // A cluster of the user's has its own.
         let dns = checkout("xtask/testbed/tests/node_mesh/dns.yaml").display().to_string();

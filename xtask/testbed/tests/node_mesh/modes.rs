@@ -1,7 +1,7 @@
 //! Pods as their users enrol them: many at once, with a proxy of the node or one of their own, beside pods that are not
 //! enrolled; and what nobody may do.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Stdio;
@@ -82,34 +82,54 @@ fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()>
         operator::deploy(space, Wish { replicas: 60, ..PLAIN })?;
         let pods = operator::pods(space)?;
         operator::none_restarted(&pods)?;
-        // As a cgroup is called under either driver.
-        let uids = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str());
-        let uids: Vec<String> = uids.map(|uid| uid.replace('-', "_")).collect();
-        ensure!(uids.len() == 60, "{} pods", uids.len());
-        // What the kernel has, and what the node's proxy says.
-        let attached = || -> Result<usize> {
-            let status = node_proxy(space, &["intercept", "status"])?.replace('-', "_");
-            Ok(uids.iter().filter(|uid| status.contains(*uid)).count())
-        };
-        let served = || -> Result<usize> {
-            let metrics = node_proxy(space, &["probe", "/metrics"])?;
-            ensure!(metrics.contains("ctrlmesh_proxy_pods_served"), "{metrics}");
-            let its = format!("ctrlmesh_proxy_policy_epoch{{pod=\"{}/", space.name());
-            Ok(metrics.lines().filter(|line| line.starts_with(&its)).count())
-        };
-        let all = (attached()?, served()?);
+        ensure!(pods.len() == 60, "{} pods", pods.len());
+        let nodes = by_node(&pods)?;
+        let all = attached_and_served(space, &nodes)?;
         ensure!(all == (60, 60), "attached and served: {all:?}");
         operator::end(space)?;
-        until("the proxy to let go of them all", || {
-            Ok(((attached()?, served()?) == (0, 0)).then_some(()))
+        until("the proxies to let go of them all", || {
+            Ok((attached_and_served(space, &nodes)? == (0, 0)).then_some(()))
         })
     })
 }
 
-/// What the program of the node's proxy says, in its container.
-fn node_proxy(space: Space<'_>, arguments: &[&str]) -> Result<String> {
-    let exec =
-        ["--namespace", NAMESPACE, "exec", "daemonset/ctrlmesh-node", "--", "/ctrlmesh-proxy"];
+/// Pods, by name and UID, by the node that they are on.
+type ByNode = BTreeMap<String, Vec<(String, String)>>;
+
+fn by_node(pods: &[Value]) -> Result<ByNode> {
+    let mut nodes = ByNode::new();
+    for pod in pods {
+        let text = |value: &Value| value.as_str().map(str::to_owned).context("a name");
+        let (name, uid) = (text(&pod["metadata"]["name"])?, text(&pod["metadata"]["uid"])?);
+        nodes.entry(text(&pod["spec"]["nodeName"])?).or_default().push((name, uid));
+    }
+    Ok(nodes)
+}
+
+/// Of how many of these pods the kernel of their node has attachments, and how many the proxy there says that it serves.
+fn attached_and_served(space: Space<'_>, nodes: &ByNode) -> Result<(usize, usize)> {
+    let (mut attached, mut served) = (0, 0);
+    for (node, pods) in nodes {
+        // As a cgroup is called under either driver.
+        let status = node_proxy(space, node, &["intercept", "status"])?.replace('-', "_");
+        attached += pods.iter().filter(|(_, uid)| status.contains(&uid.replace('-', "_"))).count();
+        let metrics = node_proxy(space, node, &["probe", "/metrics"])?;
+        ensure!(metrics.contains("ctrlmesh_proxy_pods_served"), "{metrics}");
+        let epoch = |name| format!("ctrlmesh_proxy_policy_epoch{{pod=\"{}/{name}\"", space.name());
+        served += pods.iter().filter(|(name, _)| metrics.contains(&epoch(name))).count();
+    }
+    Ok((attached, served))
+}
+
+/// What the program of a node's proxy says, in its container.
+fn node_proxy(space: Space<'_>, node: &str, arguments: &[&str]) -> Result<String> {
+    let ours = ["--namespace", NAMESPACE];
+    let there = format!("--field-selector=spec.nodeName={node},status.phase=Running");
+    let named = "--selector=app.kubernetes.io/name=ctrlmesh-node";
+    let get = [&ours[..], &["get", "pods", named, &there, "--output=name"]].concat();
+    let proxies = kubectl(space.cluster(), &get)?;
+    let proxy = proxies.lines().next().with_context(|| format!("no proxy runs on {node}"))?;
+    let exec = [&ours[..], &["exec", proxy, "--", "/ctrlmesh-proxy"]].concat();
     kubectl(space.cluster(), &[&exec, arguments].concat())
 }
 

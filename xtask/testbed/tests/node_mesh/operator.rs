@@ -5,6 +5,7 @@ use std::sync::RwLock;
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Space;
 use serde_json::{Value, json};
+use xtask::guest::MADE;
 use xtask::images::Image;
 
 use crate::mesh;
@@ -39,7 +40,8 @@ pub(crate) fn deploy(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
     let items = [
         shard,
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}}),
-        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": namespace},
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": {"name": namespace, "labels": {MADE: "true"}},
             "roleRef": role("ClusterRole", "example-operator"), "subjects": subject}),
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": NAME}, "rules": [
             {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]}),
@@ -84,7 +86,7 @@ fn workload(wish: Wish<'_>) -> Value {
             "securityContext": {"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]}},
         }],
     });
-    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME}, "spec": {
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME, "labels": {MADE: "true"}}, "spec": {
         "replicas": wish.replicas,
         "progressDeadlineSeconds": 600,
         "selector": {"matchLabels": {"app": NAME}},

@@ -47,8 +47,12 @@ fn each_replica_of_an_enrolled_operator_works_on_its_own_share_and_none_passes_t
 -> Result<()> {
     let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
     let cluster = mesh::shared();
+    cluster.explained(&format!("shards-{}", std::process::id()), works_in_shards(cluster))
+}
+
+fn works_in_shards(cluster: &Cluster) -> Result<()> {
     for shop in SHOPS {
-        kubectl(cluster, &["create", "namespace", shop])?;
+        cluster.make(shop)?;
     }
     let sharded = checkout("deploy/example-operator/config/sharded").display().to_string();
     kubectl(cluster, &["apply", "--kustomize", &sharded])?;

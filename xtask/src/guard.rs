@@ -1,0 +1,177 @@
+//! Sees to it that nothing is left, however a run of tests ends: a shell in front of it, which hears what it is told.
+//!
+//! The run is a process group of its own, so that Ctrl-C reaches the shell alone, and the shell reaches everybody in it.
+//! Where the shell itself is killed, the run ends its own group.
+
+use std::ffi::OsStr;
+use std::os::unix::process::{CommandExt as _, parent_id};
+use std::path::Path;
+use std::process::{self, Command};
+use std::time::Duration;
+use std::{env, io, thread};
+
+/// Variable that tells a run which shell guards it.
+const GUARD: &str = "CTRLMESH_TEST_GUARD";
+
+/// How often the run looks whether its guard is there.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// `$0` is this program, `$1` the kubeconfig of the cluster that things are taken out of at the end (empty: none), and the
+/// rest what the run is told. A shell has what it starts in the background ignore SIGINT and SIGQUIT, which everything
+/// below it would inherit. Whoever does not end for SIGTERM within 10 s is killed.
+const SHELL: &str = r#"
+cluster=$1
+shift
+signal=0
+trap 'signal=1' HUP
+trap 'signal=2' INT
+trap 'signal=15' TERM
+CTRLMESH_TEST_GUARD=$$ setsid env --default-signal=INT,QUIT "$0" "$@" </dev/null &
+run=$!
+wait "$run"
+status=$?
+lives() { kill -0 "-$run" 2>/dev/null || kill -0 "$run" 2>/dev/null; }
+if [ "$signal" -gt 0 ]; then
+    status=$((128 + signal))
+    tries=200
+    while lives && [ "$tries" -gt 0 ]; do
+        end=TERM
+        [ "$tries" -gt 100 ] || end=KILL
+        kill "-$end" "-$run" 2>/dev/null
+        sleep 0.1
+        tries=$((tries - 1))
+    done
+fi
+trap '' HUP INT TERM
+if [ -n "$cluster" ]; then
+    echo 'taking out of the cluster what the tests put there (a minute or two)' >&2
+    "$0" remove --kubeconfig "$cluster" || { [ "$status" -ne 0 ] || status=1; }
+fi
+exit "$status"
+"#;
+
+/// Whether this process is the run, and not what begins it. From then on it ends, and all of its group, when its guard does.
+pub(crate) fn follow() -> bool {
+    let named = env::var(GUARD).ok().and_then(|text| text.parse().ok());
+    let Some(guard) = named.filter(|guard| *guard == parent_id()) else { return false };
+    thread::spawn(move || {
+        while parent_id() == guard {
+            thread::sleep(LOOK_EVERY);
+        }
+        let group = format!("-{}", process::id());
+        drop(Command::new("kill").args(["-KILL", "--", &group]).status());
+    });
+    true
+}
+
+/// Becomes the shell that starts this program again, as it was started, and waits; returns only where that fails.
+/// `cluster` is the kubeconfig of the cluster that everything is taken out of at the end.
+pub(crate) fn enter(cluster: Option<&Path>) -> io::Error {
+    match env::current_exe() {
+        Ok(program) => guard(&program, cluster).args(env::args_os().skip(1)).exec(),
+        Err(error) => error,
+    }
+}
+
+fn guard(program: &Path, cluster: Option<&Path>) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", SHELL]).arg(program);
+    shell.arg(cluster.map_or(OsStr::new(""), Path::as_os_str));
+    shell
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::PathBuf;
+    use std::process::Child;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// In the place of this program: starts one that hears no SIGHUP, says which, and waits; or says what it was to remove.
+    const PROGRAM: &str = r#"#!/bin/sh
+cd "$(dirname "$0")" || exit
+case $1 in
+remove) echo "$3" >removed ;;
+fail) exit 3 ;;
+*)
+    sh -c 'trap "" HUP; sleep 600 & wait' &
+    echo "$! $$" >new
+    mv new started
+    wait
+    ;;
+esac
+"#;
+
+    struct Scene {
+        folder: PathBuf,
+    }
+
+    impl Scene {
+        fn of(name: &str) -> Self {
+            let folder = env::temp_dir().join(format!("ctrlmesh-guard-{name}-{}", process::id()));
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("program"), PROGRAM).unwrap();
+            fs::set_permissions(folder.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
+            Self { folder }
+        }
+
+        fn start(&self, word: &str) -> Child {
+            let cluster = Some(Path::new("kubeconfig"));
+            guard(&self.folder.join("program"), cluster).arg(word).spawn().unwrap()
+        }
+
+        /// The processes that the program says it started, once it says so.
+        fn started(&self) -> Vec<String> {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            loop {
+                if let Ok(text) = fs::read_to_string(self.folder.join("started")) {
+                    return text.split_whitespace().map(str::to_owned).collect();
+                }
+                assert!(Instant::now() < deadline, "it did not start");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+
+        fn removed(&self) -> String {
+            fs::read_to_string(self.folder.join("removed")).unwrap_or_default()
+        }
+    }
+
+    impl Drop for Scene {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.folder));
+        }
+    }
+
+    /// Whether it is there, and not only waits to be buried.
+    fn lives(process: &str) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    }
+
+    #[test]
+    fn whatever_ends_a_run_ends_all_of_it_and_then_the_cluster_is_cleared() {
+        for (signal, number) in [("HUP", 1), ("INT", 2), ("TERM", 15)] {
+            let scene = Scene::of(signal);
+            let mut guard = scene.start("run");
+            let started = scene.started();
+            assert!(started.iter().all(|process| lives(process)), "{started:?}");
+            let kill = Command::new("kill").args(["-s", signal, &guard.id().to_string()]).status();
+            assert!(kill.unwrap().success());
+            assert_eq!(guard.wait().unwrap().code(), Some(128 + number), "{signal}");
+            let left: Vec<_> = started.iter().filter(|process| lives(process)).collect();
+            assert!(left.is_empty(), "{signal} leaves {left:?}");
+            assert_eq!(scene.removed(), "kubeconfig\n");
+        }
+    }
+
+    #[test]
+    fn a_run_that_fails_is_a_failure_and_the_cluster_is_cleared_all_the_same() {
+        let scene = Scene::of("fails");
+        assert_eq!(scene.start("fail").wait().unwrap().code(), Some(3));
+        assert_eq!(scene.removed(), "kubeconfig\n");
+    }
+}

@@ -1,0 +1,166 @@
+//! How do the demo and the tests behave in a cluster that is somebody's? One that has already what they make is refused
+//! before anything is changed, and at their end everything that they made is taken out of it.
+
+use std::collections::BTreeSet;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+
+use crate::kubectl;
+use crate::run::root;
+
+/// Our own namespace in the cluster.
+pub const SYSTEM: &str = "ctrlmesh-system";
+
+/// The namespace of the example operator, and its Deployment.
+pub const OPERATOR: &str = "example-operator";
+
+/// The label of what is made beside the manifests: it goes with value `true` on namespaces, and on what outlives them.
+pub const MADE: &str = "ctrlmesh.dev/made";
+
+/// The `ClusterRole`s that say which kinds are labelled, of the demo and of `deploy/example-operator/config/sharded`.
+pub const LABELS_ROLE: &str = "ctrlmesh-demo-labels";
+const SHARDED_ROLE: &str = "ctrlmesh-labels-websites";
+
+/// The kind that the example operator works on.
+const WEBSITES: &str = "websites.web.example.com";
+
+/// The keys of the labels that the manager writes on what is everybody's.
+pub const KEYS: [&str; 3] = [
+    "ctrlmesh.kusionstack.io/sharding-hash",
+    "ctrlmesh.kusionstack.io/namespace",
+    "ctrlmesh.kusionstack.io/control",
+];
+
+/// Refuses a cluster in which there is anything already that is made, and taken away at the end: ctrlmesh, the example
+/// operator, or one of `namespaces`.
+///
+/// # Errors
+/// What is there, or that the cluster does not say.
+pub fn vacant(kubeconfig: &Path, namespaces: &[String]) -> Result<()> {
+    let selector = selector();
+    let named = [SYSTEM, OPERATOR].into_iter().chain(namespaces.iter().map(String::as_str));
+    let crds = "customresourcedefinitions";
+    for (kind, words) in [
+        ("namespaces", named.collect::<Vec<_>>()),
+        ("namespaces", vec!["--selector", &selector]),
+        (crds, vec!["shardingconfigs.ctrlmesh.kusionstack.io", WEBSITES]),
+    ] {
+        let get = ["get", kind, "--ignore-not-found", "--output=name"];
+        let found = ask(kubeconfig, &[&get[..], &words].concat(), "")?;
+        let found = found.split_whitespace().collect::<Vec<_>>().join(", ");
+        ensure!(
+            found.is_empty(),
+            "the cluster has {found} already, which would be taken away at the end; name one without (what an earlier demo or \
+             test left there, `cargo xtask remove --kubeconfig {}` takes away)",
+            kubeconfig.display()
+        );
+    }
+    Ok(())
+}
+
+/// Takes everything out of a cluster that the demo or the tests put there: what they made first, so that nobody is needed
+/// any more who would have to let it go. Where there is nothing of it, nothing is changed.
+///
+/// # Errors
+/// Where something cannot be deleted; the rest is all the same.
+pub fn remove(kubeconfig: &Path) -> Result<()> {
+    let mut failed = Vec::new();
+    let mut ask = |words: &[&str]| {
+        // One that cannot be deleted does not keep the others there.
+        failed.extend(ask(kubeconfig, words, "").err().map(|error| format!("{error:#}")));
+    };
+    // A definition can take the API server five minutes (its finalizer waits for a resync after a conflict).
+    let delete = ["delete", "--ignore-not-found", "--timeout=400s", "--request-timeout=0"];
+    let mut delete = |what: &[&str]| ask(&[&delete[..], what].concat());
+    let made = selector();
+    // Until their pods are gone, too: they would put back what we take away.
+    delete(&["deployment", OPERATOR, "--namespace", OPERATOR, "--cascade=foreground"]);
+    delete(&["deployment", "--all-namespaces", "--selector", &made, "--cascade=foreground"]);
+    let let_go = let_go(kubeconfig);
+    delete(&["namespace", "--selector", &made]);
+    delete(&["clusterrolebinding", "--selector", &made]);
+    delete(&["clusterrole", LABELS_ROLE, SHARDED_ROLE]);
+    for folder in ["deploy/example-operator/config/default", "deploy"] {
+        delete(&["--kustomize", &root().join(folder).display().to_string()]);
+    }
+    // What the manager made and wrote, which nobody takes away with it.
+    let policies = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies";
+    if self::ask(kubeconfig, &["get", "--raw", policies], "").is_ok() {
+        for kind in ["mutatingadmissionpolicybinding", "mutatingadmissionpolicy"] {
+            delete(&[kind, "ctrlmesh-labels"]);
+        }
+    }
+    delete(&["mutatingwebhookconfiguration", "ctrlmesh-labels"]);
+    let keys = KEYS.map(|key| format!("{key}-"));
+    for kind in [&["namespaces", "--all"][..], &["configmaps", "--all", "--all-namespaces"]] {
+        let keys = keys.iter().map(String::as_str);
+        let words: Vec<&str> =
+            ["label"].into_iter().chain(kind.iter().copied()).chain(keys).collect();
+        ask(&words);
+    }
+    failed.extend(let_go.err().map(|error| format!("{error:#}")));
+    ensure!(
+        failed.is_empty(),
+        "not everything could be taken out of the cluster: {}\nTry again: cargo xtask remove --kubeconfig {}",
+        failed.join("; "),
+        kubeconfig.display()
+    );
+    Ok(())
+}
+
+/// Takes the finalizers from our work: whoever would take them away is gone, or was never there.
+fn let_go(kubeconfig: &Path) -> Result<()> {
+    let get = ["get", "namespaces", "--output=name", "--selector", &selector()];
+    let spaces = ask(kubeconfig, &get, "")?;
+    let lines = r#"jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{"\n"}{end}"#;
+    let get = ["get", WEBSITES, "--all-namespaces", "--output", lines];
+    // Where there is no such kind, there is nothing to let go.
+    let Ok(sites) = ask(kubeconfig, &get, "") else { return Ok(()) };
+    let documents = documents(&spaces, &sites);
+    if documents.is_empty() {
+        return Ok(());
+    }
+    let patch = ["patch", "--filename", "-", "--type=merge", "--patch"];
+    let none = r#"{"metadata": {"finalizers": null}}"#;
+    ask(kubeconfig, &[&patch[..], &[none]].concat(), &documents).map(drop)
+}
+
+/// Names, as documents in YAML, of the sites (`NAMESPACE NAME` a line) those that are in one of these namespaces
+/// (`namespace/NAME` a line).
+fn documents(spaces: &str, sites: &str) -> String {
+    let spaces: BTreeSet<&str> =
+        spaces.lines().filter_map(|line| line.strip_prefix("namespace/")).collect();
+    let sites = sites.lines().filter_map(|line| line.split_once(' '));
+    let ours = sites.filter(|(space, _)| spaces.contains(space));
+    let document = |(space, name)| {
+        format!(
+            "---\napiVersion: web.example.com/v1alpha1\nkind: Website\nmetadata: {{namespace: {space}, name: {name}}}\n"
+        )
+    };
+    ours.map(document).collect()
+}
+
+fn selector() -> String {
+    format!("{MADE}=true")
+}
+
+/// What kubectl answers; an interruption from the terminal does not reach it.
+fn ask(kubeconfig: &Path, words: &[&str], input: &str) -> Result<String> {
+    kubectl::answer(kubectl::command(kubeconfig).args(words).process_group(0), input)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_in_namespaces_that_we_made_is_let_go() {
+        let documents =
+            documents("namespace/shop-00\nnamespace/a-1\n", "shop-00 x\nshop y\na-1 z\n");
+        assert_eq!(documents.matches("---\n").count(), 2);
+        assert!(documents.contains("{namespace: shop-00, name: x}"), "{documents}");
+        assert!(!documents.contains("name: y"), "{documents}");
+    }
+}
