@@ -335,7 +335,9 @@ async fn open(client: &Client, args: &RunArgs) -> Result<Vault, VaultError> {
             validity: args.ca_validity,
         };
         match Box::pin(Vault::open(client.clone(), &args.namespace, wanted)).await {
-            Err(error @ (VaultError::Secret(_) | VaultError::Names(_))) => {
+            Err(
+                error @ (VaultError::Secret(_) | VaultError::Published(_) | VaultError::Names(_)),
+            ) => {
                 warn!(error = telemetry::chain(&error), "waiting for the API server");
                 time::sleep(RETRY).await;
             }

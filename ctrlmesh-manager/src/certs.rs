@@ -6,6 +6,7 @@
 pub mod authority;
 pub mod cluster;
 pub mod line;
+pub mod published;
 pub mod roots;
 pub mod servers;
 pub mod serving;

@@ -3,27 +3,18 @@
 //! Every replica watches, compiles, tells its proxies and answers the API server; the one that leads also writes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use ctrlmesh_common::names::port;
 use ctrlmesh_common::policy::Redirect;
-use futures::FutureExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
-use kube::core::admission::AdmissionResponse;
 use kube::runtime::events::Recorder;
-use tokio::sync::Semaphore;
-use tokio::task;
-use tracing::{error, warn};
 
-use crate::admit::{self, Asked, Recent};
 use crate::board::{Board, Notice, Receipt};
 use crate::cache::Cache;
 use crate::context::Context;
 use crate::control::Control;
-use crate::inject::Settings;
 use crate::label::{AtOnce, LabelMetrics, Labeller, Pace, Progress};
 use crate::lease::Leadership;
 use crate::plan::{self, Plan, Plans};
@@ -31,20 +22,16 @@ use crate::pod::{Member, PodName};
 use crate::roster::Roster;
 use crate::shard::Labelling;
 use crate::status::Contact;
-use crate::telemetry;
-use crate::webhook::{Handler, Route};
+use crate::webhook::Route;
+
+mod turns;
+mod answers;
 
 /// As whom events are told.
 const REPORTER: &str = "ctrlmesh-manager";
 
 /// Where it is asked for labels.
 const LABEL: &str = "/label";
-
-/// How long an answer to the API server may take: its configurations wait 10 s.
-const DEADLINE: Duration = Duration::from_secs(8);
-
-/// How many resources are judged at once: each takes a thread of its own while it is.
-const JUDGES: usize = 2;
 
 /// Starts everything; what is returned answers the API server.
 ///
@@ -76,7 +63,7 @@ pub fn start(context: &Context, background: Client, metrics: LabelMetrics) -> Ve
     drain.spawn_until_started(control.run(plans.clone()));
     drain.spawn_until_started(roster(context).run());
     keep_labels(context, background, Arc::clone(&labelling), cache, (metrics, progress));
-    routes(context, &plans, &labelling)
+    answers::routes(context, &plans, &labelling)
 }
 
 fn roster(context: &Context) -> Roster {
@@ -175,80 +162,8 @@ fn contacts(board: &Board) -> BTreeMap<PodName, Contact> {
     board.receipts().into_iter().map(contact).collect()
 }
 
-/// Who answers the API server, and where.
-fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<Route> {
-    let args = &context.args;
-    let settings = Arc::new(Settings {
-        image: args.proxy_image.clone(),
-        pull_policy: args.proxy_pull_policy.clone(),
-        manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
-    });
-    let (known, labels, roots) = (plans.clone(), Arc::clone(labelling), context.roots.clone());
-    let recent = Mutex::new(Recent::default());
-    let inject = move |asked: Asked| {
-        let plan = known.borrow().clone();
-        let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-        let response = {
-            // Those that are made at the same time are asked about at the same time.
-            let mut recent = recent.lock().unwrap_or_else(PoisonError::into_inner);
-            admit::inject(&asked, snapshot, &labels, &settings, &mut recent, Instant::now())
-        };
-        let roots = roots.clone();
-        async move {
-            let namespace = asked.namespace.as_deref().unwrap_or_default();
-            // What the pod is to trust has to be there before the pod.
-            if response.patch.is_some()
-                && !asked.dry_run
-                && let Err(error) = roots.in_namespace(namespace).await
-            {
-                let error = telemetry::chain(&error);
-                warn!(namespace, error, "pod not admitted: what it is to trust is not there");
-                return AdmissionResponse::from(&asked).deny(error);
-            }
-            response
-        }
-        .boxed()
-    };
-    let labels = Arc::clone(labelling);
-    let label = move |asked: Asked| futures::future::ready(admit::label(&asked, &labels)).boxed();
-    vec![
-        Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, labelling) },
-        Route { path: "/inject", deadline: DEADLINE, handler: Arc::new(inject) },
-        Route { path: LABEL, deadline: DEADLINE, handler: Arc::new(label) },
-    ]
-}
-
-/// Judges our resources. Comparing one with many may take a second, for which nobody else has to wait.
-fn judge(plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
-    let (plans, labelling) = (plans.clone(), Arc::clone(labelling));
-    let room = Arc::new(Semaphore::new(JUDGES));
-    Arc::new(move |asked: Asked| {
-        let plan = plans.borrow().clone();
-        let (labelling, room) = (Arc::clone(&labelling), Arc::clone(&room));
-        let judge = async move {
-            let failed = AdmissionResponse::from(&asked);
-            // It is never closed.
-            let permit = room.acquire_owned().await;
-            let verdict = task::spawn_blocking(move || {
-                let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-                let verdict = admit::validate(&asked, snapshot, &labelling);
-                drop(permit);
-                verdict
-            });
-            verdict.await.unwrap_or_else(|error| {
-                error!(%error, "judging failed");
-                failed.deny("cannot be judged; the manager's log says why")
-            })
-        };
-        judge.boxed()
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use kube::core::DynamicObject;
-    use kube::core::admission::AdmissionReview;
-
     use super::*;
     use crate::cache::Snapshot;
     use crate::compile::Told;
@@ -284,22 +199,5 @@ mod tests {
         assert_eq!((told[0].uid.as_str(), told[0].node.as_deref()), ("7", Some("n")));
         let said = told[0].told.as_ref().unwrap();
         assert_eq!((said.operator.as_deref(), said.policy.epoch), (Some("ops/a"), 1));
-    }
-    #[tokio::test]
-    async fn what_takes_long_to_judge_holds_nobody_up() {
-        let object = serde_json::json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ManagerState", "metadata": {"name": "x"}, "spec": {}});
-        let review = serde_json::json!({
-            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-            "request": {
-                "uid": "1", "kind": {"group": "", "version": "", "kind": "ManagerState"}, "resource": {"group": "", "version": "", "resource": ""},
-                "operation": "CREATE", "name": "x", "userInfo": {}, "object": object, "dryRun": false,
-            },
-        });
-        let review: AdmissionReview<DynamicObject> = serde_json::from_value(review).unwrap();
-        let (_plans, known) = tokio::sync::watch::channel(None);
-        let handler = judge(&known, &Arc::default());
-        let mut answer = handler(review.try_into().unwrap());
-        assert!(futures::poll!(&mut answer).is_pending(), "the thread of the runtime is free");
-        assert!(!answer.await.allowed);
     }
 }

@@ -16,6 +16,7 @@ use crate::shard::Labelling;
 mod kinds;
 mod pace;
 mod pending;
+mod namespaces;
 mod policy;
 mod progress;
 mod webhook;

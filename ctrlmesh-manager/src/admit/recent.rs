@@ -53,6 +53,11 @@ impl Recent {
         self.seats.iter().map(|seat| seat.pod.clone()).collect()
     }
 
+    /// Whether all of them must have been seen at `now`.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.seats.iter().all(|seat| now.saturating_duration_since(seat.at) >= SEEN_WITHIN)
+    }
+
     /// Remembers that `pod`, which may have no name yet, was given `shard` beside `members`.
     pub(super) fn admitted(&mut self, pod: &Member, shard: &str, members: &[Member], now: Instant) {
         if self.seats.len() >= MAX {

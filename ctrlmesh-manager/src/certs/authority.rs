@@ -350,6 +350,13 @@ pub fn end_of(pem: &[u8]) -> Option<SystemTime> {
     Some(validity(&parsed).1)
 }
 
+/// Whether `pem` is the certificate of an authority as [`Authority::make`] makes them, which may speak for its names only.
+pub fn is_ours(pem: &[u8]) -> bool {
+    let Ok(certificate) = CertificateDer::from_pem_slice(pem) else { return false };
+    let parsed = X509Certificate::from_der(&certificate);
+    parsed.is_ok_and(|(_, parsed)| parsed.is_ca() && Names::constrained(&parsed).is_some())
+}
+
 fn validity(certificate: &X509Certificate<'_>) -> (SystemTime, SystemTime) {
     let at = |seconds: i64| {
         SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or_default())

@@ -22,6 +22,9 @@ const KNOWN: Duration = Duration::from_hours(24);
 /// How many authorities that do not sign in the usual course yet there may be: each is believed by everybody.
 const MOST_NEXT: usize = 8;
 
+/// How a certificate begins.
+const CERTIFICATE_BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+
 /// How a certificate ends.
 const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
 
@@ -104,7 +107,7 @@ impl Kind {
 // === impl Line ===
 
 impl Line {
-    /// The first of its line.
+    /// The first of its line, where `previous` are believed already, in PEM, one certificate each.
     ///
     /// # Errors
     /// Where one of the names cannot be in a certificate.
@@ -113,9 +116,10 @@ impl Line {
         names: &Names,
         validity: Duration,
         now: SystemTime,
+        previous: Vec<String>,
     ) -> Result<Self, AuthorityError> {
         let current = Authority::make(kind.called(), names, validity, now)?;
-        Ok(Self { current, next: Vec::new(), previous: Vec::new() })
+        Ok(Self { current, next: Vec::new(), previous })
     }
 
     /// What is to be done, now that `names` must be spoken for.
@@ -275,6 +279,14 @@ impl Line {
         put("-next.key", some(all(Authority::key)).as_deref());
         put("-previous.crt", some(self.previous.concat()).as_deref());
     }
+}
+
+/// The authorities of ours in a bundle, in PEM, one certificate each, but for those that have ended.
+pub fn authorities(bundle: &str, now: SystemTime) -> Vec<String> {
+    let blocks = blocks(bundle, CERTIFICATE_END).into_iter();
+    let certificates =
+        blocks.filter_map(|block| Some(block[block.find(CERTIFICATE_BEGIN)?..].to_owned()));
+    certificates.filter(|pem| authority::is_ours(pem.as_bytes()) && !ended(pem, now)).collect()
 }
 
 /// Whether the certificate has ended; one that cannot be read has.

@@ -113,7 +113,7 @@ mod tests {
     const LIFE: Duration = Duration::from_hours(24 * 400);
 
     fn authorities(names: &Names, now: SystemTime) -> Authorities {
-        let line = |kind| Line::begin(kind, names, LIFE, now).unwrap();
+        let line = |kind| Line::begin(kind, names, LIFE, now, Vec::new()).unwrap();
         Authorities { mesh: line(Kind::Mesh), manager: line(Kind::Manager) }
     }
 

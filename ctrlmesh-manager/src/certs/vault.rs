@@ -1,22 +1,24 @@
 //! Where are the authorities kept?
 //!
 //! In one Secret of the manager's namespace, which all replicas read. The first replica makes it, and of several firsts
-//! the API server lets one win. What changes later is written by the leader, on the version that it read.
+//! the API server lets one win; where somebody is believed already, it waits first for the leader to write it again. What
+//! changes later is written by the leader, on the version that it read.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::names;
-use k8s_openapi::api::core::v1::{ObjectReference, Secret};
-use kube::api::PostParams;
+use ctrlmesh_common::names::{self, root_ca};
+use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference, Secret};
+use kube::api::{ListParams, PostParams};
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client};
 use tokio::sync::watch;
-use tokio::time::{self, MissedTickBehavior};
+use tokio::time::{self, Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use crate::certs::authority::{AuthorityError, Names};
 use crate::certs::line::{Data, Kind, Line, LineError};
+use crate::certs::published::Published;
 use crate::certs::servers;
 use crate::lease::Leadership;
 use crate::telemetry;
@@ -29,6 +31,9 @@ const EVENT: Duration = Duration::from_secs(10);
 
 /// How often the Secret is read: a change in it is told long before it matters.
 const PERIOD: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether a Secret that is gone is there again.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// The authorities.
 #[derive(Clone, Debug)]
@@ -81,6 +86,9 @@ pub enum VaultError {
     /// They cannot be made.
     #[error("make a certificate authority")]
     Make(#[from] AuthorityError),
+    /// Whom everybody believes is not known.
+    #[error("read the ConfigMap `{}`", root_ca::MESH)]
+    Published(#[source] kube::Error),
     /// What the API server is called is not known.
     #[error("read what the API server is called")]
     Names(#[source] kube::Error),
@@ -108,18 +116,16 @@ impl Authorities {
 // === impl Vault ===
 
 impl Vault {
-    /// Reads the authorities, and makes them where there are none.
+    /// Reads the authorities, and makes them where there are none. Where some are published in `namespace` whose Secret is
+    /// gone, the leader may write it again: it is waited for that, for 30 s.
     ///
     /// # Errors
     /// Where they can be neither read nor made.
     pub async fn open(client: Client, namespace: &str, wanted: Wanted) -> Result<Self, VaultError> {
         let secrets = Api::namespaced(client.clone(), namespace);
         let names = servers::names(&client, &wanted.api_server).await.map_err(VaultError::Names)?;
-        let authorities = match secrets.get_opt(names::CA_SECRET).await {
-            Ok(Some(secret)) => Authorities::read(&secret)?,
-            Ok(None) => Box::pin(make(&secrets, &names, &wanted)).await?,
-            Err(error) => return Err(VaultError::Secret(error)),
-        };
+        let maps = Api::namespaced(client.clone(), namespace);
+        let authorities = Box::pin(find(&secrets, &maps, &names, &wanted)).await?;
         let current = watch::Sender::new(Arc::new(authorities));
         let (namespace, names) = (namespace.to_owned(), RwLock::new(names));
         let recorder = Recorder::new(client.clone(), REPORTER.into());
@@ -271,16 +277,54 @@ impl Vault {
     }
 }
 
-/// Makes the first authorities, unless another replica was faster.
+/// The authorities of the Secret, once it is there; where nobody writes it again, those that are made.
+async fn find(
+    secrets: &Api<Secret>,
+    maps: &Api<ConfigMap>,
+    api_server: &Names,
+    wanted: &Wanted,
+) -> Result<Authorities, VaultError> {
+    let (began, mut said) = (Instant::now(), false);
+    loop {
+        let secret = secrets.get_opt(names::CA_SECRET).await.map_err(VaultError::Secret)?;
+        if let Some(secret) = secret {
+            return Ok(Authorities::read(&secret)?);
+        }
+        let published = published(maps).await?;
+        if !published.is_waited_for(began.elapsed()) {
+            return make(secrets, api_server, wanted, published).await;
+        }
+        if !said {
+            warn!(
+                secret = names::CA_SECRET,
+                "the certificate authorities that are believed are gone; waiting for the leader to restore them"
+            );
+            said = true;
+        }
+        time::sleep(RETRY).await;
+    }
+}
+
+/// Whom everybody believes. Listed, because to read any such ConfigMap by name takes a right that nothing else needs.
+async fn published(maps: &Api<ConfigMap>) -> Result<Published, VaultError> {
+    let ours = ListParams::default().fields(&format!("metadata.name={}", root_ca::MESH));
+    let list = maps.list(&ours).await.map_err(VaultError::Published)?;
+    let now = SystemTime::now();
+    Ok(list.items.first().map(|map| Published::of(map, now)).unwrap_or_default())
+}
+
+/// Makes the first authorities, unless another replica was faster; who is believed already still is.
 async fn make(
     secrets: &Api<Secret>,
     api_server: &Names,
     wanted: &Wanted,
+    believed: Published,
 ) -> Result<Authorities, VaultError> {
-    let now = SystemTime::now();
+    let (now, validity) = (SystemTime::now(), wanted.validity);
+    let Published { mesh, manager } = believed;
     let authorities = Authorities {
-        mesh: Line::begin(Kind::Mesh, api_server, wanted.validity, now)?,
-        manager: Line::begin(Kind::Manager, &wanted.manager, wanted.validity, now)?,
+        mesh: Line::begin(Kind::Mesh, api_server, validity, now, mesh)?,
+        manager: Line::begin(Kind::Manager, &wanted.manager, validity, now, manager)?,
     };
     if create(secrets, &secret_of(&authorities)).await? {
         info!(secret = names::CA_SECRET, "certificate authorities made");

@@ -56,6 +56,16 @@ impl Pending {
         self.objects.remove(&name(meta));
     }
 
+    /// Forgets those whose names are not `left`.
+    pub(super) fn keep(&mut self, left: impl Fn(&String) -> bool) {
+        self.objects.retain(|(_, name), _| name.as_ref().is_some_and(&left));
+    }
+
+    /// Whether the object is to be tried later than `now`.
+    pub(super) fn waits(&self, meta: &ObjectMeta, now: Instant) -> bool {
+        self.objects.get(&name(meta)).is_some_and(|one| one.at > now)
+    }
+
     /// Whether there is nothing.
     pub(super) fn is_empty(&self) -> bool {
         self.objects.is_empty() && !self.more

@@ -5,7 +5,7 @@
 //! one rate, in the order in which they ask, so that none keeps another waiting; within a kind, and among namespaces, what
 //! is new does not wait for what was there before.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,9 +32,10 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::namespaces::Namespaces;
 use super::progress::List;
-use super::{AtOnce, Kind, Kinds, KindsError, Pace, Progress, Scope, Served, missing, served};
-use crate::cache::{Cache, Known};
+use super::{AtOnce, Kind, Kinds, KindsError, Pace, Progress, Served, served};
+use crate::cache::Cache;
 use crate::drain::Drain;
 use crate::shard::Labelling;
 use crate::telemetry;
@@ -46,9 +47,6 @@ const PAGE: u32 = 500;
 
 /// How long changes of what is listed or served are gathered, and how often it is looked without any.
 const LOOK: (Duration, Duration) = (Duration::from_millis(300), Duration::from_mins(1));
-
-/// How long after a namespace could not be labelled all are looked at again.
-const AGAIN: Duration = Duration::from_secs(30);
 
 /// How often it is looked, while many are labelled, whether there are new namespaces.
 const NEW_NAMESPACES: Duration = Duration::from_secs(1);
@@ -204,21 +202,17 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         let mut changes = self.cache.changes();
         let resource = ApiResource::erase::<Namespace>(&());
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-        let mut before = BTreeSet::new();
+        let mut all = Namespaces::default();
         loop {
             changes.mark_unchanged();
-            let namespaces = self.cache.namespaces();
-            let mut unlabelled = self.unlabelled(&namespaces);
-            // Those that are new first; what is in them is not labelled at once before they are.
-            unlabelled.sort_by_key(|(name, _)| before.contains(name));
-            before = namespaces.into_keys().collect();
-            let (began, mut failed) = (Instant::now(), false);
-            let mut left = unlabelled.into_iter();
-            for (name, labels) in left.by_ref() {
+            let began = Instant::now();
+            let mut left = all.due(&self.cache.namespaces(), &self.labelling, began).into_iter();
+            for (meta, labels) in left.by_ref() {
                 self.pace.wait().await;
-                let meta = ObjectMeta { name: Some(name), ..ObjectMeta::default() };
-                let repaired = self.repair("namespaces", &api, &meta, labels).await;
-                failed |= matches!(repaired, Repaired::Failed(_));
+                match self.repair("namespaces", &api, &meta, labels.clone()).await {
+                    Repaired::Failed(_) => all.failed(&meta, labels, Instant::now()),
+                    Repaired::Done | Repaired::Gone => all.done(&meta),
+                }
                 if began.elapsed() > NEW_NAMESPACES {
                     break;
                 }
@@ -226,23 +220,12 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             if left.next().is_some() {
                 continue;
             }
-            let again = if failed { AGAIN } else { Duration::MAX };
-            // Whichever is first: something changed, or it is time to try again.
-            drop(time::timeout(again, changes.changed()).await);
+            tokio::select! {
+                _ = changes.changed() => {}
+                // It is time to try one again.
+                () = time::sleep_until(all.again().unwrap_or(began)), if all.again().is_some() => {}
+            }
         }
-    }
-
-    fn unlabelled(&self, namespaces: &BTreeMap<String, Known>) -> Vec<(String, selector::Labels)> {
-        let there = namespaces.iter().filter(|(_, known)| !known.terminating);
-        let unlabelled = there.filter_map(|(name, known)| {
-            let meta = ObjectMeta {
-                name: Some(name.clone()),
-                labels: Some(known.labels.clone()),
-                ..ObjectMeta::default()
-            };
-            Some((name.clone(), missing(&meta, Scope::Namespace, &self.labelling)?))
-        });
-        unlabelled.collect()
     }
 
     async fn repair_object(

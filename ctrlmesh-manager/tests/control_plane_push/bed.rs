@@ -64,7 +64,8 @@ pub(crate) struct Bed {
     drain: Drain,
 }
 
-async fn opened(client: &Client, namespace: &str) -> Result<Vault, VaultError> {
+/// The authorities of `namespace`.
+pub(crate) async fn opened(client: &Client, namespace: &str) -> Result<Vault, VaultError> {
     let wanted = Wanted {
         api_server: Vec::new(),
         manager: Names::of(["127.0.0.1"]),

@@ -7,6 +7,7 @@ mod attacks;
 mod bed;
 mod follow;
 mod full;
+mod gone;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod names;

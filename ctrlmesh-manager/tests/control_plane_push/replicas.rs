@@ -38,7 +38,10 @@ async fn namespace() -> (&'static ControlPlane, Client, String) {
 }
 
 /// The certificate that it presents to who believes `bundle`.
-async fn presented(address: SocketAddr, bundle: &str) -> Option<CertificateDer<'static>> {
+pub(crate) async fn presented(
+    address: SocketAddr,
+    bundle: &str,
+) -> Option<CertificateDer<'static>> {
     let mut roots = RootCertStore::empty();
     for one in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
         roots.add(one.unwrap()).unwrap();
@@ -54,7 +57,7 @@ async fn presented(address: SocketAddr, bundle: &str) -> Option<CertificateDer<'
     stream.get_ref().1.peer_certificates().map(|chain| chain[0].clone().into_owned())
 }
 
-async fn bundle(client: &Client, namespace: &str, key: &str) -> Option<String> {
+pub(crate) async fn bundle(client: &Client, namespace: &str, key: &str) -> Option<String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     maps.get_opt("ctrlmesh-root-ca").await.unwrap()?.data?.remove(key)
 }

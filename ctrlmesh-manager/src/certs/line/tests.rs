@@ -10,7 +10,7 @@ fn names() -> Names {
 }
 
 fn begin(now: SystemTime) -> Line {
-    Line::begin(Kind::Mesh, &names(), LIFE, now).unwrap()
+    Line::begin(Kind::Mesh, &names(), LIFE, now, Vec::new()).unwrap()
 }
 
 /// Goes through the days, doing what is due; when, and what, in days since the start.

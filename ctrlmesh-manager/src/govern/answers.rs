@@ -1,0 +1,179 @@
+//! Who answers the API server, and where?
+//!
+//! What takes long to answer takes threads of its own, so that neither proxies nor other questions wait for it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ctrlmesh_common::names::port;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use kube::core::admission::AdmissionResponse;
+use tokio::sync::Semaphore;
+use tokio::task;
+use tracing::{error, warn};
+
+use super::LABEL;
+use super::turns::Turns;
+use crate::admit::{self, Asked};
+use crate::context::Context;
+use crate::inject::Settings;
+use crate::plan::Plans;
+use crate::shard::Labelling;
+use crate::telemetry;
+use crate::webhook::{Handler, Route};
+
+/// How long an answer to the API server may take: its configurations wait 10 s.
+const DEADLINE: Duration = Duration::from_secs(8);
+
+/// How many resources are judged at once, and how many pods: each takes a thread of its own while it is.
+const JUDGES: usize = 2;
+
+/// Who answers the API server, and where.
+pub(super) fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<Route> {
+    let labels = Arc::clone(labelling);
+    let label = move |asked: Asked| futures::future::ready(admit::label(&asked, &labels)).boxed();
+    vec![
+        Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, labelling) },
+        Route { path: "/inject", deadline: DEADLINE, handler: inject(context, plans, labelling) },
+        Route { path: LABEL, deadline: DEADLINE, handler: Arc::new(label) },
+    ]
+}
+
+/// Gives pods what they need. What a pod is to trust has to be there before the pod.
+fn inject(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
+    let args = &context.args;
+    let settings = Settings {
+        image: args.proxy_image.clone(),
+        pull_policy: args.proxy_pull_policy.clone(),
+        manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
+    };
+    let (seat, roots) = (seat(plans, labelling, settings), context.roots.clone());
+    Arc::new(move |asked: Asked| {
+        let (namespace, dry_run) = (asked.namespace.clone().unwrap_or_default(), asked.dry_run);
+        let failed = AdmissionResponse::from(&asked);
+        let (seated, roots) = (seat(asked), roots.clone());
+        let injected = async move {
+            let response = seated.await;
+            if response.patch.is_some()
+                && !dry_run
+                && let Err(error) = roots.in_namespace(&namespace).await
+            {
+                let error = telemetry::chain(&error);
+                warn!(namespace, error, "pod not admitted: what it is to trust is not there");
+                return failed.deny(error);
+            }
+            response
+        };
+        injected.boxed()
+    })
+}
+
+/// Finds the shard of each pod. Those of a namespace that are made at the same time are asked about at the same time.
+fn seat(plans: &Plans, labelling: &Arc<Labelling>, settings: Settings) -> Handler {
+    let (plans, labelling, settings) = (plans.clone(), Arc::clone(labelling), Arc::new(settings));
+    let (turns, room) = (Arc::new(Turns::default()), Arc::new(Semaphore::new(JUDGES)));
+    Arc::new(move |asked: Asked| {
+        let (plans, labelling) = (plans.clone(), Arc::clone(&labelling));
+        let (settings, turns, room) = (Arc::clone(&settings), Arc::clone(&turns), room.clone());
+        let seat = async move {
+            let failed = AdmissionResponse::from(&asked);
+            let mut recent = turns.take(asked.namespace.as_deref().unwrap_or_default()).await;
+            let seat = move || {
+                // What is known when it is its turn, not when it was asked.
+                let plan = plans.borrow().clone();
+                let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
+                let now = Instant::now();
+                admit::inject(&asked, snapshot, &labelling, &settings, &mut recent, now)
+            };
+            aside(room, failed, seat).await
+        };
+        seat.boxed()
+    })
+}
+
+/// Judges our resources. Comparing one with many may take a second.
+fn judge(plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
+    let (plans, labelling) = (plans.clone(), Arc::clone(labelling));
+    let room = Arc::new(Semaphore::new(JUDGES));
+    Arc::new(move |asked: Asked| {
+        let (plan, failed) = (plans.borrow().clone(), AdmissionResponse::from(&asked));
+        let labelling = Arc::clone(&labelling);
+        let judge = move || {
+            let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
+            admit::validate(&asked, snapshot, &labelling)
+        };
+        aside(room.clone(), failed, judge)
+    })
+}
+
+/// Answers on a thread of its own, once there is room; one that cannot be given is `failed`.
+fn aside(
+    room: Arc<Semaphore>,
+    failed: AdmissionResponse,
+    answer: impl FnOnce() -> AdmissionResponse + Send + 'static,
+) -> BoxFuture<'static, AdmissionResponse> {
+    let answered = async move {
+        // It is never closed.
+        let permit = room.acquire_owned().await;
+        let answered = task::spawn_blocking(move || {
+            let answer = answer();
+            drop(permit);
+            answer
+        });
+        answered.await.unwrap_or_else(|error| {
+            error!(%error, "judging failed");
+            failed.deny("cannot be judged; the manager's log says why")
+        })
+    };
+    answered.boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::names::label;
+    use kube::core::DynamicObject;
+    use kube::core::admission::AdmissionReview;
+
+    use tokio::sync::watch;
+
+    use super::*;
+
+    /// The question whether an object of `kind`, with these labels, may be made in `namespace`.
+    fn asked(kind: &str, namespace: &str, labels: &[&str]) -> Asked {
+        let labels: serde_json::Map<_, _> =
+            labels.iter().map(|key| ((*key).to_owned(), "true".into())).collect();
+        let object = serde_json::json!({
+            "apiVersion": "v1", "kind": kind, "metadata": {"name": "x", "labels": labels}, "spec": {"containers": []},
+        });
+        let review = serde_json::json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "1", "kind": {"group": "", "version": "", "kind": kind}, "resource": {"group": "", "version": "", "resource": ""},
+                "operation": "CREATE", "namespace": namespace, "name": "x", "userInfo": {}, "object": object, "dryRun": false,
+            },
+        });
+        let review: AdmissionReview<DynamicObject> = serde_json::from_value(review).unwrap();
+        review.try_into().unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_takes_long_to_judge_holds_nobody_up() {
+        let (_plans, known) = watch::channel(None);
+        let mut answer = judge(&known, &Arc::default())(asked("ManagerState", "", &[]));
+        assert!(futures::poll!(&mut answer).is_pending(), "the thread of the runtime is free");
+        assert!(!answer.await.allowed);
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_seated_on_a_thread_of_its_own() {
+        let (_plans, known) = watch::channel(None);
+        let settings =
+            Settings { image: String::new(), pull_policy: String::new(), manager: String::new() };
+        let seat = seat(&known, &Arc::default(), settings);
+        let mut answer = seat(asked("Pod", "a", &[label::ENABLE_PROXY]));
+        assert!(futures::poll!(&mut answer).is_pending(), "the thread of the runtime is free");
+        let answer = answer.await;
+        assert!(answer.result.message.contains("has not read"), "{answer:?}");
+    }
+}

@@ -1,0 +1,116 @@
+//! Which namespaces are to be labelled now?
+//!
+//! Pure. What is new comes first, because what is in it is not labelled at once before it is. What could not be labelled
+//! is tried again later and later, each by itself, whatever else changes meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ctrlmesh_common::selector::Labels;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tokio::time::Instant;
+
+use super::pending::Pending;
+use super::{Scope, missing};
+use crate::cache::Known;
+use crate::shard::Labelling;
+
+/// What is known of the namespaces from before.
+#[derive(Debug, Default)]
+pub(super) struct Namespaces {
+    before: BTreeSet<String>,
+    pending: Pending,
+}
+
+// === impl Namespaces ===
+
+impl Namespaces {
+    /// Those of all `known` ones that lack labels and may be tried at `now`, each with the labels.
+    pub(super) fn due(
+        &mut self,
+        known: &BTreeMap<String, Known>,
+        labelling: &Labelling,
+        now: Instant,
+    ) -> Vec<(ObjectMeta, Labels)> {
+        let there = known.iter().filter(|(_, known)| !known.terminating);
+        let unlabelled = there.filter_map(|(name, known)| {
+            let mut meta = named(name);
+            meta.labels = Some(known.labels.clone());
+            Some((name, missing(&meta, Scope::Namespace, labelling)?))
+        });
+        let mut unlabelled: BTreeMap<&String, Labels> = unlabelled.collect();
+        self.pending.keep(|name| unlabelled.contains_key(name));
+        unlabelled.retain(|name, _| !self.pending.waits(&named(name), now));
+        let (old, new): (Vec<_>, Vec<_>) =
+            unlabelled.into_iter().partition(|(name, _)| self.before.contains(*name));
+        self.before = known.keys().cloned().collect();
+        new.into_iter().chain(old).map(|(name, labels)| (named(name), labels)).collect()
+    }
+
+    /// The labels could not be given to it.
+    pub(super) fn failed(&mut self, meta: &ObjectMeta, labels: Labels, now: Instant) {
+        self.pending.failed(meta, labels, now);
+    }
+
+    /// It needs nothing any more.
+    pub(super) fn done(&mut self, meta: &ObjectMeta) {
+        self.pending.done(meta);
+    }
+
+    /// When the next one that could not be labelled is tried again.
+    pub(super) fn again(&self) -> Option<Instant> {
+        self.pending.due()
+    }
+}
+
+fn named(name: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn known<const N: usize>(names: [&str; N]) -> BTreeMap<String, Known> {
+        names.map(|name| (name.to_owned(), Known::default())).into()
+    }
+
+    /// The names of those that are due.
+    fn due(of: &mut Namespaces, known: &BTreeMap<String, Known>, now: Instant) -> Vec<String> {
+        let due = of.due(known, &Labelling::default(), now);
+        due.into_iter().filter_map(|(meta, _)| meta.name).collect()
+    }
+
+    #[test]
+    fn what_is_new_comes_first_and_what_is_labelled_or_goes_not_at_all() {
+        let (mut namespaces, now) = (Namespaces::default(), Instant::now());
+        assert_eq!(due(&mut namespaces, &known(["b", "c"]), now), ["b", "c"]);
+        let mut more = known(["a", "b", "c", "d", "e"]);
+        let labels = missing(&named("d"), Scope::Namespace, &Labelling::default()).unwrap();
+        more.insert("d".to_owned(), Known { labels, terminating: false });
+        more.insert("c".to_owned(), Known { terminating: true, ..Known::default() });
+        assert_eq!(due(&mut namespaces, &more, now), ["a", "e", "b"]);
+    }
+
+    #[test]
+    fn what_fails_is_not_tried_again_with_every_change_but_later_and_later() {
+        let (mut namespaces, all) = (Namespaces::default(), known(["a", "b"]));
+        let (mut now, mut waits) = (Instant::now(), Vec::new());
+        for _ in 0..3 {
+            let (meta, labels) =
+                namespaces.due(&all, &Labelling::default(), now).into_iter().next().unwrap();
+            assert_eq!(meta.name.as_deref(), Some("a"));
+            namespaces.failed(&meta, labels, now);
+            let again = namespaces.again().unwrap();
+            let before = again - Duration::from_millis(1);
+            assert_eq!(due(&mut namespaces, &all, before), ["b"], "something else has changed");
+            waits.push((again - now).as_secs());
+            now = again;
+        }
+        assert_eq!(waits, [5, 10, 20]);
+        assert_eq!(due(&mut namespaces, &known(["b"]), now), ["b"]);
+        assert_eq!(namespaces.again(), None, "what is gone is not waited for");
+        assert_eq!(due(&mut namespaces, &all, now), ["a", "b"], "and is new when it comes back");
+    }
+}
