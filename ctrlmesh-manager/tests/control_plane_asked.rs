@@ -8,7 +8,7 @@ use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{label, root_ca};
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
-use harness::manager::Manager;
+use harness::running::Manager;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRole;

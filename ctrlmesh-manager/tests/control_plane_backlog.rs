@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::names::label;
 use ctrlmesh_testbed::{ControlPlane, retry};
-use harness::manager::Manager;
+use harness::running::Manager;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::ResourceExt as _;

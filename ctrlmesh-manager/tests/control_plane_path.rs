@@ -12,7 +12,7 @@ use ctrlmesh_common::names::{annotation, label, root_ca};
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_proxy::config::SidecarArgs;
 use ctrlmesh_testbed::{ControlPlane, retry};
-use harness::manager::{AS_PROXY, Manager, supervised};
+use harness::running::{AS_PROXY, Manager, supervised};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;

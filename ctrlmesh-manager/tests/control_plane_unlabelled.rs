@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{label, resource_list};
 use ctrlmesh_testbed::{ControlPlane, retry};
-use harness::manager::Manager;
+use harness::running::Manager;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use crate::harness;
-use crate::harness::manager::Manager;
+use crate::harness::running::Manager;
 
 pub(crate) const NAMESPACE: &str = "ctrlmesh-system";
 

@@ -21,7 +21,7 @@ use tokio::{task, time};
 
 use crate::bed::{eventually, soon};
 use crate::harness;
-use crate::harness::manager::AS_PROXY;
+use crate::harness::running::AS_PROXY;
 use crate::token::TestPod;
 
 /// A program that runs until this is dropped.

@@ -15,7 +15,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use tokio::time;
 
-pub(crate) mod manager;
+pub(crate) mod running;
 
 /// Installs our definitions and waits until they are served, rules and all.
 pub(crate) async fn install(client: &Client) -> Result<()> {

@@ -37,6 +37,16 @@ fn pins(node: &Node) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Kills every process of a program of ours with SIGKILL: nobody is asked, and nothing is handed over.
+fn kill(node: &Node, program: &str) -> Result<()> {
+    // Only processes of the node are to be seen there.
+    let each = r#"for one in /proc/[0-9]*; do
+        [ "$(readlink "$one/exe")" = "/$0" ] && kill -KILL "${one#/proc/}" && echo "$one"; done"#;
+    let output = node.command("sh")?.args(["-c", each, program]).output()?;
+    ensure!(!output.stdout.is_empty(), "no {program} runs");
+    Ok(())
+}
+
 #[test]
 fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_come_late()
 -> Result<()> {
@@ -49,6 +59,11 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
             let selector = format!("--selector=app.kubernetes.io/name={name}");
             in_ours(&cluster, &["delete", "pod", &selector, "--grace-period=0", "--force"])?;
             goes_on(space, &format!("after-{name}"))?;
+        }
+        mesh::ready(&cluster)?;
+        for program in ["ctrlmesh-proxy", "ctrlmesh-manager"] {
+            kill(node, program)?;
+            goes_on(space, &format!("after-a-dead-{program}"))?;
         }
         mesh::ready(&cluster)?;
         the_webhooks_come_to_believe_the_manager_again(&cluster)?;

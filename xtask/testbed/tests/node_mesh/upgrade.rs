@@ -19,10 +19,14 @@ const CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
 const ENROLLED: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
 
-/// A pod that makes connection after connection.
-fn knocks(space: Space<'_>) -> Result<()> {
-    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "knocks",
-        "labels": {"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"}}, "spec": {
+/// A pod that makes connection after connection; one of the operator's, where it is enrolled.
+pub(crate) fn knocks(space: Space<'_>, enrolled: bool) -> Result<()> {
+    let labels = if enrolled {
+        json!({"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"})
+    } else {
+        json!({})
+    };
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "knocks", "labels": labels}, "spec": {
         "terminationGracePeriodSeconds": 1,
         "containers": [{"name": "probe", "image": Image::Probe.name(), "args": ["knock", ADDRESS, CA]}]}});
     space.apply(&pod.to_string())?;
@@ -31,12 +35,12 @@ fn knocks(space: Space<'_>) -> Result<()> {
 }
 
 /// What came of it so far.
-fn knocked(space: Space<'_>) -> Result<Value> {
+pub(crate) fn knocked(space: Space<'_>) -> Result<Value> {
     let get = ["exec", "knocks", "--", "/probe", "get", "http://127.0.0.1:8080/"];
     Ok(serde_json::from_str(&space.kubectl(&get)?)?)
 }
 
-fn count(seen: &Value, name: &str) -> u64 {
+pub(crate) fn count(seen: &Value, name: &str) -> u64 {
     seen[name].as_u64().unwrap_or_default()
 }
 
@@ -145,7 +149,7 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
         operator::deploy(space, ENROLLED)?;
         from_inside::client(space)?;
         goes_on(space, "first")?;
-        knocks(space)?;
+        knocks(space, true)?;
         let mut open = session(space)?;
         let mut now = Before::of(space)?;
         now.patch(r#"{"spec": {"template": {"metadata": {"annotations": {"version": "next"}}}}}"#)?;
