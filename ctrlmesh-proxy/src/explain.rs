@@ -2,6 +2,7 @@
 //!
 //! Lines go to the log target `explain`, which nothing listens to unless `run --explain` does.
 
+use ctrlmesh_common::policy::Policy;
 use tracing::info;
 
 /// The log target.
@@ -10,6 +11,25 @@ pub const TARGET: &str = "explain";
 /// What is done once, at the beginning.
 pub fn note(text: std::fmt::Arguments<'_>) {
     info!(target: TARGET, "{text}");
+}
+
+/// What a policy limits, and which lock it renames.
+pub fn policy(policy: &Policy) {
+    for limit in &policy.limits {
+        let resources = limit.relate_resources.iter();
+        let resources: Vec<String> = resources
+            .map(|it| format!("{} of {:?}", it.resources.join(","), it.api_groups))
+            .collect();
+        let resources = if resources.is_empty() { "*".to_owned() } else { resources.join(", ") };
+        note(format_args!("limit on {resources}: {}", limit.selector));
+    }
+    if policy.limits.is_empty() {
+        note(format_args!("no limit: everything passes as it is"));
+    }
+    if let Some(lock) = &policy.lock {
+        let (namespace, name, per_shard) = (&lock.namespace, &lock.name, lock.per_shard());
+        note(format_args!("lock {namespace}/{name} is {per_shard} on the server"));
+    }
 }
 
 /// A request's target before and after.

@@ -26,6 +26,7 @@ mod proxy;
 mod report;
 mod session;
 
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use tracing::warn;
@@ -74,9 +75,13 @@ fn attempt(args: &RunArgs) -> Result<i32, RunError> {
     program::find(&args.command[0])?;
     let events = signals::events().map_err(RunError::Signals)?;
     let wanted = Wanted::find(args)?;
-    let (mut made, setup) = Made::make(args, &wanted)?;
+    let targets = match route::look_up(args, &wanted.cluster, wanted.through.as_ref(), &events)? {
+        ControlFlow::Continue(targets) => targets,
+        ControlFlow::Break(code) => return Ok(code),
+    };
+    let (mut made, setup) = Made::make(args, &wanted, &targets)?;
     let proxy = Proxy::start(setup, events.sender.clone())?;
-    if let Some(code) = ready(&events)? {
+    if let ControlFlow::Break(code) = ready(&events)? {
         return Ok(code);
     }
     if made.isolation.is_some() {
@@ -86,6 +91,8 @@ fn attempt(args: &RunArgs) -> Result<i32, RunError> {
     let code = loop {
         match events.receiver.recv() {
             Ok(Event::Resolved(found)) => {
+                // Where it cannot be looked up now, it leads where it led.
+                let found = found.unwrap_or_default();
                 made.isolation.iter_mut().for_each(|isolation| isolation.add(&found));
             }
             Ok(Event::Proxy(Err(error))) => {
@@ -107,16 +114,14 @@ fn attempt(args: &RunArgs) -> Result<i32, RunError> {
 }
 
 /// Waits until the proxy serves; the exit code, if a signal ends that.
-fn ready(events: &Events) -> Result<Option<i32>, RunError> {
+fn ready(events: &Events) -> Result<ControlFlow<i32>, RunError> {
     loop {
-        match events.receiver.recv() {
-            Ok(Event::Proxy(outcome)) => return outcome.map(|()| None).map_err(|error| *error),
-            Ok(Event::Signal { signal, .. }) if signals::ends(signal) => {
-                return Ok(Some(SIGNALLED + signal as i32));
+        match events.next() {
+            ControlFlow::Continue(Event::Proxy(outcome)) => {
+                return outcome.map(ControlFlow::Continue).map_err(|error| *error);
             }
-            Ok(_) => {}
-            // We hold a sender ourselves.
-            Err(_) => return Ok(Some(i32::from(OWN_FAILURE))),
+            ControlFlow::Continue(_) => {}
+            ControlFlow::Break(code) => return Ok(ControlFlow::Break(code)),
         }
     }
 }

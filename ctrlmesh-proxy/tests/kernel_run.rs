@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
-use harness::run::{Bed, LIMIT, Running, output, stderr, stdout};
+use harness::run::{Bed, LIMIT, Running, output, stderr, stdout, unignored};
 use harness::until;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
@@ -289,4 +289,51 @@ fn somebody_else(bed: &Bed, run: &Command) -> Command {
     other.current_dir(&folder).env("KUBECONFIG", bed.file()).env_remove("RUST_LOG");
     other.env("PATH", "/usr/bin:/bin");
     other
+}
+
+/// What comes after it runs where the only resolver, 192.0.2.9, never answers: what is sent there ends in a wire.
+const SILENT: &str = r#"
+    ip link set lo up
+    ip link add here type veth peer name nowhere
+    ip link set here up && ip link set nowhere up
+    ip addr add 192.0.2.1/24 dev here
+    ip neigh add 192.0.2.9 lladdr 02:00:00:00:00:01 dev here
+    mount --bind "$0" /etc/resolv.conf
+    exec "$@"
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_no_resolver_answers_for_does_not_keep_ctrl_c_waiting() {
+    let (bed, pins) = (Bed::new().await, Pins::new());
+    let server =
+        json!({"server": "https://api.example.com:6443", "certificate-authority": "real.crt"});
+    bed.kubeconfig(server, json!({"token": "secret"}));
+    let resolver = bed.pki.path("resolv.conf");
+    fs::write(&resolver, "nameserver 192.0.2.9\noptions timeout:30 attempts:5\n").unwrap();
+    let pins = pins.0.to_str().unwrap();
+    for flags in [
+        ["--interception", "ebpf", "--pin-dir", pins],
+        ["--interception", "kubeconfig", "--pin-dir", pins],
+    ] {
+        let run = unignored(bed.run(&flags, &["true"]));
+        let mut within = Command::new("unshare");
+        within.args(["--mount", "--net", "sh", "-c", SILENT]).arg(&resolver);
+        within.arg(run.get_program()).args(run.get_args());
+        within.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        // However long its own deadline is: it is the signal that ends it.
+        let running = Running::start({
+            within.env("CTRLMESH_PROXY_CONNECT_TIMEOUT", "300s");
+            within
+        });
+        let sockets = format!("/proc/{}/net/udp", running.0.id());
+        until("the question", async || {
+            // 192.0.2.9:53, as the kernel writes it.
+            fs::read_to_string(&sockets).is_ok_and(|sockets| sockets.contains(" 090200C0:0035 "))
+        })
+        .await;
+        running.send(Signal::SIGINT);
+        let (code, _, error) = running.ended().await;
+        assert_eq!(code, Some(130), "{flags:?}: {error}");
+        bed.nothing_is_left();
+    }
 }

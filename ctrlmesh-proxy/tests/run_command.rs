@@ -225,7 +225,7 @@ async fn the_shard_follows_its_file_while_the_command_runs() {
         fs::rename(next, &file).unwrap();
     };
     write("'4'");
-    let flags = ["--sharding-config", file.to_str().unwrap()];
+    let flags = ["--explain", "--sharding-config", file.to_str().unwrap()];
     let targets = ["/api/v1/pods"; 200];
     let lock = ["/apis/coordination.k8s.io/v1/namespaces/ops/leases/lead"];
     let mut run = Running::start(bed.client(&flags, &[&["--wait"], &lock[..], &targets].concat()));
@@ -240,7 +240,10 @@ async fn the_shard_follows_its_file_while_the_command_runs() {
         let line = run.line();
         if line.contains("%285%29") {
             run.send(Signal::SIGTERM);
-            run.ended().await;
+            let (_, _, error) = run.ended().await;
+            let changed =
+                "ctrlmesh: the policy changed\nctrlmesh: limit on pods of [\"\"]: slot in (5)\n";
+            assert!(error.contains(changed), "{error}");
             return;
         }
         assert!(line.contains("%284%29"), "{line}");

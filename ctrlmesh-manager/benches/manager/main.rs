@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use cluster::{Cluster, Config, SYSTEM};
 use ctrlmesh_testbed::{ControlPlane, Options};
-use harness::manager::Manager;
+use harness::running::Manager;
 use proxies::Proxies;
 use rustls::crypto::aws_lc_rs;
 use tokio::time::{self, Instant};

@@ -82,6 +82,8 @@ impl Parts {
             }
             drain.ended().await;
         });
+        // A name may still be looked up, which nobody can end.
+        runtime.shutdown_background();
     }
 
     fn server(self, drain: Drain) -> Rc<Server> {

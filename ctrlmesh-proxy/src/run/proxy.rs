@@ -25,6 +25,7 @@ use crate::accept::{Acceptor, Origin, PerPod};
 use crate::app::{AppError, Parts};
 use crate::config::CommonArgs;
 use crate::drain::Drain;
+use crate::explain;
 use crate::metrics::Metrics;
 use crate::policy;
 use crate::serve::{Policies, Served};
@@ -111,13 +112,17 @@ fn serve(
     setup: Setup,
     metrics: Arc<Metrics>,
     events: &Sender<Event>,
-    stopped: oneshot::Receiver<()>,
+    mut stopped: oneshot::Receiver<()>,
 ) -> Result<(), RunError> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(RunError::Start)?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let drain = Drain::default();
-        let workers = begin(setup, metrics, &drain).await;
-        let served = workers.is_ok();
+        let workers = tokio::select! {
+            // Whoever waits for it gave up.
+            _ = &mut stopped => Ok(Vec::new()),
+            workers = begin(setup, metrics, &drain) => workers,
+        };
+        let served = workers.is_ok() && !stopped.is_terminated();
         if served {
             let _ended = events.send(Event::Proxy(Ok(())));
             // Only ever dropped.
@@ -128,7 +133,10 @@ fn serve(
             let _panicked = worker.join();
         }
         Ok(())
-    })
+    });
+    // A name may still be looked up, which nobody can end.
+    runtime.shutdown_background();
+    outcome
 }
 
 async fn begin(
@@ -178,7 +186,13 @@ async fn begin(
 /// The policy that holds, as its file changes.
 fn follow(policy: Policy, source: Option<policy::Source>, drain: &Drain) -> policy::Current {
     let (sender, current) = watch::channel(Arc::new(policy));
-    let stop = drain.clone();
+    let (stop, mut changes) = (drain.clone(), current.clone());
+    let telling = async move {
+        while changes.changed().await.is_ok() {
+            explain::note(format_args!("the policy changed"));
+            explain::policy(&changes.borrow_and_update());
+        }
+    };
     drain.spawn(async move {
         let following = async move {
             match source {
@@ -192,6 +206,7 @@ fn follow(policy: Policy, source: Option<policy::Source>, drain: &Drain) -> poli
             () = stop.started() => {}
             // Nobody is interested any more.
             () = following => {}
+            () = telling => {}
         }
     });
     current

@@ -1,6 +1,7 @@
 //! How do the command's connections get here?
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::ops::ControlFlow;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use std::{io, thread};
@@ -14,7 +15,7 @@ use super::cluster::Cluster;
 use super::error::RunError;
 use super::folder::Folder;
 use super::isolate::{IsolateError, Isolation};
-use super::signals::Event;
+use super::signals::{Event, Events};
 use super::through::Through;
 use crate::intercept;
 use crate::upstream::Address;
@@ -29,12 +30,45 @@ pub(super) struct Route {
     pub(super) isolation: Option<Isolation>,
 }
 
-/// Opens the way that was asked for, or the best that there is.
-pub(super) fn open(
+/// Where the API server's name leads, for [`open`]; nothing where nobody has to know. The exit code, where a signal ends
+/// this first: a resolver may take minutes to answer, or not to.
+pub(super) fn look_up(
     args: &RunArgs,
     cluster: &Cluster,
     through: Option<&Through>,
+    events: &Events,
+) -> Result<ControlFlow<i32, Vec<SocketAddr>>, RunError> {
+    let ebpf = matches!(args.interception, None | Some(Interception::Ebpf));
+    if !ebpf || through.is_some() || !unistd::geteuid().is_root() {
+        return Ok(ControlFlow::Continue(Vec::new()));
+    }
+    let (host, port) = (cluster.server.host.clone(), cluster.server.port);
+    let (name, to) = (host.clone(), events.sender.clone());
+    // Of its own, since nobody can end it.
+    let looking = move || drop(to.send(Event::Resolved(resolve(&name, port))));
+    thread::Builder::new().name("look-up".to_owned()).spawn(looking).map_err(RunError::Start)?;
+    loop {
+        match events.next() {
+            ControlFlow::Continue(Event::Resolved(found)) => {
+                let failed = |source| RunError::Resolve { host, source };
+                return found.map(ControlFlow::Continue).map_err(failed);
+            }
+            ControlFlow::Continue(_) => {}
+            ControlFlow::Break(code) => return Ok(ControlFlow::Break(code)),
+        }
+    }
+}
+
+fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    Ok((host, port).to_socket_addrs()?.collect())
+}
+
+/// Opens the way that was asked for, or the best that there is; `targets` is what [`look_up`] found.
+pub(super) fn open(
+    args: &RunArgs,
+    through: Option<&Through>,
     folder: &Folder,
+    targets: &[SocketAddr],
 ) -> Result<Route, RunError> {
     let root = unistd::geteuid().is_root();
     match (args.interception, through) {
@@ -42,8 +76,8 @@ pub(super) fn open(
         (Some(Interception::Ebpf), Some(proxy)) => {
             Err(RunError::Proxied { proxy: proxy.to_string() })
         }
-        (Some(Interception::Ebpf), None) => ebpf(args, cluster, folder),
-        (None, None) if root => ebpf(args, cluster, folder).or_else(|error| match error {
+        (Some(Interception::Ebpf), None) => ebpf(args, folder, targets),
+        (None, None) if root => ebpf(args, folder, targets).or_else(|error| match error {
             RunError::Isolate(error) => {
                 warn!(
                     error = &error as &dyn std::error::Error,
@@ -67,9 +101,7 @@ pub(super) fn follow(cluster: &Cluster, to: Sender<Event>) -> io::Result<()> {
     let looking = move || {
         loop {
             thread::sleep(LOOK_UP);
-            let found = (host.as_str(), port).to_socket_addrs();
-            let found = found.map(Iterator::collect).unwrap_or_default();
-            if to.send(Event::Resolved(found)).is_err() {
+            if to.send(Event::Resolved(resolve(&host, port))).is_err() {
                 return;
             }
         }
@@ -77,11 +109,8 @@ pub(super) fn follow(cluster: &Cluster, to: Sender<Event>) -> io::Result<()> {
     thread::Builder::new().name("look-up".to_owned()).spawn(looking).map(drop)
 }
 
-fn ebpf(args: &RunArgs, cluster: &Cluster, folder: &Folder) -> Result<Route, RunError> {
-    let (host, port) = (cluster.server.host.as_str(), cluster.server.port);
-    let failed = |source| RunError::Resolve { host: host.to_owned(), source };
-    let targets: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(failed)?.collect();
-    let opened = Isolation::new(folder, &args.pin_dir, args.port.unwrap_or(0), &targets);
+fn ebpf(args: &RunArgs, folder: &Folder, targets: &[SocketAddr]) -> Result<Route, RunError> {
+    let opened = Isolation::new(folder, &args.pin_dir, args.port.unwrap_or(0), targets);
     let (isolation, listener) = opened.map_err(|error| match (args.port, error) {
         (Some(port), IsolateError::Intercept(intercept::Error::Listen { source, .. }))
             if is_taken(&source) =>

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -44,7 +45,7 @@ pub(super) struct Wanted {
     source: Source,
     chosen: Chosen,
     pub(super) cluster: Cluster,
-    through: Option<Through>,
+    pub(super) through: Option<Through>,
     policy: Policy,
     policy_source: Option<policy::Source>,
 }
@@ -98,15 +99,19 @@ impl Wanted {
 // === impl Made ===
 
 impl Made {
-    /// Makes everything but the proxy and the command themselves.
-    pub(super) fn make(args: &RunArgs, wanted: &Wanted) -> Result<(Self, Setup), RunError> {
+    /// Makes everything but the proxy and the command themselves; `targets` is what eBPF redirects.
+    pub(super) fn make(
+        args: &RunArgs,
+        wanted: &Wanted,
+        targets: &[SocketAddr],
+    ) -> Result<(Self, Setup), RunError> {
         let cluster = &wanted.cluster;
         let common = args::common().map_err(RunError::Environment)?;
         let root = args.run_dir.clone().unwrap_or_else(folder::usual);
         let folder = Folder::create(&root, isolate::sweep)?;
         let keys = Keys::make(cluster, &folder)?;
         let Route { interception, listener, isolation } =
-            route::open(args, cluster, wanted.through.as_ref(), &folder)?;
+            route::open(args, wanted.through.as_ref(), &folder, targets)?;
         let port = listener.local_addr().map_err(RunError::Start)?.port();
         let server = match interception {
             Interception::Ebpf => cluster.url.clone(),
@@ -230,26 +235,7 @@ impl Made {
         if let Some(proxy) = &wanted.through {
             explain::note(format_args!("the API server is reached through {proxy}"));
         }
-        for limit in &policy.limits {
-            let resources = limit.relate_resources.iter();
-            let resources: Vec<String> = resources
-                .map(|it| format!("{} of {:?}", it.resources.join(","), it.api_groups))
-                .collect();
-            let resources =
-                if resources.is_empty() { "*".to_owned() } else { resources.join(", ") };
-            explain::note(format_args!("limit on {resources}: {}", limit.selector));
-        }
-        if policy.limits.is_empty() {
-            explain::note(format_args!("no limit: everything passes as it is"));
-        }
-        if let Some(lock) = &policy.lock {
-            explain::note(format_args!(
-                "lock {}/{} is {} on the server",
-                lock.namespace,
-                lock.name,
-                lock.per_shard()
-            ));
-        }
+        explain::policy(policy);
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::sync::mpsc;
 use std::thread;
 
@@ -13,6 +14,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
 
 use super::error::RunError;
+use super::{OWN_FAILURE, SIGNALLED};
 
 /// What the kernel says of a signal that a terminal sends, not a process.
 const SENT_BY_KERNEL: i32 = 0x80;
@@ -46,8 +48,8 @@ pub(super) enum Event {
     Child,
     /// The proxy serves, or cannot.
     Proxy(Result<(), Box<RunError>>),
-    /// The API server's name leads here.
-    Resolved(Vec<SocketAddr>),
+    /// The API server's name leads here, or cannot be looked up.
+    Resolved(io::Result<Vec<SocketAddr>>),
 }
 
 /// Where events come out, and a way in for more.
@@ -55,6 +57,22 @@ pub(super) enum Event {
 pub(super) struct Events {
     pub(super) receiver: mpsc::Receiver<Event>,
     pub(super) sender: mpsc::Sender<Event>,
+}
+
+// === impl Events ===
+
+impl Events {
+    /// The next event; the exit code, where that is a signal which ends a process.
+    pub(super) fn next(&self) -> ControlFlow<i32, Event> {
+        match self.receiver.recv() {
+            Ok(Event::Signal { signal, .. }) if ends(signal) => {
+                ControlFlow::Break(SIGNALLED + signal as i32)
+            }
+            Ok(event) => ControlFlow::Continue(event),
+            // We hold a sender ourselves.
+            Err(_) => ControlFlow::Break(i32::from(OWN_FAILURE)),
+        }
+    }
 }
 
 /// Begins to read signals. To be called before any other thread is there.
@@ -79,7 +97,7 @@ pub(super) fn release() -> Result<(), Errno> {
 }
 
 /// Whether a signal is meant to end whoever gets it.
-pub(super) fn ends(signal: Signal) -> bool {
+fn ends(signal: Signal) -> bool {
     ENDING.contains(&signal)
 }
 
