@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::cache::Snapshot;
 use crate::compile::{self, World};
 use crate::inject::{self, Settings};
-use crate::label::{self, Scope};
+use crate::label::{self, Listed, Scope};
 use crate::pod::{Admitted, Member};
 use crate::shard::{self, Labelling};
 use crate::validate::{self, PodLabels, Report};
@@ -207,6 +207,7 @@ fn of_config(
     if let Some(snapshot) = snapshot {
         let served = |group: &str, resource: &str| snapshot.served.has(group, resource);
         report.warnings.extend(validate::served(config, &served).warnings);
+        report.warnings.extend(unlabelled(config, snapshot, labelling).warnings);
     }
     if report.errors.is_empty() {
         let none = BTreeSet::new();
@@ -219,6 +220,18 @@ fn of_config(
         report.warnings.extend(change.warnings);
     }
     report
+}
+
+/// What is limited by labels that nobody gives. What is listed that cannot be read, or is not known, is said elsewhere.
+fn unlabelled(config: &ShardingConfig, snapshot: &Snapshot, labelling: &Labelling) -> Report {
+    let Some(Ok(listed)) = snapshot.listed.as_deref().map(Listed::read) else {
+        return Report::default();
+    };
+    let labels = |group: &str, resource: &str| {
+        let kind = snapshot.served.kind(group, resource);
+        kind.is_none_or(|kind| listed.has(group, kind))
+    };
+    validate::labelled(config, [&labelling.hash_key, &labelling.namespace_key], &labels)
 }
 
 /// The pod as it will be.

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_common::names::label;
+use ctrlmesh_common::names::{label, resource_list};
 use ctrlmesh_common::selector::Labels;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
@@ -59,6 +59,8 @@ pub struct Snapshot {
     pub first_ordinals: BTreeMap<String, u32>,
     /// What the API server serves.
     pub served: Arc<Served>,
+    /// Which kinds are labelled, as it stands in the list of them; none where that is not known.
+    pub listed: Option<String>,
 }
 
 /// A namespace.
@@ -77,6 +79,8 @@ struct Seen {
     namespaces: Kept<Known>,
     first_ordinals: Kept<u32>,
     served: Arc<Served>,
+    /// Nothing waits for it: it is only to warn.
+    listed: Kept<String>,
 }
 
 /// What was seen of one kind, by `NAMESPACE/NAME`.
@@ -141,6 +145,23 @@ impl Cache {
         cache
     }
 
+    /// Begins to watch the list of the kinds that are labelled, in namespace `own`, as `client`, who may.
+    pub fn watch_list(self: &Arc<Self>, client: Client, own: &str, drain: &Drain) {
+        let one = Config::default().fields(&format!("metadata.name={}", resource_list::NAME));
+        let maps = watcher(Api::<ConfigMap>::namespaced(client, own), one);
+        drain.spawn_until_started(Arc::clone(self).follow(
+            maps,
+            |seen| &mut seen.listed,
+            |map| {
+                let name = full_name(&map);
+                (
+                    name,
+                    map.data.and_then(|mut all| all.remove(resource_list::KEY)).unwrap_or_default(),
+                )
+            },
+        ));
+    }
+
     /// Waits until every kind was seen once, whole.
     pub async fn synced(&self) {
         let mut synced = self.synced.subscribe();
@@ -162,6 +183,10 @@ impl Cache {
             namespaces: seen.namespaces.current.keys().cloned().collect(),
             first_ordinals: seen.first_ordinals.current.clone(),
             served: Arc::clone(&seen.served),
+            listed: seen
+                .listed
+                .synced
+                .then(|| seen.listed.current.values().next().cloned().unwrap_or_default()),
         }
     }
 

@@ -40,6 +40,7 @@ pub fn start(context: &Context, background: Client, metrics: LabelMetrics) -> Ve
     let drain = &context.drain;
     let labelling = Arc::new(context.args.labels.labelling());
     let cache = Cache::start(&context.client, &context.args.namespace, drain);
+    cache.watch_list(background.clone(), &context.args.namespace, drain);
     let plans = plan::start(Arc::clone(&cache), Arc::clone(&labelling), drain);
     let caches = context.readiness.block("caches");
     let mut first = plans.clone();

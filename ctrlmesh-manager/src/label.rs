@@ -40,6 +40,12 @@ pub struct Listed {
     pub group_version_kinds: BTreeMap<String, Vec<String>>,
 }
 
+/// The kind whose objects are always labelled.
+const NAMESPACE: &str = "Namespace";
+
+/// What stands for every kind.
+const ALL: &str = "*";
+
 /// Whether the objects of a kind are in namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
@@ -49,6 +55,29 @@ pub enum Scope {
     Cluster,
     /// They are namespaces; their slot is that of their own name, and they carry it for what is in them.
     Namespace,
+}
+
+// === impl Listed ===
+
+impl Listed {
+    /// Reads the list; of an empty text it is empty.
+    ///
+    /// # Errors
+    /// Where the text is not what it should be.
+    pub fn read(text: &str) -> Result<Self, Box<serde_saphyr::Error>> {
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        serde_saphyr::from_str(text).map_err(Box::new)
+    }
+
+    /// Whether the objects of a kind are labelled, in any version: those of a kind that is listed, and namespaces.
+    pub fn has(&self, group: &str, kind: &str) -> bool {
+        let is_it = |name: &str| name.rsplit_once('/').map_or("", |(group, _)| group) == group;
+        let mut of_group = self.group_version_kinds.iter().filter(|(name, _)| is_it(name));
+        (group.is_empty() && kind == NAMESPACE)
+            || of_group.any(|(_, kinds)| kinds.iter().any(|one| one == ALL || one == kind))
+    }
 }
 
 /// The labels that the object lacks, or has with other values; none where nothing is to be done.

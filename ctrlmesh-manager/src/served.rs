@@ -1,13 +1,13 @@
 //! Which resources does the API server serve?
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use ctrlmesh_common::resource::WILDCARD;
 use kube::{Client, Discovery};
 
-/// The resources that are served, each a group and a plural. Empty: it is not known.
+/// The kinds that are served, each by group and plural. Empty: it is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Served(BTreeSet<(String, String)>);
+pub struct Served(BTreeMap<(String, String), String>);
 
 // === impl Served ===
 
@@ -18,11 +18,11 @@ impl Served {
     /// Where it does not say: then what it said last holds.
     pub async fn ask(client: &Client) -> kube::Result<Self> {
         let discovery = Discovery::new(client.clone()).run_aggregated().await?;
-        let mut served = BTreeSet::new();
+        let mut served = BTreeMap::new();
         for group in discovery.groups() {
             for version in group.versions() {
                 let resources = group.versioned_resources(version).into_iter();
-                served.extend(resources.map(|(one, _)| (one.group, one.plural)));
+                served.extend(resources.map(|(one, _)| ((one.group, one.plural), one.kind)));
             }
         }
         Ok(Self(served))
@@ -32,13 +32,19 @@ impl Served {
     pub fn has(&self, group: &str, resource: &str) -> bool {
         let is = |wanted: &str, there: &str| wanted == WILDCARD || wanted == there;
         self.0.is_empty()
-            || self.0.iter().any(|(served, plural)| is(group, served) && is(resource, plural))
+            || self.0.keys().any(|(served, plural)| is(group, served) && is(resource, plural))
+    }
+
+    /// The kind of a resource, where it is known and served.
+    pub fn kind(&self, group: &str, resource: &str) -> Option<&str> {
+        self.0.get(&(group.to_owned(), resource.to_owned())).map(String::as_str)
     }
 }
 
-impl<const N: usize> From<[(&str, &str); N]> for Served {
-    fn from(served: [(&str, &str); N]) -> Self {
-        let owned = served.map(|(group, resource)| (group.to_owned(), resource.to_owned()));
+impl<const N: usize> From<[(&str, &str, &str); N]> for Served {
+    fn from(served: [(&str, &str, &str); N]) -> Self {
+        let owned = |text: &str| text.to_owned();
+        let owned = served.map(|(group, name, kind)| ((owned(group), owned(name)), owned(kind)));
         Self(owned.into())
     }
 }

@@ -130,6 +130,18 @@ pub fn served(config: &ShardingConfig, serves: &dyn Fn(&str, &str) -> bool) -> R
     report
 }
 
+/// What is merely suspicious of `config`: resources whose objects nobody labels, as `labels` says of a group and a plural,
+/// where a shard owns what has a label with one of the `keys`.
+pub fn labelled(
+    config: &ShardingConfig,
+    keys: [&str; 2],
+    labels: &dyn Fn(&str, &str) -> bool,
+) -> Report {
+    let mut report = Report::default();
+    unserved::check_labelled(&config.spec, keys, labels, &mut report);
+    report
+}
+
 /// Checks a change of `old` to `new`: what is immutable has to stay.
 pub fn change(old: &ShardingConfig, new: &ShardingConfig) -> Report {
     let mut report = Report::default();

@@ -12,7 +12,8 @@ const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: Sharding
     spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}}\n---\n";
 
 fn snapshot(text: &str) -> Snapshot {
-    let served = std::sync::Arc::new([("", "pods"), ("apps", "deployments")].into());
+    let served =
+        std::sync::Arc::new([("", "pods", "Pod"), ("apps", "deployments", "Deployment")].into());
     Snapshot { served, ..Snapshot::of_manifests(text) }
 }
 
@@ -43,6 +44,43 @@ fn a_resource_that_is_not_served_is_a_warning() {
     let response = validate(&asked("CREATE", object, None), Some(&unknown), &Labelling::default());
     let warnings = response.warnings.unwrap_or_default();
     assert!(!warnings.iter().any(|one| one.contains("relateResources")), "{warnings:?}");
+}
+
+/// The fields of which it is said that nobody labels what they limit.
+fn unlabelled(object: &Value, listed: Option<&str>) -> Vec<String> {
+    let known = Snapshot { listed: listed.map(str::to_owned), ..snapshot("") };
+    let response = judged(&asked("CREATE", object.clone(), None), Some(&known));
+    assert!(response.allowed, "{}", message(&response));
+    let warnings = response.warnings.unwrap_or_default().into_iter();
+    let of_labels = warnings.filter(|one| one.contains("ctrlmesh-sharding-resource"));
+    of_labels.map(|one| one.split_once(": ").unwrap().0.to_owned()).collect()
+}
+
+#[test]
+fn a_resource_that_is_owned_by_labels_that_nobody_gives_is_a_warning() {
+    let resources = json!([
+        {"apiGroups": ["", "apps"], "resources": ["pods", "deployments"]},
+        {"apiGroups": ["*"], "resources": ["*"]},
+    ]);
+    let mut by_root: Value = serde_saphyr::from_str(ROOT.trim_end_matches("---\n")).unwrap();
+    by_root["spec"]["root"]["resourceSelector"] = json!([{"relateResources": resources}]);
+    let first = "spec.root.resourceSelector[0].relateResources[0].resources";
+    let [pods, deployments] = [format!("{first}[0]"), format!("{first}[1]")];
+    let all = "groupVersionKinds: {v1: [Pod], apps/v1: ['*']}";
+    assert!(unlabelled(&by_root, Some(all)).is_empty());
+    let some = "groupVersionKinds: {v1: ['*'], apps/v1: [StatefulSet]}";
+    assert_eq!(unlabelled(&by_root, Some(some)), std::slice::from_ref(&deployments));
+    assert_eq!(unlabelled(&by_root, Some("")), [pods, deployments], "there is no list");
+    for unknown in [None, Some("groupVersionKinds: [")] {
+        assert!(unlabelled(&by_root, unknown).is_empty(), "{unknown:?}");
+    }
+    let mut by_hand = config("b", "b", "b");
+    by_hand["spec"]["limits"][0]["relateResources"] = resources;
+    assert!(unlabelled(&by_hand, Some("")).is_empty(), "their labels are the user's");
+    by_hand["spec"]["limits"][0]["selector"] =
+        json!({"matchLabels": {"ctrlmesh.kusionstack.io/namespace": "shop"}});
+    let second = "spec.limits[0].relateResources[0].resources[1]";
+    assert_eq!(unlabelled(&by_hand, Some("groupVersionKinds: {v1: [Pod]}")), [second]);
 }
 
 fn asked(operation: &str, object: Value, old: Option<Value>) -> Asked {

@@ -12,7 +12,7 @@ use kube::{Api, Client};
 use tokio::time;
 use tracing::warn;
 
-use super::{Listed, Scope};
+use super::{ALL, Listed, NAMESPACE, Scope};
 use crate::telemetry;
 
 /// How long the API server may take to say what it serves of one group: of one whose own server is away it may never.
@@ -78,9 +78,6 @@ pub struct Served {
     /// What is listed and not served, or not so that it can be labelled.
     pub missing: Vec<String>,
 }
-
-/// What stands for every kind.
-const ALL: &str = "*";
 
 /// What is listed of a group and version.
 type Names = Vec<String>;
@@ -174,11 +171,7 @@ fn listed(
     text: &str,
     unknown: &mut Vec<KindsError>,
 ) -> Result<Vec<(GroupVersion, Names)>, KindsError> {
-    if text.trim().is_empty() {
-        return Ok(Vec::new());
-    }
-    let all: Listed =
-        serde_saphyr::from_str(text).map_err(|error| KindsError::Parse(Box::new(error)))?;
+    let all = Listed::read(text).map_err(KindsError::Parse)?;
     let mut listed = Vec::new();
     for (name, kinds) in all.group_version_kinds {
         match GroupVersion::from_str(&name) {
@@ -200,7 +193,7 @@ fn can_be_labelled(can: &ApiCapabilities) -> bool {
 
 /// Namespaces are labelled anyway.
 fn is_namespace(resource: &ApiResource) -> bool {
-    resource.group.is_empty() && resource.kind == "Namespace"
+    resource.group.is_empty() && resource.kind == NAMESPACE
 }
 
 fn scope(can: &ApiCapabilities) -> Scope {

@@ -1,8 +1,18 @@
-//! Is what is limited there at all?
+//! Is what is limited there at all, and is it labelled?
 
-use ctrlmesh_common::api::{RelatedResources, ShardingConfigSpec};
+use ctrlmesh_common::api::{LabelSelector, RelatedResources, ShardingConfigSpec};
+use ctrlmesh_common::names::resource_list;
 
 use super::Report;
+
+/// A resource that is limited.
+struct Limited<'a> {
+    field: String,
+    groups: &'a [String],
+    resource: &'a str,
+    /// By which labels; none where a root's shards add theirs.
+    selector: Option<&'a LabelSelector>,
+}
 
 /// Warns of resources that `serves` (a group and a plural; `*` is any) does not know: a misspelled one limits nothing.
 pub(super) fn check(
@@ -10,35 +20,72 @@ pub(super) fn check(
     serves: &dyn Fn(&str, &str) -> bool,
     report: &mut Report,
 ) {
+    for Limited { field, groups, resource, .. } in limited(spec) {
+        // It may be of any of the groups.
+        if !groups.iter().any(|group| serves(group, resource)) {
+            report.warning(
+                field,
+                format!(
+                    "{resource:?} is served in none of apiGroups {groups:?}; it limits nothing until it is"
+                ),
+            );
+        }
+    }
+}
+
+/// Warns of resources that are not labelled, as `labels` says of a group and a plural, where a shard owns what has a label
+/// with one of the `keys`.
+pub(super) fn check_labelled(
+    spec: &ShardingConfigSpec,
+    keys: [&str; 2],
+    labels: &dyn Fn(&str, &str) -> bool,
+    report: &mut Report,
+) {
+    let owned = |one: &Limited<'_>| one.selector.is_none_or(|selector| asks(selector, keys));
+    for Limited { field, groups, resource, .. } in limited(spec).into_iter().filter(owned) {
+        if let Some(group) = groups.iter().find(|group| !labels(group, resource)) {
+            report.warning(
+                field,
+                format!(
+                    "{resource:?} of apiGroup {group:?} is not listed in ConfigMap `{}`: what nobody labels belongs to no shard",
+                    resource_list::NAME
+                ),
+            );
+        }
+    }
+}
+
+fn limited(spec: &ShardingConfigSpec) -> Vec<Limited<'_>> {
+    let mut all = Vec::new();
     for (at, limit) in spec.limits.iter().enumerate() {
         let nested = if limit.object_selector.is_some() { ".objectSelector" } else { "" };
-        of(&format!("spec.limits[{at}]{nested}"), limit.resources(), serves, report);
+        add(&mut all, &format!("spec.limits[{at}]{nested}"), limit.resources(), limit.objects());
     }
     let divided = spec.root.iter().flat_map(|root| &root.resource_selector);
     for (at, selector) in divided.enumerate() {
         let field = format!("spec.root.resourceSelector[{at}]");
-        of(&field, &selector.relate_resources, serves, report);
+        add(&mut all, &field, &selector.relate_resources, None);
+    }
+    all
+}
+
+fn add<'a>(
+    all: &mut Vec<Limited<'a>>,
+    field: &str,
+    entries: &'a [RelatedResources],
+    selector: Option<&'a LabelSelector>,
+) {
+    for (at, entry) in entries.iter().enumerate() {
+        all.extend(entry.resources.iter().enumerate().map(|(number, resource)| Limited {
+            field: format!("{field}.relateResources[{at}].resources[{number}]"),
+            groups: &entry.api_groups,
+            resource,
+            selector,
+        }));
     }
 }
 
-fn of(
-    field: &str,
-    entries: &[RelatedResources],
-    serves: &dyn Fn(&str, &str) -> bool,
-    report: &mut Report,
-) {
-    for (at, entry) in entries.iter().enumerate() {
-        for (number, resource) in entry.resources.iter().enumerate() {
-            // It may be of any of the groups.
-            if !entry.api_groups.iter().any(|group| serves(group, resource)) {
-                report.warning(
-                    format!("{field}.relateResources[{at}].resources[{number}]"),
-                    format!(
-                        "{resource:?} is served in none of apiGroups {:?}; it limits nothing until it is",
-                        entry.api_groups
-                    ),
-                );
-            }
-        }
-    }
+fn asks(selector: &LabelSelector, keys: [&str; 2]) -> bool {
+    let expressions = selector.match_expressions.iter().map(|one| &one.key);
+    selector.match_labels.keys().chain(expressions).any(|key| keys.contains(&key.as_str()))
 }

@@ -5,11 +5,13 @@ use ctrlmesh_common::api::{CircuitBreaker, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::{annotation, label, root_ca};
 use ctrlmesh_testbed::{ControlPlane, retry};
 
+use http::{Request, header};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use serde_json::json;
+use kube::client::Body;
+use kube::{Client, ResourceExt as _};
+use serde_json::{Value, json};
 
 use crate::bed::*;
 
@@ -37,6 +39,41 @@ async fn what_the_schema_cannot_see_is_refused_by_the_webhook() -> Result<()> {
     skipped["metadata"]["labels"] = json!({label::IGNORE_VALIDATE: "true"});
     create(&breakers, skipped).await?;
     Ok(())
+}
+
+/// What the API server warns of when `object` would be made at `path`.
+async fn warnings(client: &Client, path: &str, object: &Value) -> Result<Vec<String>> {
+    let request = Request::post(format!("{path}?dryRun=All"))
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Body::from(serde_json::to_vec(object)?))?;
+    let response = client.send(request).await?;
+    ensure!(response.status().is_success(), "{response:?}");
+    let warnings = response.headers().get_all(header::WARNING).into_iter();
+    warnings.map(|one| Ok(one.to_str()?.to_owned())).collect()
+}
+
+#[tokio::test]
+async fn what_is_limited_by_labels_that_nobody_gives_is_a_warning() -> Result<()> {
+    let client = managed().await?;
+    let namespace = ControlPlane::shared().namespace("labelled").await?;
+    let path =
+        format!("/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/{namespace}/shardingconfigs");
+    let root = json!({
+        "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "metadata": {"name": "root"},
+        "spec": {"root": {"prefix": "op", "targetStatefulSet": "op", "auto": {"shardingSize": 2, "everyShardReplicas": 1},
+            "resourceSelector": [{"relateResources": [{"apiGroups": [""], "resources": ["configmaps", "secrets"]}]}]}},
+    });
+    // The list of kinds is not waited for when the manager starts.
+    retry(|| async {
+        let warnings = warnings(&client, &path, &root).await?;
+        let [one] = warnings.as_slice() else { anyhow::bail!("{warnings:?}") };
+        ensure!(
+            one.contains("resources[1]") && one.contains("ctrlmesh-sharding-resource"),
+            "{one}"
+        );
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]

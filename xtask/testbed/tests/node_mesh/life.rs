@@ -81,29 +81,34 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         mesh::ready(&cluster)?;
         goes_on(space, "after-the-rollback")?;
         operator::none_restarted(&operator::pods(space)?)?;
-        // A pod that comes before any node proxy: it believes nobody until one is there.
-        let nowhere = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "yes"}}}}}"#;
-        in_ours(&cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", nowhere])?;
-        let gone = [
-            "wait",
-            "pod",
-            "--selector=app.kubernetes.io/name=ctrlmesh-node",
-            "--for=delete",
-            "--timeout=120s",
-        ];
-        in_ours(&cluster, &gone)?;
-        space.kubectl(&["delete", "pod", "--selector=app=operator", "--wait=false"])?;
-        until("a pod that nobody serves", || {
-            let pods = operator::pods(space)?;
-            Ok(pods.iter().any(|pod| pod["status"]["phase"] == "Running").then_some(()))
-        })?;
-        let there = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": null}}}}}"#;
-        in_ours(&cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", there])?;
-        goes_on(space, "after-a-late-proxy")?;
+        a_pod_comes_before_any_node_proxy(space)?;
         // It waited, and did not give up.
         operator::none_restarted(&operator::pods(space)?)?;
         nothing_passed(space)
     })
+}
+
+/// It believes nobody until one is there.
+fn a_pod_comes_before_any_node_proxy(space: Space<'_>) -> Result<()> {
+    let cluster = space.cluster();
+    let nowhere = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "yes"}}}}}"#;
+    in_ours(cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", nowhere])?;
+    let gone = [
+        "wait",
+        "pod",
+        "--selector=app.kubernetes.io/name=ctrlmesh-node",
+        "--for=delete",
+        "--timeout=120s",
+    ];
+    in_ours(cluster, &gone)?;
+    space.kubectl(&["delete", "pod", "--selector=app=operator", "--wait=false"])?;
+    until("a pod that nobody serves", || {
+        let pods = operator::pods(space)?;
+        Ok(pods.iter().any(|pod| pod["status"]["phase"] == "Running").then_some(()))
+    })?;
+    let there = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": null}}}}}"#;
+    in_ours(cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", there])?;
+    goes_on(space, "after-a-late-proxy")
 }
 
 /// Though there are others with our label, which the manager may not change.
