@@ -105,6 +105,9 @@ fail) exit 3 ;;
 esac
 "#;
 
+    /// Names the folder of a scene to a child of this very binary; see [`a_guarded_run_for_its_parent`].
+    const FOLDER: &str = "CTRLMESH_TEST_GUARD_FOLDER";
+
     struct Scene {
         folder: PathBuf,
     }
@@ -142,6 +145,11 @@ esac
 
     impl Drop for Scene {
         fn drop(&mut self) {
+            // Where a test fails, what it started ends with it.
+            let started = fs::read_to_string(self.folder.join("started")).unwrap_or_default();
+            for process in started.split_whitespace().filter(|process| lives(process)) {
+                drop(Command::new("kill").args(["-KILL", process]).status());
+            }
             drop(fs::remove_dir_all(&self.folder));
         }
     }
@@ -166,6 +174,36 @@ esac
             assert!(left.is_empty(), "{signal} leaves {left:?}");
             assert_eq!(scene.removed(), "kubeconfig\n");
         }
+    }
+
+    #[test]
+    fn a_run_whose_guard_is_killed_ends_itself_and_all_that_it_started() {
+        let scene = Scene::of("killed");
+        let mut guard = guard(&env::current_exe().unwrap(), None)
+            .args(["--exact", "guard::tests::a_guarded_run_for_its_parent"])
+            .env(FOLDER, &scene.folder)
+            .spawn()
+            .unwrap();
+        let started = scene.started();
+        assert!(started.iter().all(|process| lives(process)), "{started:?}");
+        guard.kill().unwrap();
+        guard.wait().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while started.iter().any(|process| lives(process)) {
+            assert!(Instant::now() < deadline, "{started:?} go on");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The part of the run in the test above; by itself it does nothing.
+    #[test]
+    fn a_guarded_run_for_its_parent() {
+        let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
+        assert!(follow());
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        fs::write(folder.join("new"), format!("{} {}", child.id(), process::id())).unwrap();
+        fs::rename(folder.join("new"), folder.join("started")).unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
