@@ -18,31 +18,41 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// `$0` is this program, `$1` the kubeconfig of the cluster that things are taken out of at the end (empty: none), and the
 /// rest what the run is told. A shell has what it starts in the background ignore SIGINT and SIGQUIT, which everything
-/// below it would inherit. Whoever does not end for SIGTERM within 10 s is killed.
+/// below it would inherit. What is told before there is a run reaches it once there is one, and again until it hears: a
+/// process that was just forked may lose a signal. However the run ends, what it leaves ends with it: by SIGTERM, or after
+/// 10 s by SIGKILL.
 const SHELL: &str = r#"
 cluster=$1
 shift
 signal=0
-trap 'signal=1' HUP
-trap 'signal=2' INT
-trap 'signal=15' TERM
-CTRLMESH_TEST_GUARD=$$ setsid env --default-signal=INT,QUIT "$0" "$@" </dev/null &
-run=$!
-wait "$run"
-status=$?
-lives() { kill -0 "-$run" 2>/dev/null || kill -0 "$run" 2>/dev/null; }
-if [ "$signal" -gt 0 ]; then
-    status=$((128 + signal))
+run=
+finish() {
     tries=200
-    while lives && [ "$tries" -gt 0 ]; do
+    while { kill -0 "-$run" || kill -0 "$run"; } 2>/dev/null && [ "$tries" -gt 0 ]; do
         end=TERM
         [ "$tries" -gt 100 ] || end=KILL
-        kill "-$end" "-$run" 2>/dev/null
+        kill "-$end" "-$run" "$run" 2>/dev/null
         sleep 0.1
         tries=$((tries - 1))
     done
-fi
-trap '' HUP INT TERM
+}
+told() {
+    [ "$signal" -eq 0 ] || return
+    signal=$1
+    [ -z "$run" ] || { finish & }
+}
+trap 'told 1' HUP
+trap 'told 2' INT
+trap 'told 3' QUIT
+trap 'told 15' TERM
+CTRLMESH_TEST_GUARD=$$ setsid env --default-signal=INT,QUIT "$0" "$@" </dev/null &
+run=$!
+[ "$signal" -eq 0 ] || { finish & }
+wait "$run"
+status=$?
+[ "$signal" -eq 0 ] || status=$((128 + signal))
+finish
+trap '' HUP INT QUIT TERM
 if [ -n "$cluster" ]; then
     echo 'taking out of the cluster what the tests put there (a minute or two)' >&2
     "$0" remove --kubeconfig "$cluster" || { [ "$status" -ne 0 ] || status=1; }
@@ -96,6 +106,12 @@ cd "$(dirname "$0")" || exit
 case $1 in
 remove) echo "$3" >removed ;;
 fail) exit 3 ;;
+die)
+    sleep 600 &
+    echo "$!" >new
+    mv new started
+    kill -KILL $$
+    ;;
 *)
     sh -c 'trap "" HUP; sleep 600 & wait' &
     echo "$! $$" >new
@@ -154,6 +170,18 @@ esac
         }
     }
 
+    /// Processes below a guard that live.
+    fn guarded_by(guard: &str) -> Vec<String> {
+        let ours = format!("{GUARD}={guard}");
+        let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        let processes = fs::read_dir("/proc").unwrap().map(|entry| name(entry.unwrap()));
+        let below = |process: &String| {
+            let environ = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+            environ.split(|byte| *byte == 0).any(|one| one == ours.as_bytes())
+        };
+        processes.filter(below).filter(|process| lives(process)).collect()
+    }
+
     /// Whether it is there, and not only waits to be buried.
     fn lives(process: &str) -> bool {
         let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
@@ -162,7 +190,7 @@ esac
 
     #[test]
     fn whatever_ends_a_run_ends_all_of_it_and_then_the_cluster_is_cleared() {
-        for (signal, number) in [("HUP", 1), ("INT", 2), ("TERM", 15)] {
+        for (signal, number) in [("HUP", 1), ("INT", 2), ("QUIT", 3), ("TERM", 15)] {
             let scene = Scene::of(signal);
             let mut guard = scene.start("run");
             let started = scene.started();
@@ -174,6 +202,34 @@ esac
             assert!(left.is_empty(), "{signal} leaves {left:?}");
             assert_eq!(scene.removed(), "kubeconfig\n");
         }
+    }
+
+    #[test]
+    fn what_is_told_before_the_run_has_begun_is_not_lost() {
+        for at in 0..12 {
+            let scene = Scene::of(&format!("early-{at}"));
+            let mut guard = scene.start("run");
+            thread::sleep(Duration::from_micros(at * 500));
+            let process = guard.id().to_string();
+            let kill = Command::new("kill").args(["-s", "TERM", &process]).status();
+            assert!(kill.unwrap().success());
+            let deadline = Instant::now() + Duration::from_mins(1);
+            while guard.try_wait().unwrap().is_none() {
+                assert!(Instant::now() < deadline, "it goes on {at}");
+                thread::sleep(Duration::from_millis(5));
+            }
+            let left = guarded_by(&process);
+            assert!(left.is_empty(), "{at}: {left:?} go on, guard {:?}", guard.wait());
+        }
+    }
+
+    #[test]
+    fn what_a_run_that_dies_leaves_ends_before_the_cluster_is_cleared() {
+        let scene = Scene::of("dies");
+        assert_eq!(scene.start("die").wait().unwrap().code(), Some(128 + 9));
+        let left: Vec<_> = scene.started().into_iter().filter(|process| lives(process)).collect();
+        assert!(left.is_empty(), "{left:?} go on");
+        assert_eq!(scene.removed(), "kubeconfig\n");
     }
 
     #[test]

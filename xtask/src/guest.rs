@@ -23,6 +23,9 @@ pub const MADE: &str = "ctrlmesh.dev/made";
 pub const LABELS_ROLE: &str = "ctrlmesh-demo-labels";
 const SHARDED_ROLE: &str = "ctrlmesh-labels-websites";
 
+/// What is installed, and so taken away again.
+const FOLDERS: [&str; 2] = ["deploy/example-operator/config/default", "deploy"];
+
 /// The kind that the example operator works on.
 const WEBSITES: &str = "websites.web.example.com";
 
@@ -39,25 +42,45 @@ pub const KEYS: [&str; 3] = [
 /// # Errors
 /// What is there, or that the cluster does not say.
 pub fn vacant(kubeconfig: &Path, namespaces: &[String]) -> Result<()> {
-    let selector = selector();
-    let named = [SYSTEM, OPERATOR].into_iter().chain(namespaces.iter().map(String::as_str));
-    let crds = "customresourcedefinitions";
-    for (kind, words) in [
-        ("namespaces", named.collect::<Vec<_>>()),
-        ("namespaces", vec!["--selector", &selector]),
-        (crds, vec!["shardingconfigs.ctrlmesh.kusionstack.io", WEBSITES]),
-    ] {
-        let get = ["get", kind, "--ignore-not-found", "--output=name"];
-        let found = ask(kubeconfig, &[&get[..], &words].concat(), "")?;
-        let found = found.split_whitespace().collect::<Vec<_>>().join(", ");
-        ensure!(
-            found.is_empty(),
-            "the cluster has {found} already, which would be taken away at the end; name one without (what an earlier demo or \
-             test left there, `cargo xtask remove --kubeconfig {}` takes away)",
-            kubeconfig.display()
-        );
+    let mut found = Vec::new();
+    for words in questions(namespaces) {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let get = ["get", "--ignore-not-found", "--output=name"];
+        let said = ask(kubeconfig, &[&get[..], &words].concat(), "")?;
+        found.extend(said.split_whitespace().map(str::to_owned));
     }
+    found.dedup();
+    ensure!(
+        found.is_empty(),
+        "the cluster has {} already, which would be taken away at the end; name one without. Only if an earlier demo or test \
+         left it there, which was killed: `cargo xtask remove --kubeconfig {}` takes away all that there is of ctrlmesh",
+        found.join(", "),
+        kubeconfig.display()
+    );
     Ok(())
+}
+
+/// What kubectl is asked for to learn whether there is anything that [`remove`] would take away.
+fn questions(namespaces: &[String]) -> Vec<Vec<String>> {
+    let named = |kind: &str, names: &[&str]| {
+        [kind].iter().chain(names).map(|word| (*word).to_owned()).collect::<Vec<_>>()
+    };
+    let folder = |folder: &str| root().join(folder).display().to_string();
+    let mut questions: Vec<_> =
+        FOLDERS.iter().map(|one| named("--kustomize", &[&folder(one)])).collect();
+    questions.extend([
+        [named("namespaces", &[SYSTEM, OPERATOR]), namespaces.to_vec()].concat(),
+        named("namespaces", &["--selector", &selector()]),
+        named("clusterroles", &[LABELS_ROLE, SHARDED_ROLE]),
+        named("mutatingwebhookconfigurations", &["ctrlmesh-labels"]),
+    ]);
+    // The labels stay when ctrlmesh is taken out of a cluster by hand, and are somebody's.
+    for kind in [&["namespaces"][..], &["configmaps", "--all-namespaces"]] {
+        for key in KEYS {
+            questions.push(named(kind[0], &[&kind[1..], &["--selector", key]].concat()));
+        }
+    }
+    questions
 }
 
 /// Takes everything out of a cluster that the demo or the tests put there: what they made first, so that nobody is needed
@@ -82,7 +105,7 @@ pub fn remove(kubeconfig: &Path) -> Result<()> {
     delete(&["namespace", "--selector", &made]);
     delete(&["clusterrolebinding", "--selector", &made]);
     delete(&["clusterrole", LABELS_ROLE, SHARDED_ROLE]);
-    for folder in ["deploy/example-operator/config/default", "deploy"] {
+    for folder in FOLDERS {
         delete(&["--kustomize", &root().join(folder).display().to_string()]);
     }
     // What the manager made and wrote, which nobody takes away with it.

@@ -10,13 +10,14 @@ use anyhow::{Result, bail};
 use crate::run::root;
 use crate::tools;
 
-/// What a place takes when everything is there, in MB, as measured: what Go and we build once per machine, and what the
-/// demo, or all tests, have cargo build.
+/// What a place takes when everything is there, in MB, as measured and rounded up: what Go and we build once per machine,
+/// and what the demo, unit tests, or all tests, have cargo build.
 const TOOLS_MB: u64 = 600;
 const GO_MODULES_MB: u64 = 3500;
-const GO_BUILDS_MB: u64 = 8000;
+const GO_BUILDS_MB: u64 = 3000;
 pub(crate) const DEMO_TARGET_MB: u64 = 3000;
-pub(crate) const TESTS_TARGET_MB: u64 = 8000;
+pub(crate) const UNIT_TARGET_MB: u64 = 3000;
+pub(crate) const TESTS_TARGET_MB: u64 = 10_500;
 
 /// How much a node takes, in MB: images, what is unpacked of them, logs.
 const NODE_MB: u64 = 2000;

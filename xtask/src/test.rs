@@ -80,11 +80,11 @@ impl Options {
 
     /// The places that are written, with room for one node at least where there may be any.
     fn places(&self) -> Vec<room::Place> {
-        let mut places = vec![room::target(room::TESTS_TARGET_MB)];
-        if self.tier != [Tier::Unit] {
-            places.extend(room::tools());
-            places.push(room::node());
+        if self.tier == [Tier::Unit] {
+            return vec![room::target(room::UNIT_TARGET_MB)];
         }
+        let mut places = vec![room::target(room::TESTS_TARGET_MB), room::node()];
+        places.extend(room::tools());
         places
     }
 }
