@@ -1,8 +1,9 @@
-//! Whom does everybody believe already, and how long is that waited for where the Secret is gone?
+//! Whom does everybody believe already, and is there somebody who writes the Secret again where it is gone?
 //!
 //! Pure. The Secret may have been removed, or be restored late, while pods believe what was published and a leader lives
 //! who knows the keys and writes them again. Whoever made an authority at once would have a second one, whom those pods
-//! do not believe. So it waits; and who has to make one at last has everybody believe the old ones until they end.
+//! do not believe. So it waits, for as long as the Lease is renewed; and who has to make one at last has everybody
+//! believe the old ones until they end.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,8 +12,13 @@ use k8s_openapi::api::core::v1::ConfigMap;
 
 use crate::certs::line;
 
-/// How long the leader may take to write the Secret again: another leads 15 s after it died, and looks every 10 s.
-const RESTORED_WITHIN: Duration = Duration::from_secs(30);
+/// How long it is waited from one look at the Lease to the next. A leader that could not reach the API server any more
+/// than we has renewed it by then.
+pub const LOOKS_EVERY: Duration = Duration::from_secs(5);
+
+/// At how many looks in a row the Lease is as it was before nobody is waited for. It takes 30 s: another leads 15 s after
+/// one died, and looks every 10 s.
+const LOOKS: u32 = 6;
 
 /// The authorities of ours that are believed, in PEM, one certificate each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +27,17 @@ pub struct Published {
     pub mesh: Vec<String>,
     /// Those that speak for the manager.
     pub manager: Vec<String>,
+}
+
+/// The leader, who writes the Secret again.
+#[derive(Clone, Debug)]
+pub struct Restorer {
+    /// The name of its Lease.
+    pub lease: String,
+    /// In which version the Lease was found last; none where it was not there.
+    version: Option<String>,
+    /// At how many looks since it was found so.
+    idle: u32,
 }
 
 // === impl Published ===
@@ -35,9 +52,26 @@ impl Published {
         Self { mesh: of(root_ca::KEY), manager: of(root_ca::MANAGER_KEY) }
     }
 
-    /// Whether the keys may still come back, when it has been `waited` for them.
-    pub fn is_waited_for(&self, waited: Duration) -> bool {
-        *self != Self::default() && waited < RESTORED_WITHIN
+    /// Whether nobody believes anything, as before the first start.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+// === impl Restorer ===
+
+impl Restorer {
+    /// Who holds the Lease `lease`.
+    pub fn of(lease: String) -> Self {
+        Self { lease, version: None, idle: 0 }
+    }
+
+    /// Takes the version in which its Lease was found; returns whether it has not been renewed for so long that nobody
+    /// leads. Looks that failed do not count: then nobody could renew it either.
+    pub fn is_gone(&mut self, version: Option<String>) -> bool {
+        self.idle = if self.version == version { self.idle + 1 } else { 0 };
+        self.version = version;
+        self.idle >= LOOKS
     }
 }
 
@@ -55,12 +89,19 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_believes_anything_an_authority_is_made_at_once_and_else_it_is_waited() {
-        assert!(!Published::default().is_waited_for(Duration::ZERO), "a first start");
-        let published = Published { mesh: vec!["one".to_owned()], ..Published::default() };
-        assert!(published.is_waited_for(Duration::ZERO));
-        assert!(published.is_waited_for(RESTORED_WITHIN * 9 / 10));
-        assert!(!published.is_waited_for(RESTORED_WITHIN), "not for ever");
+    fn a_leader_is_gone_when_its_lease_was_not_renewed_for_some_looks() {
+        let mut restorer = Restorer::of("ctrlmesh-manager".to_owned());
+        for version in 0..100 {
+            assert!(!restorer.is_gone(Some(version.to_string())), "it was renewed");
+        }
+        for look in 1..=LOOKS {
+            assert_eq!(restorer.is_gone(Some("99".to_owned())), look == LOOKS);
+        }
+        assert!(!restorer.is_gone(Some("100".to_owned())), "another leads");
+        assert!(!restorer.is_gone(None), "somebody deleted it");
+        for look in 1..=LOOKS {
+            assert_eq!(restorer.is_gone(None), look == LOOKS);
+        }
     }
 
     #[test]
