@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use ctrlmesh_common::names::root_ca;
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use crate::certs::line;
+use crate::certs::line::{self, Kind};
 
 /// How long it is waited from one look at the Lease to the next. A leader that could not reach the API server any more
 /// than we has renewed it by then.
@@ -45,11 +45,14 @@ pub struct Restorer {
 impl Published {
     /// What `map` says, but for what has ended at `now` and what is no authority of ours.
     pub fn of(map: &ConfigMap, now: SystemTime) -> Self {
-        let of = |key: &str| {
+        let of = |key: &str, kind| {
             let text = map.data.as_ref().and_then(|data| data.get(key));
-            text.map(|text| line::authorities(text, now)).unwrap_or_default()
+            text.map(|text| line::authorities(text, kind, now)).unwrap_or_default()
         };
-        Self { mesh: of(root_ca::KEY), manager: of(root_ca::MANAGER_KEY) }
+        Self {
+            mesh: of(root_ca::KEY, Kind::Mesh),
+            manager: of(root_ca::MANAGER_KEY, Kind::Manager),
+        }
     }
 
     /// Whether nobody believes anything, as before the first start.
@@ -77,6 +80,13 @@ impl Restorer {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use rcgen::{
+        BasicConstraints, CertificateParams, CidrSubnet, DnType, GeneralSubtree, IsCa, KeyPair,
+        NameConstraints,
+    };
+
     use super::*;
     use crate::certs::authority::{Authority, Names};
 
@@ -104,21 +114,60 @@ mod tests {
         }
     }
 
+    fn made(kind: Kind, at: SystemTime) -> Authority {
+        Authority::make(kind.called(), &Names::of(["kubernetes"]), LIFE, at).unwrap()
+    }
+
+    fn contents(pem: &str) -> Vec<u8> {
+        pem::parse(pem).unwrap().into_contents()
+    }
+
+    fn all(pems: &[String]) -> Vec<Vec<u8>> {
+        pems.iter().map(|pem| contents(pem)).collect()
+    }
+
     #[test]
     fn what_is_believed_on_is_ours_and_has_not_ended() {
         let now = SystemTime::now();
-        let made = |at| Authority::make("ours", &Names::of(["kubernetes"]), LIFE, at).unwrap();
-        let (old, new, ended) = (made(now - LIFE / 2), made(now), made(now - LIFE * 2));
-        let foreign = rcgen::generate_simple_self_signed(["other".to_owned()]).unwrap();
-        let text = [new.pem(), ended.pem(), &foreign.cert.pem(), "nonsense\n", old.pem()].concat();
-        let published = Published::of(&map(&text, new.pem()), now);
-        let certificates = |texts: &[String]| -> Vec<_> {
-            texts.iter().map(|text| pem::parse(text).unwrap().into_contents()).collect()
-        };
-        let of = |one: &Authority| pem::parse(one.pem()).unwrap().into_contents();
-        assert_eq!(certificates(&published.mesh), [of(&new), of(&old)]);
-        assert_eq!(certificates(&published.manager), [of(&new)]);
-        assert_eq!(Published::of(&ConfigMap::default(), now), Published::default());
-        assert_eq!(Published::of(&map("", "nonsense"), now), Published::default());
+        let [old, new, ended] =
+            [now - LIFE / 2, now, now - LIFE * 2].map(|at| made(Kind::Mesh, at));
+        let manager = made(Kind::Manager, now);
+        let foreign = rcgen::generate_simple_self_signed(["other".to_owned()]).unwrap().cert.pem();
+        let text = [new.pem(), ended.pem(), manager.pem(), &foreign, "nonsense\n", old.pem()];
+        let text = text.concat();
+        let published = Published::of(&map(&text, manager.pem()), now);
+        assert_eq!(all(&published.mesh), [contents(new.pem()), contents(old.pem())]);
+        assert_eq!(all(&published.manager), [contents(manager.pem())]);
+        assert!(Published::of(&ConfigMap::default(), now).is_empty());
+        assert!(Published::of(&map("", "nonsense"), now).is_empty());
+    }
+
+    #[test]
+    fn one_that_is_cut_off_takes_nothing_from_the_next() {
+        let now = SystemTime::now();
+        let (cut, next) = (made(Kind::Mesh, now), made(Kind::Mesh, now));
+        let text = format!("{}\n{}", &cut.pem()[..200], next.pem());
+        assert_eq!(all(&Published::of(&map(&text, ""), now).mesh), [contents(next.pem())]);
+    }
+
+    #[test]
+    fn one_that_is_called_otherwise_or_may_speak_for_anybody_is_not_ours() {
+        let now = SystemTime::now();
+        let addresses = CidrSubnet::from_addr_prefix(Ipv4Addr::UNSPECIFIED.into(), 0);
+        let dns = || GeneralSubtree::DnsName("kubernetes".to_owned());
+        let ours = Kind::Mesh.called();
+        for (called, permitted_subtrees, is_ours) in
+            [(ours, vec![dns()], true), (ours, Vec::new(), false), ("other", vec![dns()], false)]
+        {
+            let excluded_subtrees = vec![GeneralSubtree::IpAddress(addresses)];
+            let mut params = CertificateParams::default();
+            params.distinguished_name.push(DnType::CommonName, called);
+            params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+            params.name_constraints =
+                Some(NameConstraints { permitted_subtrees, excluded_subtrees });
+            params.not_after = (now + LIFE).into();
+            let pem = params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
+            assert_eq!(!Published::of(&map(&pem, ""), now).is_empty(), is_ours, "{called}");
+        }
     }
 }
