@@ -22,6 +22,7 @@ use tracing::{info, warn};
 
 use crate::admin::Page;
 use crate::certs::cluster::Cluster;
+use crate::certs::published::Restorer;
 use crate::certs::roots::Roots;
 use crate::certs::serving::{self, ServingError};
 use crate::certs::vault::{Vault, VaultError, Wanted};
@@ -328,15 +329,19 @@ fn asked(args: &RunArgs, port: u16) -> WebhookClientConfig {
 
 /// Opens the vault, as soon as the API server is there.
 async fn open(client: &Client, args: &RunArgs) -> Result<Vault, VaultError> {
+    let mut restorer = Restorer::of(args.service.clone());
     loop {
         let wanted = Wanted {
             api_server: args.api_server_name.clone(),
             manager: args.names(),
             validity: args.ca_validity,
         };
-        match Box::pin(Vault::open(client.clone(), &args.namespace, wanted)).await {
+        match Box::pin(Vault::open(client.clone(), &args.namespace, wanted, &mut restorer)).await {
             Err(
-                error @ (VaultError::Secret(_) | VaultError::Published(_) | VaultError::Names(_)),
+                error @ (VaultError::Secret(_)
+                | VaultError::Published(_)
+                | VaultError::Lease { .. }
+                | VaultError::Names(_)),
             ) => {
                 warn!(error = telemetry::chain(&error), "waiting for the API server");
                 time::sleep(RETRY).await;

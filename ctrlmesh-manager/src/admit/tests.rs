@@ -80,7 +80,19 @@ fn a_resource_that_is_owned_by_labels_that_nobody_gives_is_a_warning() {
     by_hand["spec"]["limits"][0]["selector"] =
         json!({"matchLabels": {"ctrlmesh.kusionstack.io/namespace": "shop"}});
     let second = "spec.limits[0].relateResources[0].resources[1]";
-    assert_eq!(unlabelled(&by_hand, Some("groupVersionKinds: {v1: [Pod]}")), [second]);
+    let listed = Some("groupVersionKinds: {v1: [Pod]}");
+    assert_eq!(unlabelled(&by_hand, listed), [second]);
+    for (operator, values, only_labelled) in [
+        ("In", json!(["shop"]), true),
+        ("Exists", json!([]), true),
+        ("NotIn", json!(["shop"]), false),
+        ("DoesNotExist", json!([]), false),
+    ] {
+        let key = "ctrlmesh.kusionstack.io/namespace";
+        by_hand["spec"]["limits"][0]["selector"] =
+            json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]});
+        assert_eq!(!unlabelled(&by_hand, listed).is_empty(), only_labelled, "{operator}");
+    }
 }
 
 fn asked(operation: &str, object: Value, old: Option<Value>) -> Asked {

@@ -350,11 +350,16 @@ pub fn end_of(pem: &[u8]) -> Option<SystemTime> {
     Some(validity(&parsed).1)
 }
 
-/// Whether `pem` is the certificate of an authority as [`Authority::make`] makes them, which may speak for its names only.
-pub fn is_ours(pem: &[u8]) -> bool {
+/// Whether `pem` is the certificate of an authority as [`Authority::make`] makes them, `called` so, which may speak for its
+/// names only.
+pub fn is_ours(pem: &[u8], called: &str) -> bool {
     let Ok(certificate) = CertificateDer::from_pem_slice(pem) else { return false };
-    let parsed = X509Certificate::from_der(&certificate);
-    parsed.is_ok_and(|(_, parsed)| parsed.is_ca() && Names::constrained(&parsed).is_some())
+    let Ok((_, parsed)) = X509Certificate::from_der(&certificate) else { return false };
+    let mut names = parsed.subject().iter_common_name();
+    let is_called = names.next().is_some_and(|name| name.as_str() == Ok(called));
+    // What only excludes some leaves all others.
+    let may_speak = Names::constrained(&parsed).is_some_and(|names| names != Names::default());
+    parsed.is_ca() && is_called && may_speak
 }
 
 fn validity(certificate: &X509Certificate<'_>) -> (SystemTime, SystemTime) {

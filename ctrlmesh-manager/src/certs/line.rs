@@ -281,12 +281,14 @@ impl Line {
     }
 }
 
-/// The authorities of ours in a bundle, in PEM, one certificate each, but for those that have ended.
-pub fn authorities(bundle: &str, now: SystemTime) -> Vec<String> {
+/// The authorities of our `kind` in a bundle, in PEM, one certificate each, but for those that have ended.
+pub fn authorities(bundle: &str, kind: Kind, now: SystemTime) -> Vec<String> {
     let blocks = blocks(bundle, CERTIFICATE_END).into_iter();
+    // Before the last there may be one without an end.
     let certificates =
-        blocks.filter_map(|block| Some(block[block.find(CERTIFICATE_BEGIN)?..].to_owned()));
-    certificates.filter(|pem| authority::is_ours(pem.as_bytes()) && !ended(pem, now)).collect()
+        blocks.filter_map(|block| Some(block[block.rfind(CERTIFICATE_BEGIN)?..].to_owned()));
+    let is_ours = |pem: &str| authority::is_ours(pem.as_bytes(), kind.called());
+    certificates.filter(|pem| is_ours(pem) && !ended(pem, now)).collect()
 }
 
 /// Whether the certificate has ended; one that cannot be read has.

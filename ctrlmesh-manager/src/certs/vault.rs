@@ -1,27 +1,31 @@
 //! Where are the authorities kept?
 //!
 //! In one Secret of the manager's namespace, which all replicas read. The first replica makes it, and of several firsts
-//! the API server lets one win; where somebody is believed already, it waits first for the leader to write it again. What
-//! changes later is written by the leader, on the version that it read.
+//! the API server lets one win; where somebody is believed already, it waits first for the leader to write it again, for
+//! as long as one lives. What changes later is written by the leader, on the version that it read.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::names::{self, root_ca};
-use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference, Secret};
-use kube::api::{ListParams, PostParams};
+use k8s_openapi::api::core::v1::{ObjectReference, Secret};
+use kube::api::PostParams;
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client};
 use tokio::sync::watch;
-use tokio::time::{self, Instant, MissedTickBehavior};
+use tokio::time::{self, MissedTickBehavior};
 use tracing::{info, warn};
 
 use crate::certs::authority::{AuthorityError, Names};
 use crate::certs::line::{Data, Kind, Line, LineError};
-use crate::certs::published::Published;
+use crate::certs::published::{Published, Restorer};
 use crate::certs::servers;
 use crate::lease::Leadership;
 use crate::telemetry;
+
+mod found;
+
+use found::{Found, find};
 
 /// As whom events are told.
 const REPORTER: &str = "ctrlmesh-manager";
@@ -31,9 +35,6 @@ const EVENT: Duration = Duration::from_secs(10);
 
 /// How often the Secret is read: a change in it is told long before it matters.
 const PERIOD: Duration = Duration::from_secs(10);
-
-/// How often it is looked whether a Secret that is gone is there again.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// The authorities.
 #[derive(Clone, Debug)]
@@ -89,6 +90,15 @@ pub enum VaultError {
     /// Whom everybody believes is not known.
     #[error("read the ConfigMap `{}`", root_ca::MESH)]
     Published(#[source] kube::Error),
+    /// Whether somebody leads is not known.
+    #[error("read the Lease {lease:?}")]
+    Lease {
+        /// Its name.
+        lease: String,
+        /// Why.
+        #[source]
+        source: kube::Error,
+    },
     /// What the API server is called is not known.
     #[error("read what the API server is called")]
     Names(#[source] kube::Error),
@@ -117,15 +127,24 @@ impl Authorities {
 
 impl Vault {
     /// Reads the authorities, and makes them where there are none. Where some are published in `namespace` whose Secret is
-    /// gone, the leader may write it again: it is waited for that, for 30 s.
+    /// gone, the leader may write it again: it is waited for that until its Lease has not been renewed for 30 s. What is
+    /// known of that stays in `restorer`, for the next time.
     ///
     /// # Errors
     /// Where they can be neither read nor made.
-    pub async fn open(client: Client, namespace: &str, wanted: Wanted) -> Result<Self, VaultError> {
+    pub async fn open(
+        client: Client,
+        namespace: &str,
+        wanted: Wanted,
+        restorer: &mut Restorer,
+    ) -> Result<Self, VaultError> {
         let secrets = Api::namespaced(client.clone(), namespace);
         let names = servers::names(&client, &wanted.api_server).await.map_err(VaultError::Names)?;
-        let maps = Api::namespaced(client.clone(), namespace);
-        let authorities = Box::pin(find(&secrets, &maps, &names, &wanted)).await?;
+        let believed = Box::pin(find(&client, namespace, restorer)).await?;
+        let authorities = match believed {
+            Found::Secret(authorities) => *authorities,
+            Found::Believed(believed) => make(&secrets, &names, &wanted, believed).await?,
+        };
         let current = watch::Sender::new(Arc::new(authorities));
         let (namespace, names) = (namespace.to_owned(), RwLock::new(names));
         let recorder = Recorder::new(client.clone(), REPORTER.into());
@@ -154,13 +173,8 @@ impl Vault {
         }
     }
 
+    /// The Secret first: who waits for it to be restored is not to wait for anything else.
     async fn look(&self, leadership: &Leadership) -> Result<(), VaultError> {
-        match servers::names(&self.client, &self.wanted.api_server).await {
-            Ok(names) => *self.names.write().unwrap_or_else(PoisonError::into_inner) = names,
-            Err(error) => {
-                warn!(error = telemetry::chain(&error), "names of the API server kept as they are");
-            }
-        }
         let Some(secret) =
             self.secrets.get_opt(names::CA_SECRET).await.map_err(VaultError::Secret)?
         else {
@@ -168,6 +182,12 @@ impl Vault {
         };
         let authorities = Authorities::read(&secret)?;
         self.take(authorities.clone());
+        match servers::names(&self.client, &self.wanted.api_server).await {
+            Ok(names) => *self.names.write().unwrap_or_else(PoisonError::into_inner) = names,
+            Err(error) => {
+                warn!(error = telemetry::chain(&error), "names of the API server kept as they are");
+            }
+        }
         let now = SystemTime::now();
         match self.tended(authorities, now)? {
             Some(tended) if leadership.is_held() => {
@@ -277,42 +297,6 @@ impl Vault {
     }
 }
 
-/// The authorities of the Secret, once it is there; where nobody writes it again, those that are made.
-async fn find(
-    secrets: &Api<Secret>,
-    maps: &Api<ConfigMap>,
-    api_server: &Names,
-    wanted: &Wanted,
-) -> Result<Authorities, VaultError> {
-    let (began, mut said) = (Instant::now(), false);
-    loop {
-        let secret = secrets.get_opt(names::CA_SECRET).await.map_err(VaultError::Secret)?;
-        if let Some(secret) = secret {
-            return Ok(Authorities::read(&secret)?);
-        }
-        let published = published(maps).await?;
-        if !published.is_waited_for(began.elapsed()) {
-            return make(secrets, api_server, wanted, published).await;
-        }
-        if !said {
-            warn!(
-                secret = names::CA_SECRET,
-                "the certificate authorities that are believed are gone; waiting for the leader to restore them"
-            );
-            said = true;
-        }
-        time::sleep(RETRY).await;
-    }
-}
-
-/// Whom everybody believes. Listed, because to read any such ConfigMap by name takes a right that nothing else needs.
-async fn published(maps: &Api<ConfigMap>) -> Result<Published, VaultError> {
-    let ours = ListParams::default().fields(&format!("metadata.name={}", root_ca::MESH));
-    let list = maps.list(&ours).await.map_err(VaultError::Published)?;
-    let now = SystemTime::now();
-    Ok(list.items.first().map(|map| Published::of(map, now)).unwrap_or_default())
-}
-
 /// Makes the first authorities, unless another replica was faster; who is believed already still is.
 async fn make(
     secrets: &Api<Secret>,
@@ -351,3 +335,6 @@ fn secret_of(authorities: &Authorities) -> Secret {
     secret.type_ = Some("Opaque".to_owned());
     secret
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,8 @@
 //! Whose turn is it to be given a shard?
 //!
 //! The pods of a namespace are given theirs one after another, because what one was given counts for the next. Those of
-//! another namespace do not wait for them, and no thread waits at all.
+//! another namespace do not wait for that turn; but only two pods are judged at once in all, so that two slow ones hold up
+//! every other. No thread waits at all.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -4,6 +4,7 @@
 //! is tried again later and later, each by itself, whatever else changes meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use ctrlmesh_common::selector::Labels;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -14,14 +15,23 @@ use super::{Scope, missing};
 use crate::cache::Known;
 use crate::shard::Labelling;
 
+/// How long after a failure a namespace is tried again, at most: what is in it is not labelled at once before it is.
+const WITHIN: Duration = Duration::from_mins(1);
+
 /// What is known of the namespaces from before.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Namespaces {
     before: BTreeSet<String>,
     pending: Pending,
 }
 
 // === impl Namespaces ===
+
+impl Default for Namespaces {
+    fn default() -> Self {
+        Self { before: BTreeSet::new(), pending: Pending::within(WITHIN) }
+    }
+}
 
 impl Namespaces {
     /// Those of all `known` ones that lack labels and may be tried at `now`, each with the labels.
@@ -68,8 +78,6 @@ fn named(name: &str) -> ObjectMeta {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn known<const N: usize>(names: [&str; N]) -> BTreeMap<String, Known> {
@@ -97,7 +105,7 @@ mod tests {
     fn what_fails_is_not_tried_again_with_every_change_but_later_and_later() {
         let (mut namespaces, all) = (Namespaces::default(), known(["a", "b"]));
         let (mut now, mut waits) = (Instant::now(), Vec::new());
-        for _ in 0..3 {
+        for _ in 0..6 {
             let (meta, labels) =
                 namespaces.due(&all, &Labelling::default(), now).into_iter().next().unwrap();
             assert_eq!(meta.name.as_deref(), Some("a"));
@@ -108,7 +116,7 @@ mod tests {
             waits.push((again - now).as_secs());
             now = again;
         }
-        assert_eq!(waits, [5, 10, 20]);
+        assert_eq!(waits, [5, 10, 20, 40, 60, 60]);
         assert_eq!(due(&mut namespaces, &known(["b"]), now), ["b"]);
         assert_eq!(namespaces.again(), None, "what is gone is not waited for");
         assert_eq!(due(&mut namespaces, &all, now), ["a", "b"], "and is new when it comes back");

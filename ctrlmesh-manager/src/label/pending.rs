@@ -10,16 +10,18 @@ use ctrlmesh_common::selector::Labels;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::time::Instant;
 
-/// How long after a failure it is tried again, at first and at most.
+/// How long after a failure it is tried again, at first and, if nothing else is said, at most.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(10));
 
 /// How many are remembered; of more, it is only known that there are some.
 const MOST: usize = 10_000;
 
 /// What could not be labelled.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pending {
     objects: BTreeMap<Name, Failed>,
+    /// How long after a failure it is tried again, at most.
+    within: Duration,
     /// Whether there were more than can be remembered.
     more: bool,
 }
@@ -37,7 +39,18 @@ struct Failed {
 
 // === impl Pending ===
 
+impl Default for Pending {
+    fn default() -> Self {
+        Self::within(AGAIN.1)
+    }
+}
+
 impl Pending {
+    /// Where each is tried again so long after a failure, at most.
+    pub(super) fn within(within: Duration) -> Self {
+        Self { objects: BTreeMap::new(), within, more: false }
+    }
+
     /// The labels could not be given to the object.
     pub(super) fn failed(&mut self, meta: &ObjectMeta, labels: Labels, now: Instant) {
         let failures = self.objects.get(&name(meta)).map_or(0, |one| one.failures);
@@ -45,7 +58,7 @@ impl Pending {
             self.more = true;
             return;
         }
-        let wait = AGAIN.0.saturating_mul(2_u32.saturating_pow(failures)).min(AGAIN.1);
+        let wait = AGAIN.0.saturating_mul(2_u32.saturating_pow(failures)).min(self.within);
         let failed =
             Failed { uid: meta.uid.clone(), labels, failures: failures + 1, at: now + wait };
         self.objects.insert(name(meta), failed);

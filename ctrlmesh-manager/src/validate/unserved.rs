@@ -1,6 +1,8 @@
 //! Is what is limited there at all, and is it labelled?
 
-use ctrlmesh_common::api::{LabelSelector, RelatedResources, ShardingConfigSpec};
+use ctrlmesh_common::api::{
+    Expression, LabelSelector, RelatedResources, SelectorOperator, ShardingConfigSpec,
+};
 use ctrlmesh_common::names::resource_list;
 
 use super::Report;
@@ -85,7 +87,11 @@ fn add<'a>(
     }
 }
 
+/// Whether the selector matches only what has a label with one of the `keys`.
 fn asks(selector: &LabelSelector, keys: [&str; 2]) -> bool {
-    let expressions = selector.match_expressions.iter().map(|one| &one.key);
+    // The others match what has no such label.
+    let wants =
+        |one: &&Expression| matches!(one.operator, SelectorOperator::In | SelectorOperator::Exists);
+    let expressions = selector.match_expressions.iter().filter(wants).map(|one| &one.key);
     selector.match_labels.keys().chain(expressions).any(|key| keys.contains(&key.as_str()))
 }

@@ -13,6 +13,7 @@ use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire::{Hello, PodId, Report, Said, Update};
 use ctrlmesh_manager::board::{Board, Notice, Receipt};
 use ctrlmesh_manager::certs::authority::Names;
+use ctrlmesh_manager::certs::published::Restorer;
 use ctrlmesh_manager::certs::serving;
 use ctrlmesh_manager::certs::vault::{Vault, VaultError, Wanted};
 use ctrlmesh_manager::compile::Told;
@@ -71,7 +72,7 @@ pub(crate) async fn opened(client: &Client, namespace: &str) -> Result<Vault, Va
         manager: Names::of(["127.0.0.1"]),
         validity: Duration::from_hours(24),
     };
-    Vault::open(client.clone(), namespace, wanted).await
+    Vault::open(client.clone(), namespace, wanted, &mut Restorer::of("push".to_owned())).await
 }
 
 /// A stream to the manager.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_manager::certs::authority::Names;
+use ctrlmesh_manager::certs::published::Restorer;
 use ctrlmesh_manager::certs::vault::{Vault, Wanted};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
@@ -27,8 +28,9 @@ async fn a_new_address_is_said_and_signed_for_and_takes_nothing_from_who_believe
         manager: Names::of(["127.0.0.1", "manager.example.com"]),
         validity: Duration::from_hours(24),
     };
-    let vault = Vault::open(bed.client.clone(), &bed.namespace, wanted).await.unwrap();
-    let vault = Arc::new(vault);
+    let mut restorer = Restorer::of("push".to_owned());
+    let vault = Vault::open(bed.client.clone(), &bed.namespace, wanted, &mut restorer);
+    let vault = Arc::new(vault.await.unwrap());
     let leadership = bed.leadership();
     eventually("it to lead", async || leadership.is_held().then_some(())).await;
     bed.run(vault.clone().follow(leadership));

@@ -1,0 +1,142 @@
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use http::{Method, Request, Response};
+use kube::client::Body;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Within which, on a clock that nothing real moves, the vault has to be open.
+const PATIENCE: Duration = Duration::from_hours(1);
+
+/// An API server where authorities are believed whose Secret is gone.
+#[derive(Clone)]
+struct Plane {
+    believed: Authorities,
+    /// Whether they are.
+    published: bool,
+    /// In which version the Lease is found, at one look after the other; then the Secret is there again.
+    leases: VecDeque<&'static str>,
+    /// Whether the first look at the Secret after each at the Lease fails.
+    flaps: bool,
+    fails: bool,
+    made: usize,
+}
+
+fn authorities() -> Authorities {
+    let line = |kind| {
+        let names = Names::of(["kubernetes"]);
+        Line::begin(kind, &names, Duration::from_hours(24), SystemTime::now(), Vec::new()).unwrap()
+    };
+    Authorities { mesh: line(Kind::Mesh), manager: line(Kind::Manager) }
+}
+
+fn plane(leases: impl IntoIterator<Item = &'static str>) -> Plane {
+    let leases = leases.into_iter().collect();
+    let believed = authorities();
+    Plane { believed, published: true, leases, flaps: false, fails: false, made: 0 }
+}
+
+// === impl Plane ===
+
+impl Plane {
+    fn answer(&mut self, method: &Method, path: &str) -> (u16, Value) {
+        let failed = |code: u16, reason| {
+            (
+                code,
+                json!({"kind": "Status", "status": "Failure", "message": "", "code": code, "reason": reason}),
+            )
+        };
+        let secret = format!("/secrets/{}", names::CA_SECRET);
+        if method == Method::POST {
+            self.made += 1;
+            return (201, json!({"metadata": {}}));
+        }
+        match path {
+            path if path.ends_with("/leases/leader") => {
+                self.fails = self.flaps;
+                let version = self.leases.pop_front().unwrap();
+                (200, json!({"metadata": {"resourceVersion": version}}))
+            }
+            path if path.ends_with(&secret) && std::mem::take(&mut self.fails) => {
+                failed(500, "InternalError")
+            }
+            path if path.ends_with(&secret) && self.leases.is_empty() => {
+                (200, serde_json::to_value(secret_of(&self.believed)).unwrap())
+            }
+            path if path.ends_with("/configmaps") && self.published => {
+                let [mesh, manager] = self.believed.bundles();
+                let data = json!({root_ca::KEY: mesh, root_ca::MANAGER_KEY: manager});
+                (200, json!({"metadata": {}, "items": [{"metadata": {}, "data": data}]}))
+            }
+            path if path.ends_with("/configmaps") || path.ends_with("/endpointslices") => {
+                (200, json!({"metadata": {}, "items": []}))
+            }
+            path if path.ends_with("/services/kubernetes") => (200, json!({"metadata": {}})),
+            _ => failed(404, "NotFound"),
+        }
+    }
+}
+
+/// Opens the vault as often as it takes; what it has then, and the API server.
+async fn opened(plane: Plane) -> (Arc<Authorities>, Plane) {
+    let plane = Arc::new(Mutex::new(plane));
+    let asked = Arc::clone(&plane);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (code, body) = asked.lock().unwrap().answer(request.method(), request.uri().path());
+        let body = Body::from(serde_json::to_vec(&body).unwrap());
+        futures::future::ok::<_, kube::Error>(Response::builder().status(code).body(body).unwrap())
+    });
+    let client = Client::new(service, "default");
+    let mut restorer = Restorer::of("leader".to_owned());
+    let open = async {
+        loop {
+            let wanted = Wanted {
+                api_server: Vec::new(),
+                manager: Names::of(["manager"]),
+                validity: Duration::from_hours(24),
+            };
+            let opened = Vault::open(client.clone(), "ops", wanted, &mut restorer);
+            match Box::pin(opened).await {
+                Err(VaultError::Secret(_)) => time::sleep(Duration::from_secs(1)).await,
+                opened => break opened.unwrap(),
+            }
+        }
+    };
+    let vault = time::timeout(PATIENCE, open).await.expect("the vault to be open");
+    let plane = plane.lock().unwrap().clone();
+    (vault.current(), plane)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_renews_its_lease_is_waited_for_however_long_it_takes() {
+    let renewed = ["1", "2", "2", "3", "3", "3"].into_iter().chain(["4", "5"].repeat(20));
+    let (found, plane) = opened(plane(renewed)).await;
+    assert_eq!(found.bundles(), plane.believed.bundles(), "as it was");
+    assert_eq!(plane.made, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_nobody_renews_it_others_are_made_also_by_an_api_server_that_fails_now_and_then() {
+    for flaps in [false, true] {
+        let (found, plane) = opened(Plane { flaps, ..plane(["1"; 40]) }).await;
+        assert_eq!(plane.made, 1, "flaps: {flaps}");
+        assert_eq!(
+            plane.leases.len(),
+            33,
+            "flaps: {flaps}: one look, and six at which it was as before"
+        );
+        for (found, before) in found.bundles().iter().zip(plane.believed.bundles()) {
+            assert!(found.ends_with(&before) && *found != before, "what it signed is believed");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_nobody_believes_anything_they_are_made_at_once() {
+    let began = time::Instant::now();
+    let (_, plane) = opened(Plane { published: false, ..plane(["1"]) }).await;
+    assert_eq!((plane.made, plane.leases.len()), (1, 1), "nobody is asked who leads");
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}
