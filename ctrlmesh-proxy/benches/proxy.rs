@@ -143,16 +143,18 @@ async fn list(size: Size) {
     }
 }
 
-/// Events of one watch, a millisecond apart.
+/// Events of one watch, a millisecond apart: of ours with a rule, too, whose events are looked at.
 async fn watch(size: Size) {
-    let bed = Bed::start(ALL);
-    for version in VERSIONS {
+    let bed = Bed::start(&[ALL, &[Kind::Ruled]].concat());
+    for (version, (path, bytes)) in
+        VERSIONS.into_iter().flat_map(|one| backend::WATCHES.map(|two| (one, two)))
+    {
         let mut figures = Figures::new();
         for round in 0..size.rounds {
             for (kind, process) in bed.round(round) {
                 let mut client = Client::connect(&bed.pki, process.address, version).await;
-                let count = 8000 / size.divisor;
-                let body = client.get("/ticks").await;
+                let count = 2000 / size.divisor;
+                let body = client.get(path).await;
                 let before = process.cpu_seconds();
                 let mut late = load::events(body, count).await;
                 let cpu = process.cpu_seconds() - before;
@@ -161,7 +163,8 @@ async fn watch(size: Size) {
                 note(&mut figures, kind, "3 CPU µs/event", cpu * 1e6 / count as f64);
             }
         }
-        show(&format!("watch event, {}", protocol(version)), &bed.kinds(), figures);
+        let title = format!("watch event of {bytes} bytes, {}", protocol(version));
+        show(&title, &bed.kinds(), figures);
     }
 }
 

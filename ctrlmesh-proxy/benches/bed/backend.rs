@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, header};
@@ -29,8 +29,14 @@ const SMALL_BYTES: usize = 1024;
 /// The pieces that a large response comes in.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The time between two events of `/ticks`.
-pub(crate) const TICK: Duration = Duration::from_millis(1);
+/// The time between two events of a watch that ticks.
+const TICK: Duration = Duration::from_millis(1);
+
+/// What is watched, and how large an object of it is: a Lease, a Pod.
+pub(crate) const WATCHES: [(&str, usize); 2] = [
+    ("/api/v1/namespaces/small/pods?watch=true&resourceVersion=1", 256),
+    ("/api/v1/namespaces/large/pods?watch=true&resourceVersion=1", 10 << 10),
+];
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -38,16 +44,13 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 pub(crate) async fn run(address: SocketAddr, dir: &Path) {
     let listener = TcpListener::bind(address).await.unwrap();
     let acceptor = TlsAcceptor::from(pki::server_of(dir, &["h2", "http/1.1"]));
-    let epoch = Instant::now();
     while let Ok((stream, _)) = listener.accept().await {
         stream.set_nodelay(true).unwrap();
         let acceptor = acceptor.clone();
         tokio::spawn(async move {
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let service =
-                service_fn(
-                    move |request| async move { Ok::<_, Infallible>(answer(&request, epoch)) },
-                );
+                service_fn(move |request| async move { Ok::<_, Infallible>(answer(&request)) });
             let mut server = auto::Builder::new(TokioExecutor::new());
             server.http2().max_concurrent_streams(1000).initial_stream_window_size(1 << 20);
             let _broken = server.serve_connection(TokioIo::new(stream), service).await;
@@ -55,12 +58,16 @@ pub(crate) async fn run(address: SocketAddr, dir: &Path) {
     }
 }
 
-fn answer(request: &Request<Incoming>, epoch: Instant) -> Response<Body> {
+fn answer(request: &Request<Incoming>) -> Response<Body> {
     let body = match request.uri().path() {
         "/list" => list(),
-        "/ticks" => ticks(epoch),
         "/api/v1/pods" if request.uri().query().is_some_and(|query| query.contains("watch")) => {
             silence()
+        }
+        path if let Some((_, bytes)) =
+            WATCHES.iter().find(|(watch, _)| watch.starts_with(&format!("{path}?"))) =>
+        {
+            ticks(*bytes)
         }
         _ => Full::new(Bytes::from_static(&[b' '; SMALL_BYTES])).boxed_unsync(),
     };
@@ -84,17 +91,18 @@ fn list() -> Body {
     body.boxed_unsync()
 }
 
-/// Events that say when they were sent, in nanoseconds of the machine's clock.
-fn ticks(_epoch: Instant) -> Body {
+/// Changes of objects of so many bytes that say when they were sent, in nanoseconds of the machine's clock.
+fn ticks(bytes: usize) -> Body {
     let (mut send, body) = Channel::new(4);
     tokio::spawn(async move {
         let mut ticks = time::interval(TICK);
-        loop {
+        let filling = "x".repeat(bytes);
+        for version in 2_u64.. {
             ticks.tick().await;
             let event = format!(
-                "{{\"type\":\"ADDED\",\"object\":{{\"metadata\":{{\"resourceVersion\":\"1\"}},\"sent\":{:020}}}}}\n",
+                r#"{{"type":"MODIFIED","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{"name":"one","namespace":"small","uid":"0f1e","resourceVersion":"{version}"}},"spec":{{"nodeName":"{filling}"}},"sent":{:020}}}}}"#,
                 super::load::now_nanoseconds()
-            );
+            ) + "\n";
             if send.send(Frame::data(event.into())).await.is_err() {
                 return;
             }

@@ -120,8 +120,19 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Somebody else intercepts here.
-    #[error("{cgroup} is already attached by `{owner}`")]
+    #[error("{cgroup} is attached by `{owner}` (`--owner {owner}` speaks for it)")]
     Owned {
+        /// Cgroup.
+        cgroup: PathBuf,
+        /// Who attached it.
+        owner: String,
+    },
+    /// Somebody else still intercepts where everything was to be removed.
+    #[error(
+        "the tables stay for {cgroup}, attached by `{owner}`; nothing of this owner's is attached any more (`--force` removes \
+         everybody's)"
+    )]
+    Others {
         /// Cgroup.
         cgroup: PathBuf,
         /// Who attached it.
@@ -187,7 +198,7 @@ pub enum Error {
     #[error("nothing is attached at {0}")]
     NotAttached(PathBuf),
     /// No room.
-    #[error("table {table} is full: it holds {entries} entries")]
+    #[error("table {table} is full: it holds {entries} entries (detach what is no longer needed)")]
     Full {
         /// Name of the table.
         table: &'static str,

@@ -35,9 +35,11 @@ impl Events {
     /// Opens the ring buffer that a loader pinned below `pins`.
     ///
     /// # Errors
-    /// If there is none, or it may not be read.
+    /// If there is none, others have a part in the folder, or it may not be read.
     pub fn open(pins: &Path) -> Result<Self, Error> {
-        Ok(Self { ring: map::events(&Pins::at(pins))? })
+        let pins = Pins::at(pins);
+        pins.exist()?;
+        Ok(Self { ring: map::events(&pins)? })
     }
 }
 

@@ -36,9 +36,11 @@ impl Originals {
     /// Opens the tables that a loader pinned below `pins`.
     ///
     /// # Errors
-    /// If there are none, or they may not be read.
+    /// If there are none, others have a part in the folder, or they may not be read.
     pub fn open(pins: &Path) -> Result<Self, Error> {
         let pins = Pins::at(pins);
+        // What others may have written explains nothing.
+        pins.exist()?;
         Ok(Self {
             pods: map::open(&pins, "PODS")?,
             destinations: map::open(&pins, "DESTINATIONS")?,

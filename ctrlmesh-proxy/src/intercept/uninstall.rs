@@ -33,9 +33,9 @@ pub fn uninstall(options: &Options, everybody: bool) -> Result<(), Error> {
         ours.into_iter().try_for_each(|slot| pins.release(slot))?;
         return pins.remove_all();
     };
-    let owned = Error::Owned { cgroup: first.cgroup.path.clone(), owner: first.owner.clone() };
+    let others = Error::Others { cgroup: first.cgroup.path.clone(), owner: first.owner.clone() };
     clear(pins, options, ours)?;
-    Err(owned)
+    Err(others)
 }
 
 /// Leaves nothing of our pods in maps that stay.

@@ -215,10 +215,13 @@ fn errors_say_what_to_do() {
     run(&mut bed.command(&["upgrade"]));
     assert!(!bed.pins().exists(), "what was refused has made nothing");
     run(&mut attach(&bed, &[]));
-    fails(&mut attach(&bed, &["--owner", "other"]), "is already attached by `cli`");
+    fails(
+        &mut attach(&bed, &["--owner", "other"]),
+        "is attached by `cli` (`--owner cli` speaks for it)",
+    );
     fails(
         bed.command(&["detach", "--owner", "other", "--cgroup"]).arg(bed.cgroup("pod")),
-        "is already attached by `cli`",
+        "is attached by `cli` (`--owner cli` speaks for it)",
     );
 }
 
@@ -246,7 +249,11 @@ fn uninstalling_takes_another_owners_pods_only_when_told_to() {
     run(&mut attach(&bed, &["--owner", "other"]));
     let output = bed.command(&["uninstall"]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && error.contains("already attached by `other`"), "{error}");
+    assert!(
+        !output.status.success() && error.contains("attached by `other`; nothing of this owner's"),
+        "{error}"
+    );
+    assert!(error.contains("`--force`"), "{error}");
     assert_eq!(status(&bed)["attachments"].as_array().unwrap().len(), 1);
     run(&mut bed.command(&["uninstall", "--force"]));
     assert!(!bed.pins().exists());

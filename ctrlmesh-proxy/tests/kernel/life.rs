@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::bed::{Bed, PROXY, TARGET, count, targets};
-use ctrlmesh_proxy::intercept::{Error, Interceptor, Options, Status};
+use ctrlmesh_proxy::intercept::{Error, Interceptor, Options, Originals, Status};
 
 #[test]
 fn a_cgroup_that_is_gone_is_swept_with_its_maps_and_links() {
@@ -67,7 +67,10 @@ fn another_owners_cgroup_is_left_alone() {
     bed.interceptor().attach(&bed.attach(&pod)).unwrap();
     let mut other = Interceptor::open(bed.options("other")).unwrap();
     let error = other.attach(&bed.attach(&pod)).unwrap_err();
-    assert_eq!(error.to_string(), format!("{} is already attached by `test`", pod.display()));
+    assert_eq!(
+        error.to_string(),
+        format!("{} is attached by `test` (`--owner test` speaks for it)", pod.display())
+    );
     assert!(matches!(other.detach(&pod), Err(Error::Owned { .. })));
     assert_eq!(other.status().unwrap().attachments.len(), 1);
 }
@@ -241,7 +244,12 @@ fn a_folder_in_which_others_have_a_part_is_no_place_for_pins() {
     };
     let refused = |folder: &std::path::Path| {
         // Who only reads would believe what others wrote.
-        for error in [open().unwrap_err(), Status::read(&pins).unwrap_err()] {
+        let errors = [
+            open().unwrap_err(),
+            Status::read(&pins).unwrap_err(),
+            Originals::open(&pins).err().unwrap(),
+        ];
+        for error in errors {
             let shared = matches!(&error, Error::Shared { path, .. } if path == folder);
             assert!(shared, "{}: {error}", folder.display());
             assert!(error.to_string().contains("`chown root` and `chmod 700` it"), "{error}");

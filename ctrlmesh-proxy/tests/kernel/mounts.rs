@@ -46,7 +46,7 @@ fn another_owners_pods_are_not_uninstalled_by_who_sees_cgroups_elsewhere_nor_dea
         let output = command.arg(uninstall.get_program()).args(uninstall.get_args()).output();
         let output = output.unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
-        let whose = error.contains("already attached by `other`");
+        let whose = error.contains("attached by `other`; nothing of this owner's");
         assert!(!output.status.success() && whose, "{error}");
         assert_eq!(status(&bed)["attachments"].as_array().unwrap().len(), 1);
     };

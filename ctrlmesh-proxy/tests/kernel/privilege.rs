@@ -2,19 +2,27 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use crate::bed::{Bed, PROXY, Process, TARGET, until};
 use crate::older::{Patched, once_written};
 use ctrlmesh_proxy::intercept::listener::{self, Namespace};
 use ctrlmesh_proxy::intercept::{Interceptor, Options, Slot, Status};
 
+/// What every command needs, and no more.
+const THREE: &str = "-all,+bpf,+net_admin,+perfmon";
+
 /// Our binary with no capability but these.
 fn with(bed: &Bed, capabilities: &str, arguments: &[&str]) -> Output {
+    limited(bed, capabilities, arguments).output().unwrap()
+}
+
+fn limited(bed: &Bed, capabilities: &str, arguments: &[&str]) -> Command {
     let plain = bed.command(arguments);
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set", capabilities, "--inh-caps", capabilities, "--no-new-privs"]);
-    command.arg(plain.get_program()).args(plain.get_args()).output().unwrap()
+    command.arg(plain.get_program()).args(plain.get_args());
+    command
 }
 
 fn attach(pod: &str) -> [&str; 7] {
@@ -27,9 +35,11 @@ fn three_capabilities_are_enough() {
     let pod = bed.cgroup("pod").display().to_string();
     // On a machine where nobody has attached anything yet.
     assert!(!bed.pins().exists());
-    let all: [&[&str]; 4] = [&attach(&pod), &["status"], &attach(&pod), &["detach"]];
+    let attach = attach(&pod);
+    let all: [&[&str]; 6] =
+        [&attach, &["status"], &attach, &["upgrade"], &["detach"], &["uninstall"]];
     for arguments in all {
-        let output = with(&bed, "-all,+bpf,+net_admin,+perfmon", arguments);
+        let output = with(&bed, THREE, arguments);
         assert!(
             output.status.success(),
             "{arguments:?}: {}",
@@ -40,6 +50,15 @@ fn three_capabilities_are_enough() {
             assert_eq!(bed.connect(&bed.cgroup("pod"), TARGET, "blocking").error, "ECONNREFUSED");
         }
     }
+}
+
+#[test]
+fn three_capabilities_are_enough_to_answer_a_foreign_proxy() {
+    let bed = Bed::new();
+    let proxy = bed.cgroup("proxy");
+    let mut answer = limited(&bed, THREE, &["answer", "--cgroup"]);
+    let mut answer = Process(answer.arg(&proxy).stdout(Stdio::piped()).spawn().unwrap());
+    assert_eq!(answer.line(), format!("SO_ORIGINAL_DST is answered in {}", proxy.display()));
 }
 
 #[test]

@@ -241,10 +241,12 @@ fn another_port_and_another_address_are_not_redirected() {
 #[test]
 fn datagrams_are_not_redirected() {
     let bed = enrolled(|_, _| {});
-    let echo = echo(&bed.bed, TARGET);
-    let seen: Seen = bed.bed.client(&bed.pod, &["datagram", "10.96.0.1", "443"]);
-    assert_eq!((seen.answer.as_str(), seen.peer.as_str()), ("target", TARGET));
-    echo.join().unwrap();
+    for (target, host) in [(TARGET, "10.96.0.1"), (TARGET_V6, "fd00:96::1")] {
+        let echo = echo(&bed.bed, target);
+        let seen: Seen = bed.bed.client(&bed.pod, &["datagram", host, "443"]);
+        assert_eq!((seen.answer.as_str(), seen.peer.as_str()), ("target", target));
+        echo.join().unwrap();
+    }
 }
 
 #[test]
