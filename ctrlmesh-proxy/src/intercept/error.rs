@@ -198,7 +198,9 @@ pub enum Error {
     #[error("nothing is attached at {0}")]
     NotAttached(PathBuf),
     /// No room.
-    #[error("table {table} is full: it holds {entries} entries (detach what is no longer needed)")]
+    #[error(
+        "table {table} is full: it holds {entries} entries (detach what is no longer needed, or name fewer targets)"
+    )]
     Full {
         /// Name of the table.
         table: &'static str,

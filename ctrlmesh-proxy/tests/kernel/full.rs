@@ -24,7 +24,10 @@ fn a_full_table_leaves_an_open_pod_alone() {
     let mut attach = bed.attach(&bed.cgroup("pod"));
     attach.fail_open = true;
     let error = interceptor.attach(&attach).unwrap_err();
-    assert_eq!(error.to_string(), "table TARGETS is full: it holds 1 entries");
+    assert_eq!(
+        error.to_string(),
+        "table TARGETS is full: it holds 1 entries (detach what is no longer needed, or name fewer targets)"
+    );
     let _target = bed.target(TARGET);
     let seen = bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
     assert_eq!(seen.answer, format!("target {}", seen.local));
@@ -53,7 +56,10 @@ fn a_pod_that_is_attached_keeps_its_targets_when_more_do_not_fit() {
     let _proxy = bed.enrol(&mut interceptor, &attach);
     attach.targets.list = (0..=255).map(|n| format!("10.1.0.{n}:443").parse().unwrap()).collect();
     let error = interceptor.attach(&attach).unwrap_err();
-    assert_eq!(error.to_string(), "table DESTINATIONS is full: it holds 255 entries");
+    assert_eq!(
+        error.to_string(),
+        "table DESTINATIONS is full: it holds 255 entries (detach what is no longer needed, or name fewer targets)"
+    );
     assert_eq!(
         bed.connect(&bed.cgroup("pod"), TARGET, "blocking").answer,
         format!("proxy 0 {TARGET}")
@@ -68,7 +74,10 @@ fn more_targets_than_any_table_holds_do_not_close_a_pod_that_was_not_attached() 
     attach.targets.list = (0..=254).map(|n| format!("10.1.0.{n}:443").parse().unwrap()).collect();
     attach.targets.list.push(TARGET.parse().unwrap());
     let error = interceptor.attach(&attach).unwrap_err();
-    assert_eq!(error.to_string(), "table DESTINATIONS is full: it holds 255 entries");
+    assert_eq!(
+        error.to_string(),
+        "table DESTINATIONS is full: it holds 255 entries (detach what is no longer needed, or name fewer targets)"
+    );
     assert_eq!(counted(&interceptor, "table_full"), 1);
     assert!(states(&interceptor).is_empty());
     let _target = bed.target(TARGET);
@@ -86,7 +95,10 @@ fn a_caller_whom_no_table_knows_is_refused() {
     interceptor.attach(&bed.attach(&bed.cgroup("first"))).unwrap();
     let second = bed.attach(&bed.cgroup("second"));
     let error = interceptor.attach(&second).unwrap_err();
-    assert_eq!(error.to_string(), "table MEMBERS is full: it holds 1 entries");
+    assert_eq!(
+        error.to_string(),
+        "table MEMBERS is full: it holds 1 entries (detach what is no longer needed, or name fewer targets)"
+    );
     let _target = bed.target(TARGET);
     assert_eq!(bed.connect(&bed.cgroup("second"), TARGET, "blocking").error, "ECONNREFUSED");
     assert_eq!(
@@ -145,7 +157,10 @@ fn with_every_slot_taken_a_closed_pod_is_refused_and_attached_when_there_is_room
     let second = bed.attach(&bed.cgroup("second"));
     for attempt in 1..=2 {
         let error = interceptor.attach(&second).unwrap_err();
-        assert_eq!(error.to_string(), "table PODS is full: it holds 1 entries");
+        assert_eq!(
+            error.to_string(),
+            "table PODS is full: it holds 1 entries (detach what is no longer needed, or name fewer targets)"
+        );
         assert_eq!(counted(&interceptor, "table_full"), attempt);
         assert_eq!(states(&interceptor), ["attached", "closed"]);
     }

@@ -23,7 +23,7 @@ fn a_node_lets_go_of_its_own_pods_while_a_dead_one_of_another_owner_is_recorded(
     });
     drop(proxies);
     let error = intercept::uninstall(&bed.options("node"), false).unwrap_err();
-    assert!(matches!(&error, Error::Owned { owner, .. } if owner == "cli"), "{error}");
+    assert!(matches!(&error, Error::Others { owner, .. } if owner == "cli"), "{error}");
     let left = status(&bed)["attachments"].as_array().unwrap().clone();
     assert_eq!((left.len(), &left[0]["owner"]), (1, &"cli".into()));
     let _target = bed.target(TARGET);
