@@ -337,12 +337,7 @@ async fn open(client: &Client, args: &RunArgs) -> Result<Vault, VaultError> {
             validity: args.ca_validity,
         };
         match Box::pin(Vault::open(client.clone(), &args.namespace, wanted, &mut restorer)).await {
-            Err(
-                error @ (VaultError::Secret(_)
-                | VaultError::Published(_)
-                | VaultError::Lease { .. }
-                | VaultError::Names(_)),
-            ) => {
+            Err(error) if error.may_pass() => {
                 warn!(error = telemetry::chain(&error), "waiting for the API server");
                 time::sleep(RETRY).await;
             }

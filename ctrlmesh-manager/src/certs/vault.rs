@@ -104,6 +104,18 @@ pub enum VaultError {
     Names(#[source] kube::Error),
 }
 
+// === impl VaultError ===
+
+impl VaultError {
+    /// Whether the API server may say something else when it is asked again.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Secret(_) | Self::Published(_) | Self::Lease { .. } | Self::Names(_) => true,
+            Self::Content(_) | Self::Make(_) => false,
+        }
+    }
+}
+
 // === impl Authorities ===
 
 impl Authorities {

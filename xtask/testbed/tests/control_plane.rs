@@ -2,8 +2,8 @@
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -13,6 +13,10 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use kube::api::{Api, PostParams};
 use serde_json::json;
+
+use crate::starter::Starter;
+
+mod starter;
 
 /// Tells a child of this very binary what to do; see [`starts_a_control_plane_for_its_parent`].
 const ROLE: &str = "CTRLMESH_TESTBED_CHILD";
@@ -98,7 +102,7 @@ fn nothing_is_left_when_a_control_plane_is_dropped() -> Result<()> {
 #[test]
 fn nothing_is_left_when_the_process_is_killed_while_it_starts() -> Result<()> {
     for _ in 0..5 {
-        let mut child = Starter::start("KILL")?;
+        let mut child = start("KILL")?;
         let namespace = fs::metadata("/proc/self/ns/pid")?.ino();
         let prefix = format!("ctrlmesh-testbed-{namespace}-{}-", child.0.id());
         until("the folder to appear", || {
@@ -131,27 +135,8 @@ fn a_program_that_does_not_start_says_why() -> Result<()> {
     Ok(())
 }
 
-/// This very binary, starting a control plane; where a test fails, it ends with the test.
-struct Starter(Child);
-
-impl Starter {
-    fn start(end: &str) -> Result<Self> {
-        let child = Command::new(env::current_exe()?)
-            .args(["--exact", "starts_a_control_plane_for_its_parent", "--nocapture"])
-            .env(ROLE, end)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        Ok(Self(child))
-    }
-}
-
-impl Drop for Starter {
-    fn drop(&mut self) {
-        // It has ended already where the test went well.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
+fn start(end: &str) -> Result<Starter> {
+    Starter::start("starts_a_control_plane_for_its_parent", (ROLE, end))
 }
 
 /// The names of all folders of control planes.
@@ -176,8 +161,8 @@ fn until(what: &str, holds: impl Fn() -> Result<bool>) -> Result<()> {
 #[test]
 fn nothing_is_left_when_the_process_panics_is_interrupted_or_killed() -> Result<()> {
     for end in ["panic", "INT", "KILL"] {
-        let mut child = Starter::start(end)?;
-        let folder = folder_of(&mut child.0)?;
+        let mut child = start(end)?;
+        let folder = child.folder()?;
         if end != "panic" {
             Command::new("kill").args(["-s", end, &child.0.id().to_string()]).status()?;
         }
@@ -208,18 +193,6 @@ fn starts_a_control_plane_for_its_parent() -> Result<()> {
     loop {
         thread::park();
     }
-}
-
-/// The folder that the child says it uses.
-fn folder_of(child: &mut Child) -> Result<PathBuf> {
-    use std::io::BufRead as _;
-    let output = child.stdout.take().context("output")?;
-    for line in std::io::BufReader::new(output).lines() {
-        if let Some((_, folder)) = line?.split_once("folder=") {
-            return Ok(folder.into());
-        }
-    }
-    anyhow::bail!("the child ended without naming its folder")
 }
 
 /// The commands of all processes that name `folder`.

@@ -1,15 +1,15 @@
 //! What is left of a node that ended, or whose harness was killed.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 use std::{env, fs, thread};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Found, Node, Options, State};
 
+use crate::starter::Starter;
 use crate::{pod, until};
 
 /// Tells a child of this very binary to start a node; see [`starts_a_node_for_its_parent`].
@@ -59,8 +59,8 @@ fn two_nodes_at_once_do_not_meet_and_leave_nothing() -> Result<()> {
 
 #[test]
 fn nothing_is_left_when_the_harness_is_killed() -> Result<()> {
-    let mut child = Starter::start()?;
-    let folder = folder_of(&mut child.0)?;
+    let mut child = start()?;
+    let folder = child.folder()?;
     let traces = Traces::of(&folder);
     child.0.kill()?;
     child.0.wait()?;
@@ -70,13 +70,11 @@ fn nothing_is_left_when_the_harness_is_killed() -> Result<()> {
 
 #[test]
 fn what_a_killed_keeper_left_is_swept_by_the_next_node() -> Result<()> {
-    let mut child = Starter::start()?;
-    let folder = folder_of(&mut child.0)?;
+    let mut child = start()?;
+    let folder = child.folder()?;
     let traces = Traces::of(&folder);
     // The harness and the shell that would clean up after it, at once.
-    let keeper =
-        folder.file_name().and_then(|name| name.to_str()?.split('-').nth(2)?.parse::<u32>().ok());
-    let keeper = keeper.context("who keeps it")?.to_string();
+    let keeper = keeper(&folder).context("who keeps it")?.to_string();
     ensure!(
         Command::new("kill")
             .args(["-KILL", &keeper, &child.0.id().to_string()])
@@ -98,7 +96,7 @@ fn what_a_killed_keeper_left_is_swept_by_the_next_node() -> Result<()> {
 #[test]
 fn nothing_is_left_when_the_harness_is_killed_while_the_node_starts() -> Result<()> {
     for wait in [0, 20, 60, 150, 400, 1500] {
-        let mut child = Starter::start()?;
+        let mut child = start()?;
         let its = || {
             let mut all = Found::all()?.into_iter();
             Ok(all.find(|node| parent(keeper(node.folder())) == Some(child.0.id())))
@@ -128,38 +126,8 @@ fn starts_a_node_for_its_parent() -> Result<()> {
     }
 }
 
-/// This very binary, starting a node; where a test fails, it ends with the test.
-struct Starter(Child);
-
-impl Starter {
-    fn start() -> Result<Self> {
-        let child = Command::new(env::current_exe()?)
-            .args(["--exact", "ends::starts_a_node_for_its_parent", "--nocapture"])
-            .env(ROLE, "1")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        Ok(Self(child))
-    }
-}
-
-impl Drop for Starter {
-    fn drop(&mut self) {
-        // It has ended already where the test went well.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-/// The folder that the child says it uses.
-fn folder_of(child: &mut Child) -> Result<PathBuf> {
-    let output = child.stdout.take().context("output")?;
-    for line in BufReader::new(output).lines() {
-        if let Some((_, folder)) = line?.split_once("folder=") {
-            return Ok(folder.into());
-        }
-    }
-    bail!("the child ended without naming its folder")
+fn start() -> Result<Starter> {
+    Starter::start("ends::starts_a_node_for_its_parent", (ROLE, "1"))
 }
 
 /// The shell that keeps the node of this folder, which is named after it.

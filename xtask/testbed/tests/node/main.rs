@@ -10,6 +10,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space, until};
 use xtask::images::Image;
 
+#[path = "../starter/mod.rs"]
+mod starter;
 mod ends;
 
 /// A pod that runs our probe.
