@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time;
 use tracing::warn;
 
+use crate::backlog::Backlog;
 use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics};
 
@@ -74,14 +75,23 @@ pub struct Thread {
 #[derive(Debug)]
 pub struct Place {
     thread: Arc<AtomicUsize>,
+    backlog: Arc<Backlog>,
     _pod: Option<PodPlace>,
 }
 
-/// How many connections each pod has open, and may have: so many that no pod takes all that there may be.
+/// What each pod has of the process, and may have: so much that no pod takes all that there is.
 #[derive(Clone, Debug)]
 pub struct PerPod {
     limit: usize,
-    open: Arc<Mutex<HashMap<PodSlot, usize>>>,
+    backlog: Arc<Backlog>,
+    pods: Arc<Mutex<HashMap<PodSlot, Pod>>>,
+}
+
+/// What a pod has.
+#[derive(Debug)]
+struct Pod {
+    open: usize,
+    backlog: Arc<Backlog>,
 }
 
 /// One connection's place in the count of its pod.
@@ -117,9 +127,14 @@ impl Thread {
 // === impl Place ===
 
 impl Place {
-    fn of(thread: &Thread, pod: Option<PodPlace>) -> Self {
+    fn of(thread: &Thread, backlog: Arc<Backlog>, pod: Option<PodPlace>) -> Self {
         thread.open.fetch_add(1, Ordering::Relaxed);
-        Self { thread: thread.open.clone(), _pod: pod }
+        Self { thread: thread.open.clone(), backlog, _pod: pod }
+    }
+
+    /// Where it counts what waits on the connection.
+    pub fn backlog(&self) -> &Arc<Backlog> {
+        &self.backlog
     }
 }
 
@@ -132,31 +147,33 @@ impl Drop for Place {
 // === impl PerPod ===
 
 impl PerPod {
-    /// At most so many.
-    pub fn at_most(limit: usize) -> Self {
-        Self { limit, open: Arc::default() }
+    /// At most so many connections each, and a part of what may wait in all.
+    pub fn at_most(limit: usize, backlog: Arc<Backlog>) -> Self {
+        Self { limit, backlog, pods: Arc::default() }
     }
 
-    /// One place more, where there is one.
-    fn place(&self, pod: PodSlot) -> Option<PodPlace> {
-        let mut all = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = all.entry(pod).or_default();
-        if *open >= self.limit {
+    /// One place more, where there is one, and where it counts what waits.
+    fn place(&self, slot: PodSlot) -> Option<(PodPlace, Arc<Backlog>)> {
+        let mut all = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let pod =
+            all.entry(slot).or_insert_with(|| Pod { open: 0, backlog: self.backlog.of_pod() });
+        if pod.open >= self.limit {
             return None;
         }
-        *open += 1;
+        pod.open += 1;
+        let backlog = pod.backlog.clone();
         drop(all);
-        Some(PodPlace { pods: self.clone(), pod })
+        Some((PodPlace { pods: self.clone(), pod: slot }, backlog))
     }
 }
 
 impl Drop for PodPlace {
     fn drop(&mut self) {
-        let mut all = self.pods.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut open) = all.entry(self.pod) {
-            *open.get_mut() -= 1;
-            if *open.get() == 0 {
-                open.remove();
+        let mut all = self.pods.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut pod) = all.entry(self.pod) {
+            pod.get_mut().open -= 1;
+            if pod.get().open == 0 {
+                pod.remove();
             }
         }
     }
@@ -213,11 +230,11 @@ impl Acceptor {
             self.metrics.client_error(ClientError::NoDestination);
             return;
         };
-        let pod = origin.pod.map(|pod| self.per_pod.place(pod));
-        if pod.as_ref().is_some_and(Option::is_none) {
-            return self.metrics.client_error(ClientError::TooMany);
-        }
-        let place = Place::of(thread, pod.flatten());
+        let place = match origin.pod.map(|pod| self.per_pod.place(pod)) {
+            None => Place::of(thread, self.per_pod.backlog.clone(), None),
+            Some(Some((pod, backlog))) => Place::of(thread, backlog, Some(pod)),
+            Some(None) => return self.metrics.client_error(ClientError::TooMany),
+        };
         if prepare(&stream).is_err() {
             return;
         }
@@ -258,6 +275,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::backlog::Memory;
 
     /// A listener of a pod, and where it listens.
     async fn listen(acceptor: &Acceptor, pod: Option<PodSlot>, drain: &Drain) -> SocketAddr {
@@ -272,7 +290,8 @@ mod tests {
     async fn no_pod_takes_the_places_of_the_others() {
         let (thread, mut queue) = Thread::new();
         let (metrics, drain) = (Metrics::new(), Drain::default());
-        let per_pod = PerPod::at_most(2);
+        let backlog = Backlog::of_process(Memory(1 << 20), &metrics);
+        let per_pod = PerPod::at_most(2, backlog);
         let acceptor = Acceptor { threads: vec![thread], max_connections: 5, per_pod, metrics };
         let one = listen(&acceptor, Some(PodSlot(1)), &drain).await;
         let other = listen(&acceptor, Some(PodSlot(2)), &drain).await;
@@ -288,13 +307,18 @@ mod tests {
             page.contains("ctrlmesh_proxy_client_errors_total{reason=\"too_many\"} 1"),
             "{page}"
         );
+        // What waits for one waits for both of its connections, and half of what there is stays for the others.
+        let waits = |number: usize| held[number].1.place.backlog().wait(256 << 10);
+        let (theirs, other) = (waits(0), waits(2));
+        assert!(theirs.is_some() && waits(1).is_none() && other.is_some());
+        drop((theirs, other));
         // One leaves, another may come.
         drop(held.remove(0));
         let _client = TcpStream::connect(one).await.unwrap();
         let accepted = queue.recv().await.unwrap();
         assert_eq!(accepted.origin.pod, Some(PodSlot(1)));
         drop((accepted, held));
-        assert!(acceptor.per_pod.open.lock().unwrap().is_empty());
+        assert!(acceptor.per_pod.pods.lock().unwrap().is_empty());
         drain.finish(Duration::from_secs(30)).await;
     }
 }

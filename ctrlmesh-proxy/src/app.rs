@@ -20,6 +20,7 @@ use tracing::{debug, warn};
 
 use self::life::{Begun, Leave, Process, listen};
 use crate::accept::{Acceptor, Origin, PerPod};
+use crate::backlog::Backlog;
 use crate::channel::Manager;
 use crate::config::{ConfigError, NodeArgs, SidecarArgs};
 use crate::drain::Drain;
@@ -314,8 +315,9 @@ impl Process {
         drain.spawn(parts.trust.clone().follow(drain.clone()));
         let (threads, workers) = parts.start()?;
         let max_connections = self.args.max_connections;
-        let per_pod = PerPod::at_most(self.args.max_connections_per_pod);
         let metrics = self.metrics.clone();
+        let backlog = Backlog::of_process(self.args.memory_limit, &metrics);
+        let per_pod = PerPod::at_most(self.args.max_connections_per_pod, backlog);
         Ok((Acceptor { threads, max_connections, per_pod, metrics }, workers))
     }
 }

@@ -10,13 +10,17 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use h2::{Reason, RecvStream, SendStream};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use thiserror::Error;
 use tokio::time;
 use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+pub use piece::{AHEAD_BYTES, Piece, TooMuch, Unread};
+
+mod piece;
 
 /// How long a client's body waits for the API server's `100 Continue`: clients themselves wait no longer than this.
 const EXPECT_PATIENCE: Duration = Duration::from_secs(1);
@@ -74,6 +78,9 @@ pub enum BodyError {
     /// The proxy gave it up.
     #[error("the body was given up")]
     GivenUp,
+    /// Its receiver does not read, and more waits already than may.
+    #[error("nobody reads the body, and too much waits already")]
+    Unread,
 }
 
 /// Why a body could not be passed on to its end.
@@ -223,6 +230,14 @@ impl Http2 {
     }
 }
 
+// === impl PipeError ===
+
+impl From<BodyError> for PipeError {
+    fn from(error: BodyError) -> Self {
+        Self::Read(error)
+    }
+}
+
 // === impl BodyError ===
 
 impl BodyError {
@@ -231,16 +246,21 @@ impl BodyError {
         match self {
             BodyError::Http2(error) => error.reason().unwrap_or(Reason::INTERNAL_ERROR),
             BodyError::Http1(_) | BodyError::GivenUp => Reason::INTERNAL_ERROR,
+            BodyError::Unread => Reason::ENHANCE_YOUR_CALM,
         }
     }
 }
 
-/// Sends `body` over an HTTP/2 stream, to its end or to the receiver's.
+/// Sends `body` over an HTTP/2 stream, to its end or to the receiver's. What waits meanwhile counts as `unread`.
 ///
 /// # Errors
 ///
-/// Fails when the body breaks off, which the receiver is told by a reset, or when the receiver is gone.
-pub async fn pipe<B>(mut body: B, send: &mut SendStream<Bytes>) -> Result<(), PipeError>
+/// Fails when the body breaks off, or too much waits, which the receiver is told by a reset, or when the receiver is gone.
+pub async fn pipe<B>(
+    mut body: B,
+    send: &mut SendStream<Piece>,
+    unread: &Rc<Unread>,
+) -> Result<(), PipeError>
 where
     B: Body<Data = Bytes, Error = BodyError> + Unpin,
 {
@@ -248,7 +268,16 @@ where
         match frame.into_data() {
             Ok(data) => {
                 let last = body.is_end_stream();
-                send_data(data, last, send).await?;
+                let passed = match unread.piece(data, 1) {
+                    Ok(piece) => send_data(piece, last, send, unread).await,
+                    Err(TooMuch) => Err(BodyError::Unread.into()),
+                };
+                if let Err(error) = passed {
+                    if let PipeError::Read(error) = &error {
+                        send.send_reset(error.reason());
+                    }
+                    return Err(error);
+                }
                 if last {
                     return Ok(());
                 }
@@ -260,13 +289,14 @@ where
             }
         }
     }
-    send.send_data(Bytes::new(), true).map_err(PipeError::Write)
+    let nothing = unread.piece(Bytes::new(), 1).map_err(|TooMuch| BodyError::Unread)?;
+    send.send_data(nothing, true).map_err(PipeError::Write)
 }
 
 /// The next frame of `body`, unless the receiver goes away first.
 fn next<'a, B>(
     body: &'a mut B,
-    send: &'a mut SendStream<Bytes>,
+    send: &'a mut SendStream<Piece>,
 ) -> impl Future<Output = Result<Option<Frame<Bytes>>, PipeError>> + 'a
 where
     B: Body<Data = Bytes, Error = BodyError> + Unpin,
@@ -289,14 +319,22 @@ where
 }
 
 async fn send_data(
-    mut data: Bytes,
+    mut data: Piece,
     last: bool,
-    send: &mut SendStream<Bytes>,
+    send: &mut SendStream<Piece>,
+    unread: &Unread,
 ) -> Result<(), PipeError> {
-    while data.len() > send.capacity() {
-        send.reserve_capacity(data.len());
-        let room = poll_fn(|cx| poll_room(send, cx)).await?;
-        if room < data.len() {
+    while data.remaining() > send.capacity() {
+        send.reserve_capacity(data.remaining());
+        let room = match poll_fn(|cx| Poll::Ready(poll_room(send, cx))).await {
+            Poll::Ready(room) => room?,
+            Poll::Pending => {
+                // Until it is read, the other side fills what it may send ahead.
+                let _ahead = unread.ahead().map_err(|TooMuch| BodyError::Unread)?;
+                poll_fn(|cx| poll_room(send, cx)).await?
+            }
+        };
+        if room < data.remaining() {
             send.send_data(data.split_to(room), false).map_err(PipeError::Write)?;
         }
     }
@@ -304,7 +342,7 @@ async fn send_data(
 }
 
 /// How much the receiver takes now; pending while that is nothing.
-fn poll_room(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> Poll<Result<usize, PipeError>> {
+fn poll_room(send: &mut SendStream<Piece>, cx: &mut Context<'_>) -> Poll<Result<usize, PipeError>> {
     loop {
         let room = send.capacity();
         if room > 0 {

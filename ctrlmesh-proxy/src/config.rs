@@ -12,6 +12,7 @@ use ctrlmesh_common::names::port;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 
+use crate::backlog::Memory;
 use crate::channel::ManagerArgs;
 use crate::intercept;
 use crate::intercept::{Targets, default_pins};
@@ -64,6 +65,15 @@ pub struct CommonArgs {
         value_name = "N"
     )]
     pub max_connections_per_pod: usize,
+    /// How much memory the process may use: in bytes, or with Ki, Mi or Gi behind it. Half of it may wait for clients that
+    /// asked and do not read, and half of that for those of one pod, where one process serves many.
+    #[arg(
+        long,
+        env = "CTRLMESH_PROXY_MEMORY_LIMIT",
+        default_value = "512Mi",
+        value_name = "AMOUNT"
+    )]
+    pub memory_limit: Memory,
     /// How long a connection to the API server may take to open, TLS included.
     #[arg(long, env = "CTRLMESH_PROXY_CONNECT_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration)]
     pub connect_timeout: Duration,

@@ -9,6 +9,7 @@ pub mod seldom;
 pub mod drain;
 pub mod readiness;
 pub mod metrics;
+pub mod backlog;
 pub mod body;
 pub mod watched;
 pub mod channel;

@@ -4,6 +4,7 @@
 
 mod added;
 mod channel;
+mod reasons;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,70 +18,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::metrics::added::Added;
 pub use crate::metrics::channel::ManagerMetrics;
-
-/// Kubernetes' verbs, as requests are counted by; whatever else a request says is counted as `other`.
-const VERBS: [&str; 11] = [
-    "get",
-    "list",
-    "watch",
-    "create",
-    "update",
-    "patch",
-    "delete",
-    "deletecollection",
-    "post",
-    "connect",
-    "other",
-];
-
-/// What a request asks for, as requests are counted.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Verb(usize);
-
-/// How a request ended.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Outcome {
-    /// The API server answered 1xx, 2xx or 3xx.
-    Ok,
-    /// The API server answered 4xx.
-    ClientError,
-    /// The API server answered 5xx.
-    ServerError,
-    /// The proxy answered in its place.
-    Refused,
-    /// The client went away, or the API server reset the stream.
-    Aborted,
-}
-
-/// Why the API server could not be asked.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum UpstreamError {
-    /// No connection within the deadline.
-    Connect,
-    /// Its certificate was refused, or TLS failed in another way.
-    Tls,
-    /// The connection broke before the response began.
-    Broken,
-    /// No response within the deadline.
-    Timeout,
-}
-
-/// Why a client's connection was ended by us.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum ClientError {
-    /// As many connections as allowed are open.
-    TooMany,
-    /// It said nothing, or too little, within the deadline.
-    Slow,
-    /// TLS failed.
-    Tls,
-    /// Where it wanted to go, or whose it is, is not known.
-    NoDestination,
-    /// It is not TLS, and the policy could not be applied to it.
-    NotTls,
-    /// It broke HTTP, or one of its limits: header size, resets, CONTINUATION and SETTINGS floods.
-    Protocol,
-}
+use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
+pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
 
 /// All that is counted.
 #[derive(Debug)]
@@ -108,6 +47,8 @@ pub struct Metrics {
     epochs: Family<PodLabels, Gauge>,
     /// What is known of the manager.
     pub manager: ManagerMetrics,
+    /// What clients asked for and have not read, in bytes.
+    pub unread: Gauge,
     served: Gauge,
     waiting: Gauge,
 }
@@ -142,16 +83,6 @@ struct PodLabels {
     pod: String,
 }
 
-/// In the order of [`Outcome`].
-const OUTCOMES: [&str; 5] = ["ok", "client_error", "server_error", "refused", "aborted"];
-
-/// In the order of [`UpstreamError`].
-const UPSTREAM_ERRORS: [&str; 4] = ["connect", "tls", "broken", "timeout"];
-
-/// In the order of [`ClientError`].
-const CLIENT_ERRORS: [&str; 6] =
-    ["too_many", "slow", "tls", "no_destination", "not_tls", "protocol"];
-
 // === impl Metrics ===
 
 impl Metrics {
@@ -181,6 +112,7 @@ impl Metrics {
                 CLIENT_ERRORS,
             ),
             open: gauges(to),
+            unread: gauge(to, "unread_bytes", "What waits for clients that asked and do not read"),
             served: gauge(to, "pods_served", "Pods whose connections are served, in node mode"),
             waiting: gauge(to, "pods_waiting", "Pods that cannot be served yet, in node mode"),
             added: added(to),
@@ -199,7 +131,7 @@ impl Metrics {
     /// Counts a request that ended.
     pub fn end_request(&self, verb: Verb, outcome: Outcome) {
         self.open.streams.dec();
-        self.requests[verb.0][outcome as usize].inc();
+        self.requests[verb.at()][outcome as usize].inc();
     }
 
     /// Counts a failure to ask the API server.
@@ -269,15 +201,6 @@ impl Metrics {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
-    }
-}
-
-// === impl Verb ===
-
-impl Verb {
-    /// Of Kubernetes' verb, lower case.
-    pub fn of(verb: &str) -> Self {
-        Self(VERBS.iter().position(|known| *known == verb).unwrap_or(VERBS.len() - 1))
     }
 }
 

@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::accept::{Accepted, Place, PodSlot};
+use crate::body::Unread;
 use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics, Open};
 use crate::policy::{Current, History};
@@ -117,8 +118,10 @@ type Serving = Pin<Box<dyn Future<Output = ()>>>;
 struct Counted {
     _open: Open,
     _place: Place,
-    /// What is held of its bodies.
+    /// What is held of its bodies whole.
     room: Room,
+    /// What of them waits to be written.
+    unread: Rc<Unread>,
 }
 
 // === impl Server ===
@@ -128,7 +131,8 @@ impl Server {
     pub async fn serve(self: Rc<Self>, accepted: Accepted) {
         let Accepted { stream, client, origin, place } = accepted;
         let room = Room::of(origin.pod);
-        let counted = Counted { _open: self.metrics.connection(), _place: place, room };
+        let unread = Unread::new(place.backlog().clone());
+        let counted = Counted { _open: self.metrics.connection(), _place: place, room, unread };
         debug!(client.addr = %client, pod = ?origin.pod, "connected");
         if let Ok(stream) = TcpStream::from_std(stream) {
             let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
@@ -196,7 +200,8 @@ impl Server {
         };
         let http2 = stream.protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
-        let upstream = Upstream::new(http2, self.dialer.clone(), target, leaving.clone());
+        let (dialer, unread) = (self.dialer.clone(), counted.unread.clone());
+        let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread);
         let Served { policy, history, gone } = served;
         let policy = View::of(policy, history);
         let session = Rc::new(Session { server: self, upstream, policy, gone, leaving, counted });

@@ -27,7 +27,7 @@ use tokio_util::either::Either;
 use tracing::debug;
 
 use crate::accept;
-use crate::body::Relay;
+use crate::body::{Relay, Unread};
 use crate::drain::Drain;
 use crate::metrics;
 use crate::metrics::{Metrics, Open};
@@ -245,9 +245,16 @@ impl Dialer {
 
 impl Upstream {
     /// No connection yet. `leaving` is notified once the API server asks its client to go elsewhere.
-    pub fn new(http2: bool, dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>) -> Self {
+    /// What waits to be sent to it counts as `unread`.
+    pub fn new(
+        http2: bool,
+        dialer: Rc<Dialer>,
+        target: Target,
+        leaving: Rc<Notify>,
+        unread: Rc<Unread>,
+    ) -> Self {
         if http2 {
-            return Upstream::Http2(http2::Pool::new(dialer, target, leaving));
+            return Upstream::Http2(http2::Pool::new(dialer, target, leaving, unread));
         }
         Upstream::Http1(http1::Pool::new(dialer, target))
     }

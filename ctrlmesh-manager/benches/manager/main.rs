@@ -15,7 +15,7 @@ mod harness;
 mod pods;
 mod proxies;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use cluster::{Cluster, Config, SYSTEM};
@@ -73,8 +73,9 @@ async fn measure(count: usize, changes: (usize, usize)) {
     let cluster = Cluster::new(&plane, CONFIGS, count).await;
     let count = cluster.pods.len();
     eprintln!("{count} pods made in {:?}", begun.elapsed());
-    let manager = start(&plane, None);
-    let (address, ca) = (manager.address("proxies").await.unwrap(), cluster.authority().await);
+    let address = free_address();
+    let manager = start(&plane, address);
+    let ca = cluster.authority().await;
     let idle = manager.resident_kilobytes().unwrap();
     let begun = Instant::now();
     let proxies = Proxies::start(&cluster.pods, address, &ca);
@@ -94,7 +95,7 @@ async fn measure(count: usize, changes: (usize, usize)) {
     measured.bytes = proxies.bytes();
     manager.kill().unwrap();
     let begun = Instant::now();
-    let manager = start(&plane, Some(address));
+    let manager = start(&plane, address);
     manager.address("proxies").await.unwrap();
     measured.started = begun.elapsed();
     connected(&manager, count).await;
@@ -102,10 +103,16 @@ async fn measure(count: usize, changes: (usize, usize)) {
     measured.print(&cluster);
 }
 
-fn start(plane: &ControlPlane, address: Option<SocketAddr>) -> Manager {
-    let address = address.map(|address| format!("--listen-grpc={address}"));
-    let more: Vec<&str> = address.as_deref().into_iter().collect();
-    Manager::start(plane, SYSTEM, &more).unwrap()
+fn start(plane: &ControlPlane, address: SocketAddr) -> Manager {
+    Manager::start(plane, SYSTEM, &[&format!("--listen-grpc={address}")]).unwrap()
+}
+
+/// An address that no client gets as its own: one that dials while nobody listens there would meet itself.
+fn free_address() -> SocketAddr {
+    (20_000..30_000)
+        .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+        .find(|address| TcpListener::bind(address).is_ok())
+        .unwrap()
 }
 
 /// Waits until so many proxies follow.

@@ -60,6 +60,8 @@ pub(crate) async fn create(
                 },
                 "spec": {
                     "serviceAccountName": "operator",
+                    // With the cluster's CA in it, it would count as one that was admitted past the manager.
+                    "automountServiceAccountToken": false,
                     "containers": [{"name": "operator", "image": "none"}],
                 },
             });

@@ -6,8 +6,8 @@ use ctrlmesh_common::names::{TOKEN_AUDIENCE, port, root_ca, sidecar};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
     EnvVarSource, HTTPGetAction, KeyToPath, ObjectFieldSelector, PodSpec, Probe,
-    ProjectedVolumeSource, ResourceRequirements, SeccompProfile, SecurityContext,
-    ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
+    ProjectedVolumeSource, ResourceFieldSelector, ResourceRequirements, SeccompProfile,
+    SecurityContext, ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -130,10 +130,7 @@ fn container(
         image: Some(settings.image.clone()),
         image_pull_policy: Some(settings.pull_policy.clone()),
         args: Some(args),
-        env: Some(vec![
-            of_pod("POD_NAME", "metadata.name"),
-            of_pod("POD_NAMESPACE", "metadata.namespace"),
-        ]),
+        env: Some(environment(&resources)),
         ports: Some(vec![ContainerPort {
             name: Some("ctrlmesh-admin".to_owned()),
             container_port: port::PROXY_ADMIN.into(),
@@ -151,6 +148,26 @@ fn container(
         volume_mounts: Some(vec![mount(VOLUME, FOLDER, true), mount(STATE, STATE_FOLDER, false)]),
         ..Container::default()
     }
+}
+
+/// What the proxy is told by variables: whose it is, and how much memory it may use.
+fn environment(resources: &ResourceRequirements) -> Vec<EnvVar> {
+    let own = [of_pod("POD_NAME", "metadata.name"), of_pod("POD_NAMESPACE", "metadata.namespace")];
+    let limit = resources.limits.as_ref().and_then(|limits| limits.get("memory"));
+    let memory = limit.map(|_limit| EnvVar {
+        name: "CTRLMESH_PROXY_MEMORY_LIMIT".to_owned(),
+        value_from: Some(EnvVarSource {
+            resource_field_ref: Some(ResourceFieldSelector {
+                resource: "limits.memory".to_owned(),
+                // As the API server would say it, so that a second look finds nothing to change.
+                divisor: Some(Quantity("1".to_owned())),
+                container_name: None,
+            }),
+            ..EnvVarSource::default()
+        }),
+        ..EnvVar::default()
+    });
+    own.into_iter().chain(memory).collect()
 }
 
 /// Looks at a page every so many seconds, until it was not well so many times in a row.

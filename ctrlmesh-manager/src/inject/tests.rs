@@ -287,6 +287,15 @@ fn annotations_give_resources_and_variables() {
         json!({"limits": {"memory": "1Gi"}})
     );
     assert_eq!(found["spec"]["containers"][1]["env"], json!([{"name": "A", "value": "1"}]));
+    let told = |found: &Value| {
+        let env = found["spec"]["initContainers"][0]["env"].as_array().unwrap().clone();
+        env.into_iter().find(|one| one["name"] == "CTRLMESH_PROXY_MEMORY_LIMIT")
+    };
+    let field = json!({"resource": "limits.memory", "divisor": "1"});
+    assert_eq!(told(&found).unwrap()["valueFrom"]["resourceFieldRef"], field);
+    // Without a limit of its own it would be told all memory of the node.
+    let unlimited = json!({annotation::SIDECAR: "true", annotation::PROXY_RESOURCE: "{}"});
+    assert_eq!(told(&injected(unlimited, usual())), None);
 }
 
 #[test]

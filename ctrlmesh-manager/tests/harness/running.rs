@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 /// `$@` is the command.
-const RUN: &str = r#""$@" & read -r _; kill -KILL $!"#;
+const RUN: &str = r#""$@" & read -r _; kill -KILL $!; wait"#;
 
 /// Variable that makes a test binary a proxy.
 pub(crate) const AS_PROXY: &str = "CTRLMESH_TEST_PROXY";
@@ -46,7 +46,10 @@ impl Manager {
             .arg(plane.kubeconfig())
             .args(more);
         for listen in ["grpc", "webhook", "probes", "metrics"] {
-            command.args([&format!("--listen-{listen}"), "127.0.0.1:0"]);
+            let listen = format!("--listen-{listen}=");
+            if !more.iter().any(|argument| argument.starts_with(&listen)) {
+                command.arg(listen + "127.0.0.1:0");
+            }
         }
         Self::spawn(command)
     }
@@ -77,7 +80,7 @@ impl Manager {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Kills it.
+    /// Kills it; what it had is free then.
     pub(crate) fn kill(&self) -> Result<()> {
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         drop(child.stdin.take());

@@ -17,7 +17,7 @@ mod shape;
 pub(super) use cbor::{map as cbor_map, number as cbor_number, text_item as cbor_text};
 pub(super) use framing::Framer;
 pub use framing::framed;
-pub(super) use json::compacted;
+pub(super) use json::{compacted, early as json_early, text as json_text};
 pub(super) use protobuf::{envelope, field as protobuf_field};
 use shape::Shape;
 

@@ -1,18 +1,22 @@
 //! Where in a watch are we?
 //!
 //! Takes the bytes of the stream as they come, and knows where frames end and which version the client has seen. It
-//! looks into one frame of each chunk at most, and only when it is asked.
+//! looks into the first and the last frame that end in a chunk at most, and into small ones only when it is asked.
 
 use std::ops::Range;
 
-use super::document::{self, Document, Encoding, Node};
+#[cfg(test)]
+use super::document::Document;
+use super::document::{self, Encoding};
 use crate::request::RequestInfo;
 
 mod difference;
+mod seen;
 mod splice;
 
 pub use super::document::framed;
 pub use difference::{Difference, difference};
+use seen::{Seen, begins_added};
 pub use splice::{Ask, Expired, Splice, expired, list_accept, list_version, newest};
 
 /// The longest frame that is waited for, in bytes: twenty of the largest objects that the API server takes.
@@ -21,9 +25,6 @@ pub const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
 /// Frames up to this size are kept until somebody asks for their version, in bytes; larger ones are looked into at
 /// once, so that an idle watch holds little.
 const MAX_KEPT_BYTES: usize = 4096;
-
-/// The annotation of the bookmark that ends the initial events.
-const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// A stream that is no watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,14 +63,6 @@ enum Phase {
     Initial,
     /// The same, but a bookmark ends them, and the client waits for it.
     InitialUntilBookmark,
-}
-
-/// What an event says of the stream.
-struct Seen {
-    is_added: bool,
-    is_bookmark: bool,
-    ends_initial_events: bool,
-    version: Option<u64>,
 }
 
 // === impl Framer ===
@@ -115,21 +108,10 @@ impl Frames {
     /// # Errors
     /// Where they are no frames: what was sent on so far is right, but nothing more is known of the stream.
     pub fn feed(&mut self, chunk: &[u8]) -> Result<Option<usize>, FrameError> {
-        if self.partial.is_empty() {
-            let end = self.take(chunk)?;
-            self.partial.extend(&chunk[end..]);
-            return Ok((end > 0).then_some(end));
-        }
-        let before = self.partial.len();
-        let mut stream = std::mem::take(&mut self.partial);
-        stream.extend(chunk);
-        let end = self.take(&stream)?;
-        if end == 0 {
-            self.partial = stream;
-            return Ok(None);
-        }
-        self.partial = stream[end..].to_vec();
-        Ok(Some(end - before))
+        let Some(begun) = self.complete(chunk)? else { return Ok(None) };
+        let end = begun + self.take(&chunk[begun..])?;
+        self.partial.extend(&chunk[end..]);
+        Ok((end > 0).then_some(end))
     }
 
     /// Whether nothing of a frame has been sent on that is not whole.
@@ -144,6 +126,30 @@ impl Frames {
             self.see(&kept);
         }
         self.at
+    }
+
+    /// Completes the frame that has begun, if one has: where `chunk` goes on behind it; `None` where it is not whole yet.
+    fn complete(&mut self, chunk: &[u8]) -> Result<Option<usize>, FrameError> {
+        if self.partial.is_empty() {
+            return Ok(Some(0));
+        }
+        let mut taken = 0;
+        while taken < chunk.len() {
+            let rest = &chunk[taken..];
+            let rest = &rest[..self.framer.0.at_most(&self.partial, rest)];
+            self.partial.extend(rest);
+            taken += rest.len();
+            if let Some((frame, next)) = self.framer.next(&self.partial)? {
+                let mut partial = std::mem::take(&mut self.partial);
+                let begun = taken - (partial.len() - next);
+                self.whole(&partial[frame]);
+                partial.clear();
+                partial.shrink_to(MAX_KEPT_BYTES);
+                self.partial = partial;
+                return Ok(Some(begun));
+            }
+        }
+        Ok(None)
     }
 
     /// Takes the whole frames at the beginning of `stream`; gives where they end.
@@ -161,13 +167,20 @@ impl Frames {
                 self.see(&stream[last.clone()]);
             }
         }
-        if self.phase == Phase::Live && !last.is_empty() {
-            self.keep(&stream[last]);
+        if self.phase == Phase::Live {
+            self.whole(&stream[last]);
         }
         Ok(end)
     }
 
-    fn keep(&mut self, frame: &[u8]) {
+    /// Takes notice of a whole frame; an empty line is none.
+    fn whole(&mut self, frame: &[u8]) {
+        if frame.is_empty() {
+            return;
+        }
+        if self.phase != Phase::Live {
+            return self.see(frame);
+        }
         self.kept.clear();
         if frame.len() > MAX_KEPT_BYTES {
             self.kept.shrink_to_fit();
@@ -197,40 +210,6 @@ impl Frames {
         if self.phase == Phase::Live {
             self.at = seen.version;
         }
-    }
-}
-
-// === impl Seen ===
-
-impl Seen {
-    fn of(frame: &[u8], encoding: Encoding) -> Option<Self> {
-        let document = Document { body: frame, encoding };
-        let event = document.event().ok()?;
-        let kind = document.text_of(&event, "type").ok()??;
-        let object = document.event_object(&event).ok()??;
-        let metadata = document.field(&object, "metadata").ok()??;
-        let version = document.text_of(&metadata, "resourceVersion").ok()?;
-        Some(Self {
-            is_added: kind == "ADDED",
-            is_bookmark: kind == "BOOKMARK",
-            ends_initial_events: kind == "BOOKMARK" && has_annotation(document, &metadata),
-            version: version.and_then(|version| version.parse().ok()),
-        })
-    }
-}
-
-/// Whether the annotation is among the metadata; its key occurs nowhere else in a bookmark.
-fn has_annotation(document: Document<'_>, metadata: &Node) -> bool {
-    let annotation = INITIAL_EVENTS_END.as_bytes();
-    document.body[metadata.at.clone()].windows(annotation.len()).any(|window| window == annotation)
-}
-
-/// Whether the first bytes already say that an object was there before.
-fn begins_added(frame: &[u8], encoding: Encoding) -> bool {
-    match encoding {
-        Encoding::Json => frame.starts_with(br#"{"type":"ADDED""#),
-        Encoding::Protobuf => frame.starts_with(b"\x0a\x05ADDED"),
-        Encoding::Cbor => false,
     }
 }
 

@@ -23,6 +23,7 @@ use super::signals::Event;
 use super::through::Through;
 use crate::accept::{Acceptor, Origin, PerPod};
 use crate::app::{AppError, Parts};
+use crate::backlog::Backlog;
 use crate::config::CommonArgs;
 use crate::drain::Drain;
 use crate::explain;
@@ -175,7 +176,8 @@ async fn begin(
     drain.spawn(setup.trust.follow(drain.clone()));
     let (threads, workers) = parts.start()?;
     let max_connections = setup.args.max_connections;
-    let per_pod = PerPod::at_most(max_connections);
+    let backlog = Backlog::of_process(setup.args.memory_limit, &metrics);
+    let per_pod = PerPod::at_most(max_connections, backlog);
     let acceptor = Acceptor { threads, max_connections, per_pod, metrics };
     setup.listener.set_nonblocking(true).map_err(RunError::Start)?;
     let listener = tokio::net::TcpListener::from_std(setup.listener).map_err(RunError::Start)?;

@@ -27,7 +27,7 @@ use crate::seldom::Seldom;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;
 use crate::serve::looked::Looked;
-use crate::serve::reply::Reply;
+use crate::serve::reply::{Pieces, Reply};
 use crate::serve::unread::{Theirs, Unread};
 use crate::serve::upgraded::UpgradedWatch;
 use crate::serve::{Session, unless_gone};
@@ -101,7 +101,7 @@ impl Exchanges {
         self: Rc<Self>,
         session: Rc<Session>,
         request: Request<Incoming>,
-    ) -> Result<Response<Reply>, Abort> {
+    ) -> Result<Response<Pieces>, Abort> {
         let first = self.requests.replace(self.requests.get() + 1) == 0;
         let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
         let cut = self.found.cut(target, first);
@@ -113,7 +113,7 @@ impl Exchanges {
         }
         self.theirs.see(response.status(), response.headers());
         self.found.settle();
-        Ok(response)
+        Ok(response.map(Pieces))
     }
 }
 

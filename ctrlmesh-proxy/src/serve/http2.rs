@@ -7,7 +7,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Reason, RecvStream};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -19,7 +18,7 @@ use tokio::time::{Instant, Sleep};
 use tracing::debug;
 
 use crate::body;
-use crate::body::Relay;
+use crate::body::{Piece, Relay};
 use crate::metrics::ClientError;
 use crate::request::fragment::Blocks;
 use crate::seldom::Seldom;
@@ -55,7 +54,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
     let look = Rc::<RefCell<Blocks>>::default();
     let stream = Looked::new(stream, look.clone());
     let Some(handshake) =
-        server.in_time(deadline, Box::pin(builder().handshake::<_, Bytes>(stream))).await
+        server.in_time(deadline, Box::pin(builder().handshake::<_, Piece>(stream))).await
     else {
         return;
     };
@@ -73,7 +72,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
 
 async fn run(
     session: &Rc<Session>,
-    mut connection: Connection<Looked<Held<ServerConnection>, Rc<RefCell<Blocks>>>, Bytes>,
+    mut connection: Connection<Looked<Held<ServerConnection>, Rc<RefCell<Blocks>>>, Piece>,
     turns: Held<ServerConnection>,
     look: &RefCell<Blocks>,
     deadline: Instant,
@@ -155,7 +154,7 @@ async fn answer(
     session: Rc<Session>,
     request: Request<RecvStream>,
     cut: bool,
-    respond: SendResponse<Bytes>,
+    respond: SendResponse<Piece>,
 ) {
     let mut request = request.map(|body| Relay::http2(body, None));
     if request.uri().authority().is_none() {
@@ -196,16 +195,17 @@ fn name_authority(request: &mut Request<Relay>) {
 async fn send(
     head: Response<()>,
     body: Reply,
-    respond: &mut SendResponse<Bytes>,
+    respond: &mut SendResponse<Piece>,
 ) -> Result<(), body::PipeError> {
+    let unread = body.unread().clone();
     let ends = body.is_end_stream();
     let mut stream = respond.send_response(head, ends).map_err(body::PipeError::Write)?;
-    if ends { Ok(()) } else { body::pipe(body, &mut stream).await }
+    if ends { Ok(()) } else { body::pipe(body, &mut stream, &unread).await }
 }
 
 /// What `work` gives, unless the client gives the request up.
 async fn unless_reset<T>(
-    respond: &RefCell<SendResponse<Bytes>>,
+    respond: &RefCell<SendResponse<Piece>>,
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let mut work = pin!(work);

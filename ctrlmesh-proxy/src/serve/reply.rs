@@ -2,12 +2,12 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use crate::body::{BodyError, Relay};
+use crate::body::{BodyError, Piece, Relay, TooMuch, Unread};
 use crate::metrics::{Outcome, Verb};
 use crate::serve::Session;
 use crate::serve::items::List;
@@ -42,7 +42,18 @@ pub(super) enum Content {
     Items(Box<List>),
 }
 
+/// The same, for a client that speaks HTTP/1.1.
+#[derive(Debug)]
+pub(super) struct Pieces(pub(super) Reply);
+
 // === impl Reply ===
+
+impl Reply {
+    /// Where what its client has not read yet is counted.
+    pub(super) fn unread(&self) -> &Rc<Unread> {
+        &self.counted.session.counted.unread
+    }
+}
 
 impl Body for Reply {
     type Data = Bytes;
@@ -84,6 +95,40 @@ impl Body for Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         self.counted.whole |= self.is_end_stream();
+    }
+}
+
+// === impl Pieces ===
+
+/// How often a part of a body counts: as much again is read ahead.
+const TIMES: usize = 2;
+
+impl Body for Pieces {
+    type Data = Piece;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Piece>, BodyError>>> {
+        let reply = &mut self.get_mut().0;
+        let Some(frame) = ready!(Pin::new(&mut *reply).poll_frame(cx)?) else {
+            return Poll::Ready(None);
+        };
+        let piece = frame.into_data().map(|data| reply.unread().piece(data, TIMES));
+        Poll::Ready(match piece {
+            Ok(Ok(piece)) => Some(Ok(Frame::data(piece))),
+            Ok(Err(TooMuch)) => Some(Err(BodyError::Unread)),
+            Err(frame) => frame.into_trailers().ok().map(|trailers| Ok(Frame::trailers(trailers))),
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
     }
 }
 

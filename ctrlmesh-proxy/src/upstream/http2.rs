@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use h2::client;
 use h2::client::{Connection, ResponseFuture, SendRequest};
 use h2::{Ping, PingPong};
@@ -23,7 +22,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use crate::body;
-use crate::body::{Relay, Share};
+use crate::body::{AHEAD_BYTES, Piece, Relay, Share, Unread};
 use crate::metrics::UpstreamError;
 use crate::seldom::Seldom;
 use crate::tls::stream::Held;
@@ -31,10 +30,10 @@ use crate::upstream;
 use crate::upstream::{Dialer, SendError, Target};
 
 /// Room for one response: 1 MiB feeds 1 GB/s at a round trip of a millisecond.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const STREAM_WINDOW_BYTES: u32 = AHEAD_BYTES;
 
 /// Room for all responses of a connection: for each of the streams that a client may open, and one more, so that lists
-/// nobody reads hold up no watch beside them. What a client makes the proxy keep is what it asked for and does not read.
+/// nobody reads hold up no watch beside them. What a client does not read of that is counted, and bounded, as unread.
 const CONNECTION_WINDOW_BYTES: u32 = 251 * STREAM_WINDOW_BYTES;
 
 /// The size of a response's head that the proxy still takes: what clients in Go take.
@@ -53,6 +52,7 @@ pub struct Pool {
     dialer: Rc<Dialer>,
     target: Target,
     leaving: Rc<Notify>,
+    unread: Rc<Unread>,
     lanes: RefCell<Vec<Rc<Lane>>>,
     /// Held while a connection is opened, so that requests that come together wait for one and the same.
     dialing: Mutex<()>,
@@ -64,7 +64,7 @@ pub struct Pool {
 /// One connection.
 #[derive(Debug)]
 struct Lane {
-    send: RefCell<SendRequest<Bytes>>,
+    send: RefCell<SendRequest<Piece>>,
     /// How many streams are open on it.
     used: Rc<Cell<usize>>,
 }
@@ -75,11 +75,17 @@ pub struct Asked(RefCell<Weak<Lane>>);
 
 impl Pool {
     /// No connection yet.
-    pub fn new(dialer: Rc<Dialer>, target: Target, leaving: Rc<Notify>) -> Self {
+    pub fn new(
+        dialer: Rc<Dialer>,
+        target: Target,
+        leaving: Rc<Notify>,
+        unread: Rc<Unread>,
+    ) -> Self {
         Self {
             dialer,
             target,
             leaving,
+            unread,
             lanes: RefCell::default(),
             dialing: Mutex::default(),
             dialed: Cell::default(),
@@ -109,8 +115,9 @@ impl Pool {
             send.send_request(Request::from_parts(head, ()), ends).map_err(SendError::Http2)?;
         drop(send);
         if !ends {
+            let unread = self.unread.clone();
             self.dialer.drain.spawn_part(async move {
-                if let Err(error) = body::pipe(body, &mut stream).await {
+                if let Err(error) = body::pipe(body, &mut stream, &unread).await {
                     debug!(error = &error as &dyn std::error::Error, "request body broke off");
                 }
             });
@@ -188,7 +195,7 @@ impl Lane {
 
 /// Drives a connection to its end, and notifies `leaving` when the API server wants no more streams on it.
 async fn run(
-    mut connection: Connection<Held<ClientConnection>>,
+    mut connection: Connection<Held<ClientConnection>, Piece>,
     turns: Held<ClientConnection>,
     lane: Weak<Lane>,
     leaving: Rc<Notify>,

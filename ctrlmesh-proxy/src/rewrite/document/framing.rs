@@ -20,6 +20,21 @@ impl Framer {
         Self { encoding, searched: 0, scan: Scan::default() }
     }
 
+    /// How much of `rest` may belong to the frame that began with `begun` and is not whole: at least one byte.
+    pub(in crate::rewrite) fn at_most(&self, begun: &[u8], rest: &[u8]) -> usize {
+        let missing = match self.encoding {
+            Encoding::Json => memchr::memchr(b'\n', rest).map(|end| end + 1),
+            Encoding::Protobuf => {
+                let length =
+                    begun.first_chunk::<4>().map_or(0, |length| u32::from_be_bytes(*length));
+                usize::try_from(length).ok().map(|length| (4 + length).saturating_sub(begun.len()))
+            }
+            // Where an item ends is known once it has been read.
+            Encoding::Cbor => None,
+        };
+        missing.map_or(rest.len(), |missing| missing.clamp(1, rest.len().max(1)))
+    }
+
     /// The first whole frame of `stream`: where it stands, and where the next begins. `None` where it is not whole yet:
     /// the next call is to begin with the same bytes.
     pub(in crate::rewrite) fn next(

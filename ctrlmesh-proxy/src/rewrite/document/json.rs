@@ -35,6 +35,28 @@ pub(super) fn fields(text: &[u8], at: Range<usize>, name: &str) -> Option<Vec<Ra
     Some(found)
 }
 
+/// The value that `path` leads to from the one value of a text; of a key that stands twice, the first. What comes behind
+/// it is not looked at, so that a large object costs no more than what stands before its version.
+pub(in crate::rewrite) fn early(text: &[u8], path: &[&str]) -> Option<Range<usize>> {
+    let start = path.iter().try_fold(behind_space(text, 0), |at, name| first(text, at, name))?;
+    Some(start..value_end(text, start)?)
+}
+
+/// Where the value of the key `name` begins in the object that begins at `object`.
+fn first(text: &[u8], object: usize, name: &str) -> Option<usize> {
+    let mut next = (text.get(object) == Some(&b'{')).then(|| behind_space(text, object + 1))?;
+    while text.get(next) != Some(&b'}') {
+        let key = next..value_end(text, next)?;
+        let colon = behind_space(text, key.end);
+        let value = (text.get(colon) == Some(&b':')).then(|| behind_space(text, colon + 1))?;
+        if self::text(&text[key])? == name {
+            return Some(value);
+        }
+        next = behind_comma(text, value_end(text, value)?, b'}')?;
+    }
+    None
+}
+
 /// The values of the array at `at`; none where it is no array.
 pub(super) fn elements(text: &[u8], at: Range<usize>) -> Option<Vec<Range<usize>>> {
     let mut found = Vec::new();
@@ -51,7 +73,7 @@ pub(super) fn elements(text: &[u8], at: Range<usize>) -> Option<Vec<Range<usize>
 }
 
 /// The text that a string spells.
-pub(super) fn text(string: &[u8]) -> Option<Cow<'_, str>> {
+pub(in crate::rewrite) fn text(string: &[u8]) -> Option<Cow<'_, str>> {
     let inside = string.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     if !inside.contains(&b'\\') {
         return Some(String::from_utf8_lossy(inside));
@@ -130,11 +152,11 @@ fn value_end(text: &[u8], start: usize) -> Option<usize> {
 fn string_end(text: &[u8], start: usize) -> Option<usize> {
     let mut at = start + 1;
     loop {
-        match *text.get(at)? {
-            b'"' => return Some(at + 1),
-            b'\\' => at += 2,
-            _ => at += 1,
+        at += memchr::memchr2(b'"', b'\\', text.get(at..)?)?;
+        if text[at] == b'"' {
+            return Some(at + 1);
         }
+        at += 2;
     }
 }
 

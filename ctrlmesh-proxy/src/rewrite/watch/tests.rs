@@ -79,6 +79,50 @@ fn a_stream_may_be_cut_anywhere() {
     }
 }
 
+/// An event of more than `bytes` bytes, with what looks like its end and its version inside.
+fn large_event(version: u64, bytes: usize) -> Vec<u8> {
+    let filling = r#"}\"\\,"resourceVersion":"9""#.repeat(bytes / 26 + 1);
+    let event = serde_json::json!({"type": "MODIFIED", "object": {
+        "kind": "Pod",
+        "metadata": {"annotations": {"last": filling}, "name": "a", "resourceVersion": version.to_string()},
+        "spec": {"text": filling, "resourceVersion": "7"},
+    }});
+    framed(event.to_string().as_bytes(), Encoding::Json)
+}
+
+#[test]
+fn large_events_are_followed_however_they_are_cut() {
+    for bytes in [10, MAX_KEPT_BYTES, 10 << 10, 100 << 10] {
+        let stream = [101, 105, 107].map(|version| large_event(version, bytes));
+        let ends: Vec<usize> = stream
+            .iter()
+            .scan(0, |end, event| {
+                *end += event.len();
+                Some(*end)
+            })
+            .collect();
+        let stream = stream.concat();
+        for size in
+            [stream.len(), 16 << 10, 4096, 1000, ends[0] + 1, ends[0], ends[0] - 1, ends[1] + 9]
+        {
+            let mut frames = Frames::new(Encoding::Json, &request(WATCH));
+            let mut fed = 0;
+            for chunk in stream.chunks(size) {
+                let end = frames.feed(chunk).unwrap().map(|end| fed + end);
+                let before = fed;
+                fed += chunk.len();
+                let expected = ends.iter().rev().copied().find(|end| *end <= fed && *end > before);
+                assert_eq!(end, expected, "{bytes} {size} {fed}");
+                let seen = ends.iter().filter(|end| **end <= fed).count();
+                assert_eq!(frames.at(), Some([100, 101, 105, 107][seen]), "{bytes} {size} {fed}");
+                assert_eq!(frames.at_boundary(), ends.contains(&fed), "{bytes} {size} {fed}");
+            }
+            // What was held of them is not held any more.
+            assert!(frames.partial.capacity() <= MAX_KEPT_BYTES.max(bytes), "{bytes} {size}");
+        }
+    }
+}
+
 #[test]
 fn a_watch_is_where_its_last_event_is() {
     let mut frames = Frames::new(Encoding::Json, &request(WATCH));

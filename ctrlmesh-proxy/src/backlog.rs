@@ -1,0 +1,180 @@
+//! How much may wait for those who ask and do not read?
+//!
+//! What was read on one side and is not written on the other is bounded for each pod and for the process: a client that
+//! asks for much and reads nothing takes the memory of nobody else. Its responses are reset, and whoever reads goes on.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use prometheus_client::metrics::gauge::Gauge;
+use thiserror::Error;
+
+use crate::metrics::{ClientError, Metrics};
+
+/// What may wait, and does.
+#[derive(Clone, Debug)]
+pub struct Backlog {
+    most: i64,
+    bytes: Gauge,
+    /// What it is a part of.
+    all: Option<Arc<Backlog>>,
+    metrics: Arc<Metrics>,
+}
+
+/// A part of what waits, until it is dropped.
+#[derive(Debug)]
+pub struct Waiting {
+    backlog: Arc<Backlog>,
+    bytes: i64,
+}
+
+/// How much memory a process may use, in bytes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Memory(pub u64);
+
+/// A text that is no amount of memory.
+#[derive(Debug, Error)]
+#[error("`{seen}` is no amount of memory: give bytes, or a number with Ki, Mi or Gi behind it")]
+pub struct MemoryError {
+    seen: String,
+}
+
+// === impl Backlog ===
+
+impl Backlog {
+    /// Of a process that may use so much memory: half of that.
+    pub fn of_process(memory: Memory, metrics: &Arc<Metrics>) -> Arc<Self> {
+        let most = i64::try_from(memory.0 / 2).unwrap_or(i64::MAX);
+        let bytes = metrics.unread.clone();
+        Arc::new(Self { most, bytes, all: None, metrics: metrics.clone() })
+    }
+
+    /// Of a pod, where the process serves many: half of what there is for all.
+    pub fn of_pod(self: &Arc<Self>) -> Arc<Self> {
+        let (most, metrics) = (self.most / 2, self.metrics.clone());
+        Arc::new(Self { most, bytes: Gauge::default(), all: Some(self.clone()), metrics })
+    }
+
+    /// Lets so much more wait; `None` where that is too much, which is counted.
+    pub fn wait(self: &Arc<Self>, bytes: usize) -> Option<Waiting> {
+        let mut waiting = Waiting { backlog: self.clone(), bytes: 0 };
+        waiting.set(bytes).then_some(waiting)
+    }
+
+    fn take(&self, bytes: i64) -> bool {
+        if self.bytes.inc_by(bytes) + bytes <= self.most
+            && self.all.as_ref().is_none_or(|all| all.take(bytes))
+        {
+            return true;
+        }
+        self.bytes.dec_by(bytes);
+        false
+    }
+
+    fn give_back(&self, bytes: i64) {
+        self.bytes.dec_by(bytes);
+        if let Some(all) = &self.all {
+            all.give_back(bytes);
+        }
+    }
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    /// Lets so much wait in its place; where that is too much, it stays as it is.
+    #[must_use]
+    pub fn set(&mut self, bytes: usize) -> bool {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let more = bytes - self.bytes;
+        if more > 0 && !self.backlog.take(more) {
+            self.backlog.metrics.client_error(ClientError::Unread);
+            return false;
+        }
+        if more < 0 {
+            self.backlog.give_back(-more);
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.backlog.give_back(self.bytes);
+    }
+}
+
+// === impl Memory ===
+
+impl FromStr for Memory {
+    type Err = MemoryError;
+
+    fn from_str(text: &str) -> Result<Self, MemoryError> {
+        let wrong = || MemoryError { seen: text.to_owned() };
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let shift = match unit {
+            "" => 0,
+            "Ki" => 10,
+            "Mi" => 20,
+            "Gi" => 30,
+            _ => return Err(wrong()),
+        };
+        let number: u64 = number.parse().map_err(|_unfit| wrong())?;
+        number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).map(Self).ok_or_else(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn of_process(mebibytes: u64) -> (Arc<Backlog>, Arc<Metrics>) {
+        let metrics = Metrics::new();
+        (Backlog::of_process(Memory(mebibytes << 20), &metrics), metrics)
+    }
+
+    #[test]
+    fn a_pod_that_reads_nothing_leaves_room_to_the_others() {
+        let (all, metrics) = of_process(64);
+        let (greedy, other) = (all.of_pod(), all.of_pod());
+        let held: Vec<_> = std::iter::from_fn(|| greedy.wait(MIB)).collect();
+        assert_eq!(held.len(), 16);
+        assert_eq!(metrics.unread.get(), 16 << 20);
+        let theirs = other.wait(16 * MIB).unwrap();
+        assert!(all.of_pod().wait(1).is_none(), "the process has no more");
+        drop(held);
+        assert!(greedy.wait(16 * MIB).is_some());
+        drop(theirs);
+        assert_eq!((metrics.unread.get(), greedy.bytes.get()), (0, 0));
+        let page = metrics.render().unwrap();
+        let counted = "ctrlmesh_proxy_client_errors_total{reason=\"unread\"} 2";
+        assert!(page.contains(counted), "{page}");
+    }
+
+    #[test]
+    fn what_waits_may_become_more_and_less() {
+        let (all, metrics) = of_process(4);
+        let mut waiting = all.wait(MIB).unwrap();
+        assert!(waiting.set(2 * MIB) && !waiting.set(2 * MIB + 1));
+        assert_eq!(metrics.unread.get(), 2 << 20);
+        assert!(waiting.set(1));
+        assert_eq!(metrics.unread.get(), 1);
+        drop(waiting);
+        assert_eq!(metrics.unread.get(), 0);
+    }
+
+    #[test]
+    fn memory_is_said_as_kubernetes_says_it() {
+        for (text, bytes) in [("1073741824", 1 << 30), ("512Mi", 512 << 20), ("2Gi", 2 << 30)] {
+            assert_eq!(text.parse::<Memory>().unwrap(), Memory(bytes));
+        }
+        for text in ["", "0", "Mi", "1M", "-1", "1.5Gi", "99999999999Gi"] {
+            let error = text.parse::<Memory>().unwrap_err().to_string();
+            assert!(error.contains("Ki, Mi or Gi"), "{text}: {error}");
+        }
+    }
+}

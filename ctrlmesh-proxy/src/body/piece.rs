@@ -1,0 +1,121 @@
+//! What of bodies has been read on one side, and is not yet written on the other?
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+
+use crate::backlog::{Backlog, Waiting};
+
+/// What waits on a connection without being counted, and in what steps the rest is: an ordinary response touches nothing
+/// that threads share.
+const STEP_BYTES: usize = 64 << 10;
+
+/// What an API server may send of a response before it hears that nobody reads it: the window of a stream.
+pub const AHEAD_BYTES: u32 = 1 << 20;
+
+/// What waits on one connection of a client.
+#[derive(Debug)]
+pub struct Unread {
+    backlog: Arc<Backlog>,
+    bytes: Cell<usize>,
+    counted: RefCell<Option<Waiting>>,
+}
+
+/// A part of a body that waits to be written. It is counted until it is, or until it is given up.
+#[derive(Debug)]
+pub struct Piece {
+    bytes: Bytes,
+    counted: usize,
+    unread: Rc<Unread>,
+}
+
+/// More waits for a client already than may.
+#[derive(Debug)]
+pub struct TooMuch;
+
+// === impl Unread ===
+
+impl Unread {
+    /// Nothing yet; what there will be counts in `backlog`.
+    pub fn new(backlog: Arc<Backlog>) -> Rc<Self> {
+        Rc::new(Self { backlog, bytes: Cell::default(), counted: RefCell::default() })
+    }
+
+    /// Lets a part of a body wait, and counts it `times` over.
+    ///
+    /// # Errors
+    /// Where too much waits already.
+    pub fn piece(self: &Rc<Self>, bytes: Bytes, times: usize) -> Result<Piece, TooMuch> {
+        let counted = bytes.len() * times;
+        self.count(self.bytes.get() + counted)?;
+        Ok(Piece { bytes, counted, unread: self.clone() })
+    }
+
+    /// Counts what may come of a response that its client does not read.
+    ///
+    /// # Errors
+    /// Where too much waits already.
+    pub fn ahead(&self) -> Result<Waiting, TooMuch> {
+        self.backlog.wait(AHEAD_BYTES as usize).ok_or(TooMuch)
+    }
+
+    /// So much waits now.
+    fn count(&self, bytes: usize) -> Result<(), TooMuch> {
+        let whole_steps = bytes / STEP_BYTES * STEP_BYTES;
+        if whole_steps != self.bytes.get() / STEP_BYTES * STEP_BYTES {
+            let mut counted = self.counted.borrow_mut();
+            let fits = match &mut *counted {
+                Some(waiting) if whole_steps > 0 => waiting.set(whole_steps),
+                Some(_) => {
+                    *counted = None;
+                    true
+                }
+                none => {
+                    *none = self.backlog.wait(whole_steps);
+                    none.is_some()
+                }
+            };
+            if !fits {
+                return Err(TooMuch);
+            }
+        }
+        self.bytes.set(bytes);
+        Ok(())
+    }
+}
+
+// === impl Piece ===
+
+impl Piece {
+    /// The first `length` bytes; the rest stays.
+    #[must_use]
+    pub fn split_to(&mut self, length: usize) -> Self {
+        let bytes = self.bytes.split_to(length);
+        let counted = self.counted.min(length);
+        self.counted -= counted;
+        Self { bytes, counted, unread: self.unread.clone() }
+    }
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        // Less always fits.
+        let _fits = self.unread.count(self.unread.bytes.get().saturating_sub(self.counted));
+    }
+}

@@ -1,0 +1,118 @@
+//! What clients may make the proxy hold that ask and do not read.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::large_futures, reason = "one per test, and never moved")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod harness;
+
+use bytes::Bytes;
+use harness::client::{Client, tls};
+use harness::pki::Pki;
+use harness::proxy::Proxy;
+use harness::until;
+use harness::upstream::{Upstream, whole};
+use http::{Request, StatusCode, Version};
+use tokio::io::AsyncWriteExt as _;
+
+/// Half of it may wait.
+const MEMORY: &str = "64Mi";
+const MAY_WAIT: f64 = 32.0 * 1024.0 * 1024.0;
+
+/// Four times what may wait, were each to wait as large as it can.
+const REQUESTS: usize = 90;
+
+const REFUSED: &str = r#"ctrlmesh_proxy_client_errors_total{reason="unread"}"#;
+const WAITS: &str = "ctrlmesh_proxy_unread_bytes";
+
+struct Bed {
+    pki: Pki,
+    proxy: Proxy,
+    _upstream: Upstream,
+}
+
+/// An API server with a large list and a small object, and a proxy with little memory.
+async fn bed() -> Bed {
+    let pki = Pki::new();
+    let list = Bytes::from(vec![b' '; 16 << 20]);
+    let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), move |request| {
+        let list = list.clone();
+        async move {
+            match &*request.target {
+                "/list" => whole(StatusCode::OK, list),
+                _ => whole(StatusCode::OK, "fine"),
+            }
+        }
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &["--memory-limit", MEMORY]);
+    Bed { pki, proxy, _upstream: upstream }
+}
+
+impl Bed {
+    /// Who asks for little is answered, and no more waits than may.
+    async fn assert_bounded(&self, before: u64) {
+        until("a refusal", || async { self.proxy.metric(REFUSED).await >= 1.0 }).await;
+        for version in [Version::HTTP_11, Version::HTTP_2] {
+            let mut client = Client::connect(&self.pki, self.proxy.address, version).await;
+            assert_eq!(client.get("/api").await.body, "fine");
+        }
+        let waits = self.proxy.metric(WAITS).await;
+        assert!(waits > MAY_WAIT / 4.0 && waits <= MAY_WAIT, "{waits}");
+        let grown = self.proxy.resident_bytes().saturating_sub(before);
+        assert!(grown < 64 << 20, "the proxy grew by {grown} bytes");
+    }
+
+    async fn assert_nothing_waits(&self) {
+        until("nothing waits", || async { self.proxy.metric(WAITS).await == 0.0 }).await;
+    }
+}
+
+#[tokio::test]
+async fn lists_that_nobody_reads_are_given_up_over_http1() {
+    let bed = bed().await;
+    let before = bed.proxy.resident_bytes();
+    let mut held = Vec::new();
+    for _ in 0..REQUESTS {
+        let mut stream = tls(&bed.pki, bed.proxy.address, "http/1.1").await;
+        stream.write_all(b"GET /list HTTP/1.1\r\nHost: k\r\n\r\n").await.unwrap();
+        held.push(stream);
+    }
+    bed.assert_bounded(before).await;
+    drop(held);
+    bed.assert_nothing_waits().await;
+}
+
+/// Two kinds of clients: one whose window is full, and one that does not even read its socket.
+#[tokio::test]
+async fn lists_that_nobody_reads_are_given_up_over_http2() {
+    for (window, reads) in [(64 << 10, true), (4 << 20, false)] {
+        let bed = bed().await;
+        let before = bed.proxy.resident_bytes();
+        let stream = tls(&bed.pki, bed.proxy.address, "h2").await;
+        let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(window).initial_connection_window_size(1 << 30);
+        let (mut send, connection) = builder.handshake::<_, Bytes>(stream).await.unwrap();
+        let mut connection = Box::pin(connection);
+        let mut responses = Vec::new();
+        for _ in 0..REQUESTS {
+            let request = Request::get("https://kubernetes/list").body(()).unwrap();
+            responses.push(send.send_request(request, true).unwrap().0);
+        }
+        // The requests leave.
+        let asked = || async { bed.proxy.metric("ctrlmesh_proxy_streams").await > 0.0 };
+        tokio::select! {
+            _ended = &mut connection => panic!("the connection ended"),
+            () = until("requests", asked) => {}
+        }
+        if reads {
+            tokio::select! {
+                _ended = &mut connection => panic!("the connection ended"),
+                () = bed.assert_bounded(before) => {}
+            }
+        } else {
+            bed.assert_bounded(before).await;
+        }
+        drop((send, responses, connection));
+        bed.assert_nothing_waits().await;
+    }
+}
