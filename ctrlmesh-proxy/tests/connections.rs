@@ -341,6 +341,31 @@ async fn a_request_that_expects_100_hears_it_over_http2_when_the_api_server_says
 }
 
 #[tokio::test]
+async fn what_the_api_server_says_before_its_answer_passes_over_http2() {
+    let pki = Pki::new();
+    let upstream = http2(&pki, 100, |_request, mut respond| async move {
+        for hint in ["1", "2"] {
+            let early = Response::builder().status(StatusCode::EARLY_HINTS).header("link", hint);
+            respond.send_informational(early.body(()).unwrap()).unwrap();
+        }
+        respond.send_response(ok(), true).unwrap();
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &[]);
+    let mut send = operator(&pki, &proxy).await.ready().await.unwrap();
+    let (mut answer, _) = send.send_request(asked("/api"), true).unwrap();
+    for hint in ["1", "2"] {
+        let early = soon("hints", std::future::poll_fn(|cx| answer.poll_informational(cx)));
+        let early = early.await.unwrap().unwrap();
+        assert_eq!(
+            (early.status(), early.headers()["link"].as_bytes()),
+            (StatusCode::EARLY_HINTS, hint.as_bytes())
+        );
+    }
+    assert_eq!(soon("the answer", answer).await.unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
 async fn an_api_server_that_accepts_and_says_nothing_is_503_within_the_connect_deadline() {
     let pki = Pki::new();
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -180,6 +180,8 @@ async fn a_lock_larger_than_any_lock_is_refused_and_the_others_live_on() {
         assert!(refused, "{version:?}");
     }
     assert!(bed.upstream.seen.lock().unwrap().is_empty());
+    let refused = r#"ctrlmesh_proxy_requests_total{verb="update",outcome="refused"}"#;
+    assert!(bed.proxy.metric(refused).await >= 1.0);
     assert_eq!(bed.asked(Method::GET, "/api/v1/services").await, "/api/v1/services");
 }
 

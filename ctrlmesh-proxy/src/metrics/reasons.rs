@@ -60,7 +60,7 @@ pub enum ClientError {
     NoDestination,
     /// It is not TLS, and the policy could not be applied to it.
     NotTls,
-    /// It broke HTTP, or one of its limits: header size, resets, floods of CONTINUATION, SETTINGS or PING.
+    /// It broke HTTP, or one of its limits: header size, resets, floods of CONTINUATION or SETTINGS.
     Protocol,
     /// It did not read what it asked for, and more waited for it, its pod or the process than may.
     Unread,

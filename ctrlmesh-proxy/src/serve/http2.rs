@@ -44,6 +44,9 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// How much of a response may wait to be written.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
+/// How many SETTINGS a client may send in how long: others send one, or two.
+const MAX_SETTINGS: (u64, Duration) = (100, Duration::from_secs(10));
+
 /// Whom a client asks that does not say.
 const UNNAMED: &str = "kubernetes.default.svc";
 
@@ -79,6 +82,7 @@ async fn run(
 ) -> Result<(), h2::Error> {
     let drain = &session.server.drain;
     let mut patience = Patience::new(deadline, session.server.header_timeout);
+    let mut flood = Flood::new();
     let closing = pin!(async {
         tokio::select! {
             // Shutdown.
@@ -95,15 +99,22 @@ async fn run(
                 asked = true;
                 connection.graceful_shutdown();
             }
-            let accepted = turns.turn(cx, |cx| connection.poll_accept(cx)).map(Some);
+            let accepted = turns.turn(cx, |cx| connection.poll_accept(cx)).map(Ok);
+            let look = look.borrow();
+            if flood.is_one(look.settings()) {
+                return Poll::Ready(Err(ClientError::Protocol));
+            }
             if accepted.is_ready() {
                 return accepted;
             }
-            patience.poll(look.borrow().amid_head(), cx).map(|()| None)
+            patience.poll(look.amid_head(), cx).map(|()| Err(ClientError::Slow))
         });
-        let Some(accepted) = accepted.await else {
-            session.server.metrics.client_error(ClientError::Slow);
-            return Ok(());
+        let accepted = match accepted.await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                session.server.metrics.client_error(error);
+                return Ok(());
+            }
         };
         patience.request_came();
         match accepted {
@@ -118,6 +129,32 @@ async fn run(
             Some(Err(error)) => return Err(error),
             None => return Ok(()),
         }
+    }
+}
+
+/// How many SETTINGS came lately.
+struct Flood {
+    since: Instant,
+    before: u64,
+    seen: u64,
+}
+
+impl Flood {
+    fn new() -> Self {
+        Self { since: Instant::now(), before: 0, seen: 0 }
+    }
+
+    /// Whether it is one, now that so many came in all.
+    fn is_one(&mut self, settings: u64) -> bool {
+        if settings == self.seen {
+            return false;
+        }
+        self.seen = settings;
+        let (most, time) = MAX_SETTINGS;
+        if self.since.elapsed() > time {
+            (self.since, self.before) = (Instant::now(), settings);
+        }
+        settings - self.before > most
     }
 }
 

@@ -100,7 +100,7 @@ pub(super) enum SpliceError {
     Target,
     #[error("lead over to another name of the leader-election lock")]
     Lock,
-    #[error("lead a table over")]
+    #[error("lead a table over, or what is shown in a way that is not known here")]
     Table,
     #[error("begin a watch, which was answered by {status}")]
     Watch { status: StatusCode },
@@ -139,14 +139,8 @@ impl Kept {
     /// How to ask for a list of what the watch is of.
     fn list_accept(&self, encoding: Encoding) -> Result<HeaderValue, SpliceError> {
         let client = self.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-        let client = client.unwrap_or_default();
-        if client.contains("as=Table") {
-            return Err(SpliceError::Table);
-        }
-        let mut accept = watch::list_accept(encoding).to_owned();
-        if client.contains("as=PartialObjectMetadata") {
-            accept.push_str(";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1");
-        }
+        let accept = watch::list_accept(encoding, client.unwrap_or_default());
+        let accept = accept.ok_or(SpliceError::Table)?;
         HeaderValue::try_from(accept).map_err(|_unfit| SpliceError::Target)
     }
 

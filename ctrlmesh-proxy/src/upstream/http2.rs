@@ -12,7 +12,6 @@ use std::time::Duration;
 use h2::client;
 use h2::client::{Connection, ResponseFuture, SendRequest};
 use h2::{Ping, PingPong};
-use http::header;
 use http::{Request, Response};
 use hyper::body::Body as _;
 use rustls::ClientConnection;
@@ -109,7 +108,6 @@ impl Pool {
         *asked.0.borrow_mut() = Rc::downgrade(&lane);
         drop(lane);
         let (head, body) = request.into_parts();
-        let expects = head.headers.contains_key(header::EXPECT);
         let ends = body.is_end_stream();
         let (response, mut stream) =
             send.send_request(Request::from_parts(head, ()), ends).map_err(SendError::Http2)?;
@@ -122,8 +120,8 @@ impl Pool {
                 }
             });
         }
-        let response = if expects { listen(response, informed).await } else { response.await };
-        response
+        listen(response, informed)
+            .await
             .map(|response| response.map(|body| Relay::http2(body, Some(share))))
             .map_err(SendError::Http2)
     }

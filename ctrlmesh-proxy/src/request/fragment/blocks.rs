@@ -17,9 +17,11 @@ const HEAD_BYTES: usize = 9;
 
 /// Types of frames.
 const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
 const CONTINUATION: u8 = 9;
 
 /// Flags of frames.
+const ACK: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
@@ -73,6 +75,8 @@ pub struct Blocks {
     tainted: bool,
     /// Whether too much came to be looked at.
     lost: bool,
+    /// How many SETTINGS came.
+    settings: u64,
 }
 
 /// A string of a header block.
@@ -93,6 +97,11 @@ impl Blocks {
         let cut = self.cut.contains(&stream);
         self.cut.retain(|other| *other > stream);
         cut || self.lost
+    }
+
+    /// How many SETTINGS have come, each of which is to be acknowledged.
+    pub fn settings(&self) -> u64 {
+        self.settings
     }
 
     /// Whether the head of a request has begun and is not whole.
@@ -149,6 +158,7 @@ impl Blocks {
     fn begin(&mut self) {
         let [a, b, c, ..] = self.head;
         self.missing = u32::from_be_bytes([0, a, b, c]) as usize;
+        self.settings += u64::from(self.head[3] == SETTINGS && self.head[4] & ACK == 0);
         self.payload.clear();
         if self.missing == 0 {
             self.end(&[]);

@@ -95,13 +95,26 @@ pub struct Splice {
     limit: usize,
 }
 
-/// The content type to accept for the lists of a splice.
-pub fn list_accept(encoding: Encoding) -> &'static str {
-    match encoding {
+/// What to accept for the lists of a splice, where the watch was asked for with `accept`; `None` where that asks for
+/// objects as a table, or as something that is not known here.
+pub fn list_accept(encoding: Encoding, accept: &str) -> Option<String> {
+    let mut as_metadata = false;
+    for parameter in accept.split([',', ';']) {
+        let (name, value) = parameter.split_once('=').unwrap_or_default();
+        if name.trim().eq_ignore_ascii_case("as") {
+            if (name, value) != ("as", "PartialObjectMetadata") {
+                return None;
+            }
+            as_metadata = true;
+        }
+    }
+    let kind = match encoding {
         Encoding::Json => "application/json",
         Encoding::Protobuf => "application/vnd.kubernetes.protobuf",
         Encoding::Cbor => "application/cbor",
-    }
+    };
+    let shown = if as_metadata { ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1" } else { "" };
+    Some(format!("{kind}{shown}"))
 }
 
 /// The frame that ends a watch, so that the client lists again.

@@ -240,6 +240,27 @@ fn a_splice_asks_for_what_joins_then_for_what_leaves_then_for_the_watch() {
 }
 
 #[test]
+fn a_list_shows_objects_as_the_watch_does() {
+    let accept = |accept| list_accept(Encoding::Json, accept);
+    for whole in ["", "application/json", "application/json;q=0.9, */*;has=Table"] {
+        assert_eq!(accept(whole).unwrap(), "application/json", "{whole}");
+    }
+    let metadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+    let list = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+    assert_eq!(accept(metadata).unwrap(), list);
+    for other in [
+        "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+        "application/json; as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+        "application/json;AS=PartialObjectMetadata",
+        "application/json;as=\"PartialObjectMetadata\"",
+        "application/json;as= Table",
+        "application/json;as=PartialObjectMetadata,application/json;as=Table",
+    ] {
+        assert_eq!(accept(other), None, "{other}");
+    }
+}
+
+#[test]
 fn a_list_in_pages_is_asked_for_to_its_end() {
     let page = recorded("configmap-page", "json");
     let version = list::events(&page, Encoding::Json, list::Change::Joins).unwrap().version;
