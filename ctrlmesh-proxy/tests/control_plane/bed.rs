@@ -24,6 +24,12 @@ const CHANGES: usize = 30;
 /// The objects that the writer writes.
 pub(crate) const OBJECTS: usize = 30;
 
+/// The object that every policy lets be seen: of it a client must see each version.
+pub(crate) const ALWAYS: &str = "always";
+
+/// Its slot.
+const ALWAYS_SLOT: usize = 9;
+
 /// How often the policy changes under a client.
 pub(crate) fn changes() -> usize {
     if env::var_os("CTRLMESH_TEST_FULL").is_some() { CHANGES * 10 } else { CHANGES }
@@ -191,8 +197,23 @@ pub(crate) fn names(list: &Value) -> BTreeSet<String> {
     items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Changes, relabels, deletes and creates, differently each time.
-pub(crate) async fn write(bed: &Bed, step: usize) {
+/// What the proxy lets be seen after so many changes: never the same twice in a row.
+pub(crate) fn selector_after(change: usize) -> String {
+    let slots = [change % 8, (change * 3 + 1) % 8, (change * 5 + 2) % 8, ALWAYS_SLOT];
+    format!("slot in ({})", slots.map(|slot| slot.to_string()).join(","))
+}
+
+/// What a client watches while the policy changes.
+pub(crate) async fn create_objects(bed: &Bed) {
+    for number in 0..OBJECTS {
+        bed.create(&format!("c{number}"), number % 8).await;
+    }
+    bed.create(ALWAYS, ALWAYS_SLOT).await;
+}
+
+/// Changes, relabels, deletes and creates, differently each time; and changes the object that is always seen, whose
+/// version is returned.
+pub(crate) async fn write(bed: &Bed, step: usize) -> u64 {
     let name = format!("c{}", step * 7 % OBJECTS);
     let target = format!("{}/{name}", bed.config_maps());
     match step % 5 {
@@ -204,4 +225,8 @@ pub(crate) async fn write(bed: &Bed, step: usize) {
             drop(bed.admin("PATCH", &target, &labels).await);
         }
     }
+    let always = format!("{}/{ALWAYS}", bed.config_maps());
+    let data = json!({"data": {"step": step.to_string()}});
+    let written = bed.admin("PATCH", &always, &data).await.unwrap();
+    written["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
 }

@@ -1,12 +1,13 @@
 //! A policy change under a real client-go informer.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, OBJECTS, changes, write, write_policy};
+use crate::bed::{ALWAYS, Bed, changes, create_objects, selector_after, write, write_policy};
 use crate::harness::proxy::Proxy;
 use crate::harness::{soon, until};
 
@@ -29,7 +30,7 @@ impl Informer {
         assert!(go.unwrap().success());
         let mut child = Command::new(program)
             .args(["-server", &format!("https://{}", proxy.address), "-namespace", &bed.namespace])
-            .args(["-token", &bed.token])
+            .args(["-token", &bed.token, "-closely", ALWAYS])
             .arg("-ca")
             .arg(bed.pki.path("mesh.crt"))
             .args(more)
@@ -64,25 +65,20 @@ impl Drop for Informer {
 
 async fn changes_reach_a_real_informer(more: &[&str]) {
     let bed = Bed::new().await;
-    for number in 0..OBJECTS {
-        bed.create(&format!("c{number}"), number % 8).await;
-    }
-    let proxy = bed.proxy("policy", "slot in (5,6)");
+    create_objects(&bed).await;
+    let proxy = bed.proxy("policy", "slot in (5,6,9)");
     let mut informer = Informer::start(&bed, &proxy, more);
     let mut selector = String::new();
-    let mut step = 0;
+    let mut written = Vec::new();
     for change in 0..changes() {
-        // Never the same twice in a row.
-        selector =
-            format!("slot in ({},{},{})", change % 8, (change * 3 + 1) % 8, (change * 5 + 2) % 8);
+        selector = selector_after(change);
         write_policy(&bed.pki, "policy", &selector);
         #[expect(clippy::cast_precision_loss, reason = "a small count")]
         let wanted = (change + 1) as f64;
         let spliced = async {
             while proxy.metric("ctrlmesh_proxy_watches_spliced_total").await < wanted {
                 assert!(proxy.metric("ctrlmesh_proxy_watches_expired_total").await == 0.0);
-                write(&bed, step).await;
-                step += 1;
+                written.push(write(&bed, written.len()).await);
             }
         };
         soon("the watch to go over to the new policy", spliced).await;
@@ -98,6 +94,9 @@ async fn changes_reach_a_real_informer(more: &[&str]) {
         (&state["lists"], &state["watches"], &state["wrong"]),
         (&json!(1), &json!(1), &json!([]))
     );
+    let seen: BTreeSet<u64> = serde_json::from_value(state["closely"].clone()).unwrap();
+    written.retain(|version| !seen.contains(version));
+    assert!(written.is_empty(), "versions that were never seen: {written:?}");
 }
 
 #[tokio::test]

@@ -38,6 +38,9 @@ type witness struct {
 	present map[string]uint64
 	// The newest version that the watch has told of.
 	newest uint64
+	// An object, and every version of it that the watch has told of.
+	closely  string
+	versions []uint64
 }
 
 func (w *witness) complain(format string, arguments ...any) {
@@ -104,6 +107,9 @@ func (w *witness) saw(event watch.Event) {
 	if at > w.newest {
 		w.newest = at
 	}
+	if name == w.closely && event.Type != watch.Bookmark {
+		w.versions = append(w.versions, at)
+	}
 }
 
 // watched lets the witness see every event of a watch.
@@ -123,6 +129,7 @@ type state struct {
 	Watches int               `json:"watches"`
 	Events  int               `json:"events"`
 	Wrong   []string          `json:"wrong"`
+	Closely []uint64          `json:"closely"`
 }
 
 func main() {
@@ -131,6 +138,7 @@ func main() {
 	token := flag.String("token", "", "bearer token")
 	namespace := flag.String("namespace", "", "whose ConfigMaps")
 	contentType := flag.String("content-type", runtime.ContentTypeProtobuf, "what to ask for")
+	closely := flag.String("closely", "", "the ConfigMap of which every version is told")
 	http1 := flag.Bool("http1", false, "speak HTTP/1.1")
 	flag.Parse()
 
@@ -154,7 +162,7 @@ func main() {
 		log.Fatal(err)
 	}
 	maps := client.CoreV1().ConfigMaps(*namespace)
-	seen := &witness{present: map[string]uint64{}}
+	seen := &witness{present: map[string]uint64{}, closely: *closely}
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			list, err := maps.List(ctx, options)
@@ -181,7 +189,7 @@ func main() {
 
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
-		answer := state{Store: map[string]string{}, Wrong: []string{}}
+		answer := state{Store: map[string]string{}, Wrong: []string{}, Closely: []uint64{}}
 		for _, object := range informer.GetStore().List() {
 			configMap := object.(*corev1.ConfigMap)
 			answer.Store[configMap.Name] = configMap.ResourceVersion
@@ -189,6 +197,7 @@ func main() {
 		seen.Lock()
 		answer.Lists, answer.Watches, answer.Events = seen.lists, seen.watches, seen.events
 		answer.Wrong = append(answer.Wrong, seen.wrong...)
+		answer.Closely = append(answer.Closely, seen.versions...)
 		seen.Unlock()
 		if err := json.NewEncoder(os.Stdout).Encode(answer); err != nil {
 			log.Fatal(err)
