@@ -172,7 +172,8 @@ impl Drop for PodPlace {
         let mut all = self.pods.pods.lock().unwrap_or_else(PoisonError::into_inner);
         if let Entry::Occupied(mut pod) = all.entry(self.pod) {
             pod.get_mut().open -= 1;
-            if pod.get().open == 0 {
+            // What still waits counts for the pod's next connection.
+            if pod.get().open == 0 && pod.get().backlog.is_empty() {
                 pod.remove();
             }
         }
@@ -290,7 +291,7 @@ mod tests {
     async fn no_pod_takes_the_places_of_the_others() {
         let (thread, mut queue) = Thread::new();
         let (metrics, drain) = (Metrics::new(), Drain::default());
-        let backlog = Backlog::of_process(Memory(1 << 20), &metrics);
+        let backlog = Backlog::of_process(Memory(64 << 20), &metrics);
         let per_pod = PerPod::at_most(2, backlog);
         let acceptor = Acceptor { threads: vec![thread], max_connections: 5, per_pod, metrics };
         let one = listen(&acceptor, Some(PodSlot(1)), &drain).await;
@@ -307,8 +308,8 @@ mod tests {
             page.contains("ctrlmesh_proxy_client_errors_total{reason=\"too_many\"} 1"),
             "{page}"
         );
-        // What waits for one waits for both of its connections, and half of what there is stays for the others.
-        let waits = |number: usize| held[number].1.place.backlog().wait(256 << 10);
+        // What waits for one waits for both of its connections, and most of what there is stays for the others.
+        let waits = |number: usize| held[number].1.place.backlog().wait(8 << 20);
         let (theirs, other) = (waits(0), waits(2));
         assert!(theirs.is_some() && waits(1).is_none() && other.is_some());
         drop((theirs, other));

@@ -1,15 +1,26 @@
 //! How much may wait for those who ask and do not read?
 //!
-//! What was read on one side and is not written on the other is bounded for each pod and for the process: a client that
-//! asks for much and reads nothing takes the memory of nobody else. Its responses are reset, and whoever reads goes on.
+//! What was read on one side and is not written on the other is bounded for each pod and for the process, and some is
+//! left to each pod whatever the others do: a client that asks for much and reads nothing takes the memory of no other
+//! pod. What is more is given up: a response, an upload, or a connection of the pod that has too much already.
 
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use prometheus_client::metrics::gauge::Gauge;
 use thiserror::Error;
 
 use crate::metrics::{ClientError, Metrics};
+
+/// What a pod may let wait even where the others have taken all that there is: two responses that nobody reads.
+const FLOOR_BYTES: i64 = 4 << 20;
+
+/// The part of what may wait that one pod may have, where the process serves many.
+const PODS: i64 = 4;
+
+/// The least memory with which a process works, in bytes.
+const LEAST_BYTES: u64 = 16 << 20;
 
 /// What may wait, and does.
 #[derive(Clone, Debug)]
@@ -34,7 +45,9 @@ pub struct Memory(pub u64);
 
 /// A text that is no amount of memory.
 #[derive(Debug, Error)]
-#[error("`{seen}` is no amount of memory: give bytes, or a number with Ki, Mi or Gi behind it")]
+#[error(
+    "`{seen}` is no amount of memory: give bytes, or a number with Ki, Mi or Gi behind it; at least 16Mi"
+)]
 pub struct MemoryError {
     seen: String,
 }
@@ -49,9 +62,9 @@ impl Backlog {
         Arc::new(Self { most, bytes, all: None, metrics: metrics.clone() })
     }
 
-    /// Of a pod, where the process serves many: half of what there is for all.
+    /// Of a pod, where the process serves many: a quarter of what there is for all.
     pub fn of_pod(self: &Arc<Self>) -> Arc<Self> {
-        let (most, metrics) = (self.most / 2, self.metrics.clone());
+        let (most, metrics) = (self.most / PODS, self.metrics.clone());
         Arc::new(Self { most, bytes: Gauge::default(), all: Some(self.clone()), metrics })
     }
 
@@ -61,14 +74,26 @@ impl Backlog {
         waiting.set(bytes).then_some(waiting)
     }
 
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.get() == 0
+    }
+
     fn take(&self, bytes: i64) -> bool {
-        if self.bytes.inc_by(bytes) + bytes <= self.most
-            && self.all.as_ref().is_none_or(|all| all.take(bytes))
-        {
-            return true;
+        let Some(before) = self.take_up_to(self.most, bytes) else { return false };
+        let Some(all) = &self.all else { return true };
+        let most = if before + bytes <= FLOOR_BYTES { i64::MAX } else { all.most };
+        let fits = all.take_up_to(most, bytes).is_some();
+        if !fits {
+            self.bytes.dec_by(bytes);
         }
-        self.bytes.dec_by(bytes);
-        false
+        fits
+    }
+
+    /// Takes so much where that is no more than `most` in all; how much there was before.
+    fn take_up_to(&self, most: i64, bytes: i64) -> Option<i64> {
+        let more = |before: i64| before.checked_add(bytes).filter(|all| *all <= most);
+        self.bytes.inner().fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()
     }
 
     fn give_back(&self, bytes: i64) {
@@ -122,7 +147,8 @@ impl FromStr for Memory {
             _ => return Err(wrong()),
         };
         let number: u64 = number.parse().map_err(|_unfit| wrong())?;
-        number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).map(Self).ok_or_else(wrong)
+        let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes >= LEAST_BYTES);
+        bytes.map(Self).ok_or_else(wrong)
     }
 }
 
@@ -140,27 +166,30 @@ mod tests {
     #[test]
     fn a_pod_that_reads_nothing_leaves_room_to_the_others() {
         let (all, metrics) = of_process(64);
-        let (greedy, other) = (all.of_pod(), all.of_pod());
+        let (greedy, others) = (all.of_pod(), [all.of_pod(), all.of_pod(), all.of_pod()]);
         let held: Vec<_> = std::iter::from_fn(|| greedy.wait(MIB)).collect();
-        assert_eq!(held.len(), 16);
-        assert_eq!(metrics.unread.get(), 16 << 20);
-        let theirs = other.wait(16 * MIB).unwrap();
-        assert!(all.of_pod().wait(1).is_none(), "the process has no more");
-        drop(held);
-        assert!(greedy.wait(16 * MIB).is_some());
+        assert_eq!(held.len(), 8);
+        assert_eq!(metrics.unread.get(), 8 << 20);
+        let theirs = others.each_ref().map(|other| other.wait(8 * MIB).unwrap());
+        // The process has no more, but for what is left to each.
+        let last = all.of_pod();
+        let mut two = last.wait(4 * MIB).unwrap();
+        assert!(last.wait(1).is_none() && !two.set(4 * MIB + 1));
+        drop((held, two));
+        assert!(greedy.wait(8 * MIB).is_some());
         drop(theirs);
-        assert_eq!((metrics.unread.get(), greedy.bytes.get()), (0, 0));
+        assert!(metrics.unread.get() == 0 && greedy.is_empty() && last.is_empty());
         let page = metrics.render().unwrap();
-        let counted = "ctrlmesh_proxy_client_errors_total{reason=\"unread\"} 2";
+        let counted = "ctrlmesh_proxy_client_errors_total{reason=\"unread\"} 3";
         assert!(page.contains(counted), "{page}");
     }
 
     #[test]
     fn what_waits_may_become_more_and_less() {
-        let (all, metrics) = of_process(4);
+        let (all, metrics) = of_process(16);
         let mut waiting = all.wait(MIB).unwrap();
-        assert!(waiting.set(2 * MIB) && !waiting.set(2 * MIB + 1));
-        assert_eq!(metrics.unread.get(), 2 << 20);
+        assert!(waiting.set(8 * MIB) && !waiting.set(8 * MIB + 1));
+        assert_eq!(metrics.unread.get(), 8 << 20);
         assert!(waiting.set(1));
         assert_eq!(metrics.unread.get(), 1);
         drop(waiting);
@@ -172,7 +201,7 @@ mod tests {
         for (text, bytes) in [("1073741824", 1 << 30), ("512Mi", 512 << 20), ("2Gi", 2 << 30)] {
             assert_eq!(text.parse::<Memory>().unwrap(), Memory(bytes));
         }
-        for text in ["", "0", "Mi", "1M", "-1", "1.5Gi", "99999999999Gi"] {
+        for text in ["", "0", "1Ki", "15Mi", "Mi", "1M", "-1", "1.5Gi", "99999999999Gi"] {
             let error = text.parse::<Memory>().unwrap_err().to_string();
             assert!(error.contains("Ki, Mi or Gi"), "{text}: {error}");
         }

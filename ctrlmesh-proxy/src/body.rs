@@ -14,6 +14,7 @@ use bytes::{Buf as _, Bytes};
 use h2::{Reason, RecvStream, SendStream};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use thiserror::Error;
+use tokio::sync::oneshot;
 use tokio::time;
 use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -24,6 +25,9 @@ mod piece;
 
 /// How long a client's body waits for the API server's `100 Continue`: clients themselves wait no longer than this.
 const EXPECT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How much of a body is handed on at once: a page of a splice is longer than what reads of a connection give.
+const MAX_PART_BYTES: usize = 1 << 20;
 
 /// The body of a request or a response, on its way through.
 #[derive(Debug)]
@@ -40,9 +44,12 @@ pub enum Relay {
     Http2(Http2),
 }
 
-/// A share of an upstream connection, given back when it is dropped.
+/// A share of an upstream connection, given back when it is dropped; the request's own body is sent no longer than that.
 #[derive(Debug)]
-pub struct Share(Rc<Cell<usize>>);
+pub struct Share {
+    used: Rc<Cell<usize>>,
+    sent: Option<oneshot::Sender<()>>,
+}
 
 /// A body that the client holds back until it is told to go on.
 #[derive(Debug)]
@@ -174,13 +181,20 @@ impl Share {
     /// One more of what `counter` counts.
     pub fn of(counter: &Rc<Cell<usize>>) -> Self {
         counter.set(counter.get() + 1);
-        Self(counter.clone())
+        Self { used: counter.clone(), sent: None }
+    }
+
+    /// What ends once this share is given back.
+    pub fn ended(&mut self) -> oneshot::Receiver<()> {
+        let (sent, ended) = oneshot::channel();
+        self.sent = Some(sent);
+        ended
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        self.used.set(self.used.get() - 1);
     }
 }
 
@@ -268,10 +282,7 @@ where
         match frame.into_data() {
             Ok(data) => {
                 let last = body.is_end_stream();
-                let passed = match unread.piece(data, 1) {
-                    Ok(piece) => send_data(piece, last, send, unread).await,
-                    Err(TooMuch) => Err(BodyError::Unread.into()),
-                };
+                let passed = send_data(data, last, send, unread).await;
                 if let Err(error) = passed {
                     if let PipeError::Read(error) = &error {
                         send.send_reset(error.reason());
@@ -318,27 +329,46 @@ where
     })
 }
 
+/// Sends data in parts, each of which counts while it waits.
 async fn send_data(
-    mut data: Piece,
+    mut data: Bytes,
+    last: bool,
+    send: &mut SendStream<Piece>,
+    unread: &Rc<Unread>,
+) -> Result<(), PipeError> {
+    loop {
+        let part = data.split_to(data.len().min(MAX_PART_BYTES));
+        let last = last && data.is_empty();
+        let part = unread.piece(part, 1).map_err(|TooMuch| BodyError::Unread)?;
+        send_part(part, last, send, unread).await?;
+        if data.is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+async fn send_part(
+    mut part: Piece,
     last: bool,
     send: &mut SendStream<Piece>,
     unread: &Unread,
 ) -> Result<(), PipeError> {
-    while data.remaining() > send.capacity() {
-        send.reserve_capacity(data.remaining());
+    while part.remaining() > send.capacity() {
+        send.reserve_capacity(part.remaining());
         let room = match poll_fn(|cx| Poll::Ready(poll_room(send, cx))).await {
             Poll::Ready(room) => room?,
             Poll::Pending => {
                 // Until it is read, the other side fills what it may send ahead.
-                let _ahead = unread.ahead().map_err(|TooMuch| BodyError::Unread)?;
+                let ahead = (!last).then(|| unread.ahead()).transpose();
+                let _ahead = ahead.map_err(|TooMuch| BodyError::Unread)?;
                 poll_fn(|cx| poll_room(send, cx)).await?
             }
         };
-        if room < data.remaining() {
-            send.send_data(data.split_to(room), false).map_err(PipeError::Write)?;
+        if room < part.remaining() {
+            send.send_data(part.split_to(room), false).map_err(PipeError::Write)?;
         }
     }
-    send.send_data(data, last).map_err(PipeError::Write)
+    send.send_data(part, last).map_err(PipeError::Write)
 }
 
 /// How much the receiver takes now; pending while that is nothing.

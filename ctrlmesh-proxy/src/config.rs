@@ -61,12 +61,12 @@ pub struct CommonArgs {
     #[arg(
         long,
         env = "CTRLMESH_PROXY_MAX_CONNECTIONS_PER_POD",
-        default_value_t = 4_096,
+        default_value_t = 1_024,
         value_name = "N"
     )]
     pub max_connections_per_pod: usize,
-    /// How much memory the process may use: in bytes, or with Ki, Mi or Gi behind it. Half of it may wait for clients that
-    /// asked and do not read, and half of that for those of one pod, where one process serves many.
+    /// How much memory the process may use: in bytes, or with Ki, Mi or Gi behind it. Half of it may wait for those who do
+    /// not read, and a quarter of that for one pod, where one process serves many.
     #[arg(
         long,
         env = "CTRLMESH_PROXY_MEMORY_LIMIT",

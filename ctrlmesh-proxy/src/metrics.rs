@@ -47,7 +47,7 @@ pub struct Metrics {
     epochs: Family<PodLabels, Gauge>,
     /// What is known of the manager.
     pub manager: ManagerMetrics,
-    /// What clients asked for and have not read, in bytes.
+    /// What waits for those who do not read, in bytes.
     pub unread: Gauge,
     served: Gauge,
     waiting: Gauge,
@@ -112,7 +112,11 @@ impl Metrics {
                 CLIENT_ERRORS,
             ),
             open: gauges(to),
-            unread: gauge(to, "unread_bytes", "What waits for clients that asked and do not read"),
+            unread: gauge(
+                to,
+                "unread_bytes",
+                "What waits for those who do not read, and what is held for it",
+            ),
             served: gauge(to, "pods_served", "Pods whose connections are served, in node mode"),
             waiting: gauge(to, "pods_waiting", "Pods that cannot be served yet, in node mode"),
             added: added(to),

@@ -116,3 +116,74 @@ async fn lists_that_nobody_reads_are_given_up_over_http2() {
         bed.assert_nothing_waits().await;
     }
 }
+
+#[tokio::test]
+async fn heads_that_do_not_end_are_given_up() {
+    for protocol in ["h2", "http/1.1"] {
+        let bed = bed().await;
+        let mut held = Vec::new();
+        for _ in 0..REQUESTS {
+            let mut stream = tls(&bed.pki, bed.proxy.address, protocol).await;
+            // Who is given up sees its connection end.
+            let _closed = stream.write_all(&unended(protocol)).await;
+            held.push(stream);
+        }
+        until("a refusal", || async { bed.proxy.metric(REFUSED).await >= 1.0 }).await;
+        let waits = bed.proxy.metric(WAITS).await;
+        assert!(waits > MAY_WAIT / 2.0 && waits <= MAY_WAIT, "{protocol}: {waits}");
+        drop(held);
+        bed.assert_nothing_waits().await;
+    }
+}
+
+/// Most of the longest head that is taken.
+fn unended(protocol: &str) -> Vec<u8> {
+    const BYTES: usize = 900 << 10;
+    if protocol != "h2" {
+        return format!("GET /api HTTP/1.1\r\nHost: k\r\nX-Long: {}", "x".repeat(BYTES)).into();
+    }
+    let frame = |kind: u8, stream: u8, payload: &[u8]| {
+        let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
+        frame.extend([kind, 0, 0, 0, 0, stream]);
+        frame.extend(payload);
+        frame
+    };
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(4, 0, &[]));
+    // A header whose value goes on and on.
+    bytes.extend(frame(1, 1, b"\x00\x01x\x7f\x80\x80\x40"));
+    for _ in 0..BYTES / (16 << 10) {
+        bytes.extend(frame(9, 1, &[b'x'; 16 << 10]));
+    }
+    bytes
+}
+
+#[tokio::test]
+async fn an_upload_that_is_not_taken_ends_with_its_client() {
+    let pki = Pki::new();
+    // It answers, and reads nothing of what it is sent.
+    let upstream = Upstream::bytes(pki.server(&["h2"]), |stream| async move {
+        let mut builder = h2::server::Builder::new();
+        builder.initial_window_size(64 << 10);
+        let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
+        let mut open = Vec::new();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            let body = respond.send_response(http::Response::new(()), false).unwrap();
+            open.push((request, body));
+        }
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &["--memory-limit", MEMORY]);
+    let stream = tls(&pki, proxy.address, "h2").await;
+    let (send, connection) = h2::client::handshake(stream).await.unwrap();
+    let driver = tokio::spawn(connection);
+    let mut send = send.ready().await.unwrap();
+    let request = Request::get("https://kubernetes/api/v1/pods?watch=1").body(()).unwrap();
+    let (_response, mut body) = send.send_request(request, false).unwrap();
+    body.send_data(Bytes::from(vec![0; 4 << 20]), false).unwrap();
+    until("the upload to wait", || async { proxy.metric(WAITS).await > 0.0 }).await;
+    driver.abort();
+    until("nothing waits", || async { proxy.metric(WAITS).await == 0.0 }).await;
+    let upstream = "ctrlmesh_proxy_upstream_connections";
+    until("no connection", || async { proxy.metric(upstream).await == 0.0 }).await;
+}

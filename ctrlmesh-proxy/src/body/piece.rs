@@ -12,6 +12,9 @@ use crate::backlog::{Backlog, Waiting};
 /// that threads share.
 const STEP_BYTES: usize = 64 << 10;
 
+/// What holding a part of a body takes beside its bytes.
+const BESIDE_BYTES: usize = 256;
+
 /// What an API server may send of a response before it hears that nobody reads it: the window of a stream.
 pub const AHEAD_BYTES: u32 = 1 << 20;
 
@@ -43,12 +46,17 @@ impl Unread {
         Rc::new(Self { backlog, bytes: Cell::default(), counted: RefCell::default() })
     }
 
+    /// Where it counts.
+    pub fn backlog(&self) -> &Arc<Backlog> {
+        &self.backlog
+    }
+
     /// Lets a part of a body wait, and counts it `times` over.
     ///
     /// # Errors
     /// Where too much waits already.
     pub fn piece(self: &Rc<Self>, bytes: Bytes, times: usize) -> Result<Piece, TooMuch> {
-        let counted = bytes.len() * times;
+        let counted = bytes.len() * times + BESIDE_BYTES;
         self.count(self.bytes.get() + counted)?;
         Ok(Piece { bytes, counted, unread: self.clone() })
     }

@@ -62,7 +62,7 @@ pub enum ClientError {
     NotTls,
     /// It broke HTTP, or one of its limits: header size, resets, floods of CONTINUATION or SETTINGS.
     Protocol,
-    /// It did not read what it asked for, and more waited for it, its pod or the process than may.
+    /// What it asked for or sent was not read on the other side, and more waited for its pod or the process than may.
     Unread,
 }
 

@@ -14,4 +14,7 @@ pub use lines::{Found, Lines};
 pub trait Look {
     /// Looks at the next bytes.
     fn look(&mut self, bytes: &[u8]);
+
+    /// How long the head of a request is by now that has begun and is not whole, in bytes.
+    fn unfinished(&self) -> usize;
 }

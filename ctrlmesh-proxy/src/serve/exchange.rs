@@ -55,6 +55,8 @@ enum Failure {
     Lock(#[source] LockedError),
     #[error("go on from what was read under an earlier policy: list again")]
     Late,
+    #[error("hold the request: too much waits for this pod's clients already")]
+    Busy,
     #[error("ask the API server")]
     Upstream(#[source] SendError),
     #[error("ask the API server within {deadline:?}")]
@@ -203,7 +205,8 @@ impl Session {
         target: &PathAndQuery,
         in_force: Reading,
     ) -> Result<Asked, Failure> {
-        let kept = Kept::of(request, target.clone());
+        let kept = Kept::of(request, target.clone()).counted(self.counted.unread.backlog());
+        let kept = kept.ok_or(Failure::Busy)?;
         match self.policy.suspects(in_force.policy(), info) {
             // Nothing could be sent before the first message of an upgraded one.
             Ok(suspects)
@@ -288,7 +291,7 @@ impl Session {
             Failure::Late => status(410, "Expired", failure),
             Failure::Lock(LockedError::TooLarge) => status(413, "RequestEntityTooLarge", failure),
             Failure::Lock(LockedError::Encoding) => status(415, "UnsupportedMediaType", failure),
-            Failure::Lock(LockedError::Busy) => Status {
+            Failure::Busy | Failure::Lock(LockedError::Busy) => Status {
                 retry_after: Some(RETRY_AFTER_SECONDS),
                 ..status(429, "TooManyRequests", failure)
             },

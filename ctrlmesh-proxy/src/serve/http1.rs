@@ -52,7 +52,8 @@ struct Exchanges {
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let lines = Lines::default();
     let found = lines.found();
-    let (stream, theirs) = Unread::new(Looked::new(stream, lines));
+    let backlog = session.counted.unread.backlog().clone();
+    let (stream, theirs) = Unread::new(Looked::new(stream, lines, backlog));
     let exchanges = Rc::new(Exchanges { requests: Cell::default(), found, theirs });
     let service = {
         let (session, exchanges) = (session.clone(), exchanges.clone());
@@ -103,16 +104,18 @@ impl Exchanges {
         request: Request<Incoming>,
     ) -> Result<Response<Pieces>, Abort> {
         let first = self.requests.replace(self.requests.get() + 1) == 0;
+        self.found.begin();
         let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
         let cut = self.found.cut(target, first);
         // Apart, so that an idle connection does not hold the room that a request takes.
         let mut response = Box::pin(answer(session, request, cut)).await?;
-        if self.found.is_lost() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let goes_on = response.status() != StatusCode::SWITCHING_PROTOCOLS;
+        if self.found.is_lost() && goes_on {
             // The next one comes by a connection of which more is known.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         self.theirs.see(response.status(), response.headers());
-        self.found.settle();
+        self.found.settle(goes_on);
         Ok(response.map(Pieces))
     }
 }

@@ -55,7 +55,8 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
     let server = session.server.clone();
     let (stream, turns) = Held::new(stream);
     let look = Rc::<RefCell<Blocks>>::default();
-    let stream = Looked::new(stream, look.clone());
+    let backlog = session.counted.unread.backlog().clone();
+    let stream = Looked::new(stream, look.clone(), backlog);
     let Some(handshake) =
         server.in_time(deadline, Box::pin(builder().handshake::<_, Piece>(stream))).await
     else {
@@ -149,11 +150,11 @@ impl Flood {
         if settings == self.seen {
             return false;
         }
-        self.seen = settings;
         let (most, time) = MAX_SETTINGS;
         if self.since.elapsed() > time {
-            (self.since, self.before) = (Instant::now(), settings);
+            (self.since, self.before) = (Instant::now(), self.seen);
         }
+        self.seen = settings;
         settings - self.before > most
     }
 }

@@ -3,23 +3,48 @@
 use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::backlog::{Backlog, Waiting};
 use crate::request::fragment::Look;
 
-/// A stream whose bytes are looked at as they are read.
+/// Up to what length the head of a request is not counted: nearly all are shorter.
+const UNCOUNTED_BYTES: usize = 64 << 10;
+
+/// A stream whose bytes are looked at as they are read. Long heads that do not end count as what waits.
 #[derive(Debug)]
 pub(super) struct Looked<S, L> {
     stream: S,
     look: L,
+    backlog: Arc<Backlog>,
+    head: Option<Waiting>,
 }
 
 impl<S, L> Looked<S, L> {
     /// The stream, and who looks.
-    pub(super) fn new(stream: S, look: L) -> Self {
-        Self { stream, look }
+    pub(super) fn new(stream: S, look: L, backlog: Arc<Backlog>) -> Self {
+        Self { stream, look, backlog, head: None }
+    }
+}
+
+impl<S, L: Look> Looked<S, L> {
+    /// Counts the head that is not whole; whether there is room for it.
+    fn count(&mut self) -> bool {
+        let unfinished = self.look.unfinished();
+        match &mut self.head {
+            Some(head) if unfinished > UNCOUNTED_BYTES => head.set(unfinished),
+            None if unfinished > UNCOUNTED_BYTES => {
+                self.head = self.backlog.wait(unfinished);
+                self.head.is_some()
+            }
+            counted => {
+                *counted = None;
+                true
+            }
+        }
     }
 }
 
@@ -35,6 +60,9 @@ impl<S: AsyncRead + Unpin, L: Look + Unpin> AsyncRead for Looked<S, L> {
         let read = &out.filled()[before..];
         if !read.is_empty() {
             this.look.look(read);
+            if !this.count() {
+                return Poll::Ready(Err(io::ErrorKind::OutOfMemory.into()));
+            }
         }
         polled
     }

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time;
 use tracing::debug;
 
+use crate::backlog::{Backlog, Waiting};
 use crate::body::Relay;
 use crate::decide;
 use crate::decide::{Decision, LockPlan, Plan};
@@ -52,6 +53,8 @@ pub(super) struct Kept {
     /// The client's own target: its selector, not ours.
     target: PathAndQuery,
     headers: HeaderMap,
+    /// Counts it for as long as the watch lives.
+    counted: Option<Arc<Waiting>>,
 }
 
 /// From where to where a watch is led over.
@@ -111,7 +114,17 @@ pub(super) enum SpliceError {
 impl Kept {
     /// Keeps what is needed of a watch request.
     pub(super) fn of(request: &Request<Relay>, target: PathAndQuery) -> Self {
-        Self { uri: request.uri().clone(), target, headers: request.headers().clone() }
+        let headers = request.headers().clone();
+        Self { uri: request.uri().clone(), target, headers, counted: None }
+    }
+
+    /// The same, counted as what waits; `None` where too much does already.
+    pub(super) fn counted(mut self, backlog: &Arc<Backlog>) -> Option<Self> {
+        let headers = self.headers.iter();
+        let headers = headers.map(|(name, value)| name.as_str().len() + value.len());
+        let bytes = 2 * self.target.as_str().len() + headers.sum::<usize>();
+        self.counted = Some(Arc::new(backlog.wait(bytes)?));
+        Some(self)
     }
 
     /// What the client asked for.

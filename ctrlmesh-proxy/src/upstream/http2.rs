@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use h2::client;
 use h2::client::{Connection, ResponseFuture, SendRequest};
-use h2::{Ping, PingPong};
+use h2::{Ping, PingPong, Reason};
 use http::{Request, Response};
 use hyper::body::Body as _;
 use rustls::ClientConnection;
@@ -40,6 +40,9 @@ const MAX_HEAD_BYTES: u32 = 1 << 20;
 
 /// How much of a request's body may wait to be written.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
+
+/// How many 1xx of a request its client is told: no window bounds them.
+const MAX_INFORMED: usize = 16;
 
 /// How many streams an API server takes before it has said so: what kube-apiserver takes unless told otherwise, and
 /// what clients in Go begin with.
@@ -103,7 +106,7 @@ impl Pool {
             Some(free) => free,
             None => Box::pin(self.open()).await?,
         };
-        let share = Share::of(&lane.used);
+        let mut share = Share::of(&lane.used);
         let mut send = lane.send.borrow().clone();
         *asked.0.borrow_mut() = Rc::downgrade(&lane);
         drop(lane);
@@ -114,9 +117,15 @@ impl Pool {
         drop(send);
         if !ends {
             let unread = self.unread.clone();
+            let ended = share.ended();
             self.dialer.drain.spawn_part(async move {
-                if let Err(error) = body::pipe(body, &mut stream, &unread).await {
-                    debug!(error = &error as &dyn std::error::Error, "request body broke off");
+                tokio::select! {
+                    biased;
+                    piped = body::pipe(body, &mut stream, &unread) => if let Err(error) = piped {
+                        debug!(error = &error as &dyn std::error::Error, "request body broke off");
+                    },
+                    // Its client is gone, or has its answer: nobody reads more of it.
+                    _ended = ended => stream.send_reset(Reason::CANCEL),
                 }
             });
         }
@@ -254,9 +263,13 @@ async fn listen(
     mut response: ResponseFuture,
     mut informed: impl FnMut(Response<()>),
 ) -> Result<Response<h2::RecvStream>, h2::Error> {
+    let mut passed = 0;
     poll_fn(|cx| {
         while let Poll::Ready(Some(Ok(early))) = response.poll_informational(cx) {
-            informed(early);
+            passed += 1;
+            if passed <= MAX_INFORMED {
+                informed(early);
+            }
         }
         Pin::new(&mut response).poll(cx)
     })

@@ -208,11 +208,19 @@ impl Look for Blocks {
             }
         }
     }
+
+    fn unfinished(&self) -> usize {
+        self.block.len() + self.payload.len()
+    }
 }
 
 impl Look for Rc<RefCell<Blocks>> {
     fn look(&mut self, bytes: &[u8]) {
         self.borrow_mut().look(bytes);
+    }
+
+    fn unfinished(&self) -> usize {
+        self.borrow().unfinished()
     }
 }
 

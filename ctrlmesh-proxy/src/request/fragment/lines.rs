@@ -4,7 +4,7 @@
 //! and `HTTP/`. What looks so in a body is the target of no request.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Look;
@@ -36,6 +36,9 @@ pub struct Found {
     targets: Mutex<Targets>,
     /// Whether anything came since the last request was answered.
     amid: AtomicBool,
+    /// Whether a request's head has come of which the answer has not begun, and what has come since none was under way.
+    asked: AtomicBool,
+    head: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +90,9 @@ impl Lines {
 impl Look for Lines {
     fn look(&mut self, bytes: &[u8]) {
         self.found.amid.store(true, Ordering::Relaxed);
+        if !self.found.asked.load(Ordering::Relaxed) {
+            self.found.head.fetch_add(bytes.len(), Ordering::Relaxed);
+        }
         let mut held = std::mem::take(&mut self.held);
         let bytes = if held.is_empty() {
             bytes
@@ -99,6 +105,10 @@ impl Look for Lines {
         if may_be_target && rest.len() <= MAX_TARGET_BYTES && !ends_line(rest) {
             self.held = rest.to_vec();
         }
+    }
+
+    fn unfinished(&self) -> usize {
+        self.found.head.load(Ordering::Relaxed)
     }
 }
 
@@ -133,9 +143,16 @@ impl Found {
         self.any.load(Ordering::Relaxed) && self.targets().lost
     }
 
-    /// Says that a request was answered.
-    pub fn settle(&self) {
+    /// Says that a request was answered; where `goes_on`, another may come.
+    pub fn settle(&self, goes_on: bool) {
         self.amid.store(false, Ordering::Relaxed);
+        self.asked.store(!goes_on, Ordering::Relaxed);
+    }
+
+    /// Says that the head of a request is whole.
+    pub fn begin(&self) {
+        self.asked.store(true, Ordering::Relaxed);
+        self.head.store(0, Ordering::Relaxed);
     }
 
     /// Whether more has come since: the beginning of another, most likely.
@@ -212,7 +229,7 @@ mod tests {
         let found = lines.found();
         assert!(!found.is_amid());
         lines.look(b"GET /a HTTP/1.1\r\nHost: k\r\n\r\n");
-        found.settle();
+        found.settle(true);
         assert!(!found.is_amid());
         lines.look(b"G");
         assert!(found.is_amid());

@@ -95,18 +95,27 @@ pub struct Splice {
     limit: usize,
 }
 
+/// As what clients in Go ask for the metadata of objects.
+const METADATA: &str = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+
 /// What to accept for the lists of a splice, where the watch was asked for with `accept`; `None` where that asks for
-/// objects as a table, or as something that is not known here.
+/// objects as a table, or in a way of which it is not known here what the API server makes of it.
 pub fn list_accept(encoding: Encoding, accept: &str) -> Option<String> {
-    let mut as_metadata = false;
-    for parameter in accept.split([',', ';']) {
-        let (name, value) = parameter.split_once('=').unwrap_or_default();
-        if name.trim().eq_ignore_ascii_case("as") {
-            if (name, value) != ("as", "PartialObjectMetadata") {
-                return None;
-            }
-            as_metadata = true;
-        }
+    let shown = |clause: &str| {
+        let (_, parameters) = clause.split_once(';').unwrap_or_default();
+        parameters.split(';').any(|parameter| {
+            let (name, _) = parameter.split_once('=').unwrap_or((parameter, ""));
+            name.trim().eq_ignore_ascii_case("as")
+        })
+    };
+    let clauses: Vec<&str> = accept.split(',').map(str::trim).collect();
+    // The API server takes the first that it can; a kind of object that can be shown so can always be.
+    let as_metadata = clauses.first().is_some_and(|first| shown(first));
+    let known = clauses.iter().filter(|clause| shown(clause)).all(|clause| {
+        as_metadata && clause.strip_suffix(METADATA).is_some_and(|kind| !kind.contains(';'))
+    });
+    if !known {
+        return None;
     }
     let kind = match encoding {
         Encoding::Json => "application/json",

@@ -251,6 +251,11 @@ fn a_list_shows_objects_as_the_watch_does() {
     for other in [
         "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
         "application/json; as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+        "application/json,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+        "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1beta1",
+        "application/json;q=0.1;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+        "application/json;as=PartialObjectMetadata",
+        "application/json;as",
         "application/json;AS=PartialObjectMetadata",
         "application/json;as=\"PartialObjectMetadata\"",
         "application/json;as= Table",
