@@ -21,12 +21,14 @@ impl Drain {
     /// Runs `task` until it ends or the deadline of [`Drain::finish`] passes.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let forced = self.forced.clone();
+        // What is moved into a `select!` has its place in it twice, and there are thousands of these.
+        let mut task = Box::pin(task);
         self.tasks.spawn(async move {
             tokio::select! {
                 biased;
                 // The deadline passed.
                 () = forced.cancelled() => {}
-                () = task => {}
+                () = &mut task => {}
             }
         });
     }

@@ -118,7 +118,8 @@ impl Listen {
             drain.spawn(async move {
                 let leave = admission.leave.clone();
                 let served = async {
-                    if let Some(stream) = handshake(stream, &tls, &refusals).await {
+                    let handshake = Box::pin(handshake(stream, &tls, &refusals));
+                    if let Some(stream) = handshake.await {
                         serve(stream, Arc::new(admission)).await;
                     }
                 };

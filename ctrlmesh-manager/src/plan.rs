@@ -28,7 +28,7 @@ pub struct Plan {
     /// What follows.
     pub compiled: Compiled,
     /// What proxies may be told now.
-    pub told: BTreeMap<PodName, Told>,
+    pub told: Arc<BTreeMap<PodName, Told>>,
 }
 
 /// The newest plan. Until the cache has seen everything once, there is none.
@@ -60,7 +60,7 @@ async fn follow(
                 let new = plan.compiled.troubles.iter().filter(|one| !troubles.contains(*one));
                 new.for_each(|one| warn!(object = %one.object, problem = %one.message, "refused"));
                 troubles.clone_from(&plan.compiled.troubles);
-                told = Arc::new(plan.told.clone());
+                told = Arc::clone(&plan.told);
                 plans.send_replace(Some(Arc::new(plan)));
             }
             Err(error) => error!(%error, "compiling failed; the last plan stays"),
@@ -75,6 +75,6 @@ async fn follow(
 /// The plan for `snapshot`, where `before` is what proxies were told last.
 pub fn of(snapshot: Snapshot, labelling: &Labelling, before: &BTreeMap<PodName, Told>) -> Plan {
     let compiled = compile::compile(snapshot.world(labelling), before);
-    let told = compile::tellable(&compiled, before);
+    let told = Arc::new(compile::tellable(&compiled, before));
     Plan { snapshot: Arc::new(snapshot), compiled, told }
 }

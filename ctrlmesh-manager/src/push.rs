@@ -5,6 +5,7 @@
 //! before anything is looked up.
 
 mod allowance;
+mod codec;
 mod link;
 mod newest;
 mod relay;
@@ -12,6 +13,7 @@ mod session;
 mod told;
 
 pub use allowance::Allowance;
+use codec::SmallCodec;
 pub use newest::Newest;
 pub use relay::Relay;
 
@@ -119,6 +121,9 @@ struct Call {
     token: Arc<str>,
 }
 
+/// What becomes of one call.
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
 type Answering<T> = Pin<Box<dyn Future<Output = Result<tonic::Response<T>, Status>> + Send>>;
 
 // === impl PushMetrics ===
@@ -140,10 +145,17 @@ impl PushMetrics {
 
 impl Push {
     /// Serves one connection until it ends.
-    pub async fn serve(self: Arc<Self>, stream: TlsStream<TcpStream>, admission: Arc<Admission>) {
+    pub fn serve(
+        self: Arc<Self>,
+        stream: TlsStream<TcpStream>,
+        admission: Arc<Admission>,
+    ) -> impl Future<Output = ()> + Send + 'static {
         let service = {
             let (push, admission) = (self.clone(), admission.clone());
-            service_fn(move |request| push.clone().answer(request, admission.clone()))
+            // Apart: what an answer took is given back when its body begins, and that of a proxy that follows has no end.
+            service_fn(move |request| -> Answer {
+                Box::pin(push.clone().answer(request, admission.clone()))
+            })
         };
         let connection = http2::Builder::new(Tasks(self.drain.clone()))
             .timer(TokioTimer::new())
@@ -153,22 +165,24 @@ impl Push {
             .max_header_list_size(MAX_HEAD_BYTES)
             .max_send_buf_size(MAX_SEND_BYTES)
             .serve_connection(TokioIo::new(stream), service);
-        let mut connection = std::pin::pin!(connection);
-        let late = async {
-            time::sleep(PROVE).await;
-            if admission.is_proven() {
-                std::future::pending::<()>().await;
-            }
-        };
-        tokio::select! {
-            ended = connection.as_mut() => if let Err(error) = ended {
-                debug!(error = telemetry::chain(&error), "connection of a proxy broke");
-            },
-            // It has not proved itself in time.
-            () = late => self.refusals.count(Refused::Slow),
-            () = self.drain.started() => {
-                connection.as_mut().graceful_shutdown();
-                drop(connection.await);
+        let mut connection = Box::pin(connection);
+        async move {
+            let late = async {
+                time::sleep(PROVE).await;
+                if admission.is_proven() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                ended = connection.as_mut() => if let Err(error) = ended {
+                    debug!(error = telemetry::chain(&error), "connection of a proxy broke");
+                },
+                // It has not proved itself in time.
+                () = late => self.refusals.count(Refused::Slow),
+                () = self.drain.started() => {
+                    connection.as_mut().graceful_shutdown();
+                    drop(connection.await);
+                }
             }
         }
     }
@@ -190,7 +204,7 @@ impl Push {
         let call = Call { push: self, identity, token };
         let response = match path.as_str() {
             wire::FOLLOW => {
-                let codec = ProstCodec::<Update, Report>::default();
+                let codec = SmallCodec::<Update, Report>::default();
                 let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_REPORT_BYTES);
                 grpc.streaming(call, request).await
             }

@@ -43,8 +43,8 @@ const BACK: Duration = Duration::from_secs(10);
 /// How often it is looked whether all are connected.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What is left alone between two changes, so that one is not the other's: a status is written once a second.
-const PAUSE: Duration = Duration::from_millis(1500);
+/// What is left alone between two changes, so that one is not the other's: a status is written once a second, that of an epoch and twice what proxies say of it.
+const PAUSE: Duration = Duration::from_secs(4);
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");

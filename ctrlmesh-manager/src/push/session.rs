@@ -150,7 +150,8 @@ impl Session {
     async fn run(mut self, hello: Hello) {
         debug!(pod = %self.identity.pod, node = hello.node, version = hello.version, "follows");
         let known = known(hello.known);
-        let status = match self.begin(known).await {
+        // Apart, as is what seldom happens: it would hold its room for as long as the proxy follows.
+        let status = match Box::pin(self.begin(known)).await {
             Ok(()) => self.go_on().await,
             Err(status) => Some(status),
         };
@@ -228,7 +229,7 @@ impl Session {
                 Event::Room => self.tell().await,
                 Event::Review => {
                     review.as_mut().reset(time::Instant::now() + review_again());
-                    self.review().await
+                    Box::pin(self.review()).await
                 }
                 Event::Replaced => Err(Status::aborted("the same pod follows anew")),
                 Event::Shutdown => Err(Status::unavailable("the manager ends")),
