@@ -13,8 +13,8 @@ use thiserror::Error;
 
 use crate::metrics::{ClientError, Metrics};
 
-/// What a pod may let wait even where the others have taken all that there is: two responses that nobody reads.
-const FLOOR_BYTES: i64 = 4 << 20;
+/// What a pod may let wait even where the others have taken all that there is: one response that nobody reads.
+const FLOOR_BYTES: i64 = 2 << 20;
 
 /// The part of what may wait that one pod may have, where the process serves many.
 const PODS: i64 = 4;
@@ -64,7 +64,7 @@ impl Backlog {
 
     /// Of a pod, where the process serves many: a quarter of what there is for all.
     pub fn of_pod(self: &Arc<Self>) -> Arc<Self> {
-        let (most, metrics) = (self.most / PODS, self.metrics.clone());
+        let (most, metrics) = ((self.most / PODS).max(FLOOR_BYTES), self.metrics.clone());
         Arc::new(Self { most, bytes: Gauge::default(), all: Some(self.clone()), metrics })
     }
 
@@ -72,6 +72,16 @@ impl Backlog {
     pub fn wait(self: &Arc<Self>, bytes: usize) -> Option<Waiting> {
         let mut waiting = Waiting { backlog: self.clone(), bytes: 0 };
         waiting.set(bytes).then_some(waiting)
+    }
+
+    /// Whether so much more may wait now.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let has_room = self.take(bytes);
+        if has_room {
+            self.give_back(bytes);
+        }
+        has_room
     }
 
     /// Whether nothing waits.
@@ -173,8 +183,8 @@ mod tests {
         let theirs = others.each_ref().map(|other| other.wait(8 * MIB).unwrap());
         // The process has no more, but for what is left to each.
         let last = all.of_pod();
-        let mut two = last.wait(4 * MIB).unwrap();
-        assert!(last.wait(1).is_none() && !two.set(4 * MIB + 1));
+        let mut two = last.wait(2 * MIB).unwrap();
+        assert!(!last.has_room(1) && last.wait(1).is_none() && !two.set(2 * MIB + 1));
         drop((held, two));
         assert!(greedy.wait(8 * MIB).is_some());
         drop(theirs);

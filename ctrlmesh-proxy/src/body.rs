@@ -19,15 +19,13 @@ use tokio::time;
 use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use crate::backlog::Waiting;
 pub use piece::{AHEAD_BYTES, Piece, TooMuch, Unread};
 
 mod piece;
 
 /// How long a client's body waits for the API server's `100 Continue`: clients themselves wait no longer than this.
 const EXPECT_PATIENCE: Duration = Duration::from_secs(1);
-
-/// How much of a body is handed on at once: a page of a splice is longer than what reads of a connection give.
-const MAX_PART_BYTES: usize = 1 << 20;
 
 /// The body of a request or a response, on its way through.
 #[derive(Debug)]
@@ -55,11 +53,11 @@ pub struct Share {
 #[derive(Debug)]
 pub struct Expected {
     body: Incoming,
-    waiting: Option<Waiting>,
+    waiting: Option<Unasked>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct Unasked {
     asked_for: Pin<Box<WaitForCancellationFutureOwned>>,
     too_long: Pin<Box<Sleep>>,
 }
@@ -69,6 +67,8 @@ struct Waiting {
 pub struct Http2 {
     stream: RecvStream,
     data_ended: bool,
+    /// Counts what may have come of it before it is read.
+    waits: Option<Waiting>,
     /// Held until the body ends.
     _share: Option<Share>,
 }
@@ -109,7 +109,16 @@ impl Relay {
         if stream.is_end_stream() {
             return Relay::Empty;
         }
-        Relay::Http2(Http2 { stream, data_ended: false, _share: share })
+        Relay::Http2(Http2 { stream, data_ended: false, waits: None, _share: share })
+    }
+
+    /// What a client sends over HTTP/2, of which `waits` counts what comes before somebody reads it.
+    pub fn uploaded(stream: RecvStream, waits: Option<Waiting>) -> Self {
+        let mut relay = Self::http2(stream, None);
+        if let Relay::Http2(body) = &mut relay {
+            body.waits = waits;
+        }
+        relay
     }
 
     /// What an HTTP/1.1 message carries.
@@ -122,7 +131,7 @@ impl Relay {
 
     /// What an HTTP/1.1 client holds back until `asked_for`, or until it would send it unasked.
     pub fn expected(body: Incoming, asked_for: CancellationToken) -> Self {
-        let waiting = Waiting {
+        let waiting = Unasked {
             asked_for: Box::pin(asked_for.cancelled_owned()),
             too_long: Box::pin(time::sleep(EXPECT_PATIENCE)),
         };
@@ -224,6 +233,8 @@ impl Http2 {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        // From here on it is read as it comes.
+        self.waits = None;
         if !self.data_ended {
             match ready!(self.stream.poll_data(cx)) {
                 Some(Ok(bytes)) => {
@@ -329,30 +340,13 @@ where
     })
 }
 
-/// Sends data in parts, each of which counts while it waits.
 async fn send_data(
-    mut data: Bytes,
+    data: Bytes,
     last: bool,
     send: &mut SendStream<Piece>,
     unread: &Rc<Unread>,
 ) -> Result<(), PipeError> {
-    loop {
-        let part = data.split_to(data.len().min(MAX_PART_BYTES));
-        let last = last && data.is_empty();
-        let part = unread.piece(part, 1).map_err(|TooMuch| BodyError::Unread)?;
-        send_part(part, last, send, unread).await?;
-        if data.is_empty() {
-            return Ok(());
-        }
-    }
-}
-
-async fn send_part(
-    mut part: Piece,
-    last: bool,
-    send: &mut SendStream<Piece>,
-    unread: &Unread,
-) -> Result<(), PipeError> {
+    let mut part = unread.piece(data, 1).map_err(|TooMuch| BodyError::Unread)?;
     while part.remaining() > send.capacity() {
         send.reserve_capacity(part.remaining());
         let room = match poll_fn(|cx| Poll::Ready(poll_room(send, cx))).await {

@@ -12,7 +12,7 @@ use harness::proxy::Proxy;
 use harness::until;
 use harness::upstream::{Upstream, whole};
 use http::{Request, StatusCode, Version};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 /// Half of it may wait.
 const MEMORY: &str = "64Mi";
@@ -186,4 +186,47 @@ async fn an_upload_that_is_not_taken_ends_with_its_client() {
     until("nothing waits", || async { proxy.metric(WAITS).await == 0.0 }).await;
     let upstream = "ctrlmesh_proxy_upstream_connections";
     until("no connection", || async { proxy.metric(upstream).await == 0.0 }).await;
+}
+
+#[tokio::test]
+async fn a_body_that_goes_on_behind_its_answer_is_no_head() {
+    let pki = Pki::new();
+    // It answers at once, and reads to the end.
+    let upstream = Upstream::bytes(pki.server(&["http/1.1"]), |mut stream| async move {
+        let mut all = vec![0; 64 << 10];
+        let read = stream.read(&mut all).await.unwrap();
+        assert!(all[..read].starts_with(b"POST"));
+        let answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbegun\r\n";
+        stream.write_all(answer).await.unwrap();
+        let mut left = BODY - (read - head(&all[..read]));
+        while left > 0 {
+            left -= stream.read(&mut all).await.unwrap();
+        }
+        stream.write_all(b"5\r\nended\r\n0\r\n\r\n").await.unwrap();
+        stream.flush().await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let proxy = Proxy::start(&pki, upstream.address, &["--memory-limit", MEMORY]);
+    let (mut read, mut write) = tokio::io::split(tls(&pki, proxy.address, "http/1.1").await);
+    let request = format!("POST /api HTTP/1.1\r\nHost: k\r\nContent-Length: {BODY}\r\n\r\n");
+    write.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"begun\r\n") {
+        answer.push(read.read_u8().await.unwrap());
+    }
+    write.write_all(&vec![b'x'; BODY]).await.unwrap();
+    write.flush().await.unwrap();
+    while !answer.ends_with(b"ended\r\n") {
+        answer.push(read.read_u8().await.unwrap());
+    }
+    assert!(proxy.metric(REFUSED).await < 1.0);
+}
+
+/// More than may wait.
+const BODY: usize = 64 << 20;
+
+/// Where the body begins.
+fn head(bytes: &[u8]) -> usize {
+    bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4
 }

@@ -56,7 +56,7 @@ impl Unread {
     /// # Errors
     /// Where too much waits already.
     pub fn piece(self: &Rc<Self>, bytes: Bytes, times: usize) -> Result<Piece, TooMuch> {
-        let counted = bytes.len() * times + BESIDE_BYTES;
+        let counted = if bytes.is_empty() { 0 } else { bytes.len() * times + BESIDE_BYTES };
         self.count(self.bytes.get() + counted)?;
         Ok(Piece { bytes, counted, unread: self.clone() })
     }

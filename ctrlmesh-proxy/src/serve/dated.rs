@@ -39,7 +39,7 @@ impl Session {
     /// Whether the newest version of a resource is one from after the change, as it is where they compare. Where the API
     /// server does not say, what the policy says holds.
     async fn find_out(&self, kept: &Kept, info: &RequestInfo<'_>, changed_at: u64) -> bool {
-        let Ok(newest) = splice::version(self, kept, info).await else {
+        let Ok(newest) = Box::pin(splice::version(self, kept, info)).await else {
             debug!("the API server does not say of which version it is");
             return true;
         };

@@ -17,8 +17,9 @@ use tokio::time;
 use tokio::time::{Instant, Sleep};
 use tracing::debug;
 
+use crate::backlog::Waiting;
 use crate::body;
-use crate::body::{Piece, Relay};
+use crate::body::{Piece, Relay, TooMuch};
 use crate::metrics::ClientError;
 use crate::request::fragment::Blocks;
 use crate::seldom::Seldom;
@@ -192,9 +193,12 @@ async fn answer(
     session: Rc<Session>,
     request: Request<RecvStream>,
     cut: bool,
-    respond: SendResponse<Piece>,
+    mut respond: SendResponse<Piece>,
 ) {
-    let mut request = request.map(|body| Relay::http2(body, None));
+    let Ok(waits) = awaited(&session, &request) else {
+        return respond.send_reset(Reason::ENHANCE_YOUR_CALM);
+    };
+    let mut request = request.map(|body| Relay::uploaded(body, waits));
     if request.uri().authority().is_none() {
         name_authority(&mut request);
     }
@@ -217,6 +221,18 @@ async fn answer(
     if let Err(error) = send(Response::from_parts(head, ()), body, &mut respond).await {
         debug!(error = &error as &dyn std::error::Error, "response broke off");
     }
+}
+
+/// Counts what may come of a request's body before the API server is asked for it; fails where too much waits already.
+fn awaited(session: &Session, request: &Request<RecvStream>) -> Result<Option<Waiting>, TooMuch> {
+    if request.body().is_end_stream() {
+        return Ok(None);
+    }
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    let window = STREAM_WINDOW_BYTES as usize;
+    let most = length.unwrap_or(window).min(window);
+    session.counted.unread.backlog().wait(most).map(Some).ok_or(TooMuch)
 }
 
 /// Where a client says only by a header whom it asks, as Go's servers let it, says it as HTTP/2 does.

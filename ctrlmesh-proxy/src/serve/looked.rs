@@ -11,6 +11,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::backlog::{Backlog, Waiting};
 use crate::request::fragment::Look;
 
+/// No longer head is taken: what came without end is something else.
+const MOST_BYTES: usize = 1 << 20;
+
 /// Up to what length the head of a request is not counted: nearly all are shorter.
 const UNCOUNTED_BYTES: usize = 64 << 10;
 
@@ -33,7 +36,7 @@ impl<S, L> Looked<S, L> {
 impl<S, L: Look> Looked<S, L> {
     /// Counts the head that is not whole; whether there is room for it.
     fn count(&mut self) -> bool {
-        let unfinished = self.look.unfinished();
+        let unfinished = self.look.unfinished().min(MOST_BYTES);
         match &mut self.head {
             Some(head) if unfinished > UNCOUNTED_BYTES => head.set(unfinished),
             None if unfinished > UNCOUNTED_BYTES => {
@@ -44,6 +47,14 @@ impl<S, L: Look> Looked<S, L> {
                 *counted = None;
                 true
             }
+        }
+    }
+
+    /// Counts a head no longer that is whole by now, which is so once it is answered.
+    fn settle(&mut self) {
+        if self.head.is_some() {
+            // Less always fits.
+            let _fits = self.count();
         }
     }
 }
@@ -68,13 +79,15 @@ impl<S: AsyncRead + Unpin, L: Look + Unpin> AsyncRead for Looked<S, L> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, L: Unpin> AsyncWrite for Looked<S, L> {
+impl<S: AsyncWrite + Unpin, L: Look + Unpin> AsyncWrite for Looked<S, L> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, bytes)
+        let this = self.get_mut();
+        this.settle();
+        Pin::new(&mut this.stream).poll_write(cx, bytes)
     }
 
     fn poll_write_vectored(
@@ -82,7 +95,9 @@ impl<S: AsyncWrite + Unpin, L: Unpin> AsyncWrite for Looked<S, L> {
         cx: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, pieces)
+        let this = self.get_mut();
+        this.settle();
+        Pin::new(&mut this.stream).poll_write_vectored(cx, pieces)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -271,7 +271,7 @@ pub(super) async fn clear(session: &Session, kept: &Kept) {
     if unread.is_empty() {
         return;
     }
-    match version(session, kept, &info).await {
+    match Box::pin(version(session, kept, &info)).await {
         Ok(version) => {
             session.policy.was_read_until(&unread, &info, version);
         }

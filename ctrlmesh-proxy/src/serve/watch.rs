@@ -173,6 +173,11 @@ impl Watch {
                 State::Splicing(splicing) => {
                     let encoding = splicing.encoding;
                     let bytes = match ready!(splicing.poll_next(cx)) {
+                        Next::Page(page) if !self.has_room(&page) => {
+                            self.state = State::Ended;
+                            self.session.server.metrics.expired.inc();
+                            watch::expired(encoding, "more waits for the client than may").into()
+                        }
                         Next::Page(page) => {
                             self.went_back |= !page.is_empty() && !self.kept.takes_bookmarks();
                             self.rename_all(page, encoding)
@@ -198,6 +203,11 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// Whether a page may wait for the client to read it.
+    fn has_room(&self, page: &Bytes) -> bool {
+        self.session.counted.unread.backlog().has_room(page.len())
     }
 
     /// Notices shutdown and changes of the policy, and makes sure to be woken at the next.
