@@ -26,7 +26,7 @@ use crate::certs::published::Restorer;
 use crate::certs::roots::Roots;
 use crate::certs::serving::{self, ServingError};
 use crate::certs::vault::{Vault, VaultError, Wanted};
-use crate::config::RunArgs;
+use crate::config::{RunArgs, SameKeysError};
 use crate::context::Context;
 use crate::drain::Drain;
 use crate::govern;
@@ -35,9 +35,11 @@ use crate::label::LabelMetrics;
 use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
+use crate::migration::MigrationMetrics;
 use crate::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
 use crate::reach::{self, ReachError};
 use crate::readiness::Readiness;
+use crate::shard::Labelling;
 use crate::telemetry;
 use crate::tls::{self, Presented};
 use crate::webhook::{Room, Route, Webhook, WebhookMetrics};
@@ -63,6 +65,9 @@ pub enum AppError {
     /// How the API server is reached is not known.
     #[error(transparent)]
     Reach(#[from] ReachError),
+    /// What it was told of labels contradicts itself.
+    #[error(transparent)]
+    Labels(#[from] SameKeysError),
     /// There are no certificate authorities.
     #[error("open the certificate authorities")]
     Vault(#[from] VaultError),
@@ -92,7 +97,7 @@ struct Counted {
     refusals: Refusals,
     push: PushMetrics,
     webhook: WebhookMetrics,
-    labels: LabelMetrics,
+    labels: (LabelMetrics, MigrationMetrics),
     reviewer: Reviewer,
     leader: prometheus_client::metrics::gauge::Gauge,
 }
@@ -115,6 +120,7 @@ pub fn run(args: RunArgs) -> Result<bool, AppError> {
 }
 
 async fn serve(args: RunArgs) -> Result<bool, AppError> {
+    let wanted = args.labels.labelling()?;
     let config = reach::config(&args).await?;
     let cluster = Cluster::of(&config);
     let client = reach::client(config.clone())?;
@@ -131,7 +137,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
         let stop = stop()?;
         let mut stop = std::pin::pin!(stop);
         let started = tokio::select! {
-            started = start(args.clone(), (client, background), cluster, counted, readiness, drain.clone()) => started?,
+            started = start((args.clone(), wanted), (client, background), cluster, counted, readiness, drain.clone()) => started?,
             () = &mut stop => return Ok(true),
         };
         drop(starting);
@@ -152,7 +158,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
 
 /// Starts all parts.
 async fn start(
-    args: RunArgs,
+    (args, wanted): (RunArgs, Labelling),
     (client, background): (Client, Client),
     cluster: Cluster,
     counted: Counted,
@@ -180,6 +186,7 @@ async fn start(
         asked: asked(&args, listeners.webhook.local_addr().map_err(AppError::Runtime)?.port()),
         roots: Arc::new(Roots::new(client.clone(), vault.clone(), cluster)),
         args: Arc::new(args),
+        wanted,
         client,
         leadership,
         vault,
@@ -387,7 +394,7 @@ impl Counted {
             refusals: Refusals::register(to),
             push: PushMetrics::register(to),
             webhook: WebhookMetrics::register(to),
-            labels: LabelMetrics::register(to),
+            labels: (LabelMetrics::register(to), MigrationMetrics::register(to)),
             reviewer: Reviewer::new(client.clone(), to),
             leader: metrics::gauge(to, "leader", "1 where this replica writes"),
             registry: Arc::default(),

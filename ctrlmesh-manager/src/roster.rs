@@ -1,7 +1,7 @@
 //! Which replicas of the manager are there, and which one leads?
 //!
 //! Written into the status of the one `ManagerState` for those who looked there in the predecessors; nothing of ours reads
-//! it.
+//! it. What else stands there is left as it is.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl Roster {
         loop {
             self.leadership.held().await;
             ticks.tick().await;
-            if let Err(error) = self.write().await {
+            if let Err(error) = Box::pin(self.write()).await {
                 warn!(%error, state = MANAGER_STATE, "not written; tried again");
             }
         }
@@ -99,7 +99,7 @@ fn status(
             grpc_leader_election_port: Some(port::MANAGER_GRPC.into()),
             grpc_non_leader_election_port: Some(port::MANAGER_GRPC.into()),
         }),
-        update_timestamp: before.update_timestamp.clone(),
+        ..before.clone()
     };
     if same == *before {
         return same;

@@ -90,22 +90,33 @@ async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_
     harness::until_degraded(&client, &space(0), "AsExpected", "").await?;
     manager.kill()?;
     // So slowly that one can look on.
-    let manager = Manager::start(plane, NAMESPACE, &["--label-rate", "30"])?;
-    harness::until_degraded(&client, &space(0), "Unlabelled", "")
+    let manager = Manager::start(plane, NAMESPACE, &["--label-rate", "60"])?;
+    harness::until_degraded(&client, &space(0), "Relabelling", "beside those that shards go by")
         .await
         .with_context(|| manager.log())?;
-    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 1);
+    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? > 0);
+    let stage = "ctrlmesh_manager_label_migration{stage=\"labelling\"}";
+    ensure!(manager.counted(stage).await? == 1, "{stage}");
+    until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
+    // The label with the namespace is called as before, and says another slot of what is of cluster scope: twice.
+    for reason in ["Relabelling", "AsExpected"] {
+        harness::until_degraded(&client, &space(0), reason, "").await?;
+    }
     let after = until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
-    harness::until_degraded(&client, &space(0), "AsExpected", "").await?;
     ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 0);
+    ensure!(manager.counted("ctrlmesh_manager_label_migration").await? == 0);
     let repairs = "ctrlmesh_manager_label_repairs_total{kind=\"configmaps./v1\",outcome=\"done\"}";
     let all = u64::try_from(OBJECTS.0 * OBJECTS.1)?;
     ensure!(manager.counted(repairs).await? >= all, "{repairs}");
-    // They are the same objects, and what they were labelled with stays for whoever still asks by it.
+    // They are the same objects, and have no other labels of ours.
+    let keys = [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL];
     let same = |(old, new): (&ConfigMap, &ConfigMap)| {
-        old.uid() == new.uid() && new.labels().get(KEY) == old.labels().get(KEY)
+        old.uid() == new.uid() && new.labels().keys().all(|key| keys.contains(&key.as_str()))
     };
-    ensure!(before.len() == after.len() && before.iter().zip(&after).all(same), "made anew");
+    let wrong = before.iter().zip(&after).find(|pair| !same(*pair));
+    ensure!(before.len() == after.len() && wrong.is_none(), "{wrong:?}");
+    manager.kill()?;
+    kept(plane, &client).await?;
     let events: Api<Event> = Api::namespaced(client, NAMESPACE);
     retry(|| async {
         let list = events.list(&ListParams::default()).await?;
@@ -114,4 +125,19 @@ async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_
         Ok(())
     })
     .await
+}
+
+/// Former labels stay where they are to be kept.
+async fn kept(plane: &ControlPlane, client: &Client) -> Result<()> {
+    let told = ["--label-sharding-hash", KEY, "--keep-former-labels", "--label-rate", "1000"];
+    let manager = Manager::start(plane, NAMESPACE, &told)?;
+    harness::until_degraded(client, &space(0), "Relabelling", "--keep-former-labels")
+        .await
+        .with_context(|| manager.log())?;
+    let stage = "ctrlmesh_manager_label_migration{stage=\"leaving\"}";
+    ensure!(manager.counted(stage).await? == 1, "{stage}");
+    for key in [KEY, label::SHARDING_HASH] {
+        until_labelled(client, key, NamespaceHash::default()).await?;
+    }
+    Ok(())
 }

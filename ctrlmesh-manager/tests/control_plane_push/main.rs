@@ -13,6 +13,7 @@ mod harness;
 mod names;
 mod outage;
 mod process;
+mod relabel;
 mod replicas;
 mod rotation;
 mod takeover;
