@@ -10,6 +10,7 @@ use ctrlmesh_common::everywhere::without_ipv6;
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
 use kube::Client;
 use nix::sys::resource::{self, Resource};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
 use thiserror::Error;
@@ -100,6 +101,7 @@ struct Counted {
     labels: (LabelMetrics, MigrationMetrics),
     reviewer: Reviewer,
     leader: prometheus_client::metrics::gauge::Gauge,
+    unwritten: Counter,
 }
 
 /// Where is listened.
@@ -193,7 +195,7 @@ async fn start(
         readiness,
         drain,
     };
-    keep_certificates(&context, &presented);
+    keep_certificates(&context, &presented, counted.unwritten);
     tell_leader(&context);
     serve_proxies(
         &context,
@@ -214,10 +216,10 @@ async fn start(
     Ok(context)
 }
 
-fn keep_certificates(context: &Context, presented: &Arc<Presented>) {
+fn keep_certificates(context: &Context, presented: &Arc<Presented>, unwritten: Counter) {
     let drain = &context.drain;
     let (vault, leadership) = (context.vault.clone(), context.leadership.clone());
-    drain.spawn_until_started(vault.follow(leadership.clone()));
+    drain.spawn_until_started(vault.follow(leadership.clone(), unwritten));
     let (vault, names) = (context.vault.clone(), context.args.names());
     drain.spawn_until_started(serving::follow(vault, names, presented.clone()));
     let (board, own) = (context.board.clone(), context.args.namespace.clone());
@@ -397,6 +399,11 @@ impl Counted {
             labels: (LabelMetrics::register(to), MigrationMetrics::register(to)),
             reviewer: Reviewer::new(client.clone(), to),
             leader: metrics::gauge(to, "leader", "1 where this replica writes"),
+            unwritten: metrics::counter(
+                to,
+                "ca_write_failures",
+                "How often the certificate authorities could not be written by this replica while it led; after some it gives its Lease up",
+            ),
             registry: Arc::default(),
         };
         Self { registry: Arc::new(registry), ..counted }

@@ -18,4 +18,5 @@ mod replicas;
 mod rotation;
 mod takeover;
 mod token;
+mod unwritten;
 mod webhooks;
