@@ -107,13 +107,7 @@ impl Cache {
     /// Begins to watch; nothing is seen yet. Of the pods of namespace `own`, the manager's, nothing ever is. Objects are
     /// labelled as is written in the `ManagerState`, or else as was `told`.
     pub fn start(client: &Client, own: &str, told: Labelling, drain: &Drain) -> Arc<Self> {
-        let cache = Arc::new(Self {
-            seen: Mutex::default(),
-            told,
-            scheme: watch::Sender::new(None),
-            version: watch::Sender::new(0),
-            synced: watch::Sender::new(false),
-        });
+        let cache = Arc::new(Self::told(told));
         let config = Config::default().page_size(PAGE);
         let elsewhere = [KUBE_SYSTEM, own].map(|name| format!("metadata.namespace!={name}"));
         let enrolled = config
@@ -158,14 +152,20 @@ impl Cache {
         cache
     }
 
+    fn told(told: Labelling) -> Self {
+        Self {
+            seen: Mutex::default(),
+            told,
+            scheme: watch::Sender::new(None),
+            version: watch::Sender::new(0),
+            synced: watch::Sender::new(false),
+        }
+    }
+
     fn watch_scheme(self: Arc<Self>, client: &Client, drain: &Drain) {
         let one = Config::default().fields(&format!("metadata.name={MANAGER_STATE}"));
         let states = watcher(Api::<ManagerState>::all(client.clone()), one);
-        drain.spawn_until_started(self.follow(
-            states,
-            |seen| &mut seen.schemes,
-            |state| (full_name(&state), state.status.and_then(|status| status.labels)),
-        ));
+        drain.spawn_until_started(self.follow(states, |seen| &mut seen.schemes, read_labels));
     }
 
     /// Begins to watch the list of the kinds that are labelled, in namespace `own`, as `client`, who may.
@@ -407,6 +407,10 @@ impl<V: PartialEq> Kept<V> {
     }
 }
 
+fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {
+    (full_name(&state), state.status.and_then(|status| status.labels))
+}
+
 fn full_name<K: Resource>(object: &K) -> String {
     let meta = object.meta();
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
@@ -415,6 +419,8 @@ fn full_name<K: Resource>(object: &K) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::api::{ManagerStateSpec, ManagerStateStatus};
+
     use super::*;
 
     fn read((name, value): (&str, u8)) -> (String, u8) {
@@ -440,6 +446,52 @@ mod tests {
         assert_eq!(take(Event::InitDone), (true, is(&[("b", 2)])), "what is not listed is gone");
         assert_eq!(take(Event::Delete(("b", 2))), (true, vec![]));
         assert_eq!(take(Event::Delete(("b", 2))), (false, vec![]));
+    }
+
+    fn state(labels: Option<LabelsStatus>) -> ManagerState {
+        let mut state = ManagerState::new(MANAGER_STATE, ManagerStateSpec::default());
+        state.status = Some(ManagerStateStatus { labels, ..ManagerStateStatus::default() });
+        state
+    }
+
+    #[test]
+    fn what_is_written_of_labels_is_in_force_whatever_was_told_and_whoever_removes_it() {
+        let by = |key: &str| Labelling { hash_key: key.to_owned(), ..Labelling::default() };
+        let cache = Cache::told(by("told"));
+        let take = |event| cache.take(event, |seen| &mut seen.schemes, read_labels);
+        let in_force = || cache.scheme().map(|scheme| scheme.in_force.hash_key.clone());
+        take(Event::Init);
+        assert_eq!(in_force(), None, "nothing was seen yet");
+        let written = Scheme::settled(by("written")).written();
+        take(Event::InitApply(state(Some(written.clone()))));
+        assert_eq!(in_force(), None);
+        take(Event::InitDone);
+        assert_eq!((in_force().as_deref(), cache.is_scheme_written()), (Some("written"), true));
+        let mut wrong = written;
+        wrong.in_force.hash = "md5".to_owned();
+        for event in [
+            Event::Apply(state(Some(wrong))),
+            Event::Apply(state(None)),
+            Event::Delete(state(None)),
+        ] {
+            take(event);
+            assert_eq!(
+                (in_force().as_deref(), cache.is_scheme_written()),
+                (Some("written"), false)
+            );
+        }
+        take(Event::Apply(state(Some(Scheme::settled(by("later")).written()))));
+        assert_eq!(in_force().as_deref(), Some("later"));
+    }
+
+    #[test]
+    fn where_nothing_is_written_of_labels_what_was_told_is_in_force() {
+        let told = Labelling { hash_key: "told".to_owned(), ..Labelling::default() };
+        let cache = Cache::told(told.clone());
+        for event in [Event::Init, Event::InitApply(state(None)), Event::InitDone] {
+            cache.take(event, |seen| &mut seen.schemes, read_labels);
+        }
+        assert_eq!(cache.scheme().as_deref(), Some(&Scheme::settled(told)));
     }
 
     #[test]

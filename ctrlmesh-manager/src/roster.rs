@@ -110,6 +110,7 @@ fn status(
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::api::LabelsStatus;
     use serde_json::json;
 
     use super::*;
@@ -139,5 +140,9 @@ mod tests {
         assert_eq!(status(&slices, "ns", "m-1", &first, at(9)), first, "nothing has changed");
         let next = status(&slices, "ns", "m-0", &first, at(9));
         assert_eq!(next.update_timestamp, Some(Time(at(9))));
+        let labels = Some(LabelsStatus::default());
+        let with_labels = ManagerStateStatus { labels: labels.clone(), ..first };
+        let next = status(&slices, "ns", "m-0", &with_labels, at(9));
+        assert_eq!(next.labels, labels, "what is another's stays");
     }
 }

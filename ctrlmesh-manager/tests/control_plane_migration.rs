@@ -2,14 +2,14 @@
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::api::{ManagerState, ShardingConfig};
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_testbed::{ControlPlane, retry};
 use harness::running::Manager;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -139,5 +139,16 @@ async fn kept(plane: &ControlPlane, client: &Client) -> Result<()> {
     for key in [KEY, label::SHARDING_HASH] {
         until_labelled(client, key, NamespaceHash::default()).await?;
     }
-    Ok(())
+    // Whoever removes what is in force takes nothing from the managers, who write it again.
+    let managers: Api<ManagerState> = Api::all(client.clone());
+    let labels = |state: ManagerState| state.status.and_then(|status| status.labels);
+    let before = labels(managers.get("ctrlmesh-manager").await?);
+    ensure!(before.as_ref().is_some_and(|labels| labels.former.is_some()), "{before:?}");
+    managers.delete("ctrlmesh-manager", &DeleteParams::default()).await?;
+    retry(|| async {
+        let after = labels(managers.get("ctrlmesh-manager").await?);
+        ensure!(after == before, "{after:?}");
+        Ok(())
+    })
+    .await
 }
