@@ -18,6 +18,7 @@ pub mod plan;
 pub mod status;
 pub mod control;
 pub mod label;
+pub mod rights;
 pub mod inject;
 pub mod admit;
 pub mod tls;

@@ -15,6 +15,7 @@ mod outage;
 mod process;
 mod relabel;
 mod replicas;
+mod rights;
 mod rotation;
 mod takeover;
 mod token;

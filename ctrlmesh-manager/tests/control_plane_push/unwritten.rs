@@ -1,6 +1,5 @@
 //! A leader may not write what all wait for.
 
-use std::fs;
 use std::time::Duration;
 
 use ctrlmesh_common::names::CA_SECRET;
@@ -39,15 +38,7 @@ async fn restricted(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     let binding = serde_json::from_value(binding).unwrap();
     bindings.create(&PostParams::default(), &binding).await.unwrap();
     let token = pod.token(client, "https://kubernetes.default.svc").await;
-    let config = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": cluster.url(), "certificate-authority": cluster.ca()}}],
-        "users": [{"name": "u", "user": {"token": token}}],
-    });
-    let file = folder.path().join("kubeconfig");
-    fs::write(&file, config.to_string()).unwrap();
-    file.display().to_string()
+    token::kubeconfig(cluster, &token, folder)
 }
 
 /// Has the API server refuse the Secret from that account.
