@@ -22,6 +22,9 @@ pub mod label {
     pub const NAMESPACE: &str = "ctrlmesh.kusionstack.io/namespace";
     /// On objects: `"true"` where ctrlmesh decides who owns them.
     pub const CONTROL: &str = "ctrlmesh.kusionstack.io/control";
+    /// What the keys of labels begin with that objects carry only while the hash function is changed under a key that stays: a
+    /// key has one value, and so they are needed beside it.
+    pub const SPARE: &str = "ctrlmesh.kusionstack.io/next-";
     /// On pods: `"true"` enrols them.
     pub const ENABLE_PROXY: &str = "ctrlmesh.kusionstack.io/enable-proxy";
     /// On pods: the name of the `ShardingConfig` that they were admitted under.

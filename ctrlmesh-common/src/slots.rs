@@ -191,6 +191,15 @@ impl NamespaceHash {
     }
 }
 
+impl fmt::Display for NamespaceHash {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(match self {
+            Self::Fnv1a => "fnv1a",
+            Self::Kusionstack => "kusionstack",
+        })
+    }
+}
+
 impl std::str::FromStr for NamespaceHash {
     type Err = UnknownHash;
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use ctrlmesh_common::api::{CircuitBreaker, FaultInjection, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::label as key;
+use ctrlmesh_common::selector::Labels;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::DynamicObject;
@@ -20,6 +21,7 @@ use crate::compile::{self, World};
 use crate::inject::{self, Settings};
 use crate::label::{self, Listed, Scope};
 use crate::pod::{Admitted, Member};
+use crate::scheme::Scheme;
 use crate::shard::{self, Labelling};
 use crate::validate::{self, PodLabels, Report};
 
@@ -39,12 +41,10 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Whether one of our four kinds may be as it is asked.
 ///
-/// `snapshot` is none where nothing is known of the cluster yet: then the object is judged by itself.
-pub fn validate(
-    asked: &Asked,
-    snapshot: Option<&Snapshot>,
-    labelling: &Labelling,
-) -> AdmissionResponse {
+/// `snapshot` is none where nothing is known of the cluster yet: then the object is judged by itself, as if objects were
+/// labelled as was `told`.
+pub fn validate(asked: &Asked, snapshot: Option<&Snapshot>, told: &Labelling) -> AdmissionResponse {
+    let labelling = snapshot.map_or(told, |snapshot| &snapshot.scheme.in_force);
     let response = AdmissionResponse::from(asked);
     let (Operation::Create | Operation::Update, Some(object)) = (&asked.operation, &asked.object)
     else {
@@ -69,7 +69,6 @@ pub fn validate(
 pub fn inject(
     asked: &Asked,
     snapshot: Option<&Snapshot>,
-    labelling: &Labelling,
     settings: &Settings,
     recent: &mut Recent,
     now: Instant,
@@ -95,7 +94,7 @@ pub fn inject(
     };
     let unseen = recent.unseen(&snapshot.members, now);
     let member = member(asked, &pod);
-    let shards = match shards(&member, snapshot, &unseen, labelling) {
+    let shards = match shards(&member, snapshot, &unseen) {
         Ok(shards) => shards,
         Err(why) => return response.deny(why),
     };
@@ -128,7 +127,9 @@ pub fn inject(
 }
 
 /// An object that is written, with the labels that it lacks: for API servers that cannot label by themselves.
-pub fn label(asked: &Asked, labelling: &Labelling) -> AdmissionResponse {
+///
+/// What nobody goes by any more is left there: the watches take it away.
+pub fn label(asked: &Asked, scheme: &Scheme) -> AdmissionResponse {
     let response = AdmissionResponse::from(asked);
     let (Operation::Create | Operation::Update, Some(object)) = (&asked.operation, &asked.object)
     else {
@@ -142,7 +143,12 @@ pub fn label(asked: &Asked, labelling: &Labelling) -> AdmissionResponse {
     };
     // The namespace may stand in the URL only. A name that is still to be made up is not known.
     let meta = ObjectMeta { namespace, ..object.metadata.clone() };
-    let Some(labels) = label::missing(&meta, scope, labelling) else { return response };
+    let change = label::change(&meta, scope, scheme).unwrap_or_default();
+    let labels: Labels =
+        change.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+    if labels.is_empty() {
+        return response;
+    }
     let there = object.metadata.labels.as_ref();
     let mut patch = Vec::new();
     if there.is_none_or(std::collections::BTreeMap::is_empty) {
@@ -207,7 +213,7 @@ fn of_config(
     if let Some(snapshot) = snapshot {
         let served = |group: &str, resource: &str| snapshot.served.has(group, resource);
         report.warnings.extend(validate::served(config, &served).warnings);
-        report.warnings.extend(unlabelled(config, snapshot, labelling).warnings);
+        report.warnings.extend(unlabelled(config, snapshot).warnings);
     }
     if report.errors.is_empty() {
         let none = BTreeSet::new();
@@ -223,7 +229,7 @@ fn of_config(
 }
 
 /// What is limited by labels that nobody gives. What is listed that cannot be read, or is not known, is said elsewhere.
-fn unlabelled(config: &ShardingConfig, snapshot: &Snapshot, labelling: &Labelling) -> Report {
+fn unlabelled(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     let Some(Ok(listed)) = snapshot.listed.as_deref().map(Listed::read) else {
         return Report::default();
     };
@@ -231,7 +237,10 @@ fn unlabelled(config: &ShardingConfig, snapshot: &Snapshot, labelling: &Labellin
         let kind = snapshot.served.kind(group, resource);
         kind.is_none_or(|kind| listed.has(group, kind))
     };
-    validate::labelled(config, [&labelling.hash_key, &labelling.namespace_key], &labels)
+    // Also by labels that are to come, or to go.
+    let carried = snapshot.scheme.carried();
+    let keys: Vec<&str> = carried.flat_map(|one| [&*one.hash_key, &*one.namespace_key]).collect();
+    validate::labelled(config, &keys, &labels)
 }
 
 /// The pod as it will be.
@@ -247,12 +256,7 @@ fn member(asked: &Asked, pod: &Pod) -> Member {
 ///
 /// # Errors
 /// Where it is of none, but perhaps of a ShardingConfig that is invalid: let through, it would see everything.
-fn shards(
-    member: &Member,
-    snapshot: &Snapshot,
-    unseen: &[Member],
-    labelling: &Labelling,
-) -> Result<Vec<String>, String> {
+fn shards(member: &Member, snapshot: &Snapshot, unseen: &[Member]) -> Result<Vec<String>, String> {
     let namespace = &member.name.namespace;
     let configs: Vec<ShardingConfig> = snapshot
         .configs
@@ -267,7 +271,7 @@ fn shards(
         .filter(|member| member.name.namespace == *namespace)
         .cloned()
         .collect();
-    let world = World { configs: &configs, members: &members, ..snapshot.world(labelling) };
+    let world = World { configs: &configs, members: &members, ..snapshot.world() };
     let (operators, troubles) = compile::operators(world);
     let places = operators.iter().enumerate();
     let places = places.filter_map(|(at, operator)| {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ctrlmesh_common::everywhere::without_ipv6;
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
 use kube::Client;
-use nix::sys::resource::{self, Resource};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
 use thiserror::Error;
@@ -26,7 +26,7 @@ use crate::certs::published::Restorer;
 use crate::certs::roots::Roots;
 use crate::certs::serving::{self, ServingError};
 use crate::certs::vault::{Vault, VaultError, Wanted};
-use crate::config::RunArgs;
+use crate::config::{RunArgs, SameKeysError};
 use crate::context::Context;
 use crate::drain::Drain;
 use crate::govern;
@@ -35,12 +35,16 @@ use crate::label::LabelMetrics;
 use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
+use crate::migration::MigrationMetrics;
 use crate::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
 use crate::reach::{self, ReachError};
 use crate::readiness::Readiness;
+use crate::shard::Labelling;
 use crate::telemetry;
 use crate::tls::{self, Presented};
 use crate::webhook::{Room, Route, Webhook, WebhookMetrics};
+
+mod room;
 
 /// How often it is tried to reach an API server that is not there yet.
 const RETRY: Duration = Duration::from_secs(1);
@@ -48,21 +52,15 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Connections to the webhooks: some from each API server.
 const WEBHOOK_LIMITS: Limits = Limits { connections: 1024, unproven: 512, unproven_of_one: 128 };
 
-/// Proxies that have not proved themselves: they need milliseconds for that.
-const UNPROVEN: usize = 2048;
-
-/// The same, from one address.
-const UNPROVEN_OF_ONE: usize = 256;
-
-/// Files that are open beside the proxies' connections: those to and from the API servers, and the pages.
-const OTHER_FILES: usize = 2048;
-
 /// Why the manager cannot run.
 #[derive(Debug, Error)]
 pub enum AppError {
     /// How the API server is reached is not known.
     #[error(transparent)]
     Reach(#[from] ReachError),
+    /// What it was told of labels contradicts itself.
+    #[error(transparent)]
+    Labels(#[from] SameKeysError),
     /// There are no certificate authorities.
     #[error("open the certificate authorities")]
     Vault(#[from] VaultError),
@@ -92,9 +90,10 @@ struct Counted {
     refusals: Refusals,
     push: PushMetrics,
     webhook: WebhookMetrics,
-    labels: LabelMetrics,
+    labels: (LabelMetrics, MigrationMetrics),
     reviewer: Reviewer,
     leader: prometheus_client::metrics::gauge::Gauge,
+    unwritten: Counter,
 }
 
 /// Where is listened.
@@ -115,6 +114,7 @@ pub fn run(args: RunArgs) -> Result<bool, AppError> {
 }
 
 async fn serve(args: RunArgs) -> Result<bool, AppError> {
+    let wanted = args.labels.labelling()?;
     let config = reach::config(&args).await?;
     let cluster = Cluster::of(&config);
     let client = reach::client(config.clone())?;
@@ -131,7 +131,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
         let stop = stop()?;
         let mut stop = std::pin::pin!(stop);
         let started = tokio::select! {
-            started = start(args.clone(), (client, background), cluster, counted, readiness, drain.clone()) => started?,
+            started = start((args.clone(), wanted), (client, background), cluster, counted, readiness, drain.clone()) => started?,
             () = &mut stop => return Ok(true),
         };
         drop(starting);
@@ -152,7 +152,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
 
 /// Starts all parts.
 async fn start(
-    args: RunArgs,
+    (args, wanted): (RunArgs, Labelling),
     (client, background): (Client, Client),
     cluster: Cluster,
     counted: Counted,
@@ -180,13 +180,14 @@ async fn start(
         asked: asked(&args, listeners.webhook.local_addr().map_err(AppError::Runtime)?.port()),
         roots: Arc::new(Roots::new(client.clone(), vault.clone(), cluster)),
         args: Arc::new(args),
+        wanted,
         client,
         leadership,
         vault,
         readiness,
         drain,
     };
-    keep_certificates(&context, &presented);
+    keep_certificates(&context, &presented, counted.unwritten);
     tell_leader(&context);
     serve_proxies(
         &context,
@@ -207,10 +208,10 @@ async fn start(
     Ok(context)
 }
 
-fn keep_certificates(context: &Context, presented: &Arc<Presented>) {
+fn keep_certificates(context: &Context, presented: &Arc<Presented>, unwritten: Counter) {
     let drain = &context.drain;
     let (vault, leadership) = (context.vault.clone(), context.leadership.clone());
-    drain.spawn_until_started(vault.follow(leadership.clone()));
+    drain.spawn_until_started(vault.follow(leadership.clone(), unwritten));
     let (vault, names) = (context.vault.clone(), context.args.names());
     drain.spawn_until_started(serving::follow(vault, names, presented.clone()));
     let (board, own) = (context.board.clone(), context.args.namespace.clone());
@@ -259,35 +260,12 @@ fn serve_proxies(
         newest: Newest::default(),
         signatures: Allowance::default(),
     });
-    let limits = limits(args.max_proxies, open_files());
+    let limits = room::limits(args.max_proxies, room::open_files());
     let tls = acceptor(presented, &[tls::ALPN_HTTP2])?;
     let serve = move |stream, admission| push.clone().serve(stream, admission);
     let listen = Listen::new(limits, refusals.clone());
     context.drain.spawn(listen.run(listener, tls, context.drain.clone(), serve));
     Ok(())
-}
-
-/// How many files may be open, after that was made as many as may be: many container runtimes begin with 1024.
-fn open_files() -> usize {
-    let raised = resource::getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| {
-        resource::setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
-        Ok(usize::try_from(most).unwrap_or(usize::MAX))
-    });
-    raised.unwrap_or_else(|error| {
-        warn!(%error, "how many files may be open is not known");
-        usize::MAX
-    })
-}
-
-/// How many proxies may be connected where so many files may be open; what else is open always finds room.
-fn limits(proxies: usize, open_files: usize) -> Limits {
-    let room = open_files.saturating_sub(OTHER_FILES).max(open_files / 2);
-    if room < proxies {
-        warn!(open_files, asked = proxies, room, "fewer proxies can be connected than may be");
-    }
-    let connections = proxies.min(room);
-    let unproven = UNPROVEN.min(connections / 4).max(1);
-    Limits { connections, unproven, unproven_of_one: UNPROVEN_OF_ONE.min(unproven / 2).max(1) }
 }
 
 fn serve_webhooks(
@@ -387,30 +365,16 @@ impl Counted {
             refusals: Refusals::register(to),
             push: PushMetrics::register(to),
             webhook: WebhookMetrics::register(to),
-            labels: LabelMetrics::register(to),
+            labels: (LabelMetrics::register(to), MigrationMetrics::register(to)),
             reviewer: Reviewer::new(client.clone(), to),
             leader: metrics::gauge(to, "leader", "1 where this replica writes"),
+            unwritten: metrics::counter(
+                to,
+                "ca_write_failures",
+                "How often the certificate authorities could not be written by this replica while it led; after some it gives its Lease up",
+            ),
             registry: Arc::default(),
         };
         Self { registry: Arc::new(registry), ..counted }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_more_proxies_are_let_in_than_files_can_be_open() {
-        let of = |proxies, open_files| {
-            let limits = limits(proxies, open_files);
-            (limits.connections, limits.unproven, limits.unproven_of_one)
-        };
-        assert_eq!(of(20_000, 524_288), (20_000, 2048, 256));
-        assert_eq!(of(20_000, usize::MAX), (20_000, 2048, 256));
-        assert_eq!(of(20_000, 10_000), (7952, 1988, 256));
-        assert_eq!(of(20_000, 1024), (512, 128, 64));
-        assert_eq!(of(100, 4096), (100, 25, 12));
-        assert_eq!(of(1, 4096), (1, 1, 1));
     }
 }

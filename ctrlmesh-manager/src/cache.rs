@@ -9,8 +9,8 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_common::names::{label, resource_list};
+use ctrlmesh_common::api::{LabelsStatus, ManagerState, ShardingConfig};
+use ctrlmesh_common::names::{MANAGER_STATE, label, resource_list};
 use ctrlmesh_common::selector::Labels;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -28,8 +28,10 @@ use tracing::warn;
 use crate::compile::World;
 use crate::drain::Drain;
 use crate::pod::{self, KUBE_SYSTEM, Member};
+use crate::scheme::Scheme;
 use crate::served::Served;
 use crate::shard::Labelling;
+use crate::telemetry;
 
 /// How many objects a page of a list has.
 const PAGE: u32 = 500;
@@ -42,6 +44,10 @@ const SERVED: (Duration, Duration) = (Duration::from_secs(2), Duration::from_min
 #[derive(Debug)]
 pub struct Cache {
     seen: Mutex<Seen>,
+    /// How objects are labelled where nobody has written it down.
+    told: Labelling,
+    /// How objects are labelled, once that is known.
+    scheme: watch::Sender<Option<Arc<Scheme>>>,
     version: watch::Sender<u64>,
     synced: watch::Sender<bool>,
 }
@@ -61,6 +67,8 @@ pub struct Snapshot {
     pub served: Arc<Served>,
     /// Which kinds are labelled, as it stands in the list of them; none where that is not known.
     pub listed: Option<String>,
+    /// How objects are labelled.
+    pub scheme: Arc<Scheme>,
 }
 
 /// A namespace.
@@ -79,6 +87,7 @@ struct Seen {
     namespaces: Kept<Known>,
     first_ordinals: Kept<u32>,
     served: Arc<Served>,
+    schemes: Kept<Option<LabelsStatus>>,
     /// Nothing waits for it: it is only to warn.
     listed: Kept<String>,
 }
@@ -95,13 +104,10 @@ struct Kept<V> {
 // === impl Cache ===
 
 impl Cache {
-    /// Begins to watch; nothing is seen yet. Of the pods of namespace `own`, the manager's, nothing ever is.
-    pub fn start(client: &Client, own: &str, drain: &Drain) -> Arc<Self> {
-        let cache = Arc::new(Self {
-            seen: Mutex::default(),
-            version: watch::Sender::new(0),
-            synced: watch::Sender::new(false),
-        });
+    /// Begins to watch; nothing is seen yet. Of the pods of namespace `own`, the manager's, nothing ever is. Objects are
+    /// labelled as is written in the `ManagerState`, or else as was `told`.
+    pub fn start(client: &Client, own: &str, told: Labelling, drain: &Drain) -> Arc<Self> {
+        let cache = Arc::new(Self::told(told));
         let config = Config::default().page_size(PAGE);
         let elsewhere = [KUBE_SYSTEM, own].map(|name| format!("metadata.namespace!={name}"));
         let enrolled = config
@@ -136,6 +142,7 @@ impl Cache {
             },
         ));
         drain.spawn_until_started(this().follow_served(client.clone()));
+        this().watch_scheme(client, drain);
         let sets = watcher(Api::<StatefulSet>::all(client.clone()), config);
         drain.spawn_until_started(this().follow(
             sets,
@@ -143,6 +150,22 @@ impl Cache {
             |set| pod::first_ordinal(&set),
         ));
         cache
+    }
+
+    fn told(told: Labelling) -> Self {
+        Self {
+            seen: Mutex::default(),
+            told,
+            scheme: watch::Sender::new(None),
+            version: watch::Sender::new(0),
+            synced: watch::Sender::new(false),
+        }
+    }
+
+    fn watch_scheme(self: Arc<Self>, client: &Client, drain: &Drain) {
+        let one = Config::default().fields(&format!("metadata.name={MANAGER_STATE}"));
+        let states = watcher(Api::<ManagerState>::all(client.clone()), one);
+        drain.spawn_until_started(self.follow(states, |seen| &mut seen.schemes, read_labels));
     }
 
     /// Begins to watch the list of the kinds that are labelled, in namespace `own`, as `client`, who may.
@@ -187,7 +210,27 @@ impl Cache {
                 .listed
                 .synced
                 .then(|| seen.listed.current.values().next().cloned().unwrap_or_default()),
+            scheme: self.scheme().unwrap_or_default(),
         }
+    }
+
+    /// How objects are labelled; none until that is known.
+    pub fn scheme(&self) -> Option<Arc<Scheme>> {
+        self.scheme.borrow().clone()
+    }
+
+    /// Whether that is written down.
+    pub fn is_scheme_written(&self) -> bool {
+        let written = {
+            let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.schemes.current.values().flatten().next().cloned()
+        };
+        self.scheme().is_some_and(|scheme| written == Some(scheme.written()))
+    }
+
+    /// How objects are labelled, and a way to learn of a change.
+    pub fn schemes(&self) -> watch::Receiver<Option<Arc<Scheme>>> {
+        self.scheme.subscribe()
     }
 
     /// The namespaces, by name.
@@ -239,6 +282,31 @@ impl Cache {
         }
     }
 
+    /// Takes what is written of how objects are labelled. What somebody has removed, or cannot be read, takes nothing from
+    /// what was known: the leader writes it again.
+    fn follow_scheme(&self, seen: &Seen) {
+        if !seen.schemes.synced {
+            return;
+        }
+        let written = seen.schemes.current.values().flatten().next().map(Scheme::read);
+        let scheme = match (written, self.scheme()) {
+            (Some(Ok(scheme)), _) => scheme,
+            (Some(Err(error)), _) => {
+                let error = telemetry::chain(&error);
+                return warn!(error, state = MANAGER_STATE, "not read; what was known holds");
+            }
+            (None, Some(_)) => return,
+            (None, None) => Scheme::settled(self.told.clone()),
+        };
+        self.scheme.send_if_modified(|before| {
+            let differs = before.as_deref() != Some(&scheme);
+            if differs {
+                *before = Some(Arc::new(scheme));
+            }
+            differs
+        });
+    }
+
     fn take<K, V: PartialEq>(
         &self,
         event: Event<K>,
@@ -247,7 +315,10 @@ impl Cache {
     ) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = of(&mut seen).take(event, read);
-        let synced = seen.synced();
+        if changed {
+            self.follow_scheme(&seen);
+        }
+        let synced = seen.synced() && self.scheme.borrow().is_some();
         drop(seen);
         if changed {
             self.version.send_modify(|version| *version = version.wrapping_add(1));
@@ -260,13 +331,13 @@ impl Cache {
 
 impl Snapshot {
     /// What is compiled.
-    pub fn world<'a>(&'a self, labelling: &'a Labelling) -> World<'a> {
+    pub fn world(&self) -> World<'_> {
         World {
             configs: &self.configs,
             members: &self.members,
             namespaces: &self.namespaces,
             first_ordinals: &self.first_ordinals,
-            labelling,
+            labelling: &self.scheme.in_force,
         }
     }
 }
@@ -295,6 +366,7 @@ impl Seen {
             && self.members.synced
             && self.namespaces.synced
             && self.first_ordinals.synced
+            && self.schemes.synced
     }
 }
 
@@ -335,6 +407,10 @@ impl<V: PartialEq> Kept<V> {
     }
 }
 
+fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {
+    (full_name(&state), state.status.and_then(|status| status.labels))
+}
+
 fn full_name<K: Resource>(object: &K) -> String {
     let meta = object.meta();
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
@@ -343,6 +419,8 @@ fn full_name<K: Resource>(object: &K) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::api::{ManagerStateSpec, ManagerStateStatus};
+
     use super::*;
 
     fn read((name, value): (&str, u8)) -> (String, u8) {
@@ -368,6 +446,52 @@ mod tests {
         assert_eq!(take(Event::InitDone), (true, is(&[("b", 2)])), "what is not listed is gone");
         assert_eq!(take(Event::Delete(("b", 2))), (true, vec![]));
         assert_eq!(take(Event::Delete(("b", 2))), (false, vec![]));
+    }
+
+    fn state(labels: Option<LabelsStatus>) -> ManagerState {
+        let mut state = ManagerState::new(MANAGER_STATE, ManagerStateSpec::default());
+        state.status = Some(ManagerStateStatus { labels, ..ManagerStateStatus::default() });
+        state
+    }
+
+    #[test]
+    fn what_is_written_of_labels_is_in_force_whatever_was_told_and_whoever_removes_it() {
+        let by = |key: &str| Labelling { hash_key: key.to_owned(), ..Labelling::default() };
+        let cache = Cache::told(by("told"));
+        let take = |event| cache.take(event, |seen| &mut seen.schemes, read_labels);
+        let in_force = || cache.scheme().map(|scheme| scheme.in_force.hash_key.clone());
+        take(Event::Init);
+        assert_eq!(in_force(), None, "nothing was seen yet");
+        let written = Scheme::settled(by("written")).written();
+        take(Event::InitApply(state(Some(written.clone()))));
+        assert_eq!(in_force(), None);
+        take(Event::InitDone);
+        assert_eq!((in_force().as_deref(), cache.is_scheme_written()), (Some("written"), true));
+        let mut wrong = written;
+        wrong.in_force.hash = "md5".to_owned();
+        for event in [
+            Event::Apply(state(Some(wrong))),
+            Event::Apply(state(None)),
+            Event::Delete(state(None)),
+        ] {
+            take(event);
+            assert_eq!(
+                (in_force().as_deref(), cache.is_scheme_written()),
+                (Some("written"), false)
+            );
+        }
+        take(Event::Apply(state(Some(Scheme::settled(by("later")).written()))));
+        assert_eq!(in_force().as_deref(), Some("later"));
+    }
+
+    #[test]
+    fn where_nothing_is_written_of_labels_what_was_told_is_in_force() {
+        let told = Labelling { hash_key: "told".to_owned(), ..Labelling::default() };
+        let cache = Cache::told(told.clone());
+        for event in [Event::Init, Event::InitApply(state(None)), Event::InitDone] {
+            cache.take(event, |seen| &mut seen.schemes, read_labels);
+        }
+        assert_eq!(cache.scheme().as_deref(), Some(&Scheme::settled(told)));
     }
 
     #[test]

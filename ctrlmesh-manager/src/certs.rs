@@ -10,4 +10,5 @@ pub mod published;
 pub mod roots;
 pub mod servers;
 pub mod serving;
+mod tries;
 pub mod vault;

@@ -9,10 +9,12 @@ use ctrlmesh_manager::manifest::Manifests;
 
 mod compile;
 mod crds;
+mod rights;
 mod validate;
 
 pub(crate) use compile::Compile;
 pub(crate) use crds::Crds;
+pub(crate) use rights::Rights;
 pub(crate) use validate::Validate;
 
 /// Reads files, and the files of folders that are YAML or JSON, in the order of their names.

@@ -147,6 +147,9 @@ pub struct LabelArgs {
         value_name = "HASH"
     )]
     pub sharding_hash: NamespaceHash,
+    /// Keep the labels from before on objects after their keys or the hash were changed, for as long as this is given
+    #[arg(long, env = "CTRLMESH_MANAGER_KEEP_FORMER_LABELS")]
+    pub keep_former_labels: bool,
     /// How many objects that lack labels are labelled in a second, at most
     #[arg(long, env = "CTRLMESH_MANAGER_LABEL_RATE", default_value_t = 100, value_name = "N")]
     pub label_rate: u32,
@@ -169,6 +172,17 @@ pub struct Reachable {
 pub struct ReachableError {
     /// What it is.
     seen: String,
+}
+
+/// Keys of which two are one.
+#[derive(Debug, Error)]
+#[error(
+    "--label-sharding-hash, --label-namespace and --label-control must be three different keys; they are {}",
+    .keys.join(", ")
+)]
+pub struct SameKeysError {
+    /// What they are.
+    keys: [String; 3],
 }
 
 /// A text that is no duration.
@@ -214,13 +228,20 @@ impl Reachable {
 
 impl LabelArgs {
     /// What they say.
-    pub fn labelling(&self) -> Labelling {
-        Labelling {
+    ///
+    /// # Errors
+    /// Where two keys are one.
+    pub fn labelling(&self) -> Result<Labelling, SameKeysError> {
+        let labelling = Labelling {
             hash_key: self.label_sharding_hash.clone(),
             namespace_key: self.label_namespace.clone(),
             control_key: self.label_control.clone(),
             hash: self.sharding_hash,
+        };
+        if labelling.is_ambiguous() {
+            return Err(SameKeysError { keys: labelling.keys().map(str::to_owned) });
         }
+        Ok(labelling)
     }
 }
 
@@ -264,6 +285,22 @@ mod tests {
         for wrong in ["", "here", "192.0.2.7:", "[2001:db8::7]"] {
             assert!(reachable(wrong).unwrap_err().to_string().contains("neither"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_key_stands_for_one_thing() {
+        #[derive(clap::Parser)]
+        struct Told {
+            #[command(flatten)]
+            labels: LabelArgs,
+        }
+        let told = |args: &[&str]| <Told as clap::Parser>::parse_from(args).labels.labelling();
+        assert_eq!(told(&["x"]).unwrap(), Labelling::default());
+        let error = told(&["x", "--label-namespace", label::CONTROL]).unwrap_err().to_string();
+        assert!(
+            error.contains("three different keys") && error.contains(label::CONTROL),
+            "{error}"
+        );
     }
 
     #[test]

@@ -12,12 +12,15 @@ use crate::config::RunArgs;
 use crate::drain::Drain;
 use crate::lease::Leadership;
 use crate::readiness::Readiness;
+use crate::shard::Labelling;
 
 /// What all parts of a running manager share.
 #[derive(Clone)]
 pub struct Context {
     /// What the manager was told.
     pub args: Arc<RunArgs>,
+    /// How objects are to be labelled.
+    pub wanted: Labelling,
     /// The API server.
     pub client: Client,
     /// What pods are to be told.

@@ -25,8 +25,7 @@ use tracing::{info, warn};
 
 use crate::plan::{Plan, Plans};
 use crate::pod::PodName;
-use crate::shard::Labelling;
-use crate::status::Contact;
+use crate::status::{Contact, Unlabelled};
 
 mod writes;
 mod desk;
@@ -50,17 +49,15 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const EVENTS: usize = 1000;
 
 /// Writes for one replica of the manager.
-pub struct Control<Contacts, Unlabelled, MayWrite> {
+pub struct Control<Contacts, Left, MayWrite> {
     /// How the API server is reached.
     pub client: Client,
-    /// How objects are labelled.
-    pub labelling: Arc<Labelling>,
     /// Whom events are told by.
     pub recorder: Recorder,
     /// What the proxies have said.
     pub contacts: Contacts,
     /// What is to be labelled yet, where that is known to be anything.
-    pub unlabelled: Unlabelled,
+    pub unlabelled: Left,
     /// Whether this replica may write, at this very moment.
     pub may_write: MayWrite,
 }
@@ -81,10 +78,10 @@ type Told = (Box<ShardingConfig>, Vec<News>);
 
 // === impl Control ===
 
-impl<Contacts, Unlabelled, MayWrite> Control<Contacts, Unlabelled, MayWrite>
+impl<Contacts, Left, MayWrite> Control<Contacts, Left, MayWrite>
 where
     Contacts: Fn() -> BTreeMap<PodName, Contact> + Send + Sync,
-    Unlabelled: Fn() -> Option<String> + Send + Sync,
+    Left: Fn() -> Option<Unlabelled> + Send + Sync,
     MayWrite: Fn() -> bool + Send + Sync,
 {
     /// Writes what the newest plan says, until nobody plans any more.
@@ -137,7 +134,7 @@ where
         let seen = Seen { contacts, unlabelled, begins: since.elapsed() < BEGINS };
         let now = Instant::now();
         if desk.asks(&plan, &seen, now) {
-            let writes = writes(&plan, &self.labelling, &seen, Timestamp::now());
+            let writes = writes(&plan, &seen, Timestamp::now());
             desk.take(plan, seen, writes, now);
         }
     }

@@ -15,13 +15,14 @@ use crate::board::{Board, Notice, Receipt};
 use crate::cache::Cache;
 use crate::context::Context;
 use crate::control::Control;
-use crate::label::{AtOnce, LabelMetrics, Labeller, Pace, Progress};
+use crate::label::{AtOnce, Current, LabelMetrics, Labeller, Pace, Progress};
 use crate::lease::Leadership;
+use crate::migration::{Migration, MigrationMetrics, Said};
 use crate::plan::{self, Plan, Plans};
 use crate::pod::{Member, PodName};
 use crate::roster::Roster;
-use crate::shard::Labelling;
-use crate::status::Contact;
+use crate::scheme::Scheme;
+use crate::status::{Contact, Unlabelled};
 use crate::webhook::Route;
 
 mod turns;
@@ -36,12 +37,16 @@ const LABEL: &str = "/label";
 /// Starts everything; what is returned answers the API server.
 ///
 /// `background` is the client for what can wait.
-pub fn start(context: &Context, background: Client, metrics: LabelMetrics) -> Vec<Route> {
+pub fn start(
+    context: &Context,
+    background: Client,
+    metrics: (LabelMetrics, MigrationMetrics),
+) -> Vec<Route> {
     let drain = &context.drain;
-    let labelling = Arc::new(context.args.labels.labelling());
-    let cache = Cache::start(&context.client, &context.args.namespace, drain);
+    let told = context.wanted.clone();
+    let cache = Cache::start(&context.client, &context.args.namespace, told, drain);
     cache.watch_list(background.clone(), &context.args.namespace, drain);
-    let plans = plan::start(Arc::clone(&cache), Arc::clone(&labelling), drain);
+    let plans = plan::start(Arc::clone(&cache), drain);
     let caches = context.readiness.block("caches");
     let mut first = plans.clone();
     drain.spawn_until_started(async move {
@@ -51,20 +56,51 @@ pub fn start(context: &Context, background: Client, metrics: LabelMetrics) -> Ve
     });
     drain.spawn_until_started(tell(context.board.clone(), plans.clone()));
     let (board, leadership) = (context.board.clone(), context.leadership.clone());
-    let progress = Progress::default();
-    let left = progress.clone();
+    let (current, said) = (Current::default(), Said::default());
+    let (left, beside) = (current.clone(), said.clone());
     let control = Control {
         client: context.client.clone(),
-        labelling: Arc::clone(&labelling),
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
         contacts: move || contacts(&board),
-        unlabelled: move || left.left(),
+        unlabelled: move || unlabelled(&left, &beside),
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
     drain.spawn_until_started(roster(context).run());
-    keep_labels(context, background, Arc::clone(&labelling), cache, (metrics, progress));
-    answers::routes(context, &plans, &labelling)
+    lead_over(context, &cache, &plans, (metrics.1, said, current.clone()));
+    keep_labels(context, background, Arc::clone(&cache), (metrics.0, current));
+    answers::routes(context, &plans, &cache)
+}
+
+/// What is to become of labels yet; what belongs to nobody is said first.
+fn unlabelled(current: &Current, said: &Said) -> Option<Unlabelled> {
+    let left = current.left().map(Unlabelled::Some);
+    left.or_else(|| said.get().map(Unlabelled::Beside))
+}
+
+/// Leads objects over to other labels, whenever this replica leads.
+fn lead_over(
+    context: &Context,
+    cache: &Arc<Cache>,
+    plans: &Plans,
+    (metrics, said, current): (MigrationMetrics, Said, Current),
+) {
+    let board = context.board.clone();
+    let migration = Migration {
+        client: context.client.clone(),
+        namespace: context.args.namespace.clone(),
+        wanted: context.wanted.clone(),
+        keeps_former: context.args.labels.keep_former_labels,
+        cache: Arc::clone(cache),
+        plans: plans.clone(),
+        contacts: move || contacts(&board),
+        current,
+        leadership: context.leadership.clone(),
+        recorder: Recorder::new(context.client.clone(), REPORTER.into()),
+        metrics,
+        said,
+    };
+    context.drain.spawn_until_started(migration.run());
 }
 
 fn roster(context: &Context) -> Roster {
@@ -77,27 +113,57 @@ fn roster(context: &Context) -> Roster {
     }
 }
 
-/// Labels, whenever this replica leads.
+/// Labels, whenever this replica leads, as is in force then.
 fn keep_labels(
     context: &Context,
     background: Client,
-    labelling: Arc<Labelling>,
     cache: Arc<Cache>,
-    (metrics, progress): (LabelMetrics, Progress),
+    (metrics, current): (LabelMetrics, Current),
 ) {
-    let leadership = context.leadership.clone();
-    let vault = context.vault.clone();
+    let (this, mut leadership) = (context.clone(), context.leadership.clone());
+    let mut schemes = cache.schemes();
+    context.drain.spawn_until_started(async move {
+        loop {
+            leadership.held().await;
+            let mut here = Leadership::clone(&leadership);
+            let scheme = schemes.borrow_and_update().clone();
+            let progress = current.set(scheme.clone());
+            let labels = async {
+                let Some(scheme) = scheme else { return std::future::pending().await };
+                let parts = (Arc::clone(&cache), metrics.clone(), progress);
+                let labels = labeller(&this, background.clone(), scheme, parts);
+                Box::pin(Arc::new(labels).run(this.drain.clone())).await;
+            };
+            tokio::select! {
+                () = labels => {}
+                // From now on it is labelled otherwise.
+                _ = schemes.changed() => {}
+                // Another replica labels now.
+                () = here.lost() => {}
+            }
+            current.set(None);
+        }
+    });
+}
+
+fn labeller(
+    context: &Context,
+    background: Client,
+    scheme: Arc<Scheme>,
+    (cache, metrics, progress): (Arc<Cache>, LabelMetrics, Progress),
+) -> Labeller<impl Fn() -> bool + Send + Sync + 'static> {
+    let (leadership, vault) = (context.leadership.clone(), context.vault.clone());
     let at_once = AtOnce {
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
-        labelling: Arc::clone(&labelling),
+        scheme: Arc::clone(&scheme),
         asked: at(context.asked.clone(), LABEL),
         believed: Arc::new(move || vault.current().manager.bundle()),
     };
-    let labels = Arc::new(Labeller {
+    Labeller {
         client: background.clone(),
         namespace: context.args.namespace.clone(),
-        labelling,
+        scheme,
         at_once,
         cache,
         recorder: Recorder::new(background, REPORTER.into()),
@@ -105,19 +171,7 @@ fn keep_labels(
         progress,
         may_write: move || leadership.is_held(),
         pace: Pace::per_second(context.args.labels.label_rate),
-    });
-    let (drain, mut leadership) = (context.drain.clone(), context.leadership.clone());
-    context.drain.spawn_until_started(async move {
-        loop {
-            leadership.held().await;
-            let mut here = Leadership::clone(&leadership);
-            tokio::select! {
-                () = Arc::clone(&labels).run(drain.clone()) => {}
-                // Another replica labels now.
-                () = here.lost() => {}
-            }
-        }
-    });
+    }
 }
 
 /// The same, at `path`.
@@ -183,13 +237,11 @@ mod tests {
             configs: manifests.configs,
             ..Snapshot::default()
         };
-        let of = |snapshot: &Snapshot| {
-            notices(&plan::of(snapshot.clone(), &Labelling::default(), &BTreeMap::new()))
-        };
+        let of = |snapshot: &Snapshot| notices(&plan::of(snapshot.clone(), &BTreeMap::new()));
         let told = of(&snapshot);
         assert_eq!(told[0].told, None, "nobody has written the epoch of `a` down");
         assert_eq!((told[1].uid.as_str(), &told[1].told), ("8", &Some(Told::nothing())));
-        let plan = plan::of(snapshot.clone(), &Labelling::default(), &BTreeMap::new());
+        let plan = plan::of(snapshot.clone(), &BTreeMap::new());
         let mut written = snapshot;
         written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {
             epoch: Some(1),

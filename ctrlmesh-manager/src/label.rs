@@ -1,17 +1,16 @@
 //! Which labels does an object have to carry so that it can be given to a shard?
 //!
-//! Three: the slot, the namespace, and that it is controlled. Namespaces and the objects of the listed kinds carry them:
+//! Three, and while others take their place those too: the slot, the namespace, and that it is controlled. Namespaces and the objects of the listed kinds carry them:
 //! at once, by a policy inside the API server and, where it serves none or cannot know the hash, by the mutating webhook,
 //! and for ever, by watches that put right what those missed. What is terminating, or of a kind that is not listed, is
 //! never touched.
 
 use std::collections::BTreeMap;
 
-use ctrlmesh_common::selector::Labels;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use crate::shard::Labelling;
+use crate::scheme::Scheme;
 
 mod kinds;
 mod pace;
@@ -27,7 +26,7 @@ pub use at_once::AtOnce;
 pub use kinds::{Kind, Kinds, KindsError, Served, served};
 pub use pace::Pace;
 pub use policy::{POLICY, binding, policy};
-pub use progress::Progress;
+pub use progress::{Current, Progress};
 pub use repair::{LabelMetrics, Labels as Labeller};
 pub use webhook::webhook;
 
@@ -42,6 +41,9 @@ pub struct Listed {
 
 /// The kind whose objects are always labelled.
 const NAMESPACE: &str = "Namespace";
+
+/// What it is called in URLs.
+const NAMESPACES: &str = "namespaces";
 
 /// What stands for every kind.
 const ALL: &str = "*";
@@ -80,29 +82,43 @@ impl Listed {
     }
 }
 
-/// The labels that the object lacks, or has with other values; none where nothing is to be done.
-pub fn missing(meta: &ObjectMeta, scope: Scope, labelling: &Labelling) -> Option<Labels> {
+/// What is to become of labels, by key: what they are to say, or that they are to go.
+pub type Change = BTreeMap<String, Option<String>>;
+
+/// What is to become of the object's labels: of those that it lacks, or has with other values, and of those that nobody
+/// goes by any more; none where nothing is to be done.
+pub fn change(meta: &ObjectMeta, scope: Scope, scheme: &Scheme) -> Option<Change> {
+    if meta.deletion_timestamp.is_some() {
+        return None;
+    }
     let name = meta.name.as_deref().filter(|name| !name.is_empty());
-    let wanted = match scope {
-        _ if meta.deletion_timestamp.is_some() => return None,
-        Scope::Namespaced => labelling.of_namespace(meta.namespace.as_deref()?),
-        Scope::Cluster => labelling.of_cluster_object(name?),
-        Scope::Namespace => labelling.of_namespace(name?),
-    };
-    let control = (labelling.control_key.as_str(), "true".to_owned());
     let there = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key));
-    let missing: Labels = wanted
-        .into_iter()
-        .chain([control])
-        .filter(|(key, value)| there(key) != Some(value))
-        .map(|(key, value)| (key.to_owned(), value))
-        .collect();
-    (!missing.is_empty()).then_some(missing)
+    let mut change = Change::new();
+    for labelling in scheme.carried() {
+        let wanted = match scope {
+            Scope::Namespaced => labelling.of_namespace(meta.namespace.as_deref()?),
+            Scope::Cluster => labelling.of_cluster_object(name?),
+            Scope::Namespace => labelling.of_namespace(name?),
+        };
+        let control = (labelling.control_key.as_str(), "true".to_owned());
+        let missing = wanted.into_iter().chain([control]);
+        let missing = missing.filter(|(key, value)| there(key) != Some(value));
+        change.extend(missing.map(|(key, value)| (key.to_owned(), Some(value))));
+    }
+    let removed = scheme.removed().filter(|key| there(key).is_some());
+    change.extend(removed.map(|key| (key.to_owned(), None)));
+    (!change.is_empty()).then_some(change)
+}
+
+/// Whether an object that needs this change lacks a label that shards go by.
+fn is_unowned(change: &Change, scheme: &Scheme) -> bool {
+    scheme.in_force.keys().iter().any(|key| change.contains_key(*key))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shard::Labelling;
 
     fn meta(namespace: Option<&str>, name: &str, labels: &[(&str, &str)]) -> ObjectMeta {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
@@ -114,17 +130,29 @@ mod tests {
         }
     }
 
-    fn labels(pairs: &[(&str, &str)]) -> Labels {
+    fn labels(pairs: &[(&str, &str)]) -> Change {
         let key = |key: &str| format!("ctrlmesh.kusionstack.io/{key}");
-        pairs.iter().map(|(name, value)| (key(name), (*value).to_owned())).collect()
+        pairs.iter().map(|(name, value)| (key(name), Some((*value).to_owned()))).collect()
+    }
+
+    /// The object, once that is done.
+    fn with(mut object: ObjectMeta, change: Change) -> ObjectMeta {
+        let labels = object.labels.get_or_insert_default();
+        for (key, value) in change {
+            match value {
+                Some(value) => labels.insert(key, value),
+                None => labels.remove(&key),
+            };
+        }
+        object
     }
 
     #[test]
     fn an_object_has_the_slot_of_its_namespace_and_one_of_cluster_scope_that_of_its_name() {
-        let labelling = Labelling::default();
-        let slot = labelling.hash.slot("shop").to_string();
+        let scheme = Scheme::default();
+        let slot = scheme.in_force.hash.slot("shop").to_string();
         let control = ("control", "true");
-        let of = |meta: &ObjectMeta, scope| missing(meta, scope, &labelling).unwrap();
+        let of = |meta: &ObjectMeta, scope| change(meta, scope, &scheme).unwrap();
         let in_shop = labels(&[("sharding-hash", &slot), ("namespace", "shop"), control]);
         assert_eq!(of(&meta(Some("shop"), "a", &[]), Scope::Namespaced), in_shop);
         assert_eq!(of(&meta(None, "shop", &[]), Scope::Namespace), in_shop);
@@ -135,37 +163,52 @@ mod tests {
 
     #[test]
     fn only_what_is_missing_or_wrong_is_to_be_done() {
-        let labelling = Labelling::default();
-        let slot = labelling.hash.slot("shop").to_string();
-        let mut object = meta(Some("shop"), "a", &[("team", "a")]);
-        let all = missing(&object, Scope::Namespaced, &labelling).unwrap();
-        object.labels.as_mut().unwrap().extend(all);
-        assert_eq!(missing(&object, Scope::Namespaced, &labelling), None);
-        let key = labelling.hash_key.clone();
+        let scheme = Scheme::default();
+        let slot = scheme.in_force.hash.slot("shop").to_string();
+        let object = meta(Some("shop"), "a", &[("team", "a")]);
+        let all = change(&object, Scope::Namespaced, &scheme).unwrap();
+        let mut object = with(object, all);
+        assert_eq!(change(&object, Scope::Namespaced, &scheme), None);
+        let key = scheme.in_force.hash_key.clone();
         object.labels.as_mut().unwrap().insert(key.clone(), "77".to_owned());
-        let wrong = missing(&object, Scope::Namespaced, &labelling).unwrap();
-        assert_eq!(wrong, [(key, slot)].into());
+        let wrong = change(&object, Scope::Namespaced, &scheme).unwrap();
+        assert!(is_unowned(&wrong, &scheme));
+        assert_eq!(wrong, [(key, Some(slot))].into());
     }
 
     #[test]
     fn what_is_terminating_is_not_touched() {
         let mut object = meta(Some("shop"), "a", &[]);
         object.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
-        assert_eq!(missing(&object, Scope::Namespaced, &Labelling::default()), None);
+        assert_eq!(change(&object, Scope::Namespaced, &Scheme::default()), None);
     }
 
     #[test]
-    fn another_key_or_another_hash_is_put_beside_or_in_its_place() {
-        let labelled =
-            missing(&meta(Some("ns-a"), "a", &[]), Scope::Namespaced, &Labelling::default());
-        let mut object = meta(Some("ns-a"), "a", &[]);
-        object.labels = labelled;
-        let labelling = Labelling {
+    fn other_labels_are_put_beside_and_those_that_are_left_over_are_taken_away_at_last() {
+        let old = Scheme::default();
+        let next = Labelling {
             hash_key: "ctrlmesh.kusionstack.io/shard-hash".to_owned(),
-            hash: ctrlmesh_common::slots::NamespaceHash::Kusionstack,
             ..Labelling::default()
         };
-        let found = missing(&object, Scope::Namespaced, &labelling).unwrap();
-        assert_eq!(found, labels(&[("shard-hash", "15")]));
+        let object = meta(Some("ns-a"), "a", &[]);
+        let object = with(object.clone(), change(&object, Scope::Namespaced, &old).unwrap());
+        let slot = old.in_force.hash.slot("ns-a").to_string();
+        let begun = Scheme { next: Some(next.clone()), ..old.clone() };
+        let beside = change(&object, Scope::Namespaced, &begun).unwrap();
+        assert!(!is_unowned(&beside, &begun), "shards go by what it has");
+        assert_eq!(beside, labels(&[("shard-hash", &slot)]));
+        let object = with(object, beside);
+        let switched =
+            Scheme { former: Some(old.in_force.clone()), ..Scheme::settled(next.clone()) };
+        for scheme in [&begun, &switched] {
+            assert_eq!(change(&object, Scope::Namespaced, scheme), None);
+        }
+        let left = [old.in_force.hash_key.clone()];
+        let left = Scheme { leftover: left.into(), ..Scheme::settled(next.clone()) };
+        let gone = change(&object, Scope::Namespaced, &left).unwrap();
+        assert_eq!(gone, [(old.in_force.hash_key.clone(), None)].into());
+        let waits = Scheme { former: Some(old.in_force), ..left.clone() };
+        assert_eq!(change(&object, Scope::Namespaced, &waits), None, "not yet");
+        assert_eq!(change(&with(object, gone), Scope::Namespaced, &left), None);
     }
 }

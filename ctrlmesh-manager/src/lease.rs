@@ -4,7 +4,8 @@
 //! sees no new version for the time of the Lease takes it over, again on the version that it read, so that of several
 //! one wins. Clocks are not compared: each replica counts from when it saw a version for the first time. The holder
 //! stops being one two seconds before another could begin, by a clock that goes on while a process is stopped. A Lease
-//! that somebody has deleted is nobody's only when its holder has had the time to notice.
+//! that somebody has deleted is nobody's only when its holder has had the time to notice. A holder that cannot do what the
+//! others wait for gives it back, and asks for it again only when each of them has had a turn to take it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{self, Instant};
 use tracing::{debug, info};
 
@@ -39,6 +40,9 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// anew by then.
 const NOTICED: Duration = Duration::from_secs(4);
 
+/// For how long a replica that has given the Lease up does not ask for it: the others look every two seconds.
+const YIELDS: Duration = Duration::from_secs(10);
+
 /// The annotation with the address at which the holder's gRPC is reached by the other replicas.
 const ADDRESS: &str = "ctrlmesh.kusionstack.io/grpc-address";
 
@@ -59,7 +63,11 @@ pub struct Candidate {
 
 /// Whether this replica writes.
 #[derive(Clone, Debug)]
-pub struct Leadership(watch::Receiver<State>);
+pub struct Leadership {
+    state: watch::Receiver<State>,
+    /// That it is to be another's turn.
+    yields: Arc<Notify>,
+}
 
 /// What is known of the Lease.
 #[derive(Clone, Debug, Default)]
@@ -83,6 +91,9 @@ struct Election {
     seen: Option<Seen>,
     absence: Absence,
     state: watch::Sender<State>,
+    yields: Arc<Notify>,
+    /// Until when it is the others' turn.
+    yielded: Option<Instant>,
 }
 
 /// Since when the Lease is not there.
@@ -94,13 +105,13 @@ struct Absence(Option<Instant>);
 impl Leadership {
     /// Whether this replica may write, at this very moment.
     pub fn is_held(&self) -> bool {
-        self.0.borrow().until.is_some_and(|until| Instant::now() < until)
+        self.state.borrow().until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Waits until this replica may write.
     pub async fn held(&mut self) {
         while !self.is_held() {
-            if self.0.changed().await.is_err() {
+            if self.state.changed().await.is_err() {
                 return std::future::pending().await;
             }
         }
@@ -109,7 +120,7 @@ impl Leadership {
     /// Waits until it may not write.
     pub async fn lost(&mut self) {
         while self.is_held() {
-            if self.0.changed().await.is_err() {
+            if self.state.changed().await.is_err() {
                 return;
             }
         }
@@ -117,12 +128,19 @@ impl Leadership {
 
     /// Where the replica that writes is reached, if it is another one.
     pub fn other(&self) -> Option<Arc<str>> {
-        self.0.borrow().other.clone()
+        self.state.borrow().other.clone()
+    }
+
+    /// Gives the Lease up, if this replica holds it, so that another one may try what this one cannot do.
+    pub fn give_up(&self) {
+        if self.is_held() {
+            self.yields.notify_one();
+        }
     }
 
     /// Waits until something about it changed.
     pub async fn changed(&mut self) {
-        if self.0.changed().await.is_err() {
+        if self.state.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
@@ -137,9 +155,18 @@ pub fn campaign(
 ) -> Leadership {
     let (state, leadership) = watch::channel(State::default());
     let leases = Api::namespaced(client, namespace);
-    let election = Election { candidate, leases, seen: None, absence: Absence::default(), state };
+    let yields = Arc::<Notify>::default();
+    let election = Election {
+        candidate,
+        leases,
+        seen: None,
+        absence: Absence::default(),
+        state,
+        yields: Arc::clone(&yields),
+        yielded: None,
+    };
     drain.spawn(election.run(drain.clone()));
-    Leadership(leadership)
+    Leadership { state: leadership, yields }
 }
 
 // === impl Election ===
@@ -147,6 +174,7 @@ pub fn campaign(
 impl Election {
     async fn run(mut self, drain: Drain) {
         let mut ticks = time::interval(PERIOD);
+        let yields = Arc::clone(&self.yields);
         loop {
             let until = self.state.borrow().until;
             let lapse = async {
@@ -159,6 +187,10 @@ impl Election {
                 () = drain.started() => return self.resign().await,
                 // It could not be renewed.
                 () = lapse => self.follow(None),
+                () = yields.notified() => {
+                    self.yielded = Some(Instant::now() + YIELDS);
+                    self.resign().await;
+                }
                 _ = ticks.tick() => self.try_once().await,
             }
         }
@@ -178,7 +210,7 @@ impl Election {
         let Some(lease) = self.leases.get_opt(&self.candidate.lease).await? else {
             let ours = self.state.borrow().until.is_some_and(|until| begun < until);
             let is_over = self.absence.is_over(self.seen.is_some(), Instant::now());
-            if !(ours || is_over && self.is_fit()) {
+            if !(ours || is_over && self.is_fit() && !self.yields_now()) {
                 return Ok(());
             }
             let mut lease = Lease::default();
@@ -189,20 +221,28 @@ impl Election {
         };
         self.absence = Absence::default();
         let leads = self.state.borrow().until.is_some();
-        if self.may_take(&lease) && (leads || self.is_fit()) {
+        if self.may_take(&lease) && (leads || self.is_fit() && !self.yields_now()) {
             let mut mine = lease;
             self.fill(&mut mine);
             let name = self.candidate.lease.clone();
             let taken = self.leases.replace(&name, &PostParams::default(), &mine).await;
             return self.took(begun, taken);
         }
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
         let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS));
+        // Of one that was given back it says who held it.
+        let address = address.filter(|_| holder.is_some_and(|holder| !holder.is_empty()));
         self.follow(address.map(|address| Arc::from(address.as_str())));
         Ok(())
     }
 
     fn is_fit(&self) -> bool {
         self.candidate.readiness.waiting_for().is_empty()
+    }
+
+    /// Whether it is the others' turn.
+    fn yields_now(&self) -> bool {
+        self.yielded.is_some_and(|until| Instant::now() < until)
     }
 
     /// Whether it is ours, nobody's, or has not been renewed for as long as it lasts.
@@ -274,7 +314,7 @@ impl Election {
     }
 
     /// Gives the Lease back, so that another need not wait until it ends.
-    async fn resign(mut self) {
+    async fn resign(&mut self) {
         let led = self.state.borrow().until.is_some();
         self.follow(None);
         if !led {

@@ -22,6 +22,8 @@ struct Arguments {
 enum Command {
     /// Print the CustomResourceDefinitions, or write them into a folder
     Crds(command::Crds),
+    /// Print the service accounts and roles of the manager, or write them into a file
+    Rights(command::Rights),
     /// Check our resources in files, without a cluster; exits with 1 where one would be refused, or none is there
     Validate(command::Validate),
     /// Print the policy of every pod in files, without a cluster; exits with 1 where something is wrong
@@ -33,6 +35,7 @@ enum Command {
 fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
         Command::Crds(crds) => crds.run(),
+        Command::Rights(rights) => rights.run(),
         Command::Validate(validate) => validate.run(),
         Command::Compile(compile) => compile.run(),
         Command::Run(arguments) => {

@@ -15,7 +15,6 @@ use crate::cache::{Cache, Snapshot};
 use crate::compile::{self, Compiled, Told};
 use crate::drain::Drain;
 use crate::pod::PodName;
-use crate::shard::Labelling;
 
 /// How long changes are gathered before they are compiled: a rollout is many at once.
 const GATHER: Duration = Duration::from_millis(20);
@@ -35,17 +34,13 @@ pub struct Plan {
 pub type Plans = watch::Receiver<Option<Arc<Plan>>>;
 
 /// Begins to compile what `cache` sees.
-pub fn start(cache: Arc<Cache>, labelling: Arc<Labelling>, drain: &Drain) -> Plans {
+pub fn start(cache: Arc<Cache>, drain: &Drain) -> Plans {
     let (sender, plans) = watch::channel(None);
-    drain.spawn_until_started(follow(cache, labelling, sender));
+    drain.spawn_until_started(follow(cache, sender));
     plans
 }
 
-async fn follow(
-    cache: Arc<Cache>,
-    labelling: Arc<Labelling>,
-    plans: watch::Sender<Option<Arc<Plan>>>,
-) {
+async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
     cache.synced().await;
     let mut changes = cache.changes();
     let mut told = Arc::new(BTreeMap::new());
@@ -53,9 +48,9 @@ async fn follow(
     loop {
         changes.mark_unchanged();
         let snapshot = cache.snapshot();
-        let (before, labelling) = (Arc::clone(&told), Arc::clone(&labelling));
+        let before = Arc::clone(&told);
         // Compiling for thousands of pods takes longer than others should have to wait.
-        match task::spawn_blocking(move || of(snapshot, &labelling, &before)).await {
+        match task::spawn_blocking(move || of(snapshot, &before)).await {
             Ok(plan) => {
                 let new = plan.compiled.troubles.iter().filter(|one| !troubles.contains(*one));
                 new.for_each(|one| warn!(object = %one.object, problem = %one.message, "refused"));
@@ -73,8 +68,8 @@ async fn follow(
 }
 
 /// The plan for `snapshot`, where `before` is what proxies were told last.
-pub fn of(snapshot: Snapshot, labelling: &Labelling, before: &BTreeMap<PodName, Told>) -> Plan {
-    let compiled = compile::compile(snapshot.world(labelling), before);
+pub fn of(snapshot: Snapshot, before: &BTreeMap<PodName, Told>) -> Plan {
+    let compiled = compile::compile(snapshot.world(), before);
     let told = Arc::new(compile::tellable(&compiled, before));
     Plan { snapshot: Arc::new(snapshot), compiled, told }
 }

@@ -1,7 +1,7 @@
 //! Which replicas of the manager are there, and which one leads?
 //!
 //! Written into the status of the one `ManagerState` for those who looked there in the predecessors; nothing of ours reads
-//! it.
+//! it. What else stands there is left as it is.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl Roster {
         loop {
             self.leadership.held().await;
             ticks.tick().await;
-            if let Err(error) = self.write().await {
+            if let Err(error) = Box::pin(self.write()).await {
                 warn!(%error, state = MANAGER_STATE, "not written; tried again");
             }
         }
@@ -99,7 +99,7 @@ fn status(
             grpc_leader_election_port: Some(port::MANAGER_GRPC.into()),
             grpc_non_leader_election_port: Some(port::MANAGER_GRPC.into()),
         }),
-        update_timestamp: before.update_timestamp.clone(),
+        ..before.clone()
     };
     if same == *before {
         return same;
@@ -110,6 +110,7 @@ fn status(
 
 #[cfg(test)]
 mod tests {
+    use ctrlmesh_common::api::LabelsStatus;
     use serde_json::json;
 
     use super::*;
@@ -139,5 +140,9 @@ mod tests {
         assert_eq!(status(&slices, "ns", "m-1", &first, at(9)), first, "nothing has changed");
         let next = status(&slices, "ns", "m-0", &first, at(9));
         assert_eq!(next.update_timestamp, Some(Time(at(9))));
+        let labels = Some(LabelsStatus::default());
+        let with_labels = ManagerStateStatus { labels: labels.clone(), ..first };
+        let next = status(&slices, "ns", "m-0", &with_labels, at(9));
+        assert_eq!(next.labels, labels, "what is another's stays");
     }
 }

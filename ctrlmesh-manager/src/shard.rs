@@ -173,6 +173,17 @@ pub fn table(shards: &[Shard], assignment: &BTreeMap<String, String>) -> Ownersh
 // === impl Labelling ===
 
 impl Labelling {
+    /// The keys: of the slot, of the namespace, and of what says that an object is given to shards.
+    pub fn keys(&self) -> [&str; 3] {
+        [&self.hash_key, &self.namespace_key, &self.control_key]
+    }
+
+    /// Whether two of the keys are one, which can only say one thing.
+    pub fn is_ambiguous(&self) -> bool {
+        let [hash, namespace, control] = self.keys();
+        hash == namespace || namespace == control || control == hash
+    }
+
     /// What stands as the namespace of an object of cluster scope whose name is in `slot`. No namespace is called so:
     /// their names have no dots.
     pub fn cluster_namespace(slot: Slot) -> String {

@@ -47,11 +47,20 @@ pub struct Facts<'a> {
     /// What stands in the way of a root's shards, by `NAMESPACE/NAME`.
     pub conflicts: &'a BTreeMap<String, Vec<String>>,
     /// What is to be labelled yet, where that is known to be anything.
-    pub unlabelled: Option<&'a str>,
+    pub unlabelled: Option<&'a Unlabelled>,
     /// Whether it has only just begun to be heard what the proxies say.
     pub begins: bool,
     /// Now.
     pub now: Timestamp,
+}
+
+/// What is to become of labels yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unlabelled {
+    /// Some objects lack labels that shards go by, or may: they belong to nobody.
+    Some(String),
+    /// All have those, and are being given others.
+    Beside(String),
 }
 
 /// The pods of each shard, by the `NAMESPACE/NAME` of its operator and its own name: a shard by itself may be called as
@@ -298,7 +307,8 @@ fn degraded(
             verdict(true, "ShardsWithoutPods", message)
         }
         _ => match facts.unlabelled {
-            Some(message) => verdict(true, "Unlabelled", message),
+            Some(Unlabelled::Some(message)) => verdict(true, "Unlabelled", message),
+            Some(Unlabelled::Beside(message)) => verdict(false, "Relabelling", message),
             None => verdict(false, "AsExpected", "nothing is wrong"),
         },
     }

@@ -134,7 +134,7 @@ pub fn served(config: &ShardingConfig, serves: &dyn Fn(&str, &str) -> bool) -> R
 /// where a shard owns what has a label with one of the `keys`.
 pub fn labelled(
     config: &ShardingConfig,
-    keys: [&str; 2],
+    keys: &[&str],
     labels: &dyn Fn(&str, &str) -> bool,
 ) -> Report {
     let mut report = Report::default();

@@ -2,14 +2,14 @@
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::api::{ManagerState, ShardingConfig};
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::slots::NamespaceHash;
 use ctrlmesh_testbed::{ControlPlane, retry};
 use harness::running::Manager;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -90,27 +90,64 @@ async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_
     harness::until_degraded(&client, &space(0), "AsExpected", "").await?;
     manager.kill()?;
     // So slowly that one can look on.
-    let manager = Manager::start(plane, NAMESPACE, &["--label-rate", "30"])?;
-    harness::until_degraded(&client, &space(0), "Unlabelled", "")
+    let manager = Manager::start(plane, NAMESPACE, &["--label-rate", "60"])?;
+    harness::until_degraded(&client, &space(0), "Relabelling", "beside those that shards go by")
         .await
         .with_context(|| manager.log())?;
-    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 1);
+    ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? > 0);
+    let stage = "ctrlmesh_manager_label_migration{stage=\"labelling\"}";
+    ensure!(manager.counted(stage).await? == 1, "{stage}");
+    until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
+    // The label with the namespace is called as before, and says another slot of what is of cluster scope: twice.
+    for reason in ["Relabelling", "AsExpected"] {
+        harness::until_degraded(&client, &space(0), reason, "").await?;
+    }
     let after = until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
-    harness::until_degraded(&client, &space(0), "AsExpected", "").await?;
     ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 0);
+    ensure!(manager.counted("ctrlmesh_manager_label_migration").await? == 0);
     let repairs = "ctrlmesh_manager_label_repairs_total{kind=\"configmaps./v1\",outcome=\"done\"}";
     let all = u64::try_from(OBJECTS.0 * OBJECTS.1)?;
     ensure!(manager.counted(repairs).await? >= all, "{repairs}");
-    // They are the same objects, and what they were labelled with stays for whoever still asks by it.
+    // They are the same objects, and have no other labels of ours.
+    let keys = [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL];
     let same = |(old, new): (&ConfigMap, &ConfigMap)| {
-        old.uid() == new.uid() && new.labels().get(KEY) == old.labels().get(KEY)
+        old.uid() == new.uid() && new.labels().keys().all(|key| keys.contains(&key.as_str()))
     };
-    ensure!(before.len() == after.len() && before.iter().zip(&after).all(same), "made anew");
+    let wrong = before.iter().zip(&after).find(|pair| !same(*pair));
+    ensure!(before.len() == after.len() && wrong.is_none(), "{wrong:?}");
+    manager.kill()?;
+    kept(plane, &client).await?;
     let events: Api<Event> = Api::namespaced(client, NAMESPACE);
     retry(|| async {
         let list = events.list(&ListParams::default()).await?;
         let labelled = list.iter().any(|event| event.reason.as_deref() == Some("Labelled"));
         ensure!(labelled, "no event");
+        Ok(())
+    })
+    .await
+}
+
+/// Former labels stay where they are to be kept.
+async fn kept(plane: &ControlPlane, client: &Client) -> Result<()> {
+    let told = ["--label-sharding-hash", KEY, "--keep-former-labels", "--label-rate", "1000"];
+    let manager = Manager::start(plane, NAMESPACE, &told)?;
+    harness::until_degraded(client, &space(0), "Relabelling", "--keep-former-labels")
+        .await
+        .with_context(|| manager.log())?;
+    let stage = "ctrlmesh_manager_label_migration{stage=\"leaving\"}";
+    ensure!(manager.counted(stage).await? == 1, "{stage}");
+    for key in [KEY, label::SHARDING_HASH] {
+        until_labelled(client, key, NamespaceHash::default()).await?;
+    }
+    // Whoever removes what is in force takes nothing from the managers, who write it again.
+    let managers: Api<ManagerState> = Api::all(client.clone());
+    let labels = |state: ManagerState| state.status.and_then(|status| status.labels);
+    let before = labels(managers.get("ctrlmesh-manager").await?);
+    ensure!(before.as_ref().is_some_and(|labels| labels.former.is_some()), "{before:?}");
+    managers.delete("ctrlmesh-manager", &DeleteParams::default()).await?;
+    retry(|| async {
+        let after = labels(managers.get("ctrlmesh-manager").await?);
+        ensure!(after == before, "{after:?}");
         Ok(())
     })
     .await

@@ -60,23 +60,18 @@ pub fn check_all() -> Result<()> {
     Ok(())
 }
 
-/// Writes the definitions of our resources into `deploy/crds`.
+/// Writes the definitions of our resources into `deploy/crds`, and what the manager may do into `deploy/manager/rbac.yaml`.
 ///
 /// # Errors
 /// Where they cannot be built or written.
 pub fn write_definitions() -> Result<()> {
-    let arguments = [
-        "run",
-        "--quiet",
-        "--locked",
-        "--package",
-        "ctrlmesh-manager",
-        "--",
-        "crds",
-        "--output",
-        "deploy/crds",
-    ];
-    run(&mut cargo(&arguments))
+    let manager = ["run", "--quiet", "--locked", "--package", "ctrlmesh-manager", "--"];
+    for what in
+        [["crds", "--output", "deploy/crds"], ["rights", "--output", "deploy/manager/rbac.yaml"]]
+    {
+        run(&mut cargo(&[&manager[..], &what[..]].concat()))?;
+    }
+    Ok(())
 }
 
 /// A crate that does not say so inherits no lint of the workspace.

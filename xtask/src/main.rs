@@ -26,7 +26,7 @@ enum Command {
     Lint,
     /// Set up, then run every tier of tests, and end with a table
     Test(test::Options),
-    /// Write the definitions of our resources into deploy/crds
+    /// Write the definitions of our resources into deploy/crds, and the manager's roles into deploy/manager/rbac.yaml
     Crds,
     /// Build the images that a cluster runs into target/images, without Docker
     Images(images::Options),

@@ -1,8 +1,11 @@
-//! `ManagerState`: where the managers are. Kept for those who read it; ours do not need it.
+//! `ManagerState`: where the managers are, and by which labels objects are shared out.
+//!
+//! Where they are is kept for those who read it; ours do not need it. The labels are the managers' own memory: what they
+//! are told by flags is what is wanted, and what is in force has to outlive each of them.
 //!
 //! It has no short name: there is one object, which few ever ask for, and the predecessors have none either.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,7 +23,7 @@ use serde::{Deserialize, Serialize};
     no_spec,
     derive = "PartialEq",
     derive = "Default",
-    doc = "Where the managers are. There is one object, ctrlmesh-manager, and the manager writes it.",
+    doc = "Where the managers are, and by which labels objects are shared out. There is one object, ctrlmesh-manager, and the manager writes it.",
     validation = Rule::new("self.metadata.name == 'ctrlmesh-manager'").message("metadata.name: must be ctrlmesh-manager; there is one ManagerState"),
     printcolumn(name = "Namespace", type_ = "string", json_path = ".status.namespace"),
     printcolumn(
@@ -57,6 +60,47 @@ pub struct ManagerStateStatus {
     /// When this status was last written. Absent until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_timestamp: Option<Time>,
+    /// By which labels objects are shared out. Absent until a leader has written it: then what the managers were told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<LabelsStatus>,
+    /// `Relabelled`: whether every object carries the labels that the managers were told, and no others of theirs. Absent until
+    /// it is first written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// By which labels objects are shared out, also while other ones take their place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LabelsStatus {
+    /// Those that shards go by.
+    pub in_force: LabelKeys,
+    /// Those that objects are given besides, until all have them; then they are in force. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<LabelKeys>,
+    /// Those that were in force before, which objects keep until every proxy has let go of them. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former: Option<LabelKeys>,
+    /// Keys of labels that nobody goes by any more, and that are taken from objects. Absent or empty: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub leftover: Vec<String>,
+}
+
+/// The three labels of an object, and how a namespace becomes a hash.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LabelKeys {
+    /// Key of the label with the hash of the object's namespace.
+    pub sharding_hash: String,
+    /// Key of the label with the object's namespace.
+    pub namespace: String,
+    /// Key of the label that says that the object is given to shards.
+    pub control: String,
+    /// How a namespace becomes a hash: fnv1a or kusionstack.
+    #[schemars(extend("enum" = ["fnv1a", "kusionstack"]))]
+    pub hash: String,
 }
 
 /// One manager.

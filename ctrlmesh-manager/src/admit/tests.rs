@@ -201,7 +201,7 @@ fn settings() -> Settings {
 fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
     let (settings, asked) = (settings(), asked("CREATE", pod, None));
     let recent = &mut Recent::default();
-    inject(&asked, known, &Labelling::default(), &settings, recent, Instant::now())
+    inject(&asked, known, &settings, recent, Instant::now())
 }
 
 #[test]
@@ -220,9 +220,8 @@ fn pods_that_are_made_together_are_given_different_shards_before_any_of_them_is_
     };
     let mut ask = |pod: Value, known: &Snapshot, after: Duration| {
         let asked = asked("CREATE", pod, None);
-        let labelling = Labelling::default();
         let now = start + after;
-        let response = inject(&asked, Some(known), &labelling, &settings, &mut recent, now);
+        let response = inject(&asked, Some(known), &settings, &mut recent, now);
         assert!(response.allowed, "{}", message(&response));
         let patch = patch(&response).to_string();
         let of = |shard: &&str| patch.contains(&format!("\"{shard}\""));
@@ -374,22 +373,19 @@ fn a_root_that_cannot_be_divided_is_refused() {
 
 #[test]
 fn what_is_written_is_labelled_by_its_namespace_and_only_where_it_lacks_labels() {
-    let labelling = Labelling::default();
-    let slot = labelling.hash.slot("ops").to_string();
+    let scheme = Scheme::default();
+    let slot = scheme.in_force.hash.slot("ops").to_string();
     let mut map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
-    let ops = patch(&label(&asked("CREATE", map.clone(), None), &labelling));
+    let ops = patch(&label(&asked("CREATE", map.clone(), None), &scheme));
     assert_eq!(ops.as_array().unwrap().len(), 4, "{ops}");
     let hash = json!({"op": "add", "path": "/metadata/labels/ctrlmesh.kusionstack.io~1sharding-hash", "value": slot});
     assert!(ops.as_array().unwrap().contains(&hash), "{ops}");
     map["metadata"]["labels"] =
         json!({key::SHARDING_HASH: slot, key::NAMESPACE: "ops", key::CONTROL: "true"});
-    assert!(
-        label(&asked("UPDATE", map.clone(), None), &labelling).patch.is_none(),
-        "invoked again"
-    );
+    assert!(label(&asked("UPDATE", map.clone(), None), &scheme).patch.is_none(), "invoked again");
     map["metadata"]["labels"] = json!({key::SHARDING_HASH: "99", "mine": "stays"});
-    let ops = patch(&label(&asked("UPDATE", map.clone(), None), &labelling));
+    let ops = patch(&label(&asked("UPDATE", map.clone(), None), &scheme));
     assert!(ops.as_array().unwrap().iter().all(|op| op["path"] != "/metadata/labels"), "{ops}");
     map["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    assert!(label(&asked("UPDATE", map, None), &labelling).patch.is_none());
+    assert!(label(&asked("UPDATE", map, None), &scheme).patch.is_none());
 }

@@ -2,7 +2,8 @@
 //!
 //! In one Secret of the manager's namespace, which all replicas read. The first replica makes it, and of several firsts
 //! the API server lets one win; where somebody is believed already, it waits first for the leader to write it again, for
-//! as long as one lives. What changes later is written by the leader, on the version that it read.
+//! as long as one lives. What changes later is written by the leader, on the version that it read; a leader that cannot
+//! write lets another replica try, and says so.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
@@ -12,6 +13,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Secret};
 use kube::api::PostParams;
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client};
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 use tokio::time::{self, MissedTickBehavior};
 use tracing::{info, warn};
@@ -20,6 +22,7 @@ use crate::certs::authority::{AuthorityError, Names};
 use crate::certs::line::{Data, Kind, Line, LineError};
 use crate::certs::published::{Published, Restorer};
 use crate::certs::servers;
+use crate::certs::tries::Tries;
 use crate::lease::Leadership;
 use crate::telemetry;
 
@@ -81,6 +84,9 @@ pub enum VaultError {
     /// The API server does not give or take the Secret.
     #[error("read or write the Secret `{}`", names::CA_SECRET)]
     Secret(#[source] kube::Error),
+    /// The API server does not take the Secret from the leader.
+    #[error("write the Secret `{}`", names::CA_SECRET)]
+    Write(#[source] kube::Error),
     /// The Secret holds something else. It is not overwritten: whoever wrote it may miss it.
     #[error("read the Secret `{}`; remove it to have it made anew", names::CA_SECRET)]
     Content(#[from] LineError),
@@ -110,7 +116,11 @@ impl VaultError {
     /// Whether the API server may say something else when it is asked again.
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Secret(_) | Self::Published(_) | Self::Lease { .. } | Self::Names(_) => true,
+            Self::Secret(_)
+            | Self::Write(_)
+            | Self::Published(_)
+            | Self::Lease { .. }
+            | Self::Names(_) => true,
             Self::Content(_) | Self::Make(_) => false,
         }
     }
@@ -173,16 +183,42 @@ impl Vault {
         self.current.subscribe()
     }
 
-    /// Follows the Secret for ever; the leader also does what is due.
-    pub async fn follow(self: Arc<Self>, leadership: Leadership) {
+    /// Follows the Secret for ever; the leader also does what is due. What it could not write is counted in `failures`, and
+    /// after some tries it is another replica's turn.
+    pub async fn follow(self: Arc<Self>, leadership: Leadership, failures: Counter) {
         let mut ticks = time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tries = Tries::default();
         loop {
             ticks.tick().await;
-            if let Err(error) = Box::pin(self.look(&leadership)).await {
-                warn!(error = telemetry::chain(&error), "certificate authorities kept as they are");
+            let Err(error) = Box::pin(self.look(&leadership)).await else {
+                if leadership.is_held() {
+                    tries = Tries::default();
+                }
+                continue;
+            };
+            warn!(error = telemetry::chain(&error), "certificate authorities kept as they are");
+            if matches!(error, VaultError::Write(_)) {
+                failures.inc();
+                if tries.failed() {
+                    self.give_up(&leadership, &error).await;
+                }
             }
         }
+    }
+
+    /// Lets another replica try what this one cannot, and says why.
+    async fn give_up(&self, leadership: &Leadership, error: &VaultError) {
+        let why = telemetry::chain(error);
+        warn!(
+            error = why,
+            "this replica cannot write the certificate authorities; it gives the Lease up, so that another one may try"
+        );
+        leadership.give_up();
+        let note = format!(
+            "the replica that led cannot write this Secret, and has given its Lease up, so that another one may try: {why}"
+        );
+        self.publish("NotWritten", "WriteAuthorities", &note).await;
     }
 
     /// The Secret first: who waits for it to be restored is not to wait for anything else.
@@ -214,13 +250,6 @@ impl Vault {
 
     /// Says that there are names for which those who know only the authorities before do not believe anybody.
     async fn tell(&self, unspoken: &[(Kind, String)]) {
-        let secret = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Secret".to_owned()),
-            name: Some(names::CA_SECRET.to_owned()),
-            namespace: Some(self.namespace.clone()),
-            ..ObjectReference::default()
-        };
         for (kind, names) in unspoken {
             // Events that differ in their text only are taken for one.
             let (who, action) = match kind {
@@ -235,18 +264,30 @@ impl Vault {
                 authority = kind.called(),
                 names, "names that no authority may speak for; another one is made"
             );
-            let event = Event {
-                type_: EventType::Warning,
-                reason: "NamesAdded".to_owned(),
-                note: Some(note.chars().take(1000).collect()),
-                action: action.to_owned(),
-                secondary: None,
-            };
-            match time::timeout(EVENT, self.recorder.publish(&event, &secret)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => warn!(%error, "event not written"),
-                Err(_elapsed) => warn!("event not written in time"),
-            }
+            self.publish("NamesAdded", action, &note).await;
+        }
+    }
+
+    /// Tells those who look at the Secret, also where there is none.
+    async fn publish(&self, reason: &str, action: &str, note: &str) {
+        let secret = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Secret".to_owned()),
+            name: Some(names::CA_SECRET.to_owned()),
+            namespace: Some(self.namespace.clone()),
+            ..ObjectReference::default()
+        };
+        let event = Event {
+            type_: EventType::Warning,
+            reason: reason.to_owned(),
+            note: Some(note.chars().take(1000).collect()),
+            action: action.to_owned(),
+            secondary: None,
+        };
+        match time::timeout(EVENT, self.recorder.publish(&event, &secret)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%error, "event not written"),
+            Err(_elapsed) => warn!("event not written in time"),
         }
     }
 
@@ -282,7 +323,7 @@ impl Vault {
         match written {
             Ok(_) => self.take(changed),
             Err(kube::Error::Api(status)) if status.code == 409 => return Ok(false),
-            Err(error) => return Err(VaultError::Secret(error)),
+            Err(error) => return Err(VaultError::Write(error)),
         }
         Ok(true)
     }
@@ -290,9 +331,14 @@ impl Vault {
     /// Somebody removed the Secret: what everybody believes is written again.
     async fn restore(&self, leadership: &Leadership) -> Result<(), VaultError> {
         if leadership.is_held() {
-            warn!(secret = names::CA_SECRET, "the certificate authorities were removed; restored");
+            warn!(secret = names::CA_SECRET, "the certificate authorities were removed");
             let secret = secret_of(&self.current());
-            create(&self.secrets, &secret).await?;
+            let made = create(&self.secrets, &secret).await;
+            let made = made.map_err(|error| match error {
+                VaultError::Secret(source) => VaultError::Write(source),
+                other => other,
+            })?;
+            info!(secret = names::CA_SECRET, made, "certificate authorities written again");
         }
         Ok(())
     }

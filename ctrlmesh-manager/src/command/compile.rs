@@ -46,7 +46,7 @@ impl Compile {
             members: &members,
             namespaces: &manifests.namespaces,
             first_ordinals: &manifests.first_ordinals,
-            labelling: &self.labels.labelling(),
+            labelling: &self.labels.labelling()?,
         };
         let compiled = compile(world, &before.policies);
         write!(stdout(), "{}", serde_saphyr::to_string(&compiled)?)?;

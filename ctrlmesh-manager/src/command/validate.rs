@@ -36,7 +36,7 @@ impl Validate {
                 .with_context(|| format!("parse {}", file.display()))?;
             Ok((file.display().to_string(), documents))
         });
-        let labelling = self.labels.labelling();
+        let labelling = self.labels.labelling()?;
         // Those of the cluster are not known here.
         let namespaces = BTreeSet::new();
         let verdicts =

@@ -28,7 +28,7 @@ fn planned(selector: &str, pods: usize) -> Plan {
     );
     let pods: String = (0..pods).map(pod).collect();
     let snapshot = Snapshot::of_manifests(&(root.to_owned() + &other + &pods));
-    plan::of(snapshot, &Labelling::default(), &BTreeMap::new())
+    plan::of(snapshot, &BTreeMap::new())
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,7 +59,6 @@ async fn a_division_is_written_while_hundreds_of_labels_hang() {
     let client = Client::new(service, "default");
     let control = Control {
         client: client.clone(),
-        labelling: Arc::default(),
         recorder: Recorder::new(client, "test".into()),
         contacts: BTreeMap::new,
         unlabelled: || None,

@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::plan::Plan;
 use crate::pod::{Member, PodName};
-use crate::shard::{self, Labelling};
-use crate::status::{self, Contact, Facts};
+use crate::shard;
+use crate::status::{self, Contact, Facts, Unlabelled};
 
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,18 +63,18 @@ pub struct Seen {
     /// What the proxies have said.
     pub contacts: BTreeMap<PodName, Contact>,
     /// What is to be labelled yet, where that is known to be anything.
-    pub unlabelled: Option<String>,
+    pub unlabelled: Option<Unlabelled>,
     /// Whether it has only just begun to be heard what the proxies say.
     pub begins: bool,
 }
 
 /// What has to be written: shards first, status last. None of it has to wait for another: what is decided by what another
 /// has changed meanwhile is refused by the API server, and decided anew.
-pub fn writes(plan: &Plan, labelling: &Labelling, seen: &Seen, now: Timestamp) -> Vec<Write> {
+pub fn writes(plan: &Plan, seen: &Seen, now: Timestamp) -> Vec<Write> {
     let mut conflicts = BTreeMap::new();
-    let mut writes = shards(plan, labelling, &mut conflicts);
+    let mut writes = shards(plan, &mut conflicts);
     writes.extend(labels(plan));
-    let unlabelled = seen.unlabelled.as_deref();
+    let unlabelled = seen.unlabelled.as_ref();
     let (contacts, begins) = (&seen.contacts, seen.begins);
     let facts = Facts { contacts, conflicts: &conflicts, unlabelled, begins, now };
     let pods = status::pods(plan);
@@ -92,11 +92,8 @@ pub fn writes(plan: &Plan, labelling: &Labelling, seen: &Seen, now: Timestamp) -
 }
 
 /// The shards of all roots; `conflicts` gets what stands in their way.
-fn shards(
-    plan: &Plan,
-    labelling: &Labelling,
-    conflicts: &mut BTreeMap<String, Vec<String>>,
-) -> Vec<Write> {
+fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Write> {
+    let labelling = &plan.snapshot.scheme.in_force;
     let mut by_namespace: BTreeMap<Option<&String>, Vec<ShardingConfig>> = BTreeMap::new();
     for config in &plan.snapshot.configs {
         by_namespace.entry(config.metadata.namespace.as_ref()).or_default().push(config.clone());

@@ -16,6 +16,7 @@ use tracing::{error, warn};
 use super::LABEL;
 use super::turns::Turns;
 use crate::admit::{self, Asked};
+use crate::cache::Cache;
 use crate::context::Context;
 use crate::inject::Settings;
 use crate::plan::Plans;
@@ -30,25 +31,33 @@ const DEADLINE: Duration = Duration::from_secs(8);
 const JUDGES: usize = 2;
 
 /// Who answers the API server, and where.
-pub(super) fn routes(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Vec<Route> {
-    let labels = Arc::clone(labelling);
-    let label = move |asked: Asked| futures::future::ready(admit::label(&asked, &labels)).boxed();
+pub(super) fn routes(context: &Context, plans: &Plans, cache: &Arc<Cache>) -> Vec<Route> {
+    let (told, cache) = (Arc::new(context.wanted.clone()), Arc::clone(cache));
+    let label = move |asked: Asked| futures::future::ready(label(&asked, &cache)).boxed();
     vec![
-        Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, labelling) },
-        Route { path: "/inject", deadline: DEADLINE, handler: inject(context, plans, labelling) },
+        Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, &told) },
+        Route { path: "/inject", deadline: DEADLINE, handler: inject(context, plans) },
         Route { path: LABEL, deadline: DEADLINE, handler: Arc::new(label) },
     ]
 }
 
+/// Labels what is written, once it is known how.
+fn label(asked: &Asked, cache: &Cache) -> AdmissionResponse {
+    match cache.scheme() {
+        Some(scheme) => admit::label(asked, &scheme),
+        None => AdmissionResponse::from(asked),
+    }
+}
+
 /// Gives pods what they need. What a pod is to trust has to be there before the pod.
-fn inject(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
+fn inject(context: &Context, plans: &Plans) -> Handler {
     let args = &context.args;
     let settings = Settings {
         image: args.proxy_image.clone(),
         pull_policy: args.proxy_pull_policy.clone(),
         manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     };
-    let (seat, roots) = (seat(plans, labelling, settings), context.roots.clone());
+    let (seat, roots) = (seat(plans, settings), context.roots.clone());
     Arc::new(move |asked: Asked| {
         let (namespace, dry_run) = (asked.namespace.clone().unwrap_or_default(), asked.dry_run);
         let failed = AdmissionResponse::from(&asked);
@@ -70,12 +79,12 @@ fn inject(context: &Context, plans: &Plans, labelling: &Arc<Labelling>) -> Handl
 }
 
 /// Finds the shard of each pod. Those of a namespace that are made at the same time are asked about at the same time.
-fn seat(plans: &Plans, labelling: &Arc<Labelling>, settings: Settings) -> Handler {
-    let (plans, labelling, settings) = (plans.clone(), Arc::clone(labelling), Arc::new(settings));
+fn seat(plans: &Plans, settings: Settings) -> Handler {
+    let (plans, settings) = (plans.clone(), Arc::new(settings));
     let (turns, room) = (Arc::new(Turns::default()), Arc::new(Semaphore::new(JUDGES)));
     Arc::new(move |asked: Asked| {
-        let (plans, labelling) = (plans.clone(), Arc::clone(&labelling));
-        let (settings, turns, room) = (Arc::clone(&settings), Arc::clone(&turns), room.clone());
+        let (plans, settings) = (plans.clone(), Arc::clone(&settings));
+        let (turns, room) = (Arc::clone(&turns), room.clone());
         let seat = async move {
             let failed = AdmissionResponse::from(&asked);
             let mut recent = turns.take(asked.namespace.as_deref().unwrap_or_default()).await;
@@ -84,7 +93,7 @@ fn seat(plans: &Plans, labelling: &Arc<Labelling>, settings: Settings) -> Handle
                 let plan = plans.borrow().clone();
                 let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
                 let now = Instant::now();
-                admit::inject(&asked, snapshot, &labelling, &settings, &mut recent, now)
+                admit::inject(&asked, snapshot, &settings, &mut recent, now)
             };
             aside(room, failed, seat).await
         };
@@ -93,15 +102,15 @@ fn seat(plans: &Plans, labelling: &Arc<Labelling>, settings: Settings) -> Handle
 }
 
 /// Judges our resources. Comparing one with many may take a second.
-fn judge(plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
-    let (plans, labelling) = (plans.clone(), Arc::clone(labelling));
+fn judge(plans: &Plans, told: &Arc<Labelling>) -> Handler {
+    let (plans, told) = (plans.clone(), Arc::clone(told));
     let room = Arc::new(Semaphore::new(JUDGES));
     Arc::new(move |asked: Asked| {
         let (plan, failed) = (plans.borrow().clone(), AdmissionResponse::from(&asked));
-        let labelling = Arc::clone(&labelling);
+        let told = Arc::clone(&told);
         let judge = move || {
             let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-            admit::validate(&asked, snapshot, &labelling)
+            admit::validate(&asked, snapshot, &told)
         };
         aside(room.clone(), failed, judge)
     })
@@ -170,7 +179,7 @@ mod tests {
         let (_plans, known) = watch::channel(None);
         let settings =
             Settings { image: String::new(), pull_policy: String::new(), manager: String::new() };
-        let seat = seat(&known, &Arc::default(), settings);
+        let seat = seat(&known, settings);
         let mut answer = seat(asked("Pod", "a", &[label::ENABLE_PROXY]));
         assert!(futures::poll!(&mut answer).is_pending(), "the thread of the runtime is free");
         let answer = answer.await;

@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Kind, POLICY, binding, policy, webhook};
-use crate::shard::Labelling;
+use crate::scheme::Scheme;
 
 /// As whom is written.
 const FIELD_MANAGER: &str = "ctrlmesh-manager";
@@ -34,7 +34,7 @@ pub struct AtOnce {
     /// The manager's namespace.
     pub namespace: String,
     /// How objects are labelled.
-    pub labelling: Arc<Labelling>,
+    pub scheme: Arc<Scheme>,
     /// Where the API server asks our webhook, but for whom it believes there.
     pub asked: WebhookClientConfig,
     /// Whom it believes, in PEM, at this moment.
@@ -77,7 +77,7 @@ impl AtOnce {
     async fn keep_policy(&self, kinds: &BTreeMap<String, Kind>) -> kube::Result<()> {
         let policies: Api<MutatingAdmissionPolicy> = Api::all(self.client.clone());
         let bindings: Api<MutatingAdmissionPolicyBinding> = Api::all(self.client.clone());
-        if let Some(mut policy) = policy(kinds, &self.labelling) {
+        if let Some(mut policy) = policy(kinds, &self.scheme) {
             let mut binding = binding();
             let owner = self.owner().await?;
             policy.metadata.owner_references.clone_from(&owner);

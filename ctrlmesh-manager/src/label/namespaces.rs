@@ -6,14 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ctrlmesh_common::selector::Labels;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::time::Instant;
 
 use super::pending::Pending;
-use super::{Scope, missing};
+use super::{Change, Scope, change};
 use crate::cache::Known;
-use crate::shard::Labelling;
+use crate::scheme::Scheme;
 
 /// How long after a failure a namespace is tried again, at most: what is in it is not labelled at once before it is.
 const WITHIN: Duration = Duration::from_mins(1);
@@ -34,20 +33,20 @@ impl Default for Namespaces {
 }
 
 impl Namespaces {
-    /// Those of all `known` ones that lack labels and may be tried at `now`, each with the labels.
+    /// Those of all `known` ones whose labels are to be changed and that may be tried at `now`, each with the change.
     pub(super) fn due(
         &mut self,
         known: &BTreeMap<String, Known>,
-        labelling: &Labelling,
+        scheme: &Scheme,
         now: Instant,
-    ) -> Vec<(ObjectMeta, Labels)> {
+    ) -> Vec<(ObjectMeta, Change)> {
         let there = known.iter().filter(|(_, known)| !known.terminating);
         let unlabelled = there.filter_map(|(name, known)| {
             let mut meta = named(name);
             meta.labels = Some(known.labels.clone());
-            Some((name, missing(&meta, Scope::Namespace, labelling)?))
+            Some((name, change(&meta, Scope::Namespace, scheme)?))
         });
-        let mut unlabelled: BTreeMap<&String, Labels> = unlabelled.collect();
+        let mut unlabelled: BTreeMap<&String, Change> = unlabelled.collect();
         self.pending.keep(|name| unlabelled.contains_key(name));
         unlabelled.retain(|name, _| !self.pending.waits(&named(name), now));
         let (old, new): (Vec<_>, Vec<_>) =
@@ -57,8 +56,13 @@ impl Namespaces {
     }
 
     /// The labels could not be given to it.
-    pub(super) fn failed(&mut self, meta: &ObjectMeta, labels: Labels, now: Instant) {
-        self.pending.failed(meta, labels, now);
+    pub(super) fn failed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) {
+        self.pending.failed(meta, change, now);
+    }
+
+    /// Whether there is none that could not be labelled.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
     }
 
     /// It needs nothing any more.
@@ -86,7 +90,7 @@ mod tests {
 
     /// The names of those that are due.
     fn due(of: &mut Namespaces, known: &BTreeMap<String, Known>, now: Instant) -> Vec<String> {
-        let due = of.due(known, &Labelling::default(), now);
+        let due = of.due(known, &Scheme::default(), now);
         due.into_iter().filter_map(|(meta, _)| meta.name).collect()
     }
 
@@ -95,7 +99,8 @@ mod tests {
         let (mut namespaces, now) = (Namespaces::default(), Instant::now());
         assert_eq!(due(&mut namespaces, &known(["b", "c"]), now), ["b", "c"]);
         let mut more = known(["a", "b", "c", "d", "e"]);
-        let labels = missing(&named("d"), Scope::Namespace, &Labelling::default()).unwrap();
+        let labels = change(&named("d"), Scope::Namespace, &Scheme::default()).unwrap();
+        let labels = labels.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
         more.insert("d".to_owned(), Known { labels, terminating: false });
         more.insert("c".to_owned(), Known { terminating: true, ..Known::default() });
         assert_eq!(due(&mut namespaces, &more, now), ["a", "e", "b"]);
@@ -107,7 +112,7 @@ mod tests {
         let (mut now, mut waits) = (Instant::now(), Vec::new());
         for _ in 0..6 {
             let (meta, labels) =
-                namespaces.due(&all, &Labelling::default(), now).into_iter().next().unwrap();
+                namespaces.due(&all, &Scheme::default(), now).into_iter().next().unwrap();
             assert_eq!(meta.name.as_deref(), Some("a"));
             namespaces.failed(&meta, labels, now);
             let again = namespaces.again().unwrap();

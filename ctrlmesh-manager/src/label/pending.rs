@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ctrlmesh_common::selector::Labels;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::time::Instant;
+
+use super::Change;
 
 /// How long after a failure it is tried again, at first and, if nothing else is said, at most.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(10));
@@ -32,7 +33,7 @@ type Name = (Option<String>, Option<String>);
 #[derive(Debug)]
 struct Failed {
     uid: Option<String>,
-    labels: Labels,
+    change: Change,
     failures: u32,
     at: Instant,
 }
@@ -52,7 +53,7 @@ impl Pending {
     }
 
     /// The labels could not be given to the object.
-    pub(super) fn failed(&mut self, meta: &ObjectMeta, labels: Labels, now: Instant) {
+    pub(super) fn failed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) {
         let failures = self.objects.get(&name(meta)).map_or(0, |one| one.failures);
         if failures == 0 && self.objects.len() >= MOST {
             self.more = true;
@@ -60,7 +61,7 @@ impl Pending {
         }
         let wait = AGAIN.0.saturating_mul(2_u32.saturating_pow(failures)).min(self.within);
         let failed =
-            Failed { uid: meta.uid.clone(), labels, failures: failures + 1, at: now + wait };
+            Failed { uid: meta.uid.clone(), change, failures: failures + 1, at: now + wait };
         self.objects.insert(name(meta), failed);
     }
 
@@ -95,7 +96,7 @@ impl Pending {
     }
 
     /// The next one that is due, and what it needs; it stays until it is done.
-    pub(super) fn next(&self, now: Instant) -> Option<(ObjectMeta, Labels)> {
+    pub(super) fn next(&self, now: Instant) -> Option<(ObjectMeta, Change)> {
         let due = self.objects.iter().filter(|(_, one)| one.at <= now);
         let ((namespace, name), one) = due.min_by_key(|(_, one)| one.at)?;
         let meta = ObjectMeta {
@@ -104,7 +105,7 @@ impl Pending {
             uid: one.uid.clone(),
             ..ObjectMeta::default()
         };
-        Some((meta, one.labels.clone()))
+        Some((meta, one.change.clone()))
     }
 }
 
@@ -120,8 +121,8 @@ mod tests {
         ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
     }
 
-    fn labels() -> Labels {
-        [("a".to_owned(), "1".to_owned())].into()
+    fn labels() -> Change {
+        [("a".to_owned(), Some("1".to_owned()))].into()
     }
 
     #[test]

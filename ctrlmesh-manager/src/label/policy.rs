@@ -16,16 +16,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 };
 
 use super::{Kind, Scope};
-use crate::shard::Labelling;
+use crate::scheme::Scheme;
 
 /// The name of the policy, of its binding, and of the webhook configuration beside them or in their place.
 pub const POLICY: &str = "ctrlmesh-labels";
 
 /// The policy for `kinds`; none where nothing in namespaces is listed.
-pub fn policy(
-    kinds: &BTreeMap<String, Kind>,
-    labelling: &Labelling,
-) -> Option<MutatingAdmissionPolicy> {
+pub fn policy(kinds: &BTreeMap<String, Kind>, scheme: &Scheme) -> Option<MutatingAdmissionPolicy> {
     let mut resources: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
     for Kind { resource, .. } in kinds.values().filter(|kind| kind.scope == Scope::Namespaced) {
         let group = (resource.group.as_str(), resource.version.as_str());
@@ -52,7 +49,7 @@ pub fn policy(
             // In conditions the namespace is not there, and nothing would be said.
             namespace_selector: Some(LabelSelector {
                 match_expressions: Some(vec![LabelSelectorRequirement {
-                    key: labelling.hash_key.clone(),
+                    key: scheme.in_force.hash_key.clone(),
                     operator: "Exists".to_owned(),
                     values: None,
                 }]),
@@ -67,9 +64,7 @@ pub fn policy(
         }]),
         mutations: Some(vec![Mutation {
             patch_type: "ApplyConfiguration".to_owned(),
-            apply_configuration: Some(ApplyConfiguration {
-                expression: Some(expression(labelling)),
-            }),
+            apply_configuration: Some(ApplyConfiguration { expression: Some(expression(scheme)) }),
             json_patch: None,
         }]),
         ..MutatingAdmissionPolicySpec::default()
@@ -86,13 +81,19 @@ pub fn binding() -> MutatingAdmissionPolicyBinding {
     MutatingAdmissionPolicyBinding { metadata: metadata(), spec: Some(spec) }
 }
 
-/// Keys of labels hold nothing that would end a string in CEL.
-fn expression(Labelling { hash_key, namespace_key, control_key, .. }: &Labelling) -> String {
-    format!(
-        "Object{{metadata: Object.metadata{{labels: {{\
-         \"{hash_key}\": namespaceObject.metadata.labels[\"{hash_key}\"], \
-         \"{namespace_key}\": request.namespace, \"{control_key}\": \"true\"}}}}}}"
-    )
+/// Keys of labels hold nothing that would end a string in CEL. What shards go by the namespace has, because it is asked for
+/// above; what it does not have of the others yet takes nothing from that.
+fn expression(scheme: &Scheme) -> String {
+    let mut labels = BTreeMap::new();
+    for labelling in scheme.carried() {
+        let key = &labelling.hash_key;
+        let hash = format!("?\"{key}\": namespaceObject.metadata.labels[?\"{key}\"]");
+        let namespace = format!("\"{}\": request.namespace", labelling.namespace_key);
+        let control = format!("\"{}\": \"true\"", labelling.control_key);
+        labels.extend(labelling.keys().into_iter().zip([hash, namespace, control]));
+    }
+    let labels: Vec<String> = labels.into_values().collect();
+    format!("Object{{metadata: Object.metadata{{labels: {{{}}}}}}}", labels.join(", "))
 }
 
 pub(super) fn metadata() -> ObjectMeta {

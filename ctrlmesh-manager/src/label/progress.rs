@@ -1,13 +1,24 @@
 //! How far has labelling come?
 //!
-//! Of interest is a kind whose objects lack labels when it is gone through for the first time: after the keys or the hash
-//! were changed, it is all of them, and until it is done shards do not see all that is theirs. So is a kind whose objects
-//! cannot be seen, and a list of kinds that cannot be read: then nobody knows what belongs to nobody.
+//! Of interest is a kind whose objects lack labels that shards go by when it is gone through for the first time: until it
+//! is done shards do not see all that is theirs. So is a kind whose objects cannot be seen, and a list of kinds that cannot
+//! be read: then nobody knows what belongs to nobody. While other labels are to take the place of those in force, or what
+//! is left over is taken away, it is of interest when every kind was gone through, and what is written from then on gets
+//! its labels at once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::metrics::gauge::Gauge;
+
+use crate::scheme::Scheme;
+
+/// What objects are being labelled by now, and how far that has come, for whoever holds a copy.
+#[derive(Clone, Debug, Default)]
+pub struct Current(Arc<Mutex<Option<Run>>>);
+
+/// By what objects are being labelled, and how far that has come.
+type Run = (Arc<Scheme>, Progress);
 
 /// How far it has come, for whoever holds a copy.
 #[derive(Clone, Debug, Default)]
@@ -19,12 +30,20 @@ struct State {
     kinds: BTreeMap<String, Pass>,
     /// What is wrong with their list.
     list: Option<String>,
+    /// Whether what is written is labelled at once, or why not; none where it was not tried yet.
+    at_once: Option<Result<(), String>>,
+    /// How many have begun with a kind.
+    begun: u64,
+    /// How many objects have been labelled.
+    repaired: u64,
 }
 
 /// What is known of a kind that is not finished.
 #[derive(Clone, Debug, Default)]
 struct Pass {
-    /// Whether one that lacked labels has them.
+    /// Who goes through it: of one that has ended late nothing counts.
+    by: u64,
+    /// Whether one that belonged to nobody has its labels.
     labelled: bool,
     /// Why one of them has not.
     failed: Option<String>,
@@ -45,13 +64,38 @@ pub(super) struct Unfinished {
     gauge: Gauge,
     progress: Progress,
     kind: String,
+    by: u64,
     is_set: bool,
+}
+
+// === impl Current ===
+
+impl Current {
+    /// Objects are labelled by `scheme` from now on; nothing: not by this replica.
+    pub fn set(&self, scheme: Option<Arc<Scheme>>) -> Progress {
+        let progress = Progress::default();
+        let current = scheme.map(|scheme| (scheme, progress.clone()));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = current;
+        progress
+    }
+
+    /// How far it has come, where it is by `scheme`.
+    pub fn of(&self, scheme: &Scheme) -> Option<Progress> {
+        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        current.filter(|(current, _)| **current == *scheme).map(|(_, progress)| progress)
+    }
+
+    /// What does not belong to whom it should, where anything does not.
+    pub fn left(&self) -> Option<String> {
+        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        current.and_then(|(_, progress)| progress.left())
+    }
 }
 
 // === impl Progress ===
 
 impl Progress {
-    /// What is left to do, where there is any.
+    /// What does not belong to whom it should, where anything does not.
     pub fn left(&self) -> Option<String> {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(why) = &state.list {
@@ -69,11 +113,50 @@ impl Progress {
         })
     }
 
-    fn of(&self, kind: &str, change: impl FnOnce(&mut Pass)) {
+    /// Why it cannot be said yet that every object carries what it is to carry; nothing where it can.
+    pub fn unfinished(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).unfinished()
+    }
+
+    /// How many objects have been labelled: as long as it grows, there are some that were written without.
+    pub fn repaired(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).repaired
+    }
+
+    /// One was labelled.
+    pub(super) fn repair(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).repaired += 1;
+    }
+
+    /// Whether what is written is labelled at once, or why not.
+    pub(super) fn at_once(&self, set_up: Result<(), String>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).at_once = Some(set_up);
+    }
+
+    fn of(&self, (kind, by): (&str, u64), change: impl FnOnce(&mut Pass)) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pass) = state.kinds.get_mut(kind) {
+        if let Some(pass) = state.kinds.get_mut(kind).filter(|pass| pass.by == by) {
             change(pass);
         }
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn unfinished(&self) -> Option<String> {
+        let wrong = match (&self.list, &self.at_once) {
+            (Some(why), _) => Some(format!("not all that is listed can be labelled: {why}")),
+            (None, Some(Err(why))) => {
+                Some(format!("what is written is not labelled at once: {why}"))
+            }
+            (None, None) => Some("it has only begun".to_owned()),
+            (None, Some(Ok(()))) => None,
+        };
+        let names = || self.kinds.keys().cloned().collect::<Vec<_>>().join(", ");
+        let left =
+            || (!self.kinds.is_empty()).then(|| format!("not gone through yet: {}", names()));
+        wrong.or_else(|| self.kinds.iter().find_map(|(kind, pass)| pass.why(kind))).or_else(left)
     }
 }
 
@@ -122,7 +205,12 @@ impl Drop for List {
 impl Unfinished {
     pub(super) fn new(gauge: &Gauge, progress: &Progress, kind: &str) -> Self {
         let (gauge, progress, kind) = (gauge.clone(), progress.clone(), kind.to_owned());
-        let mut this = Self { gauge, progress, kind, is_set: false };
+        let by = {
+            let mut state = progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+            state.begun += 1;
+            state.begun
+        };
+        let mut this = Self { gauge, progress, kind, by, is_set: false };
         this.set(true);
         this
     }
@@ -136,23 +224,29 @@ impl Unfinished {
         let mut state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
         if unfinished {
             self.gauge.inc();
-            state.kinds.insert(self.kind.clone(), Pass::default());
+            // Who began later takes the place of one that has not ended yet.
+            if state.kinds.get(&self.kind).is_none_or(|pass| pass.by < self.by) {
+                let pass = Pass { by: self.by, ..Pass::default() };
+                state.kinds.insert(self.kind.clone(), pass);
+            }
         } else {
             self.gauge.dec();
-            state.kinds.remove(&self.kind);
+            if state.kinds.get(&self.kind).is_some_and(|pass| pass.by == self.by) {
+                state.kinds.remove(&self.kind);
+            }
         }
         true
     }
 
-    /// One that lacked labels has them.
+    /// One that belonged to nobody has its labels.
     pub(super) fn labelled(&self) {
-        self.progress.of(&self.kind, |pass| pass.labelled = true);
+        self.progress.of((&self.kind, self.by), |pass| pass.labelled = true);
     }
 
     /// One cannot have them. Of several reasons the first is told, until there is none.
     pub(super) fn failed(&mut self, why: &str) {
         self.set(true);
-        self.progress.of(&self.kind, |pass| {
+        self.progress.of((&self.kind, self.by), |pass| {
             pass.failed.get_or_insert_with(|| why.to_owned());
         });
     }
@@ -162,7 +256,7 @@ impl Unfinished {
         if why.is_some() {
             self.set(true);
         }
-        self.progress.of(&self.kind, |pass| match why {
+        self.progress.of((&self.kind, self.by), |pass| match why {
             Some(why) => drop(pass.unseen.get_or_insert_with(|| why.to_owned())),
             None => pass.unseen = None,
         });
@@ -200,6 +294,39 @@ mod tests {
         assert!(progress.left().is_some_and(|left| left.ends_with(": pods")));
         assert!(pods.set(false) && !pods.set(false));
         assert_eq!((progress.left(), gauge.get()), (None, 0));
+    }
+
+    #[test]
+    fn it_is_finished_when_every_kind_is_and_what_is_written_is_labelled_at_once() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        let list = List::new(&gauge, &progress);
+        let mut pods = Unfinished::new(&gauge, &progress, "pods");
+        let unfinished = || progress.unfinished().unwrap_or_default();
+        assert_eq!(unfinished(), "it has only begun", "no kind is known yet");
+        progress.at_once(Err("forbidden".to_owned()));
+        assert!(unfinished().ends_with("forbidden"));
+        progress.at_once(Ok(()));
+        assert_eq!(unfinished(), "not gone through yet: pods");
+        assert_eq!(progress.left(), None, "nothing lacks what shards go by");
+        pods.set(false);
+        assert_eq!(progress.unfinished(), None);
+        list.say(Some("bad".to_owned()));
+        assert!(unfinished().ends_with(": bad"));
+        list.say(None);
+        pods.failed("gone wrong");
+        assert!(unfinished().contains("gone wrong"));
+    }
+
+    #[test]
+    fn one_that_ends_late_takes_nothing_from_its_successor() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        progress.at_once(Ok(()));
+        let old = Unfinished::new(&gauge, &progress, "pods");
+        let new = Unfinished::new(&gauge, &progress, "pods");
+        drop(old);
+        assert!(progress.unfinished().is_some());
+        drop(new);
+        assert_eq!((progress.unfinished(), gauge.get()), (None, 0));
     }
 
     #[test]

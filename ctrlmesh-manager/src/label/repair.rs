@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_common::names::resource_list;
-use ctrlmesh_common::selector;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ObjectReference};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -32,12 +31,13 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::is_unowned;
 use super::namespaces::Namespaces;
-use super::progress::List;
-use super::{AtOnce, Kind, Kinds, KindsError, Pace, Progress, Served, served};
+use super::progress::{List, Unfinished};
+use super::{AtOnce, Change, Kind, Kinds, KindsError, NAMESPACES, Pace, Progress, Served, served};
 use crate::cache::Cache;
 use crate::drain::Drain;
-use crate::shard::Labelling;
+use crate::scheme::Scheme;
 use crate::telemetry;
 
 mod follow;
@@ -61,7 +61,7 @@ pub struct Labels<MayWrite> {
     /// The manager's namespace, where the list of kinds is.
     pub namespace: String,
     /// How objects are labelled.
-    pub labelling: Arc<Labelling>,
+    pub scheme: Arc<Scheme>,
     /// What labels at once.
     pub at_once: AtOnce,
     /// Where the namespaces are seen.
@@ -70,7 +70,7 @@ pub struct Labels<MayWrite> {
     pub recorder: Recorder,
     /// What is counted.
     pub metrics: LabelMetrics,
-    /// How far it has come.
+    /// How far it has come with that.
     pub progress: Progress,
     /// Whether this replica may write, at this very moment.
     pub may_write: MayWrite,
@@ -92,13 +92,15 @@ struct Repair {
     outcome: &'static str,
 }
 
-/// What became of an object that lacked labels.
+/// What became of an object whose labels had to be put right.
 enum Repaired {
-    /// It has them.
+    /// They are.
     Done,
     /// It is gone, or another's to label.
     Gone,
-    /// It lacks them still; why.
+    /// It was written, and is as it was: what labels at once does not know yet what is wanted now.
+    Undone,
+    /// They are not; why.
     Failed(String),
 }
 
@@ -110,7 +112,8 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         let all = CancellationToken::new();
         // Its drop ends what runs for the kinds.
         let _guard = all.clone().drop_guard();
-        let namespaces = Arc::clone(&self).follow_namespaces();
+        let unfinished = self.unfinished(NAMESPACES);
+        let namespaces = Arc::clone(&self).follow_namespaces(unfinished);
         spawn(&drain, &all, namespaces);
         let mut running: BTreeMap<String, (Kind, CancellationToken)> = BTreeMap::new();
         let mut triggers = pin!(self.triggers());
@@ -121,10 +124,12 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             Box::pin(self.say(&list, &found, &mut missing)).await;
             if let Ok(Served { kinds, .. }) = found {
                 self.change(&kinds, &mut running, &all, &drain);
-                if (self.may_write)()
-                    && let Err(error) = Box::pin(self.at_once.keep(&kinds)).await
-                {
-                    warn!(%error, "labelling at once is not set up; the watches label");
+                if (self.may_write)() {
+                    let kept = Box::pin(self.at_once.keep(&kinds)).await;
+                    if let Err(error) = &kept {
+                        warn!(%error, "labelling at once is not set up; the watches label");
+                    }
+                    self.progress.at_once(kept.map_err(|error| error.to_string()));
                 }
                 known = kinds;
             }
@@ -178,12 +183,18 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             running.entry(name.clone()).or_insert_with(|| {
                 info!(kind = name, "labelled from now on");
                 let token = all.child_token();
-                let follow = follow::follow(Arc::clone(self), name.clone(), kind.clone());
+                let unfinished = self.unfinished(name);
+                let follow =
+                    follow::follow(Arc::clone(self), name.clone(), kind.clone(), unfinished);
                 spawn(drain, &token, follow);
                 (kind.clone(), token)
             });
         }
         self.metrics.kinds.set(i64::try_from(running.len()).unwrap_or(i64::MAX));
+    }
+
+    fn unfinished(&self, kind: &str) -> Unfinished {
+        Unfinished::new(&self.metrics.unfinished, &self.progress, kind)
     }
 
     /// One item whenever what is listed or served may have changed.
@@ -197,7 +208,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         stream::select(definitions, watcher(maps, one).default_backoff().map(drop))
     }
 
-    async fn follow_namespaces(self: Arc<Self>) {
+    async fn follow_namespaces(self: Arc<Self>, mut unfinished: Unfinished) {
         self.cache.synced().await;
         let mut changes = self.cache.changes();
         let resource = ApiResource::erase::<Namespace>(&());
@@ -206,12 +217,24 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         loop {
             changes.mark_unchanged();
             let began = Instant::now();
-            let mut left = all.due(&self.cache.namespaces(), &self.labelling, began).into_iter();
-            for (meta, labels) in left.by_ref() {
+            let mut left = all.due(&self.cache.namespaces(), &self.scheme, began).into_iter();
+            // What was labelled is seen with the next change.
+            let was_any = left.len() > 0;
+            for (meta, change) in left.by_ref() {
                 self.pace.wait().await;
-                match self.repair("namespaces", &api, &meta, labels.clone()).await {
-                    Repaired::Failed(_) => all.failed(&meta, labels, Instant::now()),
-                    Repaired::Done | Repaired::Gone => all.done(&meta),
+                match self.repair(NAMESPACES, &api, &meta, change.clone()).await {
+                    Repaired::Failed(why) => {
+                        unfinished.failed(&why);
+                        all.failed(&meta, change, Instant::now());
+                    }
+                    Repaired::Done => {
+                        if is_unowned(&change, &self.scheme) {
+                            unfinished.labelled();
+                        }
+                        all.done(&meta);
+                    }
+                    Repaired::Undone => all.failed(&meta, change, Instant::now()),
+                    Repaired::Gone => all.done(&meta),
                 }
                 if began.elapsed() > NEW_NAMESPACES {
                     break;
@@ -220,6 +243,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             if left.next().is_some() {
                 continue;
             }
+            unfinished.set(was_any || !all.is_empty());
             tokio::select! {
                 _ = changes.changed() => {}
                 // It is time to try one again.
@@ -233,14 +257,14 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         name: &str,
         kind: &Kind,
         meta: &ObjectMeta,
-        labels: selector::Labels,
+        change: Change,
     ) -> Repaired {
         self.pace.wait().await;
         let api: Api<DynamicObject> = match &meta.namespace {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind.resource),
             None => Api::all_with(self.client.clone(), &kind.resource),
         };
-        self.repair(name, &api, meta, labels).await
+        self.repair(name, &api, meta, change).await
     }
 
     /// Labels one object.
@@ -249,18 +273,24 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         kind: &str,
         api: &Api<DynamicObject>,
         meta: &ObjectMeta,
-        labels: selector::Labels,
+        change: Change,
     ) -> Repaired {
         if !(self.may_write)() {
             return Repaired::Gone;
         }
         let name = meta.name.as_deref().unwrap_or_default();
         // Another object of the same name is not meant.
-        let body = Patch::Merge(json!({"metadata": {"uid": meta.uid, "labels": labels}}));
+        let body = Patch::Merge(json!({"metadata": {"uid": meta.uid, "labels": change}}));
         let params = PatchParams::default();
         let patch = api.patch_metadata(name, &params, &body);
         let (outcome, repaired) = match time::timeout(DEADLINE, patch).await {
-            Ok(Ok(_)) => ("done", Repaired::Done),
+            Ok(Ok(written)) if is_undone(&change, &written.metadata) => {
+                ("undone", Repaired::Undone)
+            }
+            Ok(Ok(_)) => {
+                self.progress.repair();
+                ("done", Repaired::Done)
+            }
             // It is gone, or another: the watch will tell.
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
                 ("gone", Repaired::Gone)
@@ -316,13 +346,20 @@ impl LabelMetrics {
     /// Registers all.
     pub fn register(registry: &mut Registry) -> Self {
         let this = Self::default();
-        let help = "Objects that lacked labels, by kind and outcome: done, gone or failed";
+        let help = "Objects whose labels were put right, by kind and outcome: done, gone, undone or failed";
         registry.register("label_repairs", help, this.repairs.clone());
         registry.register("label_kinds", "Kinds whose objects are labelled", this.kinds.clone());
         let help = "Kinds that were not gone through yet, or of which some cannot be seen or labelled, and the list of kinds where something is wrong with it: 0 when everything is labelled";
         registry.register("label_kinds_unfinished", help, this.unfinished.clone());
         this
     }
+}
+
+/// Whether a label that was to go is still there: an admission that labels at once, and had not heard of that yet, has put
+/// it back. No watch would tell.
+fn is_undone(change: &Change, written: &ObjectMeta) -> bool {
+    let Some(labels) = &written.labels else { return false };
+    change.iter().any(|(key, value)| value.is_none() && labels.contains_key(key))
 }
 
 fn spawn(

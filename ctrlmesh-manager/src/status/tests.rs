@@ -3,7 +3,6 @@ use ctrlmesh_common::policy::Policy;
 use super::*;
 use crate::cache::Snapshot;
 use crate::plan;
-use crate::shard::Labelling;
 
 const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
     metadata: {name: root, namespace: ops, generation: 4}\n\
@@ -17,7 +16,7 @@ fn pod(name: &str) -> String {
 }
 
 fn plan(text: &str) -> Plan {
-    plan::of(Snapshot::of_manifests(text), &Labelling::default(), &BTreeMap::new())
+    plan::of(Snapshot::of_manifests(text), &BTreeMap::new())
 }
 
 fn at(second: i64) -> Timestamp {
@@ -249,17 +248,20 @@ fn limits_say_at_which_version_their_epoch_began() {
 
 #[test]
 fn that_objects_are_labelled_anew_is_said_where_nothing_worse_is() {
-    let said = |text: &str| {
+    let message = "not all objects of these kinds are labelled yet: pods./v1".to_owned();
+    let (some, beside) = (Unlabelled::Some(message.clone()), Unlabelled::Beside(message));
+    let said = |text: &str, unlabelled: &Unlabelled| {
         let plan = plan(text);
-        let unlabelled = Some("not all objects of these kinds are labelled yet: pods./v1");
         let none = BTreeMap::new();
-        let facts = Facts { unlabelled, ..facts(&none, 1) };
+        let facts = Facts { unlabelled: Some(unlabelled), ..facts(&none, 1) };
         said(&of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts))[2].clone()
     };
     let one = ROOT.to_owned() + &pod("op-0");
-    assert_eq!(said(&(one.clone() + &pod("op-1"))), "Degraded=True Unlabelled");
-    assert_eq!(said(&one), "Degraded=True ShardsWithoutPods");
-    assert_eq!(said(ROOT), "Degraded=True NoPods");
+    let both = one.clone() + &pod("op-1");
+    assert_eq!(said(&both, &some), "Degraded=True Unlabelled");
+    assert_eq!(said(&both, &beside), "Degraded=False Relabelling", "each has its objects");
+    assert_eq!(said(&one, &some), "Degraded=True ShardsWithoutPods");
+    assert_eq!(said(ROOT, &some), "Degraded=True NoPods");
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub(super) fn check(
 /// with one of the `keys`.
 pub(super) fn check_labelled(
     spec: &ShardingConfigSpec,
-    keys: [&str; 2],
+    keys: &[&str],
     labels: &dyn Fn(&str, &str) -> bool,
     report: &mut Report,
 ) {
@@ -88,7 +88,7 @@ fn add<'a>(
 }
 
 /// Whether the selector matches only what has a label with one of the `keys`.
-fn asks(selector: &LabelSelector, keys: [&str; 2]) -> bool {
+fn asks(selector: &LabelSelector, keys: &[&str]) -> bool {
     // The others match what has no such label.
     let wants =
         |one: &&Expression| matches!(one.operator, SelectorOperator::In | SelectorOperator::Exists);

@@ -128,7 +128,7 @@ pub(crate) async fn believed(client: &Client, place: &Place) {
 }
 
 /// A proxy for each pod, and a client through it.
-async fn proxies(
+pub(crate) async fn proxies(
     client: &Client,
     place: &Place,
     pods: &[TestPod; 2],

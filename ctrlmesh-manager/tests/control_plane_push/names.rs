@@ -9,6 +9,7 @@ use ctrlmesh_manager::certs::vault::{Vault, Wanted};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
+use prometheus_client::metrics::counter::Counter;
 use rcgen::{CertificateParams, KeyPair};
 
 use crate::bed::{Bed, eventually};
@@ -33,7 +34,7 @@ async fn a_new_address_is_said_and_signed_for_and_takes_nothing_from_who_believe
     let vault = Arc::new(vault.await.unwrap());
     let leadership = bed.leadership();
     eventually("it to lead", async || leadership.is_held().then_some(())).await;
-    bed.run(vault.clone().follow(leadership));
+    bed.run(vault.clone().follow(leadership, Counter::default()));
     let after = eventually("authorities for the new names", async || {
         let now = vault.current();
         (now.mesh.next.len() == 1 && now.manager.next.len() == 1).then_some(now)

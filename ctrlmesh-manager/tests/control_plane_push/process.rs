@@ -220,8 +220,10 @@ impl Replica {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"));
         command
             .args(["run", "--log-format", "json", "--namespace", namespace])
-            .args(["--serving-name", "127.0.0.1", "--kubeconfig"])
-            .arg(plane.kubeconfig());
+            .args(["--serving-name", "127.0.0.1"]);
+        if !more.contains(&"--kubeconfig") {
+            command.arg("--kubeconfig").arg(plane.kubeconfig());
+        }
         for listen in ["grpc", "webhook", "probes", "metrics"] {
             if !more.contains(&format!("--listen-{listen}").as_str()) {
                 command.args([&format!("--listen-{listen}"), "127.0.0.1:0"]);
@@ -233,6 +235,11 @@ impl Replica {
         let probes = soon("probes", program.address("probes")).await;
         let metrics = soon("metrics", program.address("metrics")).await;
         Self { program, grpc, webhooks, probes, metrics }
+    }
+
+    /// What it counts under that name.
+    pub(crate) async fn metric(&self, line: &str) -> Option<f64> {
+        metric(self.metrics, line).await
     }
 
     /// Whether it writes.

@@ -14,6 +14,7 @@ use kube::{Api, Client, ResourceExt as _};
 use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::PemObject as _;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 /// A pod, as the API server knows it.
 #[derive(Clone, Debug)]
@@ -83,6 +84,19 @@ impl TestPod {
         let made = accounts.create_token_request(&self.account, &parameters, &request).await;
         made.unwrap().status.unwrap().token.unwrap()
     }
+}
+
+/// A kubeconfig with a token.
+pub(crate) fn kubeconfig(cluster: &ControlPlane, token: &str, folder: &TempDir) -> String {
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": cluster.url(), "certificate-authority": cluster.ca()}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+    });
+    let file = folder.path().join("kubeconfig");
+    fs::write(&file, config.to_string()).unwrap();
+    file.display().to_string()
 }
 
 /// The same token, signed by the API server's own key, as of another time.

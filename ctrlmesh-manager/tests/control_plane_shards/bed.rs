@@ -58,12 +58,10 @@ pub(crate) async fn managed() -> Result<Client> {
 async fn manage() -> Result<()> {
     let client = BED.client().await?;
     let drain = Drain::default();
-    let labelling = Arc::new(Labelling::default());
-    let cache = Cache::start(&client, "ctrlmesh-system", &drain);
-    let plans = plan::start(cache, Arc::clone(&labelling), &drain);
+    let cache = Cache::start(&client, "ctrlmesh-system", Labelling::default(), &drain);
+    let plans = plan::start(cache, &drain);
     let control = Control {
         client: client.clone(),
-        labelling,
         recorder: Recorder::new(client, "ctrlmesh-manager".into()),
         unlabelled: || None,
         contacts: || CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).clone(),

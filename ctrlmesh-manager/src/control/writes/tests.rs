@@ -21,7 +21,7 @@ fn pod(name: &str, labels: &str) -> String {
 }
 
 fn planned(text: &str) -> Plan {
-    plan::of(Snapshot::of_manifests(text), &Labelling::default(), &BTreeMap::new())
+    plan::of(Snapshot::of_manifests(text), &BTreeMap::new())
 }
 
 /// By pod, the shard that its label is to name.
@@ -30,7 +30,7 @@ fn labelled(plan: &Plan) -> Vec<(String, String)> {
         Write::Label { pod, shard, .. } => Some((pod.name, shard)),
         _ => None,
     };
-    let writes = writes(plan, &Labelling::default(), &Seen::default(), Timestamp::UNIX_EPOCH);
+    let writes = writes(plan, &Seen::default(), Timestamp::UNIX_EPOCH);
     writes.into_iter().filter_map(label).collect()
 }
 
@@ -55,7 +55,7 @@ fn a_shard_that_is_there_is_changed_only_as_it_was_seen() {
     let edited = child("r-1-normal")
         .replace("namespace: ops", "namespace: ops, uid: '7', resourceVersion: '42'");
     let planned = planned(&(root + &edited));
-    let writes = writes(&planned, &Labelling::default(), &Seen::default(), Timestamp::UNIX_EPOCH);
+    let writes = writes(&planned, &Seen::default(), Timestamp::UNIX_EPOCH);
     let applied = writes.iter().filter_map(|write| match write {
         Write::Apply { config, .. } => Some(&config.metadata),
         _ => None,

@@ -7,7 +7,6 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_common::selector;
 use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -22,7 +21,7 @@ use tracing::{info, warn};
 use super::{DEADLINE, Labels, PAGE, Repaired};
 use crate::label::pending::Pending;
 use crate::label::progress::Unfinished;
-use crate::label::{Kind, missing};
+use crate::label::{Change, Kind, change, is_unowned};
 
 /// How long after a watch of what is new has ended it is begun again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -56,11 +55,14 @@ enum Next {
 }
 
 /// Labels the objects of `kind`, called `name`, for ever.
-pub(super) async fn follow<MayWrite>(labels: Arc<Labels<MayWrite>>, name: String, kind: Kind)
-where
+pub(super) async fn follow<MayWrite>(
+    labels: Arc<Labels<MayWrite>>,
+    name: String,
+    kind: Kind,
+    unfinished: Unfinished,
+) where
     MayWrite: Fn() -> bool + Send + Sync + 'static,
 {
-    let unfinished = Unfinished::new(&labels.metrics.unfinished, &labels.progress, &name);
     let (pending, repaired, listed, failures) = (Pending::default(), 0, false, 0);
     let mut this = Following {
         labels,
@@ -96,8 +98,8 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 Next::Fresh(meta) => self.look(&meta).await,
                 Next::Seen(event) => self.seen(*event).await,
                 Next::Due => {
-                    if let Some((meta, labels)) = self.pending.next(Instant::now()) {
-                        self.repair(&meta, labels).await;
+                    if let Some((meta, change)) = self.pending.next(Instant::now()) {
+                        self.repair(&meta, change).await;
                     }
                 }
                 Next::Ended => return,
@@ -155,26 +157,29 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
         }
     }
 
-    /// Labels the object, where it lacks any.
+    /// Labels the object, where anything is to become of its labels.
     async fn look(&mut self, meta: &ObjectMeta) {
-        match missing(meta, self.kind.scope, &self.labels.labelling) {
-            Some(labels) => self.repair(meta, labels).await,
+        match change(meta, self.kind.scope, &self.labels.scheme) {
+            Some(change) => self.repair(meta, change).await,
             None => self.pending.done(meta),
         }
     }
 
-    async fn repair(&mut self, meta: &ObjectMeta, labels: selector::Labels) {
-        let repaired = self.labels.repair_object(&self.name, &self.kind, meta, labels.clone());
+    async fn repair(&mut self, meta: &ObjectMeta, change: Change) {
+        let repaired = self.labels.repair_object(&self.name, &self.kind, meta, change.clone());
         match repaired.await {
             Repaired::Done => {
                 self.repaired += 1;
-                self.unfinished.labelled();
+                if is_unowned(&change, &self.labels.scheme) {
+                    self.unfinished.labelled();
+                }
                 self.pending.done(meta);
             }
+            Repaired::Undone => self.pending.failed(meta, change, Instant::now()),
             Repaired::Gone => self.pending.done(meta),
             Repaired::Failed(why) => {
                 self.unfinished.failed(&why);
-                self.pending.failed(meta, labels, Instant::now());
+                self.pending.failed(meta, change, Instant::now());
             }
         }
     }
@@ -191,7 +196,9 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
             if (changed || self.told.is_some()) && self.repaired > 0 {
                 let (kind, repaired) = (&self.name, self.repaired);
                 info!(kind, repaired, "gone through: every object is labelled");
-                let note = format!("every object of {kind} is labelled; {repaired} were not");
+                let note = format!(
+                    "every object of {kind} has its labels; {repaired} had to be given some, or had others left over"
+                );
                 self.labels.tell(kind, false, "Labelled", note).await;
             }
             (self.repaired, self.told) = (0, None);

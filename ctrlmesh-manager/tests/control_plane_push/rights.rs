@@ -1,0 +1,256 @@
+//! What the managers are granted is what they ask for: by the API server's own log.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::names::{CA_SECRET, resource_list, root_ca};
+use ctrlmesh_manager::label::POLICY;
+use ctrlmesh_manager::rights::{ACCOUNT, BACKGROUND, NAMESPACE, Place, ROLES, yaml};
+use ctrlmesh_testbed::{ControlPlane, Options};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingAdmissionPolicy, MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::bed::{AUDIENCE, PATIENCE, eventually};
+use crate::full::{OPERATOR, SYSTEM, divide, world};
+use crate::process::Replica;
+use crate::token::{self, TestPod};
+
+/// What is granted and not asked for here: by whom, of what, how.
+const NOT_ASKED: [(&str, &str, &str); 3] = [
+    // Only where the plugin OwnerReferencesPermissionEnforcement is on.
+    (ACCOUNT, "shardingconfigs/finalizers", "update"),
+    // Where the same is told again.
+    (ACCOUNT, "events", "patch"),
+    (BACKGROUND, "events", "patch"),
+];
+
+/// By whom, where, of which group, what, how.
+type Asked = BTreeSet<(&'static str, String, String, String, String)>;
+
+/// What the managers have asked for, and what of that they were refused.
+fn asked(cluster: &ControlPlane) -> (Asked, BTreeSet<String>) {
+    let (mut asked, mut refused) = (Asked::new(), BTreeSet::new());
+    let log = fs::read_to_string(cluster.audit_log()).unwrap();
+    for event in log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        let is = |who: &Value, account: &str| {
+            who["username"] == format!("system:serviceaccount:{NAMESPACE}:{account}")
+        };
+        let agent = event["userAgent"].as_str().unwrap_or_default();
+        if !agent.starts_with("ctrlmesh-manager") || !is(&event["user"], ACCOUNT) {
+            continue;
+        }
+        let what = &event["objectRef"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let account = if is(&event["impersonatedUser"], BACKGROUND) { BACKGROUND } else { ACCOUNT };
+        if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
+            refused.insert(format!("{account}: {} {}", event["verb"], event["requestURI"]));
+        }
+        let subresource = what["subresource"].as_str().map(|one| format!("/{one}"));
+        let resource = text(&what["resource"]) + &subresource.unwrap_or_default();
+        let mut ask = |account, namespace: &str, group, resource: &str, verb: &str| {
+            asked.insert((
+                account,
+                namespace.to_owned(),
+                group,
+                resource.to_owned(),
+                verb.to_owned(),
+            ));
+        };
+        let (namespace, group) = (text(&what["namespace"]), text(&what["apiGroup"]));
+        ask(account, &namespace, group.clone(), &resource, &text(&event["verb"]));
+        // What is applied and is not there is created.
+        if event["verb"] == "patch" && event["responseStatus"]["code"] == 201 {
+            ask(account, &namespace, group, &resource, "create");
+        }
+        if account == BACKGROUND {
+            ask(ACCOUNT, NAMESPACE, String::new(), "serviceaccounts", "impersonate");
+        }
+    }
+    (asked, refused)
+}
+
+/// What is granted and was not asked for.
+fn not_asked(asked: &Asked) -> BTreeSet<(&'static str, &'static str, &'static str)> {
+    let mut left = BTreeSet::new();
+    for role in &ROLES {
+        for (right, resource) in
+            role.rights.iter().flat_map(|right| right.resources.iter().map(move |one| (right, one)))
+        {
+            for verb in right.verbs {
+                let here = |namespace: &str| match role.place {
+                    Place::Cluster => true,
+                    Place::Namespace(place) => namespace == place,
+                };
+                let is_asked = asked.iter().any(|(account, namespace, group, what, how)| {
+                    (*account, group.as_str(), what.as_str(), how.as_str())
+                        == (role.account, right.group, *resource, *verb)
+                        && here(namespace)
+                });
+                if !is_asked {
+                    left.insert((role.account, *resource, *verb));
+                }
+            }
+        }
+    }
+    left
+}
+
+async fn grant(client: &Client) {
+    for document in documents(&yaml()) {
+        let object: DynamicObject = serde_json::from_value(document).unwrap();
+        let types = object.types.clone().unwrap();
+        let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types).unwrap());
+        let api: Api<DynamicObject> = match object.namespace() {
+            Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
+            None => Api::all_with(client.clone(), &resource),
+        };
+        let force = PatchParams::apply("test").force();
+        api.patch(&object.name_any(), &force, &Patch::Apply(&object)).await.unwrap();
+    }
+    // As whoever lists a kind does; nobody aggregates here.
+    let role = json!({"metadata": {"name": "kinds"}, "rules": [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch", "patch"]}]});
+    let role: ClusterRole = serde_json::from_value(role).unwrap();
+    Api::all(client.clone()).create(&PostParams::default(), &role).await.unwrap();
+    let binding = json!({
+        "metadata": {"name": "kinds"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "kinds"},
+        "subjects": [{"kind": "ServiceAccount", "name": BACKGROUND, "namespace": NAMESPACE}],
+    });
+    let binding: ClusterRoleBinding = serde_json::from_value(binding).unwrap();
+    Api::all(client.clone()).create(&PostParams::default(), &binding).await.unwrap();
+}
+
+fn documents(text: &str) -> Vec<Value> {
+    text.split("\n---\n").map(|one| serde_saphyr::from_str(one).unwrap()).collect()
+}
+
+/// Configurations as those in deploy/, of whom the managers are asked about nothing.
+async fn registered(client: &Client) {
+    let rule = json!({"apiGroups": ["nothing.example.com"], "apiVersions": ["*"], "resources": ["*"], "operations": ["CREATE"]});
+    let hook = json!({
+        "name": "nothing.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+        "failurePolicy": "Ignore", "clientConfig": {"url": "https://127.0.0.1:1/"}, "rules": [rule],
+    });
+    let config = json!({"metadata": {"name": "ctrlmesh", "labels": {"app.kubernetes.io/part-of": "ctrlmesh"}}, "webhooks": [hook]});
+    let one: ValidatingWebhookConfiguration = serde_json::from_value(config.clone()).unwrap();
+    Api::all(client.clone()).create(&PostParams::default(), &one).await.unwrap();
+    let other: MutatingWebhookConfiguration = serde_json::from_value(config).unwrap();
+    Api::all(client.clone()).create(&PostParams::default(), &other).await.unwrap();
+}
+
+/// Two managers that may do what the table says, and the first's arguments.
+async fn managers(
+    cluster: &ControlPlane,
+    client: &Client,
+    folder: &TempDir,
+) -> ([Replica; 2], Vec<String>) {
+    let pods: [TestPod; 2] = [
+        token::pod(client, SYSTEM, "ctrlmesh-manager-0", ACCOUNT, "node-a").await,
+        token::pod(client, SYSTEM, "ctrlmesh-manager-1", ACCOUNT, "node-a").await,
+    ];
+    let api = pods[0].token(client, "https://kubernetes.default.svc").await;
+    let kubeconfig = token::kubeconfig(cluster, &api, folder);
+    let mut all = Vec::new();
+    for pod in &pods {
+        let file = folder.path().join(&pod.name);
+        fs::write(&file, pod.token(client, AUDIENCE).await).unwrap();
+        let told = [
+            "--kubeconfig",
+            &kubeconfig,
+            "--background-account",
+            BACKGROUND,
+            "--webhook-host",
+            "127.0.0.1",
+            "--token",
+            &file.display().to_string(),
+        ]
+        .map(str::to_owned);
+        all.push(told.to_vec());
+    }
+    let start = async |told: &[String]| {
+        let told: Vec<&str> = told.iter().map(String::as_str).collect();
+        let replica = Replica::start(cluster, SYSTEM, &told).await;
+        replica.until_ready().await;
+        replica
+    };
+    let replicas = [start(&all[0]).await, start(&all[1]).await];
+    (replicas, all.remove(0))
+}
+
+/// Has the managers do everything that they do.
+async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -> [Replica; 2] {
+    let ([mut first, second], mut told) = managers(cluster, client, folder).await;
+    let shards: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    divide(client, 2, None).await;
+    eventually("two shards", async || shards.get("op-2-normal").await.ok()).await;
+    for name in ["op-0", "op-1"] {
+        token::pod(client, OPERATOR, name, "operator", "node-a").await;
+    }
+    let believed: Api<ConfigMap> = Api::namespaced(client.clone(), OPERATOR);
+    eventually("an authority", async || believed.get(root_ca::MESH).await.ok()).await;
+    let wrong = Patch::Merge(json!({"data": {root_ca::KEY: "nobody"}}));
+    believed.patch(root_ca::MESH, &PatchParams::default(), &wrong).await.unwrap();
+    divide(client, 1, None).await;
+    eventually("one shard", async || {
+        shards.get_opt("op-2-normal").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    let policies: Api<MutatingAdmissionPolicy> = Api::all(client.clone());
+    eventually("what labels at once", async || policies.get(POLICY).await.ok()).await;
+    // The API server is reached by another name: the authorities are exchanged.
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM);
+    let before = secrets.get(CA_SECRET).await.unwrap().resource_version();
+    first.program().kill();
+    told.extend(["--api-server-name".to_owned(), "api.example.com".to_owned()]);
+    let told: Vec<&str> = told.iter().map(String::as_str).collect();
+    let first = Replica::start(cluster, SYSTEM, &told).await;
+    assert!(second.terminated().await.success());
+    eventually("another authority", async || {
+        let now = secrets.get(CA_SECRET).await.unwrap().resource_version();
+        (now != before).then_some(())
+    })
+    .await;
+    let second = Replica::start(cluster, SYSTEM, &told).await;
+    // Nothing is listed any more: nothing labels at once.
+    let lists: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
+    let nothing = Patch::Merge(json!({"data": {resource_list::KEY: ""}}));
+    lists.patch(resource_list::NAME, &PatchParams::default(), &nothing).await.unwrap();
+    [first, second]
+}
+
+#[tokio::test]
+async fn the_managers_are_refused_nothing_and_granted_nothing_that_they_do_not_ask_for() {
+    let options = Options { audit: true, ..Options::default() };
+    let cluster = ControlPlane::start(&options).unwrap();
+    let client = cluster.client().await.unwrap();
+    let folder = TempDir::new().unwrap();
+    world(&client).await;
+    grant(&client).await;
+    registered(&client).await;
+    let _managers = everything(&cluster, &client, &folder).await;
+    let mut left = BTreeSet::new();
+    let all = tokio::time::timeout(PATIENCE, async {
+        loop {
+            left = not_asked(&asked(&cluster).0);
+            // What is asked for now and then may be asked for here.
+            left.retain(|one| !NOT_ASKED.contains(one));
+            if left.is_empty() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    });
+    let all = all.await;
+    assert_eq!(asked(&cluster).1, BTreeSet::new(), "asked for, and refused");
+    assert!(all.is_ok(), "granted, and never asked for: {left:?}");
+}
