@@ -291,9 +291,17 @@ impl Cache {
         let written = seen.schemes.current.values().flatten().next().map(Scheme::read);
         let scheme = match (written, self.scheme()) {
             (Some(Ok(scheme)), _) => scheme,
-            (Some(Err(error)), _) => {
+            (Some(Err(error)), known) => {
                 let error = telemetry::chain(&error);
-                return warn!(error, state = MANAGER_STATE, "not read; what was known holds");
+                warn!(
+                    error,
+                    state = MANAGER_STATE,
+                    "not read; what was known holds, or what is wanted"
+                );
+                if known.is_some() {
+                    return;
+                }
+                Scheme::settled(self.told.clone())
             }
             (None, Some(_)) => return,
             (None, None) => Scheme::settled(self.told.clone()),

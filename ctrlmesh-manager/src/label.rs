@@ -88,9 +88,18 @@ pub type Change = BTreeMap<String, Option<String>>;
 /// What is to become of the object's labels: of those that it lacks, or has with other values, and of those that nobody
 /// goes by any more; none where nothing is to be done.
 pub fn change(meta: &ObjectMeta, scope: Scope, scheme: &Scheme) -> Option<Change> {
-    if meta.deletion_timestamp.is_some() {
-        return None;
-    }
+    if meta.deletion_timestamp.is_some() { None } else { needed(meta, scope, scheme) }
+}
+
+/// Whether shards are not to go by the next labels before this object is gone: it is on its way out, so that nobody
+/// touches it, and would leave its shard without whoever has to let go of it hearing of that.
+fn is_waited_for(meta: &ObjectMeta, scope: Scope, scheme: &Scheme) -> bool {
+    let is_leaving = scheme.next.is_some() && meta.deletion_timestamp.is_some();
+    is_leaving && needed(meta, scope, scheme).is_some()
+}
+
+/// What the object's labels want, whether or not it is touched.
+fn needed(meta: &ObjectMeta, scope: Scope, scheme: &Scheme) -> Option<Change> {
     let name = meta.name.as_deref().filter(|name| !name.is_empty());
     let there = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key));
     let mut change = Change::new();
@@ -180,7 +189,21 @@ mod tests {
     fn what_is_terminating_is_not_touched() {
         let mut object = meta(Some("shop"), "a", &[]);
         object.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
-        assert_eq!(change(&object, Scope::Namespaced, &Scheme::default()), None);
+        let settled = Scheme::default();
+        assert_eq!(change(&object, Scope::Namespaced, &settled), None);
+        assert!(!is_waited_for(&object, Scope::Namespaced, &settled));
+        // Others are not gone by before it is gone, for whoever lets go of it would not see it any more.
+        let other = Labelling { hash_key: "x.io/hash".to_owned(), ..Labelling::default() };
+        let next = Scheme { next: Some(other), ..Scheme::default() };
+        assert_eq!(change(&object, Scope::Namespaced, &next), None);
+        assert!(is_waited_for(&object, Scope::Namespaced, &next));
+        object.deletion_timestamp = None;
+        let object = with(object.clone(), change(&object, Scope::Namespaced, &next).unwrap());
+        let leaving = ObjectMeta {
+            deletion_timestamp: serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap(),
+            ..object
+        };
+        assert!(!is_waited_for(&leaving, Scope::Namespaced, &next), "it has them");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ctrlmesh_common::api::{ManagerState, ManagerStateSpec, ManagerStateStatus};
-use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
+use ctrlmesh_common::names::{MANAGER_STATE, label, resource_list};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -31,6 +31,7 @@ use crate::pod::PodName;
 use crate::scheme::{Facts, Scheme, Step};
 use crate::shard::Labelling;
 use crate::status::Contact;
+use crate::telemetry;
 
 mod asked;
 
@@ -40,6 +41,11 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// For how long no object may have lacked anything before all are taken to have all: what was written while the API server
 /// and the other replicas had not heard of other labels yet is found by then.
 const SETTLES: Duration = Duration::from_secs(5);
+
+/// The same where keys are used again that said something else: a watch that is led over to them reads at the version that
+/// it saw last, where other shards' objects may have said that still. By then a bookmark has told of a later version,
+/// which the API server sends each minute (`defaultBookmarkFrequency`).
+const SETTLES_AGAIN: Duration = Duration::from_secs(90);
 
 /// How long the API server may take.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -145,8 +151,15 @@ impl Settled {
         if !self.0.as_ref().is_some_and(same) {
             self.0 = finished.then(|| (Arc::clone(scheme), repaired, now));
         }
-        self.0.as_ref().is_some_and(|(.., since)| now >= *since + SETTLES)
+        self.0.as_ref().is_some_and(|(.., since)| now >= *since + settles(scheme))
     }
+}
+
+/// For how long no object may have lacked anything.
+fn settles(scheme: &Scheme) -> Duration {
+    let mut keys = scheme.in_force.keys().into_iter();
+    let is_spare = keys.any(|key| key.starts_with(label::SPARE));
+    if is_spare { SETTLES_AGAIN } else { SETTLES }
 }
 
 // === impl Migration ===
@@ -208,7 +221,8 @@ impl<Contacts: Fn() -> BTreeMap<PodName, Contact>> Migration<Contacts> {
 
     /// Who may go by the former labels still.
     fn still_asked(&self, scheme: &Arc<Scheme>) -> Option<String> {
-        if self.keeps_former {
+        // On the way to what is wanted, none are kept.
+        if self.keeps_former && scheme.in_force == self.wanted {
             return Some("they are to be kept (--keep-former-labels)".to_owned());
         }
         let plan = self.plans.borrow().clone();
@@ -230,9 +244,14 @@ impl<Contacts: Fn() -> BTreeMap<PodName, Contact>> Migration<Contacts> {
             None => return Ok(false),
         };
         let status = found.status.clone().unwrap_or_default();
-        // Another has written it meanwhile, and the watch has not shown it yet.
-        if status.labels.as_ref().is_some_and(|labels| *labels != before.written()) {
-            return Ok(false);
+        match status.labels.as_ref().map(Scheme::read) {
+            // Another has written it meanwhile, and the watch has not shown it yet.
+            Some(Ok(there)) if there != *before => return Ok(false),
+            Some(Err(error)) => {
+                let error = telemetry::chain(&error);
+                warn!(error, state = MANAGER_STATE, "not read; what was known is written again");
+            }
+            Some(Ok(_)) | None => {}
         }
         let condition = far.condition(&status.conditions, Timestamp::now());
         let others = status.conditions.iter().filter(|one| one.type_ != CONDITION).cloned();

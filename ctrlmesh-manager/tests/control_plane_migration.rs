@@ -1,6 +1,8 @@
 //! A cluster that was labelled with other keys, and by another hash, is labelled anew as it stands.
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{ManagerState, ShardingConfig};
 use ctrlmesh_common::names::label;
@@ -99,9 +101,10 @@ async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_
     ensure!(manager.counted(stage).await? == 1, "{stage}");
     until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
     // The label with the namespace is called as before, and says another slot of what is of cluster scope: twice.
-    for reason in ["Relabelling", "AsExpected"] {
-        harness::until_degraded(&client, &space(0), reason, "").await?;
-    }
+    harness::until_degraded(&client, &space(0), "Relabelling", "").await?;
+    // The second time is waited for: watches may be older than the labels.
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    harness::until_degraded(&client, &space(0), "AsExpected", "").await?;
     let after = until_labelled(&client, label::SHARDING_HASH, NamespaceHash::default()).await?;
     ensure!(manager.counted("ctrlmesh_manager_label_kinds_unfinished ").await? == 0);
     ensure!(manager.counted("ctrlmesh_manager_label_migration").await? == 0);

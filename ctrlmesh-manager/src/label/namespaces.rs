@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use tokio::time::Instant;
 
 use super::pending::Pending;
-use super::{Change, Scope, change};
+use super::{Change, Scope, change, is_waited_for};
 use crate::cache::Known;
 use crate::scheme::Scheme;
 
@@ -22,13 +23,15 @@ const WITHIN: Duration = Duration::from_mins(1);
 pub(super) struct Namespaces {
     before: BTreeSet<String>,
     pending: Pending,
+    /// One that is on its way out, and whose end is waited for.
+    leaving: Option<String>,
 }
 
 // === impl Namespaces ===
 
 impl Default for Namespaces {
     fn default() -> Self {
-        Self { before: BTreeSet::new(), pending: Pending::within(WITHIN) }
+        Self { before: BTreeSet::new(), pending: Pending::within(WITHIN), leaving: None }
     }
 }
 
@@ -40,12 +43,18 @@ impl Namespaces {
         scheme: &Scheme,
         now: Instant,
     ) -> Vec<(ObjectMeta, Change)> {
-        let there = known.iter().filter(|(_, known)| !known.terminating);
-        let unlabelled = there.filter_map(|(name, known)| {
-            let mut meta = named(name);
-            meta.labels = Some(known.labels.clone());
-            Some((name, change(&meta, Scope::Namespace, scheme)?))
+        let all = known.iter().map(|(name, known)| {
+            let leaves = known.terminating.then_some(Time(Timestamp::UNIX_EPOCH));
+            let labels = Some(known.labels.clone());
+            (name, ObjectMeta { labels, deletion_timestamp: leaves, ..named(name) })
         });
+        let all: Vec<(&String, ObjectMeta)> = all.collect();
+        let mut leaving = all.iter();
+        let leaving = leaving.find(|(_, meta)| is_waited_for(meta, Scope::Namespace, scheme));
+        self.leaving = leaving.map(|(name, _)| (*name).clone());
+        let unlabelled = all.iter();
+        let unlabelled = unlabelled
+            .filter_map(|(name, meta)| Some((*name, change(meta, Scope::Namespace, scheme)?)));
         let mut unlabelled: BTreeMap<&String, Change> = unlabelled.collect();
         self.pending.keep(|name| unlabelled.contains_key(name));
         unlabelled.retain(|name, _| !self.pending.waits(&named(name), now));
@@ -62,7 +71,12 @@ impl Namespaces {
 
     /// Whether there is none that could not be labelled.
     pub(super) fn is_empty(&self) -> bool {
-        self.pending.is_empty()
+        self.pending.is_empty() && self.leaving.is_none()
+    }
+
+    /// One that is on its way out, and whose end is waited for.
+    pub(super) fn leaving(&self) -> Option<&str> {
+        self.leaving.as_deref()
     }
 
     /// It needs nothing any more.

@@ -3,7 +3,7 @@
 //! Pure. Each by itself, later and later: an object that can never be labelled costs a request now and then, and does not
 //! have all of its kind listed again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -25,6 +25,8 @@ pub(super) struct Pending {
     within: Duration,
     /// Whether there were more than can be remembered.
     more: bool,
+    /// What is on its way out, is not touched, and has to be gone first.
+    leaving: BTreeSet<Name>,
 }
 
 /// Namespace and name.
@@ -49,7 +51,20 @@ impl Default for Pending {
 impl Pending {
     /// Where each is tried again so long after a failure, at most.
     pub(super) fn within(within: Duration) -> Self {
-        Self { objects: BTreeMap::new(), within, more: false }
+        Self { objects: BTreeMap::new(), within, more: false, leaving: BTreeSet::new() }
+    }
+
+    /// The object is on its way out, and its end is waited for.
+    pub(super) fn leaves(&mut self, meta: &ObjectMeta) {
+        self.done(meta);
+        if self.leaving.len() < MOST {
+            self.leaving.insert(name(meta));
+        }
+    }
+
+    /// All is listed anew, and so is what leaves.
+    pub(super) fn listed_anew(&mut self) {
+        self.leaving.clear();
     }
 
     /// The labels could not be given to the object.
@@ -68,6 +83,7 @@ impl Pending {
     /// The object needs nothing any more.
     pub(super) fn done(&mut self, meta: &ObjectMeta) {
         self.objects.remove(&name(meta));
+        self.leaving.remove(&name(meta));
     }
 
     /// Forgets those whose names are not `left`.
@@ -82,7 +98,7 @@ impl Pending {
 
     /// Whether there is nothing.
     pub(super) fn is_empty(&self) -> bool {
-        self.objects.is_empty() && !self.more
+        self.objects.is_empty() && !self.more && self.leaving.is_empty()
     }
 
     /// Whether there are more than are remembered; then all have to be listed again, which forgets that.
@@ -147,6 +163,19 @@ mod tests {
         assert_eq!(pending.due(), Some(now + AGAIN.0), "each has its own time");
         pending.done(&object("a"));
         pending.done(&object("b"));
+        assert!(pending.is_empty());
+    }
+
+    #[test]
+    fn what_leaves_is_waited_for_until_it_is_gone_or_not_seen_any_more() {
+        let mut pending = Pending::default();
+        pending.failed(&object("a"), labels(), Instant::now());
+        pending.leaves(&object("a"));
+        pending.leaves(&object("b"));
+        assert_eq!((pending.is_empty(), pending.due()), (false, None), "it is not tried");
+        pending.done(&object("a"));
+        assert!(!pending.is_empty());
+        pending.listed_anew();
         assert!(pending.is_empty());
     }
 

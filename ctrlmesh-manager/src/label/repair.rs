@@ -96,9 +96,10 @@ struct Repair {
 enum Repaired {
     /// They are.
     Done,
-    /// It is gone, or another's to label.
+    /// It is gone, or another.
     Gone,
-    /// It was written, and is as it was: what labels at once does not know yet what is wanted now.
+    /// It is not as it was written: what labels at once does not know yet what is wanted now, or the object's namespace
+    /// says something else still.
     Undone,
     /// They are not; why.
     Failed(String),
@@ -243,6 +244,9 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             if left.next().is_some() {
                 continue;
             }
+            if let Some(name) = all.leaving() {
+                unfinished.failed(&format!("{name} is on its way out"));
+            }
             unfinished.set(was_any || !all.is_empty());
             tokio::select! {
                 _ = changes.changed() => {}
@@ -275,8 +279,9 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         meta: &ObjectMeta,
         change: Change,
     ) -> Repaired {
+        // Where that was for a moment only, it is not forgotten.
         if !(self.may_write)() {
-            return Repaired::Gone;
+            return Repaired::Undone;
         }
         let name = meta.name.as_deref().unwrap_or_default();
         // Another object of the same name is not meant.
@@ -355,11 +360,11 @@ impl LabelMetrics {
     }
 }
 
-/// Whether a label that was to go is still there: an admission that labels at once, and had not heard of that yet, has put
-/// it back. No watch would tell.
+/// Whether a label is not as it was written: an admission that labels at once has put it back, because it had not heard of
+/// the change yet, or gives what the object's namespace says. Where that is what was there before, no watch would tell.
 fn is_undone(change: &Change, written: &ObjectMeta) -> bool {
-    let Some(labels) = &written.labels else { return false };
-    change.iter().any(|(key, value)| value.is_none() && labels.contains_key(key))
+    let there = |key: &str| written.labels.as_ref().and_then(|labels| labels.get(key));
+    change.iter().any(|(key, value)| there(key) != value.as_ref())
 }
 
 fn spawn(
@@ -375,4 +380,29 @@ fn spawn(
             () = task => {}
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_that_is_not_as_it_was_written_was_put_back() {
+        let written = |labels: &[(&str, &str)]| ObjectMeta {
+            labels: Some(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()),
+            ..ObjectMeta::default()
+        };
+        let change =
+            |value: Option<&str>| Change::from([("k".to_owned(), value.map(str::to_owned))]);
+        for (value, labels, undone) in [
+            (Some("1"), &[("k", "1"), ("other", "2")][..], false),
+            (Some("1"), &[("k", "0")], true),
+            (Some("1"), &[], true),
+            (None, &[("other", "2")], false),
+            (None, &[("k", "1")], true),
+        ] {
+            assert_eq!(is_undone(&change(value), &written(labels)), undone, "{value:?} {labels:?}");
+        }
+        assert!(is_undone(&change(Some("1")), &ObjectMeta::default()));
+    }
 }

@@ -24,8 +24,8 @@ pub(super) fn by(
         let name = config.metadata.name.as_deref().unwrap_or_default();
         return Some(format!("ShardingConfig {namespace}/{name} names {key}"));
     }
-    let at_work =
-        |pod: &&Member| pod.enrolled() && pod.node.is_some() && !pod.leaving && !pod.ended;
+    // One that is on its way out may work until it has ended.
+    let at_work = |pod: &&Member| pod.enrolled() && pod.node.is_some() && !pod.ended;
     let mut pods = plan.snapshot.members.iter().filter(at_work);
     pods.find_map(|pod| {
         let why = match plan.told.get(&pod.name) {

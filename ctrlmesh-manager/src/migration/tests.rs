@@ -14,6 +14,11 @@ async fn objects_are_taken_to_have_all_when_for_a_while_none_has_lacked_anything
     assert!(!settled.is(&scheme, false, 4, start + SETTLES * 2), "one cannot be labelled");
     assert!(!settled.is(&scheme, true, 4, start + SETTLES * 3));
     assert!(!settled.is(&Arc::new(other), true, 4, start + SETTLES * 9), "by other labels");
+    let hash_key = format!("{}sharding-hash", label::SPARE);
+    let spare = Arc::new(Scheme::settled(Labelling { hash_key, ..Labelling::default() }));
+    assert!(!settled.is(&spare, true, 4, start));
+    assert!(!settled.is(&spare, true, 4, start + SETTLES), "watches may be older");
+    assert!(settled.is(&spare, true, 4, start + SETTLES_AGAIN));
 }
 
 #[test]

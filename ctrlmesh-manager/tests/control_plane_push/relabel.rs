@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ctrlmesh_common::api::{LabelsStatus, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::label;
@@ -273,18 +274,29 @@ async fn another_hash_under_the_same_key_takes_the_place_of_the_one_before_in_on
     let (client, all) = (&bed.client, TEAMS.len() * EACH);
     let first = epoch(client).await;
     before.program().kill();
-    let told = ["--sharding-hash", "kusionstack", "--label-rate", "200"];
+    let told = ["--sharding-hash", "kusionstack", "--label-rate", "80"];
     let _after = bed.manager(&told).await;
     let in_force = |labels: LabelsStatus| (labels.in_force.sharding_hash, labels.in_force.hash);
     let old = (label::SHARDING_HASH.to_owned(), "fnv1a".to_owned());
-    eventually("some to have both", async || {
-        (labelled(client, &format!("{}sharding-hash", label::SPARE)).await? > 0).then_some(())
-    })
-    .await;
+    let spare = format!("{}sharding-hash", label::SPARE);
+    eventually("some to have both", async || (labelled(client, &spare).await? > 0).then_some(()))
+        .await;
     assert_eq!(in_force(labels(client).await.unwrap()), old);
     assert_eq!(bed.held.wrong(), Vec::<String>::new(), "before any share changes");
-    until_settled(client, label::SHARDING_HASH, "kusionstack").await;
+    eventually("shares by the spare keys, which every proxy has", async || {
+        let labels = labels(client).await?;
+        (labels.in_force.sharding_hash == spare && labels.next.is_some()).then_some(())
+    })
+    .await;
     eventually("each object to be held by one", async || bed.held.is_parted(all)).await;
+    // The hash has moved some.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    bed.held.wrong();
+    // So long that every watch has heard of a version after the last of the former values.
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    until_settled(client, label::SHARDING_HASH, "kusionstack").await;
+    assert_eq!(bed.held.wrong(), Vec::<String>::new(), "the second change moves nothing");
+    assert_eq!(bed.held.is_parted(all), Some(()));
     for key in ["sharding-hash", "namespace"] {
         assert_eq!(labelled(client, &format!("{}{key}", label::SPARE)).await, Some(0));
     }

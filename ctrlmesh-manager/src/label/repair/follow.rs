@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::{DEADLINE, Labels, PAGE, Repaired};
 use crate::label::pending::Pending;
 use crate::label::progress::Unfinished;
-use crate::label::{Change, Kind, change, is_unowned};
+use crate::label::{Change, Kind, change, is_unowned, is_waited_for};
 
 /// How long after a watch of what is new has ended it is begun again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -143,7 +143,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 self.unfinished.unseen(None);
             }
             Ok(Event::Delete(object)) => self.pending.done(&object.metadata),
-            Ok(Event::Init) => {}
+            Ok(Event::Init) => self.pending.listed_anew(),
             Err(error) => {
                 let text = error.to_string();
                 warn!(kind = self.name, error = text, "watch failed; goes on");
@@ -161,6 +161,12 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
     async fn look(&mut self, meta: &ObjectMeta) {
         match change(meta, self.kind.scope, &self.labels.scheme) {
             Some(change) => self.repair(meta, change).await,
+            None if is_waited_for(meta, self.kind.scope, &self.labels.scheme) => {
+                let name = meta.name.as_deref().unwrap_or_default();
+                let place = meta.namespace.as_deref().unwrap_or_default();
+                self.unfinished.failed(&format!("{place}/{name} is on its way out"));
+                self.pending.leaves(meta);
+            }
             None => self.pending.done(meta),
         }
     }
