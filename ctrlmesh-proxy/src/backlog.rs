@@ -68,9 +68,14 @@ impl Backlog {
         Arc::new(Self { most, bytes: Gauge::default(), all: Some(self.clone()), metrics })
     }
 
+    /// A part of which nothing waits yet.
+    pub fn nothing(self: &Arc<Self>) -> Waiting {
+        Waiting { backlog: self.clone(), bytes: 0 }
+    }
+
     /// Lets so much more wait; `None` where that is too much, which is counted.
     pub fn wait(self: &Arc<Self>, bytes: usize) -> Option<Waiting> {
-        let mut waiting = Waiting { backlog: self.clone(), bytes: 0 };
+        let mut waiting = self.nothing();
         waiting.set(bytes).then_some(waiting)
     }
 
@@ -117,6 +122,11 @@ impl Backlog {
 // === impl Waiting ===
 
 impl Waiting {
+    /// Whether nothing of it waits.
+    pub fn is_nothing(&self) -> bool {
+        self.bytes == 0
+    }
+
     /// Lets so much wait in its place; where that is too much, it stays as it is.
     #[must_use]
     pub fn set(&mut self, bytes: usize) -> bool {
@@ -136,7 +146,9 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.backlog.give_back(self.bytes);
+        if !self.is_nothing() {
+            self.backlog.give_back(self.bytes);
+        }
     }
 }
 

@@ -282,6 +282,21 @@ impl BodyError {
 ///
 /// Fails when the body breaks off, or too much waits, which the receiver is told by a reset, or when the receiver is gone.
 pub async fn pipe<B>(
+    body: B,
+    send: &mut SendStream<Piece>,
+    unread: &Rc<Unread>,
+) -> Result<(), PipeError>
+where
+    B: Body<Data = Bytes, Error = BodyError> + Unpin,
+{
+    let passed = pass(body, send, unread).await;
+    if let Err(PipeError::Read(error)) = &passed {
+        send.send_reset(error.reason());
+    }
+    passed
+}
+
+async fn pass<B>(
     mut body: B,
     send: &mut SendStream<Piece>,
     unread: &Rc<Unread>,
@@ -293,13 +308,7 @@ where
         match frame.into_data() {
             Ok(data) => {
                 let last = body.is_end_stream();
-                let passed = send_data(data, last, send, unread).await;
-                if let Err(error) = passed {
-                    if let PipeError::Read(error) = &error {
-                        send.send_reset(error.reason());
-                    }
-                    return Err(error);
-                }
+                send_data(data, last, send, unread).await?;
                 if last {
                     return Ok(());
                 }
@@ -331,10 +340,7 @@ where
         }
         match ready!(Pin::new(&mut *body).poll_frame(cx)) {
             Some(Ok(frame)) => Poll::Ready(Ok(Some(frame))),
-            Some(Err(error)) => {
-                send.send_reset(error.reason());
-                Poll::Ready(Err(PipeError::Read(error)))
-            }
+            Some(Err(error)) => Poll::Ready(Err(PipeError::Read(error))),
             None => Poll::Ready(Ok(None)),
         }
     })

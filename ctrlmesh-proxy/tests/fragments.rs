@@ -8,6 +8,7 @@ mod harness;
 use std::collections::BTreeMap;
 
 use harness::client::{exchange_bytes, tls};
+use harness::frames::{HEADERS, PREFACE, SETTINGS, frame};
 use harness::pki::Pki;
 use harness::proxy::Proxy;
 use harness::soon;
@@ -15,9 +16,6 @@ use harness::upstream::{Upstream, whole};
 use http::StatusCode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const HEADERS: u8 = 1;
-const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 const END_STREAM_AND_HEADERS: u8 = 5;
 
@@ -95,11 +93,6 @@ async fn over_http1_what_looks_so_in_bodies_refuses_nobody_else() {
         assert!(answer.to_lowercase().contains("\r\nconnection: close\r\n"), "{answer}");
         assert_eq!(targets(&upstream), ["/api"], "{more}");
     }
-}
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
 #[tokio::test]

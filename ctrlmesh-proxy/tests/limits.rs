@@ -7,6 +7,7 @@ mod harness;
 
 use bytes::Bytes;
 use harness::client::{Client, get, tls};
+use harness::frames::{CONTINUATION, HEADERS, PREFACE, SETTINGS, frame};
 use harness::pki::Pki;
 use harness::proxy::Proxy;
 use harness::upstream::{Upstream, whole};
@@ -14,11 +15,6 @@ use harness::{soon, until};
 use http::{HeaderValue, Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const SETTINGS: u8 = 4;
-const HEADERS: u8 = 1;
-const CONTINUATION: u8 = 9;
 
 struct Bed {
     pki: Pki,
@@ -50,14 +46,6 @@ impl Bed {
         let metric = format!("ctrlmesh_proxy_client_errors_total{{reason=\"{reason}\"}}");
         until(&metric, || async { self.proxy.metric(&metric).await >= count }).await;
     }
-}
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
-    frame.extend([kind, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.extend(payload);
-    frame
 }
 
 /// Reads until the other side closes or resets the connection.

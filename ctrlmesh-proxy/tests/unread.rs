@@ -7,6 +7,7 @@ mod harness;
 
 use bytes::Bytes;
 use harness::client::{Client, tls};
+use harness::frames::{CONTINUATION, HEADERS, PREFACE, SETTINGS, frame};
 use harness::pki::Pki;
 use harness::proxy::Proxy;
 use harness::until;
@@ -142,18 +143,11 @@ fn unended(protocol: &str) -> Vec<u8> {
     if protocol != "h2" {
         return format!("GET /api HTTP/1.1\r\nHost: k\r\nX-Long: {}", "x".repeat(BYTES)).into();
     }
-    let frame = |kind: u8, stream: u8, payload: &[u8]| {
-        let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
-        frame.extend([kind, 0, 0, 0, 0, stream]);
-        frame.extend(payload);
-        frame
-    };
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    bytes.extend(frame(4, 0, &[]));
+    let mut bytes = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
     // A header whose value goes on and on.
-    bytes.extend(frame(1, 1, b"\x00\x01x\x7f\x80\x80\x40"));
+    bytes.extend(frame(HEADERS, 0, 1, b"\x00\x01x\x7f\x80\x80\x40"));
     for _ in 0..BYTES / (16 << 10) {
-        bytes.extend(frame(9, 1, &[b'x'; 16 << 10]));
+        bytes.extend(frame(CONTINUATION, 0, 1, &[b'x'; 16 << 10]));
     }
     bytes
 }

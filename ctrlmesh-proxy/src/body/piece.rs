@@ -23,7 +23,7 @@ pub const AHEAD_BYTES: u32 = 1 << 20;
 pub struct Unread {
     backlog: Arc<Backlog>,
     bytes: Cell<usize>,
-    counted: RefCell<Option<Waiting>>,
+    counted: RefCell<Waiting>,
 }
 
 /// A part of a body that waits to be written. It is counted until it is, or until it is given up.
@@ -43,7 +43,8 @@ pub struct TooMuch;
 impl Unread {
     /// Nothing yet; what there will be counts in `backlog`.
     pub fn new(backlog: Arc<Backlog>) -> Rc<Self> {
-        Rc::new(Self { backlog, bytes: Cell::default(), counted: RefCell::default() })
+        let counted = RefCell::new(backlog.nothing());
+        Rc::new(Self { backlog, bytes: Cell::default(), counted })
     }
 
     /// Where it counts.
@@ -72,22 +73,8 @@ impl Unread {
     /// So much waits now.
     fn count(&self, bytes: usize) -> Result<(), TooMuch> {
         let whole_steps = bytes / STEP_BYTES * STEP_BYTES;
-        if whole_steps != self.bytes.get() / STEP_BYTES * STEP_BYTES {
-            let mut counted = self.counted.borrow_mut();
-            let fits = match &mut *counted {
-                Some(waiting) if whole_steps > 0 => waiting.set(whole_steps),
-                Some(_) => {
-                    *counted = None;
-                    true
-                }
-                none => {
-                    *none = self.backlog.wait(whole_steps);
-                    none.is_some()
-                }
-            };
-            if !fits {
-                return Err(TooMuch);
-            }
+        if !self.counted.borrow_mut().set(whole_steps) {
+            return Err(TooMuch);
         }
         self.bytes.set(bytes);
         Ok(())

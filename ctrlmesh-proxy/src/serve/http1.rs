@@ -52,7 +52,7 @@ struct Exchanges {
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let lines = Lines::default();
     let found = lines.found();
-    let backlog = session.counted.unread.backlog().clone();
+    let backlog = session.counted.unread.backlog();
     let (stream, theirs) = Unread::new(Looked::new(stream, lines, backlog));
     let exchanges = Rc::new(Exchanges { requests: Cell::default(), found, theirs });
     let service = {

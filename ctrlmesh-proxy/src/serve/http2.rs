@@ -56,7 +56,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
     let server = session.server.clone();
     let (stream, turns) = Held::new(stream);
     let look = Rc::<RefCell<Blocks>>::default();
-    let backlog = session.counted.unread.backlog().clone();
+    let backlog = session.counted.unread.backlog();
     let stream = Looked::new(stream, look.clone(), backlog);
     let Some(handshake) =
         server.in_time(deadline, Box::pin(builder().handshake::<_, Piece>(stream))).await

@@ -22,14 +22,13 @@ const UNCOUNTED_BYTES: usize = 64 << 10;
 pub(super) struct Looked<S, L> {
     stream: S,
     look: L,
-    backlog: Arc<Backlog>,
-    head: Option<Waiting>,
+    head: Waiting,
 }
 
 impl<S, L> Looked<S, L> {
     /// The stream, and who looks.
-    pub(super) fn new(stream: S, look: L, backlog: Arc<Backlog>) -> Self {
-        Self { stream, look, backlog, head: None }
+    pub(super) fn new(stream: S, look: L, backlog: &Arc<Backlog>) -> Self {
+        Self { stream, look, head: backlog.nothing() }
     }
 }
 
@@ -37,22 +36,12 @@ impl<S, L: Look> Looked<S, L> {
     /// Counts the head that is not whole; whether there is room for it.
     fn count(&mut self) -> bool {
         let unfinished = self.look.unfinished().min(MOST_BYTES);
-        match &mut self.head {
-            Some(head) if unfinished > UNCOUNTED_BYTES => head.set(unfinished),
-            None if unfinished > UNCOUNTED_BYTES => {
-                self.head = self.backlog.wait(unfinished);
-                self.head.is_some()
-            }
-            counted => {
-                *counted = None;
-                true
-            }
-        }
+        self.head.set(if unfinished > UNCOUNTED_BYTES { unfinished } else { 0 })
     }
 
     /// Counts a head no longer that is whole by now, which is so once it is answered.
     fn settle(&mut self) {
-        if self.head.is_some() {
+        if !self.head.is_nothing() {
             // Less always fits.
             let _fits = self.count();
         }

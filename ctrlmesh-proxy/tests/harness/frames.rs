@@ -14,6 +14,7 @@ pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
+pub(crate) const CONTINUATION: u8 = 9;
 
 /// Of SETTINGS and PING: an answer. Of DATA and HEADERS: the stream's end.
 pub(crate) const ACK: u8 = 1;
@@ -22,6 +23,18 @@ const END_HEADERS: u8 = 4;
 
 /// `:status: 200`, which every peer's table holds.
 const OK: &[u8] = &[0x88];
+
+/// What a client sends first.
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A frame as it is written.
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
 
 /// One side of a connection, after the other's preface.
 pub(crate) struct Frames(TlsStream<TcpStream>);
@@ -51,12 +64,8 @@ impl Frames {
     }
 
     pub(crate) async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
-        frame.extend([kind, flags]);
-        frame.extend(stream.to_be_bytes());
-        frame.extend(payload);
         // Who is gone hears nothing.
-        let _gone = self.0.write_all(&frame).await;
+        let _gone = self.0.write_all(&frame(kind, flags, stream, payload)).await;
         let _gone = self.0.flush().await;
     }
 

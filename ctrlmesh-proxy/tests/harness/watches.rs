@@ -128,6 +128,11 @@ impl Bed {
         Client::connect(&self.pki, self.proxy.address, Version::HTTP_2).await
     }
 
+    /// What the proxy has written down of the policies under which its clients read.
+    pub(crate) fn kept(&self) -> String {
+        fs::read_to_string(self.pki.path("state").join("histories/_")).unwrap_or_default()
+    }
+
     /// What the API server was asked, watches apart.
     pub(crate) fn listed(&self) -> Vec<String> {
         let seen = self.upstream.seen.lock().unwrap().clone();
