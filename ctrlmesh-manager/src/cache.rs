@@ -28,7 +28,7 @@ use tracing::warn;
 use crate::compile::World;
 use crate::drain::Drain;
 use crate::pod::{self, KUBE_SYSTEM, Member};
-use crate::scheme::Scheme;
+use crate::scheme::{Scheme, SchemeError};
 use crate::served::Served;
 use crate::shard::Labelling;
 use crate::telemetry;
@@ -288,23 +288,18 @@ impl Cache {
         if !seen.schemes.synced {
             return;
         }
-        let written = seen.schemes.current.values().flatten().next().map(Scheme::read);
-        let scheme = match (written, self.scheme()) {
-            (Some(Ok(scheme)), _) => scheme,
-            (Some(Err(error)), known) => {
-                let error = telemetry::chain(&error);
-                warn!(
-                    error,
-                    state = MANAGER_STATE,
-                    "not read; what was known holds, or what is wanted"
-                );
-                if known.is_some() {
-                    return;
-                }
-                Scheme::settled(self.told.clone())
-            }
-            (None, Some(_)) => return,
-            (None, None) => Scheme::settled(self.told.clone()),
+        let written = seen.schemes.current.values().flatten().next();
+        let read = written.and_then(|written| {
+            let said = |error: &SchemeError| {
+                let (error, state) = (telemetry::chain(error), MANAGER_STATE);
+                warn!(error, state, "not read; what was known holds, or what is wanted");
+            };
+            Scheme::read(written).inspect_err(said).ok()
+        });
+        let scheme = match read {
+            Some(scheme) => scheme,
+            None if self.scheme.borrow().is_some() => return,
+            None => Scheme::settled(self.told.clone()),
         };
         self.scheme.send_if_modified(|before| {
             let differs = before.as_deref() != Some(&scheme);

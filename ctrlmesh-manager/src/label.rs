@@ -7,6 +7,8 @@
 
 use std::collections::BTreeMap;
 
+use ctrlmesh_common::names::resource_list;
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
@@ -57,6 +59,17 @@ pub enum Scope {
     Cluster,
     /// They are namespaces; their slot is that of their own name, and they carry it for what is in them.
     Namespace,
+}
+
+/// The list of kinds, as events of labels are of it; `namespace` is the manager's.
+pub fn list_of_kinds(namespace: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("ConfigMap".to_owned()),
+        name: Some(resource_list::NAME.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        ..ObjectReference::default()
+    }
 }
 
 // === impl Listed ===

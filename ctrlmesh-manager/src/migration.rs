@@ -9,9 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ctrlmesh_common::api::{ManagerState, ManagerStateSpec, ManagerStateStatus};
-use ctrlmesh_common::names::{MANAGER_STATE, label, resource_list};
+use ctrlmesh_common::names::{MANAGER_STATE, label};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::PostParams;
 use kube::runtime::events::{Event, EventType, Recorder};
@@ -24,7 +23,7 @@ use tokio::time::{self, Instant};
 use tracing::{info, warn};
 
 use crate::cache::Cache;
-use crate::label::{Current, Progress};
+use crate::label::{Current, Progress, list_of_kinds};
 use crate::lease::Leadership;
 use crate::plan::Plans;
 use crate::pod::PodName;
@@ -292,13 +291,7 @@ impl<Contacts: Fn() -> BTreeMap<PodName, Contact>> Migration<Contacts> {
             action: "Relabel".to_owned(),
             secondary: None,
         };
-        let list = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("ConfigMap".to_owned()),
-            name: Some(resource_list::NAME.to_owned()),
-            namespace: Some(self.namespace.clone()),
-            ..ObjectReference::default()
-        };
+        let list = list_of_kinds(&self.namespace);
         if let Err(error) = self.recorder.publish(&event, &list).await {
             warn!(%error, "event not written");
         }

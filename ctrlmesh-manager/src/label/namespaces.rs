@@ -43,19 +43,18 @@ impl Namespaces {
         scheme: &Scheme,
         now: Instant,
     ) -> Vec<(ObjectMeta, Change)> {
-        let all = known.iter().map(|(name, known)| {
+        let (mut unlabelled, mut leaving) = (BTreeMap::<&String, Change>::new(), None);
+        for (name, known) in known {
             let leaves = known.terminating.then_some(Time(Timestamp::UNIX_EPOCH));
             let labels = Some(known.labels.clone());
-            (name, ObjectMeta { labels, deletion_timestamp: leaves, ..named(name) })
-        });
-        let all: Vec<(&String, ObjectMeta)> = all.collect();
-        let mut leaving = all.iter();
-        let leaving = leaving.find(|(_, meta)| is_waited_for(meta, Scope::Namespace, scheme));
-        self.leaving = leaving.map(|(name, _)| (*name).clone());
-        let unlabelled = all.iter();
-        let unlabelled = unlabelled
-            .filter_map(|(name, meta)| Some((*name, change(meta, Scope::Namespace, scheme)?)));
-        let mut unlabelled: BTreeMap<&String, Change> = unlabelled.collect();
+            let meta = ObjectMeta { labels, deletion_timestamp: leaves, ..named(name) };
+            if is_waited_for(&meta, Scope::Namespace, scheme) {
+                leaving.get_or_insert_with(|| name.clone());
+            }
+            let change = change(&meta, Scope::Namespace, scheme);
+            unlabelled.extend(change.map(|change| (name, change)));
+        }
+        self.leaving = leaving;
         self.pending.keep(|name| unlabelled.contains_key(name));
         unlabelled.retain(|name, _| !self.pending.waits(&named(name), now));
         let (old, new): (Vec<_>, Vec<_>) =

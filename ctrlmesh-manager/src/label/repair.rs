@@ -31,10 +31,10 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::is_unowned;
 use super::namespaces::Namespaces;
 use super::progress::{List, Unfinished};
 use super::{AtOnce, Change, Kind, Kinds, KindsError, NAMESPACES, Pace, Progress, Served, served};
+use super::{is_unowned, list_of_kinds};
 use crate::cache::Cache;
 use crate::drain::Drain;
 use crate::scheme::Scheme;
@@ -330,13 +330,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
                 ..ObjectReference::default()
             }),
         };
-        let list = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("ConfigMap".to_owned()),
-            name: Some(resource_list::NAME.to_owned()),
-            namespace: Some(self.namespace.clone()),
-            ..ObjectReference::default()
-        };
+        let list = list_of_kinds(&self.namespace);
         match time::timeout(DEADLINE, self.recorder.publish(&event, &list)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => warn!(%error, "event not written"),

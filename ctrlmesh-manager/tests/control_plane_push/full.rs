@@ -127,6 +127,27 @@ pub(crate) async fn believed(client: &Client, place: &Place) {
     fs::write(place.folder.join("mesh.crt"), &data["ca.crt"]).unwrap();
 }
 
+/// The pods of two operators, and where their proxies are, who believe the manager.
+pub(crate) async fn enrolled(
+    cluster: &ControlPlane,
+    client: &Client,
+    replica: &Replica,
+    folder: &TempDir,
+) -> (Place, [TestPod; 2]) {
+    let pods = [
+        token::pod(client, OPERATOR, "op-0", "operator", "node-a").await,
+        token::pod(client, OPERATOR, "op-1", "operator", "node-a").await,
+    ];
+    let place = Place {
+        url: cluster.url().to_owned(),
+        ca: cluster.ca().to_owned(),
+        manager: replica.grpc,
+        folder: folder.path().to_owned(),
+    };
+    believed(client, &place).await;
+    (place, pods)
+}
+
 /// A proxy for each pod, and a client through it.
 pub(crate) async fn proxies(
     client: &Client,
@@ -151,17 +172,7 @@ async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     let mut replica = Replica::start(&cluster, SYSTEM, &[]).await;
     replica.until_ready().await;
     divide(&client, 2, None).await;
-    let pods = [
-        token::pod(&client, OPERATOR, "op-0", "operator", "node-a").await,
-        token::pod(&client, OPERATOR, "op-1", "operator", "node-a").await,
-    ];
-    let place = Place {
-        url: cluster.url().to_owned(),
-        ca: cluster.ca().to_owned(),
-        manager: replica.grpc,
-        folder: folder.path().to_owned(),
-    };
-    believed(&client, &place).await;
+    let (place, pods) = enrolled(&cluster, &client, &replica, &folder).await;
     let (mut sidecars, clients) = proxies(&client, &place, &pods).await;
     parted(&clients, |_, _| true).await;
 

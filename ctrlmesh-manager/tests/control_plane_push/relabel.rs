@@ -18,9 +18,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::bed::eventually;
-use crate::full::{OPERATOR, ROOT, SYSTEM, TEAMS, believed, divide, proxies, world};
-use crate::process::{Place, Replica, Sidecar};
-use crate::token;
+use crate::full::{OPERATOR, ROOT, SYSTEM, TEAMS, divide, enrolled, proxies, world};
+use crate::process::{Replica, Sidecar};
 
 /// Objects in each namespace of a team.
 const EACH: usize = 40;
@@ -175,17 +174,7 @@ impl Bed {
         let replica = Replica::start(&cluster, SYSTEM, &["--label-rate", "1000"]).await;
         replica.until_ready().await;
         divide(&client, 2, None).await;
-        let pods = [
-            token::pod(&client, OPERATOR, "op-0", "operator", "node-a").await,
-            token::pod(&client, OPERATOR, "op-1", "operator", "node-a").await,
-        ];
-        let place = Place {
-            url: cluster.url().to_owned(),
-            ca: cluster.ca().to_owned(),
-            manager: replica.grpc,
-            folder: folder.path().to_owned(),
-        };
-        believed(&client, &place).await;
+        let (place, pods) = enrolled(&cluster, &client, &replica, &folder).await;
         let (sidecars, clients) = proxies(&client, &place, &pods).await;
         let held = Held::default();
         clients.iter().enumerate().for_each(|(at, client)| held.follow(at, client));

@@ -242,7 +242,7 @@ async fn the_managers_are_refused_nothing_and_granted_nothing_that_they_do_not_a
     let all = tokio::time::timeout(PATIENCE, async {
         loop {
             left = not_asked(&asked(&cluster).0);
-            // What is asked for now and then may be asked for here.
+            // What is seldom asked for may have been asked for this time.
             left.retain(|one| !NOT_ASKED.contains(one));
             if left.is_empty() {
                 return;

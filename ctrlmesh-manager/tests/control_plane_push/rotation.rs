@@ -11,9 +11,9 @@ use tokio::time;
 
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
-use crate::full::{OPERATOR, SYSTEM, TEAMS, believed, divide, seen, world};
+use crate::full::{OPERATOR, SYSTEM, TEAMS, divide, enrolled, seen, world};
 use crate::process::{Place, Replica, Sidecar};
-use crate::token::{self, TestPod};
+use crate::token::TestPod;
 
 /// How long an authority lives: at half of it the next is made, and signs at three quarters.
 const LIFE: &str = "80s";
@@ -74,17 +74,7 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     replica.until_ready().await;
     let first = signing(&client).await.unwrap();
     divide(&client, 2, None).await;
-    let pods = [
-        token::pod(&client, OPERATOR, "op-0", "operator", "node-a").await,
-        token::pod(&client, OPERATOR, "op-1", "operator", "node-a").await,
-    ];
-    let place = Place {
-        url: cluster.url().to_owned(),
-        ca: cluster.ca().to_owned(),
-        manager: replica.grpc,
-        folder: folder.path().to_owned(),
-    };
-    believed(&client, &place).await;
+    let (place, pods) = enrolled(&cluster, &client, &replica, &folder).await;
     mount(&client, &place);
     let start = async |pod: &TestPod| {
         Sidecar::start(&place, pod, &pod.token(&client, AUDIENCE).await).await
