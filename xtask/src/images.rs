@@ -12,6 +12,10 @@ use crate::progress::{say, step};
 use crate::run::{cargo, root, run};
 use crate::{build_ebpf, oci, tools};
 
+mod paths;
+
+use paths::Paths;
+
 /// The largest archive that we hand out: an image is pulled by every node of a cluster.
 const LARGEST_BYTES: u64 = 25_000_000;
 
@@ -152,9 +156,10 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
     let program = files.join(image.program());
     match image.source() {
         Source::Crate => {
-            let built = build_crate(image.program(), debug)?;
+            let (built, paths) = build_crate(image.program(), debug)?;
             // Names of functions stay, for backtraces; what only a debugger reads goes.
             run(Command::new("strip").arg("--strip-debug").arg("-o").arg(&program).arg(built))?;
+            paths.map_or(Ok(()), |paths| paths.are_not_in(&program))?;
             add_libraries(&program, &files)?;
         }
         Source::Go(module, package) => build_go(module, package, &program)?,
@@ -189,28 +194,37 @@ pub(crate) fn build_programs() -> Result<PathBuf> {
     for image in [Image::Proxy, Image::Manager] {
         let program = folder.join(image.program());
         let staged = tools::staged(&program);
-        fs::copy(build_crate(image.program(), true)?, &staged)?;
+        fs::copy(build_crate(image.program(), true)?.0, &staged)?;
         fs::rename(staged, program)?;
     }
     Ok(folder)
 }
 
-/// Builds a program of ours; gives where it is.
-fn build_crate(name: &str, debug: bool) -> Result<PathBuf> {
-    let (profile, folder) = if debug { ("dev", "debug") } else { ("release", "release") };
+/// Builds a program of ours; gives where it is, and of what it must not speak.
+fn build_crate(name: &str, debug: bool) -> Result<(PathBuf, Option<Paths>)> {
     if let Some(programs) = env::var_os(PROGRAMS).filter(|_| debug) {
-        return Ok(PathBuf::from(programs).join(name));
+        return Ok((PathBuf::from(programs).join(name), None));
     }
     if name == Image::Proxy.program() {
         build_ebpf::build()?;
     }
     let target =
         env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    step(&format!("build {name}; the first time takes minutes"), ABOUT, || {
-        let arguments = ["build", "--quiet", "--locked", "--profile", profile, "--package", name];
-        run(cargo(&arguments).arg("--target-dir").arg(&target))
-    })?;
-    Ok(target.join(folder).join(name))
+    let (profile, folder, target) = if debug {
+        ("dev", "debug", target)
+    } else {
+        // A folder of its own: with other flags everything in it would be built anew each time.
+        ("release", "release", target.join("images/build"))
+    };
+    let arguments = ["build", "--quiet", "--locked", "--profile", profile, "--package", name];
+    let mut build = cargo(&arguments);
+    build.arg("--target-dir").arg(&target);
+    let paths = (!debug).then(|| Paths::of(&target)).transpose()?;
+    if let Some(paths) = &paths {
+        paths.keep_out(&mut build);
+    }
+    step(&format!("build {name}; the first time takes minutes"), ABOUT, || run(&mut build))?;
+    Ok((target.join(folder).join(name), paths))
 }
 
 fn build_go(module: &str, package: &str, program: &Path) -> Result<()> {

@@ -133,7 +133,6 @@ impl Tier {
         }
     }
 
-    /// Whether its tests mostly wait for other programs, so that several of its binaries can run at once. What the kernel
     /// What came of it without running anything, if that is known; `programs` as in [`Self::obstacle`].
     fn beforehand(self, targets: &[String], programs: bool) -> Option<Outcome> {
         if self.is_of_kernel() && !programs && build_ebpf::has_toolchain() {

@@ -1,0 +1,112 @@
+//! What a released program says of the folders in which it was built: nothing, so that two checkouts give the same bytes.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::run::root;
+
+/// Between two flags in a variable that cargo splits.
+const SEPARATOR: &str = "\x1f";
+
+/// The folders of this machine whose names get into a program, and what stands for them there.
+pub(super) struct Paths(Vec<(PathBuf, &'static str)>);
+
+// === impl Paths ===
+
+impl Paths {
+    /// Of a build into `target`.
+    ///
+    /// # Errors
+    /// Where the checkout's folder cannot be found out, or nobody knows where cargo keeps its sources.
+    pub(super) fn of(target: &Path) -> Result<Self> {
+        let home = env::var_os("CARGO_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+        let usual = || env::home_dir().map(|home| home.join(".cargo"));
+        let cargo = home.or_else(usual).context("neither CARGO_HOME nor HOME is set")?;
+        // The last one that fits holds: what lies in the checkout is said of the checkout.
+        Ok(Self(vec![
+            (cargo, "/cargo"),
+            (std::path::absolute(target)?, "/target"),
+            (root().canonicalize()?, "/ctrlmesh"),
+        ]))
+    }
+
+    /// Lets `cargo` build without them: what rustc writes, and what a C compiler does that a build script starts.
+    pub(super) fn keep_out<'a>(&self, cargo: &'a mut Command) -> &'a mut Command {
+        let flags = |name: &str| self.flags(name);
+        let rust = flags("--remap-path-prefix").join(SEPARATOR.as_ref());
+        let own = env::var_os("CFLAGS").into_iter();
+        let c: Vec<OsString> = own.chain(flags("-ffile-prefix-map")).collect();
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", rust).env("CFLAGS", c.join(" ".as_ref()))
+    }
+
+    fn flags(&self, name: &str) -> Vec<OsString> {
+        let flag = |(from, to): &(PathBuf, &str)| {
+            let mut flag = OsString::from(format!("{name}="));
+            flag.push(from);
+            flag.push(format!("={to}"));
+            flag
+        };
+        self.0.iter().map(flag).collect()
+    }
+
+    /// Refuses a program that names a folder in one of them all the same.
+    ///
+    /// # Errors
+    /// Where it does, or something cannot be read.
+    pub(super) fn are_not_in(&self, program: &Path) -> Result<()> {
+        let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
+        let mut folders = Vec::new();
+        for (path, _) in &self.0 {
+            for entry in fs::read_dir(path).with_context(|| format!("list {}", path.display()))? {
+                // With its end, so that `/src` is not found in `/cargo/registry/src`.
+                folders.push(entry?.path().join(""));
+            }
+        }
+        let begins = (0..bytes.len()).filter(|at| bytes[*at] == b'/').map(|at| &bytes[at..]);
+        let mut pairs = begins.flat_map(|text| folders.iter().map(move |folder| (text, folder)));
+        let found =
+            pairs.find(|(text, folder)| text.starts_with(folder.as_os_str().as_encoded_bytes()));
+        if let Some((_, folder)) = found {
+            let (program, folder) = (program.display(), folder.display());
+            bail!("{program} names {folder}, of the machine that built it: another's would differ");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_compilers_are_told_and_a_program_that_names_a_folder_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let [cargo, source] = ["cargo", "src"].map(|name| folder.path().join(name));
+        for inside in [cargo.join("registry"), source.join("ctrlmesh-proxy")] {
+            fs::create_dir_all(inside).unwrap();
+        }
+        let paths = Paths(vec![(cargo.clone(), "/cargo"), (source.clone(), "/ctrlmesh")]);
+
+        let mut command = Command::new("cargo");
+        paths.keep_out(&mut command);
+        let said: Vec<_> = command.get_envs().filter_map(|(_, value)| value?.to_str()).collect();
+        let (cargo, source) = (cargo.display(), source.display());
+        let flags = |name: &str, between: &str| {
+            format!("{name}={cargo}=/cargo{between}{name}={source}=/ctrlmesh")
+        };
+        assert!(said.contains(&flags("--remap-path-prefix", "\x1f").as_str()), "{said:?}");
+        let c = flags("-ffile-prefix-map", " ");
+        assert!(said.iter().any(|said| said.ends_with(&c)), "{said:?}");
+
+        let program = folder.path().join("program");
+        fs::write(&program, format!("\0/cargo/registry{source}/lib.rs at {cargo}")).unwrap();
+        paths.are_not_in(&program).unwrap();
+        fs::write(&program, format!("\0main.rs{source}/ctrlmesh-proxy/src/lib.rs\0")).unwrap();
+        let error = paths.are_not_in(&program).unwrap_err().to_string();
+        assert!(error.contains(&format!("names {source}/ctrlmesh-proxy/")), "{error}");
+    }
+}
