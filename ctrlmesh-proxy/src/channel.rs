@@ -28,6 +28,7 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 use tokio::time;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::client::{Grpc, GrpcService};
@@ -40,6 +41,9 @@ use crate::drain::Drain;
 
 /// How long it may take to connect, TLS included.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// How long the manager may take to be reached, TLS apart: where it was when the proxy began, and where its name leads.
+const REACH: Duration = Duration::from_secs(2);
 
 /// How long the manager may take to begin an answer: it may have to ask the API server about the token.
 const ANSWER: Duration = Duration::from_secs(15);
@@ -54,7 +58,8 @@ pub struct ManagerArgs {
     #[arg(long, env = "CTRLMESH_PROXY_MANAGER", value_name = "HOST:PORT",
           requires_all = ["manager_ca", "token", "state_dir"])]
     pub manager: Option<Address>,
-    /// Where the manager is connected to, rather than where its name leads: what Kubernetes tells pods of its Service.
+    /// Where the manager is connected to first, before where its name leads: what Kubernetes tells pods of its Service
+    /// when they start.
     #[arg(
         long,
         env = "CTRLMESH_PROXY_MANAGER_ADDRESS",
@@ -93,7 +98,7 @@ pub struct AddressError {
 pub struct Manager {
     /// Where it is, and what it is called.
     pub address: Address,
-    /// Where it is instead of where its name leads.
+    /// Where it is looked for before its name is.
     pub at: Option<IpAddr>,
     /// Who vouches for it.
     pub ca: PathBuf,
@@ -213,13 +218,7 @@ impl Manager {
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let origin = Uri::builder().scheme(Scheme::HTTPS).authority(authority).path_and_query("/");
         let origin = origin.build().map_err(|_unfit| unfit())?;
-        let stream = match self.at {
-            Some(address) => TcpStream::connect((address, *port)).await,
-            None => TcpStream::connect((host.as_str(), *port)).await,
-        };
-        let stream = stream.map_err(ConnectError::Connect)?;
-        stream.set_nodelay(true).map_err(ConnectError::Connect)?;
-        let stream = Box::pin(tls.connect(name, stream)).await.map_err(ConnectError::Connect)?;
+        let stream = self.reach(&tls, &name).await.map_err(ConnectError::Connect)?;
         let mut http2 = http2::Builder::new(Tasks(drain.clone()));
         http2
             .timer(TokioTimer::new())
@@ -236,6 +235,25 @@ impl Manager {
         let grpc = Grpc::with_origin(Channel(sender), origin)
             .max_decoding_message_size(wire::MAX_UPDATE_BYTES);
         Ok(Link { grpc, authorization })
+    }
+
+    /// Connects to the address that it had; where nobody is there, or another, it is looked for by its name, which leads
+    /// to a Service that was made anew.
+    async fn reach(
+        &self,
+        tls: &TlsConnector,
+        name: &ServerName<'static>,
+    ) -> io::Result<TlsStream<TcpStream>> {
+        let Address { host, port } = &self.address;
+        if let Some(address) = self.at {
+            match secured(TcpStream::connect((address, *port)), tls, name).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => {
+                    debug!(%error, %address, "the manager is not there; its name may know");
+                }
+            }
+        }
+        secured(TcpStream::connect((host.as_str(), *port)), tls, name).await
     }
 
     fn tls(&self) -> Result<TlsConnector, ConnectError> {
@@ -314,6 +332,18 @@ impl Link {
     async fn ready(&mut self) -> Result<(), Status> {
         self.grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))
     }
+}
+
+/// A connection to whoever proves to be `name`.
+async fn secured(
+    reach: impl Future<Output = io::Result<TcpStream>>,
+    tls: &TlsConnector,
+    name: &ServerName<'static>,
+) -> io::Result<TlsStream<TcpStream>> {
+    let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
+    let stream = time::timeout(REACH, reach).await.map_err(late)??;
+    stream.set_nodelay(true)?;
+    Box::pin(tls.connect(name.clone(), stream)).await
 }
 
 async fn in_time<T>(
