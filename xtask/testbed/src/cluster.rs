@@ -27,6 +27,9 @@ const QUESTIONS: [(&str, &[&str]); 4] = [
     ("pods", &["describe", "pods", "--all-namespaces"]),
 ];
 
+/// A DNS server, as every cluster of a user has one.
+const DNS: &str = include_str!("dns.yaml");
+
 /// A cluster with at least one node.
 #[derive(Debug)]
 pub struct Cluster {
@@ -109,6 +112,16 @@ impl Cluster {
     /// Where it fails; the error shows what it said.
     pub fn ask(&self, arguments: &[&str], input: &str) -> Result<String> {
         answer(self.kubectl().args(arguments), input)
+    }
+
+    /// Gives a node of ours the DNS server that other clusters have, and waits until pods can ask it.
+    ///
+    /// # Errors
+    /// Where it does not become ready.
+    pub fn serve_names(&self) -> Result<()> {
+        self.ask(&["apply", "--filename", "-"], DNS)?;
+        let status = ["rollout", "status", "deployment/dns", "--timeout=120s"];
+        self.ask(&[&["--namespace", "kube-system"], &status[..]].concat(), "").map(drop)
     }
 
     /// A client of its administrator. It belongs to the runtime that it is made in.

@@ -10,7 +10,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use ctrlmesh_testbed::{Found, Node, Options, State};
+use ctrlmesh_testbed::{Cluster, Found, Node, Options, State};
 
 /// A real Kubernetes node on this machine, in namespaces of its own.
 #[derive(Parser)]
@@ -73,7 +73,9 @@ fn up(images: &[PathBuf]) -> Result<()> {
 }
 
 fn hold(images: &[PathBuf]) -> Result<()> {
-    let mut node = Node::start(&Options { audit: true, ..Options::default() })?;
+    let mut cluster = Cluster::of(Node::start(&Options { audit: true, ..Options::default() })?);
+    cluster.serve_names()?;
+    let node = cluster.node_mut().context("a node")?;
     for archive in images {
         node.load(archive)?;
     }

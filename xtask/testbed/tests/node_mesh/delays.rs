@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde_json::Value;
 
 use crate::mesh;
-use crate::operator;
+use crate::mesh::operator;
 
 /// What took how long, of many pods.
 #[derive(Debug, Default)]

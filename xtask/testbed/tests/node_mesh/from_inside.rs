@@ -6,41 +6,11 @@ use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Space;
-use serde_json::json;
 use xtask::images::{self, Image};
 
+use crate::mesh::client::{self, CLIENT};
+use crate::mesh::operator::{self, EVERYBODYS, NAME, Wish};
 use crate::mesh::{self, until};
-use crate::operator::{self, EVERYBODYS, NAME, Wish};
-
-/// The pod with kubectl.
-pub(crate) const CLIENT: &str = "client";
-
-/// An enrolled pod with kubectl, beside one that is looked into; with the operator's account, which may do so here.
-pub(crate) fn client(space: Space<'_>) -> Result<()> {
-    let labels = json!({"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"});
-    let container = |name: &str, image: Image, arguments: &[&str]| json!({"name": name, "image": image.name(), "args": arguments});
-    let serve = container("probe", Image::Probe, &["serve"]);
-    // It asks for nothing until it is asked.
-    let kubectl = container("kubectl", Image::Kubectl, &["proxy", "--port=8001"]);
-    let role =
-        json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "looks-into-pods"});
-    let items = [
-        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "looks-into-pods"}, "rules": [
-            {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list", "watch"]},
-            {"apiGroups": [""], "resources": ["pods/exec", "pods/portforward", "pods/attach"], "verbs": ["get", "create"]}]}),
-        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "looks-into-pods"},
-            "roleRef": role, "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": space.name()}]}),
-        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
-            "terminationGracePeriodSeconds": 1, "containers": [serve]}}),
-        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CLIENT, "labels": labels}, "spec": {
-            "serviceAccountName": NAME, "terminationGracePeriodSeconds": 1, "containers": [kubectl, serve]}}),
-    ];
-    space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
-    for pod in ["pod/web", "pod/client"] {
-        space.kubectl(&["wait", pod, "--for=condition=Ready", "--timeout=120s"])?;
-    }
-    Ok(())
-}
 
 /// What kubectl in the pod says.
 fn inside(space: Space<'_>, arguments: &[&str]) -> Result<String> {
@@ -59,7 +29,7 @@ fn one_can_look_into_pods_and_reach_their_ports_from_within_an_enrolled_one() ->
     }
     cluster.case("from-inside", |space| {
         operator::deploy(space, Wish { replicas: 0, enrolled: true, annotations: &[] })?;
-        client(space)?;
+        client::deploy(space)?;
         let get = ["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/said"];
         let said = until("the proxy to serve", || Ok(inside(space, &get).ok()))?;
         ensure!(said == "web\n", "{said}");

@@ -1,12 +1,10 @@
 //! Everything, as users have it: manager and node proxies from `deploy/`, and ordinary operators that are enrolled by a
-//! label.
+//! label, on one cluster.
 
-mod mesh;
-mod operator;
 mod delays;
 mod shards;
 mod modes;
-mod life;
 mod rights;
-mod upgrade;
 mod from_inside;
+#[path = "../mesh/mod.rs"]
+mod mesh;

@@ -12,9 +12,9 @@ use ctrlmesh_testbed::Space;
 use serde_json::Value;
 
 use crate::delays::Delays;
+use crate::mesh::knocks::{count, knocked, knocks};
+use crate::mesh::operator::{self, EVERYBODYS, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
-use crate::operator::{self, EVERYBODYS, Wish};
-use crate::upgrade;
 
 /// One pod with the node's proxy.
 const PLAIN: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
@@ -165,7 +165,7 @@ fn a_pod_that_is_not_enrolled_works_beside_one_that_is_and_sees_everything() -> 
 
 /// Refuses connections of a pod that is not enrolled that the kernel programs, or whoever listens for them, had a part in.
 fn untouched(space: Space<'_>) -> Result<()> {
-    upgrade::knocks(space, false)?;
+    knocks(space, false)?;
     let node = space.kubectl(&["get", "pod", "knocks", "--output=jsonpath={.spec.nodeName}"])?;
     let outcomes = || -> Result<u64> {
         let status = node_proxy(space, &node, &["intercept", "status", "--output=json"])?;
@@ -173,16 +173,16 @@ fn untouched(space: Space<'_>) -> Result<()> {
         let counters = status["counters"].as_object().context("counters")?;
         Ok(counters.values().filter_map(Value::as_u64).sum())
     };
-    let (before, knocked) = (outcomes()?, upgrade::knocked(space)?);
+    let (before, first) = (outcomes()?, knocked(space)?);
     ensure!(before > 0, "the enrolled pod beside it is not counted");
     let after = until("300 connections more", || {
-        let now = upgrade::knocked(space)?;
-        Ok((upgrade::count(&now, "made") >= upgrade::count(&knocked, "made") + 300).then_some(now))
+        let now = knocked(space)?;
+        Ok((count(&now, "made") >= count(&first, "made") + 300).then_some(now))
     })?;
     // The enrolled one makes a few of its own meanwhile.
     let counted = outcomes()? - before;
     ensure!(counted < 100, "{counted} connections counted");
-    ensure!(upgrade::count(&after, "failed") == 0, "{after}");
+    ensure!(count(&after, "failed") == 0, "{after}");
     space.kubectl(&["delete", "pod", "knocks"]).map(drop)
 }
 

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Cluster;
 use serde_json::Value;
 
+use crate::mesh::operator::EVERYBODYS;
 use crate::mesh::{self, checkout, json, kubectl, until};
-use crate::operator::EVERYBODYS;
 
 /// Where the operator is deployed to, and its account.
 const OPERATOR: &str = "example-operator";

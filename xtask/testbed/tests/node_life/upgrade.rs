@@ -6,43 +6,15 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options, Space};
-use serde_json::{Value, json};
+use serde_json::Value;
 use xtask::images::{self, Image};
 
-use crate::from_inside::{self, CLIENT};
+use crate::mesh::client::{self, CLIENT};
+use crate::mesh::knocks::{count, knocked, knocks};
+use crate::mesh::operator::{self, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
-use crate::operator::{self, Wish};
-
-/// The API server, as pods know it, and whom they believe to be it.
-const ADDRESS: &str = "10.96.0.1:443";
-const CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
 const ENROLLED: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
-
-/// A pod that makes connection after connection; one of the operator's, where it is enrolled.
-pub(crate) fn knocks(space: Space<'_>, enrolled: bool) -> Result<()> {
-    let labels = if enrolled {
-        json!({"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"})
-    } else {
-        json!({})
-    };
-    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "knocks", "labels": labels}, "spec": {
-        "terminationGracePeriodSeconds": 1,
-        "containers": [{"name": "probe", "image": Image::Probe.name(), "args": ["knock", ADDRESS, CA]}]}});
-    space.apply(&pod.to_string())?;
-    until("connections", || Ok(knocked(space).ok().filter(|seen| count(seen, "made") > 0)))?;
-    Ok(())
-}
-
-/// What came of it so far.
-pub(crate) fn knocked(space: Space<'_>) -> Result<Value> {
-    let get = ["exec", "knocks", "--", "/probe", "get", "http://127.0.0.1:8080/"];
-    Ok(serde_json::from_str(&space.kubectl(&get)?)?)
-}
-
-pub(crate) fn count(seen: &Value, name: &str) -> u64 {
-    seen[name].as_u64().unwrap_or_default()
-}
 
 fn in_ours(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
     kubectl(cluster, &[&["--namespace", NAMESPACE], arguments].concat())
@@ -147,7 +119,7 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
     }
     cluster.case("updated", |space| {
         operator::deploy(space, ENROLLED)?;
-        from_inside::client(space)?;
+        client::deploy(space)?;
         goes_on(space, "first")?;
         knocks(space, true)?;
         let mut open = session(space)?;

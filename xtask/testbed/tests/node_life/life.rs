@@ -4,8 +4,8 @@
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space};
 
+use crate::mesh::operator::{self, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
-use crate::operator::{self, Wish};
 
 const ENROLLED: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
 
@@ -67,6 +67,7 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         }
         mesh::ready(&cluster)?;
         the_webhooks_come_to_believe_the_manager_again(&cluster)?;
+        the_manager_is_found_at_another_address(space)?;
         for program in [Program::Kubelet, Program::Containerd] {
             node.kill(program)?;
             goes_on(space, &format!("after-{program:?}").to_lowercase())?;
@@ -109,6 +110,27 @@ fn a_pod_comes_before_any_node_proxy(space: Space<'_>) -> Result<()> {
     let there = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": null}}}}}"#;
     in_ours(cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", there])?;
     goes_on(space, "after-a-late-proxy")
+}
+
+/// Its Service is made anew, and leads from elsewhere than node proxies were told when they began: a new pod gets its
+/// share all the same.
+fn the_manager_is_found_at_another_address(space: Space<'_>) -> Result<()> {
+    let cluster = space.cluster();
+    let address = "jsonpath={.spec.clusterIP}";
+    let before = in_ours(cluster, &["get", "service/ctrlmesh-manager", "--output", address])?;
+    in_ours(cluster, &["delete", "service/ctrlmesh-manager"])?;
+    // Nobody listens there, and the Service cannot get it again.
+    in_ours(
+        cluster,
+        &["create", "service", "clusterip", "in-the-way", "--tcp=1:1", "--clusterip", &before],
+    )?;
+    let service = mesh::checkout("deploy/manager/service.yaml").display().to_string();
+    in_ours(cluster, &["apply", "--filename", &service])?;
+    in_ours(cluster, &["rollout", "restart", "deployment/ctrlmesh-manager"])?;
+    mesh::ready(cluster)?;
+    space.kubectl(&["delete", "pod", "--selector=app=operator"])?;
+    goes_on(space, "after-another-address")?;
+    in_ours(cluster, &["delete", "service/in-the-way"]).map(drop)
 }
 
 /// Though there are others with our label, which the manager may not change.

@@ -1,4 +1,9 @@
-//! ctrlmesh on a cluster, deployed as its users deploy it.
+//! ctrlmesh on a cluster, deployed as its users deploy it, and what is enrolled there.
+#![allow(dead_code, reason = "each test binary uses its own part of it")]
+
+pub(crate) mod client;
+pub(crate) mod knocks;
+pub(crate) mod operator;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,8 +41,7 @@ pub(crate) fn deploy(cluster: &Cluster) -> Result<()> {
 fn install(cluster: &Cluster) -> Result<()> {
     if let Some(node) = cluster.node() {
         // A cluster of the user's has its own.
-        let dns = checkout("xtask/testbed/tests/node_mesh/dns.yaml").display().to_string();
-        kubectl(cluster, &["apply", "--filename", &dns])?;
+        cluster.serve_names()?;
         let mut archives = images::build(&[Image::Proxy, Image::Manager], true)?;
         archives.extend(images::build(&[Image::ExampleOperator], false)?);
         for archive in archives {
