@@ -140,10 +140,13 @@ fn aside(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use ctrlmesh_common::names::label;
     use kube::core::DynamicObject;
     use kube::core::admission::AdmissionReview;
 
+    use tokio::runtime;
     use tokio::sync::watch;
 
     use super::*;
@@ -166,23 +169,34 @@ mod tests {
         review.try_into().unwrap()
     }
 
-    #[tokio::test]
-    async fn what_takes_long_to_judge_holds_nobody_up() {
-        let (_plans, known) = watch::channel(None);
-        let mut answer = judge(&known, &Arc::default())(asked("ManagerState", "", &[]));
-        assert!(futures::poll!(&mut answer).is_pending(), "the thread of the runtime is free");
-        assert!(!answer.await.allowed);
+    /// What is answered by a thread of its own, which it waits for while the only one there is has other work.
+    fn answered(ask: impl FnOnce() -> BoxFuture<'static, AdmissionResponse>) -> AdmissionResponse {
+        let mut runtime = runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).enable_all().build().unwrap();
+        let (release, held) = mpsc::channel::<()>();
+        runtime.block_on(async {
+            task::spawn_blocking(move || held.recv());
+            let mut answer = ask();
+            assert!(futures::poll!(&mut answer).is_pending(), "the runtime's thread answers");
+            drop(release);
+            answer.await
+        })
     }
 
-    #[tokio::test]
-    async fn a_pod_is_seated_on_a_thread_of_its_own() {
+    #[test]
+    fn what_takes_long_to_judge_holds_nobody_up() {
+        let (_plans, known) = watch::channel(None);
+        let judge = judge(&known, &Arc::default());
+        assert!(!answered(|| judge(asked("ManagerState", "", &[]))).allowed);
+    }
+
+    #[test]
+    fn a_pod_is_seated_on_a_thread_of_its_own() {
         let (_plans, known) = watch::channel(None);
         let settings =
             Settings { image: String::new(), pull_policy: String::new(), manager: String::new() };
         let seat = seat(&known, settings);
-        let mut answer = seat(asked("Pod", "a", &[label::ENABLE_PROXY]));
-        assert!(futures::poll!(&mut answer).is_pending(), "the thread of the runtime is free");
-        let answer = answer.await;
+        let answer = answered(|| seat(asked("Pod", "a", &[label::ENABLE_PROXY])));
         assert!(answer.result.message.contains("has not read"), "{answer:?}");
     }
 }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use crate::supervise::{self, started};
+use crate::supervise::{self, GARBAGE, started};
 
 /// What the names of all nodes' folders begin with; the rest is the process that keeps it, and when that was started.
 const PREFIX: &str = "ctrlmesh-node-";
@@ -196,7 +196,7 @@ fn keeper(folder: &Path) -> Option<(u32, u64)> {
 /// A shell that knows how to end a node.
 fn shell(script: &str) -> Command {
     let mut shell = Command::new("sh");
-    shell.arg("-c").arg(format!("{TEARDOWN}\n{script}")).arg("sh");
+    shell.arg("-c").arg(format!("{TEARDOWN}\n{script}")).arg("sh").envs(GARBAGE);
     shell
 }
 
