@@ -8,13 +8,11 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use clap::Args;
 use ctrlmesh_common::wire::{self, Report, SignRequest, Signed, Update};
 use http::uri::{PathAndQuery, Scheme};
 use http::{Request, Response, Uri};
@@ -39,10 +37,15 @@ use tracing::debug;
 
 use crate::drain::Drain;
 
-/// How long it may take to connect, TLS included.
+mod args;
+
+pub use args::{Address, AddressError, ManagerArgs, Told};
+
+/// How long it may take to connect, TLS included, where the manager was when the proxy began, and then where its name
+/// leads.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How long the manager may take to be reached, TLS apart: where it was when the proxy began, and where its name leads.
+/// How much of that may pass until somebody is there.
 const REACH: Duration = Duration::from_secs(2);
 
 /// How long the manager may take to begin an answer: it may have to ask the API server about the token.
@@ -50,48 +53,6 @@ const ANSWER: Duration = Duration::from_secs(15);
 
 /// How often a silent manager is asked whether it is still there, and how long it may take to say so.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-
-/// How the manager is reached, on the command line.
-#[derive(Clone, Debug, Default, Args)]
-pub struct ManagerArgs {
-    /// The manager, which tells the policy and signs the certificate; needs --manager-ca, --token and --state-dir.
-    #[arg(long, env = "CTRLMESH_PROXY_MANAGER", value_name = "HOST:PORT",
-          requires_all = ["manager_ca", "token", "state_dir"])]
-    pub manager: Option<Address>,
-    /// Where the manager is connected to first, before where its name leads: what Kubernetes tells pods of its Service
-    /// when they start.
-    #[arg(
-        long,
-        env = "CTRLMESH_PROXY_MANAGER_ADDRESS",
-        value_name = "ADDRESS",
-        requires = "manager"
-    )]
-    pub manager_address: Option<IpAddr>,
-    /// The CA that the manager's certificate is verified against; read for each connection.
-    #[arg(long, env = "CTRLMESH_PROXY_MANAGER_CA", value_name = "FILE")]
-    pub manager_ca: Option<PathBuf>,
-    /// The pod's token, made out to `ctrlmesh`; read for each connection.
-    #[arg(long, env = "CTRLMESH_PROXY_TOKEN", value_name = "FILE")]
-    pub token: Option<PathBuf>,
-    /// Folder in which it is kept what the manager said last, for a start without it, and what clients may have read under
-    /// which policy.
-    #[arg(long, env = "CTRLMESH_PROXY_STATE_DIR", value_name = "DIR")]
-    pub state_dir: Option<PathBuf>,
-}
-
-/// Where the manager is.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Address {
-    host: String,
-    port: u16,
-}
-
-/// A text that is no address.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("`{text}` is not HOST:PORT")]
-pub struct AddressError {
-    text: String,
-}
 
 /// How the manager is reached.
 #[derive(Clone, Debug)]
@@ -163,33 +124,6 @@ pub enum ConnectError {
 #[derive(Debug)]
 struct Channel(http2::SendRequest<Body>);
 
-// === impl ManagerArgs ===
-
-impl ManagerArgs {
-    /// How the manager is reached, where one was named.
-    pub fn manager(&self) -> Option<Manager> {
-        let (address, ca) = self.manager.clone().zip(self.manager_ca.clone())?;
-        let (token, state) = self.token.clone().zip(self.state_dir.clone())?;
-        Some(Manager { address, at: self.manager_address, ca, token, state })
-    }
-}
-
-// === impl Address ===
-
-impl FromStr for Address {
-    type Err = AddressError;
-
-    fn from_str(text: &str) -> Result<Self, AddressError> {
-        let wrong = || AddressError { text: text.to_owned() };
-        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-        let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let host = inner.unwrap_or(host);
-        let port = port.parse().map_err(|_unfit| wrong())?;
-        let whole = !host.is_empty() && (inner.is_some() || !host.contains(':'));
-        if whole { Ok(Self { host: host.to_owned(), port }) } else { Err(wrong()) }
-    }
-}
-
 // === impl Manager ===
 
 impl Manager {
@@ -200,9 +134,7 @@ impl Manager {
     pub async fn connect(&self, drain: &Drain) -> Result<Link, ConnectError> {
         let tls = self.tls()?;
         let authorization = self.authorization()?;
-        time::timeout(CONNECT, Box::pin(self.open(tls, authorization, drain)))
-            .await
-            .map_err(|_elapsed| ConnectError::Late)?
+        Box::pin(self.open(tls, authorization, drain)).await
     }
 
     async fn open(
@@ -225,7 +157,8 @@ impl Manager {
             .keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE)
             .keep_alive_while_idle(true);
-        let begun = Box::pin(http2.handshake(TokioIo::new(stream))).await;
+        let begun = Box::pin(http2.handshake(TokioIo::new(stream)));
+        let begun = time::timeout(CONNECT, begun).await.map_err(|_elapsed| ConnectError::Late)?;
         let (sender, connection) = begun.map_err(ConnectError::Http)?;
         drain.spawn(async move {
             if let Err(error) = connection.await {
@@ -341,9 +274,12 @@ async fn secured(
     name: &ServerName<'static>,
 ) -> io::Result<TlsStream<TcpStream>> {
     let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
-    let stream = time::timeout(REACH, reach).await.map_err(late)??;
-    stream.set_nodelay(true)?;
-    Box::pin(tls.connect(name.clone(), stream)).await
+    let secured = async {
+        let stream = time::timeout(REACH, reach).await.map_err(late)??;
+        stream.set_nodelay(true)?;
+        tls.connect(name.clone(), stream).await
+    };
+    time::timeout(CONNECT, Box::pin(secured)).await.map_err(late)?
 }
 
 async fn in_time<T>(
@@ -378,20 +314,5 @@ struct Tasks(Drain);
 impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
     fn execute(&self, task: F) {
         self.0.spawn(task);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_is_a_host_and_a_port() {
-        let parsed = |text: &str| text.parse::<Address>().map(|one| (one.host, one.port));
-        assert_eq!(parsed("manager.ns.svc:8071"), Ok(("manager.ns.svc".to_owned(), 8071)));
-        assert_eq!(parsed("[::1]:1"), Ok(("::1".to_owned(), 1)));
-        for wrong in ["", "a", "a:", ":1", "::1:1", "a:b", "a:70000"] {
-            assert!(parsed(wrong).is_err(), "{wrong}");
-        }
     }
 }

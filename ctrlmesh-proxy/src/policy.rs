@@ -21,7 +21,7 @@ mod store;
 pub mod client;
 
 pub use enforce::enforce;
-pub use file::{LoadError, follow, load};
+pub use file::{LoadError, follow, load, sensible};
 pub use history::{Forgotten, History, InForce, Kept, ReadOf, Reading, Unread, tidy};
 pub use sharding::ShardingError;
 pub use store::{Held, StoreError, Told};

@@ -214,7 +214,10 @@ fn build_crate(name: &str, debug: bool) -> Result<(PathBuf, Option<Paths>)> {
         ("dev", "debug", target)
     } else {
         // A folder of its own: with other flags everything in it would be built anew each time.
-        ("release", "release", target.join("images/build"))
+        let build = target.join("images/build");
+        fs::create_dir_all(&build)?;
+        // As the compiler is told of it.
+        ("release", "release", build.canonicalize()?)
     };
     let arguments = ["build", "--quiet", "--locked", "--profile", profile, "--package", name];
     let mut build = cargo(&arguments);

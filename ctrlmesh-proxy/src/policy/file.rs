@@ -5,7 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_common::policy::{Mode, Policy, PolicyError};
+use ctrlmesh_common::policy::{Limit, Mode, Policy, PolicyError};
+use ctrlmesh_common::selector::Selector;
 use tokio::sync::watch;
 use tokio::time;
 
@@ -48,6 +49,14 @@ pub enum LoadError {
     /// It limits nothing and does not say that this is meant: an empty file, or one cut short, says the same.
     #[error("the policy has neither limits nor a lock; say `mode: pass` to let everything pass")]
     Unlimited,
+    /// Nothing could ever be seen of what it limits.
+    #[error(
+        "the limit {selector:?} selects nothing: its requirements contradict each other, so the operator would see no object"
+    )]
+    Contradiction {
+        /// The selector of the limit.
+        selector: String,
+    },
     /// No policy follows from the `ShardingConfigs`.
     #[error("find the pod's ShardingConfig")]
     Sharding(#[from] ShardingError),
@@ -75,7 +84,19 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
         return Err(LoadError::Unlimited);
     }
     policy.check()?;
-    Ok(policy)
+    sensible(policy)
+}
+
+/// Refuses a policy that somebody has written by hand and under which nothing would be seen of what is limited.
+///
+/// # Errors
+/// Where a selector matches no object.
+pub fn sensible(policy: Policy) -> Result<Policy, LoadError> {
+    let nothing = |limit: &&Limit| !limit.selector.overlaps(&Selector::everything());
+    match policy.limits.iter().find(nothing) {
+        Some(limit) => Err(LoadError::Contradiction { selector: limit.selector.to_string() }),
+        None => Ok(policy),
+    }
 }
 
 /// Reads the policy again whenever its file has changed and stays so, until nobody is interested any more.

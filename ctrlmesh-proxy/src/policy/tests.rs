@@ -43,7 +43,7 @@ fn a_policy_is_read_from_yaml_and_from_json() {
 }
 
 #[test]
-fn a_file_that_does_not_parse_is_refused_with_line_and_reason() {
+fn a_file_that_cannot_be_meant_is_refused_with_line_or_reason() {
     for (text, wanted) in [
         ("epoch: 1\nlimits:\n- selector: a in (\n", "line 3"),
         ("epoch: 1\nlimits:\n- selector: a in (\n", "a in ("),
@@ -51,6 +51,7 @@ fn a_file_that_does_not_parse_is_refused_with_line_and_reason() {
         ("epoch: 1\nlimit: []\n", "limit"),
         ("{\"epoch\": 1,\n \"mode\": \"enforced\"}", "line 2"),
         ("epoch: 1\nlock: {namespace: ns, name: op, shard: \"\"}\n", "lock.shard"),
+        (&with_epoch(1).replace("a in (1,2)", "a in (1),a notin (1)"), "selects nothing"),
     ] {
         let (_folder, source) = policy_file(text);
         let error = whole(load(&source).unwrap_err());

@@ -106,8 +106,7 @@ impl RunArgs {
             let namespace = namespace.to_owned();
             let source = Source::Shard { file: file.clone(), shard: self.shard.clone(), namespace };
             let failed = |source| RunError::Policy { file: file.clone(), source: Box::new(source) };
-            let policy = policy::load(&source).map_err(failed)?;
-            return sensible(policy).map(|policy| (policy, Some(source)));
+            return Ok((policy::load(&source).map_err(failed)?, Some(source)));
         }
         if self.limits.len() != self.selectors.len() {
             let (limits, selectors) = (self.limits.len(), self.selectors.len());
@@ -128,16 +127,8 @@ impl RunArgs {
         let limits = limits.collect::<Result<_, _>>()?;
         let policy = Policy { limits, lock, ..Policy::default() };
         policy.check().map_err(RunError::Limits)?;
-        sensible(policy).map(|policy| (policy, None))
-    }
-}
-
-/// Refuses a policy under which the command would never see anything of what is limited.
-fn sensible(policy: Policy) -> Result<Policy, RunError> {
-    let nothing = |limit: &&Limit| !limit.selector.overlaps(&Selector::everything());
-    match policy.limits.iter().find(nothing) {
-        Some(limit) => Err(RunError::Contradiction { selector: limit.selector.to_string() }),
-        None => Ok(policy),
+        let contradicts = |error| RunError::Contradiction(Box::new(error));
+        Ok((policy::sensible(policy).map_err(contradicts)?, None))
     }
 }
 

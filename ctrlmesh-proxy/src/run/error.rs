@@ -59,13 +59,8 @@ pub(super) enum RunError {
     )]
     EmptySelector,
     /// A selector that no object can ever match.
-    #[error(
-        "the limit {selector:?} selects nothing: its requirements contradict each other, so the command would see no object"
-    )]
-    Contradiction {
-        /// The selector.
-        selector: String,
-    },
+    #[error("check --selector")]
+    Contradiction(#[source] Box<LoadError>),
     /// Limits or a lock that cannot be applied.
     #[error("check --limit and --lock")]
     Limits(#[source] PolicyError),

@@ -18,7 +18,7 @@ pub(super) struct Paths(Vec<(PathBuf, &'static str)>);
 // === impl Paths ===
 
 impl Paths {
-    /// Of a build into `target`.
+    /// Of a build into `target`, an absolute path without links.
     ///
     /// # Errors
     /// Where the checkout's folder cannot be found out, or nobody knows where cargo keeps its sources.
@@ -26,11 +26,11 @@ impl Paths {
         let home = env::var_os("CARGO_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
         let usual = || env::home_dir().map(|home| home.join(".cargo"));
         let cargo = home.or_else(usual).context("neither CARGO_HOME nor HOME is set")?;
-        // The last one that fits holds: what lies in the checkout is said of the checkout.
+        // The last one that fits holds, and the target folder usually lies in the checkout.
         Ok(Self(vec![
             (cargo, "/cargo"),
-            (std::path::absolute(target)?, "/target"),
             (root().canonicalize()?, "/ctrlmesh"),
+            (target.to_owned(), "/target"),
         ]))
     }
 

@@ -11,6 +11,7 @@ use std::{env, fs};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use ctrlmesh_testbed::{Cluster, Found, Node, Options, State};
+use xtask::tools;
 
 /// A real Kubernetes node on this machine, in namespaces of its own.
 #[derive(Parser)]
@@ -69,6 +70,10 @@ fn up(images: &[PathBuf]) -> Result<()> {
     fs::remove_file(&log)?;
     ensure!(read? > 0, "the node did not start:\n{}", errors?);
     writeln!(stderr(), "the node is ready; try: export KUBECONFIG=$(cargo xtask node kubeconfig)")?;
+    if !tools::on_path("kubectl") {
+        let kubectl = tools::control_plane("kubectl");
+        writeln!(stderr(), "kubectl is not on your PATH; one is at {}", kubectl.display())?;
+    }
     write!(stdout(), "{said}").context("print the kubeconfig")
 }
 
