@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use std::{env, fs};
+use std::{env, fs, io};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -22,8 +22,11 @@ const LARGEST_BYTES: u64 = 25_000_000;
 /// How long a crate takes to build on two cores for the first time.
 pub(crate) const ABOUT: Duration = Duration::from_mins(4);
 
-/// Variable that names a folder in which our programs are, built as for tests.
+/// Variable that names a folder in which our programs are, built as for tests, and the images that tests have built.
 pub(crate) const PROGRAMS: &str = "CTRLMESH_TEST_PROGRAMS";
+
+/// The folder of these images in that one.
+const IMAGES: &str = "images";
 
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
@@ -120,21 +123,47 @@ impl Image {
 pub fn run_images(options: &Options) -> Result<()> {
     let all = [Image::Proxy, Image::Manager, Image::ExampleOperator];
     let wanted = if options.images.is_empty() { &all[..] } else { &options.images };
-    for archive in build(wanted, options.debug)? {
+    for archive in build_anew(wanted, options.debug)? {
         let bytes = fs::metadata(&archive)?.len();
         say(&format!("{} ({} kB)", archive.display(), bytes / 1000));
     }
     Ok(())
 }
 
+/// The archives of images: those of [`PROGRAMS`], where other tests of the same run have built them, else built anew.
+///
+/// # Errors
+/// As [`build_anew`].
+pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
+    let Some(programs) = env::var_os(PROGRAMS) else { return build_anew(images, debug) };
+    let folder = folder_of(&Path::new(&programs).join(IMAGES), debug);
+    let mut archives = Vec::new();
+    for image in images {
+        let archive = folder.join(format!("{}.tar", image.program()));
+        if !archive.is_file() {
+            build_into(&folder, &[*image], debug)?;
+        }
+        archives.push(archive);
+    }
+    Ok(archives)
+}
+
 /// Builds images into `target/images`, or `target/images/debug`; gives the archives.
 ///
 /// # Errors
 /// Where a program cannot be built, or an image is larger than it may be.
-pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
-    let folder = root().join(if debug { "target/images/debug" } else { "target/images" });
-    fs::create_dir_all(&folder)?;
-    tools::sweep_folder(&folder);
+pub fn build_anew(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
+    build_into(&folder_of(&root().join("target/images"), debug), images, debug)
+}
+
+/// The folder of images that are built so.
+fn folder_of(all: &Path, debug: bool) -> PathBuf {
+    if debug { all.join("debug") } else { all.to_owned() }
+}
+
+fn build_into(folder: &Path, images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
+    fs::create_dir_all(folder)?;
+    tools::sweep_folder(folder);
     let mut archives = Vec::new();
     for image in images {
         let archive = folder.join(format!("{}.tar", image.program()));
@@ -182,14 +211,17 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// Builds our programs as images for tests have them, into a folder, and gives it. Those who find it in [`PROGRAMS`] build
-/// none: cargo keeps one program of a name, and would exchange it under the tests that run meanwhile, which have other
-/// features.
+/// Builds our programs as images for tests have them, into a folder without images, and gives it. Those who find it in
+/// [`PROGRAMS`] build none: cargo keeps one program of a name, and would exchange it under the tests that run meanwhile,
+/// which have other features.
 ///
 /// # Errors
 /// Where a program cannot be built or copied.
 pub(crate) fn build_programs() -> Result<PathBuf> {
     let folder = root().join("target/images/programs");
+    if let Err(error) = fs::remove_dir_all(folder.join(IMAGES)) {
+        ensure!(error.kind() == io::ErrorKind::NotFound, "remove the images before: {error}");
+    }
     fs::create_dir_all(&folder)?;
     for image in [Image::Proxy, Image::Manager] {
         let program = folder.join(image.program());

@@ -1,6 +1,8 @@
 //! The images that we hand out: the same bytes each time, and enough in them to run where nothing may be written.
 
-use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Space};
@@ -13,12 +15,40 @@ const LARGEST_BYTES: usize = 25_000_000;
 fn two_builds_of_an_image_are_equal_and_small() -> Result<()> {
     for image in [Image::Pause, Image::Probe, Image::ExampleOperator] {
         let build = || -> Result<Vec<u8>> {
-            let archives = images::build(&[image], false)?;
+            let archives = images::build_anew(&[image], false)?;
             Ok(fs::read(archives.first().context("no archive")?)?)
         };
         let (one, other) = (build()?, build()?);
         ensure!(one == other, "{image:?} differs from itself");
         ensure!(one.len() < LARGEST_BYTES, "{image:?} has {} bytes", one.len());
+    }
+    Ok(())
+}
+
+/// Proxy and manager, from folders of different names. That takes many minutes, so only where all counts are full.
+#[test]
+fn two_checkouts_give_the_same_images() -> Result<()> {
+    if env::var_os("CTRLMESH_TEST_FULL").is_none() {
+        return Ok(());
+    }
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+    let folder = tempfile::tempdir()?;
+    let other = folder.path().join("elsewhere");
+    fs::create_dir(&other)?;
+    let copy = "tar -C \"$0\" --exclude ./target --exclude ./.git -c . | tar -C \"$1\" -x";
+    let copied = Command::new("sh").args(["-c", copy]).args([&ours, &other]).status()?;
+    ensure!(copied.success(), "copy the checkout: {copied}");
+    for checkout in [&ours, &other] {
+        let mut images = Command::new("cargo");
+        images.args(["xtask", "images", "proxy", "manager"]).current_dir(checkout);
+        let built = images.env_remove("CARGO_TARGET_DIR").status()?;
+        ensure!(built.success(), "build images in {}: {built}", checkout.display());
+    }
+    for archive in ["ctrlmesh-proxy.tar", "ctrlmesh-manager.tar"] {
+        let read = |root: &Path| fs::read(root.join("target/images").join(archive));
+        let (one, other) = (read(&ours)?, read(&other)?);
+        ensure!(one == other, "{archive} depends on the folder of its checkout");
+        ensure!(one.len() < LARGEST_BYTES, "{archive} has {} bytes", one.len());
     }
     Ok(())
 }
