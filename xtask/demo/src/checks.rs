@@ -11,10 +11,11 @@ use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use jiff::Timestamp;
 
 use crate::audit::Resource;
-use crate::ledger::{Activity, Asked, Asking, Clash, Ledger};
+use crate::ledger::{Activity, Asked, Asking, Span};
 use crate::observer::{Sampled, since};
-use crate::scene::Scene;
+use crate::scene::{Scene, Still};
 use crate::view::{Answers, Table};
+use crate::writers::{Writers, once_seen, shards_of};
 
 /// How long it may take until everything is as it should be again: the leader-election lock of a replica that was killed
 /// runs for 15 s, and others build at the same time.
@@ -38,33 +39,38 @@ pub(crate) fn changed(scene: &Scene, number: u64) -> Result<String> {
     Ok(format!("{objects} objects changed, and followed by the operator, in {took}"))
 }
 
-/// The objects of work, and those made of them, that `ask` finds in the ledger.
-pub(crate) fn clashes(scene: &Scene, ask: impl Fn(&Ledger) -> Vec<Clash>) -> Vec<Clash> {
-    scene.observer.both(|world, ledger| {
-        let namespaces: BTreeSet<&str> =
-            world.work.iter().map(|work| work.namespace.as_str()).collect();
-        let mut clashes = ask(ledger);
-        clashes.retain(|clash| namespaces.contains(clash.object.namespace.as_str()));
-        clashes
+/// What `ask` finds of who changed what of the work, from `start` until now, once all of that has been seen.
+pub(crate) fn written<T>(
+    scene: &Scene,
+    start: Timestamp,
+    ask: impl FnOnce(&Writers<'_>, &Span) -> Result<T>,
+) -> Result<T> {
+    let settle = || scene.observer.settle();
+    once_seen(start, settle, |span| {
+        scene.observer.both(|world, ledger| ask(&Writers::of(world, ledger), span))
     })
 }
 
-/// That no object was changed by two replicas, though all could be.
+/// That there was work, and no object of it was changed by two replicas, though all could be.
 pub(crate) fn steady(scene: &Scene, start: Timestamp) -> Result<String> {
-    let span = since(start);
-    none("changed by two replicas", &clashes(scene, |ledger| ledger.shared(&span)))?;
-    let (writes, objects) = scene.observer.ledger(|ledger| {
-        let objects: BTreeSet<_> = ledger.writes(&span).map(|write| &write.object).collect();
-        (ledger.writes(&span).count(), objects.len())
-    });
-    Ok(format!("audit log: {writes} changes of {objects} objects, none by two replicas"))
+    #[expect(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method is that of one lifetime only"
+    )]
+    written(scene, start, |writers, span| writers.steady(span))
 }
 
-pub(crate) fn none(what: &str, clashes: &[Clash]) -> Result<()> {
-    let shown =
-        clashes.iter().take(3).map(|clash| format!("\n  {}: {:?}", clash.object, clash.turns));
-    ensure!(clashes.is_empty(), "{} objects {what}:{}", clashes.len(), shown.collect::<String>());
-    Ok(())
+/// The same of all the time since something moved last, whatever died meanwhile; and that each object was changed by a
+/// replica of the shard that has its slot.
+pub(crate) fn still(scene: &Scene) -> Result<String> {
+    let Still { since, canary } = scene.still().context("nothing was ever divided")?;
+    let replicas = shards_of(&scene.observer.table());
+    let told = written(scene, since, |writers, span| {
+        writers.own(span, &replicas, |space| vec![shard_of(space, canary)])?;
+        let length = span.end.duration_since(span.start).try_into().unwrap_or_default();
+        Ok(format!("{}; each by its own, for {} in all", writers.steady(span)?, seconds(length)))
+    })?;
+    Ok(format!("since something moved last: {told}"))
 }
 
 /// That every request of the operator since `start` came from a proxy, where their addresses are known, and in any case

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_common::names::{self, label};
+use ctrlmesh_common::slots::SlotSet;
 use ctrlmesh_testbed::Cluster;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -40,12 +41,23 @@ pub struct Scene {
     pub alone: OnceLock<f64>,
     /// Since when each replica is to see its share only.
     pub sharded: OnceLock<Timestamp>,
+    /// Since when nothing moves, once something is divided.
+    still: Mutex<Option<Still>>,
     /// Watches the operator.
     pub observer: Observer,
     /// Asks the API server.
     pub api: Arc<Api>,
     /// The cluster.
     pub cluster: Cluster,
+}
+
+/// A time in which each slot has one shard.
+#[derive(Clone, Copy, Debug)]
+pub struct Still {
+    /// Since when.
+    pub since: Timestamp,
+    /// The slots of the canary.
+    pub canary: SlotSet,
 }
 
 /// Changes one object of work after the other, so that there is something to do; until it is dropped.
@@ -78,10 +90,22 @@ impl Scene {
             reference: OnceLock::new(),
             alone: OnceLock::new(),
             sharded: OnceLock::new(),
+            still: Mutex::default(),
             observer,
             api,
             cluster,
         })
+    }
+
+    /// Since when nothing moves; nothing where it has never been divided.
+    pub fn still(&self) -> Option<Still> {
+        *self.still.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers that nothing moves any more.
+    pub fn stand(&self, since: Timestamp, canary: SlotSet) {
+        let mut still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
+        *still = Some(Still { since, canary });
     }
 
     fn operator(&self) -> &Operator {

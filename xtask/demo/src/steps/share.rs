@@ -1,5 +1,6 @@
 //! Who owns what: at first one replica all, then three a third each, then one of them more.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,16 +10,17 @@ use jiff::Timestamp;
 
 use super::{MOVED, later, rule, third};
 use crate::checks::{
-    WHOLE_WITHIN, changed, clashes, landed, none, of_shard, only_by_proxy, only_own, same_replicas,
-    seconds, shard_of, shards, steady, touched, worst,
+    WHOLE_WITHIN, changed, landed, of_shard, only_by_proxy, only_own, same_replicas, seconds,
+    shard_of, shards, steady, still, touched, worst,
 };
 use crate::install;
-use crate::ledger::Span;
+use crate::ledger::{Ledger, Span};
 use crate::observer::since;
 use crate::scene::Scene;
 use crate::shares;
-use crate::view::Table;
+use crate::view::{Table, World};
 use crate::work;
+use crate::writers::{Writers, shards_of};
 
 /// How many namespaces come later.
 pub(super) const ADDED: usize = 12;
@@ -97,6 +99,7 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
     let parts: Vec<String> =
         table.replicas.values().map(|one| one.namespaces.to_string()).collect();
     let parts = parts.join(" + ");
+    scene.stand(start, third());
     Ok(vec![
         format!(
             "{} namespaces divided as {parts} {} after the start",
@@ -106,7 +109,7 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
         bytes,
         divided,
         seen,
-        steady(scene, start)?,
+        still(scene)?,
         only_by_proxy(scene, start)?,
         only_own(scene, start)?,
     ])
@@ -150,19 +153,20 @@ pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
     let before_it = steady_until_written(scene, start)?;
     let (changed_at, clock) = (Timestamp::now(), Instant::now());
     scene.shard(&rule(new))?;
-    scene.observer.until("the new epoch", WHOLE_WITHIN, |table| {
-        table.epoch > before.epoch && table.is_acknowledged()
-    })?;
-    let (acknowledged, new_epoch) = (seconds(clock.elapsed()), Timestamp::now());
+    let known = Known::default();
     scene.observer.until("the canary's slice", WHOLE_WITHIN, |table| {
         let replica = table.replicas.get(&first);
-        table.is_divided() && replica.is_some_and(|one| one.namespaces == had + moving)
+        let has_it = replica.is_some_and(|one| one.namespaces == had + moving);
+        known.look(table) > before.epoch && table.is_divided() && has_it
     })?;
     thread::sleep(ON_ITS_WAY);
     let changed = load.finish()?;
     scene.observer.settle()?;
-    scene.observer.until("everything to be done", WHOLE_WITHIN, Table::is_whole)?;
+    scene.observer.until("everything to be done", WHOLE_WITHIN, |table| {
+        known.look(table) == table.epoch && table.is_whole()
+    })?;
     let settled = Timestamp::now();
+    let (acknowledged, took) = known.since(clock).context("no epoch was acknowledged")?;
     let seen = touched(scene)?;
     landed(scene, new)?;
     let after = scene.observer.table();
@@ -170,14 +174,17 @@ pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
     let (_, has) = of_shard(&after, CANARY)?;
     ensure!(has == had + moving, "{had} -> {has} namespaces, not {moving} more");
     let span = changed_at..settled;
+    let by_both = by_both(scene, &span, acknowledged)?;
+    scene.stand(settled, new);
     Ok(vec![
         format!(
-            "{moving} namespaces moved to {first}: {had} -> {has}; acknowledged by all in {acknowledged}, 0 restarts"
+            "{moving} namespaces moved to {first}: {had} -> {has}; acknowledged by all in {}, 0 restarts",
+            seconds(took)
         ),
         format!(
-            "{changed} objects were changed meanwhile, none missed; what did not move was changed by its own replica only"
+            "{changed} objects were changed meanwhile, none missed; each by its old or its new replica only"
         ),
-        both_owners(scene, &span, &(new_epoch..settled))?,
+        by_both,
         worst(&scene.observer.sampled(&span), "while it moved"),
         seen,
         format!("before: {before_it}"),
@@ -185,32 +192,47 @@ pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
     ])
 }
 
-/// Who changed what while it moved, which nobody but the two owners of what moved may have done. `known` is the part of
-/// the span in which the new epoch was known to all.
-fn both_owners(scene: &Scene, span: &Span, known: &Span) -> Result<String> {
+/// Who changed what in `span`, while it moved; the last epoch was acknowledged by all at that time.
+fn by_both(scene: &Scene, span: &Span, acknowledged: Timestamp) -> Result<String> {
     let (old, new) = (third(), later(scene));
-    let shared = clashes(scene, |ledger| ledger.shared(span));
-    let turns = shared.len();
-    let stays = |space: &str| shard_of(space, old) == shard_of(space, new);
-    let strangers: Vec<_> =
-        shared.into_iter().filter(|clash| stays(&clash.object.namespace)).collect();
-    none("that did not move were changed by two replicas", &strangers)?;
-    // Nothing holds back what an operator had begun before its share was taken away, so these are counted and not forbidden.
-    let again = clashes(scene, |ledger| ledger.returned(span)).len();
-    let late = clashes(scene, |ledger| ledger.shared(known)).len();
-    Ok(format!(
-        "{turns} objects were changed by both their owners while it moved: {again} by the old one after the new one, \
-         {late} when the new epoch was known to all already (nothing fences that yet)"
-    ))
+    let owners = |space: &str| [shard_of(space, old), shard_of(space, new)];
+    let replicas = shards_of(&scene.observer.table());
+    let workers = scene.observer.operator().workers;
+    scene.observer.both(|world, ledger| {
+        Writers::of(world, ledger).moved(span, acknowledged, &replicas, owners, workers)
+    })
+}
+
+/// Since when every proxy knows the epoch that there is: one change of the rule may be several epochs.
+#[derive(Debug, Default)]
+struct Known(Cell<Option<(i64, Timestamp, Instant)>>);
+
+impl Known {
+    /// Looks; gives the epoch that all know, if all know one.
+    fn look(&self, table: &Table) -> Option<i64> {
+        let epoch = table.epoch.filter(|_| table.is_acknowledged())?;
+        if self.0.get().is_none_or(|(known, ..)| known != epoch) {
+            self.0.set(Some((epoch, Timestamp::now(), Instant::now())));
+        }
+        Some(epoch)
+    }
+
+    /// When that was, and how long after `start`.
+    fn since(&self, start: Instant) -> Option<(Timestamp, Duration)> {
+        let (_, at, clock) = self.0.get()?;
+        Some((at, clock.duration_since(start)))
+    }
 }
 
 /// That no object is changed by two replicas under the old rule, once something was changed under it.
 fn steady_until_written(scene: &Scene, start: Timestamp) -> Result<String> {
+    let written = |world: &World, ledger: &Ledger| {
+        Writers::of(world, ledger).writes(&since(start)).next().is_some()
+    };
     scene.until("the load to be followed", WHOLE_WITHIN, || {
-        let writes = scene.observer.ledger(|ledger| ledger.writes(&since(start)).count());
-        Ok((writes > 0).then_some(()))
+        Ok(scene.observer.both(written).then_some(()))
     })?;
-    steady(scene, start)
+    still(scene)
 }
 
 pub(super) fn added(scene: &Scene) -> Result<Vec<String>> {
@@ -260,6 +282,7 @@ pub(super) fn end_state(scene: &Scene) -> Result<Vec<String>> {
         seen,
         format!("{} objects are what one replica alone has made", reference.len()),
         steady(scene, start)?,
+        still(scene)?,
         only_by_proxy(scene, sharded)?,
         only_own(scene, sharded)?,
     ])
