@@ -25,6 +25,9 @@ pub(crate) const ABOUT: Duration = Duration::from_mins(4);
 /// Variable that names a folder in which our programs are, built as for tests.
 pub(crate) const PROGRAMS: &str = "CTRLMESH_TEST_PROGRAMS";
 
+/// Where programs are put that are built as for tests.
+const BUILT_PROGRAMS: &str = "target/images/programs";
+
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -127,17 +130,33 @@ pub fn run_images(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Where the images are built.
+fn folder(debug: bool) -> PathBuf {
+    root().join(if debug { "target/images/debug" } else { "target/images" })
+}
+
+/// The archive of an image, once it is built.
+pub(crate) fn archive(image: Image, debug: bool) -> PathBuf {
+    folder(debug).join(format!("{}.tar", image.program()))
+}
+
+/// Removes what builds that were interrupted left.
+pub fn sweep() {
+    for folder in [folder(true), folder(false), root().join(BUILT_PROGRAMS)] {
+        tools::sweep_folder(&folder);
+    }
+}
+
 /// Builds images into `target/images`, or `target/images/debug`; gives the archives.
 ///
 /// # Errors
 /// Where a program cannot be built, or an image is larger than it may be.
 pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
-    let folder = root().join(if debug { "target/images/debug" } else { "target/images" });
-    fs::create_dir_all(&folder)?;
-    tools::sweep_folder(&folder);
+    fs::create_dir_all(folder(debug))?;
+    sweep();
     let mut archives = Vec::new();
     for image in images {
-        let archive = folder.join(format!("{}.tar", image.program()));
+        let archive = archive(*image, debug);
         // Several may build at once, also in one process: who is last wins, and a reader sees a whole archive.
         let scratch = tools::staged(&archive);
         fs::create_dir_all(&scratch)?;
@@ -189,7 +208,7 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
 /// # Errors
 /// Where a program cannot be built or copied.
 pub(crate) fn build_programs() -> Result<PathBuf> {
-    let folder = root().join("target/images/programs");
+    let folder = root().join(BUILT_PROGRAMS);
     fs::create_dir_all(&folder)?;
     for image in [Image::Proxy, Image::Manager] {
         let program = folder.join(image.program());
