@@ -37,8 +37,10 @@ pub struct Scene {
     pub namespaces: usize,
     /// What one replica alone has made of it, once that is known.
     pub reference: OnceLock<Made>,
-    /// How many bytes it received to know everything, once that is known.
+    /// How many bytes it received to know everything and to follow a change of all, once that is known.
     pub alone: OnceLock<f64>,
+    /// Whether the API server sees its requests come from its pods' own addresses, once that is known.
+    pub is_seen: OnceLock<bool>,
     /// Since when each replica is to see its share only.
     pub sharded: OnceLock<Timestamp>,
     /// Since when nothing moves, once something is divided.
@@ -89,6 +91,7 @@ impl Scene {
             namespaces,
             reference: OnceLock::new(),
             alone: OnceLock::new(),
+            is_seen: OnceLock::new(),
             sharded: OnceLock::new(),
             still: Mutex::default(),
             observer,
