@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -21,6 +20,10 @@ use crate::observer::Observer;
 use crate::operator::Operator;
 use crate::view::Answers;
 use crate::work::{Made, Work};
+
+mod load;
+
+pub use load::Load;
 
 /// How often we look.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -60,20 +63,6 @@ pub struct Still {
     pub since: Timestamp,
     /// The slots of the canary.
     pub canary: SlotSet,
-}
-
-/// Changes one object of work after the other, so that there is something to do; until it is dropped.
-#[derive(Debug)]
-pub struct Load {
-    shared: Arc<Changing>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug, Default)]
-struct Changing {
-    over: AtomicBool,
-    changed: AtomicU64,
-    failed: Mutex<Option<String>>,
 }
 
 // === impl Scene ===
@@ -351,61 +340,6 @@ impl Scene {
 
     /// Begins to change objects of work, one every `pause`, each in another way than before.
     pub fn load(&self, pause: Duration) -> Load {
-        let shared = Arc::new(Changing::default());
-        let (api, work, paths) = (self.api.clone(), self.work, self.paths());
-        let thread = thread::spawn({
-            let shared = shared.clone();
-            move || {
-                for (number, path) in (1..).zip(paths.iter().cycle()) {
-                    if shared.over.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    match api.merge(path, &work.change(number)) {
-                        Ok(_) => drop(shared.changed.fetch_add(1, Ordering::Relaxed)),
-                        Err(error) => shared.refused(path, &error),
-                    }
-                    thread::sleep(pause);
-                }
-            }
-        });
-        Load { shared, thread: Some(thread) }
-    }
-}
-
-// === impl Load ===
-
-impl Load {
-    /// Ends it; gives how many changes it has made.
-    ///
-    /// # Errors
-    /// Where it made none, or one failed: then what it was for has not been tried.
-    pub fn finish(self) -> Result<u64> {
-        let shared = self.shared.clone();
-        drop(self);
-        let failed = shared.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        ensure!(failed.is_none(), "the load failed: {}", failed.unwrap_or_default());
-        let changed = shared.changed.load(Ordering::Relaxed);
-        ensure!(changed > 0, "the load changed nothing");
-        Ok(changed)
-    }
-}
-
-// === impl Changing ===
-
-impl Changing {
-    /// Remembers the first failure.
-    fn refused(&self, path: &str, error: &anyhow::Error) {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.get_or_insert_with(|| format!("{path}: {error:#}"));
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.shared.over.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // It panicked where there is an error, and has said so.
-            drop(thread.join());
-        }
+        Load::begin(self.api.clone(), self.work, self.paths(), pause)
     }
 }
