@@ -4,18 +4,23 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{PathBuf, absolute};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
+use std::{env, io};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
+use crate::guard::{self, After};
 use crate::images::{self, Image};
 use crate::progress::step;
 use crate::room;
 use crate::run::{cargo, has_cgroup2, is_root, run};
-use crate::setup::{self, Readiness, kubectl};
+use crate::setup::{self, Purpose, Readiness, kubectl};
 
 /// What the demo needs on a node.
 const IMAGES: [Image; 3] = [Image::Proxy, Image::Manager, Image::ExampleOperator];
+
+/// The program that shows it.
+const PACKAGE: [&str; 4] = ["--quiet", "--locked", "--package", "ctrlmesh-demo"];
 
 /// How it is shown.
 #[derive(Args, Clone, Debug)]
@@ -31,43 +36,75 @@ pub struct Options {
     audit_log: Option<PathBuf>,
 }
 
-/// Sets up, builds, and becomes the demo.
+/// Variable that says when the command was given, in milliseconds since 1970, to those that it becomes.
+const BEGUN: &str = "CTRLMESH_DEMO_BEGUN";
+
+/// Where one can have a mount of cgroup2; the folder need not be there.
+const CGROUP2: &str = "the kernel programs need a cgroup2 mount: \
+    mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified";
+
+/// Sets up and builds behind a guard, so that nothing is left where that is interrupted, and becomes the demo, which has
+/// a guard of its own.
 ///
 /// # Errors
 /// Where something cannot be set up or built.
 pub fn run_demo(options: &Options) -> Result<ExitCode> {
-    let begun = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
-    let target = room::target(room::DEMO_TARGET_MB);
-    // On a cluster that is there already, only kubectl is needed, and nobody has to be root.
-    let readiness = if options.kubeconfig.is_some() {
-        room::check(vec![target])?;
-        kubectl::prepare()?
-    } else {
-        check_machine()?;
-        room::check([vec![target, room::node()], room::tools()].concat())?;
-        setup::run_setup()?
-    };
-    if readiness == Readiness::NotReady {
-        return Ok(Readiness::NotReady.into());
+    if guard::is_over() {
+        return Err(become_demo(options)?).context("start the demo");
     }
-    let package = ["--quiet", "--locked", "--package", "ctrlmesh-demo"];
-    step("build the demo; the first time takes minutes", images::ABOUT, || {
-        run(cargo(&["build"]).args(package))
-    })?;
+    if guard::follow() {
+        return Ok(prepare(options)?.into());
+    }
+    let begun = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
+    check(options)?;
+    let mut shell = guard::shell(After::Again)?;
+    Err(shell.env(BEGUN, begun.to_string()).exec()).context("start the set-up")
+}
+
+/// What is asked before anything is done. On a cluster that is there already nobody has to be root.
+fn check(options: &Options) -> Result<()> {
+    let target = room::target(room::DEMO_TARGET_MB);
+    if options.kubeconfig.is_some() {
+        return room::check(vec![target]);
+    }
+    check_machine()?;
+    room::check([vec![target, room::node()], room::tools()].concat())
+}
+
+/// Sets up, and builds the demo and its images. On a cluster that is there already only kubectl is needed.
+fn prepare(options: &Options) -> Result<Readiness> {
+    let own = options.kubeconfig.is_none();
+    let readiness = if own { setup::run_setup(Purpose::Node)? } else { kubectl::prepare()? };
+    if readiness == Readiness::Ready {
+        step("build the demo; the first time takes minutes", images::ABOUT, || {
+            run(cargo(&["build"]).args(PACKAGE))
+        })?;
+        if own {
+            // Not optimised: what the tests use, so that it is built once for both.
+            images::build(&IMAGES, true)?;
+        }
+    }
+    Ok(readiness)
+}
+
+/// In our place, so that Ctrl-C ends one process, and the shell waits for that; returns only where it fails.
+fn become_demo(options: &Options) -> Result<io::Error> {
     let mut demo = cargo(&["run"]);
-    demo.args(package).arg("--");
-    demo.arg("--begun").arg(begun.to_string());
+    demo.args(PACKAGE).arg("--");
+    if let Some(begun) = env::var_os(BEGUN) {
+        demo.arg("--begun").arg(begun);
+    }
     if options.once {
         demo.arg("--once");
     }
     if let (Some(kubeconfig), Some(log)) = (&options.kubeconfig, &options.audit_log) {
         demo.arg("--kubeconfig").arg(absolute(kubeconfig)?).arg("--audit-log").arg(absolute(log)?);
     } else {
-        // Not optimised: what the tests use, so that it is built once for both.
-        demo.args(images::build(&IMAGES, true)?);
+        for image in IMAGES {
+            demo.arg(images::archive(image, true).canonicalize()?);
+        }
     }
-    // In our place, so that Ctrl-C ends one process, and the shell waits for that.
-    Err(demo.exec()).context("start the demo")
+    Ok(demo.env_remove(BEGUN).exec())
 }
 
 /// What a node needs of the machine, and setup cannot give it.
@@ -77,9 +114,22 @@ fn check_machine() -> Result<()> {
         is_root(),
         "the demo's Kubernetes node needs root: it makes namespaces, cgroups and mounts; {instead}"
     );
-    ensure!(
-        has_cgroup2(),
-        "the kernel programs need a cgroup2 mount (mount -t cgroup2 none /sys/fs/cgroup/unified); {instead}"
-    );
+    ensure!(has_cgroup2(), "{CGROUP2}; {instead}");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::run::root;
+
+    #[test]
+    fn readme_has_what_is_said_where_there_is_no_cgroup2_and_what_to_do_then() {
+        let (said, commands) = CGROUP2.split_once(": ").unwrap();
+        let readme = fs::read_to_string(root().join("README.md")).unwrap();
+        let row = readme.lines().find(|line| line.contains(&format!("`{said}`"))).unwrap();
+        assert!(row.contains(&format!("`{commands}`")), "{row}");
+    }
 }

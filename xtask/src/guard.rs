@@ -1,4 +1,5 @@
-//! Sees to it that nothing is left, however a run of tests ends: a shell in front of it, which hears what it is told.
+//! Sees to it that nothing is left, however a run of tests, or the set-up of the demo, ends: a shell in front of it, which
+//! hears what it is told.
 //!
 //! The run is a process group of its own, so that Ctrl-C reaches the shell alone, and the shell reaches everybody in it.
 //! Where the shell itself is killed, the run ends its own group.
@@ -13,23 +14,29 @@ use std::{env, io, thread};
 /// Variable that tells a run which shell guards it.
 const GUARD: &str = "CTRLMESH_TEST_GUARD";
 
+/// Variable that holds the number of a process which a shell became when what it guarded had ended well.
+const DONE: &str = "CTRLMESH_TEST_GUARDED";
+
 /// How often the run looks whether its guard is there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// `$0` is this program, `$1` the kubeconfig of the cluster that things are taken out of at the end (empty: none), and the
-/// rest what the run is told. A shell has what it starts in the background ignore SIGINT and SIGQUIT, which everything
+/// `$0` is this program, `$1` the kubeconfig of the cluster that things are taken out of at the end (empty: none), `$2` what
+/// is not empty where the shell is to become this program again at a good end, and the rest what the run is told. A shell has what it starts in the background ignore SIGINT and SIGQUIT, which everything
 /// below it would inherit. What is told before there is a run reaches it once there is one, and again until it hears: a
-/// process that was just forked may lose a signal. However the run ends, what it leaves ends with it: by SIGTERM, or after
-/// 10 s by SIGKILL.
+/// process that was just forked may lose a signal. However the run ends, what it leaves ends with it: by SIGINT, which has Go
+/// take away what it has in the folder of temporary files, after 1 s by SIGTERM, or after 10 s by SIGKILL. What was being
+/// built then is taken away, too.
 const SHELL: &str = r#"
 cluster=$1
-shift
+again=$2
+shift 2
 signal=0
 run=
 finish() {
     tries=200
     while { kill -0 "-$run" || kill -0 "$run"; } 2>/dev/null && [ "$tries" -gt 0 ]; do
         end=TERM
+        [ "$tries" -le 190 ] || end=INT
         [ "$tries" -gt 100 ] || end=KILL
         kill "-$end" "-$run" "$run" 2>/dev/null
         sleep 0.1
@@ -52,7 +59,13 @@ wait "$run"
 status=$?
 [ "$signal" -eq 0 ] || status=$((128 + signal))
 finish
+if [ -n "$again" ]; then
+    # Whoever says something from here on ends the shell, which has nothing to take away any more.
+    trap - HUP INT QUIT TERM
+    [ "$signal" -ne 0 ] || [ "$status" -ne 0 ] || CTRLMESH_TEST_GUARDED=$$ exec "$0" "$@"
+fi
 trap '' HUP INT QUIT TERM
+[ "$signal" -eq 0 ] || "$0" sweep
 if [ -n "$cluster" ]; then
     echo 'taking out of the cluster what the tests put there (a minute or two)' >&2
     "$0" remove --kubeconfig "$cluster" || { [ "$status" -ne 0 ] || status=1; }
@@ -74,19 +87,45 @@ pub(crate) fn follow() -> bool {
     true
 }
 
-/// Becomes the shell that starts this program again, as it was started, and waits; returns only where that fails.
-/// `cluster` is the kubeconfig of the cluster that everything is taken out of at the end.
-pub(crate) fn enter(cluster: Option<&Path>) -> io::Error {
-    match env::current_exe() {
-        Ok(program) => guard(&program, cluster).args(env::args_os().skip(1)).exec(),
+/// Whether this process is what a shell became when what it guarded had ended well.
+pub(crate) fn is_over() -> bool {
+    env::var(DONE).is_ok_and(|text| text == process::id().to_string())
+}
+
+/// What a guard does when the run has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum After<'a> {
+    /// It takes everything out of the cluster of this kubeconfig, where there is one.
+    Clearing(Option<&'a Path>),
+    /// Where all went well, it becomes this program, once more; see [`is_over`].
+    Again,
+}
+
+/// The shell that starts this program again, as it was started, and waits.
+///
+/// # Errors
+/// Where it is not known which program this is.
+pub(crate) fn shell(after: After<'_>) -> io::Result<Command> {
+    let mut shell = guard(&env::current_exe()?, after);
+    shell.args(env::args_os().skip(1));
+    Ok(shell)
+}
+
+/// Becomes that shell; returns only where that fails.
+pub(crate) fn enter(after: After<'_>) -> io::Error {
+    match shell(after) {
+        Ok(mut shell) => shell.exec(),
         Err(error) => error,
     }
 }
 
-fn guard(program: &Path, cluster: Option<&Path>) -> Command {
+fn guard(program: &Path, after: After<'_>) -> Command {
+    let (cluster, again) = match after {
+        After::Clearing(cluster) => (cluster.map_or(OsStr::new(""), Path::as_os_str), ""),
+        After::Again => (OsStr::new(""), "again"),
+    };
     let mut shell = Command::new("sh");
-    shell.args(["-c", SHELL]).arg(program);
-    shell.arg(cluster.map_or(OsStr::new(""), Path::as_os_str));
+    shell.args(["-c", SHELL]).arg(program).arg(cluster).arg(again);
     shell
 }
 
@@ -105,7 +144,9 @@ mod tests {
 cd "$(dirname "$0")" || exit
 case $1 in
 remove) echo "$3" >removed ;;
+sweep) echo yes >swept ;;
 fail) exit 3 ;;
+pass) [ "${CTRLMESH_TEST_GUARDED-}" != $$ ] || echo yes >again ;;
 die)
     sleep 600 &
     echo "$!" >new
@@ -138,8 +179,11 @@ esac
         }
 
         fn start(&self, word: &str) -> Child {
-            let cluster = Some(Path::new("kubeconfig"));
-            guard(&self.folder.join("program"), cluster).arg(word).spawn().unwrap()
+            self.start_with(After::Clearing(Some(Path::new("kubeconfig"))), word)
+        }
+
+        fn start_with(&self, after: After<'_>, word: &str) -> Child {
+            guard(&self.folder.join("program"), after).arg(word).spawn().unwrap()
         }
 
         /// The processes that the program says it started, once it says so.
@@ -152,6 +196,10 @@ esac
                 assert!(Instant::now() < deadline, "it did not start");
                 thread::sleep(Duration::from_millis(5));
             }
+        }
+
+        fn has(&self, name: &str) -> bool {
+            self.folder.join(name).exists()
         }
 
         fn removed(&self) -> String {
@@ -201,7 +249,24 @@ esac
             let left: Vec<_> = started.iter().filter(|process| lives(process)).collect();
             assert!(left.is_empty(), "{signal} leaves {left:?}");
             assert_eq!(scene.removed(), "kubeconfig\n");
+            assert!(scene.has("swept"), "{signal} leaves what was being built");
         }
+    }
+
+    #[test]
+    fn what_ends_well_goes_on_as_the_same_process_and_what_does_not_is_swept() {
+        let scene = Scene::of("again");
+        assert_eq!(scene.start_with(After::Again, "pass").wait().unwrap().code(), Some(0));
+        assert!(scene.has("again") && !scene.has("swept"));
+        let scene = Scene::of("fails-before");
+        assert_eq!(scene.start_with(After::Again, "fail").wait().unwrap().code(), Some(3));
+        let scene = Scene::of("ends-before");
+        let mut guard = scene.start_with(After::Again, "run");
+        scene.started();
+        let kill = Command::new("kill").args(["-s", "INT", &guard.id().to_string()]).status();
+        assert!(kill.unwrap().success());
+        assert_eq!(guard.wait().unwrap().code(), Some(128 + 2));
+        assert!(scene.has("swept") && !scene.has("again"));
     }
 
     #[test]
@@ -235,7 +300,7 @@ esac
     #[test]
     fn a_run_whose_guard_is_killed_ends_itself_and_all_that_it_started() {
         let scene = Scene::of("killed");
-        let mut guard = guard(&env::current_exe().unwrap(), None)
+        let mut guard = guard(&env::current_exe().unwrap(), After::Clearing(None))
             .args(["--exact", "guard::tests::a_guarded_run_for_its_parent"])
             .env(FOLDER, &scene.folder)
             .spawn()

@@ -28,6 +28,9 @@ pub(crate) const PROGRAMS: &str = "CTRLMESH_TEST_PROGRAMS";
 /// The folder of these images in that one.
 const IMAGES: &str = "images";
 
+/// Where programs are put that are built as for tests.
+const BUILT_PROGRAMS: &str = "target/images/programs";
+
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -92,6 +95,11 @@ impl Image {
         }
     }
 
+    /// The name of its archive.
+    fn archive(self) -> String {
+        format!("{}.tar", self.program())
+    }
+
     fn description(self) -> &'static str {
         match self {
             Self::Proxy => "ctrlmesh: gives each replica of an operator its share of the objects",
@@ -130,6 +138,28 @@ pub fn run_images(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Where the images are built.
+fn folder(debug: bool) -> PathBuf {
+    folder_of(&root().join("target/images"), debug)
+}
+
+/// The folder, below that of all images, of those that are built so.
+fn folder_of(all: &Path, debug: bool) -> PathBuf {
+    if debug { all.join("debug") } else { all.to_owned() }
+}
+
+/// The archive of an image, once it is built.
+pub(crate) fn archive(image: Image, debug: bool) -> PathBuf {
+    folder(debug).join(image.archive())
+}
+
+/// Removes what builds that were interrupted left.
+pub fn sweep() {
+    for folder in [folder(true), folder(false), root().join(BUILT_PROGRAMS)] {
+        tools::sweep_folder(&folder);
+    }
+}
+
 /// The archives of images: those of [`PROGRAMS`], where other tests of the same run have built them, else built anew.
 ///
 /// # Errors
@@ -139,7 +169,7 @@ pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
     let folder = folder_of(&Path::new(&programs).join(IMAGES), debug);
     let mut archives = Vec::new();
     for image in images {
-        let archive = folder.join(format!("{}.tar", image.program()));
+        let archive = folder.join(image.archive());
         if !archive.is_file() {
             build_into(&folder, &[*image], debug)?;
         }
@@ -153,20 +183,15 @@ pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// Where a program cannot be built, or an image is larger than it may be.
 pub fn build_anew(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
-    build_into(&folder_of(&root().join("target/images"), debug), images, debug)
-}
-
-/// The folder of images that are built so.
-fn folder_of(all: &Path, debug: bool) -> PathBuf {
-    if debug { all.join("debug") } else { all.to_owned() }
+    sweep();
+    build_into(&folder(debug), images, debug)
 }
 
 fn build_into(folder: &Path, images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(folder)?;
-    tools::sweep_folder(folder);
     let mut archives = Vec::new();
     for image in images {
-        let archive = folder.join(format!("{}.tar", image.program()));
+        let archive = folder.join(image.archive());
         // Several may build at once, also in one process: who is last wins, and a reader sees a whole archive.
         let scratch = tools::staged(&archive);
         fs::create_dir_all(&scratch)?;
@@ -218,7 +243,7 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
 /// # Errors
 /// Where a program cannot be built or copied.
 pub(crate) fn build_programs() -> Result<PathBuf> {
-    let folder = root().join("target/images/programs");
+    let folder = root().join(BUILT_PROGRAMS);
     if let Err(error) = fs::remove_dir_all(folder.join(IMAGES)) {
         ensure!(error.kind() == io::ErrorKind::NotFound, "remove the images before: {error}");
     }

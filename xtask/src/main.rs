@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::{bench, build_ebpf, demo, fuzz, guest, images, lint, node, setup, test};
+use xtask::setup::Purpose;
+use xtask::{bench, build_ebpf, demo, fuzz, guest, images, lint, node, setup, test, tools};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -41,6 +42,9 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         kubeconfig: PathBuf,
     },
+    /// Take away what builds that were interrupted left
+    #[command(hide = true)]
+    Sweep,
     /// Feed raw bytes to the pure core, until something breaks or the time is over
     Fuzz(fuzz::Options),
     /// Measure, side by side with what we compare with
@@ -49,7 +53,7 @@ enum Command {
 
 fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Setup => return Ok(setup::run_setup()?.into()),
+        Command::Setup => return Ok(setup::run_setup(Purpose::Tests)?.into()),
         Command::BuildEbpf => build_ebpf::build()?,
         Command::Lint => lint::check_all()?,
         Command::Test(options) => return test::run_tiers(&options),
@@ -58,6 +62,10 @@ fn main() -> Result<ExitCode> {
         Command::Node(wish) => return node::run_wish(&wish),
         Command::Demo(options) => return demo::run_demo(&options),
         Command::Remove { kubeconfig } => guest::remove(&kubeconfig)?,
+        Command::Sweep => {
+            tools::sweep();
+            images::sweep();
+        }
         Command::Fuzz(options) => fuzz::run_targets(&options)?,
         Command::Bench(options) => bench::run_benches(&options)?,
     }

@@ -8,7 +8,7 @@ use clap::Subcommand;
 
 use crate::images::{self, Image};
 use crate::run::{cargo, is_root, run};
-use crate::setup::{self, Readiness};
+use crate::setup::{self, Purpose, Readiness};
 
 /// What to do with nodes.
 #[derive(Clone, Debug, Subcommand)]
@@ -41,7 +41,9 @@ pub fn run_wish(wish: &Wish) -> Result<ExitCode> {
             if !is_root() {
                 bail!("a node needs root: it makes namespaces, cgroups and mounts");
             }
-            if setup::run_setup()? == Readiness::NotReady {
+            let ours = !images.contains(&Image::PrometheusOperator);
+            let purpose = if ours { Purpose::Node } else { Purpose::Tests };
+            if setup::run_setup(purpose)? == Readiness::NotReady {
                 return Ok(Readiness::NotReady.into());
             }
             command.arg("up").args(images::build(images, false)?);

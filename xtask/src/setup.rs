@@ -50,50 +50,98 @@ impl From<Readiness> for ExitCode {
     }
 }
 
+/// What it is to be ready for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A node and what runs on it: the demo.
+    Node,
+    /// All that tests need, too.
+    Tests,
+}
+
+/// What there is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    Packages,
+    Linker,
+    ControlPlane,
+    H2spec,
+    PrometheusOperator,
+}
+
 /// Installs what is missing.
 ///
 /// # Errors
 /// Where something cannot be installed or built.
-pub fn run_setup() -> Result<Readiness> {
+pub fn run_setup(purpose: Purpose) -> Result<Readiness> {
     tools::sweep();
     if let Some(problem) = assets_problem() {
         say(&problem);
         return Ok(Readiness::NotReady);
     }
     let nightly = build_ebpf::nightly_builds();
-    let lacking = packages::missing(nightly);
+    let packages = packages::missing(nightly);
     let go = missing_go();
-    if !packages::may_install() && (!lacking.is_empty() || go.is_some()) {
+    if !packages::may_install() && (!packages.is_empty() || go.is_some()) {
         // The whole list, before anything is built.
-        packages::say_what_to_install(&lacking, go.as_deref());
+        packages::say_what_to_install(&packages, go.as_deref());
         return Ok(Readiness::NotReady);
     }
-    if !lacking.is_empty() {
-        packages::install(&lacking)?;
+    if let Some(problem) = &go {
+        say(&format!("Please {problem}"));
     }
-    if !nightly && !tools::bpf_linker().is_file() {
-        step(
-            "build bpf-linker, for the kernel programs, once per machine",
-            Duration::from_mins(1),
-            build_linker,
-        )?;
-    }
-    if let Some(problem) = go {
-        say(&format!("Everything that needs no Go is there. Please {problem}"));
+    let lacking = [
+        (Task::Packages, !packages.is_empty()),
+        (Task::Linker, !nightly && !tools::bpf_linker().is_file()),
+        // It sees by itself which of its programs are there.
+        (Task::ControlPlane, true),
+        (Task::H2spec, !tools::h2spec().is_file()),
+        (Task::PrometheusOperator, !tools::prometheus_operator().is_file()),
+    ];
+    let lacking = lacking.into_iter().filter_map(|(task, lacks)| lacks.then_some(task));
+    let mut due = lacking.filter(|task| task.is_due(purpose, go.is_none()));
+    due.try_for_each(|task| task.run(&packages))?;
+    if go.is_some() {
         return Ok(Readiness::NotReady);
-    }
-    control_plane()?;
-    if !tools::h2spec().is_file() {
-        let what = "build h2spec, which asks the proxy whether it speaks HTTP/2";
-        step(what, Duration::from_secs(10), build_h2spec)?;
-    }
-    if !tools::prometheus_operator().is_file() {
-        let what =
-            "build prometheus-operator, an operator that is not ours, for tests, once per machine";
-        step(what, Duration::from_mins(2), build_prometheus_operator)?;
     }
     say(&format!("everything is there; what we built is in {}", tools::cache().display()));
     Ok(Readiness::Ready)
+}
+
+// === impl Task ===
+
+impl Task {
+    /// Whether it is done where it is not done yet. Without Go there is no node, so that nothing is done for one.
+    fn is_due(self, purpose: Purpose, has_go: bool) -> bool {
+        match self {
+            Self::Packages | Self::Linker => has_go || purpose == Purpose::Tests,
+            Self::ControlPlane => has_go,
+            Self::H2spec | Self::PrometheusOperator => has_go && purpose == Purpose::Tests,
+        }
+    }
+
+    fn run(self, packages: &[packages::Need]) -> Result<()> {
+        let seconds = Duration::from_secs;
+        match self {
+            Self::Packages => packages::install(packages),
+            Self::Linker => step(
+                "build bpf-linker, for the kernel programs, once per machine",
+                seconds(60),
+                build_linker,
+            ),
+            Self::ControlPlane => control_plane(),
+            Self::H2spec => step(
+                "build h2spec, which asks the proxy whether it speaks HTTP/2",
+                seconds(10),
+                build_h2spec,
+            ),
+            Self::PrometheusOperator => step(
+                "build prometheus-operator, an operator that is not ours, for tests, once per machine",
+                seconds(120),
+                build_prometheus_operator,
+            ),
+        }
+    }
 }
 
 /// What to do about Go, where it is not there, or too old. It is always needed: tests compare us with what is written in
@@ -273,6 +321,24 @@ mod tests {
         let old = go_problem(Some("go1.19.8")).unwrap();
         assert!(old.starts_with("install Go 1.26 or newer") && old.contains("go1.19.8"), "{old}");
         assert!(go_problem(None).unwrap().starts_with("install Go 1.26 or newer"));
+    }
+
+    #[test]
+    fn the_demo_builds_nothing_that_only_tests_need_and_nothing_at_all_without_go() {
+        let all = [
+            Task::Packages,
+            Task::Linker,
+            Task::ControlPlane,
+            Task::H2spec,
+            Task::PrometheusOperator,
+        ];
+        let due = |purpose, has_go| -> Vec<Task> {
+            all.into_iter().filter(|task| task.is_due(purpose, has_go)).collect()
+        };
+        assert_eq!(due(Purpose::Node, true), all[..3]);
+        assert_eq!(due(Purpose::Tests, true), all);
+        assert_eq!(due(Purpose::Node, false), []);
+        assert_eq!(due(Purpose::Tests, false), all[..2], "unit tests run");
     }
 
     #[test]

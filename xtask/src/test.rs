@@ -13,6 +13,7 @@ use std::{env, fs, thread};
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
+use crate::guard::After;
 use crate::progress::say;
 use crate::run::{CRATES, Passing, cargo, has_cgroup2, is_root, root, watch};
 use crate::setup::{Readiness, kubectl};
@@ -176,7 +177,7 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     if !guard::follow() {
         room::check(options.places())?;
         let cluster = options.kubeconfig.as_deref().map(vacant).transpose()?;
-        return Err(guard::enter(cluster.as_deref())).context("start the tests");
+        return Err(guard::enter(After::Clearing(cluster.as_deref()))).context("start the tests");
     }
     let start = Instant::now();
     let strict = env::var("CI").is_ok_and(|value| value == "true");
@@ -222,7 +223,7 @@ fn vacant(kubeconfig: &Path) -> Result<PathBuf> {
 
 /// Sets up, and builds the kernel programs; gives whether they are built.
 fn prepare() -> bool {
-    match setup::run_setup() {
+    match setup::run_setup(setup::Purpose::Tests) {
         Ok(Readiness::Ready) => {}
         Ok(Readiness::NotReady) => say("going on with the tiers that can run without"),
         Err(error) => say(&format!("{error:#}\ngoing on with the tiers that can run without")),

@@ -40,7 +40,8 @@ pub const CARGO_FUZZ: &str = "0.13.2";
 /// The programs that a folder of [`ASSETS`] must have; of all others ours is used where it lacks them.
 const OF_ASSETS: [&str; 2] = ["etcd", "kube-apiserver"];
 
-/// After what time a build that nobody touches, and whose process is no more, has been interrupted.
+/// After what time a build that nobody touches, and whose process is not to be seen here, has been interrupted: it may be of
+/// another container, or of another machine.
 const ABANDONED_AFTER: Duration = Duration::from_hours(1);
 
 /// The folder of the programs that we build: `$CTRLMESH_TOOLS`, else `ctrlmesh` in `$XDG_CACHE_HOME`, else in `~/.cache`.
@@ -102,7 +103,7 @@ pub fn on_path(program: &str) -> bool {
 }
 
 /// Removes what builds that were interrupted left in the cache: what is named as [`staged`] names it, by a process that
-/// is no more. What was touched a short time ago stays: its process may be of another container.
+/// is no more. What one that is not to be seen here touched a short time ago stays.
 pub fn sweep() {
     for tool in entries(&cache()) {
         for version in entries(&tool).iter().filter(|path| !is_staged(path)) {
@@ -125,7 +126,18 @@ pub fn sweep_folder(folder: &Path) {
 pub fn staged(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or(OsStr::new("tool")).to_string_lossy();
     let random = RandomState::new().build_hasher().finish();
-    target.with_file_name(format!(".{name}.{random:016x}.{}", process::id()))
+    let home = home().unwrap_or_else(|| "elsewhere".to_owned());
+    target.with_file_name(format!(".{name}.{random:016x}.{home}.{}", process::id()))
+}
+
+/// Whose numbers of processes are ours: the boot of the machine, and the namespace; nothing where `/proc` does not show
+/// them. When that namespace is no more, neither are its processes, so that it may come again.
+fn home() -> Option<String> {
+    let seen = fs::read_link("/proc/self").ok()?;
+    (seen.to_str()? == process::id().to_string()).then_some(())?;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let space = fs::metadata("/proc/self/ns/pid").ok()?.ino();
+    Some(format!("{}-{space}", boot.trim().replace('-', "")))
 }
 
 fn is_staged(path: &Path) -> bool {
@@ -134,13 +146,15 @@ fn is_staged(path: &Path) -> bool {
 
 fn is_abandoned(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let process: Option<u32> = name.rsplit('.').next().and_then(|number| number.parse().ok());
+    let mut parts = name.rsplit('.');
+    let process: Option<u32> = parts.next().and_then(|number| number.parse().ok());
     let gone =
         process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists());
+    let seen = home().is_some_and(|home| parts.next() == Some(&home));
     let touched = fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     let old =
         touched.and_then(|touched| touched.elapsed().ok()).is_some_and(|age| age > ABANDONED_AFTER);
-    gone && old
+    gone && (seen || old)
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -205,6 +219,25 @@ mod tests {
         assert!(!left(".etcd.4194306", SystemTime::now()), "it may be of another container");
         assert!(!left(&format!(".etcd.{}", process::id()), long_ago), "we are still at it");
         assert!(!left(".keep", long_ago), "it is none of ours");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_a_process_of_this_boot_left_goes_as_soon_as_it_has_ended() {
+        let folder = env::temp_dir().join(format!("ctrlmesh-ended-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let ours = staged(&folder.join("etcd"));
+        let name = ours.file_name().unwrap().to_string_lossy().into_owned();
+        let (home, number) = name.rsplit_once('.').unwrap();
+        assert_eq!(number, process::id().to_string());
+        // No process has so high a number.
+        let ended = folder.join(format!("{home}.4194305"));
+        let foreign = folder.join(".etcd.0.another-boot.4194305");
+        for path in [&ours, &ended, &foreign] {
+            fs::create_dir(path).unwrap();
+        }
+        sweep_folder(&folder);
+        assert_eq!([&ours, &ended, &foreign].map(|path| path.exists()), [true, false, true]);
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -11,14 +11,18 @@ use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use jiff::Timestamp;
 
 use crate::audit::Resource;
-use crate::ledger::{Activity, Asked, Asking, Clash, Ledger};
-use crate::observer::{Sampled, since};
-use crate::scene::Scene;
+use crate::ledger::{Activity, Asked, Asking, Span};
+use crate::observer::Sampled;
+use crate::scene::{Scene, Still};
 use crate::view::{Answers, Table};
+use crate::writers::{Writers, once_seen, shards_of};
 
 /// How long it may take until everything is as it should be again: the leader-election lock of a replica that was killed
 /// runs for 15 s, and others build at the same time.
 pub(crate) const WHOLE_WITHIN: Duration = Duration::from_mins(3);
+
+/// What client-go counts in place of a status where the connection broke (`tools/metrics`, `rest/request.go`).
+const NO_ANSWER: &str = "<error>";
 
 /// Changes every object, each time in another way, and waits until the operator has followed.
 pub(crate) fn touched(scene: &Scene) -> Result<String> {
@@ -38,46 +42,86 @@ pub(crate) fn changed(scene: &Scene, number: u64) -> Result<String> {
     Ok(format!("{objects} objects changed, and followed by the operator, in {took}"))
 }
 
-/// The objects of work, and those made of them, that `ask` finds in the ledger.
-pub(crate) fn clashes(scene: &Scene, ask: impl Fn(&Ledger) -> Vec<Clash>) -> Vec<Clash> {
-    scene.observer.both(|world, ledger| {
-        let namespaces: BTreeSet<&str> =
-            world.work.iter().map(|work| work.namespace.as_str()).collect();
-        let mut clashes = ask(ledger);
-        clashes.retain(|clash| namespaces.contains(clash.object.namespace.as_str()));
-        clashes
+/// What `ask` finds of who changed what of the work, from `start` until now, once all of that has been seen.
+pub(crate) fn written<T>(
+    scene: &Scene,
+    start: Timestamp,
+    ask: impl FnOnce(&Writers<'_>, &Span) -> Result<T>,
+) -> Result<T> {
+    let settle = || scene.observer.settle();
+    once_seen(start, settle, |span| {
+        scene.observer.both(|world, ledger| ask(&Writers::of(world, ledger), span))
     })
 }
 
-/// That no object was changed by two replicas, though all could be.
+/// That there was work, and no object of it was changed by two replicas, though all could be.
 pub(crate) fn steady(scene: &Scene, start: Timestamp) -> Result<String> {
-    let span = since(start);
-    none("changed by two replicas", &clashes(scene, |ledger| ledger.shared(&span)))?;
-    let (writes, objects) = scene.observer.ledger(|ledger| {
-        let objects: BTreeSet<_> = ledger.writes(&span).map(|write| &write.object).collect();
-        (ledger.writes(&span).count(), objects.len())
-    });
-    Ok(format!("audit log: {writes} changes of {objects} objects, none by two replicas"))
+    #[expect(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method is that of one lifetime only"
+    )]
+    written(scene, start, |writers, span| writers.steady(span))
 }
 
-pub(crate) fn none(what: &str, clashes: &[Clash]) -> Result<()> {
-    let shown =
-        clashes.iter().take(3).map(|clash| format!("\n  {}: {:?}", clash.object, clash.turns));
-    ensure!(clashes.is_empty(), "{} objects {what}:{}", clashes.len(), shown.collect::<String>());
-    Ok(())
+/// The same of all the time since something moved last, whatever died meanwhile; and that each object was changed by a
+/// replica of the shard that has its slot.
+pub(crate) fn still(scene: &Scene) -> Result<String> {
+    let Still { since, canary } = scene.still().context("nothing was ever divided")?;
+    let replicas = shards_of(&scene.observer.table());
+    let told = written(scene, since, |writers, span| {
+        writers.own(span, &replicas, |space| vec![shard_of(space, canary)])?;
+        let length = span.end.duration_since(span.start).try_into().unwrap_or_default();
+        Ok(format!("{}, each by its own, in the {}", writers.steady(span)?, seconds(length)))
+    })?;
+    Ok(format!("{told} since something moved last"))
+}
+
+/// Whether the API server sees the operator's pods by their own addresses where nothing of ours stands between; elsewhere
+/// they are masqueraded on the way, and no address tells who came past a proxy.
+pub(crate) fn is_seen(scene: &Scene, start: Timestamp) -> Result<bool> {
+    let span = start..scene.observer.settle()?;
+    let own = scene.observer.addresses();
+    let seen = scene.observer.ledger(|ledger| come_from(ledger.requests(&span), &own));
+    ensure!(
+        seen || scene.cluster.node().is_none(),
+        "the API server of our own node does not see pods' addresses: {own:?}"
+    );
+    Ok(seen)
+}
+
+/// Whether there are requests, and all came from such addresses.
+fn come_from<'a>(requests: impl Iterator<Item = &'a Asking>, own: &BTreeSet<String>) -> bool {
+    let mut requests = requests.peekable();
+    requests.peek().is_some() && requests.all(|one| own.contains(&one.source))
 }
 
 /// That every request of the operator since `start` came from a proxy, where their addresses are known, and in any case
 /// from an address that none of its pods has ever had, those that are gone again included.
 pub(crate) fn only_by_proxy(scene: &Scene, start: Timestamp) -> Result<String> {
-    scene.observer.settle()?;
+    let span = start..scene.observer.settle()?;
     let (own, proxies) = (scene.observer.addresses(), scene.proxies()?);
     let requests: Vec<Asking> =
-        scene.observer.ledger(|ledger| ledger.requests(&since(start)).cloned().collect());
+        scene.observer.ledger(|ledger| ledger.requests(&span).cloned().collect());
+    let is_seen = *scene.is_seen.get().context("nobody looked at its addresses before")?;
+    by_proxy(&requests, &own, proxies.as_ref(), is_seen)
+}
+
+/// The same; `is_seen` says whether the API server sees pods' addresses at all.
+fn by_proxy(
+    requests: &[Asking],
+    own: &BTreeSet<String>,
+    proxies: Option<&BTreeSet<String>>,
+    is_seen: bool,
+) -> Result<String> {
     ensure!(!requests.is_empty(), "there was no request at all");
-    let past = past_the_proxy(&requests, &own, proxies.as_ref());
+    let past = past_the_proxy(requests, own, proxies);
     ensure!(past.is_none(), "past the proxy: {past:?}; pods have had {own:?}, proxies {proxies:?}");
-    Ok(format!("audit log: {} requests of the operator, 0 past the proxy", requests.len()))
+    let told = if is_seen {
+        "0 past the proxy"
+    } else {
+        "whether past the proxy cannot be told on this cluster: its API server does not see pods' own addresses"
+    };
+    Ok(format!("audit log: {} requests of the operator, {told}", requests.len()))
 }
 
 /// The first request that came from one of the operator's own addresses, or from one that is none of the proxies'.
@@ -104,27 +148,31 @@ pub(crate) fn all_replaced(
 }
 
 /// That the operator's client saw nothing that it would not have seen without us but broken connections, which it makes
-/// anew: of answers only success, 404 and 409, with which an operator works, and 410, which ends a watch.
+/// anew: of answers only success, 404 and 409, with which an operator works, and 410, which ends a watch. How many
+/// connections broke is only said, of each replica: one for each request that was under way, and one more each time it was
+/// tried again before a proxy was there.
 pub(crate) fn only_retried(
     before: &BTreeMap<String, Answers>,
     after: &BTreeMap<String, Answers>,
 ) -> Result<String> {
-    let (mut answered, mut broken) = (0.0, 0.0);
+    let (mut answered, mut broken) = (0.0, Vec::new());
     for (pod, answers) in after {
         let earlier = before.get(pod).with_context(|| format!("{pod} is new"))?;
+        let mut broke = 0.0;
         for (status, count) in answers {
             let more = count - earlier.get(status).copied().unwrap_or_default();
             match status.parse::<u16>() {
                 Ok(200..300 | 404 | 409 | 410) => answered += more,
-                Ok(_) => ensure!(more <= 0.0, "{pod} was answered {status} {more} times"),
-                // What is no status is a connection that broke.
-                Err(_) => broken += more,
+                Err(_) if status == NO_ANSWER => broke += more,
+                _ => ensure!(more <= 0.0, "{pod} was answered {status} {more} times"),
             }
         }
+        broken.push(broke.to_string());
     }
     ensure!(answered > 0.0, "the operator asked for nothing");
     Ok(format!(
-        "the operator's own count: {answered} answers as ever, {broken} connections broken and made anew, no error"
+        "the operator's own count: {answered} answers as ever, no error; connections broken and made anew, by replica: {}",
+        broken.join(" + ")
     ))
 }
 
@@ -251,6 +299,24 @@ mod tests {
     }
 
     #[test]
+    fn where_pods_are_masqueraded_nobody_says_that_none_came_past_the_proxy() {
+        let asked = |source: &str| Asking {
+            at: Timestamp::UNIX_EPOCH,
+            pod: "op".to_owned(),
+            source: source.to_owned(),
+        };
+        let own = BTreeSet::from(["10.0.0.7".to_owned()]);
+        assert!(come_from([asked("10.0.0.7")].iter(), &own));
+        assert!(!come_from([asked("10.0.0.7"), asked("192.0.2.1")].iter(), &own));
+        assert!(!come_from([].iter(), &own), "there is nothing to tell by");
+        let told = |is_seen| by_proxy(&[asked("192.0.2.1")], &own, None, is_seen).unwrap();
+        assert!(told(true).contains("0 past the proxy"), "{}", told(true));
+        assert!(told(false).contains("cannot be told on this cluster"), "{}", told(false));
+        assert!(by_proxy(&[asked("10.0.0.7")], &own, None, false).is_err());
+        assert!(by_proxy(&[], &own, None, true).is_err());
+    }
+
+    #[test]
     fn whoever_comes_from_an_address_of_a_pod_that_is_gone_or_of_nobody_known_is_past_the_proxy() {
         let asked = |source: &str| Asking {
             at: Timestamp::UNIX_EPOCH,
@@ -276,7 +342,8 @@ mod tests {
         let before = answers(&[("200", 5.0), ("503", 1.0)]);
         let only = |after: &[(&str, f64)]| only_retried(&before, &answers(after));
         let told = only(&[("200", 9.0), ("409", 1.0), ("503", 1.0), ("<error>", 2.0)]).unwrap();
-        assert!(told.contains("5 answers") && told.contains("2 connections"), "{told}");
+        assert!(told.contains("5 answers") && told.ends_with("by replica: 2"), "{told}");
+        assert!(only(&[("200", 9.0), ("refused", 1.0)]).is_err(), "nobody knows what that is");
         assert!(only(&[("200", 9.0), ("503", 2.0)]).is_err());
         assert!(only(&[("200", 5.0), ("<error>", 2.0)]).is_err(), "nothing was asked");
         assert!(only_retried(&BTreeMap::new(), &before).is_err(), "it is another pod");

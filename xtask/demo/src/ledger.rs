@@ -170,12 +170,7 @@ impl Ledger {
     /// The objects that a pod changed again after another one had: it did not know, or did not mind, that they were no
     /// longer its own. In a span in which each object moves at most once there must be none.
     pub fn returned(&self, span: &Span) -> Vec<Clash> {
-        let again = |turns: &[(Timestamp, String)]| {
-            turns
-                .iter()
-                .enumerate()
-                .any(|(at, (_, pod))| turns[..at].iter().any(|(_, one)| one == pod))
-        };
+        let again = |turns: &[(Timestamp, String)]| returned(turns).next().is_some();
         self.clashes(span, again)
     }
 
@@ -208,6 +203,20 @@ impl Activity {
     }
 }
 
+// === impl Clash ===
+
+impl Clash {
+    /// Who changed it again after another one had.
+    pub fn returned(&self) -> impl Iterator<Item = &str> {
+        returned(&self.turns)
+    }
+}
+
+fn returned(turns: &[(Timestamp, String)]) -> impl Iterator<Item = &str> {
+    let pods = turns.iter().enumerate().map(|(at, (_, pod))| (&turns[..at], pod.as_str()));
+    pods.filter(|(before, pod)| before.iter().any(|(_, one)| one == pod)).map(|(_, pod)| pod)
+}
+
 // === impl Asked ===
 
 impl Asked {
@@ -220,10 +229,10 @@ impl Asked {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn at(second: i64) -> Timestamp {
+    pub(crate) fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
     }
 
@@ -247,11 +256,15 @@ mod tests {
     }
 
     fn write(second: i64, pod: &str, name: &str) -> Event {
-        let (resource, namespace) = (websites(), "a".to_owned());
+        write_in("a", second, pod, name)
+    }
+
+    pub(crate) fn write_in(namespace: &str, second: i64, pod: &str, name: &str) -> Event {
+        let (resource, namespace) = (websites(), namespace.to_owned());
         event(second, pod, Request::Write(Object { resource, namespace, name: name.to_owned() }))
     }
 
-    fn ledger(events: impl IntoIterator<Item = Event>) -> Ledger {
+    pub(crate) fn ledger(events: impl IntoIterator<Item = Event>) -> Ledger {
         let mut ledger = Ledger::of("ops", "op");
         events.into_iter().for_each(|event| ledger.add(event));
         ledger

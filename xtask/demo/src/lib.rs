@@ -8,6 +8,8 @@ pub mod ledger;
 
 pub mod view;
 
+mod writers;
+
 pub mod paint;
 
 pub mod screen;

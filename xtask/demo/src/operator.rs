@@ -21,6 +21,8 @@ pub struct Operator {
     pub label: &'static str,
     /// The name of its leader-election lock; none where it has none.
     pub lock: Option<&'static str>,
+    /// How many objects it works on at once.
+    pub workers: usize,
     /// The kind of its work.
     pub resource: Resource,
     /// The path of all its work.
@@ -56,6 +58,8 @@ impl Operator {
             name: "example-operator",
             label: "app=example-operator",
             lock: Some("websites.web.example.com"),
+            // `--max-concurrent-reconciles`.
+            workers: 2,
             resource: Resource::new("web.example.com", "websites"),
             work: "/apis/web.example.com/v1alpha1/websites",
             metrics: 8080,
@@ -71,6 +75,8 @@ impl Operator {
             name: "prometheus-operator",
             label: "app.kubernetes.io/name=prometheus-operator",
             lock: None,
+            // One makes what is asked for, one writes the status: `pkg/operator/resource_reconciler.go`, `Run`.
+            workers: 2,
             resource: Resource::new("monitoring.coreos.com", "prometheuses"),
             work: "/apis/monitoring.coreos.com/v1/prometheuses",
             metrics: 8080,

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_common::names::{self, label};
+use ctrlmesh_common::slots::SlotSet;
 use ctrlmesh_testbed::Cluster;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -20,6 +20,10 @@ use crate::observer::Observer;
 use crate::operator::Operator;
 use crate::view::Answers;
 use crate::work::{Made, Work};
+
+mod load;
+
+pub use load::Load;
 
 /// How often we look.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -36,10 +40,14 @@ pub struct Scene {
     pub namespaces: usize,
     /// What one replica alone has made of it, once that is known.
     pub reference: OnceLock<Made>,
-    /// How many bytes it received to know everything, once that is known.
+    /// How many bytes it received to know everything and to follow a change of all, once that is known.
     pub alone: OnceLock<f64>,
+    /// Whether the API server sees its requests come from its pods' own addresses, once that is known.
+    pub is_seen: OnceLock<bool>,
     /// Since when each replica is to see its share only.
     pub sharded: OnceLock<Timestamp>,
+    /// Since when nothing moves, once something is divided.
+    still: Mutex<Option<Still>>,
     /// Watches the operator.
     pub observer: Observer,
     /// Asks the API server.
@@ -48,18 +56,13 @@ pub struct Scene {
     pub cluster: Cluster,
 }
 
-/// Changes one object of work after the other, so that there is something to do; until it is dropped.
-#[derive(Debug)]
-pub struct Load {
-    shared: Arc<Changing>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug, Default)]
-struct Changing {
-    over: AtomicBool,
-    changed: AtomicU64,
-    failed: Mutex<Option<String>>,
+/// A time in which each slot has one shard.
+#[derive(Clone, Copy, Debug)]
+pub struct Still {
+    /// Since when.
+    pub since: Timestamp,
+    /// The slots of the canary.
+    pub canary: SlotSet,
 }
 
 // === impl Scene ===
@@ -77,11 +80,24 @@ impl Scene {
             namespaces,
             reference: OnceLock::new(),
             alone: OnceLock::new(),
+            is_seen: OnceLock::new(),
             sharded: OnceLock::new(),
+            still: Mutex::default(),
             observer,
             api,
             cluster,
         })
+    }
+
+    /// Since when nothing moves; nothing where it has never been divided.
+    pub fn still(&self) -> Option<Still> {
+        *self.still.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers that nothing moves any more.
+    pub fn stand(&self, since: Timestamp, canary: SlotSet) {
+        let mut still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
+        *still = Some(Still { since, canary });
     }
 
     fn operator(&self) -> &Operator {
@@ -324,61 +340,6 @@ impl Scene {
 
     /// Begins to change objects of work, one every `pause`, each in another way than before.
     pub fn load(&self, pause: Duration) -> Load {
-        let shared = Arc::new(Changing::default());
-        let (api, work, paths) = (self.api.clone(), self.work, self.paths());
-        let thread = thread::spawn({
-            let shared = shared.clone();
-            move || {
-                for (number, path) in (1..).zip(paths.iter().cycle()) {
-                    if shared.over.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    match api.merge(path, &work.change(number)) {
-                        Ok(_) => drop(shared.changed.fetch_add(1, Ordering::Relaxed)),
-                        Err(error) => shared.refused(path, &error),
-                    }
-                    thread::sleep(pause);
-                }
-            }
-        });
-        Load { shared, thread: Some(thread) }
-    }
-}
-
-// === impl Load ===
-
-impl Load {
-    /// Ends it; gives how many changes it has made.
-    ///
-    /// # Errors
-    /// Where it made none, or one failed: then what it was for has not been tried.
-    pub fn finish(self) -> Result<u64> {
-        let shared = self.shared.clone();
-        drop(self);
-        let failed = shared.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        ensure!(failed.is_none(), "the load failed: {}", failed.unwrap_or_default());
-        let changed = shared.changed.load(Ordering::Relaxed);
-        ensure!(changed > 0, "the load changed nothing");
-        Ok(changed)
-    }
-}
-
-// === impl Changing ===
-
-impl Changing {
-    /// Remembers the first failure.
-    fn refused(&self, path: &str, error: &anyhow::Error) {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.get_or_insert_with(|| format!("{path}: {error:#}"));
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.shared.over.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // It panicked where there is an error, and has said so.
-            drop(thread.join());
-        }
+        Load::begin(self.api.clone(), self.work, self.paths(), pause)
     }
 }

@@ -57,7 +57,7 @@ fn told(scene: &Scene, is: fn(&Shares) -> bool, is_not: &str) -> Result<String> 
         ensure!(is(&shares), "{is_not}: {line}");
         lines.push(line);
     }
-    Ok(format!("read by each: {}", lines.join("; ")))
+    Ok(format!("watched by each: {}", lines.join("; ")))
 }
 
 /// What each reads of a kind, once each that works reads it.

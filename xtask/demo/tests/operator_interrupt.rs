@@ -1,15 +1,17 @@
 //! The demo is ended from outside, at any moment: nothing of it is left.
 
 use std::collections::BTreeSet;
-use std::io::{Write as _, stderr};
+use std::io::{BufRead as _, BufReader, Write as _, stderr};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{env, fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_demo::steps::DEMO;
 use ctrlmesh_testbed::started;
 use xtask::images::{self, Image};
 
@@ -19,16 +21,24 @@ const MARK: &str = "CTRLMESH_DEMO";
 /// Sets the moments: those of a run that failed can be tried again.
 const SEED: &str = "CTRLMESH_SEED";
 
-/// Over what time the moments are spread: the node is up after 15 s or so, and the first steps follow. With the full count
-/// all steps are reached.
-const SPREAD: Duration = Duration::from_secs(50);
-const FULL_SPREAD: Duration = Duration::from_mins(3);
+/// How long after a part of the demo has begun the moment is, at most; of a short one it is in the next.
+const DELAY: Duration = Duration::from_secs(15);
+
+/// How long a part may take until the next begins. The steps have deadlines of their own.
+const PART_WITHIN: Duration = Duration::from_mins(10);
 
 /// The namespaces that the demo's processes may have of their own.
 const SPACES: [&str; 6] = ["cgroup", "ipc", "mnt", "net", "pid", "uts"];
 
 /// A demo, in a process group of its own as a shell gives it one. Where a test fails, it ends with the test.
-struct Demo(Child);
+struct Demo {
+    child: Child,
+    /// What it says.
+    lines: Receiver<String>,
+}
+
+/// A moment: the part of the demo, and how long after that has begun.
+type Moment = (usize, Duration);
 
 /// What was seen of a demo while it ran.
 struct Traces {
@@ -46,18 +56,39 @@ struct Traces {
 
 impl Demo {
     fn start(arguments: &[PathBuf]) -> Result<Self> {
-        let demo = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-demo"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-demo"))
             .args(arguments)
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
-        Ok(Self(demo))
+        let output = BufReader::new(child.stdout.take().context("standard output")?);
+        let (said, lines) = mpsc::channel();
+        thread::spawn(move || {
+            // Read to its end, also where nobody listens any more: a full pipe would hold the demo up.
+            output.lines().map_while(Result::ok).for_each(|line| drop(said.send(line)));
+        });
+        Ok(Self { child, lines })
+    }
+
+    /// Waits until a line begins so.
+    fn said(&self, wanted: &str) -> Result<()> {
+        let mut last = String::new();
+        while !wanted.is_empty() {
+            let line = self.lines.recv_timeout(PART_WITHIN);
+            let line = line.with_context(|| format!("no {wanted:?} after {last:?}"))?;
+            ensure!(!line.contains("DID NOT HOLD"), "before {wanted:?}: {line}");
+            if line.starts_with(wanted) {
+                break;
+            }
+            last = line;
+        }
+        Ok(())
     }
 
     /// As a terminal does where somebody presses Ctrl-C: to all of its process group.
     fn interrupt(&self) -> Result<()> {
-        let group = format!("-{}", self.0.id());
+        let group = format!("-{}", self.child.id());
         let status = Command::new("kill").args(["-INT", "--", &group]).status()?;
         ensure!(status.success(), "kill");
         Ok(())
@@ -67,8 +98,8 @@ impl Demo {
 impl Drop for Demo {
     fn drop(&mut self) {
         // It has ended already where the test went well.
-        drop(self.0.kill());
-        drop(self.0.wait());
+        drop(self.child.kill());
+        drop(self.child.wait());
     }
 }
 
@@ -157,9 +188,16 @@ fn named_after(prefixes: &[String]) -> Vec<String> {
     found
 }
 
-/// So many moments, each somewhere in its part of the time: never only the early ones.
-fn moments(count: u32, spread: Duration, seed: u64) -> Vec<Duration> {
-    let part = spread / count;
+/// What the demo says when each of its parts begins, from the start (of which nothing is said) until it stays up.
+fn parts() -> Vec<String> {
+    let before = ["", "==> start a", "==> load", "==> install ctrlmesh", "==> install an ordinary"];
+    let steps = (1..=DEMO.len()).map(|number| format!("[{number}/{}]", DEMO.len()));
+    let last = "It stays up until Ctrl-C".to_owned();
+    before.into_iter().map(str::to_owned).chain(steps).chain([last]).collect()
+}
+
+/// So many moments: from the first to the last part, and where there are enough in each of them.
+fn moments(count: usize, parts: usize, seed: u64) -> Vec<Moment> {
     let mut state = seed;
     let mut next = || {
         // Knuth's; good enough to be no pattern.
@@ -167,7 +205,8 @@ fn moments(count: u32, spread: Duration, seed: u64) -> Vec<Duration> {
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         u32::try_from(state >> 40).unwrap_or_default() % 1000
     };
-    (0..count).map(|number| part * number + part * next() / 1000).collect()
+    let part = |number: usize| number * (parts - 1) / (count - 1).max(1);
+    (0..count).map(|number| (part(number), DELAY * next() / 1000)).collect()
 }
 
 fn seed() -> Result<u64> {
@@ -178,24 +217,39 @@ fn seed() -> Result<u64> {
 }
 
 #[test]
+fn the_moments_reach_from_the_first_part_to_the_last() {
+    let parts = parts().len();
+    let reached = |count| -> Vec<usize> {
+        let mut reached: Vec<_> = moments(count, parts, 7).into_iter().map(|one| one.0).collect();
+        reached.dedup();
+        reached
+    };
+    assert_eq!(reached(20), (0..parts).collect::<Vec<_>>());
+    assert_eq!(reached(2), [0, parts - 1]);
+    assert!(moments(20, parts, 7).iter().all(|(_, delay)| *delay < DELAY));
+}
+
+#[test]
 fn the_demo_that_is_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
     let archives = images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?;
     let full = env::var_os("CTRLMESH_TEST_FULL").is_some();
-    let (count, spread) = if full { (20, FULL_SPREAD) } else { (2, SPREAD) };
-    let seed = seed()?;
+    // Of two, one is early, and one is when all steps have been taken.
+    let (count, parts, seed) = (if full { 20 } else { 2 }, parts(), seed()?);
     let mut deepest = 0;
-    for moment in moments(count, spread, seed) {
-        let at = format!("{} ms after the start, {SEED}={seed}", moment.as_millis());
+    for (part, delay) in moments(count, parts.len(), seed) {
+        let at = format!("{} ms after {:?}, {SEED}={seed}", delay.as_millis(), parts[part]);
         let mut demo = Demo::start(&archives)?;
-        thread::sleep(moment);
-        ensure!(demo.0.try_wait()?.is_none(), "it has ended by itself, {at}");
-        let traces = Traces::of(demo.0.id());
+        demo.said(&parts[part]).with_context(|| at.clone())?;
+        thread::sleep(delay);
+        ensure!(demo.child.try_wait()?.is_none(), "it has ended by itself, {at}");
+        let guard = demo.child.id();
+        let traces = Traces::of(guard);
         deepest = deepest.max(traces.spaces);
         demo.interrupt()?;
-        let status = demo.0.wait()?;
+        let status = demo.child.wait()?;
         // In its very first moment it has not yet said that it wants to hear of it.
         ensure!(status.code() == Some(130) || status.signal() == Some(2), "{status}, {at}");
-        let left = marked(demo.0.id());
+        let left = marked(guard);
         ensure!(left.is_empty(), "processes {left:?} are left, {at}");
         let left = traces.left();
         ensure!(left.is_empty(), "left, {at}: {left:#?}");
@@ -216,12 +270,12 @@ fn the_demo_that_is_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
 #[test]
 fn the_demo_ends_with_its_guard() -> Result<()> {
     let mut demo = Demo::start(&[])?;
-    let mark = demo.0.id();
+    let mark = demo.child.id();
     while marked(mark).is_empty() {
-        ensure!(demo.0.try_wait()?.is_none(), "it has ended by itself");
+        ensure!(demo.child.try_wait()?.is_none(), "it has ended by itself");
     }
-    demo.0.kill().context("kill the guard")?;
-    demo.0.wait()?;
+    demo.child.kill().context("kill the guard")?;
+    demo.child.wait()?;
     let deadline = Instant::now() + Duration::from_mins(1);
     while !marked(mark).is_empty() {
         ensure!(Instant::now() < deadline, "{:?} go on", marked(mark));

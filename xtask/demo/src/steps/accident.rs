@@ -8,13 +8,16 @@ use jiff::Timestamp;
 use serde_json::json;
 use xtask::guest::SYSTEM;
 
+use super::later;
 use crate::checks::{
-    WHOLE_WITHIN, all_replaced, clashes, count, none, only_by_proxy, only_retried, same_replicas,
-    seconds, steady, touched, worst,
+    WHOLE_WITHIN, all_replaced, count, only_by_proxy, only_retried, same_replicas, seconds,
+    shard_of, steady, still, touched, worst, written,
 };
 use crate::install;
+use crate::ledger::Span;
 use crate::observer::since;
 use crate::scene::Scene;
+use crate::writers::{Shards, Writers, none, shards_of};
 
 /// For how long the work goes on while something is away.
 const LOOKED_FOR: Duration = Duration::from_secs(5);
@@ -100,6 +103,7 @@ pub(super) fn replica_killed(scene: &Scene) -> Result<Vec<String>> {
     let working =
         before.replicas.iter().find(|(_, one)| one.works && one.shard.as_ref() == Some(&shard));
     let (killed, _) = working.with_context(|| format!("nobody works for {shard}"))?;
+    let until_then = still(scene)?;
     let start = Timestamp::now();
     let clock = Instant::now();
     kill_twice(scene, killed)?;
@@ -112,8 +116,11 @@ pub(super) fn replica_killed(scene: &Scene) -> Result<Vec<String>> {
         table.is_whole() && table.replicas.values().all(|one| one.ready)
     })?;
     let span = since(start);
-    let again = clashes(scene, |ledger| ledger.returned(&span));
-    none("changed again by the replica that was killed", &again)?;
+    let replicas = shards_of(&before);
+    let writes = written(scene, start, |writers, span| {
+        taken_over(writers, span, &replicas, |space| shard_of(space, later(scene)))
+    })?;
+    scene.stand(span.end, later(scene));
     let after = scene.observer.table();
     for (name, one) in before.replicas.iter().filter(|(name, _)| *name != killed) {
         ensure!(
@@ -129,8 +136,26 @@ pub(super) fn replica_killed(scene: &Scene) -> Result<Vec<String>> {
         ),
         seen,
         worst(&scene.observer.sampled(&span), "meanwhile"),
+        writes,
         "the replicas of the other shards did not restart".to_owned(),
+        format!("until then: {until_then}"),
     ])
+}
+
+/// That of each shard only its own replicas have changed anything, which are two only where one of them was killed, and
+/// that the one that was killed changed nothing after the one that took over did.
+fn taken_over(
+    writers: &Writers<'_>,
+    span: &Span,
+    replicas: &Shards,
+    shard: impl Fn(&str) -> String,
+) -> Result<String> {
+    writers.own(span, replicas, |space| vec![shard(space)])?;
+    let again = writers.clashes(|ledger| ledger.returned(span));
+    none("changed again by the replica that was killed", &again)?;
+    let count = writers.writes(span).count();
+    ensure!(count > 0, "nothing was changed");
+    Ok(format!("audit log: {count} changes, each by a replica of its shard"))
 }
 
 /// Kills a replica, and again when it has been started again: then kubelet waits before it starts it once more, so that it

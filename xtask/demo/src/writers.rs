@@ -1,0 +1,149 @@
+//! Was every object changed by those only whose it was?
+//!
+//! Pure: asks the ledger, of the objects in the namespaces that have work: those that an operator keeps for itself, as its
+//! lock, say nothing of the work.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Result, ensure};
+use jiff::Timestamp;
+
+use crate::ledger::{Clash, Ledger, Span, Write};
+use crate::view::{Table, World};
+
+/// Which shard each replica is of.
+pub(crate) type Shards = BTreeMap<String, String>;
+
+/// Who changed what of the work.
+#[derive(Clone, Debug)]
+pub(crate) struct Writers<'a> {
+    ledger: &'a Ledger,
+    spaces: BTreeSet<&'a str>,
+}
+
+/// What `ask` finds of what was from `start` until now. `settle` waits until all of it has been seen, and says until when
+/// that is: what was written last is as much a part of it as the rest.
+pub(crate) fn once_seen<T>(
+    start: Timestamp,
+    settle: impl FnOnce() -> Result<Timestamp>,
+    ask: impl FnOnce(&Span) -> Result<T>,
+) -> Result<T> {
+    let end = settle()?;
+    ask(&(start..end))
+}
+
+/// The shard of each replica of a table.
+pub(crate) fn shards_of(table: &Table) -> Shards {
+    let replicas = table.replicas.iter();
+    replicas.filter_map(|(pod, one)| Some((pod.clone(), one.shard.clone()?))).collect()
+}
+
+// === impl Writers ===
+
+impl<'a> Writers<'a> {
+    /// Of the work that there is in `world`.
+    pub(crate) fn of(world: &'a World, ledger: &'a Ledger) -> Self {
+        let spaces = world.work.iter().map(|work| work.namespace.as_str());
+        Self { ledger, spaces: spaces.collect() }
+    }
+
+    /// The changes in a span.
+    pub(crate) fn writes(&self, span: &Span) -> impl Iterator<Item = &'a Write> {
+        self.ledger
+            .writes(span)
+            .filter(|write| self.spaces.contains(write.object.namespace.as_str()))
+    }
+
+    /// The objects that `ask` finds in the ledger.
+    pub(crate) fn clashes(&self, ask: impl Fn(&Ledger) -> Vec<Clash>) -> Vec<Clash> {
+        let mut clashes = ask(self.ledger);
+        clashes.retain(|clash| self.spaces.contains(clash.object.namespace.as_str()));
+        clashes
+    }
+
+    /// That something was changed, and no object by two replicas, in a span in which nothing moves.
+    pub(crate) fn steady(&self, span: &Span) -> Result<String> {
+        none("changed by two replicas", &self.clashes(|ledger| ledger.shared(span)))?;
+        let objects: BTreeSet<_> = self.writes(span).map(|write| &write.object).collect();
+        let writes = self.writes(span).count();
+        ensure!(writes > 0, "nothing was changed, so nobody can tell who would have");
+        Ok(format!(
+            "audit log: {writes} changes of {} objects, none by two replicas",
+            objects.len()
+        ))
+    }
+
+    /// That every change was made by a replica of a shard that the namespace was of; `shards_of` says which those are.
+    pub(crate) fn own(
+        &self,
+        span: &Span,
+        replicas: &Shards,
+        shards_of: impl Fn(&str) -> Vec<String>,
+    ) -> Result<()> {
+        let mut strange = self.writes(span).filter(|write| {
+            let shards = shards_of(&write.object.namespace);
+            !replicas.get(&write.pod).is_some_and(|shard| shards.contains(shard))
+        });
+        let (first, more) = (strange.next(), strange.count());
+        ensure!(
+            first.is_none(),
+            "changed by a replica whose it was not: {first:?}, and {more} more; replicas {replicas:?}"
+        );
+        Ok(())
+    }
+
+    /// That while namespaces move, each from the first to the second of the shards that `owners` gives, no replica of a third
+    /// one changed anything there; that no object was changed by two once all proxies had `acknowledged` the last epoch; and
+    /// that what a replica changed after the next one had is no more than it was at work on when it was taken away, one
+    /// namespace for each of its workers. That much can happen as long as only proxies hold writes back, which let what has
+    /// begun come to its end; what would refuse it, a fence in the API server, is planned.
+    pub(crate) fn moved(
+        &self,
+        span: &Span,
+        acknowledged: Timestamp,
+        replicas: &Shards,
+        owners: impl Fn(&str) -> [String; 2],
+        workers: usize,
+    ) -> Result<String> {
+        self.own(span, replicas, |space| owners(space).to_vec())?;
+        let both = self.clashes(|ledger| ledger.shared(span));
+        let is_to_stay = |clash: &&Clash| {
+            let [old, new] = owners(&clash.object.namespace);
+            old == new
+        };
+        let strange: Vec<Clash> = both.iter().filter(is_to_stay).cloned().collect();
+        none("that did not move were changed by two replicas", &strange)?;
+        let late = self.clashes(|ledger| ledger.shared(&(acknowledged..span.end)));
+        none("were changed by two replicas when all proxies knew the last epoch", &late)?;
+        let again = self.clashes(|ledger| ledger.returned(span));
+        let mut unfinished: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for clash in &again {
+            let [old, _] = owners(&clash.object.namespace);
+            let back = clash.returned().filter(|pod| replicas.get(*pod) == Some(&old));
+            back.for_each(|pod| {
+                unfinished.entry(pod).or_default().insert(&clash.object.namespace);
+            });
+        }
+        ensure!(
+            unfinished.values().all(|spaces| spaces.len() <= workers),
+            "changed by the old owner after the new one, and more than {workers} workers were at: {again:?}"
+        );
+        Ok(format!(
+            "{} objects were changed by both their owners while they moved: {} by the old one after the new one, which was at \
+             it already (no fence refuses that yet); 0 when all proxies had acknowledged the last epoch",
+            both.len(),
+            again.len()
+        ))
+    }
+}
+
+/// That there are no such objects.
+pub(crate) fn none(what: &str, clashes: &[Clash]) -> Result<()> {
+    let shown =
+        clashes.iter().take(3).map(|clash| format!("\n  {}: {:?}", clash.object, clash.turns));
+    ensure!(clashes.is_empty(), "{} objects {what}:{}", clashes.len(), shown.collect::<String>());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

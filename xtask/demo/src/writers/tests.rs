@@ -1,0 +1,128 @@
+use std::cell::RefCell;
+
+use super::*;
+use crate::audit::Event;
+use crate::ledger::tests::{at, ledger, write_in};
+use crate::view::Work;
+
+/// A namespace of the first shard, one of the second, and one that moves from the first to the second.
+const SPACES: [&str; 3] = ["first", "second", "moves"];
+
+fn world() -> World {
+    let work = |space: &&str| Work { namespace: (*space).to_owned(), ..Work::default() };
+    World { work: SPACES.iter().map(work).collect(), ..World::default() }
+}
+
+/// `x` and `standby` are of the first shard, `y` of the second, `z` of a third.
+fn replicas() -> Shards {
+    let named = [("x", "first"), ("standby", "first"), ("y", "second"), ("z", "third")];
+    named.map(|(pod, shard)| (pod.to_owned(), shard.to_owned())).into()
+}
+
+fn owners(space: &str) -> [String; 2] {
+    let [old, new] = if space == "moves" { ["first", "second"] } else { [space, space] };
+    [old.to_owned(), new.to_owned()]
+}
+
+fn ask<T>(events: &[Event], ask: impl FnOnce(&Writers<'_>) -> T) -> T {
+    let (world, ledger) = (world(), ledger(events.iter().cloned()));
+    ask(&Writers::of(&world, &ledger))
+}
+
+fn moved(events: &[Event]) -> Result<String> {
+    // All know the last epoch from second 5 on.
+    ask(events, |writers| writers.moved(&(at(0)..at(9)), at(5), &replicas(), owners, 1))
+}
+
+fn write(second: i64, pod: &str, space: &str) -> Event {
+    write_in(space, second, pod, &format!("{space}-1"))
+}
+
+#[test]
+fn what_moves_may_be_changed_by_both_its_owners_and_by_no_third() {
+    let both = [write(1, "x", "moves"), write(2, "y", "moves"), write(3, "z", "elsewhere")];
+    let told = moved(&both).unwrap();
+    assert!(told.starts_with("1 objects were changed by both"), "{told}");
+    // Nobody else has changed it, so that no object has two writers.
+    let third = moved(&[write(1, "z", "moves")]).unwrap_err().to_string();
+    assert!(third.contains("whose it was not"), "{third}");
+    assert!(moved(&[write(1, "y", "first")]).is_err(), "that stays where it is");
+    assert!(moved(&[write(1, "nobody", "first")]).is_err());
+}
+
+#[test]
+fn what_does_not_move_is_changed_by_one_of_its_replicas_only() {
+    assert!(moved(&[write(1, "x", "first"), write(2, "x", "first")]).is_ok());
+    assert!(moved(&[write(1, "x", "first"), write(2, "standby", "first")]).is_err());
+}
+
+#[test]
+fn two_writers_when_all_know_the_last_epoch_are_found() {
+    assert!(moved(&[write(4, "x", "moves"), write(5, "y", "moves")]).is_ok());
+    let late = [write(5, "x", "moves"), write(6, "y", "moves")];
+    let late = moved(&late).unwrap_err().to_string();
+    assert!(late.contains("knew the last epoch"), "{late}");
+}
+
+#[test]
+fn an_old_owner_ends_what_it_had_begun_and_begins_nothing_more() {
+    let again = |space: &str, name: &str| {
+        let turn = |second, pod| write_in(space, second, pod, name);
+        [turn(1, "x"), turn(2, "y"), turn(3, "x")]
+    };
+    // One worker is at several objects of a namespace.
+    let told = moved(&[again("moves", "1"), again("moves", "2")].concat()).unwrap();
+    assert!(told.contains("2 by the old one after the new one"), "{told}");
+    let world = World { work: [world().work, other()].concat(), ..World::default() };
+    let ledger = ledger([again("moves", "1"), again("other", "1")].concat());
+    let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
+    let asked = Writers::of(&world, &ledger);
+    let with = |workers| asked.moved(&(at(0)..at(9)), at(5), &replicas(), all_move, workers);
+    assert!(with(1).is_err() && with(2).is_ok());
+}
+
+fn other() -> Vec<Work> {
+    vec![Work { namespace: "other".to_owned(), ..Work::default() }]
+}
+
+#[test]
+fn in_the_shard_of_one_that_was_killed_two_may_write_and_in_all_others_one() {
+    let own = |events: &[Event]| {
+        let of = |space: &str| vec![space.to_owned()];
+        ask(events, |writers| writers.own(&(at(0)..at(9)), &replicas(), of))
+    };
+    assert!(own(&[write(1, "x", "first"), write(2, "standby", "first")]).is_ok());
+    assert!(own(&[write(1, "x", "first"), write(2, "y", "first")]).is_err());
+    assert!(own(&[write(1, "standby", "second")]).is_err());
+    assert!(own(&[write(1, "z", "elsewhere")]).is_ok(), "that is no work");
+}
+
+#[test]
+fn where_nothing_was_changed_nobody_can_tell_and_a_lock_is_no_work() {
+    let steady = |events: &[Event]| ask(events, |writers| writers.steady(&(at(0)..at(9))));
+    assert!(steady(&[]).is_err());
+    assert!(steady(&[write(1, "x", "elsewhere")]).is_err());
+    assert!(steady(&[write(9, "x", "first")]).is_err(), "that was later");
+    assert!(steady(&[write(1, "x", "first")]).unwrap().contains("1 changes of 1 objects"));
+    assert!(steady(&[write(1, "x", "first"), write(2, "y", "first")]).is_err());
+}
+
+#[test]
+fn two_writers_that_no_step_by_itself_sees_are_found_in_the_whole_span() {
+    let events = [write(1, "x", "first"), write(6, "standby", "first")];
+    let steady = |span: Span| ask(&events, |writers| writers.steady(&span));
+    assert!(steady(at(0)..at(4)).is_ok() && steady(at(4)..at(9)).is_ok());
+    assert!(steady(at(0)..at(9)).is_err());
+}
+
+#[test]
+fn what_is_seen_only_when_all_has_been_seen_counts_too() {
+    let log = RefCell::new(vec![write(1, "x", "first")]);
+    let settle = || {
+        log.borrow_mut().push(write(2, "y", "first"));
+        Ok(at(9))
+    };
+    let steady = |span: &Span| ask(&log.borrow(), |writers| writers.steady(span));
+    assert!(steady(&(at(0)..at(9))).is_ok());
+    assert!(once_seen(at(0), settle, steady).is_err());
+}
