@@ -67,6 +67,8 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         }
         mesh::ready(&cluster)?;
         the_webhooks_come_to_believe_the_manager_again(&cluster)?;
+        // What comes next makes its pods anew.
+        operator::none_restarted(&operator::pods(space)?)?;
         the_manager_is_found_at_another_address(space)?;
         for program in [Program::Kubelet, Program::Containerd] {
             node.kill(program)?;
