@@ -9,9 +9,13 @@ use xtask::guest::MADE;
 use xtask::images::Image;
 
 use crate::mesh;
+use crate::mesh::client::CLIENT;
 
 /// The operator's workload, account and role.
 pub(crate) const NAME: &str = "operator";
+
+/// How its program calls itself in requests.
+const PROGRAM: &str = "example-operator/";
 
 /// What is enrolled by a label, and into which way of interception.
 #[derive(Clone, Copy, Debug)]
@@ -160,12 +164,16 @@ pub(crate) fn all_asked_for_their_share(space: Space<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a request of the operator that did not come from `sources`.
+/// Refuses a request of the operator's account that did not come from `sources`, or that another program made than those that
+/// have that account: the operator, and kubectl in the pod beside it.
 pub(crate) fn all_came_from(space: Space<'_>, sources: &[String]) -> Result<usize> {
     let requests = mesh::requests(space.cluster(), space.name(), NAME)?;
     for request in &requests {
         let from = request["sourceIPs"][0].as_str().context("a source")?;
         ensure!(sources.iter().any(|source| source == from), "past the proxy: {request}");
+        let by = if mesh::pod_of(request) == Some(CLIENT) { "kubectl/" } else { PROGRAM };
+        let agent = request["userAgent"].as_str().context("a user agent")?;
+        ensure!(agent.starts_with(by), "by another program: {request}");
     }
     Ok(requests.len())
 }
