@@ -97,7 +97,20 @@ fn workload(wish: Wish<'_>) -> Value {
         "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}}})
 }
 
-fn rolled_out(space: Space<'_>) -> Result<()> {
+/// Has its pods made anew, of which none may have been restarted: what is asked afterwards says nothing of them.
+pub(crate) fn renew(space: Space<'_>) -> Result<()> {
+    none_restarted(&pods(space)?)?;
+    space.kubectl(&["rollout", "restart", &format!("deployment/{NAME}")]).map(drop)
+}
+
+/// The same, and waits until they are there.
+pub(crate) fn renewed(space: Space<'_>) -> Result<()> {
+    renew(space)?;
+    rolled_out(space)
+}
+
+/// Waits until its pods are as they were asked for.
+pub(crate) fn rolled_out(space: Space<'_>) -> Result<()> {
     let rollout = format!("deployment/{NAME}");
     space.kubectl(&["rollout", "status", &rollout, "--timeout=300s"]).map(drop)
 }

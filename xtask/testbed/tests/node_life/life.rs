@@ -73,6 +73,9 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         for program in [Program::Kubelet, Program::Containerd] {
             node.kill(program)?;
             goes_on(space, &format!("after-{program:?}").to_lowercase())?;
+            // One that is there does not need them; one that begins does.
+            operator::renewed(space)?;
+            goes_on(space, &format!("begun-after-{program:?}").to_lowercase())?;
         }
         operator::none_restarted(&operator::pods(space)?)?;
         // Another version of it: the pod goes on, and so do its links.
