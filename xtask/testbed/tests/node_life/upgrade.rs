@@ -184,15 +184,23 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
         let open = Session::open(space)?;
         let mut now = Before::of(space)?;
         now.patch(r#"{"spec": {"template": {"metadata": {"annotations": {"version": "next"}}}}}"#)?;
+        // A pod begins beside each of these.
+        operator::renew(space)?;
         open.outlives_the_update()?;
+        operator::rolled_out(space)?;
         goes_on(space, "during-the-update")?;
         now = now.replaced("update")?;
         now.undo()?;
+        operator::renewed(space)?;
+        goes_on(space, "during-the-rollback")?;
         now = now.replaced("rollback")?;
         goes_on(space, "after-the-rollback")?;
         // One that somebody deletes serves on until the next one does.
-        in_ours(&cluster, &["delete", &now.proxies[0]])?;
+        in_ours(&cluster, &["delete", "--wait=false", &now.proxies[0]])?;
+        operator::renewed(space)?;
+        goes_on(space, "during-the-deletion")?;
         now = now.replaced("deleted")?;
+        operator::none_restarted(&operator::pods(space)?)?;
         // One that may not see any more whether it is removed is not removed.
         in_ours(&cluster, &["delete", "rolebinding/ctrlmesh-node"])?;
         in_ours(&cluster, &["delete", &now.proxies[0]])?;
