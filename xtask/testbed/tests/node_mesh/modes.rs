@@ -224,9 +224,32 @@ fn works_with(name: &str, annotations: &[(&str, &str)], inside: bool) -> Result<
         if space.cluster().node().is_some() {
             operator::all_asked_for_their_share(space)?;
         }
-        // The sidecar ends last, and the pod with it.
-        space.kubectl(&["delete", "pod", "-l", "app=operator", "--timeout=60s"]).map(drop)
+        the_sidecar_ends_last(space, &pods[0])
     })
+}
+
+/// Deletes a pod with a proxy inside: that ends after the operator, and because it was told to.
+fn the_sidecar_ends_last(space: Space<'_>, pod: &Value) -> Result<()> {
+    let pod = format!("pod/{}", pod["metadata"]["name"].as_str().context("a name")?);
+    let held_by = |finalizers: &str| {
+        let patch = format!(r#"{{"metadata": {{"finalizers": {finalizers}}}}}"#);
+        space.kubectl(&["patch", &pod, "--type=merge", "--patch", &patch])
+    };
+    // Else the pod is gone before anybody can see how its containers ended.
+    held_by(r#"["example.com/looked-at"]"#)?;
+    space.kubectl(&["delete", &pod, "--wait=false"])?;
+    let [proxy, operator] = until("the containers to end", || {
+        let said: Value = serde_json::from_str(&space.kubectl(&["get", &pod, "-o", "json"])?)?;
+        let ended = ["initContainerStatuses", "containerStatuses"]
+            .map(|kind| said["status"][kind][0]["state"]["terminated"].clone());
+        Ok(ended.iter().all(Value::is_object).then_some(ended))
+    })?;
+    held_by("null")?;
+    space.wait(&pod, "delete")?;
+    let at = |ended: &Value| ended["finishedAt"].as_str().map(str::to_owned).context("a time");
+    ensure!(at(&proxy)? >= at(&operator)?, "the proxy ended first: {proxy}, {operator}");
+    ensure!(proxy["exitCode"] == 0, "the proxy had to be killed: {proxy}");
+    Ok(())
 }
 
 #[test]
