@@ -1,8 +1,11 @@
 //! What lives, dies: node proxies that come late, are killed, replaced and removed, managers, kubelet, containerd and the
 //! whole node. What is enrolled stays enrolled, and nothing passes the proxy.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space};
+use serde_json::Value;
 
 use crate::mesh::operator::{self, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
@@ -39,11 +42,48 @@ fn pins(node: &Node) -> Result<String> {
 
 /// Kills every process of a program of ours with SIGKILL: nobody is asked, and nothing is handed over.
 fn kill(node: &Node, program: &str) -> Result<()> {
+    kill_in(node, "", program)
+}
+
+/// The same in one pod, by its UID.
+fn kill_in(node: &Node, uid: &str, program: &str) -> Result<()> {
     // Only processes of the node are to be seen there.
     let each = r#"for one in /proc/[0-9]*; do
-        [ "$(readlink "$one/exe")" = "/$0" ] && kill -KILL "${one#/proc/}" && echo "$one"; done"#;
-    let output = node.command("sh")?.args(["-c", each, program]).output()?;
+        [ "$(readlink "$one/exe")" = "/$0" ] && grep -q "$1" "$one/cgroup" \
+            && kill -KILL "${one#/proc/}" && echo "$one"; done"#;
+    // As its cgroup is called under either driver.
+    let within = uid.replace('-', "[-_]");
+    let output = node.command("sh")?.args(["-c", each, program, &within]).output()?;
     ensure!(!output.stdout.is_empty(), "no {program} runs");
+    Ok(())
+}
+
+/// How often each container of a pod was restarted, once all of them run.
+fn restarts(pod: &Value) -> Option<BTreeMap<String, u64>> {
+    let kinds = ["initContainerStatuses", "containerStatuses"];
+    let all = kinds.iter().filter_map(|kind| pod["status"][kind].as_array()).flatten();
+    all.map(|one| {
+        let running = one["ready"] == true;
+        running.then_some((one["name"].as_str()?.to_owned(), one["restartCount"].as_u64()?))
+    })
+    .collect()
+}
+
+/// Kills the program of a container of the operator's pod: that goes on, and no other container of it is restarted.
+fn container_dies(space: Space<'_>, container: &str) -> Result<()> {
+    let program = if container == "manager" { "example-operator" } else { container };
+    let pods = operator::pods(space)?;
+    let uid = pods[0]["metadata"]["uid"].as_str().context("a UID")?;
+    let mut expected = restarts(&pods[0]).context("a container does not run")?;
+    *expected.get_mut(container).context("a container")? += 1;
+    kill_in(space.cluster().node().context("a node")?, uid, program)?;
+    goes_on(space, &format!("after-a-dead-{program}"))?;
+    let now = until("the container to run again", || {
+        let pods = operator::pods(space)?;
+        ensure!(pods.len() == 1 && pods[0]["metadata"]["uid"] == uid, "another pod: {pods:?}");
+        Ok(restarts(&pods[0]).filter(|now| now[container] >= expected[container]))
+    })?;
+    ensure!(now == expected, "{now:?}, and not {expected:?}");
     Ok(())
 }
 
@@ -91,6 +131,28 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         // It waited, and did not give up.
         operator::none_restarted(&operator::pods(space)?)?;
         nothing_passed(space)
+    })?;
+    mesh::ready(&cluster)?;
+    containers_of_enrolled_pods_restart(&cluster)
+}
+
+/// The operator's, and that of the proxy inside its pod, whose own connections the kernel has to let pass again.
+fn containers_of_enrolled_pods_restart(cluster: &Cluster) -> Result<()> {
+    cluster.case("restarted", |space| {
+        operator::deploy(space, ENROLLED)?;
+        goes_on(space, "first")?;
+        container_dies(space, "manager")?;
+        nothing_passed(space)
+    })?;
+    cluster.case("restarted-inside", |space| {
+        operator::deploy(space, Wish { annotations: &[("sidecar", "true")], ..ENROLLED })?;
+        goes_on(space, "first")?;
+        for container in ["manager", "ctrlmesh-proxy"] {
+            container_dies(space, container)?;
+            // What the proxy asks comes from the pod's address, as what passes it would.
+            operator::all_asked_for_their_share(space)?;
+        }
+        Ok(())
     })
 }
 
