@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space};
-use serde_json::Value;
+use serde_json::{Value, json};
+use xtask::images::Image;
 
 use crate::mesh::operator::{self, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
@@ -133,7 +134,8 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         nothing_passed(space)
     })?;
     mesh::ready(&cluster)?;
-    containers_of_enrolled_pods_restart(&cluster)
+    containers_of_enrolled_pods_restart(&cluster)?;
+    cluster.case("locked-out", nobody_else_waits_for_the_manager)
 }
 
 /// The operator's, and that of the proxy inside its pod, whose own connections the kernel has to let pass again.
@@ -220,6 +222,31 @@ fn the_webhooks_come_to_believe_the_manager_again(cluster: &Cluster) -> Result<(
         })?;
     }
     kubectl(cluster, &["delete", kinds[0], "a-foreign"]).map(drop)
+}
+
+/// While no manager is there, enrolled pods are refused, but not those that the cluster and the manager itself need.
+fn nobody_else_waits_for_the_manager(space: Space<'_>) -> Result<()> {
+    let cluster = space.cluster();
+    let labels = json!({"ctrlmesh.kusionstack.io/enable-proxy": "true"});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "needed", "labels": labels}, "spec": {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "probe", "image": Image::Probe.name(), "args": ["serve"]}]}});
+    let create = |namespace: &str| {
+        let create = ["--namespace", namespace, "create", "--filename", "-"];
+        cluster.ask(&create, &pod.to_string())
+    };
+    in_ours(cluster, &["scale", "deployment/ctrlmesh-manager", "--replicas=0"])?;
+    let managers = "--selector=app.kubernetes.io/name=ctrlmesh-manager";
+    in_ours(cluster, &["wait", "pod", managers, "--for=delete", "--timeout=120s"])?;
+    for namespace in ["kube-system", NAMESPACE] {
+        create(namespace)?;
+        kubectl(cluster, &["--namespace", namespace, "delete", "pod", "needed"])?;
+    }
+    let refused = create(space.name()).err().context("a pod that nobody enrolled")?.to_string();
+    ensure!(refused.contains("failed calling webhook"), "{refused}");
+    in_ours(cluster, &["scale", "deployment/ctrlmesh-manager", "--replicas=2"])?;
+    mesh::ready(cluster)?;
+    until("pods to be enrolled again", || Ok(create(space.name()).ok().map(drop)))
 }
 
 #[test]
