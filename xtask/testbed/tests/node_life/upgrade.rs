@@ -11,6 +11,7 @@ use serde_json::Value;
 use xtask::images::{self, Image};
 
 use crate::mesh::client::{self, CLIENT};
+use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
@@ -204,6 +205,7 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
         // One that may not see any more whether it is removed is not removed.
         in_ours(&cluster, &["delete", "rolebinding/ctrlmesh-node"])?;
         in_ours(&cluster, &["delete", &now.proxies[0]])?;
+        Delays::of(space)?.say("while node proxies are replaced")?;
         now.replaced("without rights")?.broken()?;
         operator::none_restarted(&operator::pods(space)?)?;
         operator::all_came_from(space, &[mesh::address(&cluster)?]).map(drop)

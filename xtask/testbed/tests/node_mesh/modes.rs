@@ -12,7 +12,7 @@ use ctrlmesh_testbed::Space;
 use serde_json::{Value, json};
 use xtask::images::Image;
 
-use crate::delays::Delays;
+use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, EVERYBODYS, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
