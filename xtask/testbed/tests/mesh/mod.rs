@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of it")]
 
 pub(crate) mod client;
+pub(crate) mod delays;
 pub(crate) mod knocks;
 pub(crate) mod operator;
 

@@ -9,9 +9,13 @@ use xtask::guest::MADE;
 use xtask::images::Image;
 
 use crate::mesh;
+use crate::mesh::client::CLIENT;
 
 /// The operator's workload, account and role.
 pub(crate) const NAME: &str = "operator";
+
+/// How its program calls itself in requests.
+const PROGRAM: &str = "example-operator/";
 
 /// What is enrolled by a label, and into which way of interception.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +97,20 @@ fn workload(wish: Wish<'_>) -> Value {
         "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}}})
 }
 
-fn rolled_out(space: Space<'_>) -> Result<()> {
+/// Has its pods made anew, of which none may have been restarted: what is asked afterwards says nothing of them.
+pub(crate) fn renew(space: Space<'_>) -> Result<()> {
+    none_restarted(&pods(space)?)?;
+    space.kubectl(&["rollout", "restart", &format!("deployment/{NAME}")]).map(drop)
+}
+
+/// The same, and waits until they are there.
+pub(crate) fn renewed(space: Space<'_>) -> Result<()> {
+    renew(space)?;
+    rolled_out(space)
+}
+
+/// Waits until its pods are as they were asked for.
+pub(crate) fn rolled_out(space: Space<'_>) -> Result<()> {
     let rollout = format!("deployment/{NAME}");
     space.kubectl(&["rollout", "status", &rollout, "--timeout=300s"]).map(drop)
 }
@@ -160,12 +177,16 @@ pub(crate) fn all_asked_for_their_share(space: Space<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a request of the operator that did not come from `sources`.
+/// Refuses a request of the operator's account that did not come from `sources`, or that another program made than those that
+/// have that account: the operator, and kubectl in the pod beside it.
 pub(crate) fn all_came_from(space: Space<'_>, sources: &[String]) -> Result<usize> {
     let requests = mesh::requests(space.cluster(), space.name(), NAME)?;
     for request in &requests {
         let from = request["sourceIPs"][0].as_str().context("a source")?;
         ensure!(sources.iter().any(|source| source == from), "past the proxy: {request}");
+        let by = if mesh::pod_of(request) == Some(CLIENT) { "kubectl/" } else { PROGRAM };
+        let agent = request["userAgent"].as_str().context("a user agent")?;
+        ensure!(agent.starts_with(by), "by another program: {request}");
     }
     Ok(requests.len())
 }

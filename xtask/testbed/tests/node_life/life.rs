@@ -1,8 +1,12 @@
 //! What lives, dies: node proxies that come late, are killed, replaced and removed, managers, kubelet, containerd and the
 //! whole node. What is enrolled stays enrolled, and nothing passes the proxy.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space};
+use serde_json::{Value, json};
+use xtask::images::Image;
 
 use crate::mesh::operator::{self, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
@@ -39,11 +43,48 @@ fn pins(node: &Node) -> Result<String> {
 
 /// Kills every process of a program of ours with SIGKILL: nobody is asked, and nothing is handed over.
 fn kill(node: &Node, program: &str) -> Result<()> {
+    kill_in(node, "", program)
+}
+
+/// The same in one pod, by its UID.
+fn kill_in(node: &Node, uid: &str, program: &str) -> Result<()> {
     // Only processes of the node are to be seen there.
     let each = r#"for one in /proc/[0-9]*; do
-        [ "$(readlink "$one/exe")" = "/$0" ] && kill -KILL "${one#/proc/}" && echo "$one"; done"#;
-    let output = node.command("sh")?.args(["-c", each, program]).output()?;
+        [ "$(readlink "$one/exe")" = "/$0" ] && grep -q "$1" "$one/cgroup" \
+            && kill -KILL "${one#/proc/}" && echo "$one"; done"#;
+    // As its cgroup is called under either driver.
+    let within = uid.replace('-', "[-_]");
+    let output = node.command("sh")?.args(["-c", each, program, &within]).output()?;
     ensure!(!output.stdout.is_empty(), "no {program} runs");
+    Ok(())
+}
+
+/// How often each container of a pod was restarted, once all of them run.
+fn restarts(pod: &Value) -> Option<BTreeMap<String, u64>> {
+    let kinds = ["initContainerStatuses", "containerStatuses"];
+    let all = kinds.iter().filter_map(|kind| pod["status"][kind].as_array()).flatten();
+    all.map(|one| {
+        let running = one["ready"] == true;
+        running.then_some((one["name"].as_str()?.to_owned(), one["restartCount"].as_u64()?))
+    })
+    .collect()
+}
+
+/// Kills the program of a container of the operator's pod: that goes on, and no other container of it is restarted.
+fn container_dies(space: Space<'_>, container: &str) -> Result<()> {
+    let program = if container == "manager" { "example-operator" } else { container };
+    let pods = operator::pods(space)?;
+    let uid = pods[0]["metadata"]["uid"].as_str().context("a UID")?;
+    let mut expected = restarts(&pods[0]).context("a container does not run")?;
+    *expected.get_mut(container).context("a container")? += 1;
+    kill_in(space.cluster().node().context("a node")?, uid, program)?;
+    goes_on(space, &format!("after-a-dead-{program}"))?;
+    let now = until("the container to run again", || {
+        let pods = operator::pods(space)?;
+        ensure!(pods.len() == 1 && pods[0]["metadata"]["uid"] == uid, "another pod: {pods:?}");
+        Ok(restarts(&pods[0]).filter(|now| now[container] >= expected[container]))
+    })?;
+    ensure!(now == expected, "{now:?}, and not {expected:?}");
     Ok(())
 }
 
@@ -67,10 +108,15 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         }
         mesh::ready(&cluster)?;
         the_webhooks_come_to_believe_the_manager_again(&cluster)?;
+        // What comes next makes its pods anew.
+        operator::none_restarted(&operator::pods(space)?)?;
         the_manager_is_found_at_another_address(space)?;
         for program in [Program::Kubelet, Program::Containerd] {
             node.kill(program)?;
             goes_on(space, &format!("after-{program:?}").to_lowercase())?;
+            // One that is there does not need them; one that begins does.
+            operator::renewed(space)?;
+            goes_on(space, &format!("begun-after-{program:?}").to_lowercase())?;
         }
         operator::none_restarted(&operator::pods(space)?)?;
         // Another version of it: the pod goes on, and so do its links.
@@ -86,6 +132,29 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         // It waited, and did not give up.
         operator::none_restarted(&operator::pods(space)?)?;
         nothing_passed(space)
+    })?;
+    mesh::ready(&cluster)?;
+    containers_of_enrolled_pods_restart(&cluster)?;
+    cluster.case("locked-out", nobody_else_waits_for_the_manager)
+}
+
+/// The operator's, and that of the proxy inside its pod, whose own connections the kernel has to let pass again.
+fn containers_of_enrolled_pods_restart(cluster: &Cluster) -> Result<()> {
+    cluster.case("restarted", |space| {
+        operator::deploy(space, ENROLLED)?;
+        goes_on(space, "first")?;
+        container_dies(space, "manager")?;
+        nothing_passed(space)
+    })?;
+    cluster.case("restarted-inside", |space| {
+        operator::deploy(space, Wish { annotations: &[("sidecar", "true")], ..ENROLLED })?;
+        goes_on(space, "first")?;
+        for container in ["manager", "ctrlmesh-proxy"] {
+            container_dies(space, container)?;
+            // What the proxy asks comes from the pod's address, as what passes it would.
+            operator::all_asked_for_their_share(space)?;
+        }
+        Ok(())
     })
 }
 
@@ -153,6 +222,31 @@ fn the_webhooks_come_to_believe_the_manager_again(cluster: &Cluster) -> Result<(
         })?;
     }
     kubectl(cluster, &["delete", kinds[0], "a-foreign"]).map(drop)
+}
+
+/// While no manager is there, enrolled pods are refused, but not those that the cluster and the manager itself need.
+fn nobody_else_waits_for_the_manager(space: Space<'_>) -> Result<()> {
+    let cluster = space.cluster();
+    let labels = json!({"ctrlmesh.kusionstack.io/enable-proxy": "true"});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "needed", "labels": labels}, "spec": {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "probe", "image": Image::Probe.name(), "args": ["serve"]}]}});
+    let create = |namespace: &str| {
+        let create = ["--namespace", namespace, "create", "--filename", "-"];
+        cluster.ask(&create, &pod.to_string())
+    };
+    in_ours(cluster, &["scale", "deployment/ctrlmesh-manager", "--replicas=0"])?;
+    let managers = "--selector=app.kubernetes.io/name=ctrlmesh-manager";
+    in_ours(cluster, &["wait", "pod", managers, "--for=delete", "--timeout=120s"])?;
+    for namespace in ["kube-system", NAMESPACE] {
+        create(namespace)?;
+        kubectl(cluster, &["--namespace", namespace, "delete", "pod", "needed"])?;
+    }
+    let refused = create(space.name()).err().context("a pod that nobody enrolled")?.to_string();
+    ensure!(refused.contains("failed calling webhook"), "{refused}");
+    in_ours(cluster, &["scale", "deployment/ctrlmesh-manager", "--replicas=2"])?;
+    mesh::ready(cluster)?;
+    until("pods to be enrolled again", || Ok(create(space.name()).ok().map(drop)))
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Node proxies are updated and rolled back while operators work and people look into pods: nothing is refused, and
 //! nothing passes the proxy.
 
-use std::io::{Write as _, stderr};
+use std::io::{BufRead as _, BufReader, Write as _, stderr};
 use std::process::{Child, Stdio};
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options, Space};
@@ -10,6 +11,7 @@ use serde_json::Value;
 use xtask::images::{self, Image};
 
 use crate::mesh::client::{self, CLIENT};
+use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
@@ -20,25 +22,83 @@ fn in_ours(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
     kubectl(cluster, &[&["--namespace", NAMESPACE], arguments].concat())
 }
 
-/// The node's proxies that are there, the one that came last at the end.
+/// The pods of the node's proxies, the one that came last at the end.
+const PROXIES: [&str; 4] = [
+    "get",
+    "pods",
+    "--selector=app.kubernetes.io/name=ctrlmesh-node",
+    "--sort-by=.metadata.creationTimestamp",
+];
+
+/// The names of those that are there.
 fn proxies(cluster: &Cluster) -> Result<Vec<String>> {
-    let get = ["get", "pods", "--selector=app.kubernetes.io/name=ctrlmesh-node", "--output=name"];
-    let by_age = "--sort-by=.metadata.creationTimestamp";
-    Ok(in_ours(cluster, &[&get[..], &[by_age]].concat())?.lines().map(str::to_owned).collect())
+    let names = in_ours(cluster, &[&PROXIES[..], &["--output=name"]].concat())?;
+    Ok(names.lines().map(str::to_owned).collect())
 }
 
 /// An open session: a command in one pod that runs in another by way of the proxy, until it is ended.
-fn session(space: Space<'_>) -> Result<Child> {
-    let exec = ["exec", "--stdin", CLIENT, "--container", "kubectl", "--"];
-    let within = ["/kubectl", "exec", "web", "--", "/probe", "serve", ":8099"];
-    let mut command = space.command(&[&exec[..], &within].concat());
-    let child =
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    until("the session", || {
-        let get = ["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8099/"];
-        Ok(space.kubectl(&get).ok())
-    })?;
-    Ok(child)
+struct Session<'a> {
+    space: Space<'a>,
+    child: Child,
+    /// Whether it said what it is asked last.
+    said: JoinHandle<bool>,
+}
+
+// === impl Session ===
+
+impl<'a> Session<'a> {
+    fn open(space: Space<'a>) -> Result<Self> {
+        let exec = ["exec", "--stdin", CLIENT, "--container", "kubectl", "--"];
+        let within = ["/kubectl", "exec", "web", "--", "/probe", "serve", ":8099"];
+        let mut command = space.command(&[&exec[..], &within].concat());
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        let lines = BufReader::new(child.stderr.take().context("output")?).lines();
+        let said = thread::spawn(move || {
+            lines.map_while(Result::ok).any(|line| line.contains("GET /at-last"))
+        });
+        let this = Self { space, child, said };
+        until("the session", || Ok(this.ask("first").ok()))?;
+        Ok(this)
+    }
+
+    /// Asks the command for something, of which it says in the session that it was asked.
+    fn ask(&self, what: &str) -> Result<String> {
+        let url = format!("http://127.0.0.1:8099/{what}");
+        self.space.kubectl(&["exec", "web", "--", "/probe", "get", &url])
+    }
+
+    /// Requires that it goes on by way of a proxy that was told to end, while new connections go to the next one.
+    fn outlives_the_update(mut self) -> Result<()> {
+        let (space, cluster) = (self.space, self.space.cluster());
+        let next = until("the proxy before to be told to end", || {
+            let get = [&["--namespace", NAMESPACE], &PROXIES[..]].concat();
+            let proxies = mesh::json(cluster, &get)?;
+            let told = |pod: &Value| !pod["metadata"]["deletionTimestamp"].is_null();
+            let pods = proxies["items"].as_array().context("pods")?;
+            let handing = pods.len() == 2 && told(&pods[0]) && !told(&pods[1]);
+            Ok(handing.then(|| pods[1]["metadata"]["name"].as_str().map(str::to_owned)).flatten())
+        })?;
+        until("the next proxy to listen", || {
+            let exec = ["exec", &next, "--", "/ctrlmesh-proxy", "probe", "/metrics"];
+            let metrics = in_ours(cluster, &exec)?;
+            let mut served =
+                metrics.lines().filter_map(|line| line.strip_prefix("ctrlmesh_proxy_pods_served "));
+            Ok(served.any(|pods| pods != "0").then_some(()))
+        })?;
+        let before = count(&knocked(space)?, "made");
+        until("connections by way of it", || {
+            Ok((count(&knocked(space)?, "made") >= before + 100).then_some(()))
+        })?;
+        ensure!(self.child.try_wait()?.is_none(), "the session ended with the update");
+        self.ask("at-last")?;
+        // It says so, or has ended.
+        until("the session to speak", || Ok(self.said.is_finished().then_some(())))?;
+        self.child.kill()?;
+        self.child.wait()?;
+        ensure!(self.said.join().unwrap_or_default(), "the session was cut by the update");
+        Ok(())
+    }
 }
 
 /// What there is before something is done to the node's proxies.
@@ -122,22 +182,30 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
         client::deploy(space)?;
         goes_on(space, "first")?;
         knocks(space, true)?;
-        let mut open = session(space)?;
+        let open = Session::open(space)?;
         let mut now = Before::of(space)?;
         now.patch(r#"{"spec": {"template": {"metadata": {"annotations": {"version": "next"}}}}}"#)?;
+        // A pod begins beside each of these.
+        operator::renew(space)?;
+        open.outlives_the_update()?;
+        operator::rolled_out(space)?;
         goes_on(space, "during-the-update")?;
         now = now.replaced("update")?;
-        open.kill()?;
-        open.wait()?;
         now.undo()?;
+        operator::renewed(space)?;
+        goes_on(space, "during-the-rollback")?;
         now = now.replaced("rollback")?;
         goes_on(space, "after-the-rollback")?;
         // One that somebody deletes serves on until the next one does.
-        in_ours(&cluster, &["delete", &now.proxies[0]])?;
+        in_ours(&cluster, &["delete", "--wait=false", &now.proxies[0]])?;
+        operator::renewed(space)?;
+        goes_on(space, "during-the-deletion")?;
         now = now.replaced("deleted")?;
+        operator::none_restarted(&operator::pods(space)?)?;
         // One that may not see any more whether it is removed is not removed.
         in_ours(&cluster, &["delete", "rolebinding/ctrlmesh-node"])?;
         in_ours(&cluster, &["delete", &now.proxies[0]])?;
+        Delays::of(space)?.say("while node proxies are replaced")?;
         now.replaced("without rights")?.broken()?;
         operator::none_restarted(&operator::pods(space)?)?;
         operator::all_came_from(space, &[mesh::address(&cluster)?]).map(drop)

@@ -1,7 +1,6 @@
 //! Everything, as users have it: manager and node proxies from `deploy/`, and ordinary operators that are enrolled by a
 //! label, on one cluster.
 
-mod delays;
 mod shards;
 mod modes;
 mod rights;

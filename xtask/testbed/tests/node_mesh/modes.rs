@@ -2,16 +2,17 @@
 //! enrolled; and what nobody may do.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _, stderr};
 use std::net::TcpStream;
 use std::process::Stdio;
 use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::Space;
-use serde_json::Value;
+use serde_json::{Value, json};
+use xtask::images::Image;
 
-use crate::delays::Delays;
+use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, EVERYBODYS, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
@@ -91,6 +92,43 @@ fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()>
         until("the proxies to let go of them all", || {
             Ok((attached_and_served(space, &nodes)? == (0, 0)).then_some(()))
         })
+    })
+}
+
+#[test]
+fn pods_that_are_deleted_while_they_are_attached_are_let_go_of() -> Result<()> {
+    // Beside the sixty of another test, none would have begun before it is deleted.
+    let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
+    mesh::shared().case("short-lived", |space| {
+        operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
+        let labels = json!({"app": operator::NAME, "ctrlmesh.kusionstack.io/enable-proxy": "true"});
+        let pod = |number| json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": format!("short-lived-{number}"), "labels": labels},
+            "spec": {"serviceAccountName": operator::NAME, "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "probe", "image": Image::Probe.name(), "args": ["serve"]}]}});
+        let items: Vec<Value> = (0..20).map(pod).collect();
+        space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
+        let pods = until("the pods to have a node", || {
+            let pods = operator::pods(space)?;
+            Ok(pods.iter().all(|pod| pod["spec"]["nodeName"].is_string()).then_some(pods))
+        })?;
+        ensure!(pods.len() == 20, "{} pods", pods.len());
+        let nodes = by_node(&pods)?;
+        // One batch after the other: each is at another step by then.
+        let names: Vec<&str> =
+            pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
+        for batch in names.chunks(5) {
+            space.kubectl(&[&["delete", "pod", "--wait=false"], batch].concat())?;
+        }
+        writeln!(stderr(), "attached, served: {:?}", attached_and_served(space, &nodes)?)?;
+        space.kubectl(&["wait", "pod", "-l", "app=operator", "--for=delete", "--timeout=300s"])?;
+        until("the proxies to let go of them all", || {
+            Ok((attached_and_served(space, &nodes)? == (0, 0)).then_some(()))
+        })?;
+        operator::change(space, PLAIN)?;
+        operator::own(space, "mine")?;
+        operator::published(space, "mine")?;
+        operator::none_restarted(&operator::pods(space)?)
     })
 }
 
@@ -224,9 +262,32 @@ fn works_with(name: &str, annotations: &[(&str, &str)], inside: bool) -> Result<
         if space.cluster().node().is_some() {
             operator::all_asked_for_their_share(space)?;
         }
-        // The sidecar ends last, and the pod with it.
-        space.kubectl(&["delete", "pod", "-l", "app=operator", "--timeout=60s"]).map(drop)
+        the_sidecar_ends_last(space, &pods[0])
     })
+}
+
+/// Deletes a pod with a proxy inside: that ends after the operator, and because it was told to.
+fn the_sidecar_ends_last(space: Space<'_>, pod: &Value) -> Result<()> {
+    let pod = format!("pod/{}", pod["metadata"]["name"].as_str().context("a name")?);
+    let held_by = |finalizers: &str| {
+        let patch = format!(r#"{{"metadata": {{"finalizers": {finalizers}}}}}"#);
+        space.kubectl(&["patch", &pod, "--type=merge", "--patch", &patch])
+    };
+    // Else the pod is gone before anybody can see how its containers ended.
+    held_by(r#"["example.com/looked-at"]"#)?;
+    space.kubectl(&["delete", &pod, "--wait=false"])?;
+    let [proxy, operator] = until("the containers to end", || {
+        let said: Value = serde_json::from_str(&space.kubectl(&["get", &pod, "-o", "json"])?)?;
+        let ended = ["initContainerStatuses", "containerStatuses"]
+            .map(|kind| said["status"][kind][0]["state"]["terminated"].clone());
+        Ok(ended.iter().all(Value::is_object).then_some(ended))
+    })?;
+    held_by("null")?;
+    space.wait(&pod, "delete")?;
+    let at = |ended: &Value| ended["finishedAt"].as_str().map(str::to_owned).context("a time");
+    ensure!(at(&proxy)? >= at(&operator)?, "the proxy ended first: {proxy}, {operator}");
+    ensure!(proxy["exitCode"] == 0, "the proxy had to be killed: {proxy}");
+    Ok(())
 }
 
 #[test]
