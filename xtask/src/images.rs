@@ -160,7 +160,7 @@ pub fn sweep() {
     }
 }
 
-/// The archives of images: those of [`PROGRAMS`], where other tests of the same run have built them, else built anew.
+/// The archives of images: those that other tests of the same run have built, where there are any, else built anew.
 ///
 /// # Errors
 /// As [`build_anew`].
