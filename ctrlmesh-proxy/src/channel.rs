@@ -45,7 +45,7 @@ pub use args::{Address, AddressError, ManagerArgs, Told};
 /// leads.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How much of that may pass until somebody is there.
+/// How much of that may pass until somebody is at that address.
 const REACH: Duration = Duration::from_secs(2);
 
 /// How long the manager may take to begin an answer: it may have to ask the API server about the token.
@@ -178,15 +178,14 @@ impl Manager {
         name: &ServerName<'static>,
     ) -> io::Result<TlsStream<TcpStream>> {
         let Address { host, port } = &self.address;
-        if let Some(address) = self.at {
-            match secured(TcpStream::connect((address, *port)), tls, name).await {
-                Ok(stream) => return Ok(stream),
-                Err(error) => {
-                    debug!(%error, %address, "the manager is not there; its name may know");
-                }
-            }
+        let by_name = || secured(TcpStream::connect((host.as_str(), *port)), CONNECT, tls, name);
+        let Some(address) = self.at else { return by_name().await };
+        match secured(TcpStream::connect((address, *port)), REACH, tls, name).await {
+            Ok(stream) => Ok(stream),
+            Err(there) => by_name().await.map_err(|error| {
+                io::Error::new(error.kind(), format!("at {address}: {there}; by its name: {error}"))
+            }),
         }
-        secured(TcpStream::connect((host.as_str(), *port)), tls, name).await
     }
 
     fn tls(&self) -> Result<TlsConnector, ConnectError> {
@@ -267,15 +266,16 @@ impl Link {
     }
 }
 
-/// A connection to whoever proves to be `name`.
+/// A connection to whoever proves to be `name`, where somebody is reached `within` that time.
 async fn secured(
     reach: impl Future<Output = io::Result<TcpStream>>,
+    within: Duration,
     tls: &TlsConnector,
     name: &ServerName<'static>,
 ) -> io::Result<TlsStream<TcpStream>> {
     let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
     let secured = async {
-        let stream = time::timeout(REACH, reach).await.map_err(late)??;
+        let stream = time::timeout(within, reach).await.map_err(late)??;
         stream.set_nodelay(true)?;
         tls.connect(name.clone(), stream).await
     };

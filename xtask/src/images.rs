@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use std::{env, fs, io};
+use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -27,9 +27,6 @@ pub(crate) const PROGRAMS: &str = "CTRLMESH_TEST_PROGRAMS";
 
 /// The folder of these images in that one.
 const IMAGES: &str = "images";
-
-/// Where programs are put that are built as for tests.
-const BUILT_PROGRAMS: &str = "target/images/programs";
 
 /// Which images to build.
 #[derive(Args, Clone, Debug)]
@@ -155,7 +152,7 @@ pub(crate) fn archive(image: Image, debug: bool) -> PathBuf {
 
 /// Removes what builds that were interrupted left.
 pub fn sweep() {
-    for folder in [folder(true), folder(false), root().join(BUILT_PROGRAMS)] {
+    for folder in [folder(true), folder(false)] {
         tools::sweep_folder(&folder);
     }
 }
@@ -236,23 +233,18 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// Builds our programs as images for tests have them, into a folder without images, and gives it. Those who find it in
+/// Builds our programs as images for tests have them, into a folder of this run, and gives it. Those who find it in
 /// [`PROGRAMS`] build none: cargo keeps one program of a name, and would exchange it under the tests that run meanwhile,
-/// which have other features.
+/// which have other features. Where the run does not remove it, the next build does.
 ///
 /// # Errors
 /// Where a program cannot be built or copied.
 pub(crate) fn build_programs() -> Result<PathBuf> {
-    let folder = root().join(BUILT_PROGRAMS);
-    if let Err(error) = fs::remove_dir_all(folder.join(IMAGES)) {
-        ensure!(error.kind() == io::ErrorKind::NotFound, "remove the images before: {error}");
-    }
+    sweep();
+    let folder = tools::staged(&folder(false).join("programs"));
     fs::create_dir_all(&folder)?;
     for image in [Image::Proxy, Image::Manager] {
-        let program = folder.join(image.program());
-        let staged = tools::staged(&program);
-        fs::copy(build_crate(image.program(), true)?.0, &staged)?;
-        fs::rename(staged, program)?;
+        fs::copy(build_crate(image.program(), true)?.0, folder.join(image.program()))?;
     }
     Ok(folder)
 }

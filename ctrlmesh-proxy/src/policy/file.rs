@@ -92,7 +92,10 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
 /// # Errors
 /// Where a selector matches no object.
 pub fn sensible(policy: Policy) -> Result<Policy, LoadError> {
-    let nothing = |limit: &&Limit| !limit.selector.overlaps(&Selector::everything());
+    // What a pod without a shard is told says so on purpose.
+    let meant = |limit: &Limit| limit.selector == Selector::nothing();
+    let nothing =
+        |limit: &&Limit| !meant(limit) && !limit.selector.overlaps(&Selector::everything());
     match policy.limits.iter().find(nothing) {
         Some(limit) => Err(LoadError::Contradiction { selector: limit.selector.to_string() }),
         None => Ok(policy),

@@ -59,6 +59,12 @@ fn a_file_that_cannot_be_meant_is_refused_with_line_or_reason() {
     }
 }
 
+#[test]
+fn a_policy_of_nothing_at_all_is_meant() {
+    let (_folder, source) = policy_file(&serde_json::to_string(&Policy::nothing()).unwrap());
+    assert_eq!(load(&source).unwrap(), Policy::nothing());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_file_is_read_again_when_it_is_written_or_replaced() {
     let (folder, source) = policy_file(&with_epoch(1));

@@ -17,7 +17,7 @@ use ctrlmesh_demo::steps::{self, DEMO, Step};
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
 use jiff::Timestamp;
-use xtask::{guest, tools};
+use xtask::{guest, images, tools};
 
 /// An ordinary operator, sharded before your eyes.
 #[derive(Parser)]
@@ -62,6 +62,8 @@ fn main() -> Result<ExitCode> {
     }
     // Also where something of it does not end, the cluster is not left as it is.
     let end = guard::watch(env::args_os().skip(1));
+    // Images that were being built for the node when it was killed.
+    images::sweep();
     if let Some(kubeconfig) = &arguments.kubeconfig {
         Screen::stdout(false)
             .say("taking out of the cluster what the demo put there (a minute or two)");

@@ -93,10 +93,10 @@ impl<'a> Writers<'a> {
     }
 
     /// That while namespaces move, each from the first to the second of the shards that `owners` gives, no replica of a third
-    /// one changed anything there; that no object was changed by two once all proxies had `acknowledged` the last epoch; and
-    /// that what a replica changed after the next one had is no more than it was at work on when it was taken away, one
-    /// namespace for each of its workers. That much can happen as long as only proxies hold writes back, which let what has
-    /// begun come to its end; what would refuse it, a fence in the API server, is planned.
+    /// one changed anything there; and that what a replica changed after the next one had, or once all proxies had
+    /// `acknowledged` the last epoch, is no more than it was at work on when it was taken away, one namespace for each of its
+    /// workers. That much can happen as long as only proxies hold writes back, which let what has begun come to its end; what
+    /// would refuse it, a fence in the API server, is planned.
     pub(crate) fn moved(
         &self,
         span: &Span,
@@ -114,25 +114,28 @@ impl<'a> Writers<'a> {
         let strange: Vec<Clash> = both.iter().filter(is_to_stay).cloned().collect();
         none("that did not move were changed by two replicas", &strange)?;
         let late = self.clashes(|ledger| ledger.shared(&(acknowledged..span.end)));
-        none("were changed by two replicas when all proxies knew the last epoch", &late)?;
         let again = self.clashes(|ledger| ledger.returned(span));
         let mut unfinished: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for clash in &again {
+        let back = again.iter().flat_map(|clash| clash.returned().map(move |pod| (clash, pod)));
+        let after =
+            late.iter().flat_map(|clash| clash.turns.iter().map(move |(_, pod)| (clash, &**pod)));
+        for (clash, pod) in back.chain(after) {
             let [old, _] = owners(&clash.object.namespace);
-            let back = clash.returned().filter(|pod| replicas.get(*pod) == Some(&old));
-            back.for_each(|pod| {
+            if replicas.get(pod) == Some(&old) {
                 unfinished.entry(pod).or_default().insert(&clash.object.namespace);
-            });
+            }
         }
         ensure!(
             unfinished.values().all(|spaces| spaces.len() <= workers),
-            "changed by the old owner after the new one, and more than {workers} workers were at: {again:?}"
+            "changed by the old owner after the new one, and more than {workers} workers were at: {again:?}; when all proxies \
+             knew the last epoch: {late:?}"
         );
         Ok(format!(
             "{} objects were changed by both their owners while they moved: {} by the old one after the new one, which was at \
-             it already (no fence refuses that yet); 0 when all proxies had acknowledged the last epoch",
+             it already, {} when all proxies had acknowledged the last epoch (no fence refuses that yet)",
             both.len(),
-            again.len()
+            again.len(),
+            late.len()
         ))
     }
 }

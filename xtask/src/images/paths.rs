@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::run::root;
 
@@ -13,7 +13,7 @@ use crate::run::root;
 const SEPARATOR: &str = "\x1f";
 
 /// The folders of this machine whose names get into a program, and what stands for them there.
-pub(super) struct Paths(Vec<(PathBuf, &'static str)>);
+pub(super) struct Paths(Vec<(PathBuf, String)>);
 
 // === impl Paths ===
 
@@ -27,11 +27,21 @@ impl Paths {
         let usual = || env::home_dir().map(|home| home.join(".cargo"));
         let cargo = home.or_else(usual).context("neither CARGO_HOME nor HOME is set")?;
         // The last one that fits holds, and the target folder usually lies in the checkout.
-        Ok(Self(vec![
-            (cargo, "/cargo"),
-            (root().canonicalize()?, "/ctrlmesh"),
-            (target.to_owned(), "/target"),
-        ]))
+        let mut paths = vec![
+            (cargo, "/cargo".to_owned()),
+            (root().canonicalize()?, "/ctrlmesh".to_owned()),
+            (target.to_owned(), "/target".to_owned()),
+        ];
+        // Whoever has the component rust-src has the library's sources there, and the compiler names them.
+        let library =
+            PathBuf::from(rustc("--print=sysroot")?.trim_end()).join("lib/rustlib/src/rust");
+        if library.is_dir() {
+            let version = rustc("-vV")?;
+            let commit = version.lines().find_map(|line| line.strip_prefix("commit-hash: "));
+            // As it is called where nobody has them.
+            paths.push((library, format!("/rustc/{}", commit.context("rustc names no commit")?)));
+        }
+        Ok(Self(paths))
     }
 
     /// Lets `cargo` build without them: what rustc writes, and what a C compiler does that a build script starts.
@@ -39,12 +49,15 @@ impl Paths {
         let flags = |name: &str| self.flags(name);
         let rust = flags("--remap-path-prefix").join(SEPARATOR.as_ref());
         let own = env::var_os("CFLAGS").into_iter();
-        let c: Vec<OsString> = own.chain(flags("-ffile-prefix-map")).collect();
+        // A C compiler's flags are parted at spaces: one that has any is left out, and the program is looked at all the same.
+        let parted = |flag: &OsString| flag.as_encoded_bytes().iter().any(u8::is_ascii_whitespace);
+        let mapped = flags("-ffile-prefix-map").into_iter().filter(|flag| !parted(flag));
+        let c: Vec<OsString> = own.chain(mapped).collect();
         cargo.env("CARGO_ENCODED_RUSTFLAGS", rust).env("CFLAGS", c.join(" ".as_ref()))
     }
 
     fn flags(&self, name: &str) -> Vec<OsString> {
-        let flag = |(from, to): &(PathBuf, &str)| {
+        let flag = |(from, to): &(PathBuf, String)| {
             let mut flag = OsString::from(format!("{name}="));
             flag.push(from);
             flag.push(format!("={to}"));
@@ -78,6 +91,14 @@ impl Paths {
     }
 }
 
+/// What the compiler of the checkout says.
+fn rustc(question: &str) -> Result<String> {
+    let asked = Command::new("rustc").arg(question).current_dir(root()).output();
+    let output = asked.context("start rustc")?;
+    ensure!(output.status.success(), "rustc: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,7 +110,8 @@ mod tests {
         for inside in [cargo.join("registry"), source.join("ctrlmesh-proxy")] {
             fs::create_dir_all(inside).unwrap();
         }
-        let paths = Paths(vec![(cargo.clone(), "/cargo"), (source.clone(), "/ctrlmesh")]);
+        let paths =
+            Paths(vec![(cargo.clone(), "/cargo".into()), (source.clone(), "/ctrlmesh".into())]);
 
         let mut command = Command::new("cargo");
         paths.keep_out(&mut command);

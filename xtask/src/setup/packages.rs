@@ -140,8 +140,8 @@ pub(super) fn say_what_to_install(needs: &[Need], go: Option<&str>) {
 /// The list for somebody who has to install it, and how on Debian.
 fn what_to_install(needs: &[Need], go: Option<&str>, debian: bool) -> String {
     let mut lines = vec![match needs {
-        [] => "This machine lacks what the tests need. Please install:".to_owned(),
-        _ => "This machine lacks what the tests need, and I can install it only as root and on Debian 12. Please install:".to_owned(),
+        [] => "This machine lacks what is needed. Please install:".to_owned(),
+        _ => "This machine lacks what is needed, and I can install it only as root and on Debian 12. Please install:".to_owned(),
     }];
     lines.extend(needs.iter().map(|(name, why, _)| format!("  {name:<16} {why}")));
     lines.extend(go.map(|problem| format!("  {:<16} {problem}", "Go")));

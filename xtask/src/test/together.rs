@@ -66,6 +66,10 @@ pub(super) fn run(
             lane.join().or_else(|_| bail!("a thread that runs tests panicked"))
         })
     })?;
+    if let Some(programs) = programs {
+        // Where it cannot be removed, the next build sweeps it.
+        drop(fs::remove_dir_all(programs));
+    }
     let outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
     write_down(last, &outcomes);
     Ok(outcomes.into_iter().map(|(tier, _, outcome)| (tier, outcome)).collect())

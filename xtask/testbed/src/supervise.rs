@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// How many bytes of a program's log an error shows.
 const LOG_TAIL_BYTES: usize = 3000;
 
-/// How Go programs look for garbage: a fifth as often as by themselves, until they have a GiB. On two cores that is a part
-/// of what a control plane's start takes, and the memory is there.
+/// How Go programs look for garbage: a quarter as often as by themselves, until they have a GiB. On two cores that is a
+/// part of what a control plane's start takes, and the memory is there.
 pub(crate) const GARBAGE: [(&str, &str); 2] = [("GOGC", "400"), ("GOMEMLIMIT", "1GiB")];
 
 /// `$@` is the command. The reader is a loop of the shell and not `cat`, so that nothing is left when it is killed

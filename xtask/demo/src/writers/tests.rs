@@ -57,11 +57,20 @@ fn what_does_not_move_is_changed_by_one_of_its_replicas_only() {
 }
 
 #[test]
-fn two_writers_when_all_know_the_last_epoch_are_found() {
-    assert!(moved(&[write(4, "x", "moves"), write(5, "y", "moves")]).is_ok());
-    let late = [write(5, "x", "moves"), write(6, "y", "moves")];
-    let late = moved(&late).unwrap_err().to_string();
-    assert!(late.contains("knew the last epoch"), "{late}");
+fn what_an_old_owner_ends_when_all_know_the_last_epoch_is_counted_and_bounded() {
+    let told = moved(&[write(4, "x", "moves"), write(5, "y", "moves")]).unwrap();
+    assert!(told.contains("0 when all proxies had"), "{told}");
+    let late = |space: &str| [write(5, "x", space), write(6, "y", space)];
+    let told = moved(&late("moves")).unwrap();
+    assert!(told.contains("1 when all proxies had"), "{told}");
+    let world = World { work: [world().work, other()].concat(), ..World::default() };
+    let ledger = ledger([late("moves"), late("other")].concat());
+    let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
+    let asked = Writers::of(&world, &ledger);
+    let with = |workers| asked.moved(&(at(0)..at(9)), at(5), &replicas(), all_move, workers);
+    let error = with(1).unwrap_err().to_string();
+    assert!(error.contains("knew the last epoch: ["), "{error}");
+    assert!(with(2).is_ok());
 }
 
 #[test]

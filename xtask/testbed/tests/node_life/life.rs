@@ -70,7 +70,8 @@ fn restarts(pod: &Value) -> Option<BTreeMap<String, u64>> {
     .collect()
 }
 
-/// Kills the program of a container of the operator's pod: that goes on, and no other container of it is restarted.
+/// Kills the program of a container of the operator's pod: that goes on, and no other container of it is restarted, but
+/// for an operator that ends by itself because it could not renew its lock for ten seconds, while the proxy was away.
 fn container_dies(space: Space<'_>, container: &str) -> Result<()> {
     let program = if container == "manager" { "example-operator" } else { container };
     let pods = operator::pods(space)?;
@@ -84,7 +85,11 @@ fn container_dies(space: Space<'_>, container: &str) -> Result<()> {
         ensure!(pods.len() == 1 && pods[0]["metadata"]["uid"] == uid, "another pod: {pods:?}");
         Ok(restarts(&pods[0]).filter(|now| now[container] >= expected[container]))
     })?;
-    ensure!(now == expected, "{now:?}, and not {expected:?}");
+    let as_expected = |(name, restarts): (&String, &u64)| {
+        let may_end = container != "manager" && name == "manager";
+        *restarts == expected[name] || may_end && *restarts == expected[name] + 1
+    };
+    ensure!(now.iter().all(as_expected), "{now:?}, and not {expected:?}");
     Ok(())
 }
 

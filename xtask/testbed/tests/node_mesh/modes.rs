@@ -117,6 +117,9 @@ fn pods_that_are_deleted_while_they_are_attached_are_let_go_of() -> Result<()> {
         // One batch after the other: each is at another step by then.
         let names: Vec<&str> =
             pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
+        until("some to be attached", || {
+            Ok((attached_and_served(space, &nodes)?.0 > 0).then_some(()))
+        })?;
         for batch in names.chunks(5) {
             space.kubectl(&[&["delete", "pod", "--wait=false"], batch].concat())?;
         }
