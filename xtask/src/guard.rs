@@ -236,6 +236,11 @@ esac
         stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
     }
 
+    fn tell(guard: &Child, signal: &str) {
+        let kill = Command::new("kill").args(["-s", signal, &guard.id().to_string()]).status();
+        assert!(kill.unwrap().success());
+    }
+
     /// Whether whoever started us has made this signal do nothing, as nohup does: no shell can have it do something again.
     fn is_ignored(number: i32) -> bool {
         let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -252,8 +257,7 @@ esac
             let mut guard = scene.start("run");
             let started = scene.started();
             assert!(started.iter().all(|process| lives(process)), "{started:?}");
-            let kill = Command::new("kill").args(["-s", signal, &guard.id().to_string()]).status();
-            assert!(kill.unwrap().success());
+            tell(&guard, signal);
             assert_eq!(guard.wait().unwrap().code(), Some(128 + number), "{signal}");
             let left: Vec<_> = started.iter().filter(|process| lives(process)).collect();
             assert!(left.is_empty(), "{signal} leaves {left:?}");
@@ -272,8 +276,7 @@ esac
         let scene = Scene::of("ends-before");
         let mut guard = scene.start_with(After::Again, "run");
         scene.started();
-        let kill = Command::new("kill").args(["-s", "INT", &guard.id().to_string()]).status();
-        assert!(kill.unwrap().success());
+        tell(&guard, "INT");
         assert_eq!(guard.wait().unwrap().code(), Some(128 + 2));
         assert!(scene.has("swept") && !scene.has("again"));
     }
@@ -284,15 +287,13 @@ esac
             let scene = Scene::of(&format!("early-{at}"));
             let mut guard = scene.start("run");
             thread::sleep(Duration::from_micros(at * 500));
-            let process = guard.id().to_string();
-            let kill = Command::new("kill").args(["-s", "TERM", &process]).status();
-            assert!(kill.unwrap().success());
+            tell(&guard, "TERM");
             let deadline = Instant::now() + Duration::from_mins(1);
             while guard.try_wait().unwrap().is_none() {
                 assert!(Instant::now() < deadline, "it goes on {at}");
                 thread::sleep(Duration::from_millis(5));
             }
-            let left = guarded_by(&process);
+            let left = guarded_by(&guard.id().to_string());
             assert!(left.is_empty(), "{at}: {left:?} go on, guard {:?}", guard.wait());
         }
     }

@@ -45,15 +45,14 @@ impl Paths {
     }
 
     /// Lets `cargo` build without them: what rustc writes, and what a C compiler does that a build script starts.
-    pub(super) fn keep_out<'a>(&self, cargo: &'a mut Command) -> &'a mut Command {
-        let flags = |name: &str| self.flags(name);
-        let rust = flags("--remap-path-prefix").join(SEPARATOR.as_ref());
+    pub(super) fn keep_out(&self, cargo: &mut Command) {
+        let rust = self.flags("--remap-path-prefix").join(SEPARATOR.as_ref());
         let own = env::var_os("CFLAGS").into_iter();
         // A C compiler's flags are parted at spaces: one that has any is left out, and the program is looked at all the same.
         let parted = |flag: &OsString| flag.as_encoded_bytes().iter().any(u8::is_ascii_whitespace);
-        let mapped = flags("-ffile-prefix-map").into_iter().filter(|flag| !parted(flag));
+        let mapped = self.flags("-ffile-prefix-map").into_iter().filter(|flag| !parted(flag));
         let c: Vec<OsString> = own.chain(mapped).collect();
-        cargo.env("CARGO_ENCODED_RUSTFLAGS", rust).env("CFLAGS", c.join(" ".as_ref()))
+        cargo.env("CARGO_ENCODED_RUSTFLAGS", rust).env("CFLAGS", c.join(" ".as_ref()));
     }
 
     fn flags(&self, name: &str) -> Vec<OsString> {
