@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::{Cluster, until_within};
+use ctrlmesh_testbed::{Cluster, Node, Options, until_within};
 use serde_json::Value;
 use xtask::images::{self, Image};
 
@@ -34,8 +34,15 @@ pub(crate) fn shared() -> &'static Cluster {
     Cluster::shared()
 }
 
+/// A cluster of a test's own, with everything deployed: pods of other tests would notice what is done to it.
+pub(crate) fn alone() -> Result<Cluster> {
+    let cluster = Cluster::of(Node::start(&Options { audit: true, ..Options::default() })?);
+    deploy(&cluster)?;
+    Ok(cluster)
+}
+
 /// One command, as the README says, and everything is ready; where it is not, there is a report of why.
-pub(crate) fn deploy(cluster: &Cluster) -> Result<()> {
+fn deploy(cluster: &Cluster) -> Result<()> {
     cluster.explained(&format!("deploy-{}", std::process::id()), install(cluster))
 }
 
@@ -66,7 +73,7 @@ pub(crate) fn address(cluster: &Cluster) -> Result<String> {
 /// Waits until manager and node proxies are ready.
 pub(crate) fn ready(cluster: &Cluster) -> Result<()> {
     for what in ["deployment/ctrlmesh-manager", "daemonset/ctrlmesh-node"] {
-        kubectl(cluster, &["--namespace", NAMESPACE, "rollout", "status", what, "--timeout=300s"])?;
+        in_ours(cluster, &["rollout", "status", what, "--timeout=300s"])?;
     }
     Ok(())
 }
@@ -77,6 +84,11 @@ pub(crate) fn kubectl(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {said}", arguments.join(" "));
     Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The same, asked where ctrlmesh is deployed to.
+pub(crate) fn in_ours(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+    kubectl(cluster, &[&["--namespace", NAMESPACE], arguments].concat())
 }
 
 /// What kubectl answers, in JSON.

@@ -28,6 +28,9 @@ pub(crate) struct Wish<'a> {
     pub(crate) annotations: &'a [(&'a str, &'a str)],
 }
 
+/// One pod with the node's proxy.
+pub(crate) const PLAIN: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
+
 /// Held by tests with an operator that works on everybody's websites; the others hold it together.
 pub(crate) static EVERYBODYS: RwLock<()> = RwLock::new(());
 
@@ -135,6 +138,12 @@ fn website(space: Space<'_>, name: &str, shard: &str) -> Result<()> {
 pub(crate) fn published(space: Space<'_>, name: &str) -> Result<()> {
     let wait = ["wait", &format!("website/{name}"), "--for=condition=Published", "--timeout=300s"];
     space.kubectl(&wait).map(drop)
+}
+
+/// The operator goes on: a website that is made now is worked on.
+pub(crate) fn goes_on(space: Space<'_>, name: &str) -> Result<()> {
+    own(space, name)?;
+    published(space, name)
 }
 
 /// Whether the operator has worked on a website.

@@ -4,35 +4,16 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::{Cluster, Node, Options, Program, Space};
+use ctrlmesh_testbed::{Cluster, Node, Program, Space};
 use serde_json::{Value, json};
 use xtask::images::Image;
 
-use crate::mesh::operator::{self, Wish};
-use crate::mesh::{self, NAMESPACE, kubectl, until};
-
-const ENROLLED: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
-
-/// A cluster of its own: pods of other tests would notice.
-fn start() -> Result<Cluster> {
-    let cluster = Cluster::of(Node::start(&Options { audit: true, ..Options::default() })?);
-    mesh::deploy(&cluster)?;
-    Ok(cluster)
-}
-
-/// The operator goes on: what is made now is worked on.
-fn goes_on(space: Space<'_>, name: &str) -> Result<()> {
-    operator::own(space, name)?;
-    operator::published(space, name)
-}
+use crate::mesh::operator::{self, PLAIN, Wish, goes_on};
+use crate::mesh::{self, NAMESPACE, in_ours, kubectl, until};
 
 /// No request came from elsewhere than the node's proxy.
 fn nothing_passed(space: Space<'_>) -> Result<()> {
     operator::all_came_from(space, &[mesh::address(space.cluster())?]).map(drop)
-}
-
-fn in_ours(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
-    kubectl(cluster, &[&["--namespace", NAMESPACE], arguments].concat())
 }
 
 /// The pins of our programs on the node.
@@ -96,10 +77,10 @@ fn container_dies(space: Space<'_>, container: &str) -> Result<()> {
 #[test]
 fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_come_late()
 -> Result<()> {
-    let cluster = start()?;
+    let cluster = mesh::alone()?;
     let node = cluster.node().context("a node")?;
     cluster.case("killed", |space| {
-        operator::deploy(space, ENROLLED)?;
+        operator::deploy(space, PLAIN)?;
         goes_on(space, "first")?;
         for name in ["ctrlmesh-node", "ctrlmesh-manager"] {
             let selector = format!("--selector=app.kubernetes.io/name={name}");
@@ -146,13 +127,13 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
 /// The operator's, and that of the proxy inside its pod, whose own connections the kernel has to let pass again.
 fn containers_of_enrolled_pods_restart(cluster: &Cluster) -> Result<()> {
     cluster.case("restarted", |space| {
-        operator::deploy(space, ENROLLED)?;
+        operator::deploy(space, PLAIN)?;
         goes_on(space, "first")?;
         container_dies(space, "manager")?;
         nothing_passed(space)
     })?;
     cluster.case("restarted-inside", |space| {
-        operator::deploy(space, Wish { annotations: &[("sidecar", "true")], ..ENROLLED })?;
+        operator::deploy(space, Wish { annotations: &[("sidecar", "true")], ..PLAIN })?;
         goes_on(space, "first")?;
         for container in ["manager", "ctrlmesh-proxy"] {
             container_dies(space, container)?;
@@ -256,14 +237,14 @@ fn nobody_else_waits_for_the_manager(space: Space<'_>) -> Result<()> {
 
 #[test]
 fn pods_come_back_enrolled_after_a_power_cut() -> Result<()> {
-    let mut cluster = start()?;
+    let mut cluster = mesh::alone()?;
     let result = cut_and_look(&mut cluster);
     cluster.explained(&format!("power-cut-{}", std::process::id()), result)
 }
 
 fn cut_and_look(cluster: &mut Cluster) -> Result<()> {
     let name = "power-cut";
-    operator::deploy(cluster.make(name)?, ENROLLED)?;
+    operator::deploy(cluster.make(name)?, PLAIN)?;
     goes_on(cluster.space(name), "before")?;
     cluster.node_mut().context("a node")?.reboot()?;
     goes_on(cluster.space(name), "after")?;
@@ -273,10 +254,10 @@ fn cut_and_look(cluster: &mut Cluster) -> Result<()> {
 
 #[test]
 fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left() -> Result<()> {
-    let cluster = start()?;
+    let cluster = mesh::alone()?;
     let node = cluster.node().context("a node")?;
     cluster.case("removed", |space| {
-        operator::deploy(space, ENROLLED)?;
+        operator::deploy(space, PLAIN)?;
         goes_on(space, "first")?;
         nothing_passed(space)?;
         ensure!(!pins(node)?.is_empty(), "nothing is pinned while a pod is served");
@@ -292,8 +273,8 @@ fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left()
             })?;
         }
         // Its next pods believe the API server again, and nobody is asked about them.
-        operator::change(space, Wish { enrolled: true, replicas: 0, annotations: &[] })?;
-        operator::change(space, ENROLLED)?;
+        operator::change(space, Wish { replicas: 0, ..PLAIN })?;
+        operator::change(space, PLAIN)?;
         operator::foreign(space, "later")?;
         operator::published(space, "later")?;
         operator::none_restarted(&operator::pods(space)?)

@@ -6,21 +6,15 @@ use std::process::{Child, Stdio};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::{Cluster, Node, Options, Space};
+use ctrlmesh_testbed::{Cluster, Space};
 use serde_json::Value;
 use xtask::images::{self, Image};
 
 use crate::mesh::client::{self, CLIENT};
 use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
-use crate::mesh::operator::{self, Wish};
-use crate::mesh::{self, NAMESPACE, kubectl, until};
-
-const ENROLLED: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
-
-fn in_ours(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
-    kubectl(cluster, &[&["--namespace", NAMESPACE], arguments].concat())
-}
+use crate::mesh::operator::{self, PLAIN, goes_on};
+use crate::mesh::{self, NAMESPACE, in_ours, until};
 
 /// The pods of the node's proxies, the one that came last at the end.
 const PROXIES: [&str; 4] = [
@@ -172,13 +166,12 @@ impl<'a> Before<'a> {
 #[test]
 fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_rolled_back()
 -> Result<()> {
-    let cluster = Cluster::of(Node::start(&Options { audit: true, ..Options::default() })?);
-    mesh::deploy(&cluster)?;
+    let cluster = mesh::alone()?;
     for archive in images::build(&[Image::Kubectl], true)? {
         cluster.node().context("a node")?.load(&archive)?;
     }
     cluster.case("updated", |space| {
-        operator::deploy(space, ENROLLED)?;
+        operator::deploy(space, PLAIN)?;
         client::deploy(space)?;
         goes_on(space, "first")?;
         knocks(space, true)?;
@@ -210,10 +203,4 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
         operator::none_restarted(&operator::pods(space)?)?;
         operator::all_came_from(space, &[mesh::address(&cluster)?]).map(drop)
     })
-}
-
-/// The operator goes on: what is made now is worked on.
-fn goes_on(space: Space<'_>, name: &str) -> Result<()> {
-    operator::own(space, name)?;
-    operator::published(space, name)
 }

@@ -9,7 +9,7 @@ use ctrlmesh_testbed::Space;
 use xtask::images::{self, Image};
 
 use crate::mesh::client::{self, CLIENT};
-use crate::mesh::operator::{self, EVERYBODYS, NAME, Wish};
+use crate::mesh::operator::{self, EVERYBODYS, NAME, PLAIN, Wish};
 use crate::mesh::{self, until};
 
 /// What kubectl in the pod says.
@@ -28,7 +28,7 @@ fn one_can_look_into_pods_and_reach_their_ports_from_within_an_enrolled_one() ->
         }
     }
     cluster.case("from-inside", |space| {
-        operator::deploy(space, Wish { replicas: 0, enrolled: true, annotations: &[] })?;
+        operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
         client::deploy(space)?;
         let get = ["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/said"];
         let said = until("the proxy to serve", || Ok(inside(space, &get).ok()))?;

@@ -14,11 +14,8 @@ use xtask::images::Image;
 
 use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
-use crate::mesh::operator::{self, EVERYBODYS, Wish};
+use crate::mesh::operator::{self, EVERYBODYS, PLAIN, Wish};
 use crate::mesh::{self, NAMESPACE, kubectl, until};
-
-/// One pod with the node's proxy.
-const PLAIN: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
 
 /// Whether everything is asked for, and figures with it.
 fn full() -> bool {
