@@ -13,6 +13,7 @@ mod circuit_breaker;
 mod fault_injection;
 mod manager_state;
 mod sharding_config;
+mod strict;
 mod yaml;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -5,10 +5,10 @@ use crate::policy::{Limit, Lock, Policy};
 use crate::resource::ResourceMatch;
 use crate::selector::{RequirementError, Selector};
 
-/// A limit from which no policy follows.
+/// A `ShardingConfig` from which no policy follows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareError {
-    /// Its selector is malformed.
+    /// The selector of a limit is malformed.
     #[error("spec.limits[{limit}].selector")]
     Selector {
         /// Which limit.
@@ -17,19 +17,41 @@ pub enum ShareError {
         #[source]
         source: RequirementError,
     },
-    /// It has no selector.
+    /// A limit has no selector.
     #[error("spec.limits[{limit}].selector is missing")]
     NoSelector {
         /// Which limit.
         limit: usize,
     },
+    /// A limit lets every object pass.
+    #[error(
+        "spec.limits[{limit}].selector has no requirement, so every shard would see all objects"
+    )]
+    Everything {
+        /// Which limit.
+        limit: usize,
+    },
+    /// A limit says twice what it is about, and not the same.
+    #[error(
+        "spec.limits[{limit}].objectSelector takes the place of relateResources and selector: allowed is one of the two spellings"
+    )]
+    Twice {
+        /// Which limit.
+        limit: usize,
+    },
+    /// It has no limits: its shard would see everything.
+    #[error("spec.limits is empty, so it selects nothing to share")]
+    Unlimited,
 }
 
 /// The policy, in epoch 0, of the pods of the shard `config` in `namespace`.
 ///
 /// # Errors
-/// The first limit that is wrong.
+/// The first limit that is wrong, or that there is none.
 pub fn policy(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShareError> {
+    if config.spec.limits.is_empty() {
+        return Err(ShareError::Unlimited);
+    }
     let lock = config.spec.controller.as_ref().map(|controller| Lock {
         namespace: namespace.to_owned(),
         name: controller.leader_election_name.clone(),
@@ -40,9 +62,15 @@ pub fn policy(config: &ShardingConfig, namespace: &str) -> Result<Policy, ShareE
 }
 
 fn compiled(at: usize, limit: &api::Limit) -> Result<Limit, ShareError> {
+    if limit.is_in_both_spellings() {
+        return Err(ShareError::Twice { limit: at });
+    }
     let objects = limit.objects().ok_or(ShareError::NoSelector { limit: at })?;
     let selector =
         Selector::try_from(objects).map_err(|source| ShareError::Selector { limit: at, source })?;
+    if selector.is_empty() {
+        return Err(ShareError::Everything { limit: at });
+    }
     let relate_resources = limit.resources().iter().map(ResourceMatch::from).collect();
     Ok(Limit { relate_resources, selector, changed_at: None })
 }
@@ -75,5 +103,20 @@ mod tests {
         assert_eq!(missing, ShareError::NoSelector { limit: 0 });
         let malformed = policy(&config("[{selector: {matchLabels: {'a b': c}}}]"), "ns");
         assert!(malformed.unwrap_err().to_string().starts_with("spec.limits[0].selector"));
+        assert_eq!(policy(&config("[]"), "ns"), Err(ShareError::Unlimited));
+        for everything in ["[{selector: {}}]", "[{objectSelector: {selector: {matchLabels: {}}}}]"]
+        {
+            let error = policy(&config(everything), "ns").unwrap_err();
+            assert_eq!(error, ShareError::Everything { limit: 0 });
+        }
+        for beside in [
+            "selector: {matchLabels: {team: a}}",
+            "relateResources: [{apiGroups: [''], resources: [pods]}]",
+        ] {
+            let both = format!(
+                "[{{{beside}, objectSelector: {{selector: {{matchLabels: {{team: b}}}}}}}}]"
+            );
+            assert_eq!(policy(&config(&both), "ns"), Err(ShareError::Twice { limit: 0 }));
+        }
     }
 }

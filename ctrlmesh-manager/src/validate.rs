@@ -100,14 +100,19 @@ fn beside_others(
 pub fn circuit_breaker(breaker: &CircuitBreaker) -> Report {
     let mut report = Report::default();
     breaker::check(&breaker.spec, &mut report);
+    report.warning("spec", NOT_ENFORCED);
     schema::of_object("CircuitBreaker", breaker, &mut report);
     report
 }
+
+/// Said of what is checked and kept, and does nothing: nobody may rely on it.
+const NOT_ENFORCED: &str = "is checked, but not enforced yet: proxies do not know this kind";
 
 /// Checks `injection` by itself.
 pub fn fault_injection(injection: &FaultInjection) -> Report {
     let mut report = Report::default();
     fault::check(&injection.spec, &mut report);
+    report.warning("spec", NOT_ENFORCED);
     schema::of_object("FaultInjection", injection, &mut report);
     report
 }
@@ -205,6 +210,10 @@ fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
         (Some(_), None) => {}
         (None, Some(selector)) => required_selector("spec.selector", selector, report),
         (None, None) => report.error("spec.selector", "is required, unless root is set"),
+    }
+    if spec.root.is_some() && !spec.limits.is_empty() {
+        let message = "is ignored in a root, whose shards divide what root.resourceSelector names";
+        report.warning("spec.limits", message);
     }
     match &spec.root {
         Some(root) => root::check(root, report),

@@ -272,7 +272,8 @@ async fn every_field_is_explained() -> Result<()> {
     Ok(())
 }
 
-/// Adds the fields that say nothing, and those that may be left out and do not say what that means.
+/// Adds the fields that say nothing, those that may be left out and do not say what that means, and those that do not say
+/// how much is allowed.
 fn unexplained_fields(path: &str, schema: &serde_json::Value, found: &mut Vec<String>) {
     let required = schema["required"].as_array();
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -284,6 +285,13 @@ fn unexplained_fields(path: &str, schema: &serde_json::Value, found: &mut Vec<St
             found.push(format!("{path} has no description"));
         } else if !is_required && !words.iter().any(|word| description.contains(word)) {
             found.push(format!("{path} does not say what it means where it is absent"));
+        }
+        for bound in ["maxItems", "maximum"].iter().filter_map(|bound| property[bound].as_u64()) {
+            // What a field of 32 bits holds is nothing that we allow or refuse.
+            let is_said = bound >= u64::from(u32::MAX) || description.contains(&bound.to_string());
+            if !is_said {
+                found.push(format!("{path} does not say that {bound} is the most"));
+            }
         }
         // The conditions are Kubernetes' own.
         if name != "conditions" {

@@ -183,6 +183,27 @@ async fn each_signal_reaches_the_command_once_and_nothing_is_left() {
     }
 }
 
+/// As `go run` and `make` do, which end when their program has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_leaves_an_interrupt_to_its_child_is_interrupted() {
+    let bed = Bed::new().await;
+    for (name, signal) in [("INT", Signal::SIGINT), ("QUIT", Signal::SIGQUIT)] {
+        let script = format!(
+            "trap : {name}; sh -c 'ulimit -c 0; echo ready; exec sleep 60'; echo $?; exit 9"
+        );
+        let mut run = Running::start(unignored(bed.run(&[], &["sh", "-c", &script])));
+        assert_eq!(run.line(), "ready");
+        run.send(signal);
+        let (code, out, error) = run.ended().await;
+        assert_eq!(
+            (code, out.trim()),
+            (Some(9), format!("{}", 128 + signal as i32).as_str()),
+            "{error}"
+        );
+        bed.nothing_is_left();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_that_is_ignored_stays_ignored() {
     let bed = Bed::new().await;

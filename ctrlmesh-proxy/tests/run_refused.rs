@@ -51,6 +51,11 @@ async fn shards_that_select_nothing_are_refused_with_what_to_do() {
         (String::new(), "no ShardingConfig that limits anything"),
         (head("r") + "spec: {root: {prefix: x}}", "of a root"),
         (head("e") + "spec: {limits: []}", "selects nothing"),
+        (head("e") + "spec: {limits: [{selector: {}}]}", "would see all objects"),
+        (
+            head("e") + "spec: {limits: [{selector: {matchLables: {team: a}}}]}",
+            "matchLables: no such field",
+        ),
         (head("c") + CONTRADICTION, "contradict each other"),
         (two, "--shard must name one of those in the file (a, b)"),
     ] {

@@ -122,6 +122,11 @@ pub fn has_toolchain() -> bool {
     !toolchains().is_empty()
 }
 
+/// Whether a nightly toolchain is there with what it needs; it has not been tried.
+pub fn has_nightly() -> bool {
+    nightly().is_some()
+}
+
 /// Whether a nightly toolchain is there and builds the kernel programs. One that does not is said to, with its error:
 /// then the other toolchain has to be made ready.
 pub fn nightly_builds() -> bool {

@@ -79,11 +79,13 @@ pub fn run_setup(purpose: Purpose) -> Result<Readiness> {
         say(&problem);
         return Ok(Readiness::NotReady);
     }
-    let nightly = build_ebpf::nightly_builds();
+    // The whole list, before anything is built.
+    let may_install = packages::may_install();
+    let nightly =
+        if may_install { build_ebpf::nightly_builds() } else { build_ebpf::has_nightly() };
     let packages = packages::missing(nightly);
     let go = missing_go();
-    if !packages::may_install() && (!packages.is_empty() || go.is_some()) {
-        // The whole list, before anything is built.
+    if !may_install && (!packages.is_empty() || go.is_some()) {
         packages::say_what_to_install(&packages, go.as_deref());
         return Ok(Readiness::NotReady);
     }

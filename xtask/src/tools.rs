@@ -141,16 +141,23 @@ fn home() -> Option<String> {
 }
 
 fn is_staged(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+    owner(path).is_some()
+}
+
+/// Where a path is named as [`staged`] names one: whose numbers of processes it was made among, and the process.
+fn owner(path: &Path) -> Option<(String, u32)> {
+    let name = path.file_name()?.to_str()?.strip_prefix('.')?;
+    let mut parts = name.rsplitn(4, '.');
+    let process = parts.next()?.parse().ok()?;
+    let (home, random, tool) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_random = random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_random && !tool.is_empty()).then(|| (home.to_owned(), process))
 }
 
 fn is_abandoned(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut parts = name.rsplit('.');
-    let process: Option<u32> = parts.next().and_then(|number| number.parse().ok());
-    let gone =
-        process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists());
-    let seen = home().is_some_and(|home| parts.next() == Some(&home));
+    let Some((made_in, process)) = owner(path) else { return false };
+    let gone = !Path::new("/proc").join(process.to_string()).exists();
+    let seen = home().is_some_and(|home| made_in == home);
     let touched = fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     let old =
         touched.and_then(|touched| touched.elapsed().ok()).is_some_and(|age| age > ABANDONED_AFTER);
@@ -215,10 +222,18 @@ mod tests {
             is_abandoned(&path)
         };
         // No process has so high a number.
-        assert!(left(".etcd.4194305", long_ago));
-        assert!(!left(".etcd.4194306", SystemTime::now()), "it may be of another container");
-        assert!(!left(&format!(".etcd.{}", process::id()), long_ago), "we are still at it");
-        assert!(!left(".keep", long_ago), "it is none of ours");
+        let made = |process: u32| format!(".etcd.v3.6.{:016x}.another-boot.{process}", 7);
+        assert!(left(&made(4_194_305), long_ago));
+        assert!(!left(&made(4_194_306), SystemTime::now()), "it may be of another container");
+        assert!(!left(&made(process::id()), long_ago), "we are still at it");
+        for name in [
+            ".keep",
+            ".backup.4194305",
+            ".etcd.0.another-boot.4194305",
+            "..0000000000000007.b.4194305",
+        ] {
+            assert!(!left(name, long_ago), "{name} is none of ours");
+        }
         fs::remove_dir_all(&folder).unwrap();
     }
 
@@ -232,7 +247,7 @@ mod tests {
         assert_eq!(number, process::id().to_string());
         // No process has so high a number.
         let ended = folder.join(format!("{home}.4194305"));
-        let foreign = folder.join(".etcd.0.another-boot.4194305");
+        let foreign = folder.join(format!(".etcd.{:016x}.another-boot.4194305", 7));
         for path in [&ours, &ended, &foreign] {
             fs::create_dir(path).unwrap();
         }

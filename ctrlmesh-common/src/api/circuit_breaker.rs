@@ -156,16 +156,16 @@ pub enum RecoverType {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceRule {
-    /// API groups; `""` is the core group, `"*"` is every group.
+    /// API groups; `""` is the core group, `"*"` is every group. 1 to 64.
     #[schemars(length(min = 1, max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub api_groups: Vec<String>,
-    /// Resources, `resource/subresource` included; `"*"` is every resource and subresource.
+    /// Resources, `resource/subresource` included; `"*"` is every resource and subresource. 1 to 64.
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 127)), extend("x-kubernetes-list-type" = "atomic"))]
     pub resources: Vec<String>,
-    /// API verbs such as create, update or delete; `"*"` is every verb.
+    /// API verbs such as create, update or delete; `"*"` is every verb. 1 to 64.
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub verbs: Vec<String>,
-    /// Namespaces; `"*"` is every namespace.
+    /// Namespaces; `"*"` is every namespace. 1 to 1024.
     #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub namespaces: Vec<String>,
 }
@@ -174,7 +174,8 @@ pub struct ResourceRule {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RestRule {
-    /// `scheme://host:port/path`; a path that ends in `/*` stands for all that begin so.
+    /// `scheme://host:port/path`; a path that ends in `/*` stands for all that begin so. At most 2048
+    /// characters.
     #[schemars(length(max = 2048), regex(pattern = r"^https?://[^/]+(/.*)?$"))]
     pub url: String,
     /// The HTTP method, such as POST.

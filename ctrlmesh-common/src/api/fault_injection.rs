@@ -198,7 +198,7 @@ pub struct EffectiveTime {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8), regex(pattern = rules::TIME_OF_DAY))]
     pub end_time: Option<String>,
-    /// Days of the week in UTC, 0 (Sunday) to 6. Absent or empty: every day.
+    /// Days of the week in UTC, 0 (Sunday) to 6. Absent or empty: every day. At most 7.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 7), inner(range(min = 0, max = 6)), extend("x-kubernetes-list-type" = "set"))]
     pub days_of_week: Vec<i32>,

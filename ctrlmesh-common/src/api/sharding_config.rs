@@ -223,7 +223,8 @@ pub struct ResourceSelector {
         .message("inNamespaces: at least one namespace, or one hash in inShardHash, is required; the canary would own nothing")
 )]
 pub struct Canary {
-    /// How many pods the canary has: the ordinals 0 to `replicas` - 1. At least 1.
+    /// How many pods the canary has, 1 to 1000: of a StatefulSet those with the ordinals 0 to `replicas` - 1, of a Deployment
+    /// as many as are given to it when they are admitted.
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: i32,
     /// Namespaces that the canary owns. Absent or empty: none by name; then `inShardHash` is required. At most 1024.
@@ -231,6 +232,7 @@ pub struct Canary {
     #[schemars(length(max = 1024), inner(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub in_namespaces: Vec<String>,
     /// Hashes of namespaces, "0" to "31", that the canary owns. Absent or empty: none; then `inNamespaces` is required.
+    /// At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 2), regex(pattern = rules::SLOT)), extend("x-kubernetes-list-type" = "set"))]
     pub in_shard_hash: Vec<String>,
@@ -243,7 +245,7 @@ pub struct Auto {
     /// Into how many shards the hashes are divided, 1 to 32; their sizes differ by at most one hash.
     #[schemars(range(min = 1, max = 32))]
     pub sharding_size: i32,
-    /// How many pods each shard has: one works, the others stand by. At least 1.
+    /// How many pods each shard has, 1 to 1000: one works, the others stand by.
     #[schemars(range(min = 1, max = 1000))]
     pub every_shard_replicas: i32,
 }
@@ -252,13 +254,13 @@ pub struct Auto {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Manual {
-    /// The shard's number, from 1; its name is `<prefix>-<id>-normal`.
+    /// The shard's number, 1 to 32; its name is `<prefix>-<id>-normal`.
     #[schemars(range(min = 1, max = 32))]
     pub id: i32,
-    /// Hashes of namespaces, "0" to "31", that the shard owns.
+    /// Hashes of namespaces, "0" to "31", that the shard owns. 1 to 32.
     #[schemars(length(min = 1, max = 32), inner(length(max = 2), regex(pattern = rules::SLOT)), extend("x-kubernetes-list-type" = "set"))]
     pub hashes: Vec<String>,
-    /// How many pods the shard has. Default 1.
+    /// How many pods the shard has, 1 to 1000. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: Option<i32>,
@@ -339,6 +341,12 @@ impl Limit {
         self.object_selector
             .as_ref()
             .map_or(&self.relate_resources, |nested| &nested.relate_resources)
+    }
+
+    /// Whether it is written in our spelling and in Kridge's at once, which the schema refuses.
+    pub fn is_in_both_spellings(&self) -> bool {
+        self.object_selector.is_some()
+            && (self.selector.is_some() || !self.relate_resources.is_empty())
     }
 
     /// The objects of them that the shard may see. Reads either spelling.

@@ -1,12 +1,20 @@
 //! Reads manifests from files: YAML or JSON, one or many documents, ours or Kridge's.
 
-use serde::Deserialize;
+use std::sync::LazyLock;
 
-use super::ShardingConfig;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{ShardingConfig, strict};
 use crate::names;
 
 /// The kind that a document must have to be read; others are passed over.
 const KIND: &str = "ShardingConfig";
+
+/// Which fields there are.
+static DEFINITION: LazyLock<CustomResourceDefinition> = LazyLock::new(ShardingConfig::crd);
 
 /// A manifest that cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +27,16 @@ pub enum ReadError {
         /// What is wrong, and in which line.
         #[source]
         source: Box<serde_saphyr::Error>,
+    },
+    /// A field of its spec that a `ShardingConfig` does not have.
+    #[error("document {document}: {field}: no such field; allowed are {allowed}")]
+    Field {
+        /// Which document of the file, from 1.
+        document: usize,
+        /// Where the field stands.
+        field: String,
+        /// The fields that may stand there.
+        allowed: String,
     },
     /// It has an API version that is not ours.
     #[error(
@@ -42,7 +60,8 @@ struct TypeMeta {
 /// Reads every `ShardingConfig` in `text`; documents of other kinds are passed over.
 ///
 /// # Errors
-/// The first document that is a `ShardingConfig` and cannot be read.
+/// The first document that is a `ShardingConfig` and cannot be read, or has a field in its spec that there is not: nobody
+/// else would say so of a file.
 pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadError> {
     let mut configs = Vec::new();
     for (at, document) in documents(text).enumerate() {
@@ -59,6 +78,11 @@ pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadErro
         let (group, version) = found.split_once('/').unwrap_or_default();
         if ![names::GROUP, names::KRIDGE_GROUP].contains(&group) || version != names::VERSION {
             return Err(ReadError::ApiVersion { document: number, found });
+        }
+        let manifest: Value = serde_saphyr::from_str(&document).map_err(failed)?;
+        if let Some(unknown) = strict::unknown_in_spec(&DEFINITION, &manifest) {
+            let allowed = unknown.allowed.join(", ");
+            return Err(ReadError::Field { document: number, field: unknown.field, allowed });
         }
         configs.push(serde_saphyr::from_str(&document).map_err(failed)?);
     }

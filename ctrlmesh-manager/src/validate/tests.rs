@@ -219,12 +219,16 @@ fn a_canary_of_every_hash_leaves_none_to_divide() {
 }
 
 #[test]
-fn a_selector_of_a_root_is_ignored_and_said_to_be() {
-    let spec = "{selector: {}, root: {prefix: a, targetStatefulSet: a, auto: {shardingSize: 2, everyShardReplicas: 1}}}";
+fn selector_and_limits_of_a_root_are_ignored_and_said_to_be() {
+    let spec = "{selector: {}, limits: [{selector: {matchLabels: {team: a}}}], root: {prefix: a, targetStatefulSet: a, auto: {shardingSize: 2, everyShardReplicas: 1}}}";
     let report = sharding_config(&config("root", "{}", spec), &[], None);
     assert_eq!(report.errors, []);
-    let warned = report.warnings[0].to_string();
-    assert_eq!(warned, "spec.selector: is ignored, because a root owns no pods itself");
+    let warned: Vec<String> = report.warnings.iter().map(ToString::to_string).collect();
+    let ignored = [
+        "spec.limits: is ignored in a root, whose shards divide what root.resourceSelector names",
+        "spec.selector: is ignored, because a root owns no pods itself",
+    ];
+    assert!(ignored.iter().all(|line| warned.iter().any(|one| one == line)), "{warned:?}");
 }
 
 #[test]
@@ -257,6 +261,22 @@ fn a_manifest_that_cannot_be_read_names_line_and_field() {
     );
     let kridge = text.replace("ctrlmesh.", "kridge.").replace("limits: 5", "limits: []");
     assert_eq!(read_sharding_configs(&kridge).unwrap().len(), 1);
+    for (spec, wanted) in [
+        (
+            "limts: []",
+            "document 1: spec.limts: no such field; allowed are controller, limits, root,",
+        ),
+        (
+            "limits: [{selector: {}}, {selector: {matchLables: {a: b}}}]",
+            "spec.limits[1].selector.matchLables: no",
+        ),
+        ("root: {canary: {replica: 1}}", "spec.root.canary.replica: no such field; allowed are in"),
+    ] {
+        let error = read_sharding_configs(&text.replace("limits: 5", spec)).unwrap_err();
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+    let labels = "selector: {matchLabels: {any: name}}";
+    assert_eq!(read_sharding_configs(&text.replace("limits: 5", labels)).unwrap().len(), 1);
 }
 
 #[test]

@@ -49,6 +49,12 @@ pub enum LoadError {
     /// It limits nothing and does not say that this is meant: an empty file, or one cut short, says the same.
     #[error("the policy has neither limits nor a lock; say `mode: pass` to let everything pass")]
     Unlimited,
+    /// A limit lets every object pass.
+    #[error("limits[{limit}].selector has no requirement, so every shard would see all objects")]
+    Everything {
+        /// Which limit.
+        limit: usize,
+    },
     /// Nothing could ever be seen of what it limits.
     #[error(
         "the limit {selector:?} selects nothing: its requirements contradict each other, so the operator would see no object"
@@ -87,17 +93,20 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
     sensible(policy)
 }
 
-/// Refuses a policy that somebody has written by hand and under which nothing would be seen of what is limited.
+/// Refuses a policy that somebody has written by hand and under which nothing would be seen of what is limited, or all of it.
 ///
 /// # Errors
-/// Where a selector matches no object.
+/// Where a selector matches no object, or every one.
 pub fn sensible(policy: Policy) -> Result<Policy, LoadError> {
     // What a pod without a shard is told says so on purpose.
     let meant = |limit: &Limit| limit.selector == Selector::nothing();
     let nothing =
         |limit: &&Limit| !meant(limit) && !limit.selector.overlaps(&Selector::everything());
-    match policy.limits.iter().find(nothing) {
-        Some(limit) => Err(LoadError::Contradiction { selector: limit.selector.to_string() }),
+    if let Some(limit) = policy.limits.iter().find(nothing) {
+        return Err(LoadError::Contradiction { selector: limit.selector.to_string() });
+    }
+    match policy.limits.iter().position(|limit| limit.selector.is_empty()) {
+        Some(limit) => Err(LoadError::Everything { limit }),
         None => Ok(policy),
     }
 }

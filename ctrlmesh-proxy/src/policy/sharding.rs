@@ -43,12 +43,6 @@ pub enum ShardingError {
         "the file holds no ShardingConfig that limits anything; of a root, take the shards that the manager made of it"
     )]
     NoShard,
-    /// The shard would see everything.
-    #[error("ShardingConfig {name:?}: spec.limits is empty, so it selects nothing to share")]
-    Unlimited {
-        /// The `ShardingConfig`.
-        name: String,
-    },
     /// The selector of a `ShardingConfig` is malformed.
     #[error("ShardingConfig {name:?}: spec.selector")]
     Selector {
@@ -58,7 +52,7 @@ pub enum ShardingError {
         #[source]
         source: RequirementError,
     },
-    /// A limit of the pod's `ShardingConfig` is wrong.
+    /// A limit of the `ShardingConfig` is wrong, or there is none.
     #[error("ShardingConfig {name:?}")]
     Limit {
         /// The `ShardingConfig`.
@@ -109,9 +103,6 @@ pub(super) fn shard(
             return Err(ShardingError::Which { known: known.join(", ") });
         }
     };
-    if config.spec.limits.is_empty() {
-        return Err(ShardingError::Unlimited { name: name(config) });
-    }
     compiled(config, config.metadata.namespace.as_deref().unwrap_or(namespace))
 }
 

@@ -52,6 +52,7 @@ fn a_file_that_cannot_be_meant_is_refused_with_line_or_reason() {
         ("{\"epoch\": 1,\n \"mode\": \"enforced\"}", "line 2"),
         ("epoch: 1\nlock: {namespace: ns, name: op, shard: \"\"}\n", "lock.shard"),
         (&with_epoch(1).replace("a in (1,2)", "a in (1),a notin (1)"), "selects nothing"),
+        ("limits: [{selector: a}, {selector: ''}]", "limits[1].selector has no requirement"),
     ] {
         let (_folder, source) = policy_file(text);
         let error = whole(load(&source).unwrap_err());
@@ -123,8 +124,16 @@ fn a_file_that_limits_nothing_is_refused_unless_it_says_so() {
     assert!(!load(&source).unwrap().passes_everything());
     let unlimited = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
                      metadata: {namespace: ops, name: s}\nspec:\n  selector: {matchLabels: {app: op}}\n  limits:\n";
-    let (_folder, source) = policy_file(unlimited);
-    assert!(load(&of_pod(source.file(), "ops/op-1", &["app=op"])).is_err());
+    for (limits, wanted) in [
+        ("limits:\n", "spec.limits is empty"),
+        ("limits: []\n  controller: {leaderElectionName: op}\n", "spec.limits is empty"),
+        ("limits: [{selector: {}}]\n", "spec.limits[0].selector has no requirement"),
+        ("limts: [{selector: {matchLabels: {a: b}}}]\n", "spec.limts: no such field"),
+    ] {
+        let (_folder, source) = policy_file(&unlimited.replace("limits:\n", limits));
+        let error = whole(load(&of_pod(source.file(), "ops/op-1", &["app=op"])).unwrap_err());
+        assert!(error.contains(wanted), "{error}");
+    }
 }
 
 /// It is truncated, written bit by bit, and holds another policy on the way.

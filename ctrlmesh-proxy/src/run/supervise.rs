@@ -66,8 +66,9 @@ impl Supervised {
                 None
             }
             Event::Signal { signal, from_terminal } => {
-                let to = if *from_terminal { group(self.pid) } else { self.pid };
-                send(to, *signal);
+                // Whoever sends one of the terminal's own means what a terminal does: `go run` waits for its program to hear it.
+                let to_all = *from_terminal || matches!(signal, Signal::SIGINT | Signal::SIGQUIT);
+                send(if to_all { group(self.pid) } else { self.pid }, *signal);
                 None
             }
             Event::Proxy(_) | Event::Resolved(_) => None,
