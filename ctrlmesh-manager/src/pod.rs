@@ -5,6 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use ctrlmesh_common::api::Root;
 use ctrlmesh_common::names::{annotation, label, root_ca, sidecar};
 use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_common::selector::Labels;
@@ -151,6 +152,14 @@ impl Member {
     pub fn revision_in(&self, name: &str) -> Option<&str> {
         let revision = self.label(label::POD_TEMPLATE_HASH)?;
         self.made_by(REPLICA_SET, &format!("{name}-{revision}")).then_some(revision)
+    }
+
+    /// Whether it is of the workload that a root with this `rule` divides.
+    pub fn is_of_target(&self, rule: &Root) -> bool {
+        let set = rule.target_stateful_set.as_deref();
+        let deployment = rule.target_deployment.as_deref();
+        set.is_some_and(|set| self.ordinal_in(set).is_some())
+            || deployment.is_some_and(|name| self.revision_in(name).is_some())
     }
 
     fn made_by(&self, kind: &str, name: &str) -> bool {
