@@ -222,6 +222,11 @@ fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     let pods = snapshot.members.iter().filter(|pod| pod.name.namespace == namespace);
     let pods: Vec<&Member> = pods.collect();
     let mut report = validate::sharding_config(config, &near, Some(&pods));
+    if report.errors.is_empty() {
+        // Also by labels that are to come, or to go.
+        let keys: Vec<&str> = snapshot.scheme.carried().map(|one| &*one.hash_key).collect();
+        report.warnings.extend(validate::unowned(config, &near, &keys).warnings);
+    }
     let served = |group: &str, resource: &str| snapshot.served.has(group, resource);
     report.warnings.extend(validate::served(config, &served).warnings);
     report.warnings.extend(unlabelled(config, snapshot).warnings);

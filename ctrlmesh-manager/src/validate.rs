@@ -61,6 +61,19 @@ pub fn sharding_config(
     beside_others(config, &beside(config, others), pods)
 }
 
+/// What is merely suspicious of `config`, a shard by hand: hashes that neither it has nor another of its operator among
+/// `others`, which are all that there are. `keys` are those of labels with a hash, beside our own.
+pub fn unowned(config: &ShardingConfig, others: &[ShardingConfig], keys: &[&str]) -> Report {
+    unowned_beside(config, &beside(config, others), keys)
+}
+
+/// As [`unowned`], where `others` do not contain `config` itself.
+fn unowned_beside(config: &ShardingConfig, others: &[&ShardingConfig], keys: &[&str]) -> Report {
+    let mut report = Report::default();
+    overlap::hashes(config, &of_namespace(config, others), keys, &mut report);
+    report
+}
+
 /// Those that are not an earlier state of `config`.
 fn beside<'a>(config: &ShardingConfig, others: &'a [ShardingConfig]) -> Vec<&'a ShardingConfig> {
     let beside = others.iter().filter(|other| other.metadata.name != config.metadata.name);

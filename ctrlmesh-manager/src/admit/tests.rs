@@ -170,6 +170,23 @@ fn a_root_of_pods_that_a_shard_by_hand_selects_is_refused_by_name() {
 }
 
 #[test]
+fn hashes_that_belong_to_nobody_are_said_by_whichever_labels_are_in_force_or_to_come() {
+    let mut object = config("b", "b", "b");
+    object["spec"]["limits"][0]["selector"] = json!({"matchLabels": {"example.com/slot": "3"}});
+    let said = |scheme: Scheme| {
+        let known = Snapshot { scheme: std::sync::Arc::new(scheme), ..snapshot("") };
+        let response = judged(&asked("CREATE", object.clone(), None), Some(&known));
+        assert!(response.allowed, "{}", message(&response));
+        let warnings = response.warnings.unwrap_or_default();
+        warnings.iter().any(|one| one.contains("belong to nobody"))
+    };
+    let slot = Labelling { hash_key: "example.com/slot".to_owned(), ..Labelling::default() };
+    assert!(!said(Scheme::default()));
+    assert!(said(Scheme::settled(slot.clone())));
+    assert!(said(Scheme { next: Some(slot), ..Scheme::default() }));
+}
+
+#[test]
 fn what_is_immutable_is_refused_and_what_is_suspicious_is_said() {
     let known = snapshot(SHARD);
     let changed = asked("UPDATE", config("a", "a", "changed"), Some(config("a", "a", "op")));

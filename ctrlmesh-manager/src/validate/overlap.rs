@@ -39,7 +39,6 @@ pub(super) fn with_others(
     let mut budget = Budget::of(STEPS);
     // Of those that are merely suspicious, one says enough.
     let mut suspected = false;
-    let mut of_operator = Vec::new();
     for other in others {
         let theirs = Kin::of(other, &near);
         names(&mine, &theirs, other, report);
@@ -47,18 +46,34 @@ pub(super) fn with_others(
         if kinship != Kinship::Unknown {
             let theirs = Claim::of(other);
             report.errors.extend(compared(config, &claim, other, &theirs, kinship, &mut budget));
-            of_operator.push(theirs);
         } else if !suspected && let Ok(Some(what)) = claim.common(&Claim::of(other), &mut budget) {
             suspected = true;
             let told = could_own(what, other);
             report.warning(share_field(config), format!("{told}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
         }
     }
-    if report.errors.is_empty()
-        && mine.is_by_hand()
-        && mine.is_known()
-        && let Ok(Some(((_, resource), hashes))) =
-            unowned::unowned(&claim, &of_operator, &mut budget)
+}
+
+/// Warns of hashes that neither `config`, a shard by hand, has nor another shard of its operator. `keys` are those of
+/// labels with a hash, beside our own.
+pub(super) fn hashes(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    keys: &[&str],
+    report: &mut Report,
+) {
+    let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
+    let mine = Kin::of(config, &near);
+    if !mine.is_by_hand() || !mine.is_known() {
+        return;
+    }
+    let of_operator = others.iter().filter(|other| {
+        mine.to(&Kin::of(other, &near)).is_some_and(|kinship| kinship != Kinship::Unknown)
+    });
+    let theirs: Vec<Claim<'_>> = of_operator.map(|other| Claim::of(other)).collect();
+    let claim = Claim::of(config);
+    if let Ok(Some(((_, resource), hashes))) =
+        unowned::unowned(&claim, &theirs, keys, &mut Budget::of(STEPS))
     {
         let what = if resource == UNNAMED { "resources that are not named" } else { resource };
         report.warning("spec.limits", format!("the hashes {hashes} of {what} belong to nobody: neither this shard nor another of its operator has them"));
