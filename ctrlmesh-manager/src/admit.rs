@@ -23,7 +23,7 @@ use crate::label::{self, Listed, Scope};
 use crate::pod::{Admitted, Member};
 use crate::scheme::Scheme;
 use crate::shard::{self, Labelling};
-use crate::validate::{self, PodLabels, Report};
+use crate::validate::{self, Report};
 
 mod patch;
 mod recent;
@@ -194,27 +194,10 @@ fn of_config(
     snapshot: Option<&Snapshot>,
     labelling: &Labelling,
 ) -> Report {
-    let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
     let mut report = match snapshot {
-        Some(snapshot) => {
-            let near = snapshot.configs.iter().filter(|other| {
-                other.metadata.namespace.as_deref() == Some(namespace)
-                    && other.metadata.deletion_timestamp.is_none()
-            });
-            let near: Vec<ShardingConfig> = near.cloned().collect();
-            let pods = snapshot.members.iter().filter(|pod| pod.name.namespace == namespace);
-            let pods: Vec<PodLabels> = pods
-                .map(|pod| PodLabels { name: pod.name.name.clone(), labels: pod.labels.clone() })
-                .collect();
-            validate::sharding_config(config, &near, Some(&pods))
-        }
+        Some(snapshot) => beside(config, snapshot),
         None => validate::sharding_config(config, &[], None),
     };
-    if let Some(snapshot) = snapshot {
-        let served = |group: &str, resource: &str| snapshot.served.has(group, resource);
-        report.warnings.extend(validate::served(config, &served).warnings);
-        report.warnings.extend(unlabelled(config, snapshot).warnings);
-    }
     if report.errors.is_empty() {
         let none = BTreeSet::new();
         let namespaces = snapshot.map_or(&none, |snapshot| &snapshot.namespaces);
@@ -225,6 +208,28 @@ fn of_config(
         report.errors.extend(change.errors);
         report.warnings.extend(change.warnings);
     }
+    report
+}
+
+/// By itself, and beside what there is: other ShardingConfigs, pods, what is served, what is labelled.
+fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
+    let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
+    let near = snapshot.configs.iter().filter(|other| {
+        other.metadata.namespace.as_deref() == Some(namespace)
+            && other.metadata.deletion_timestamp.is_none()
+    });
+    let near: Vec<ShardingConfig> = near.cloned().collect();
+    let pods = snapshot.members.iter().filter(|pod| pod.name.namespace == namespace);
+    let pods: Vec<&Member> = pods.collect();
+    let mut report = validate::sharding_config(config, &near, Some(&pods));
+    if report.errors.is_empty() {
+        // Also by labels that are to come, or to go.
+        let keys: Vec<&str> = snapshot.scheme.carried().map(|one| &*one.hash_key).collect();
+        report.warnings.extend(validate::unowned(config, &near, &keys).warnings);
+    }
+    let served = |group: &str, resource: &str| snapshot.served.has(group, resource);
+    report.warnings.extend(validate::served(config, &served).warnings);
+    report.warnings.extend(unlabelled(config, snapshot).warnings);
     report
 }
 

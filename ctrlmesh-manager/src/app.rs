@@ -214,13 +214,10 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>, unwritten: C
     drain.spawn_until_started(vault.follow(leadership.clone(), unwritten));
     let (vault, names) = (context.vault.clone(), context.args.names());
     drain.spawn_until_started(serving::follow(vault, names, presented.clone()));
-    let (board, own) = (context.board.clone(), context.args.namespace.clone());
-    drain.spawn_until_started(context.roots.clone().follow(leadership, move || {
-        let mut namespaces = board.namespaces();
-        // Node proxies are there.
-        namespaces.insert(own.clone());
-        namespaces
-    }));
+    let namespaces = context.board.namespaces();
+    // Node proxies are in our own.
+    let own = context.args.namespace.clone();
+    drain.spawn_until_started(context.roots.clone().follow(leadership, namespaces, own));
 }
 
 /// Tells the leader what proxies say here, where this replica can say who it is.

@@ -94,6 +94,8 @@ pub struct Board {
     readers: Mutex<HashMap<Subject, watch::Sender<()>>>,
     /// Whether anything was ever published: before that nothing is known of any pod.
     begun: watch::Sender<bool>,
+    /// The namespaces of all enrolled pods.
+    namespaces: watch::Sender<BTreeSet<String>>,
     receipts: Mutex<BTreeMap<PodName, Receipts>>,
     receipts_changed: watch::Sender<u64>,
 }
@@ -123,6 +125,7 @@ impl Default for Board {
             posted: RwLock::default(),
             readers: Mutex::default(),
             begun: watch::Sender::new(false),
+            namespaces: watch::Sender::default(),
             receipts: Mutex::default(),
             receipts_changed: watch::Sender::new(0),
         }
@@ -136,7 +139,13 @@ impl Board {
             .into_iter()
             .map(|notice| (notice.pod.clone(), Arc::new(Posted::from(notice))))
             .collect();
+        let namespaces = next.keys().map(|pod| pod.namespace.clone()).collect();
         let changed = self.post(next);
+        self.namespaces.send_if_modified(|known| {
+            let is_new = *known != namespaces;
+            *known = namespaces;
+            is_new
+        });
         {
             let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
             for subject in &changed {
@@ -182,10 +191,9 @@ impl Board {
         drop(self.begun.subscribe().wait_for(|begun| *begun).await);
     }
 
-    /// The namespaces of all enrolled pods.
-    pub fn namespaces(&self) -> BTreeSet<String> {
-        let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
-        posted.by_pod.keys().map(|pod| pod.namespace.clone()).collect()
+    /// The namespaces of all enrolled pods, as they change.
+    pub fn namespaces(&self) -> watch::Receiver<BTreeSet<String>> {
+        self.namespaces.subscribe()
     }
 
     /// Follows `subject`.

@@ -190,6 +190,7 @@ pub fn inject(pod: &Pod, shard: Option<&str>, settings: &Settings) -> Result<Pod
     let sidecar_wanted = asked || interception != Interception::Ebpf;
     sidecar::check(spec, sidecar_wanted)?;
     redirect::check(spec, interception)?;
+    trust::check_names(spec)?;
     if !fail_open {
         trust::check(spec)?;
     }

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use ctrlmesh_common::api::Root;
 use ctrlmesh_common::names::{annotation, label, root_ca, sidecar};
 use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_common::selector::Labels;
@@ -153,6 +154,14 @@ impl Member {
         self.made_by(REPLICA_SET, &format!("{name}-{revision}")).then_some(revision)
     }
 
+    /// Whether it is of the workload that a root with this `rule` divides.
+    pub fn is_of_target(&self, rule: &Root) -> bool {
+        let set = rule.target_stateful_set.as_deref();
+        let deployment = rule.target_deployment.as_deref();
+        set.is_some_and(|set| self.ordinal_in(set).is_some())
+            || deployment.is_some_and(|name| self.revision_in(name).is_some())
+    }
+
     fn made_by(&self, kind: &str, name: &str) -> bool {
         self.maker.as_ref().is_some_and(|maker| maker.kind == kind && maker.name == name)
     }
@@ -166,7 +175,6 @@ impl From<&v1::Pod> for Member {
     fn from(pod: &v1::Pod) -> Self {
         let meta = &pod.metadata;
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        let annotated = |key: &str| meta.annotations.as_ref()?.get(key);
         let owners = meta.owner_references.iter().flatten();
         let maker = owners
             .filter(|owner| owner.controller == Some(true))
@@ -192,7 +200,7 @@ impl From<&v1::Pod> for Member {
             leaving: meta.deletion_timestamp.is_some() || ended,
             redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
             container: pod.status.as_ref().and_then(container),
-            fail_open: annotated(annotation::FAIL_OPEN).is_some_and(|value| value == "true"),
+            fail_open: fails_open(pod),
         }
     }
 }
@@ -215,14 +223,45 @@ fn admitted(pod: &v1::Pod) -> Admitted {
     Admitted::Injected
 }
 
-/// Whether a volume of the pod's own, not of the proxy's in it, holds something of the ConfigMap.
+/// Whether connections of the pod pass while nobody takes them: what it was admitted with counts, not what it says since.
+/// One that was not admitted yet will be given what it asks for.
+fn fails_open(pod: &v1::Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    let asked = annotations.and_then(|all| all.get(annotation::FAIL_OPEN));
+    match &pod.metadata.uid {
+        Some(_) => pod.spec.as_ref().is_some_and(believes_both),
+        None => asked.is_some_and(|value| value == "true"),
+    }
+}
+
+/// Whether something of the pod's own holds the mesh's CA and the API server's together, as it is given to pods that may
+/// fail open, and to no other.
+pub fn believes_both(spec: &v1::PodSpec) -> bool {
+    let init = spec.init_containers.iter().flatten();
+    let init = init.filter(|container| container.name != sidecar::CONTAINER);
+    let variables = init.chain(&spec.containers).flat_map(|one| one.env.iter().flatten());
+    let mut sources =
+        variables.filter_map(|one| one.value_from.as_ref()?.config_map_key_ref.as_ref());
+    let is_both = |name: &str, key: &str| name == root_ca::MESH && key == root_ca::FAIL_OPEN_KEY;
+    sources.any(|source| is_both(&source.name, &source.key))
+        || maps(spec).any(|(name, items)| items.iter().any(|item| is_both(name, &item.key)))
+}
+
+/// Whether a volume of the pod's own holds something of the ConfigMap.
 fn holds(spec: &v1::PodSpec, name: &str) -> bool {
+    maps(spec).any(|(map, _)| map == name)
+}
+
+/// The `ConfigMaps` in the pod's own volumes, not in the proxy's in it, and what is picked of each.
+fn maps(spec: &v1::PodSpec) -> impl Iterator<Item = (&str, &[v1::KeyToPath])> {
     let own = spec.volumes.iter().flatten().filter(|volume| volume.name != sidecar::VOLUME);
-    own.into_iter().any(|volume| {
+    own.flat_map(|volume| {
         let projected = volume.projected.iter();
-        let mut sources = projected.flat_map(|projected| projected.sources.iter().flatten());
-        volume.config_map.as_ref().is_some_and(|map| map.name == name)
-            || sources.any(|source| source.config_map.as_ref().is_some_and(|map| map.name == name))
+        let sources = projected.flat_map(|projected| projected.sources.iter().flatten());
+        let maps = sources.filter_map(|source| source.config_map.as_ref());
+        let maps = maps.map(|map| (&map.name, &map.items));
+        let whole = volume.config_map.iter().map(|map| (&map.name, &map.items));
+        whole.chain(maps).map(|(name, items)| (name.as_str(), items.as_deref().unwrap_or_default()))
     })
 }
 
@@ -258,126 +297,4 @@ pub fn first_ordinal(set: &StatefulSet) -> (String, u32) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn member(name: &str, maker: Option<(&str, &str)>, labels: &[(&str, &str)]) -> Member {
-        Member {
-            name: PodName { namespace: "ns".to_owned(), name: name.to_owned() },
-            labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-            maker: maker.map(|(kind, name)| Maker { kind: kind.to_owned(), name: name.to_owned() }),
-            ..Member::default()
-        }
-    }
-
-    #[test]
-    fn the_ordinal_is_that_of_the_named_statefulset_only() {
-        let op = |name| member(name, Some((STATEFUL_SET, "op")), &[]);
-        assert_eq!(op("op-0").ordinal_in("op"), Some(0));
-        assert_eq!(op("op-12").ordinal_in("op"), Some(12));
-        for other in ["op", "op-", "op-01", "op-a", "op-1-2", "opx-1", "op--1", "op-+1"] {
-            assert_eq!(op(other).ordinal_in("op"), None, "{other}");
-        }
-        assert_eq!(op("op-1-2").ordinal_in("op-1"), None, "of another StatefulSet");
-        assert_eq!(member("op-3", None, &[]).ordinal_in("op"), None, "of nobody");
-        let label = [(label::STATEFULSET_POD_NAME, "op-3")];
-        assert_eq!(member("op-3", None, &label).ordinal_in("op"), Some(3), "as it says itself");
-        let set = Some((REPLICA_SET, "op"));
-        assert_eq!(member("op-3", set, &label).ordinal_in("op"), None, "whoever made it decides");
-    }
-
-    #[test]
-    fn the_revision_is_that_of_the_named_deployment_only() {
-        let hash = [(label::POD_TEMPLATE_HASH, "5c9")];
-        let pod = member("op-5c9-x", Some((REPLICA_SET, "op-5c9")), &hash);
-        assert_eq!(pod.revision_in("op"), Some("5c9"));
-        assert_eq!(pod.revision_in("op-5c9"), None);
-        assert_eq!(member("op-5c9-x", None, &hash).revision_in("op"), None);
-    }
-
-    #[test]
-    fn a_pod_that_was_labelled_after_it_was_admitted_is_not_enrolled() {
-        let volume = |map: &str| {
-            let sources = serde_json::json!([{"configMap": {"name": map, "items": [{"key": "ca.crt", "path": "ca.crt"}]}}]);
-            serde_json::json!([{"name": "kube-api-access-x", "projected": {"sources": sources}}])
-        };
-        let read = |uid: Option<&str>, injected: bool, volumes: serde_json::Value| {
-            let annotations = injected.then(|| serde_json::json!({annotation::INJECTED: "true"}));
-            let pod = serde_json::json!({
-                "metadata": {"name": "p", "namespace": "ops", "uid": uid, "labels": {label::ENABLE_PROXY: "true"}, "annotations": annotations},
-                "spec": {"containers": [], "volumes": volumes},
-            });
-            serde_json::from_value::<v1::Pod>(pod).unwrap()
-        };
-        let is = |pod: &v1::Pod| Member::from(pod).enrolled();
-        let none = serde_json::Value::Null;
-        assert!(!is(&read(Some("u"), false, volume(root_ca::CLUSTER))), "labelled afterwards");
-        assert!(!is(&read(Some("u"), false, none.clone())), "labelled afterwards, without a token");
-        assert!(!is(&read(Some("u"), true, volume(root_ca::CLUSTER))), "annotated afterwards, too");
-        assert!(is(&read(Some("u"), true, volume(root_ca::MESH))), "admitted");
-        assert!(is(&read(Some("u"), false, volume(root_ca::MESH))), "somebody took the annotation");
-        assert!(is(&read(Some("u"), true, none.clone())), "admitted, without a token");
-        assert!(is(&read(None, false, volume(root_ca::CLUSTER))), "will be admitted");
-        let mut host = read(Some("u"), true, none.clone());
-        host.spec.as_mut().unwrap().host_network = Some(true);
-        assert!(!is(&host), "its node's network");
-        let mut system = read(Some("u"), true, none);
-        system.metadata.namespace = Some(KUBE_SYSTEM.to_owned());
-        assert!(!is(&system));
-    }
-
-    #[test]
-    fn where_the_connections_go_follows_from_the_proxy_that_was_injected() {
-        let read = |containers: &str| {
-            let pod = format!(
-                r#"{{"metadata": {{"name": "p", "annotations": {{"{}": "env"}}}}, "spec": {{"containers": [], "initContainers": [{containers}]}}}}"#,
-                annotation::INTERCEPTION
-            );
-            Member::from(&serde_json::from_str::<v1::Pod>(&pod).unwrap()).redirect
-        };
-        assert_eq!(read(""), Redirect::Node, "an annotation alone puts no proxy into a pod");
-        assert_eq!(read(r#"{"name": "ctrlmesh-proxy", "args": ["sidecar"]}"#), Redirect::Nowhere);
-        let redirected = r#"{"name": "ctrlmesh-proxy", "args": ["sidecar", "--redirected=15001"]}"#;
-        assert_eq!(read(redirected), Redirect::Sidecar);
-    }
-
-    #[test]
-    fn a_pod_was_told_to_go_its_grace_before_it_has_to_be_gone() {
-        let text = serde_json::json!({
-            "metadata": {"name": "p", "creationTimestamp": "2026-01-01T00:00:10Z",
-                "deletionTimestamp": "2026-01-01T00:01:00Z", "deletionGracePeriodSeconds": 30},
-            "status": {"phase": "Running"},
-        });
-        let pod = Member::from(&serde_json::from_value::<v1::Pod>(text).unwrap());
-        assert_eq!(pod.leaving_since.unwrap() - pod.born.unwrap(), 20);
-        assert!(pod.leaving && !pod.ended);
-        let failed = serde_json::json!({"metadata": {"name": "p"}, "status": {"phase": "Failed"}});
-        let failed = Member::from(&serde_json::from_value::<v1::Pod>(failed).unwrap());
-        assert!(failed.leaving && failed.ended && failed.leaving_since.is_none());
-    }
-
-    #[test]
-    fn the_proxys_container_is_known_once_it_was_started() {
-        let read = |statuses: &str| {
-            let pod = format!(
-                r#"{{"metadata": {{}}, "status": {{"initContainerStatuses": [{statuses}]}}}}"#
-            );
-            Member::from(&serde_json::from_str::<v1::Pod>(&pod).unwrap()).container
-        };
-        let other = r#"{"name": "migrate", "containerID": "containerd://a", "image": "", "imageID": "", "ready": true, "restartCount": 0}"#;
-        let waiting = other.replace("migrate", "ctrlmesh-proxy").replace("containerd://a", "");
-        let started = waiting.replace(r#""containerID": """#, r#""containerID": "containerd://b""#);
-        assert_eq!(read(other), None);
-        assert_eq!(read(&waiting), None);
-        assert_eq!(read(&format!("{other}, {started}")).as_deref(), Some("b"));
-    }
-
-    #[test]
-    fn a_pods_name_is_read_as_it_is_printed() {
-        let name = PodName { namespace: "ns".to_owned(), name: "a".to_owned() };
-        assert_eq!(name.to_string().parse(), Ok(name));
-        for wrong in ["", "a", "/a", "ns/", "a/b/c"] {
-            assert!(wrong.parse::<PodName>().is_err(), "{wrong}");
-        }
-    }
-}
+mod tests;

@@ -9,9 +9,11 @@ use ctrlmesh_common::api::{
     self, CircuitBreaker, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
     ShardingConfigSpec,
 };
-use ctrlmesh_common::selector::{Labels, RequirementError, Selector};
+use ctrlmesh_common::selector::{RequirementError, Selector};
 use ctrlmesh_common::{expression, names};
 use regex::RegexBuilder;
+
+use crate::pod::Member;
 
 mod schema;
 mod limits;
@@ -47,15 +49,6 @@ pub struct Report {
     pub warnings: Vec<Problem>,
 }
 
-/// A pod of the resource's namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodLabels {
-    /// The pod's name.
-    pub name: String,
-    /// The pod's labels.
-    pub labels: Labels,
-}
-
 /// Checks `config` by itself, beside the other `ShardingConfig`s of its namespace, and against the pods there (`None`
 /// where they are not known).
 ///
@@ -63,17 +56,44 @@ pub struct PodLabels {
 pub fn sharding_config(
     config: &ShardingConfig,
     others: &[ShardingConfig],
-    pods: Option<&[PodLabels]>,
+    pods: Option<&[&Member]>,
 ) -> Report {
-    let beside = |other: &&ShardingConfig| other.metadata.name != config.metadata.name;
-    beside_others(config, &others.iter().filter(beside).collect::<Vec<_>>(), pods)
+    beside_others(config, &beside(config, others), pods)
+}
+
+/// What is merely suspicious of `config`, a shard by hand: hashes that neither it has nor another of its operator among
+/// `others`, which are all that there are. `keys` are those of labels with a hash, beside our own.
+pub fn unowned(config: &ShardingConfig, others: &[ShardingConfig], keys: &[&str]) -> Report {
+    unowned_beside(config, &beside(config, others), keys)
+}
+
+/// As [`unowned`], where `others` do not contain `config` itself.
+fn unowned_beside(config: &ShardingConfig, others: &[&ShardingConfig], keys: &[&str]) -> Report {
+    let mut report = Report::default();
+    overlap::hashes(config, &of_namespace(config, others), keys, &mut report);
+    report
+}
+
+/// Those that are not an earlier state of `config`.
+fn beside<'a>(config: &ShardingConfig, others: &'a [ShardingConfig]) -> Vec<&'a ShardingConfig> {
+    let beside = others.iter().filter(|other| other.metadata.name != config.metadata.name);
+    beside.collect()
+}
+
+/// Those of the namespace of `config`.
+fn of_namespace<'a>(
+    config: &ShardingConfig,
+    others: &[&'a ShardingConfig],
+) -> Vec<&'a ShardingConfig> {
+    let near = others.iter().copied();
+    near.filter(|other| other.metadata.namespace == config.metadata.namespace).collect()
 }
 
 /// As [`sharding_config`], where `others` do not contain `config` itself.
 fn beside_others(
     config: &ShardingConfig,
     others: &[&ShardingConfig],
-    pods: Option<&[PodLabels]>,
+    pods: Option<&[&Member]>,
 ) -> Report {
     let mut report = Report::default();
     name(config, &mut report);
@@ -81,9 +101,7 @@ fn beside_others(
     lock(config, &mut report);
     schema::of_object("ShardingConfig", config, &mut report);
     if report.errors.is_empty() {
-        let near = others.iter().copied();
-        let near = near.filter(|other| other.metadata.namespace == config.metadata.namespace);
-        let others: Vec<&ShardingConfig> = near.collect();
+        let others = of_namespace(config, others);
         overlap::with_others(config, &others, &mut report);
         if config.spec.root.is_none() {
             overlap::of_selectors(config, &others, &mut report);
@@ -91,6 +109,9 @@ fn beside_others(
         if let Some(pods) = pods.filter(|_| config.spec.root.is_none() && report.errors.is_empty())
         {
             overlap::of_pods(config, &others, pods, &mut report);
+        }
+        if report.errors.is_empty() {
+            overlap::of_targets(config, &others, pods.unwrap_or_default(), &mut report);
         }
     }
     report

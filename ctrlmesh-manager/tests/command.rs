@@ -68,6 +68,25 @@ fn a_root_that_cannot_be_divided_ends_with_1_by_the_label_keys_that_are_given() 
 }
 
 #[test]
+fn hashes_that_belong_to_nobody_are_said_by_the_label_keys_that_are_given() -> io::Result<()> {
+    let shard = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\n\
+        spec: {controller: {leaderElectionName: a}, selector: {matchLabels: {a: b}}, \
+        limits: [{selector: {matchLabels: {example.com/slot: '3'}}}]}\n";
+    let shard = File::new("unowned", shard)?;
+    assert!(!said(&shard.validate()?).contains("warning"), "{}", said(&shard.validate()?));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"));
+    command.args(["validate", "--label-sharding-hash", "example.com/slot", "-f"]).arg(&shard.0);
+    let output = command.output()?;
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(
+        said(&output).contains("warning: spec.limits: the hashes 0,1,2,4,5"),
+        "{}",
+        said(&output)
+    );
+    Ok(())
+}
+
+#[test]
 fn a_list_is_looked_into() -> io::Result<()> {
     let item = SHARD.replace("RESOURCES", "relatedResources").replace('\n', "\n  ");
     let list = format!("apiVersion: v1\nkind: List\nitems:\n- {}\n", item.trim_end());

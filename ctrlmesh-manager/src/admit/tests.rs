@@ -153,6 +153,40 @@ fn two_shards_that_could_own_the_same_object_are_refused_by_name() {
 }
 
 #[test]
+fn a_root_of_pods_that_a_shard_by_hand_selects_is_refused_by_name() {
+    let mut there = pod("op-0", "op");
+    there["metadata"]["namespace"] = json!("ops");
+    there["metadata"]["labels"]["app"] = json!("op");
+    let known = snapshot(&format!("{SHARD}{there}"));
+    let by_root: Value = serde_saphyr::from_str(ROOT.trim_end_matches("---\n")).unwrap();
+    let refused = judged(&asked("CREATE", by_root.clone(), None), Some(&known));
+    let expected = "spec.root.targetStatefulSet: has pod \"op-0\", which ShardingConfig \"a\" selects too; a pod can be in one shard only";
+    assert!(!refused.allowed && message(&refused) == expected, "{refused:?}");
+    let mut elsewhere = by_root.clone();
+    elsewhere["spec"]["root"]["targetStatefulSet"] = json!("more");
+    assert!(judged(&asked("CREATE", elsewhere.clone(), None), Some(&known)).allowed);
+    let changed = judged(&asked("UPDATE", by_root, Some(elsewhere)), Some(&known));
+    assert_eq!(message(&changed), expected, "also where it becomes one");
+}
+
+#[test]
+fn hashes_that_belong_to_nobody_are_said_by_whichever_labels_are_in_force_or_to_come() {
+    let mut object = config("b", "b", "b");
+    object["spec"]["limits"][0]["selector"] = json!({"matchLabels": {"example.com/slot": "3"}});
+    let said = |scheme: Scheme| {
+        let known = Snapshot { scheme: std::sync::Arc::new(scheme), ..snapshot("") };
+        let response = judged(&asked("CREATE", object.clone(), None), Some(&known));
+        assert!(response.allowed, "{}", message(&response));
+        let warnings = response.warnings.unwrap_or_default();
+        warnings.iter().any(|one| one.contains("belong to nobody"))
+    };
+    let slot = Labelling { hash_key: "example.com/slot".to_owned(), ..Labelling::default() };
+    assert!(!said(Scheme::default()));
+    assert!(said(Scheme::settled(slot.clone())));
+    assert!(said(Scheme { next: Some(slot), ..Scheme::default() }));
+}
+
+#[test]
 fn what_is_immutable_is_refused_and_what_is_suspicious_is_said() {
     let known = snapshot(SHARD);
     let changed = asked("UPDATE", config("a", "a", "changed"), Some(config("a", "a", "op")));

@@ -57,6 +57,23 @@ fn woken(reader: &Reader) -> bool {
 }
 
 #[test]
+fn it_is_told_when_a_namespace_has_its_first_enrolled_pod_or_has_lost_its_last() {
+    let board = Board::default();
+    let mut namespaces = board.namespaces();
+    let mut news = || {
+        let is_new = namespaces.has_changed().unwrap();
+        (is_new, namespaces.borrow_and_update().len())
+    };
+    assert_eq!(news(), (false, 0));
+    board.publish([notice("a", "one", 1)]);
+    assert_eq!(news(), (true, 1));
+    board.publish([notice("a", "one", 2), notice("b", "one", 1)]);
+    assert_eq!(news(), (false, 1), "the same namespace");
+    board.publish([]);
+    assert_eq!(news(), (true, 0));
+}
+
+#[test]
 fn a_reader_sees_its_own_node_only_and_only_the_newest() {
     let board = Arc::new(Board::default());
     let (mut one, mut two) = (board.follow(node("one")), board.follow(node("two")));

@@ -21,6 +21,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Api, Client};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
@@ -75,6 +76,17 @@ struct There {
     /// What a list has shown that has not ended.
     listed: Option<BTreeMap<String, u64>>,
     is_whole: bool,
+}
+
+/// Where it is looked whether all is right.
+#[derive(Debug)]
+enum Look {
+    /// In one namespace, where something has happened.
+    At(String),
+    /// In namespaces that have enrolled pods, and perhaps had none before.
+    WhereItIsMissing,
+    /// In all namespaces, and in the webhook configurations.
+    Everywhere,
 }
 
 // === impl There ===
@@ -145,18 +157,20 @@ impl Roots {
         self.write(namespace, &data).await
     }
 
-    /// Puts everything right for ever, where this replica leads. `namespaces` says which have enrolled pods.
+    /// Puts everything right for ever, where this replica leads. `namespaces` are those that have enrolled pods; the
+    /// ConfigMap is in `own`, too.
     pub async fn follow(
         self: Arc<Self>,
         leadership: Leadership,
-        namespaces: impl Fn() -> BTreeSet<String> + Send,
+        namespaces: watch::Receiver<BTreeSet<String>>,
+        own: String,
     ) {
         let mut election = leadership.clone();
         loop {
             election.held().await;
             let mut here = leadership.clone();
             tokio::select! {
-                () = self.keep(&leadership, &namespaces) => return,
+                () = self.keep(&leadership, namespaces.clone(), &own) => return,
                 // Another replica does now.
                 () = here.lost() => {}
             }
@@ -168,7 +182,8 @@ impl Roots {
     async fn keep(
         &self,
         leadership: &Leadership,
-        namespaces: &(impl Fn() -> BTreeSet<String> + Send),
+        mut namespaces: watch::Receiver<BTreeSet<String>>,
+        own: &str,
     ) {
         let maps: Api<ConfigMap> = Api::all(self.client.clone());
         let ours = Config::default().fields(&format!("metadata.name={}", root_ca::MESH));
@@ -180,36 +195,58 @@ impl Roots {
         // Whether something was passed over because it was written a moment ago.
         let mut again = false;
         loop {
-            let wrong = tokio::select! {
+            let look = tokio::select! {
                 event = events.next() => match event {
-                    Some(Ok(event)) => there.take(event),
+                    Some(Ok(event)) => there.take(event).map_or(Look::Everywhere, Look::At),
                     Some(Err(error)) => {
                         warn!(%error, "watch failed; goes on");
                         continue;
                     }
                     None => return,
                 },
-                _ = ticks.tick() => None,
-                () = time::sleep(STANDS), if again => None,
-                gone = changes.changed() => {
-                    if gone.is_err() {
-                        return;
-                    }
-                    None
-                }
+                _ = ticks.tick() => Look::Everywhere,
+                () = time::sleep(STANDS), if again => Look::Everywhere,
+                known = changes.changed() => match known {
+                    Ok(()) => Look::Everywhere,
+                    Err(_gone) => return,
+                },
+                known = namespaces.changed() => match known {
+                    Ok(()) => Look::WhereItIsMissing,
+                    Err(_gone) => return,
+                },
             };
-            let all = namespaces();
-            match wrong {
-                _ if !there.is_whole() => {}
-                Some(namespace) => {
-                    let is_asked = all.contains(&namespace) || there.has(&namespace);
-                    again |= self.repair(is_asked.then_some(namespace), &there, leadership).await;
-                }
-                None => {
-                    let known = there.namespaces();
-                    again = self.repair(all.into_iter().chain(known), &there, leadership).await;
-                    self.webhooks(leadership).await;
-                }
+            if there.is_whole() {
+                let mut all = namespaces.borrow_and_update().clone();
+                all.insert(own.to_owned());
+                again = self.look(look, all, again, &there, leadership).await;
+            }
+        }
+    }
+
+    /// Looks there whether all is right, and puts it right; `all` are the namespaces that need the ConfigMap. Gives whether
+    /// something was passed over, now or `before`, because it was written a moment ago.
+    async fn look(
+        &self,
+        look: Look,
+        all: BTreeSet<String>,
+        before: bool,
+        there: &There,
+        leadership: &Leadership,
+    ) -> bool {
+        match look {
+            Look::At(namespace) => {
+                let is_asked = all.contains(&namespace) || there.has(&namespace);
+                before | self.repair(is_asked.then_some(namespace), there, leadership).await
+            }
+            Look::WhereItIsMissing => {
+                let missing = all.into_iter().filter(|namespace| !there.has(namespace));
+                before | self.repair(missing, there, leadership).await
+            }
+            Look::Everywhere => {
+                let known = there.namespaces();
+                let again = self.repair(all.into_iter().chain(known), there, leadership).await;
+                self.webhooks(leadership).await;
+                again
             }
         }
     }

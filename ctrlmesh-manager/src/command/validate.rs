@@ -36,13 +36,13 @@ impl Validate {
                 .with_context(|| format!("parse {}", file.display()))?;
             Ok((file.display().to_string(), documents))
         });
+        let documents = documents.collect::<Result<Vec<_>>>()?;
         let labelling = self.labels.labelling()?;
         // Those of the cluster are not known here.
         let namespaces = BTreeSet::new();
-        let verdicts =
-            validate::manifests_and(&documents.collect::<Result<Vec<_>>>()?, &|config| {
-                shard::undividable(config, &labelling, &namespaces)
-            });
+        let verdicts = validate::manifests_and(&documents, &[&labelling.hash_key], &|config| {
+            shard::undividable(config, &labelling, &namespaces)
+        });
         verdicts.iter().try_for_each(print)?;
         ensure!(
             verdicts.iter().any(|verdict| verdict.report.is_some()),

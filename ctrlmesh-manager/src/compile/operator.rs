@@ -9,7 +9,7 @@ use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::share;
 
-use super::placement::{self, Placement};
+use super::placement::Placement;
 use super::{Told, Trouble, World};
 use crate::pod::Member;
 use crate::shard::{self, Shard};
@@ -192,7 +192,7 @@ impl Operator<'_> {
         let mut shards = told.into_iter().chain(pod.recorded());
         match (&self.division, &self.config.spec.root) {
             (Division::Unknown { prefix }, Some(rule)) => {
-                shards.any(|shard| shard.starts_with(prefix)) || placement::is_of_target(rule, pod)
+                shards.any(|shard| shard.starts_with(prefix)) || pod.is_of_target(rule)
             }
             _ => shards.any(|shard| shard == name(self.config)),
         }

@@ -144,12 +144,6 @@ impl<'a> Placement<'a> {
     }
 }
 
-/// Whether `pod` is of the workload that a root with this rule divides.
-pub(super) fn is_of_target(rule: &Root, pod: &Member) -> bool {
-    rule.target_stateful_set.as_deref().is_some_and(|set| pod.ordinal_in(set).is_some())
-        || revision(rule, pod).is_some()
-}
-
 /// Whether no rollout is under way and no pod about to be replaced: then pods may move to shards that lack them.
 ///
 /// A pod that goes may do so for very long, on a node that is dead. So it counts only until there are as many pods as

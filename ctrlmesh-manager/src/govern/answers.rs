@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ctrlmesh_common::names::port;
+use ctrlmesh_common::names::{self, port};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use kube::core::admission::AdmissionResponse;
@@ -20,6 +20,7 @@ use crate::cache::Cache;
 use crate::context::Context;
 use crate::inject::Settings;
 use crate::plan::Plans;
+use crate::pod::KUBE_SYSTEM;
 use crate::shard::Labelling;
 use crate::telemetry;
 use crate::webhook::{Handler, Route};
@@ -49,7 +50,9 @@ fn label(asked: &Asked, cache: &Cache) -> AdmissionResponse {
     }
 }
 
-/// Gives pods what they need. What a pod is to trust has to be there before the pod.
+/// Gives pods what they need. What a pod is to trust has to be there before the pod, where anything says that pods are
+/// served there; else the leader writes it as soon as there is one. For who asks need not be the API server, and of a pod
+/// that never comes nothing is to stay.
 fn inject(context: &Context, plans: &Plans) -> Handler {
     let args = &context.args;
     let settings = Settings {
@@ -58,14 +61,19 @@ fn inject(context: &Context, plans: &Plans) -> Handler {
         manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     };
     let (seat, roots) = (seat(plans, settings), context.roots.clone());
+    let (plans, own) = (plans.clone(), args.namespace.clone());
     Arc::new(move |asked: Asked| {
+        if let Some(response) = unasked(&asked, &own) {
+            return futures::future::ready(response).boxed();
+        }
         let (namespace, dry_run) = (asked.namespace.clone().unwrap_or_default(), asked.dry_run);
         let failed = AdmissionResponse::from(&asked);
-        let (seated, roots) = (seat(asked), roots.clone());
+        let (seated, roots, plans) = (seat(asked), roots.clone(), plans.clone());
         let injected = async move {
             let response = seated.await;
             if response.patch.is_some()
                 && !dry_run
+                && is_served(&plans, &namespace)
                 && let Err(error) = roots.in_namespace(&namespace).await
             {
                 let error = telemetry::chain(&error);
@@ -75,6 +83,30 @@ fn inject(context: &Context, plans: &Plans) -> Handler {
             response
         };
         injected.boxed()
+    })
+}
+
+/// The answer where a pod is not even looked at: what our configurations never ask about stays as it is, and what no
+/// namespace can be called is refused. Whoever reaches us can ask; the API server would not.
+fn unasked(asked: &Asked, own: &str) -> Option<AdmissionResponse> {
+    let namespace = asked.namespace.as_deref().unwrap_or_default();
+    let response = AdmissionResponse::from(asked);
+    if [KUBE_SYSTEM, own].contains(&namespace) {
+        return Some(response);
+    }
+    let may_be = names::is_dns_subdomain(namespace) && !namespace.contains('.');
+    let message = || format!("request.namespace: {namespace:?} must be a lower-case DNS label");
+    (!may_be).then(|| response.deny(message()))
+}
+
+/// Whether a ShardingConfig or an enrolled pod of `namespace` is there.
+fn is_served(plans: &Plans, namespace: &str) -> bool {
+    let plan = plans.borrow().clone();
+    plan.is_some_and(|plan| {
+        let snapshot = &plan.snapshot;
+        let mut configs = snapshot.configs.iter();
+        configs.any(|config| config.metadata.namespace.as_deref() == Some(namespace))
+            || snapshot.members.iter().any(|pod| pod.enrolled() && pod.name.namespace == namespace)
     })
 }
 
@@ -140,9 +172,10 @@ fn aside(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::mpsc;
 
-    use ctrlmesh_common::names::label;
+    use ctrlmesh_common::names::{annotation, label};
     use kube::core::DynamicObject;
     use kube::core::admission::AdmissionReview;
 
@@ -150,6 +183,8 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
+    use crate::cache::Snapshot;
+    use crate::plan;
 
     /// The question whether an object of `kind`, with these labels, may be made in `namespace`.
     fn asked(kind: &str, namespace: &str, labels: &[&str]) -> Asked {
@@ -167,6 +202,39 @@ mod tests {
         });
         let review: AdmissionReview<DynamicObject> = serde_json::from_value(review).unwrap();
         review.try_into().unwrap()
+    }
+
+    #[test]
+    fn what_no_configuration_asks_about_is_left_alone_and_what_is_no_namespace_refused() {
+        let answer = |namespace| unasked(&asked("Pod", namespace, &[label::ENABLE_PROXY]), "mesh");
+        for namespace in [KUBE_SYSTEM, "mesh"] {
+            let response = answer(namespace).unwrap();
+            assert!(response.allowed && response.patch.is_none(), "{response:?}");
+        }
+        // It would stand in the path of a request of ours.
+        for namespace in ["", "a/secrets/b?", "..", "a.b", "A"] {
+            let response = answer(namespace).unwrap();
+            assert!(!response.allowed, "{response:?}");
+            assert!(response.result.message.starts_with("request.namespace: "), "{response:?}");
+        }
+        assert!(answer("ops").is_none());
+    }
+
+    #[test]
+    fn a_namespace_is_served_where_something_that_is_there_says_so() {
+        let shard = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: a}\nspec: {}\n---\n";
+        let pod = |namespace: &str, annotations: &str| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: {namespace}, uid: u, annotations: {{{annotations}}}, labels: {{{}: 'true'}}}}\n---\n",
+                label::ENABLE_PROXY
+            )
+        };
+        let enrolled = pod("b", &format!("{}: 'true'", annotation::INJECTED));
+        let text = shard.to_owned() + &enrolled + &pod("c", "");
+        let plan = plan::of(Snapshot::of_manifests(&text), &BTreeMap::new());
+        let (_sender, plans) = watch::channel(Some(Arc::new(plan)));
+        let served = ["a", "b", "c", "d"].map(|namespace| is_served(&plans, namespace));
+        assert_eq!(served, [true, true, false, false]);
     }
 
     /// What is answered by a thread of its own, which it waits for while the only one there is has other work.

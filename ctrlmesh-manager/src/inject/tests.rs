@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::pod::Member;
 
 mod trust;
 
@@ -182,7 +183,7 @@ fn another_kubeconfig_is_replaced_also_in_a_command_and_in_what_initialises_the_
 
 #[test]
 fn names_that_the_proxy_needs_are_refused_and_its_own_are_known_again() {
-    for name in ["ctrlmesh-proxy", "ctrlmesh-state", "ctrlmesh-kubeconfig"] {
+    for name in ["ctrlmesh-proxy", "ctrlmesh-state", "ctrlmesh-kubeconfig", "ctrlmesh-fail-open"] {
         let mut spec = usual();
         let volume = json!({"name": name, "emptyDir": {}});
         spec["volumes"].as_array_mut().unwrap().push(volume);
@@ -358,6 +359,17 @@ proptest! {
     fn injecting_again_changes_nothing(pod in any_pod()) {
         let once = inject(&pod, Some("s"), &settings()).unwrap();
         prop_assert_eq!(inject(&once, Some("s"), &settings()).unwrap(), once);
+    }
+
+    #[test]
+    fn whether_it_fails_open_is_known_of_it_ever_after_whatever_its_annotation_says(pod in any_pod()) {
+        let asked = |pod: &Pod| pod.metadata.annotations.as_ref().unwrap()[annotation::FAIL_OPEN].clone();
+        let open = asked(&pod) == "true";
+        let mut admitted = inject(&pod, Some("s"), &settings()).unwrap();
+        admitted.metadata.uid = Some("u".to_owned());
+        let annotations = admitted.metadata.annotations.as_mut().unwrap();
+        annotations.insert(annotation::FAIL_OPEN.to_owned(), (!open).to_string());
+        prop_assert_eq!(Member::from(&admitted).fail_open, open);
     }
 
     #[test]

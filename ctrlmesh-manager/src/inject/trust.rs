@@ -6,13 +6,28 @@
 use std::collections::BTreeSet;
 
 use ctrlmesh_common::names::root_ca;
-use k8s_openapi::api::core::v1::{Container, KeyToPath, PodSpec, Volume, VolumeProjection};
+use k8s_openapi::api::core::v1::{
+    ConfigMapProjection, Container, KeyToPath, PodSpec, ProjectedVolumeSource, Volume,
+    VolumeProjection,
+};
 
 use super::redirect::SERVICE_ACCOUNT;
 use super::{Refusal, containers, operators, sidecar};
+use crate::pod;
 
 /// What the name of the bundle with the API server's CA has in it, and of who signs for it.
 const API_SERVER_SIGNER: &str = "kube-apiserver-serving";
+
+/// The volume that says of a pod that it may fail open, where nothing else of its own does.
+const FAIL_OPEN: &str = "ctrlmesh-fail-open";
+
+/// # Errors
+/// Where a volume has the name of the one that only says that the pod may fail open.
+pub(super) fn check_names(spec: &PodSpec) -> Result<(), Refusal> {
+    let mut volumes = spec.volumes.iter().flatten();
+    let is_taken = volumes.any(|volume| volume.name == FAIL_OPEN && *volume != fail_open_volume());
+    if is_taken { Err(Refusal::Volume { name: FAIL_OPEN.to_owned() }) } else { Ok(()) }
+}
 
 /// # Errors
 /// Where a volume or a variable brings the API server's CA in another way than its ConfigMap, and says so.
@@ -26,13 +41,17 @@ pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
         }
     }
     for container in containers(spec) {
-        let mut all = container.env_from.iter().flatten();
-        let map = all.find(|from| {
-            from.config_map_ref.as_ref().is_some_and(|map| map.name == root_ca::CLUSTER)
-        });
-        if map.is_some() {
+        let all = container.env_from.iter().flatten();
+        // Of ours, too, one key has it.
+        let mut maps = all.filter_map(|from| from.config_map_ref.as_ref());
+        if let Some(map) = maps.find(|map| is_known(&map.name)) {
             let field = format!("spec.containers[{:?}].envFrom", container.name);
-            return Err(Refusal::RealCa { field, what: "the ConfigMap kube-root-ca.crt" });
+            let what = if map.name == root_ca::MESH {
+                "the whole ConfigMap ctrlmesh-root-ca"
+            } else {
+                "the ConfigMap kube-root-ca.crt"
+            };
+            return Err(Refusal::RealCa { field, what });
         }
     }
     Ok(())
@@ -98,7 +117,13 @@ fn is_known(config_map: &str) -> bool {
 
 /// Every volume and variable that holds the API server's CA holds the mesh's instead; where the operator may get past
 /// its proxy, both.
+///
+/// That it may is read from there later, since anybody who may patch pods can write annotations. A pod that has no such
+/// volume or variable gets a volume that nobody mounts.
 pub(super) fn apply(spec: &mut PodSpec, fail_open: bool) {
+    if let Some(volumes) = spec.volumes.as_mut().filter(|_| !fail_open) {
+        volumes.retain(|volume| volume.name != FAIL_OPEN);
+    }
     let key = if fail_open { root_ca::FAIL_OPEN_KEY } else { root_ca::KEY };
     for container in operators(spec) {
         let sources = container.env.iter_mut().flatten().filter_map(|one| one.value_from.as_mut());
@@ -120,6 +145,22 @@ pub(super) fn apply(spec: &mut PodSpec, fail_open: bool) {
             trust(&mut map.name, &mut map.items, key);
         }
     }
+    if fail_open && !pod::believes_both(spec) {
+        spec.volumes.get_or_insert_default().push(fail_open_volume());
+    }
+}
+
+fn fail_open_volume() -> Volume {
+    let map = ConfigMapProjection {
+        name: root_ca::MESH.to_owned(),
+        items: Some(vec![sidecar::item(root_ca::FAIL_OPEN_KEY, root_ca::KEY)]),
+        optional: None,
+    };
+    let source = VolumeProjection { config_map: Some(map), ..VolumeProjection::default() };
+    // As the API server would say it, so that a second look knows it again.
+    let projected =
+        ProjectedVolumeSource { default_mode: Some(0o644), sources: Some(vec![source]) };
+    Volume { name: FAIL_OPEN.to_owned(), projected: Some(projected), ..Volume::default() }
 }
 
 /// The same for what of a ConfigMap is in a volume. Where nothing is picked, all keys are: of ours that would be too many.

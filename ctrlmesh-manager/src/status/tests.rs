@@ -1,4 +1,5 @@
 use ctrlmesh_common::policy::Policy;
+use regex::Regex;
 
 use super::*;
 use crate::cache::Snapshot;
@@ -278,4 +279,28 @@ fn what_was_said_of_a_pod_is_not_said_of_the_next_of_its_name() {
     assert_eq!(again.pods, first.pods, "nothing new is known of it");
     let next = status(&with(&first, &born(150)), 0, &[], 200);
     assert_eq!((next.pods[0].epoch, next.pods[0].last_contact.clone()), (None, None));
+}
+
+/// The reasons that a function of `status.rs` can give, in order.
+fn reasons(function: &str) -> Vec<String> {
+    let source = include_str!("../status.rs");
+    let (_, body) = source.split_once(&format!("\nfn {function}(")).unwrap();
+    let (body, _) = body.split_once("\n}\n").unwrap();
+    let given = Regex::new(r#"verdict\(\s*(?:true|false),\s*"(\w+)""#).unwrap();
+    assert_eq!(given.find_iter(body).count(), body.matches("verdict(").count(), "{function}");
+    given.captures_iter(body).map(|one| one[1].to_owned()).collect()
+}
+
+#[test]
+fn the_readme_lists_every_reason_in_the_order_in_which_they_are_told() {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    let name = Regex::new(r"`(\w+)`").unwrap();
+    for (condition, function) in
+        [("Accepted", "accepted"), ("Programmed", "programmed"), ("Degraded", "degraded")]
+    {
+        let row = readme.lines().find(|line| line.starts_with(&format!("| `{condition}` |")));
+        let names = name.captures_iter(row.unwrap()).map(|one| one[1].to_owned());
+        assert_eq!(names.skip(1).collect::<Vec<_>>(), reasons(function), "{condition}");
+    }
 }

@@ -45,12 +45,14 @@ impl Verdict {
 /// Checks every resource of ours in `files`, each a name and the documents that it holds, by itself and beside the
 /// others.
 pub fn manifests(files: &[(String, Vec<Value>)]) -> Vec<Verdict> {
-    manifests_and(files, &|_| None)
+    manifests_and(files, &[], &|_| None)
 }
 
-/// The same, where `more` finds in a ShardingConfig by itself what is wrong with it beside.
+/// The same, where `hash_keys` are those of labels with a hash beside our own, and `more` finds in a ShardingConfig by
+/// itself what is wrong with it beside.
 pub fn manifests_and(
     files: &[(String, Vec<Value>)],
+    hash_keys: &[&str],
     more: &dyn Fn(&ShardingConfig) -> Option<Problem>,
 ) -> Vec<Verdict> {
     let mut manifests = Vec::new();
@@ -75,7 +77,7 @@ pub fn manifests_and(
         };
         let others = configs.iter().enumerate().filter(|(other, _)| is_other(*other));
         let others = others.filter_map(|(_, config)| config.as_ref()).collect::<Vec<_>>();
-        let mut verdict = verdict(manifest, &others);
+        let mut verdict = verdict(manifest, &others, hash_keys);
         if let (Some(report), Some(config)) = (&mut verdict.report, &configs[at])
             && report.errors.is_empty()
         {
@@ -148,7 +150,7 @@ fn unfold(mut value: Value, of: Option<(&str, &Value)>, place: String, into: &mu
     }
 }
 
-fn verdict(manifest: Manifest, others: &[&ShardingConfig]) -> Verdict {
+fn verdict(manifest: Manifest, others: &[&ShardingConfig], hash_keys: &[&str]) -> Verdict {
     let Manifest { place, value } = manifest;
     let name = value["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let kind = kind(&value).to_owned();
@@ -164,7 +166,7 @@ fn verdict(manifest: Manifest, others: &[&ShardingConfig]) -> Verdict {
         Report::default()
     };
     if schema::is_known(&kind) {
-        let inner = checked(&kind, &value, others);
+        let inner = checked(&kind, &value, others, hash_keys);
         report.errors.extend(inner.errors);
         report.warnings.extend(inner.warnings);
     } else {
@@ -184,12 +186,12 @@ fn not_served(value: &Value, kind: &str, given: [&str; 2]) -> Report {
     report
 }
 
-fn checked(kind: &str, value: &Value, others: &[&ShardingConfig]) -> Report {
+fn checked(kind: &str, value: &Value, others: &[&ShardingConfig], hash_keys: &[&str]) -> Report {
     let mut written = schema::of_manifest(kind, value);
     written.extend(metadata::check(value.get("metadata")));
     let read = match kind {
         "ShardingConfig" => {
-            parsed_config(value).map(|config| super::beside_others(&config, others, None))
+            parsed_config(value).map(|config| config_report(&config, others, hash_keys))
         }
         "CircuitBreaker" => parsed::<CircuitBreaker>(value).map(|one| super::circuit_breaker(&one)),
         "FaultInjection" => parsed::<FaultInjection>(value).map(|one| super::fault_injection(&one)),
@@ -206,6 +208,18 @@ fn checked(kind: &str, value: &Value, others: &[&ShardingConfig]) -> Report {
         .filter(|found| !report.errors.iter().any(|said| said.field == found.field));
     let new: Vec<Problem> = new.collect();
     report.errors.extend(new);
+    report
+}
+
+fn config_report(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    hash_keys: &[&str],
+) -> Report {
+    let mut report = super::beside_others(config, others, None);
+    if report.errors.is_empty() {
+        report.warnings.extend(super::unowned_beside(config, others, hash_keys).warnings);
+    }
     report
 }
 

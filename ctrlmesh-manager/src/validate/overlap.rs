@@ -2,19 +2,20 @@
 //!
 //! Also: would a root make a shard that is called as one that is there?
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_common::selector::{Condition, Selector};
 
-use super::{PodLabels, Problem, Report};
+use super::{Problem, Report};
 
 mod claim;
 mod kin;
+mod pods;
 mod unowned;
 
 use claim::{Budget, Claim, Named, STEPS, Spent, UNNAMED};
 use kin::{Kin, Kinship, Workload};
+pub(in crate::validate) use pods::{of_pods, of_selectors, of_targets};
 
 /// How many steps it may take to compare all ShardingConfigs of a namespace.
 const ALL_STEPS: usize = 4 * STEPS;
@@ -38,7 +39,6 @@ pub(super) fn with_others(
     let mut budget = Budget::of(STEPS);
     // Of those that are merely suspicious, one says enough.
     let mut suspected = false;
-    let mut of_operator = Vec::new();
     for other in others {
         let theirs = Kin::of(other, &near);
         names(&mine, &theirs, other, report);
@@ -46,18 +46,34 @@ pub(super) fn with_others(
         if kinship != Kinship::Unknown {
             let theirs = Claim::of(other);
             report.errors.extend(compared(config, &claim, other, &theirs, kinship, &mut budget));
-            of_operator.push(theirs);
         } else if !suspected && let Ok(Some(what)) = claim.common(&Claim::of(other), &mut budget) {
             suspected = true;
             let told = could_own(what, other);
             report.warning(share_field(config), format!("{told}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
         }
     }
-    if report.errors.is_empty()
-        && mine.is_by_hand()
-        && mine.is_known()
-        && let Ok(Some(((_, resource), hashes))) =
-            unowned::unowned(&claim, &of_operator, &mut budget)
+}
+
+/// Warns of hashes that neither `config`, a shard by hand, has nor another shard of its operator. `keys` are those of
+/// labels with a hash, beside our own.
+pub(super) fn hashes(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    keys: &[&str],
+    report: &mut Report,
+) {
+    let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
+    let mine = Kin::of(config, &near);
+    if !mine.is_by_hand() || !mine.is_known() {
+        return;
+    }
+    let of_operator = others.iter().filter(|other| {
+        mine.to(&Kin::of(other, &near)).is_some_and(|kinship| kinship != Kinship::Unknown)
+    });
+    let theirs: Vec<Claim<'_>> = of_operator.map(|other| Claim::of(other)).collect();
+    let claim = Claim::of(config);
+    if let Ok(Some(((_, resource), hashes))) =
+        unowned::unowned(&claim, &theirs, keys, &mut Budget::of(STEPS))
     {
         let what = if resource == UNNAMED { "resources that are not named" } else { resource };
         report.warning("spec.limits", format!("the hashes {hashes} of {what} belong to nobody: neither this shard nor another of its operator has them"));
@@ -173,80 +189,11 @@ fn shown(group: &str, resource: &str) -> String {
     }
 }
 
-/// Compares the selector of pods with those of the other shards, whatever their operator: where two ask the same, every
-/// pod of one is one of the other, whichever pods there are.
-pub(super) fn of_selectors(
-    config: &ShardingConfig,
-    others: &[&ShardingConfig],
-    report: &mut Report,
-) {
-    let Some(selector) = pod_selector(config) else {
-        return;
-    };
-    let asked = |selector: &Selector| -> HashSet<(String, Condition)> {
-        let requirements = selector.requirements().iter();
-        requirements.map(|one| (one.key().to_owned(), in_one_way(one.condition()))).collect()
-    };
-    let mine = asked(&selector);
-    let same = |other: &&&ShardingConfig| {
-        other.spec.root.is_none() && pod_selector(other).is_some_and(|one| asked(&one) == mine)
-    };
-    if let Some(other) = others.iter().find(same) {
-        let name = name(other);
-        report.error(
-            "spec.selector",
-            format!(
-                "selects the same pods as ShardingConfig {name:?}; a pod can be in one shard only"
-            ),
-        );
-    }
-}
-
-/// A condition as it is written where another way to write it means the same.
-fn in_one_way(condition: &Condition) -> Condition {
-    let only = |values: &BTreeSet<String>| values.first().filter(|_| values.len() == 1).cloned();
-    match condition {
-        Condition::In(values) => only(values).map(Condition::Equals),
-        Condition::NotIn(values) => only(values).map(Condition::NotEquals),
-        _ => None,
-    }
-    .unwrap_or_else(|| condition.clone())
-}
-
-/// Compares the pods of `config` with those of the other shards, whatever their operator.
-pub(super) fn of_pods(
-    config: &ShardingConfig,
-    others: &[&ShardingConfig],
-    pods: &[PodLabels],
-    report: &mut Report,
-) {
-    let Some(selector) = pod_selector(config) else {
-        return;
-    };
-    let mine: Vec<&PodLabels> = pods.iter().filter(|pod| selector.matches(&pod.labels)).collect();
-    if mine.is_empty() {
-        report.warning("spec.selector", "selects no pod of the namespace");
-    }
-    for other in others.iter().filter(|other| other.spec.root.is_none()) {
-        let Some(selector) = pod_selector(other) else {
-            continue;
-        };
-        let name = other.metadata.name.as_deref().unwrap_or_default();
-        if let Some(pod) = mine.iter().find(|pod| selector.matches(&pod.labels)) {
-            report.error("spec.selector", format!("selects pod {:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only", pod.name));
-        }
-    }
-}
-
 fn target_field(config: &ShardingConfig) -> &'static str {
     match &config.spec.root {
         Some(root) if root.target_deployment.is_some() => "spec.root.targetDeployment",
         _ => "spec.root.targetStatefulSet",
     }
-}
-
-fn pod_selector(config: &ShardingConfig) -> Option<Selector> {
-    Selector::try_from(config.spec.selector.as_ref()?).ok()
 }
 
 #[cfg(test)]

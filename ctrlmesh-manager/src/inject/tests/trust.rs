@@ -76,7 +76,25 @@ fn variables_with_the_ca_hold_the_meshs_or_are_refused() {
     assert_eq!(env(json!({})), json!([from("ctrlmesh-root-ca", "ca.crt")]));
     let open = json!({annotation::FAIL_OPEN: "true"});
     assert_eq!(env(open), json!([from("ctrlmesh-root-ca", "fail-open-ca.crt")]));
-    spec["containers"][1]["envFrom"] = json!([{"configMapRef": {"name": "kube-root-ca.crt"}}]);
-    let message = refused(json!({}), spec);
-    assert!(message.starts_with("spec.containers[\"second\"].envFrom"), "{message}");
+    for name in ["kube-root-ca.crt", "ctrlmesh-root-ca"] {
+        spec["containers"][1]["envFrom"] = json!([{"configMapRef": {"name": name}}]);
+        let message = refused(json!({}), spec.clone());
+        assert!(message.starts_with("spec.containers[\"second\"].envFrom"), "{message}");
+        assert!(message.contains(name), "{message}");
+    }
+}
+
+#[test]
+fn a_pod_that_may_fail_open_and_has_no_ca_says_so_in_a_volume_that_nobody_mounts() {
+    let bare = json!({"containers": [{"name": "operator", "image": "op"}]});
+    let open = json!({annotation::FAIL_OPEN: "true"});
+    let found = injected(open.clone(), bare.clone());
+    let map = json!({"name": "ctrlmesh-root-ca", "items": [{"key": "fail-open-ca.crt", "path": "ca.crt"}]});
+    let projected = json!({"defaultMode": 420, "sources": [{"configMap": map}]});
+    let volume = json!({"name": "ctrlmesh-fail-open", "projected": projected});
+    assert_eq!(found["spec"]["volumes"], json!([volume]));
+    assert_eq!(found["spec"]["containers"][0]["volumeMounts"], Value::Null);
+    assert_eq!(injected(open, found["spec"].clone())["spec"], found["spec"], "asked again");
+    let copied = injected(json!({}), found["spec"].clone());
+    assert_eq!(copied["spec"]["volumes"], json!([]), "a copy that may not any more");
 }

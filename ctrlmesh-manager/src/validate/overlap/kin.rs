@@ -172,13 +172,17 @@ fn workloads(config: &ShardingConfig) -> Option<BTreeSet<Workload<'_>>> {
         ];
         return Some(targets.into_iter().filter_map(|(kind, name)| Some((kind, name?))).collect());
     }
-    let of_pod = |pod: &str| pod.rsplit_once('-').map_or("", |(name, _)| name).len();
     let pods = pod_names(config.spec.selector.as_ref()?)?;
-    Some(pods.into_iter().map(|pod| ("StatefulSet", &pod[..of_pod(pod)])).collect())
+    Some(pods.into_iter().map(|pod| ("StatefulSet", stateful_set(pod))).collect())
+}
+
+/// The `StatefulSet` of a pod that has its name as a label.
+pub(super) fn stateful_set(pod: &str) -> &str {
+    pod.rsplit_once('-').map_or("", |(name, _)| name)
 }
 
 /// The pods that the selector names by themselves.
-fn pod_names(selector: &LabelSelector) -> Option<Vec<&str>> {
+pub(super) fn pod_names(selector: &LabelSelector) -> Option<Vec<&str>> {
     if let Some(name) = selector.match_labels.get(label::STATEFULSET_POD_NAME) {
         return Some(vec![name.as_str()]);
     }

@@ -244,44 +244,55 @@ fn what_would_take_too_long_to_compare_is_refused() {
     assert!(found.starts_with(expected), "{found}");
 }
 
-fn warnings(config: &ShardingConfig, others: &[&ShardingConfig]) -> Vec<String> {
+fn warnings(config: &ShardingConfig, others: &[&ShardingConfig], keys: &[&str]) -> Vec<String> {
     let mut report = Report::default();
     with_others(config, others, &mut report);
+    hashes(config, others, keys, &mut report);
     assert_eq!(report.errors, []);
     report.warnings.iter().map(ToString::to_string).collect()
 }
 
+/// A shard of the hashes that labels with this key say.
+fn of_hashes(key: &str, name: &str, hashes: std::ops::Range<u8>) -> ShardingConfig {
+    let hashes = hashes.map(|hash| format!("'{hash}'")).collect::<Vec<_>>().join(", ");
+    let pods = "relateResources: [{apiGroups: [''], resources: [pods]}]";
+    let selector = format!("{{key: {key}, operator: In, values: [{hashes}]}}");
+    limited(name, &[format!("{{{pods}, selector: {{matchExpressions: [{selector}]}}}}")])
+}
+
 #[test]
-fn hashes_that_no_shard_by_hand_has_are_said() {
-    let of = |name: &str, hashes: std::ops::Range<u8>| {
-        let hashes = hashes.map(|hash| format!("'{hash}'")).collect::<Vec<_>>().join(", ");
-        let pods = "relateResources: [{apiGroups: [''], resources: [pods]}]";
-        let selector =
-            format!("{{key: {}, operator: In, values: [{hashes}]}}", label::SHARDING_HASH);
-        limited(name, &[format!("{{{pods}, selector: {{matchExpressions: [{selector}]}}}}")])
-    };
+fn hashes_that_no_shard_by_hand_has_are_said_whichever_label_says_them() {
+    let missing = [
+        "spec.limits: the hashes 2 of pods belong to nobody: neither this shard nor another of its operator has them",
+    ];
+    for key in [label::SHARDING_HASH, label::SHARD_HASH, "example.com/slot"] {
+        let of = |name: &str, hashes| of_hashes(key, name, hashes);
+        let (first, second, third) = (of("one", 0..2), of("two", 3..30), of("three", 30..32));
+        let said = |others: &[&ShardingConfig]| warnings(&first, others, &["example.com/slot"]);
+        assert_eq!(said(&[&second, &third]), missing, "{key}");
+        assert_eq!(said(&[&second, &third, &of("four", 2..3)]), Vec::<String>::new(), "{key}");
+    }
+    let other = of_hashes("example.com/slot", "one", 0..2);
+    assert_eq!(warnings(&other, &[], &[]), Vec::<String>::new(), "it may be any label");
+}
+
+#[test]
+fn hashes_of_whom_nothing_is_known_or_a_root_has_all_are_not_said() {
+    let of = |name: &str, hashes| of_hashes(label::SHARDING_HASH, name, hashes);
     let (first, second, third) = (of("one", 0..2), of("two", 3..30), of("three", 30..32));
-    let found = warnings(&first, &[&second, &third]);
-    assert_eq!(
-        found,
-        [
-            "spec.limits: the hashes 2 of pods belong to nobody: neither this shard nor another of its operator has them"
-        ]
-    );
-    assert_eq!(warnings(&first, &[&second, &third, &of("four", 2..3)]), Vec::<String>::new());
     let none = Vec::<String>::new();
-    assert_eq!(warnings(&shard("by-team", "a"), &[]), none, "it is not divided by hash");
+    assert_eq!(warnings(&shard("by-team", "a"), &[], &[]), none, "it is not divided by hash");
     let mut stranger = of("four", 2..3);
     stranger.spec.controller =
         Some(ctrlmesh_common::api::Controller { leader_election_name: "x".to_owned() });
-    assert_eq!(warnings(&first, &[&second, &third, &stranger]).len(), 1);
+    assert_eq!(warnings(&first, &[&second, &third, &stranger], &[]).len(), 1);
     let on = root("root", "");
     assert_eq!(
-        warnings(&owned(of("r-1-normal", 0..2), &on), &[&on]),
+        warnings(&owned(of("r-1-normal", 0..2), &on), &[&on], &[]),
         none,
         "its root has them all"
     );
     let mut anybodys = first.clone();
     anybodys.spec.controller = None;
-    assert_eq!(warnings(&anybodys, &[]), none, "nobody knows who its like are");
+    assert_eq!(warnings(&anybodys, &[], &[]), none, "nobody knows who its like are");
 }

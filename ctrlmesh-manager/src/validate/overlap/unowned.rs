@@ -8,17 +8,19 @@ use ctrlmesh_common::slots::SlotSet;
 
 use super::claim::{Budget, Claim, Named, Spent, named};
 
-/// What shards may be divided by.
+/// What shards may be divided by, whatever the managers were told.
 const KEYS: [&str; 2] = [label::SHARDING_HASH, label::SHARD_HASH];
 
 /// The hashes of a resource that neither `mine` has, which asks for some of them, nor any of `others`, the shards of the
-/// same operator.
+/// same operator. `keys` are further labels with a hash.
 pub(super) fn unowned<'a>(
     mine: &'a Claim<'a>,
     others: &[Claim<'_>],
+    keys: &[&str],
     budget: &mut Budget,
 ) -> Result<Option<(Named<'a>, SlotSet)>, Spent> {
-    for key in KEYS {
+    let further = keys.iter().copied().filter(|key| !KEYS.contains(key));
+    for key in KEYS.into_iter().chain(further) {
         for resource in named([mine]) {
             if mine.admits(resource, key, "", budget)?.is_none() {
                 continue;

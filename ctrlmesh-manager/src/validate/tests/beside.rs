@@ -1,3 +1,5 @@
+use crate::pod::{Maker, PodName};
+
 use super::*;
 
 #[test]
@@ -162,12 +164,10 @@ fn a_pod_is_in_one_shard_only() {
     both[1].spec.selector.as_mut().unwrap().match_labels =
         [("team".to_owned(), "x".to_owned())].into();
     let labels = [("shard", "one"), ("team", "x")].map(|(k, v)| (k.to_owned(), v.to_owned()));
-    let pod = PodLabels { name: "p".to_owned(), labels: labels.into() };
-    assert_eq!(
-        sharding_config(&shards[0], &shards, Some(std::slice::from_ref(&pod))),
-        Report::default()
-    );
-    let report = sharding_config(&both[0], &both, Some(&[pod]));
+    let name = PodName { name: "p".to_owned(), ..PodName::default() };
+    let pod = Member { name, labels: labels.into(), ..Member::default() };
+    assert_eq!(sharding_config(&shards[0], &shards, Some(&[&pod])), Report::default());
+    let report = sharding_config(&both[0], &both, Some(&[&pod]));
     assert!(
         report.errors[0]
             .to_string()
@@ -175,6 +175,97 @@ fn a_pod_is_in_one_shard_only() {
     );
     let report = sharding_config(&shards[0], &shards, Some(&[]));
     assert_eq!((report.errors.len(), report.warnings.len()), (0, 1));
+}
+
+/// An enrolled pod with the label `app: op`, of what has this kind and name.
+fn pod_of(name: &str, kind: &str, maker: &str) -> Member {
+    let name = PodName { namespace: "a".to_owned(), name: name.to_owned() };
+    let labels = [("app", "op"), (names::label::POD_TEMPLATE_HASH, "x")];
+    Member {
+        name,
+        labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        maker: Some(Maker { kind: kind.to_owned(), name: maker.to_owned() }),
+        ..Member::default()
+    }
+}
+
+/// A shard by hand of all pods with the label `app: op`, of another operator than others.
+fn shard_of_app(name: &str) -> ShardingConfig {
+    let mut shard = shard(name, Some("of-its-own"), "a");
+    let labels = [("app".to_owned(), "op".to_owned())].into();
+    shard.spec.selector = Some(LabelSelector { match_labels: labels, ..LabelSelector::default() });
+    shard
+}
+
+/// What is said of each beside the other, where these pods are there.
+fn said_of_both(
+    one: &ShardingConfig,
+    other: &ShardingConfig,
+    pods: &[&Member],
+) -> [Vec<String>; 2] {
+    [(one, other), (other, one)].map(|(one, other)| {
+        let report = sharding_config(one, std::slice::from_ref(other), Some(pods));
+        report.errors.iter().map(Problem::to_string).collect()
+    })
+}
+
+#[test]
+fn a_pod_that_a_root_divides_is_of_no_shard_by_hand_whichever_comes_first() {
+    let (by_hand, by_root) = (shard_of_app("one"), root("root", "lock", "op", ""));
+    let pods = ["op-0", "op-1"].map(|name| pod_of(name, "StatefulSet", "op"));
+    let pods: Vec<&Member> = pods.iter().collect();
+    let expected = [
+        "spec.root.targetStatefulSet: has pod \"op-0\", which ShardingConfig \"one\" selects too; a pod can be in one shard only",
+        "spec.selector: selects pod \"op-0\", which root \"root\" divides; a pod can be in one shard only",
+    ];
+    assert_eq!(said_of_both(&by_root, &by_hand, &pods), expected.map(|one| vec![one.to_owned()]));
+    let none = [Vec::<String>::new(), Vec::new()];
+    let strangers = pod_of("op-0", "StatefulSet", "more");
+    assert_eq!(said_of_both(&by_root, &by_hand, &[&strangers]), none, "of another workload");
+    let elsewhere = root("root", "lock", "more", "");
+    assert_eq!(said_of_both(&elsewhere, &by_hand, &pods), none, "that divides other pods");
+    assert_eq!(said_of_both(&by_root, &shard("one", Some("x"), "a"), &pods), none);
+    let off = root("root", "lock", "op", ", disable: true");
+    assert_eq!(said_of_both(&off, &by_hand, &pods), none, "it divides nothing");
+}
+
+#[test]
+fn a_pod_of_a_deployment_that_a_root_divides_is_of_no_shard_by_hand_until_it_has_ended() {
+    let mut by_root = root("root", "lock", "op", "");
+    let rule = by_root.spec.root.as_mut().unwrap();
+    rule.target_deployment = rule.target_stateful_set.take();
+    let mut pod = pod_of("op-x-abc", "ReplicaSet", "op-x");
+    let found = said_of_both(&by_root, &shard_of_app("one"), &[&pod]);
+    let [of_root, of_shard] = found.map(|all| all.join("; "));
+    assert!(of_root.starts_with("spec.root.targetDeployment: has pod \"op-x-abc\""), "{of_root}");
+    assert!(of_shard.starts_with("spec.selector: selects pod \"op-x-abc\""), "{of_shard}");
+    pod.ended = true;
+    let found = said_of_both(&by_root, &shard_of_app("one"), &[&pod]);
+    assert_eq!(found, [Vec::<String>::new(), Vec::new()], "evicted ones stay for long");
+}
+
+#[test]
+fn a_shard_that_names_a_pod_of_what_a_root_divides_is_refused_before_there_is_one() {
+    let mut named = shard_of_pod("one", "op-0", "lx");
+    let apart = ", resourceSelector: [{selector: {matchLabels: {team: b}}}]";
+    let by_root = root("root", "ly", "op", apart);
+    let [of_root, of_shard] = said_of_both(&by_root, &named, &[]).map(|all| all.join("; "));
+    assert!(of_root.starts_with("spec.root.targetStatefulSet: has pod \"op-0\""), "{of_root}");
+    assert!(of_shard.starts_with("spec.selector: selects pod \"op-0\""), "{of_shard}");
+    named = shard_of_pod("one", "more-0", "lx");
+    assert_eq!(said_of_both(&by_root, &named, &[]), [Vec::<String>::new(), Vec::new()]);
+}
+
+#[test]
+fn what_a_roots_own_shards_select_is_no_reason_to_refuse_it_or_them() {
+    let mut by_root = root("root", "lock", "op", "");
+    by_root.metadata.uid = Some("u".to_owned());
+    let mut child = shard_of_app("root-1-normal");
+    let owner = serde_json::json!([{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+        "name": "root", "uid": "u", "controller": true}]);
+    child.metadata.owner_references = serde_json::from_value(owner).unwrap();
+    let pod = pod_of("op-0", "StatefulSet", "op");
+    assert_eq!(said_of_both(&by_root, &child, &[&pod]), [Vec::<String>::new(), Vec::new()]);
 }
 
 #[test]
