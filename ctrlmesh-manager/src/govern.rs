@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
 use kube::runtime::events::Recorder;
+use tokio::sync::watch;
 
 use crate::board::{Board, Notice, Receipt};
 use crate::cache::Cache;
@@ -54,7 +55,7 @@ pub fn start(
         drop(first.wait_for(Option::is_some).await);
         drop(caches);
     });
-    drain.spawn_until_started(tell(context.board.clone(), plans.clone()));
+    drain.spawn_until_started(tell(context.board.clone(), context.posted.clone(), plans.clone()));
     let (board, leadership) = (context.board.clone(), context.leadership.clone());
     let (current, said) = (Current::default(), Said::default());
     let (left, beside) = (current.clone(), said.clone());
@@ -184,7 +185,7 @@ fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
 }
 
 /// Publishes what proxies may be told, whenever that changes.
-async fn tell(board: Arc<Board>, mut plans: Plans) {
+async fn tell(board: Arc<Board>, posted: watch::Sender<Option<Arc<Plan>>>, mut plans: Plans) {
     loop {
         let plan = plans.borrow_and_update().clone();
         if let Some(plan) = plan {
@@ -192,6 +193,7 @@ async fn tell(board: Arc<Board>, mut plans: Plans) {
         }
         if plans.changed().await.is_err() {
             return;
+            posted.send_replace(Some(plan));
         }
     }
 }

@@ -26,6 +26,7 @@ pub mod lease;
 pub mod certs;
 pub mod identity;
 pub mod board;
+pub mod doubt;
 pub mod listen;
 pub mod push;
 pub mod config;

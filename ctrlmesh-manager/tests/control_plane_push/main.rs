@@ -7,6 +7,7 @@ mod address;
 mod attacks;
 mod bed;
 mod follow;
+mod comeback;
 mod full;
 mod gone;
 #[path = "../harness/mod.rs"]
