@@ -33,6 +33,7 @@ pub mod config;
 pub mod reach;
 pub mod context;
 pub mod webhook;
+pub mod pen;
 pub mod roster;
 pub mod migration;
 pub mod govern;

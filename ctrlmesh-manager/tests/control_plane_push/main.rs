@@ -5,15 +5,17 @@
 
 mod address;
 mod attacks;
+mod audit;
 mod bed;
-mod follow;
 mod comeback;
+mod follow;
 mod full;
 mod gone;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod names;
 mod outage;
+mod pace;
 mod process;
 mod relabel;
 mod replicas;
