@@ -19,6 +19,7 @@ mod pace;
 mod process;
 mod relabel;
 mod replicas;
+mod resume;
 mod rights;
 mod rotation;
 mod takeover;
