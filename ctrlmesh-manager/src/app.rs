@@ -16,6 +16,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{self, SignalKind};
+use tokio::sync::watch;
 use tokio::time;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
@@ -28,6 +29,7 @@ use crate::certs::serving::{self, ServingError};
 use crate::certs::vault::{Vault, VaultError, Wanted};
 use crate::config::{RunArgs, SameKeysError};
 use crate::context::Context;
+use crate::doubt::Doubts;
 use crate::drain::Drain;
 use crate::govern;
 use crate::identity::Reviewer;
@@ -177,6 +179,7 @@ async fn start(
     let leadership = lease::campaign(client.clone(), &args.namespace, candidate, &drain);
     let context = Context {
         board: Arc::default(),
+        posted: watch::Sender::new(None),
         asked: asked(&args, listeners.webhook.local_addr().map_err(AppError::Runtime)?.port()),
         roots: Arc::new(Roots::new(client.clone(), vault.clone(), cluster)),
         args: Arc::new(args),
@@ -245,8 +248,10 @@ fn serve_proxies(
     reviewer: Reviewer,
 ) -> Result<(), AppError> {
     let args = &context.args;
+    let (client, own) = (context.client.clone(), args.namespace.clone());
     let push = Arc::new(Push {
         board: context.board.clone(),
+        doubts: Doubts::new(client, own, context.posted.subscribe()),
         reviewer,
         vault: context.vault.clone(),
         accounts: Accounts { node: args.node_account.clone(), manager: args.account.clone() },

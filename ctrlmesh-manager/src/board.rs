@@ -276,6 +276,18 @@ impl Board {
     }
 }
 
+// === impl Subject ===
+
+impl Subject {
+    /// Whether it may have to do with a pod that is called so.
+    pub fn may_be(&self, pod: &PodName) -> bool {
+        match self {
+            Self::Node(_) => true,
+            Self::Pod(own, _) => own == pod,
+        }
+    }
+}
+
 // === impl Posts ===
 
 impl Posts {
@@ -300,6 +312,11 @@ impl Reader {
     pub fn read(&mut self) -> Vec<Arc<Posted>> {
         self.changes.mark_unchanged();
         self.board.posted.read().unwrap_or_else(PoisonError::into_inner).of(&self.subject)
+    }
+
+    /// Whom it follows.
+    pub fn subject(&self) -> &Subject {
+        &self.subject
     }
 
     /// Whether what its proxy says of a pod with a proxy `inside` counts: of those, the one inside says what holds.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ctrlmesh_common::api::{LabelsStatus, ManagerState, ShardingConfig};
-use ctrlmesh_common::names::{MANAGER_STATE, label, resource_list};
+use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
 use ctrlmesh_common::selector::Labels;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -27,7 +27,7 @@ use tracing::warn;
 
 use crate::compile::World;
 use crate::drain::Drain;
-use crate::pod::{self, KUBE_SYSTEM, Member};
+use crate::pod::{self, Member};
 use crate::scheme::{Scheme, SchemeError};
 use crate::served::Served;
 use crate::shard::Labelling;
@@ -109,11 +109,8 @@ impl Cache {
     pub fn start(client: &Client, own: &str, told: Labelling, drain: &Drain) -> Arc<Self> {
         let cache = Arc::new(Self::told(told));
         let config = Config::default().page_size(PAGE);
-        let elsewhere = [KUBE_SYSTEM, own].map(|name| format!("metadata.namespace!={name}"));
-        let enrolled = config
-            .clone()
-            .labels(&format!("{}=true", label::ENABLE_PROXY))
-            .fields(&elsewhere.join(","));
+        let (labels, elsewhere) = pod::watched(own);
+        let enrolled = config.clone().labels(&labels).fields(&elsewhere);
         let this = || Arc::clone(&cache);
         let configs = watcher(Api::<ShardingConfig>::all(client.clone()), config.clone());
         drain.spawn_until_started(this().follow(

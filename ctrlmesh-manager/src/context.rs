@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
+use tokio::sync::watch;
 
 use crate::board::Board;
 use crate::certs::roots::Roots;
@@ -11,6 +12,7 @@ use crate::certs::vault::Vault;
 use crate::config::RunArgs;
 use crate::drain::Drain;
 use crate::lease::Leadership;
+use crate::plan::Plan;
 use crate::readiness::Readiness;
 use crate::shard::Labelling;
 
@@ -25,6 +27,8 @@ pub struct Context {
     pub client: Client,
     /// What pods are to be told.
     pub board: Arc<Board>,
+    /// The plan from which that follows, set once it is posted.
+    pub posted: watch::Sender<Option<Arc<Plan>>>,
     /// Whether this replica writes.
     pub leadership: Leadership,
     /// The certificate authorities.

@@ -183,6 +183,8 @@ where
         }
     }
 
+    /// Applies a shard. One that is not there is made, also by a leader that was stopped and is none any more: it is removed
+    /// by the one that is.
     async fn apply(&self, config: &ShardingConfig, added: &[&str]) -> kube::Result<()> {
         let configs = self.configs(config);
         let mut config = config.clone();

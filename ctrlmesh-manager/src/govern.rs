@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
 use kube::runtime::events::Recorder;
+use tokio::sync::watch;
 
 use crate::board::{Board, Notice, Receipt};
 use crate::cache::Cache;
@@ -18,6 +19,7 @@ use crate::control::Control;
 use crate::label::{AtOnce, Current, LabelMetrics, Labeller, Pace, Progress};
 use crate::lease::Leadership;
 use crate::migration::{Migration, MigrationMetrics, Said};
+use crate::pen::Pen;
 use crate::plan::{self, Plan, Plans};
 use crate::pod::{Member, PodName};
 use crate::roster::Roster;
@@ -54,7 +56,7 @@ pub fn start(
         drop(first.wait_for(Option::is_some).await);
         drop(caches);
     });
-    drain.spawn_until_started(tell(context.board.clone(), plans.clone()));
+    drain.spawn_until_started(tell(context.board.clone(), context.posted.clone(), plans.clone()));
     let (board, leadership) = (context.board.clone(), context.leadership.clone());
     let (current, said) = (Current::default(), Said::default());
     let (left, beside) = (current.clone(), said.clone());
@@ -66,8 +68,9 @@ pub fn start(
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
-    drain.spawn_until_started(roster(context).run());
-    lead_over(context, &cache, &plans, (metrics.1, said, current.clone()));
+    let pen = Pen::default();
+    drain.spawn_until_started(roster(context, pen.clone()).run());
+    lead_over(context, (&cache, &plans, pen), (metrics.1, said, current.clone()));
     keep_labels(context, background, Arc::clone(&cache), (metrics.0, current));
     answers::routes(context, &plans, &cache)
 }
@@ -81,8 +84,7 @@ fn unlabelled(current: &Current, said: &Said) -> Option<Unlabelled> {
 /// Leads objects over to other labels, whenever this replica leads.
 fn lead_over(
     context: &Context,
-    cache: &Arc<Cache>,
-    plans: &Plans,
+    (cache, plans, pen): (&Arc<Cache>, &Plans, Pen),
     (metrics, said, current): (MigrationMetrics, Said, Current),
 ) {
     let board = context.board.clone();
@@ -96,6 +98,7 @@ fn lead_over(
         contacts: move || contacts(&board),
         current,
         leadership: context.leadership.clone(),
+        pen,
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
         metrics,
         said,
@@ -103,8 +106,9 @@ fn lead_over(
     context.drain.spawn_until_started(migration.run());
 }
 
-fn roster(context: &Context) -> Roster {
+fn roster(context: &Context, pen: Pen) -> Roster {
     Roster {
+        pen,
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
         service: context.args.service.clone(),
@@ -184,11 +188,12 @@ fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
 }
 
 /// Publishes what proxies may be told, whenever that changes.
-async fn tell(board: Arc<Board>, mut plans: Plans) {
+async fn tell(board: Arc<Board>, posted: watch::Sender<Option<Arc<Plan>>>, mut plans: Plans) {
     loop {
         let plan = plans.borrow_and_update().clone();
         if let Some(plan) = plan {
             board.publish(notices(&plan));
+            posted.send_replace(Some(plan));
         }
         if plans.changed().await.is_err() {
             return;

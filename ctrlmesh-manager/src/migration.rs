@@ -25,6 +25,7 @@ use tracing::{info, warn};
 use crate::cache::Cache;
 use crate::label::{Current, Progress, list_of_kinds};
 use crate::lease::Leadership;
+use crate::pen::{Held, Pen};
 use crate::plan::Plans;
 use crate::pod::PodName;
 use crate::scheme::{Facts, Scheme, Step};
@@ -72,6 +73,8 @@ pub struct Migration<Contacts> {
     pub current: Current,
     /// Whether this replica writes.
     pub leadership: Leadership,
+    /// Who else writes that status.
+    pub pen: Pen,
     /// Whom events are told by.
     pub recorder: Recorder,
     /// What is counted.
@@ -207,7 +210,9 @@ impl<Contacts: Fn() -> BTreeMap<PodName, Contact>> Migration<Contacts> {
         if next.is_none() && told.as_ref() == Some(&stage) && self.cache.is_scheme_written() {
             return Ok(());
         }
-        if !Box::pin(self.write(&scheme, after, &stage)).await? {
+        let parts = (&*scheme, after);
+        let stands = Box::pin(self.write(parts, &stage, &mut self.pen.take().await)).await?;
+        if !stands {
             return Ok(());
         }
         if let Some((_, step)) = next {
@@ -232,7 +237,12 @@ impl<Contacts: Fn() -> BTreeMap<PodName, Contact>> Migration<Contacts> {
     }
 
     /// Writes `after`, where it is `before` still, and how far it has come; returns whether that stands there now.
-    async fn write(&self, before: &Scheme, after: &Scheme, far: &Stage) -> kube::Result<bool> {
+    async fn write(
+        &self,
+        (before, after): (&Scheme, &Scheme),
+        far: &Stage,
+        pen: &mut Held<'_>,
+    ) -> kube::Result<bool> {
         let api: Api<ManagerState> = Api::all(self.client.clone());
         let found = match api.get_opt(MANAGER_STATE).await? {
             Some(found) => found,
@@ -264,6 +274,7 @@ impl<Contacts: Fn() -> BTreeMap<PodName, Contact>> Migration<Contacts> {
             return Ok(false);
         }
         let next = ManagerState { status: Some(wanted), ..found };
+        pen.writes();
         let written = api.replace_status(MANAGER_STATE, &PostParams::default(), &next).await?;
         let kept = written.status.is_some_and(|status| status.labels == labels);
         if !kept {

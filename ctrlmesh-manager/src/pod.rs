@@ -286,6 +286,12 @@ fn container(status: &v1::PodStatus) -> Option<String> {
     Some(id.to_owned())
 }
 
+/// Which pods are looked at, by labels and by fields: those that ask to be served, and none of namespace `own`, the managers'.
+pub fn watched(own: &str) -> (String, String) {
+    let elsewhere = [KUBE_SYSTEM, own].map(|name| format!("metadata.namespace!={name}"));
+    (format!("{}=true", label::ENABLE_PROXY), elsewhere.join(","))
+}
+
 /// The name of a StatefulSet, as `NAMESPACE/NAME`, and the ordinal of its first pod.
 pub fn first_ordinal(set: &StatefulSet) -> (String, u32) {
     let (namespace, name) = (set.metadata.namespace.as_deref(), set.metadata.name.as_deref());

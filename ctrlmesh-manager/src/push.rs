@@ -5,6 +5,7 @@
 //! before anything is looked up.
 
 mod allowance;
+mod catch_up;
 mod codec;
 mod link;
 mod newest;
@@ -46,6 +47,7 @@ use tracing::{debug, info, warn};
 
 use crate::board::{Board, Subject};
 use crate::certs::vault::Vault;
+use crate::doubt::Doubts;
 use crate::drain::Drain;
 use crate::identity::{Identity, IdentityError, Reviewer};
 use crate::lease::Leadership;
@@ -94,6 +96,8 @@ pub struct PushMetrics {
 pub struct Push {
     /// What to tell.
     pub board: Arc<Board>,
+    /// Asks the API server where a proxy may know more.
+    pub doubts: Doubts,
     /// Finds out who asks.
     pub reviewer: Reviewer,
     /// Signs certificates.

@@ -70,7 +70,7 @@ pub const ROLES: [Role; 5] = [
     Role { account: BACKGROUND, place: Place::Namespace(NAMESPACE), rights: &BACKGROUND_OWN },
 ];
 
-const CLUSTER: [Right; 17] = [
+const CLUSTER: [Right; 18] = [
     right("Who is it that asks?", "authentication.k8s.io", &["tokenreviews"], &["create"]),
     right(
         "Which pods are enrolled, and which shard is each of?",
@@ -139,11 +139,20 @@ const CLUSTER: [Right; 17] = [
         &["list"],
     ),
     Right {
+        names: &[WEBHOOKS],
+        ..right(
+            "The same, exchanged,",
+            "admissionregistration.k8s.io",
+            &["validatingwebhookconfigurations"],
+            &["update"],
+        )
+    },
+    Right {
         names: &[WEBHOOKS, POLICY],
         ..right(
-            "The same, exchanged.",
+            "also where what labels at once is asked.",
             "admissionregistration.k8s.io",
-            &["validatingwebhookconfigurations", "mutatingwebhookconfigurations"],
+            &["mutatingwebhookconfigurations"],
             &["update"],
         )
     },

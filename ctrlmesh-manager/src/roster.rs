@@ -18,9 +18,13 @@ use tokio::time;
 use tracing::warn;
 
 use crate::lease::Leadership;
+use crate::pen::{Held, Pen};
 
 /// How often it is looked.
 const PERIOD: Duration = Duration::from_secs(5);
+
+/// How long the API server may take.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Keeps the status of the `ManagerState` true, while this replica leads.
 pub struct Roster {
@@ -34,6 +38,8 @@ pub struct Roster {
     pub replica: String,
     /// Whether this replica writes.
     pub leadership: Leadership,
+    /// Who else writes that status.
+    pub pen: Pen,
 }
 
 // === impl Roster ===
@@ -45,13 +51,16 @@ impl Roster {
         loop {
             self.leadership.held().await;
             ticks.tick().await;
-            if let Err(error) = Box::pin(self.write()).await {
-                warn!(%error, state = MANAGER_STATE, "not written; tried again");
+            let looked = async { Box::pin(self.write(&mut self.pen.take().await)).await };
+            match time::timeout(DEADLINE, looked).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => warn!(%error, state = MANAGER_STATE, "not written; tried again"),
+                Err(_elapsed) => warn!(state = MANAGER_STATE, "not written in time; tried again"),
             }
         }
     }
 
-    async fn write(&self) -> kube::Result<()> {
+    async fn write(&self, pen: &mut Held<'_>) -> kube::Result<()> {
         let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
         let ours = format!("kubernetes.io/service-name={}", self.service);
         let slices = slices.list(&ListParams::default().labels(&ours)).await?.items;
@@ -68,6 +77,7 @@ impl Roster {
         let after = status(&slices, &self.namespace, &self.replica, &before, Timestamp::now());
         if after != before && self.leadership.is_held() {
             let state = ManagerState { status: Some(after), ..state };
+            pen.writes();
             states.replace_status(MANAGER_STATE, &PostParams::default(), &state).await?;
         }
         Ok(())

@@ -13,11 +13,12 @@ use tokio::sync::mpsc;
 use tokio::time;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status, Streaming};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::Push;
+use super::catch_up::catch_up;
 use super::newest::Replaced;
-use super::told::{Gone, Told, behind, id, is_of, known, name};
+use super::told::{Gone, Told, id, is_of, known, name};
 use crate::board::{Posted, Reader, Receipt, Subject};
 use crate::identity::{Identity, IdentityError};
 use crate::metrics::{Open, Refused};
@@ -29,9 +30,6 @@ const HELLO: Duration = Duration::from_secs(10);
 /// After how long, at least, its token is reviewed again; up to half as long more, so that ten thousand are not reviewed
 /// together.
 const REVIEW_AGAIN: Duration = Duration::from_mins(4);
-
-/// How long a replica that knows less than a proxy waits to learn more.
-const CATCH_UP: Duration = Duration::from_secs(3);
 
 /// Bytes of policies after which a message is full; the rest goes into the next.
 const FULL_BYTES: usize = 1024 * 1024;
@@ -149,7 +147,9 @@ fn subject(push: &Push, identity: &Identity, hello: &Hello) -> Result<Subject, S
 impl Session {
     async fn run(mut self, hello: Hello) {
         debug!(pod = %self.identity.pod, node = hello.node, version = hello.version, "follows");
-        let known = known(hello.known);
+        let mut known = known(hello.known);
+        // Of other pods a proxy inside one is told nothing.
+        known.retain(|pod, _| self.reader.subject().may_be(pod));
         // Apart, as is what seldom happens: it would hold its room for as long as the proxy follows.
         let status = match Box::pin(self.begin(known)).await {
             Ok(()) => self.go_on().await,
@@ -165,7 +165,7 @@ impl Session {
 
     /// Tells everything that the proxy does not know.
     async fn begin(&mut self, known: HashMap<PodName, Known>) -> Result<(), Status> {
-        self.catch_up(&known).await?;
+        catch_up(&self.push, &mut self.reader, &known).await?;
         let now = self.reader.read();
         for posted in &now {
             if let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said)
@@ -185,23 +185,6 @@ impl Session {
         update.gone.extend(gone.filter_map(|known| known.pod));
         // The first is sent even where it says nothing: the proxy learns that it is up to date.
         self.send(update).await
-    }
-
-    /// Waits where the proxy has been told what is not known here yet: to be told what was before would give it what is
-    /// another's by now. What the leader knows is the newest there is, also where etcd was put back to an earlier state.
-    async fn catch_up(&mut self, known: &HashMap<PodName, Known>) -> Result<(), Status> {
-        let end = time::Instant::now() + CATCH_UP;
-        while let Some(pod) = behind(&self.reader.read(), known) {
-            if time::timeout_at(end, self.reader.changed()).await.is_ok() {
-                continue;
-            }
-            if self.push.leadership.is_held() {
-                warn!(%pod, "the pod's proxy was told what is newer than anything that is written down; it is told that");
-                return Ok(());
-            }
-            return Err(Status::unavailable("this replica knows less than the proxy; try another"));
-        }
-        Ok(())
     }
 
     /// Until somebody ends it; the proxy is told why, where it is not the proxy itself.

@@ -1,7 +1,6 @@
 //! What has a proxy been told, and what does it say that it knows?
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 
 use ctrlmesh_common::wire::{Known, MAX_REASON_BYTES, PodId, Verdict};
 use tracing::{info, warn};
@@ -101,20 +100,6 @@ pub(super) fn is_of(known: &Known, posted: &Posted) -> bool {
     let same =
         |pod: &PodId| name(pod) == posted.pod && (pod.uid.is_empty() || pod.uid == posted.uid);
     known.pod.as_ref().is_some_and(same)
-}
-
-/// A pod of which the proxy was told what is newer than what is posted. Versions of different operators say nothing
-/// about each other.
-pub(super) fn behind(posted: &[Arc<Posted>], known: &HashMap<PodName, Known>) -> Option<PodName> {
-    let behind = |posted: &&Arc<Posted>| {
-        let newer = |known: &Known, said: &board::Said| {
-            said.operator.as_deref() == Some(known.operator.as_str())
-                && known.version > said.version
-        };
-        let known = known.get(&posted.pod).filter(|known| is_of(known, posted));
-        known.zip(posted.said.as_ref()).is_some_and(|(known, said)| newer(known, said))
-    };
-    posted.iter().find(behind).map(|posted| posted.pod.clone())
 }
 
 pub(super) fn name(pod: &PodId) -> PodName {

@@ -7,34 +7,39 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, future::Future};
 
+use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::policy::{Limit, Policy};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire::{Hello, PodId, Report, Said, Update};
 use ctrlmesh_manager::board::{Board, Notice, Receipt};
+use ctrlmesh_manager::cache::Snapshot;
 use ctrlmesh_manager::certs::authority::Names;
 use ctrlmesh_manager::certs::published::Restorer;
 use ctrlmesh_manager::certs::serving;
 use ctrlmesh_manager::certs::vault::{Vault, VaultError, Wanted};
 use ctrlmesh_manager::compile::Told;
+use ctrlmesh_manager::doubt::Doubts;
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::identity::Reviewer;
 use ctrlmesh_manager::lease::{self, Candidate, Leadership};
 use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
-use ctrlmesh_manager::pod::PodName;
+use ctrlmesh_manager::plan::Plan;
+use ctrlmesh_manager::pod::{Member, PodName};
 use ctrlmesh_manager::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
 use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::channel::{ConnectError, Link, Manager};
 use ctrlmesh_testbed::{ControlPlane, retry};
-use kube::Client;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
@@ -61,6 +66,7 @@ pub(crate) struct Bed {
     pub(crate) folder: TempDir,
     registry: Registry,
     leadership: Leadership,
+    posted: watch::Sender<Option<Arc<Plan>>>,
     /// What serves; taken when it is stopped.
     drain: Drain,
 }
@@ -84,15 +90,6 @@ pub(crate) struct Stream {
 
 impl Bed {
     pub(crate) async fn new() -> Self {
-        Self::begin(false).await
-    }
-
-    /// A replica that does not lead.
-    pub(crate) async fn led_by_another() -> Self {
-        Self::begin(true).await
-    }
-
-    async fn begin(led_by_another: bool) -> Self {
         let plane = ControlPlane::shared();
         let client = plane.client().await.unwrap();
         let namespace = plane.namespace("push").await.unwrap();
@@ -103,11 +100,6 @@ impl Bed {
         let address = listener.local_addr().unwrap();
         let folder = TempDir::new().unwrap();
         let drain = Drain::default();
-        if led_by_another {
-            let other = candidate("other", "127.0.0.1:1");
-            let other = lease::campaign(client.clone(), &namespace, other, &drain);
-            eventually("the other one to lead", async || other.is_held().then_some(())).await;
-        }
         let this = candidate("this", &address.to_string());
         let leadership = lease::campaign(client.clone(), &namespace, this, &drain);
         let mut bed = Self {
@@ -120,6 +112,7 @@ impl Bed {
             folder,
             registry,
             leadership,
+            posted: watch::Sender::new(Some(Arc::default())),
             drain,
         };
         fs::write(bed.path("manager.crt"), bed.vault.current().manager.bundle()).unwrap();
@@ -153,6 +146,11 @@ impl Bed {
         let refusals = Refusals::register(&mut self.registry);
         let push = Arc::new(Push {
             board: self.board.clone(),
+            doubts: Doubts::new(
+                self.client.clone(),
+                "ctrlmesh-system".to_owned(),
+                self.posted.subscribe(),
+            ),
             reviewer: Reviewer::new(self.client.clone(), &mut self.registry),
             vault: self.vault.clone(),
             accounts: Accounts {
@@ -229,6 +227,18 @@ impl Bed {
         self.board.publish(notices_of(notices));
     }
 
+    /// Says that what is published follows from the pod as the API server has it, and from this ShardingConfig.
+    pub(crate) async fn sees(&self, pod: Option<&TestPod>, config: Option<&ShardingConfig>) {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut members = Vec::new();
+        if let Some(pod) = pod {
+            members.push(Member::from(&pods.get(&pod.name).await.unwrap()));
+        }
+        let configs = config.cloned().into_iter().collect();
+        let snapshot = Arc::new(Snapshot { members, configs, ..Snapshot::default() });
+        self.posted.send_replace(Some(Arc::new(Plan { snapshot, ..Plan::default() })));
+    }
+
     /// The board of another replica, which tells this one, as soon as this one leads.
     pub(crate) async fn other_replica(&self, token: &Path) -> Arc<Board> {
         eventually("this one to lead", async || self.leadership.is_held().then_some(())).await;
@@ -245,10 +255,6 @@ impl Bed {
         };
         drain.spawn(relay.run());
         board
-    }
-
-    pub(crate) fn leads(&self) -> bool {
-        self.leadership.is_held()
     }
 
     /// What the pod's proxy said last.
@@ -311,17 +317,22 @@ pub(crate) fn of_node(node: &str) -> Hello {
     Hello { node: node.to_owned(), ..Hello::default() }
 }
 
+/// The ShardingConfig that speaks of the pod.
+pub(crate) fn operator_of(pod: &TestPod) -> String {
+    format!("{}/op", pod.namespace)
+}
+
 /// What is published of pods, each on a node. The version of what says so is the epoch.
 pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Notice> {
-    let told = |policy: &Policy| {
-        let (shard, operator) = ("op-0".to_owned(), "ns/op".to_owned());
-        Told::new(Some(shard), Some(operator), policy.epoch, policy.clone())
+    let told = |pod: &TestPod, policy: &Policy| {
+        let shard = Some("op-0".to_owned());
+        Told::new(shard, Some(operator_of(pod)), policy.epoch, policy.clone())
     };
     let notices = notices.iter().map(|(pod, node, policy)| Notice {
         pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },
         uid: pod.uid.clone(),
         node: Some((*node).to_owned()),
-        told: Some(told(policy)),
+        told: Some(told(pod, policy)),
     });
     notices.collect()
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::SystemTime;
 
 use ctrlmesh_common::policy::Lock;
-use ctrlmesh_common::wire::{Hello, Known, Report, Said, Update, Verdict};
+use ctrlmesh_common::wire::{Report, Said, Verdict};
 use ctrlmesh_manager::board::Receipt;
 use ctrlmesh_manager::pod::PodName;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -186,102 +186,6 @@ async fn a_node_is_told_of_pods_that_come_change_and_go() {
     let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
     assert!(update.policies.is_empty());
     assert_eq!(update.gone[0].name, "op-0");
-}
-
-#[tokio::test]
-async fn who_comes_back_is_told_only_what_it_does_not_know() {
-    let bed = Bed::new().await;
-    let (one, two) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-a").await);
-    let node = bed.node_pod("node-a").await;
-    let token = node.token(&bed.client, AUDIENCE).await;
-    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(1, "a=2"))]);
-    let mut stream = bed.follow(&token, of_node("node-a")).await.unwrap();
-    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
-    let known = update.policies.iter().map(|entry| Known {
-        pod: entry.pod.clone(),
-        digest: entry.digest,
-        epoch: 1,
-        operator: entry.operator.clone(),
-        version: entry.version,
-    });
-    let mut hello = of_node("node-a");
-    hello.known = known.collect();
-    hello.known.push(Known {
-        pod: Some(ctrlmesh_common::wire::PodId { name: "gone".into(), ..Default::default() }),
-        digest: 7,
-        epoch: 7,
-        ..Known::default()
-    });
-    drop(stream);
-    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(2, "a=3"))]);
-    let mut again = bed.follow(&token, hello).await.unwrap();
-    let update = soon("an update", again.updates.message()).await.unwrap().unwrap();
-    let names: Vec<_> =
-        update.policies.iter().map(|entry| entry.pod.clone().unwrap().name).collect();
-    assert_eq!(names, ["op-1"]);
-    assert_eq!(update.gone.len(), 1);
-    until("what it has to be known", || bed.receipt(&one).is_some_and(|one| one.epoch == 1)).await;
-}
-
-/// What a proxy says whose policy of the pod is of that version.
-fn knows(pod: &TestPod, version: u64) -> Hello {
-    let operator = "ns/op".to_owned();
-    let known = Known { pod: of_pod(pod).pod, digest: version, epoch: version, operator, version };
-    Hello { known: vec![known], ..of_pod(pod) }
-}
-
-#[tokio::test]
-async fn a_replica_that_knows_less_than_the_proxy_says_nothing_before_it_has_learnt_it() {
-    let bed = Bed::led_by_another().await;
-    let pod = bed.pod("op-0", "node-a").await;
-    let token = pod.token(&bed.client, AUDIENCE).await;
-    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
-    let mut stream = bed.follow(&token, knows(&pod, 5)).await.unwrap();
-    let status = soon("to be sent away", stream.updates.message()).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unavailable, "{status}");
-    let mut stream = bed.follow(&token, knows(&pod, 5)).await.unwrap();
-    let (told, ()) = tokio::join!(stream.told(), async {
-        bed.publish(&[(&pod, "node-a", policy(2, "a=2"))]);
-        bed.publish(&[(&pod, "node-a", policy(6, "a=3"))]);
-    });
-    assert_eq!(told, [("op-0".to_owned(), 6)].into());
-    // Of another operator the versions say nothing.
-    let mut other = knows(&pod, 9);
-    other.known[0].operator = "ns/another".to_owned();
-    let mut stream = bed.follow(&token, other).await.unwrap();
-    assert_eq!(stream.told().await, [("op-0".to_owned(), 6)].into());
-}
-
-#[tokio::test]
-async fn what_the_leader_knows_counts_also_where_etcd_was_put_back() {
-    let bed = Bed::new().await;
-    until("this one to lead", || bed.leads()).await;
-    let pod = bed.pod("op-0", "node-a").await;
-    let token = pod.token(&bed.client, AUDIENCE).await;
-    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
-    let mut stream = bed.follow(&token, knows(&pod, 5)).await.unwrap();
-    assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
-}
-
-#[tokio::test]
-async fn of_a_pod_that_is_there_and_of_which_nothing_can_be_said_a_node_keeps_what_it_has() {
-    let bed = Bed::new().await;
-    let pod = bed.pod("op-0", "node-a").await;
-    let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
-    let mut notices = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
-    notices[0].told = None;
-    bed.board.publish(notices.clone());
-    let hello = || Hello { known: knows(&pod, 5).known, ..of_node("node-a") };
-    let mut stream = bed.follow(&token, hello()).await.unwrap();
-    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
-    assert_eq!(update, Update::default());
-    notices[0].uid = "of another incarnation".to_owned();
-    bed.board.publish(notices);
-    let mut known = hello();
-    known.known[0].pod.as_mut().unwrap().uid = pod.uid.clone();
-    let mut stream = bed.follow(&token, known).await.unwrap();
-    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
-    assert_eq!(update.gone.len(), 1);
 }
 
 #[tokio::test]

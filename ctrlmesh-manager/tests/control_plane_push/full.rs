@@ -190,8 +190,22 @@ async fn a_root_is_applied_changed_and_holds_without_the_manager() {
     parted(&clients, |one, _| *one == canary).await;
 
     let address = replica.grpc.to_string();
-    let again = Replica::start(&cluster, SYSTEM, &["--listen-grpc", &address]).await;
+    let mut again = Replica::start(&cluster, SYSTEM, &["--listen-grpc", &address]).await;
     again.until_ready().await;
+    for sidecar in &sidecars {
+        eventually("the proxy to be back", async || {
+            (sidecar.metric("ctrlmesh_proxy_manager_connected").await > 0.0).then_some(())
+        })
+        .await;
+    }
+    parted(&clients, |one, _| *one == canary).await;
+    // While nobody looks, each shard comes to stand by itself: what the proxies were told by says no more of them.
+    again.program().kill();
+    let roots: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
+    let off = Patch::Merge(json!({"spec": {"root": {"disable": true}}}));
+    roots.patch(ROOT, &PatchParams::default(), &off).await.unwrap();
+    let last = Replica::start(&cluster, SYSTEM, &["--listen-grpc", &address]).await;
+    last.until_ready().await;
     for sidecar in &sidecars {
         eventually("the proxy to be back", async || {
             (sidecar.metric("ctrlmesh_proxy_manager_connected").await > 0.0).then_some(())

@@ -5,7 +5,9 @@
 
 mod address;
 mod attacks;
+mod audit;
 mod bed;
+mod comeback;
 mod follow;
 mod full;
 mod gone;
@@ -13,9 +15,11 @@ mod gone;
 mod harness;
 mod names;
 mod outage;
+mod pace;
 mod process;
 mod relabel;
 mod replicas;
+mod resume;
 mod rights;
 mod rotation;
 mod takeover;

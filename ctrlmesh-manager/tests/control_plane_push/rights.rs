@@ -9,6 +9,7 @@ use ctrlmesh_common::names::{CA_SECRET, resource_list, root_ca};
 use ctrlmesh_manager::label::POLICY;
 use ctrlmesh_manager::rights::{ACCOUNT, BACKGROUND, NAMESPACE, Place, ROLES, yaml};
 use ctrlmesh_testbed::{ControlPlane, Options};
+use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingAdmissionPolicy, MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -20,6 +21,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::audit::requests;
 use crate::bed::{AUDIENCE, PATIENCE, eventually};
 use crate::full::{OPERATOR, SYSTEM, divide, world};
 use crate::process::Replica;
@@ -34,8 +36,23 @@ const NOT_ASKED: [(&str, &str, &str); 3] = [
     (BACKGROUND, "events", "patch"),
 ];
 
-/// By whom, where, of which group, what, how.
-type Asked = BTreeSet<(&'static str, String, String, String, String)>;
+/// Something that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Ask {
+    account: &'static str,
+    namespace: String,
+    group: String,
+    /// With the subresource.
+    resource: String,
+    /// Of which object; empty where it was none, or any.
+    name: String,
+    verb: String,
+}
+
+type Asked = BTreeSet<Ask>;
+
+/// What is granted and was not asked for: by whom, of what, how, and of which object.
+type Left = BTreeSet<(&'static str, &'static str, &'static str, &'static str)>;
 
 /// What the managers have asked for, and what of that they were refused.
 fn asked(cluster: &ControlPlane) -> (Asked, BTreeSet<String>) {
@@ -57,31 +74,36 @@ fn asked(cluster: &ControlPlane) -> (Asked, BTreeSet<String>) {
         }
         let subresource = what["subresource"].as_str().map(|one| format!("/{one}"));
         let resource = text(&what["resource"]) + &subresource.unwrap_or_default();
-        let mut ask = |account, namespace: &str, group, resource: &str, verb: &str| {
-            asked.insert((
-                account,
-                namespace.to_owned(),
-                group,
-                resource.to_owned(),
-                verb.to_owned(),
-            ));
+        let ask = Ask {
+            account,
+            namespace: text(&what["namespace"]),
+            group: text(&what["apiGroup"]),
+            resource,
+            name: text(&what["name"]),
+            verb: text(&event["verb"]),
         };
-        let (namespace, group) = (text(&what["namespace"]), text(&what["apiGroup"]));
-        ask(account, &namespace, group.clone(), &resource, &text(&event["verb"]));
         // What is applied and is not there is created.
         if event["verb"] == "patch" && event["responseStatus"]["code"] == 201 {
-            ask(account, &namespace, group, &resource, "create");
+            asked.insert(Ask { verb: "create".to_owned(), ..ask.clone() });
         }
+        asked.insert(ask);
         if account == BACKGROUND {
-            ask(ACCOUNT, NAMESPACE, String::new(), "serviceaccounts", "impersonate");
+            asked.insert(Ask {
+                account: ACCOUNT,
+                namespace: NAMESPACE.to_owned(),
+                group: String::new(),
+                resource: "serviceaccounts".to_owned(),
+                name: BACKGROUND.to_owned(),
+                verb: "impersonate".to_owned(),
+            });
         }
     }
     (asked, refused)
 }
 
-/// What is granted and was not asked for.
-fn not_asked(asked: &Asked) -> BTreeSet<(&'static str, &'static str, &'static str)> {
-    let mut left = BTreeSet::new();
+/// What is granted and was not asked for: of what is granted by name each name, of all else more than one.
+fn not_asked(asked: &Asked) -> Left {
+    let mut left = Left::new();
     for role in &ROLES {
         for (right, resource) in
             role.rights.iter().flat_map(|right| right.resources.iter().map(move |one| (right, one)))
@@ -91,14 +113,22 @@ fn not_asked(asked: &Asked) -> BTreeSet<(&'static str, &'static str, &'static st
                     Place::Cluster => true,
                     Place::Namespace(place) => namespace == place,
                 };
-                let is_asked = asked.iter().any(|(account, namespace, group, what, how)| {
-                    (*account, group.as_str(), what.as_str(), how.as_str())
+                let of_it = asked.iter().filter(|ask| {
+                    (ask.account, ask.group.as_str(), ask.resource.as_str(), ask.verb.as_str())
                         == (role.account, right.group, *resource, *verb)
-                        && here(namespace)
+                        && here(&ask.namespace)
                 });
-                if !is_asked {
-                    left.insert((role.account, *resource, *verb));
-                }
+                let names: BTreeSet<&str> = of_it.map(|ask| ask.name.as_str()).collect();
+                let all = match *verb {
+                    // The name is in no URL.
+                    "create" => !names.is_empty(),
+                    // Of one object only, they could be granted by its name.
+                    "list" | "watch" => names.contains(""),
+                    _ => names.len() > 1,
+                };
+                let missing = right.names.iter().copied().filter(|name| !names.contains(name));
+                let any = (right.names.is_empty() && !all).then_some("more than one");
+                left.extend(missing.chain(any).map(|name| (role.account, *resource, *verb, name)));
             }
         }
     }
@@ -191,8 +221,8 @@ async fn managers(
 async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -> [Replica; 2] {
     let ([mut first, second], mut told) = managers(cluster, client, folder).await;
     let shards: Api<ShardingConfig> = Api::namespaced(client.clone(), OPERATOR);
-    divide(client, 2, None).await;
-    eventually("two shards", async || shards.get("op-2-normal").await.ok()).await;
+    divide(client, 3, None).await;
+    eventually("three shards", async || shards.get("op-3-normal").await.ok()).await;
     for name in ["op-0", "op-1"] {
         token::pod(client, OPERATOR, name, "operator", "node-a").await;
     }
@@ -201,10 +231,12 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     let wrong = Patch::Merge(json!({"data": {root_ca::KEY: "nobody"}}));
     believed.patch(root_ca::MESH, &PatchParams::default(), &wrong).await.unwrap();
     divide(client, 1, None).await;
-    eventually("one shard", async || {
-        shards.get_opt("op-2-normal").await.unwrap().is_none().then_some(())
-    })
-    .await;
+    for name in ["op-2-normal", "op-3-normal"] {
+        eventually("one shard", async || {
+            shards.get_opt(name).await.unwrap().is_none().then_some(())
+        })
+        .await;
+    }
     let policies: Api<MutatingAdmissionPolicy> = Api::all(client.clone());
     eventually("what labels at once", async || policies.get(POLICY).await.ok()).await;
     // The API server is reached by another name: the authorities are exchanged.
@@ -221,11 +253,42 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     })
     .await;
     let second = Replica::start(cluster, SYSTEM, &told).await;
+    exchanged(cluster, client).await;
     // Nothing is listed any more: nothing labels at once.
     let lists: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
     let nothing = Patch::Merge(json!({"data": {resource_list::KEY: ""}}));
     lists.patch(resource_list::NAME, &PatchParams::default(), &nothing).await.unwrap();
     [first, second]
+}
+
+/// Has those who exchange authorities tell the API server again whom to believe where it asks for labels. Those who keep
+/// what labels at once do that, too, and may come first.
+async fn exchanged(cluster: &ControlPlane, client: &Client) {
+    let webhooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let wrong = Some(ByteString(fs::read(cluster.ca()).unwrap()));
+    let is_told = || {
+        let resource = "mutatingwebhookconfigurations";
+        requests(cluster).iter().any(|one| {
+            (one.verb.as_str(), one.resource.as_str(), one.name.as_str())
+                == ("update", resource, POLICY)
+        })
+    };
+    eventually("the right authority to be believed again", async || {
+        if is_told() {
+            return Some(());
+        }
+        let mut one = webhooks.get(POLICY).await.ok()?;
+        let believed = &mut one.webhooks.as_mut()?[0].client_config.ca_bundle;
+        if *believed != wrong {
+            believed.clone_from(&wrong);
+            // The managers may write it at the same moment.
+            webhooks.replace(POLICY, &PostParams::default(), &one).await.ok();
+        }
+        // The log is long.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        None
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -243,7 +306,9 @@ async fn the_managers_are_refused_nothing_and_granted_nothing_that_they_do_not_a
         loop {
             left = not_asked(&asked(&cluster).0);
             // What is seldom asked for may have been asked for this time.
-            left.retain(|one| !NOT_ASKED.contains(one));
+            left.retain(|(account, resource, verb, _)| {
+                !NOT_ASKED.contains(&(account, resource, verb))
+            });
             if left.is_empty() {
                 return;
             }

@@ -15,6 +15,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::time;
 
+use crate::audit::requests;
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
 use crate::full::{OPERATOR, ROOT, SYSTEM, Teams, believed, divide, parted, world};
@@ -146,7 +147,7 @@ async fn shards(client: &Client, written: &Written, names: BTreeSet<&str>) {
 
 #[tokio::test]
 async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twice() {
-    let cluster = ControlPlane::start(&Options::default()).unwrap();
+    let cluster = ControlPlane::start(&Options { audit: true, ..Options::default() }).unwrap();
     let client = cluster.client().await.unwrap();
     let folder = TempDir::new().unwrap();
     world(&client).await;
@@ -192,6 +193,7 @@ async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twic
         shards(&client, &written, [other, "op-1-normal"].into()).await;
     }
     assert_written_once(&written, kills);
+    assert_asked_once(&cluster, kills);
 }
 
 /// Two shards are made at first. Each change of the root makes one, changes the one that stays, and removes one.
@@ -203,4 +205,17 @@ fn assert_written_once(written: &Written, changes: usize) {
     let generations: Vec<&BTreeSet<i64>> = stays.map(|(_, generations)| generations).collect();
     assert_eq!(generations.len(), 1, "it was deleted and made anew: {written:?}");
     assert_eq!(generations[0].len(), 1 + changes, "{written:?}");
+}
+
+/// The same by what the API server was asked: who writes again what is there already changes nothing that is seen.
+fn assert_asked_once(cluster: &ControlPlane, changes: usize) {
+    let mut asked: BTreeMap<String, usize> = BTreeMap::new();
+    for request in requests(cluster) {
+        let writes = ["create", "update", "patch"].contains(&request.verb.as_str());
+        if writes && request.resource == "shardingconfigs" {
+            *asked.entry(request.name).or_default() += 1;
+        }
+    }
+    assert_eq!(asked.values().sum::<usize>(), 2 + 2 * changes, "{asked:?}");
+    assert_eq!(asked["op-1-normal"], 1 + changes, "{asked:?}");
 }

@@ -91,12 +91,21 @@ impl Manager {
 
     /// How much memory it has, in kB.
     pub(crate) fn resident_kilobytes(&self) -> Result<u64> {
+        self.memory("VmRSS:")
+    }
+
+    /// How much memory it ever had at most, in kB.
+    pub(crate) fn most_kilobytes(&self) -> Result<u64> {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, name: &str) -> Result<u64> {
         let shell = self.child.lock().unwrap_or_else(PoisonError::into_inner).id();
         let children = fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"))?;
         let manager = children.split_whitespace().next().context("no child")?;
         let status = fs::read_to_string(format!("/proc/{manager}/status"))?;
-        let line =
-            status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let line = line.with_context(|| format!("no {name}"))?;
         Ok(line.trim().trim_end_matches("kB").trim().parse()?)
     }
 

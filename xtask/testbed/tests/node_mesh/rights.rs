@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::mesh::{self, NAMESPACE, kubectl, until};
 
 /// What neither manager nor node proxies may do.
-const DENIED: [&str; 20] = [
+const DENIED: [&str; 24] = [
     "get secrets --all-namespaces",
     "list secrets --all-namespaces",
     "get secret/other -n ctrlmesh-system",
@@ -27,6 +27,10 @@ const DENIED: [&str; 20] = [
     "create clusterrolebindings",
     "patch deployments --all-namespaces",
     "update validatingwebhookconfiguration/other",
+    "update validatingwebhookconfiguration/ctrlmesh-labels",
+    "delete mutatingwebhookconfiguration/other",
+    "patch mutatingadmissionpolicy/other",
+    "update lease/other -n ctrlmesh-system",
     "delete customresourcedefinitions",
 ];
 

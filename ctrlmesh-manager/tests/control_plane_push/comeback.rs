@@ -1,0 +1,199 @@
+//! Proxies that come back, to a replica that may know less than the one that they come from.
+
+use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
+use ctrlmesh_common::wire::{Hello, Known, Update};
+use ctrlmesh_manager::compile::Told;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use tonic::Code;
+
+use crate::bed::{
+    AUDIENCE, Bed, Stream, notices_of, of_node, of_pod, operator_of, policy, soon, until,
+};
+use crate::harness;
+use crate::token::TestPod;
+
+/// What a proxy says whose policy of the pod is of that version.
+fn knows(pod: &TestPod, version: u64) -> Hello {
+    let mut id = of_pod(pod).pod.unwrap();
+    id.uid.clone_from(&pod.uid);
+    let operator = operator_of(pod);
+    let known = Known { pod: Some(id), digest: version, epoch: version, operator, version };
+    Hello { known: vec![known], ..of_pod(pod) }
+}
+
+async fn update(stream: &mut Stream) -> Update {
+    soon("an update", stream.updates.message()).await.unwrap().unwrap()
+}
+
+/// Says hello, and is sent away.
+async fn sent_away(bed: &Bed, token: &str, hello: Hello) {
+    let mut stream = bed.follow(token, hello).await.unwrap();
+    let status = soon("to be sent away", stream.updates.message()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("knows less"), "{status}");
+}
+
+/// A ShardingConfig that speaks of the pods in the namespace of the bed.
+async fn config(bed: &Bed) -> ShardingConfig {
+    harness::install(&bed.client).await.unwrap();
+    let config = json!({
+        "apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig", "metadata": {"name": "op"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "op"}}, "controller": {"leaderElectionName": "op"},
+            "limits": [{"relateResources": [{"apiGroups": [""], "resources": ["configmaps"]}], "selector": {"matchLabels": {"a": "1"}}}],
+        },
+    });
+    let config = serde_json::from_value(config).unwrap();
+    configs(bed).create(&PostParams::default(), &config).await.unwrap()
+}
+
+fn configs(bed: &Bed) -> Api<ShardingConfig> {
+    Api::namespaced(bed.client.clone(), &bed.namespace)
+}
+
+fn version(config: &ShardingConfig) -> u64 {
+    config.resource_version().unwrap().parse().unwrap()
+}
+
+/// Takes it out of the cluster at once.
+async fn delete(bed: &Bed, pod: &TestPod) {
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), &pod.namespace);
+    pods.delete(&pod.name, &DeleteParams::default().grace_period(0)).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_comes_back_is_told_only_what_it_does_not_know() {
+    let bed = Bed::new().await;
+    let (one, two) = (bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-a").await);
+    let gone = bed.pod("op-2", "node-a").await;
+    let node = bed.node_pod("node-a").await;
+    let token = node.token(&bed.client, AUDIENCE).await;
+    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(1, "a=2"))]);
+    let mut stream = bed.follow(&token, of_node("node-a")).await.unwrap();
+    let known = update(&mut stream).await.policies.into_iter().map(|entry| Known {
+        pod: entry.pod,
+        digest: entry.digest,
+        epoch: 1,
+        operator: entry.operator,
+        version: entry.version,
+    });
+    let mut hello = of_node("node-a");
+    hello.known = known.chain(knows(&gone, 7).known).collect();
+    drop(stream);
+    delete(&bed, &gone).await;
+    bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(2, "a=3"))]);
+    let mut again = bed.follow(&token, hello).await.unwrap();
+    let update = update(&mut again).await;
+    let names: Vec<_> =
+        update.policies.iter().map(|entry| entry.pod.clone().unwrap().name).collect();
+    assert_eq!(names, ["op-1"]);
+    let names: Vec<_> = update.gone.iter().map(|pod| pod.name.as_str()).collect();
+    assert_eq!(names, ["op-2"]);
+    until("what it has to be known", || bed.receipt(&one).is_some_and(|one| one.epoch == 1)).await;
+}
+
+#[tokio::test]
+async fn a_pod_that_a_replica_has_not_seen_yet_is_not_said_to_be_gone() {
+    let bed = Bed::new().await;
+    harness::install(&bed.client).await.unwrap();
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
+    let hello = || Hello { known: knows(&pod, 5).known, ..of_node("node-a") };
+    // Another replica has told the proxy of it; the watch of this one is late.
+    bed.publish(&[]);
+    sent_away(&bed, &token, hello()).await;
+    let mut stream = bed.follow(&token, hello()).await.unwrap();
+    let (told, ()) = tokio::join!(update(&mut stream), async {
+        bed.publish(&[(&pod, "node-a", policy(6, "a=1"))]);
+        bed.sees(Some(&pod), None).await;
+    });
+    assert_eq!((told.policies.len(), told.gone.len()), (1, 0));
+    drop(stream);
+    // Of another incarnation it says nothing.
+    let mut other = notices_of(&[(&pod, "node-a", policy(6, "a=1"))]);
+    other[0].uid = "before".to_owned();
+    bed.board.publish(other);
+    bed.sees(None, None).await;
+    sent_away(&bed, &token, hello()).await;
+
+    delete(&bed, &pod).await;
+    bed.publish(&[]);
+    let mut stream = bed.follow(&token, hello()).await.unwrap();
+    assert_eq!(update(&mut stream).await.gone.len(), 1, "now it is");
+}
+
+#[tokio::test]
+async fn a_pod_of_a_sharding_config_that_a_replica_has_not_seen_yet_is_not_told_that_it_has_none() {
+    let bed = Bed::new().await;
+    let config = config(&bed).await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
+    let hello = || Hello { known: knows(&pod, version(&config)).known, ..of_node("node-a") };
+    let mut nothing = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
+    nothing[0].told = Some(Told::nothing());
+    bed.board.publish(nothing);
+    bed.sees(Some(&pod), None).await;
+    sent_away(&bed, &token, hello()).await;
+    // It was deleted while the proxy was away.
+    configs(&bed).delete("op", &DeleteParams::default()).await.unwrap();
+    let mut stream = bed.follow(&token, hello()).await.unwrap();
+    let update = update(&mut stream).await;
+    assert_eq!(update.policies.iter().map(|one| one.operator.as_str()).collect::<Vec<_>>(), [""]);
+}
+
+#[tokio::test]
+async fn a_replica_that_knows_less_than_the_proxy_says_nothing_before_it_has_learnt_it() {
+    let bed = Bed::new().await;
+    let before = config(&bed).await;
+    let mut after = before.clone();
+    after.status = Some(ShardingConfigStatus { epoch: Some(1), ..Default::default() });
+    let after = configs(&bed).replace_status("op", &PostParams::default(), &after).await.unwrap();
+    let (pod, newest) = (bed.pod("op-0", "node-a").await, version(&after));
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    bed.sees(Some(&pod), Some(&before)).await;
+    sent_away(&bed, &token, knows(&pod, newest)).await;
+    // It has seen the change, and the epoch that follows is not written yet.
+    bed.sees(Some(&pod), Some(&after)).await;
+    sent_away(&bed, &token, knows(&pod, newest)).await;
+    let mut stream = bed.follow(&token, knows(&pod, newest)).await.unwrap();
+    let (told, ()) = tokio::join!(stream.told(), async {
+        bed.publish(&[(&pod, "node-a", policy(2, "a=2"))]);
+        bed.publish(&[(&pod, "node-a", policy(newest + 1, "a=3"))]);
+    });
+    assert_eq!(told, [("op-0".to_owned(), newest + 1)].into());
+    // The versions of another one say nothing about those of this one.
+    let mut other = knows(&pod, newest + 9);
+    other.known[0].operator = format!("{}/another", bed.namespace);
+    let mut stream = bed.follow(&token, other).await.unwrap();
+    assert_eq!(stream.told().await, [("op-0".to_owned(), newest + 1)].into());
+}
+
+#[tokio::test]
+async fn what_the_api_server_knows_counts_also_where_etcd_was_put_back() {
+    let bed = Bed::new().await;
+    let config = config(&bed).await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    bed.sees(Some(&pod), Some(&config)).await;
+    let hello = knows(&pod, version(&config) + 1_000_000);
+    let mut stream = bed.follow(&token, hello).await.unwrap();
+    assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
+}
+
+#[tokio::test]
+async fn of_a_pod_that_is_there_and_of_which_nothing_can_be_said_a_node_keeps_what_it_has() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
+    let mut notices = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
+    notices[0].told = None;
+    bed.board.publish(notices);
+    let hello = Hello { known: knows(&pod, 5).known, ..of_node("node-a") };
+    let mut stream = bed.follow(&token, hello).await.unwrap();
+    assert_eq!(update(&mut stream).await, Update::default());
+}
