@@ -50,9 +50,7 @@ fn label(asked: &Asked, cache: &Cache) -> AdmissionResponse {
     }
 }
 
-/// Gives pods what they need. What a pod is to trust has to be there before the pod, where anything says that pods are
-/// served there; else the leader writes it as soon as there is one. For who asks need not be the API server, and of a pod
-/// that never comes nothing is to stay.
+/// Gives pods what they need. What a pod is to trust has to be there before the pod.
 fn inject(context: &Context, plans: &Plans) -> Handler {
     let args = &context.args;
     let settings = Settings {
@@ -61,19 +59,18 @@ fn inject(context: &Context, plans: &Plans) -> Handler {
         manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     };
     let (seat, roots) = (seat(plans, settings), context.roots.clone());
-    let (plans, own) = (plans.clone(), args.namespace.clone());
+    let own = args.namespace.clone();
     Arc::new(move |asked: Asked| {
         if let Some(response) = unasked(&asked, &own) {
             return futures::future::ready(response).boxed();
         }
         let (namespace, dry_run) = (asked.namespace.clone().unwrap_or_default(), asked.dry_run);
         let failed = AdmissionResponse::from(&asked);
-        let (seated, roots, plans) = (seat(asked), roots.clone(), plans.clone());
+        let (seated, roots) = (seat(asked), roots.clone());
         let injected = async move {
             let response = seated.await;
             if response.patch.is_some()
                 && !dry_run
-                && is_served(&plans, &namespace)
                 && let Err(error) = roots.in_namespace(&namespace).await
             {
                 let error = telemetry::chain(&error);
@@ -97,17 +94,6 @@ fn unasked(asked: &Asked, own: &str) -> Option<AdmissionResponse> {
     let may_be = names::is_dns_subdomain(namespace) && !namespace.contains('.');
     let message = || format!("request.namespace: {namespace:?} must be a lower-case DNS label");
     (!may_be).then(|| response.deny(message()))
-}
-
-/// Whether a ShardingConfig or an enrolled pod of `namespace` is there.
-fn is_served(plans: &Plans, namespace: &str) -> bool {
-    let plan = plans.borrow().clone();
-    plan.is_some_and(|plan| {
-        let snapshot = &plan.snapshot;
-        let mut configs = snapshot.configs.iter();
-        configs.any(|config| config.metadata.namespace.as_deref() == Some(namespace))
-            || snapshot.members.iter().any(|pod| pod.enrolled() && pod.name.namespace == namespace)
-    })
 }
 
 /// Finds the shard of each pod. Those of a namespace that are made at the same time are asked about at the same time.
@@ -172,10 +158,9 @@ fn aside(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::sync::mpsc;
 
-    use ctrlmesh_common::names::{annotation, label};
+    use ctrlmesh_common::names::label;
     use kube::core::DynamicObject;
     use kube::core::admission::AdmissionReview;
 
@@ -183,8 +168,6 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::cache::Snapshot;
-    use crate::plan;
 
     /// The question whether an object of `kind`, with these labels, may be made in `namespace`.
     fn asked(kind: &str, namespace: &str, labels: &[&str]) -> Asked {
@@ -218,23 +201,6 @@ mod tests {
             assert!(response.result.message.starts_with("request.namespace: "), "{response:?}");
         }
         assert!(answer("ops").is_none());
-    }
-
-    #[test]
-    fn a_namespace_is_served_where_something_that_is_there_says_so() {
-        let shard = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: a}\nspec: {}\n---\n";
-        let pod = |namespace: &str, annotations: &str| {
-            format!(
-                "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: {namespace}, uid: u, annotations: {{{annotations}}}, labels: {{{}: 'true'}}}}\n---\n",
-                label::ENABLE_PROXY
-            )
-        };
-        let enrolled = pod("b", &format!("{}: 'true'", annotation::INJECTED));
-        let text = shard.to_owned() + &enrolled + &pod("c", "");
-        let plan = plan::of(Snapshot::of_manifests(&text), &BTreeMap::new());
-        let (_sender, plans) = watch::channel(Some(Arc::new(plan)));
-        let served = ["a", "b", "c", "d"].map(|namespace| is_served(&plans, namespace));
-        assert_eq!(served, [true, true, false, false]);
     }
 
     /// What is answered by a thread of its own, which it waits for while the only one there is has other work.

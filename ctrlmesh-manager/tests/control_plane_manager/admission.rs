@@ -1,7 +1,5 @@
 //! What the webhooks say, and make of pods.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{CircuitBreaker, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::{annotation, label, root_ca};
@@ -140,29 +138,6 @@ async fn a_pod_gets_its_shard_and_trusts_the_mesh_before_it_is_stored() -> Resul
     let mut skipped = pod("op-5", json!({}));
     skipped["metadata"]["labels"][label::IGNORE_VALIDATE] = json!("true");
     ensure!(!create(&pods, skipped).await?.labels().contains_key(label::SHARDING_CONFIG_INJECTED));
-    Ok(())
-}
-
-/// Whoever reaches the webhook can ask about pods that nobody makes.
-#[tokio::test]
-async fn of_a_pod_that_never_comes_nothing_stays() -> Result<()> {
-    let client = managed().await?;
-    let namespace = ControlPlane::shared().namespace("never").await?;
-    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &namespace);
-    create(&accounts, json!({"metadata": {"name": "default"}})).await?;
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
-    // The API server asks first, and then finds that the pod cannot be.
-    let mut invalid = pod("op-0", json!({}));
-    invalid["spec"]["containers"][0]["name"] = json!("Not_a_name");
-    let message = refusal(create(&pods, invalid).await)?;
-    ensure!(message.contains("spec.containers[0].name"), "{message}");
-    ensure!(maps.get_opt(root_ca::MESH).await?.is_none(), "nothing says that pods are served here");
-    let made = create(&pods, pod("op-0", json!({}))).await?;
-    ensure!(serde_json::to_string(&made.spec)?.contains(root_ca::MESH), "{made:?}");
-    // Sooner than the leader looks everywhere again.
-    let there = retry(|| async { maps.get(root_ca::MESH).await });
-    tokio::time::timeout(Duration::from_secs(10), there).await??;
     Ok(())
 }
 
