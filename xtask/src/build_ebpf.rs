@@ -7,6 +7,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::paths::Paths;
 use crate::progress::{say, step};
 use crate::run::{root, run, with_own_toolchain};
 use crate::tools;
@@ -16,6 +17,9 @@ const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
 /// How long the first build takes on two cores, `core` with it.
 const ABOUT: Duration = Duration::from_mins(2);
+
+/// What the kernel runs, on a machine that is little-endian.
+const TARGET: &str = "bpfel-unknown-none";
 
 /// A toolchain that can build for the kernel: what it is called, and its cargo.
 struct Toolchain {
@@ -30,7 +34,7 @@ struct Toolchain {
 /// Where no toolchain is there, or none can.
 pub fn build() -> Result<()> {
     first(toolchains(), |toolchain| build_with(toolchain, &crate_folder()))?;
-    let built = crate_folder().join("target/bpfel-unknown-none/release/ctrlmesh");
+    let built = crate_folder().join("target").join(TARGET).join("release/ctrlmesh");
     place(&built, &root().join("target/bpf/ctrlmesh.o"))
 }
 
@@ -93,11 +97,12 @@ fn build_with(toolchain: Toolchain, crate_folder: &Path) -> Result<()> {
             "-Z",
             "build-std=core",
             "--target",
-            "bpfel-unknown-none",
+            TARGET,
             "--target-dir",
             "target",
         ])
         .current_dir(crate_folder);
+    Paths::of(&crate_folder.canonicalize()?.join("target"))?.keep_out_of(TARGET, &mut command);
     step("build the kernel programs; the first time takes minutes", ABOUT, || run(&mut command))
 }
 

@@ -8,13 +8,10 @@ use std::{env, fs};
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
+use crate::paths::Paths;
 use crate::progress::{say, step};
 use crate::run::{cargo, root, run};
 use crate::{build_ebpf, oci, tools};
-
-mod paths;
-
-use paths::Paths;
 
 /// The largest archive that we hand out: an image is pulled by every node of a cluster.
 const LARGEST_BYTES: u64 = 25_000_000;

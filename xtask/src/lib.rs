@@ -15,6 +15,8 @@ pub mod guest;
 
 mod guard;
 
+mod paths;
+
 pub mod build_ebpf;
 
 mod oci;

@@ -13,7 +13,7 @@ use crate::run::root;
 const SEPARATOR: &str = "\x1f";
 
 /// The folders of this machine whose names get into a program, and what stands for them there.
-pub(super) struct Paths(Vec<(PathBuf, String)>);
+pub(crate) struct Paths(Vec<(PathBuf, String)>);
 
 // === impl Paths ===
 
@@ -22,16 +22,18 @@ impl Paths {
     ///
     /// # Errors
     /// Where the checkout's folder cannot be found out, or nobody knows where cargo keeps its sources.
-    pub(super) fn of(target: &Path) -> Result<Self> {
+    pub(crate) fn of(target: &Path) -> Result<Self> {
         let home = env::var_os("CARGO_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
         let usual = || env::home_dir().map(|home| home.join(".cargo"));
         let cargo = home.or_else(usual).context("neither CARGO_HOME nor HOME is set")?;
         // The last one that fits holds, and the target folder usually lies in the checkout.
-        let mut paths = vec![
+        let mut paths: Vec<_> =
+            toolchains().map(|folder| (folder, "/rustup".to_owned())).into_iter().collect();
+        paths.extend([
             (cargo, "/cargo".to_owned()),
             (root().canonicalize()?, "/ctrlmesh".to_owned()),
             (target.to_owned(), "/target".to_owned()),
-        ];
+        ]);
         // Whoever has the component rust-src has the library's sources there, and the compiler names them.
         let library =
             PathBuf::from(rustc("--print=sysroot")?.trim_end()).join("lib/rustlib/src/rust");
@@ -45,7 +47,7 @@ impl Paths {
     }
 
     /// Lets `cargo` build without them: what rustc writes, and what a C compiler does that a build script starts.
-    pub(super) fn keep_out(&self, cargo: &mut Command) {
+    pub(crate) fn keep_out(&self, cargo: &mut Command) {
         let rust = self.flags("--remap-path-prefix").join(SEPARATOR.as_ref());
         let own = env::var_os("CFLAGS").into_iter();
         // A C compiler's flags are parted at spaces: one that has any is left out, and the program is looked at all the same.
@@ -53,6 +55,15 @@ impl Paths {
         let mapped = self.flags("-ffile-prefix-map").into_iter().filter(|flag| !parted(flag));
         let c: Vec<OsString> = own.chain(mapped).collect();
         cargo.env("CARGO_ENCODED_RUSTFLAGS", rust).env("CFLAGS", c.join(" ".as_ref()));
+    }
+
+    /// The same for a build whose flags are in the configuration of its folder, for programs of `target`: what is said here
+    /// is put to those. The kernel programs' debug information is part of the program that loads them.
+    pub(crate) fn keep_out_of(&self, target: &str, cargo: &mut Command) {
+        let flags = self.flags("--remap-path-prefix");
+        let flags: Vec<String> =
+            flags.iter().map(|flag| format!("{:?}", flag.to_string_lossy())).collect();
+        cargo.arg("--config").arg(format!("target.{target}.rustflags=[{}]", flags.join(", ")));
     }
 
     fn flags(&self, name: &str) -> Vec<OsString> {
@@ -69,7 +80,7 @@ impl Paths {
     ///
     /// # Errors
     /// Where it does, or something cannot be read.
-    pub(super) fn are_not_in(&self, program: &Path) -> Result<()> {
+    pub(crate) fn are_not_in(&self, program: &Path) -> Result<()> {
         let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
         let mut folders = Vec::new();
         for (path, _) in &self.0 {
@@ -88,6 +99,13 @@ impl Paths {
         }
         Ok(())
     }
+}
+
+/// Where rustup keeps toolchains, where there is one.
+fn toolchains() -> Option<PathBuf> {
+    let home = env::var_os("RUSTUP_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    let folder = home.or_else(|| Some(env::home_dir()?.join(".rustup")))?;
+    folder.is_dir().then_some(folder)
 }
 
 /// What the compiler of the checkout says.
@@ -122,6 +140,14 @@ mod tests {
         assert!(said.contains(&flags("--remap-path-prefix", "\x1f").as_str()), "{said:?}");
         let c = flags("-ffile-prefix-map", " ");
         assert!(said.iter().any(|said| said.ends_with(&c)), "{said:?}");
+
+        let mut command = Command::new("cargo");
+        paths.keep_out_of("bpf", &mut command);
+        let said: Vec<_> = command.get_args().filter_map(|said| said.to_str()).collect();
+        let flag =
+            |from: &dyn std::fmt::Display, to: &str| format!("\"--remap-path-prefix={from}={to}\"");
+        let both = format!("{}, {}", flag(&cargo, "/cargo"), flag(&source, "/ctrlmesh"));
+        assert_eq!(said, ["--config", &format!("target.bpf.rustflags=[{both}]")]);
 
         let program = folder.path().join("program");
         fs::write(&program, format!("\0/cargo/registry{source}/lib.rs at {cargo}")).unwrap();
