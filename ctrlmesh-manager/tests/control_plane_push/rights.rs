@@ -254,11 +254,25 @@ async fn everything(cluster: &ControlPlane, client: &Client, folder: &TempDir) -
     .await;
     let second = Replica::start(cluster, SYSTEM, &told).await;
     exchanged(cluster, client).await;
+    // Of what is listed and not served people hear.
+    list(client, "groupVersionKinds: {v1: [ConfigMap, Nothing]}").await;
+    eventually("what is not served to be told", async || {
+        // The log is long.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let told = |ask: &Ask| ask.account == BACKGROUND && ask.resource == "events";
+        asked(cluster).0.iter().any(told).then_some(())
+    })
+    .await;
     // Nothing is listed any more: nothing labels at once.
-    let lists: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
-    let nothing = Patch::Merge(json!({"data": {resource_list::KEY: ""}}));
-    lists.patch(resource_list::NAME, &PatchParams::default(), &nothing).await.unwrap();
+    list(client, "").await;
     [first, second]
+}
+
+/// Has the managers label these kinds.
+async fn list(client: &Client, kinds: &str) {
+    let lists: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
+    let said = Patch::Merge(json!({"data": {resource_list::KEY: kinds}}));
+    lists.patch(resource_list::NAME, &PatchParams::default(), &said).await.unwrap();
 }
 
 /// Has those who exchange authorities tell the API server again whom to believe where it asks for labels. Those who keep
