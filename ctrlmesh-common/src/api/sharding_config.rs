@@ -297,7 +297,8 @@ pub struct ShardingConfigStatus {
     /// What a root has made. Absent: this is no root, or it has made nothing yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<RootStatus>,
-    /// Who owns what: written by the manager's leader only, read by everybody else. Absent until it is first written.
+    /// Who owns what: written by the manager's leader only, read by everybody else. Absent: this is no root, or it has
+    /// divided nothing yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ownership: Option<Ownership>,
     /// The pods of the shard. Absent or empty: it has none.
