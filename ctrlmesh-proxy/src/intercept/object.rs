@@ -120,3 +120,22 @@ fn load(
     let other = |source| Error::Load { program, source: Box::new(source) };
     load().map_err(|error| privilege::explain(format!("load program `{program}`"), error, other))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_embedded_has_types_and_sources_and_says_nothing_of_where_it_was_built() {
+        if OBJECT.is_empty() {
+            return;
+        }
+        let has = |text: &str| OBJECT.windows(text.len()).any(|bytes| bytes == text.as_bytes());
+        assert!(has(".BTF.ext"));
+        assert!(has("/ctrlmesh/ctrlmesh-ebpf/src/redirect.rs"));
+        assert!(has("let open = pod.flags & FAIL_OPEN != 0;"), "the kernel shows no source");
+        assert!(!has(".debug_"), "crates are called by where they lie");
+        let checkout = env!("CARGO_MANIFEST_DIR").trim_end_matches("ctrlmesh-proxy");
+        assert!(checkout == "/ctrlmesh/" || !has(checkout), "it names {checkout}");
+    }
+}
