@@ -5,7 +5,7 @@
 //! would take something from a proxy, the API server itself is asked for the pods and the ShardingConfigs in question, by
 //! lists that show the newest there is; it holds once what is posted here follows from that, or from what is newer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::cache::Snapshot;
 use crate::plan::Plans;
 use crate::pod::{self, Member, PodName};
 
-/// How long the API server may take for all of it.
+/// How long the API server may take for all of it, and how long it may take until it is asked.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// For how many proxies it is asked at once: ten thousand that come back together are to be no flood.
@@ -67,6 +67,21 @@ pub enum DoubtError {
     /// It took too long.
     #[error("the API server did not say within {DEADLINE:?} what it knows of the proxy's pods")]
     Late,
+    /// It was not asked.
+    #[error("for {DEADLINE:?} it was asked about the pods of {AT_ONCE} other proxies at once")]
+    Busy,
+}
+
+/// How an answer compares with what is known here, as far as one pod is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// What follows from what is known here is no older.
+    Settled,
+    /// Nothing newer is known anywhere, but what its proxy was told stands in no status that is known here: it is not
+    /// written yet, or is of a ShardingConfig of which nothing new can be said.
+    Unwritten,
+    /// This replica knows less.
+    Behind,
 }
 
 // === impl Doubts ===
@@ -87,9 +102,10 @@ impl Doubts {
     /// # Errors
     /// Where there is no answer.
     pub async fn ask(&self, subject: &Subject, doubts: &[Doubt]) -> Result<Answer, DoubtError> {
+        let room = time::timeout(DEADLINE, self.room.acquire()).await;
+        // It is never closed.
+        let _room = room.map_err(|_elapsed| DoubtError::Busy)?;
         let answer = async {
-            // It is never closed.
-            let _room = self.room.acquire().await;
             let mut answer = Answer { members: self.members(subject).await?, ..Answer::default() };
             for operator in doubts.iter().flat_map(|doubt| &doubt.operators) {
                 if !answer.versions.contains_key(operator) {
@@ -133,35 +149,66 @@ impl Doubts {
 // === impl Answer ===
 
 impl Answer {
-    /// Whether what follows from `snapshot` is no older than this answer, as far as the pod in `doubt` of `subject` is
-    /// concerned, and does not lead back to before what its proxy was told.
-    pub fn settles(&self, doubt: &Doubt, subject: &Subject, snapshot: &Snapshot) -> bool {
-        let its = |member: &&Member| {
-            let on_node = |node| member.node.as_ref() == Some(node);
-            member.name == doubt.pod
-                && match subject {
-                    Subject::Node(node) => on_node(node),
-                    Subject::Pod(..) => true,
-                }
+    /// Compares it with `snapshot`, for each of `doubts` about pods of `subject`.
+    pub fn compare(
+        &self,
+        doubts: &[Doubt],
+        subject: &Subject,
+        snapshot: &Snapshot,
+    ) -> Vec<Compared> {
+        let here = Here::of(doubts, subject, snapshot);
+        doubts.iter().map(|doubt| self.compare_one(doubt, &here)).collect()
+    }
+
+    fn compare_one(&self, doubt: &Doubt, here: &Here<'_>) -> Compared {
+        let is_known = here.members.get(&doubt.pod).copied() == self.members.get(&doubt.pod);
+        let is_as_new = |operator: &String| {
+            let Some(there) = self.versions.get(operator) else { return false };
+            let here = parts(operator).and_then(|parts| here.versions.get(&parts).copied());
+            here.is_some() == there.is_some() && here >= *there
         };
-        let known = snapshot.members.iter().find(its) == self.members.get(&doubt.pod);
-        known
-            && doubt.operators.iter().all(|operator| {
-                let Some(there) = self.versions.get(operator) else { return false };
-                // One that is there in the version that the proxy was told by will have a newer policy as soon as its epoch is
-                // written; where it is older, etcd was put back.
-                let put_back =
-                    doubt.newer.is_none_or(|newer| there.is_none_or(|there| there < newer));
-                let here = snapshot.configs.iter().map(|one| &one.metadata);
-                let here = here.into_iter().find(|one| full_name(one) == *operator).map(version);
-                put_back && here.is_some() == there.is_some() && here >= *there
-            })
+        if !is_known || !doubt.operators.iter().all(is_as_new) {
+            return Compared::Behind;
+        }
+        // Where all of them are older than what the proxy was told by, or gone, etcd was put back.
+        let is_older = |newer: u64| {
+            let there = |operator| self.versions.get(operator).copied().flatten();
+            doubt.operators.iter().all(|operator| there(operator).is_none_or(|there| there < newer))
+        };
+        if doubt.newer.is_none_or(is_older) { Compared::Settled } else { Compared::Unwritten }
     }
 }
 
-fn full_name(meta: &ObjectMeta) -> String {
-    let part = |part: &Option<String>| part.clone().unwrap_or_default();
-    format!("{}/{}", part(&meta.namespace), part(&meta.name))
+/// What is known here of what is in doubt.
+struct Here<'a> {
+    members: HashMap<&'a PodName, &'a Member>,
+    /// By namespace and name.
+    versions: HashMap<(&'a str, &'a str), u64>,
+}
+
+impl<'a> Here<'a> {
+    fn of(doubts: &'a [Doubt], subject: &Subject, snapshot: &'a Snapshot) -> Self {
+        let pods: HashSet<&PodName> = doubts.iter().map(|doubt| &doubt.pod).collect();
+        let is_its = |member: &&Member| match subject {
+            Subject::Node(node) => member.node.as_ref() == Some(node),
+            Subject::Pod(..) => true,
+        };
+        let members = snapshot.members.iter().filter(|one| pods.contains(&one.name));
+        let members = members.filter(is_its).map(|member| (&member.name, member)).collect();
+        let operators = doubts.iter().flat_map(|doubt| &doubt.operators);
+        let operators: HashSet<(&str, &str)> = operators.filter_map(|one| parts(one)).collect();
+        let versions = snapshot.configs.iter().filter_map(|config| {
+            let meta = &config.metadata;
+            let name = (meta.namespace.as_deref()?, meta.name.as_deref()?);
+            operators.contains(&name).then(|| (name, version(meta)))
+        });
+        Self { members, versions: versions.collect() }
+    }
+}
+
+/// A `NAMESPACE/NAME`.
+fn parts(full_name: &str) -> Option<(&str, &str)> {
+    full_name.split_once('/')
 }
 
 fn version(meta: &ObjectMeta) -> u64 {
@@ -205,10 +252,14 @@ mod tests {
         }
     }
 
-    fn settles(answer: &Answer, newer: Option<u64>, known: &Snapshot) -> bool {
+    fn compare(answer: &Answer, newer: Option<u64>, known: &Snapshot) -> Compared {
         let operators = vec!["ops/op".to_owned()];
         let doubt = Doubt { pod: "ops/a".parse().unwrap(), operators, newer };
-        answer.settles(&doubt, &Subject::Node("n".to_owned()), known)
+        answer.compare(&[doubt], &Subject::Node("n".to_owned()), known)[0]
+    }
+
+    fn settles(answer: &Answer, newer: Option<u64>, known: &Snapshot) -> bool {
+        compare(answer, newer, known) == Compared::Settled
     }
 
     #[test]
@@ -247,7 +298,10 @@ mod tests {
     #[test]
     fn what_is_of_an_older_version_than_the_proxy_was_told_by_holds_only_where_etcd_was_put_back() {
         let known = known(None, Some(5));
-        assert!(!settles(&answer(None, Some(5)), Some(5), &known), "its epoch is not written yet");
-        assert!(settles(&answer(None, Some(5)), Some(9), &known));
+        let told_by = |newer| compare(&answer(None, Some(5)), Some(newer), &known);
+        assert_eq!(told_by(5), Compared::Unwritten, "its epoch is not written yet");
+        assert_eq!(told_by(9), Compared::Settled);
+        let later = compare(&answer(None, Some(6)), Some(9), &known);
+        assert_eq!(later, Compared::Behind, "what was put back is not seen yet");
     }
 }

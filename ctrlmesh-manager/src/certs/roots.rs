@@ -21,7 +21,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Api, Client};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
@@ -59,6 +59,10 @@ pub enum RootsError {
 /// For how long what was written is taken to stand: a namespace may be removed, and made anew without it.
 const STANDS: Duration = Duration::from_secs(5);
 
+/// How many write for pods that are being admitted: hundreds are made in one namespace at once, and who asks for many
+/// namespaces that there are not is not to make a flood of it.
+const AT_ONCE: usize = 4;
+
 /// Tells everybody whom to believe.
 pub struct Roots {
     client: Client,
@@ -67,6 +71,8 @@ pub struct Roots {
     cluster: Cluster,
     /// By namespace, the digest of what was written there, and when.
     written: Mutex<HashMap<String, (u64, Instant)>>,
+    /// For those that are admitted.
+    room: Semaphore,
 }
 
 /// What the `ConfigMaps` say, by namespace, as digests.
@@ -141,7 +147,8 @@ impl There {
 impl Roots {
     /// `cluster` is the API server's own authority.
     pub fn new(client: Client, vault: Arc<Vault>, cluster: Cluster) -> Self {
-        Self { client, vault, cluster, written: Mutex::default() }
+        let room = Semaphore::new(AT_ONCE);
+        Self { client, vault, cluster, written: Mutex::default(), room }
     }
 
     /// Sees to it that the ConfigMap is in `namespace`: to be awaited before a pod is admitted there.
@@ -151,6 +158,12 @@ impl Roots {
     pub async fn in_namespace(&self, namespace: &str) -> Result<(), RootsError> {
         let data = self.data();
         let digest = digest(&data);
+        if self.stands(namespace, digest) {
+            return Ok(());
+        }
+        // It is never closed.
+        let _room = self.room.acquire().await;
+        // Somebody who came before has perhaps written it meanwhile.
         if self.stands(namespace, digest) {
             return Ok(());
         }

@@ -15,8 +15,8 @@ use tracing::{info, warn};
 
 use super::Push;
 use super::told::is_of;
-use crate::board::{Posted, Reader};
-use crate::doubt::Doubt;
+use crate::board::{Posted, Reader, Said};
+use crate::doubt::{Compared, Doubt};
 use crate::pod::PodName;
 use crate::telemetry;
 
@@ -26,54 +26,95 @@ const MOMENT: Duration = Duration::from_millis(500);
 /// How long a replica that knows less waits to learn more, in all.
 const CATCH_UP: Duration = Duration::from_secs(3);
 
+/// How long an answer is waited for: what the watches bring meanwhile may be newer, and never be the same.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// By pod, the ShardingConfig and its version before which there is nothing to tell its proxy.
+pub(super) type Held = HashMap<PodName, (String, u64)>;
+
 /// Waits where the proxy may have been told what is not known here yet: to be told what was before would give it what is
-/// another's by now, and have it let go of pods that are there.
+/// another's by now, and have it let go of pods that are there. Gives what must not be told yet all the same.
 pub(super) async fn catch_up(
     push: &Push,
     reader: &mut Reader,
     known: &HashMap<PodName, Known>,
-) -> Result<(), Status> {
+) -> Result<Held, Status> {
     let now = Instant::now();
     while !doubts(&reader.read(), known).is_empty() {
         if time::timeout_at(now + MOMENT, reader.changed()).await.is_err() {
             return settle(push, reader, known, now + CATCH_UP).await;
         }
     }
-    Ok(())
+    Ok(Held::new())
 }
 
-/// Waits until what is posted is as new as what the API server says now.
+/// Waits until what is posted is as new as what the API server says.
 async fn settle(
     push: &Push,
     reader: &mut Reader,
     known: &HashMap<PodName, Known>,
     end: Instant,
-) -> Result<(), Status> {
+) -> Result<Held, Status> {
     let subject = reader.subject().clone();
-    let asked = doubts(&reader.read(), known);
-    let answer = push.doubts.ask(&subject, &asked).await.map_err(|error| {
-        warn!(error = telemetry::chain(&error), "a proxy is sent away, it may know more");
-        Status::unavailable("what the proxy knows cannot be compared with the cluster now")
-    })?;
     let mut posted = push.doubts.posted();
     loop {
-        // This first: what is read from the board then follows from it, or from what is newer.
-        let plan = posted.borrow_and_update().clone();
-        let left = doubts(&reader.read(), known);
-        let settled = |doubt: &Doubt| {
-            plan.as_ref().is_some_and(|plan| answer.settles(doubt, &subject, &plan.snapshot))
-        };
-        let Some(doubt) = left.iter().find(|doubt| !settled(doubt)) else {
-            for Doubt { pod, .. } in left.iter().filter(|doubt| doubt.newer.is_some()) {
-                warn!(%pod, "the pod's proxy was told what is newer than anything that is written down; it is told that");
+        let asked = doubts(&reader.read(), known);
+        let answer = push.doubts.ask(&subject, &asked).await.map_err(|error| {
+            warn!(error = telemetry::chain(&error), "a proxy is sent away, it may know more");
+            Status::unavailable("what the proxy knows cannot be compared with the cluster now")
+        })?;
+        let again = end.min(Instant::now() + ASK_AGAIN);
+        loop {
+            // This first: what is read from the board then follows from it, or from what is newer.
+            let plan = posted.borrow_and_update().clone();
+            let left = doubts(&reader.read(), known);
+            let compared = plan.map_or_else(
+                || vec![Compared::Behind; left.len()],
+                |plan| answer.compare(&left, &subject, &plan.snapshot),
+            );
+            let is_over = Instant::now() >= end;
+            if let Some(held) = settled(left, &compared, is_over)? {
+                return Ok(held);
             }
-            return Ok(());
-        };
-        if !matches!(time::timeout_at(end, posted.changed()).await, Ok(Ok(()))) {
-            info!(pod = %doubt.pod, "a proxy knows more of the pod than this replica, and is sent away");
-            return Err(Status::unavailable("this replica knows less than the proxy; try another"));
+            if !matches!(time::timeout_at(again, posted.changed()).await, Ok(Ok(()))) {
+                break;
+            }
         }
     }
+}
+
+/// What of `left` is to be held, where nothing is to be waited for, or the time for that `is_over`.
+fn settled(left: Vec<Doubt>, compared: &[Compared], is_over: bool) -> Result<Option<Held>, Status> {
+    let mut held = Held::new();
+    for (Doubt { pod, operators, newer }, compared) in left.into_iter().zip(compared) {
+        match (compared, newer) {
+            (Compared::Settled, None) => {}
+            (Compared::Settled, Some(_)) => {
+                warn!(%pod, "the pod's proxy was told what is newer than anything that is written down; it is told that");
+            }
+            (_, _) if !is_over => return Ok(None),
+            (Compared::Unwritten, Some(newer)) => {
+                info!(%pod, "the pod's proxy was told what is not written down here; it keeps that until it is");
+                held.extend(operators.into_iter().map(|operator| (pod.clone(), (operator, newer))));
+            }
+            _ => {
+                info!(%pod, "a proxy knows more of the pod than this replica, and is sent away");
+                let status = "this replica knows less than the proxy; try another";
+                return Err(Status::unavailable(status));
+            }
+        }
+    }
+    Ok(Some(held))
+}
+
+/// Whether a pod's proxy has something newer than what is `said` of it. What is not older any more holds for good.
+pub(super) fn is_held(held: &mut Held, pod: &PodName, said: &Said) -> bool {
+    let Some((operator, version)) = held.get(pod) else { return false };
+    let is_older = said.operator.as_ref() == Some(operator) && said.version < *version;
+    if !is_older {
+        held.remove(pod);
+    }
+    is_older
 }
 
 /// Of which pods the proxy may have been told what is newer than what is posted: of those that are not posted, or as of
@@ -128,6 +169,41 @@ mod tests {
     fn by(operator: &str, version: u64) -> compile::Told {
         let operator = Some(operator.to_owned());
         compile::Told::new(None, operator, version, Policy::default())
+    }
+
+    #[test]
+    fn what_is_not_written_down_is_waited_for_and_then_held_and_nothing_else_is() {
+        let doubt = |pod: &str, newer| Doubt {
+            pod: pod.parse().unwrap(),
+            operators: vec!["ops/op".to_owned()],
+            newer,
+        };
+        let both = || vec![doubt("ops/a", None), doubt("ops/b", Some(5))];
+        let (settled_, unwritten) = (Compared::Settled, Compared::Unwritten);
+        let all = settled(both(), &[settled_, settled_], false).unwrap();
+        assert_eq!(all, Some(Held::new()));
+        let of = |is_over| settled(both(), &[settled_, unwritten], is_over).unwrap();
+        assert_eq!(of(false), None);
+        let held = ("ops/b".parse().unwrap(), ("ops/op".to_owned(), 5));
+        assert_eq!(of(true), Some(Held::from([held])));
+        let behind = [Compared::Behind, unwritten];
+        assert_eq!(settled(both(), &behind, false).unwrap(), None);
+        assert!(settled(both(), &behind, true).is_err());
+    }
+
+    #[test]
+    fn what_is_held_is_told_once_it_is_no_older_or_of_another_sharding_config() {
+        let pod: PodName = "ops/a".parse().unwrap();
+        let held = || Held::from([(pod.clone(), ("ops/op".to_owned(), 5))]);
+        let says = |held: &mut Held, told| {
+            is_held(held, &pod, posted("1", told)[0].said.as_ref().unwrap())
+        };
+        for told in [by("ops/op", 5), by("ops/b", 1), compile::Told::nothing()] {
+            let mut held = held();
+            assert!(says(&mut held, by("ops/op", 4)));
+            assert!(!says(&mut held, told));
+            assert!(!says(&mut held, by("ops/op", 4)), "for good");
+        }
     }
 
     #[test]

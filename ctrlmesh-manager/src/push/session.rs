@@ -16,7 +16,7 @@ use tonic::{Code, Response, Status, Streaming};
 use tracing::debug;
 
 use super::Push;
-use super::catch_up::catch_up;
+use super::catch_up::{Held, catch_up, is_held};
 use super::newest::Replaced;
 use super::told::{Gone, Told, id, is_of, known, name};
 use crate::board::{Posted, Reader, Receipt, Subject};
@@ -52,6 +52,8 @@ struct Session {
     told: HashMap<PodName, Told>,
     /// Of which pods it has been told that they are gone.
     gone: Gone,
+    /// Of which pods it keeps what it has.
+    held: Held,
     /// Whether there may be something that it has not been told.
     news: bool,
     _open: Open,
@@ -98,6 +100,7 @@ pub(super) async fn follow(
         replaced,
         told: HashMap::new(),
         gone: Gone::default(),
+        held: Held::new(),
         news: false,
     };
     push.drain.spawn(session.run(hello));
@@ -150,8 +153,18 @@ impl Session {
         let mut known = known(hello.known);
         // Of other pods a proxy inside one is told nothing.
         known.retain(|pod, _| self.reader.subject().may_be(pod));
+        let (push, outbound) = (Arc::clone(&self.push), self.outbound.clone());
         // Apart, as is what seldom happens: it would hold its room for as long as the proxy follows.
-        let status = match Box::pin(self.begin(known)).await {
+        let begun = Box::pin(async {
+            tokio::select! {
+                begun = self.begin(known) => begun,
+                () = outbound.closed() => Err(Status::cancelled("the proxy is gone")),
+                () = push.drain.started() => Err(Status::unavailable("the manager ends")),
+            }
+        });
+        let begun = begun.await;
+        drop((push, outbound));
+        let status = match begun {
             Ok(()) => self.go_on().await,
             Err(status) => Some(status),
         };
@@ -165,7 +178,7 @@ impl Session {
 
     /// Tells everything that the proxy does not know.
     async fn begin(&mut self, known: HashMap<PodName, Known>) -> Result<(), Status> {
-        catch_up(&self.push, &mut self.reader, &known).await?;
+        self.held = catch_up(&self.push, &mut self.reader, &known).await?;
         let now = self.reader.read();
         for posted in &now {
             if let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said)
@@ -297,6 +310,9 @@ impl Session {
         });
         for posted in &now {
             let Some(said) = &posted.said else { continue };
+            if is_held(&mut self.held, &posted.pod, said) {
+                continue;
+            }
             let last = self.told.get(&posted.pod);
             if last.is_some_and(|told| told.digest == said.digest) {
                 continue;

@@ -115,8 +115,9 @@ async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
     eprintln!(
         "{objects} objects in {spaces} namespaces labelled in {took:?}; requests for them {ours:?}, of everybody for anything {all:?}; resident {resident} kB before, {most} kB at most"
     );
-    // One each, and none for what has its labels already; pages of 500, of which the first may be asked for again.
-    ensure!(ours.get("patch") == Some(&objects), "{ours:?}");
+    // One each, and none for what has its labels already, but for the few to which the API server was too slow to answer; pages
+    // of 500, of which the first may be asked for again.
+    ensure!((objects..=objects + objects / 100).contains(&ours["patch"]), "{ours:?}");
     ensure!(ours["list"] <= objects / 500 + 4, "{ours:?}");
     // A page of metadata is what may be held, not the objects.
     ensure!(most < most_before.max(resident) + 64 * 1024, "{resident} kB, then {most} kB");

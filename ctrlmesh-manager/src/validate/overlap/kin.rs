@@ -5,6 +5,7 @@
 //! shards, which are compared neither with it nor with each other while it divides: that they share nothing follows from
 //! the root, and while they are being changed, one by one, each stands beside old states of the others. Once it is
 //! switched off they are whatever somebody writes into them.
+//! A root that is switched off still gives the pods of its target to the shards that it has.
 //!
 //! Whose a shard is, its owner reference says, as to Kubernetes: one whose owner is gone is about to be collected.
 
@@ -33,6 +34,8 @@ pub(super) struct Kin<'a> {
     config: &'a ShardingConfig,
     maker: Maker<'a>,
     workloads: Option<BTreeSet<Workload<'a>>>,
+    /// Whether it gives pods to shards, as a root does as long as it has any, also where it is switched off.
+    places: bool,
 }
 
 /// A `StatefulSet` or a Deployment, by kind and name.
@@ -52,7 +55,17 @@ enum Maker<'a> {
 impl<'a> Kin<'a> {
     /// Of `config`, where `near` are those of its namespace.
     pub(super) fn of(config: &'a ShardingConfig, near: &[&'a ShardingConfig]) -> Self {
-        Self { config, maker: maker(config, near), workloads: workloads(config) }
+        Self {
+            config,
+            maker: maker(config, near),
+            workloads: workloads(config),
+            places: places(config, near),
+        }
+    }
+
+    /// Whether it gives the pods of its target to shards.
+    pub(super) fn places(&self) -> bool {
+        self.places
     }
 
     /// Its lock, if it names one.
@@ -84,12 +97,16 @@ impl<'a> Kin<'a> {
     /// Why the two stand in each other's way; none where they are of different operators, or where one makes the other,
     /// or makes nothing.
     pub(super) fn to(&self, other: &Self) -> Option<Kinship> {
-        if is_off(self.config) || is_off(other.config) || self.is_family(other) {
+        if self.is_family(other) {
             return None;
         }
         let roots = self.prefix().zip(other.prefix());
         let both = self.workloads.as_ref().zip(other.workloads.as_ref());
         let apart = both.map(|(mine, theirs)| mine.is_disjoint(theirs));
+        if is_off(self.config) || is_off(other.config) {
+            let both_place = roots.is_some() && self.places && other.places;
+            return (both_place && apart == Some(false)).then_some(Kinship::Target);
+        }
         match (apart, self.lock(), other.lock()) {
             (Some(false), ..) if roots.is_some() => Some(Kinship::Target),
             _ if roots.is_some_and(|(mine, theirs)| mine == theirs) => Some(Kinship::Prefix),
@@ -151,6 +168,12 @@ fn maker<'a>(config: &ShardingConfig, near: &[&'a ShardingConfig]) -> Maker<'a> 
     };
     let mut roots = near.iter().filter(|config| config.spec.root.is_some());
     roots.find(is_owner).map_or(Maker::Gone, |root| Maker::Root(root))
+}
+
+/// Whether it is a root that divides, or was switched off and still has shards.
+fn places(config: &ShardingConfig, near: &[&ShardingConfig]) -> bool {
+    let made = |one: &&ShardingConfig| matches!(maker(one, near), Maker::Root(root) if is_same(root, config));
+    config.spec.root.is_some() && (!is_off(config) || near.iter().any(made))
 }
 
 /// Whether it is a root that is switched off.

@@ -86,14 +86,14 @@ pub(in crate::validate) fn of_targets(
     let is_by_hand = |one: &ShardingConfig| Kin::of(one, &near).is_by_hand();
     if config.spec.root.is_some() {
         for other in others.iter().filter(|other| is_by_hand(other)) {
-            if let Some(pod) = of_both(config, other, pods) {
+            if let Some(pod) = of_both(config, other, &near, pods) {
                 let name = name(other);
                 report.error(target_field(config), format!("has pod {pod:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only"));
             }
         }
     } else if is_by_hand(config) {
         for other in others {
-            if let Some(pod) = of_both(other, config, pods) {
+            if let Some(pod) = of_both(other, config, &near, pods) {
                 let name = name(other);
                 report.error("spec.selector", format!("selects pod {pod:?}, which root {name:?} divides; a pod can be in one shard only"));
             }
@@ -101,13 +101,15 @@ pub(in crate::validate) fn of_targets(
     }
 }
 
-/// A pod of `root`'s target that `shard` selects, where the root divides: one that is there, or one that the shard names.
+/// A pod of `root`'s target that `shard` selects, where the root has shards: one that is there, or one that the shard
+/// names.
 fn of_both<'a>(
     root: &ShardingConfig,
     shard: &'a ShardingConfig,
+    near: &[&ShardingConfig],
     pods: &[&'a Member],
 ) -> Option<&'a str> {
-    let rule = root.spec.root.as_ref().filter(|rule| rule.disable != Some(true))?;
+    let rule = root.spec.root.as_ref().filter(|_| Kin::of(root, near).places())?;
     let selector = pod_selector(shard)?;
     let mut there = pods.iter().filter(|pod| divides(rule, pod));
     let there = there.find(|pod| selector.matches(&pod.labels));

@@ -229,6 +229,43 @@ fn a_pod_that_a_root_divides_is_of_no_shard_by_hand_whichever_comes_first() {
     assert_eq!(said_of_both(&off, &by_hand, &pods), none, "it divides nothing");
 }
 
+/// The shard that `root` has made.
+fn child_of(root: &mut ShardingConfig) -> ShardingConfig {
+    root.metadata.uid = Some("u".to_owned());
+    let mut child = shard("root-1-normal", Some("lock"), "a");
+    let labels = [("made".to_owned(), "by-root".to_owned())].into();
+    child.spec.selector = Some(LabelSelector { match_labels: labels, ..LabelSelector::default() });
+    let owner = serde_json::json!([{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
+        "name": "root", "uid": "u", "controller": true}]);
+    child.metadata.owner_references = serde_json::from_value(owner).unwrap();
+    child
+}
+
+#[test]
+fn a_root_that_is_switched_off_has_the_pods_of_its_target_as_long_as_it_has_shards() {
+    let mut off = root("root", "lock", "op", ", disable: true");
+    let child = child_of(&mut off);
+    let pod = pod_of("op-0", "StatefulSet", "op");
+    let refused = |one: &ShardingConfig, other: &ShardingConfig| {
+        let beside = [other.clone(), child.clone()];
+        let alone = sharding_config(one, &beside[..1], Some(&[&pod])).errors;
+        assert!(alone.is_empty(), "{alone:?}");
+        let errors = sharding_config(one, &beside, Some(&[&pod])).errors;
+        errors.iter().map(Problem::to_string).collect::<Vec<_>>().join("; ")
+    };
+    let by_hand = shard_of_app("one");
+    let selects = "spec.selector: selects pod \"op-0\", which root \"root\" divides";
+    let found = refused(&by_hand, &off);
+    assert!(found.contains(selects), "{found}");
+    let has = "spec.root.targetStatefulSet: has pod \"op-0\", which ShardingConfig \"one\" selects";
+    let found = refused(&off, &by_hand);
+    assert!(found.contains(has), "{found}");
+    let other = root("other", "another-lock", "op", "");
+    let target = "spec.root.targetStatefulSet: is the target of root \"root\" too";
+    let found = refused(&other, &off);
+    assert!(found.contains(target), "{found}");
+}
+
 #[test]
 fn a_pod_of_a_deployment_that_a_root_divides_is_of_no_shard_by_hand_until_it_has_ended() {
     let mut by_root = root("root", "lock", "op", "");
@@ -259,11 +296,8 @@ fn a_shard_that_names_a_pod_of_what_a_root_divides_is_refused_before_there_is_on
 #[test]
 fn what_a_roots_own_shards_select_is_no_reason_to_refuse_it_or_them() {
     let mut by_root = root("root", "lock", "op", "");
-    by_root.metadata.uid = Some("u".to_owned());
-    let mut child = shard_of_app("root-1-normal");
-    let owner = serde_json::json!([{"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ShardingConfig",
-        "name": "root", "uid": "u", "controller": true}]);
-    child.metadata.owner_references = serde_json::from_value(owner).unwrap();
+    let mut child = child_of(&mut by_root);
+    child.spec.selector = shard_of_app("root-1-normal").spec.selector;
     let pod = pod_of("op-0", "StatefulSet", "op");
     assert_eq!(said_of_both(&by_root, &child, &[&pod]), [Vec::<String>::new(), Vec::new()]);
 }
