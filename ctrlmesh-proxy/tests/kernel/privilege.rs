@@ -53,6 +53,22 @@ fn three_capabilities_are_enough() {
 }
 
 #[test]
+fn memory_that_nobody_may_lock_is_no_error() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod").display().to_string();
+    // Since Linux 5.11 maps are accounted to a cgroup, and nothing is locked. Without CAP_SYS_RESOURCE the limit stays.
+    let all: [&[&str]; 4] = [&attach(&pod), &["status"], &["upgrade"], &["uninstall"]];
+    for arguments in all {
+        let plain = limited(&bed, THREE, arguments);
+        let mut command = Command::new("prlimit");
+        command.arg("--memlock=0:0").arg(plain.get_program()).args(plain.get_args());
+        let output = command.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
 fn three_capabilities_are_enough_to_answer_a_foreign_proxy() {
     let bed = Bed::new();
     let proxy = bed.cgroup("proxy");

@@ -11,6 +11,9 @@ use xtask::images::Image;
 use crate::mesh::operator::{self, PLAIN, Wish, goes_on};
 use crate::mesh::{self, NAMESPACE, in_ours, kubectl, until};
 
+/// Where connections are taken in a pod's network namespace.
+const REDIRECTED: u16 = 15_001;
+
 /// No request came from elsewhere than the node's proxy.
 fn nothing_passed(space: Space<'_>) -> Result<()> {
     operator::all_came_from(space, &[mesh::address(space.cluster())?]).map(drop)
@@ -20,6 +23,21 @@ fn nothing_passed(space: Space<'_>) -> Result<()> {
 fn pins(node: &Node) -> Result<String> {
     let output = node.command("find")?.args(["/sys/fs/bpf/ctrlmesh", "-type", "f"]).output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Whether somebody listens where we take connections in the network namespace of the operator's pod.
+fn listens(space: Space<'_>, node: &Node) -> Result<bool> {
+    let pods = operator::pods(space)?;
+    let uid = pods[0]["metadata"]["uid"].as_str().context("a UID")?.replace('-', "[-_]");
+    let each = r#"for one in /proc/[0-9]*; do
+        grep -q "$0" "$one/cgroup" && cat "$one/net/tcp" "$one/net/tcp6" && break; done"#;
+    let output = node.command("sh")?.args(["-c", each, &uid]).output()?;
+    let sockets = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(sockets.contains("local_address"), "no process of the pod is there");
+    // The local address and, after the remote one, the state: LISTEN (`proc_pid_net(5)`).
+    let ours = format!(":{:04X}", REDIRECTED);
+    let mut fields = sockets.lines().map(|line| line.split_whitespace().skip(1).collect());
+    Ok(fields.any(|of: Vec<&str>| matches!(of[..], [at, _, "0A", ..] if at.ends_with(&ours))))
 }
 
 /// Kills every process of a program of ours with SIGKILL: nobody is asked, and nothing is handed over.
@@ -261,11 +279,13 @@ fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left()
         goes_on(space, "first")?;
         nothing_passed(space)?;
         ensure!(!pins(node)?.is_empty(), "nothing is pinned while a pod is served");
+        ensure!(listens(space, node)?, "nobody listens while a pod is served");
         let deploy = mesh::checkout("deploy").display().to_string();
         // About ten seconds, but where the API server's finalizer of definitions meets a conflict, it looks again only
         // when its informer resyncs: five minutes (`crd_finalizer.go`, `sync`; `apiserver.go`, kubernetes#138085).
         kubectl(&cluster, &["delete", "--kustomize", &deploy, "--timeout=400s"])?;
         until("the pins to go", || Ok(pins(node)?.is_empty().then_some(())))?;
+        until("the listeners to go", || Ok((!listens(space, node)?).then_some(())))?;
         for kind in ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"] {
             until("the labelling to go", || {
                 let left = kubectl(&cluster, &["get", kind, "--output=name"])?;
