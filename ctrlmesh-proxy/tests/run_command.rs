@@ -163,7 +163,7 @@ async fn each_signal_reaches_the_command_once_and_nothing_is_left() {
     ] {
         // Waits for another one for as long as a second takes to come, if there is one.
         let script = format!(
-            "n=0; trap 'n=$((n+1))' {name}; echo ready; while [ $n = 0 ]; do sleep 0.02; done; \
+            "ulimit -c 0; n=0; trap 'n=$((n+1))' {name}; echo ready; while [ $n = 0 ]; do sleep 0.02; done; \
              sleep 0.2; echo {name} $n; exit 9"
         );
         let mut run = Running::start(unignored(bed.run(&[], &["sh", "-c", &script])));
@@ -173,7 +173,7 @@ async fn each_signal_reaches_the_command_once_and_nothing_is_left() {
         assert_eq!((code, out.trim()), (Some(9), format!("{name} 1").as_str()), "{error}");
         bed.nothing_is_left();
         // And where the command does not handle it, that is what ends it.
-        let sleeping = bed.run(&[], &["sh", "-c", "echo ready; exec sleep 60"]);
+        let sleeping = bed.run(&[], &["sh", "-c", "ulimit -c 0; echo ready; exec sleep 60"]);
         let mut run = Running::start(unignored(sleeping));
         assert_eq!(run.line(), "ready");
         run.send(signal);
@@ -189,7 +189,7 @@ async fn a_command_that_leaves_an_interrupt_to_its_child_is_interrupted() {
     let bed = Bed::new().await;
     for (name, signal) in [("INT", Signal::SIGINT), ("QUIT", Signal::SIGQUIT)] {
         let script = format!(
-            "trap : {name}; sh -c 'ulimit -c 0; echo ready; exec sleep 60'; echo $?; exit 9"
+            "ulimit -c 0; trap : {name}; sh -c 'echo ready; exec sleep 60'; echo $?; exit 9"
         );
         let mut run = Running::start(unignored(bed.run(&[], &["sh", "-c", &script])));
         assert_eq!(run.line(), "ready");
