@@ -106,12 +106,11 @@ impl Manifests {
         Ok(())
     }
 
-    /// Items of a typed list, such as `PodList`, have no kind themselves.
+    /// Items of a typed list, such as `PodList`, have no kind themselves. Those that are ShardingConfigs are read already.
     fn add_item(&mut self, list: &str, item: Value) -> Result<(), serde_json::Error> {
         let kind = item.get("kind").and_then(Value::as_str);
         let kind = kind.or(list.strip_suffix("List")).unwrap_or_default().to_owned();
         match kind.as_str() {
-            "ShardingConfig" => self.add_config(serde_json::from_value(item)?),
             "Pod" => self.add_pod(serde_json::from_value(item)?),
             "Namespace" => self.add_namespace(serde_json::from_value(item)?),
             "StatefulSet" => self.add_stateful_set(&serde_json::from_value(item)?),
@@ -177,6 +176,13 @@ mod tests {
         let mut list = Manifests::default();
         list.read(&format!("apiVersion: v1\nkind: List\nitems:\n{items}\n")).unwrap();
         assert_eq!(list, documents);
+        let misspelled = items.replace("spec: {}", "spec: {limts: []}");
+        let error = Manifests::default()
+            .read(&format!("apiVersion: v1\nkind: List\nitems:\n{misspelled}\n"))
+            .unwrap_err();
+        let field = error.source().unwrap().to_string();
+        assert_eq!(error.to_string(), "read the ShardingConfigs");
+        assert!(field.starts_with("document 1: items[1].spec.limts: no such field"), "{field}");
         let mut typed = Manifests::default();
         typed
             .read("apiVersion: v1\nkind: PodList\nitems:\n- metadata: {name: p, namespace: a}\n")

@@ -10,6 +10,7 @@ mod through;
 mod cluster;
 mod identity;
 mod folder;
+mod left;
 mod isolate;
 mod error;
 mod generate;
@@ -109,6 +110,7 @@ fn attempt(args: &RunArgs) -> Result<i32, RunError> {
     };
     // Whoever the command left behind ends while there still is a proxy.
     drop(made.isolation.take());
+    command.sweep();
     report::summary(proxy.finish());
     Ok(code)
 }

@@ -163,7 +163,7 @@ async fn each_signal_reaches_the_command_once_and_nothing_is_left() {
     ] {
         // Waits for another one for as long as a second takes to come, if there is one.
         let script = format!(
-            "n=0; trap 'n=$((n+1))' {name}; echo ready; while [ $n = 0 ]; do sleep 0.02; done; \
+            "ulimit -c 0; n=0; trap 'n=$((n+1))' {name}; echo ready; while [ $n = 0 ]; do sleep 0.02; done; \
              sleep 0.2; echo {name} $n; exit 9"
         );
         let mut run = Running::start(unignored(bed.run(&[], &["sh", "-c", &script])));
@@ -173,7 +173,7 @@ async fn each_signal_reaches_the_command_once_and_nothing_is_left() {
         assert_eq!((code, out.trim()), (Some(9), format!("{name} 1").as_str()), "{error}");
         bed.nothing_is_left();
         // And where the command does not handle it, that is what ends it.
-        let sleeping = bed.run(&[], &["sh", "-c", "echo ready; exec sleep 60"]);
+        let sleeping = bed.run(&[], &["sh", "-c", "ulimit -c 0; echo ready; exec sleep 60"]);
         let mut run = Running::start(unignored(sleeping));
         assert_eq!(run.line(), "ready");
         run.send(signal);
@@ -189,7 +189,7 @@ async fn a_command_that_leaves_an_interrupt_to_its_child_is_interrupted() {
     let bed = Bed::new().await;
     for (name, signal) in [("INT", Signal::SIGINT), ("QUIT", Signal::SIGQUIT)] {
         let script = format!(
-            "trap : {name}; sh -c 'ulimit -c 0; echo ready; exec sleep 60'; echo $?; exit 9"
+            "ulimit -c 0; trap : {name}; sh -c 'echo ready; exec sleep 60'; echo $?; exit 9"
         );
         let mut run = Running::start(unignored(bed.run(&[], &["sh", "-c", &script])));
         assert_eq!(run.line(), "ready");
@@ -200,6 +200,30 @@ async fn a_command_that_leaves_an_interrupt_to_its_child_is_interrupted() {
             (Some(9), format!("{}", 128 + signal as i32).as_str()),
             "{error}"
         );
+        bed.nothing_is_left();
+    }
+}
+
+/// As `go run` does, which a SIGTERM or SIGHUP ends alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_command_leaves_in_its_group_ends_with_it_while_the_proxy_serves() {
+    let bed = Bed::new().await;
+    let client = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run_command/client.py");
+    let last = format!("trap 'python3 {client} /api/last; exit' TERM;");
+    for (signal, trap) in [(Signal::SIGTERM, &*last), (Signal::SIGHUP, "trap '' TERM;")] {
+        let some_time = "for _ in $(seq 500); do sleep 0.02; done";
+        let child = format!("trap '' HUP; {trap} echo $$; {some_time}");
+        let script = "sh -c \"$0\" & exec sleep 60";
+        let mut run = Running::start(unignored(bed.run(&[], &["sh", "-c", script, &child])));
+        let left: i32 = run.line().parse().unwrap();
+        run.send(signal);
+        let (code, out, error) = run.ended().await;
+        assert_eq!(code, Some(128 + signal as i32), "{error}");
+        assert!(error.contains("processes, which end with it"), "{error}");
+        // Perhaps nobody has buried it yet.
+        let state = fs::read_to_string(format!("/proc/{left}/stat"));
+        assert!(state.is_err() || state.is_ok_and(|state| state.contains(") Z ")));
+        assert_eq!(out.trim(), if trap == last { "200 /api/last" } else { "" }, "{error}");
         bed.nothing_is_left();
     }
 }

@@ -56,6 +56,11 @@ async fn shards_that_select_nothing_are_refused_with_what_to_do() {
             head("e") + "spec: {limits: [{selector: {matchLables: {team: a}}}]}",
             "matchLables: no such field",
         ),
+        (
+            "apiVersion: v1\nkind: List\nitems:\n- ".to_owned()
+                + &(head("e") + "spec: {limits: [{selector: {}}]}").replace('\n', "\n  "),
+            "would see all objects",
+        ),
         (head("c") + CONTRADICTION, "contradict each other"),
         (two, "--shard must name one of those in the file (a, b)"),
     ] {

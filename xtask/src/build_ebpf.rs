@@ -72,7 +72,7 @@ fn first(toolchains: Vec<Toolchain>, build: impl Fn(Toolchain) -> Result<()>) ->
 fn toolchains() -> Vec<Toolchain> {
     let mut toolchains: Vec<Toolchain> = nightly().into_iter().collect();
     let linker = tools::bpf_linker();
-    if let Some(folder) = linker.parent().filter(|_| has_debian_source() && linker.is_file()) {
+    if let Some(folder) = linker.parent().filter(|_| has_debian()) {
         let path = env::var("PATH").unwrap_or_default();
         let mut cargo = Command::new("cargo");
         // Debian's compiler is a stable one; this lets it build `core` as a nightly one does. The linker is the one
@@ -145,8 +145,10 @@ pub fn nightly_builds() -> bool {
     }
 }
 
-fn has_debian_source() -> bool {
-    Path::new(DEBIAN_RUSTC).is_file()
+/// Whether Debian's toolchain is there, with the linker that was built for it.
+pub fn has_debian() -> bool {
+    tools::bpf_linker().is_file()
+        && Path::new(DEBIAN_RUSTC).is_file()
         && Path::new("/usr/lib/rustlib/src/rust/library/core").is_dir()
 }
 

@@ -12,8 +12,10 @@ use crate::run::{root, run, succeeds, with_own_toolchain};
 use crate::{build_ebpf, tools};
 
 pub mod kubectl;
+mod nightly;
 mod packages;
 
+use self::nightly::Nightly;
 pub use packages::for_benches;
 
 /// The programs of the test beds: name, Go package, and about how many seconds the first build takes on two cores.
@@ -81,10 +83,13 @@ pub fn run_setup(purpose: Purpose) -> Result<Readiness> {
     }
     // The whole list, before anything is built.
     let may_install = packages::may_install();
-    let nightly =
-        if may_install { build_ebpf::nightly_builds() } else { build_ebpf::has_nightly() };
-    let packages = packages::missing(nightly);
     let go = missing_go();
+    let (nightly, packages) = nightly::lacking(
+        Nightly::find(may_install),
+        go.is_some() || build_ebpf::has_debian(),
+        packages::missing,
+        build_ebpf::nightly_builds,
+    );
     if !may_install && (!packages.is_empty() || go.is_some()) {
         packages::say_what_to_install(&packages, go.as_deref());
         return Ok(Readiness::NotReady);

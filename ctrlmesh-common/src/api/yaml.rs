@@ -13,6 +13,9 @@ use crate::names;
 /// The kind that a document must have to be read; others are passed over.
 const KIND: &str = "ShardingConfig";
 
+/// The kinds of lists in which it may stand: as kubectl prints them, and as the API server does.
+const LISTS: [&str; 2] = ["List", "ShardingConfigList"];
+
 /// Which fields there are.
 static DEFINITION: LazyLock<CustomResourceDefinition> = LazyLock::new(ShardingConfig::crd);
 
@@ -27,6 +30,17 @@ pub enum ReadError {
         /// What is wrong, and in which line.
         #[source]
         source: Box<serde_saphyr::Error>,
+    },
+    /// An item of a list is no `ShardingConfig`, though it says so.
+    #[error("document {document}: items[{item}]")]
+    Item {
+        /// Which document of the file, from 1.
+        document: usize,
+        /// Which item, from 0.
+        item: usize,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
     },
     /// A field of its spec that a `ShardingConfig` does not have.
     #[error("document {document}: {field}: no such field; allowed are {allowed}")]
@@ -57,10 +71,15 @@ struct TypeMeta {
     kind: Option<String>,
 }
 
-/// Reads every `ShardingConfig` in `text`; documents of other kinds are passed over.
+#[derive(Deserialize)]
+struct List {
+    items: Vec<Value>,
+}
+
+/// Reads every `ShardingConfig` in `text`, also those in lists; documents of other kinds are passed over.
 ///
 /// # Errors
-/// The first document that is a `ShardingConfig` and cannot be read, or has a field in its spec that there is not: nobody
+/// The first `ShardingConfig` that cannot be read, or has a field in its spec that there is not: nobody
 /// else would say so of a file.
 pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadError> {
     let mut configs = Vec::new();
@@ -71,22 +90,59 @@ pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadErro
         else {
             continue;
         };
-        if meta.kind.as_deref() != Some(KIND) {
-            continue;
+        match meta.kind.as_deref() {
+            Some(KIND) => {
+                check_version(number, meta.api_version)?;
+                let manifest: Value = serde_saphyr::from_str(&document).map_err(failed)?;
+                check_fields(number, "", &manifest)?;
+                configs.push(serde_saphyr::from_str(&document).map_err(failed)?);
+            }
+            Some(list) if LISTS.contains(&list) => {
+                let items: List = serde_saphyr::from_str(&document).map_err(failed)?;
+                let typed = (list != LISTS[0]).then(|| meta.api_version.unwrap_or_default());
+                read_items(number, typed, items, &mut configs)?;
+            }
+            _ => {}
         }
-        let found = meta.api_version.unwrap_or_default();
-        let (group, version) = found.split_once('/').unwrap_or_default();
-        if ![names::GROUP, names::KRIDGE_GROUP].contains(&group) || version != names::VERSION {
-            return Err(ReadError::ApiVersion { document: number, found });
-        }
-        let manifest: Value = serde_saphyr::from_str(&document).map_err(failed)?;
-        if let Some(unknown) = strict::unknown_in_spec(&DEFINITION, &manifest) {
-            let allowed = unknown.allowed.join(", ");
-            return Err(ReadError::Field { document: number, field: unknown.field, allowed });
-        }
-        configs.push(serde_saphyr::from_str(&document).map_err(failed)?);
     }
     Ok(configs)
+}
+
+/// Reads the `ShardingConfig`s of a list; the items of a `typed` one, of this version, need not say what they are.
+fn read_items(
+    document: usize,
+    typed: Option<String>,
+    list: List,
+    configs: &mut Vec<ShardingConfig>,
+) -> Result<(), ReadError> {
+    for (item, manifest) in list.items.into_iter().enumerate() {
+        let said = |field: &str| manifest.get(field).and_then(Value::as_str).map(str::to_owned);
+        if said("kind").as_deref().or(typed.is_some().then_some(KIND)) != Some(KIND) {
+            continue;
+        }
+        check_version(document, said("apiVersion").or(typed.clone()))?;
+        check_fields(document, &format!("items[{item}]."), &manifest)?;
+        let failed = |source| ReadError::Item { document, item, source };
+        configs.push(serde_json::from_value(manifest).map_err(failed)?);
+    }
+    Ok(())
+}
+
+fn check_version(document: usize, found: Option<String>) -> Result<(), ReadError> {
+    let found = found.unwrap_or_default();
+    let (group, version) = found.split_once('/').unwrap_or_default();
+    if ![names::GROUP, names::KRIDGE_GROUP].contains(&group) || version != names::VERSION {
+        return Err(ReadError::ApiVersion { document, found });
+    }
+    Ok(())
+}
+
+/// Whether there are only fields that there may be; `place` is where the manifest stands in the document.
+fn check_fields(document: usize, place: &str, manifest: &Value) -> Result<(), ReadError> {
+    strict::unknown_in_spec(&DEFINITION, manifest).map_or(Ok(()), |unknown| {
+        let field = format!("{place}{}", unknown.field);
+        Err(ReadError::Field { document, field, allowed: unknown.allowed.join(", ") })
+    })
 }
 
 /// The documents of a YAML stream, each behind as many empty lines as it has lines before it, so that an error names
@@ -109,4 +165,43 @@ pub fn documents(text: &str) -> impl Iterator<Item = String> {
 
 fn is_separator(line: &str) -> bool {
     line.strip_prefix("---").is_some_and(|rest| rest.trim().is_empty() || rest.starts_with(" #"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VERSION: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1";
+
+    #[test]
+    fn lists_are_read_as_documents_are() {
+        let item = |spec: &str| {
+            format!(
+                "- {VERSION}\n  kind: ShardingConfig\n  metadata: {{name: a}}\n  spec: {spec}\n"
+            )
+        };
+        let bare = |spec: &str| format!("- metadata: {{name: a}}\n  spec: {spec}\n");
+        let of_kubectl = "apiVersion: v1\nkind: List\nitems:\n- {kind: Secret, spec: {x: 1}}\n";
+        let of_server = format!("{VERSION}\nkind: ShardingConfigList\nitems:\n");
+        for (list, item, at) in [
+            (of_kubectl, &item as &dyn Fn(&str) -> String, 1),
+            (of_server.as_str(), &item, 0),
+            (of_server.as_str(), &bare, 0),
+        ] {
+            let read = |spec| read_sharding_configs(&format!("{list}{}", item(spec)));
+            let found = read("{controller: {leaderElectionName: l}}").unwrap();
+            assert_eq!(found.len(), 1, "{list}");
+            assert_eq!(found[0].metadata.name.as_deref(), Some("a"));
+            let unknown = read("{limts: []}").unwrap_err().to_string();
+            let wanted = format!("document 1: items[{at}].spec.limts: no such field; allowed are");
+            assert!(unknown.starts_with(&wanted), "{unknown}");
+            let wrong = read("{limits: 5}").unwrap_err().to_string();
+            assert_eq!(wrong, format!("document 1: items[{at}]"));
+        }
+        let foreign = of_server.replace("ctrlmesh.", "other.") + &bare("{}");
+        let error = read_sharding_configs(&foreign).unwrap_err().to_string();
+        assert!(error.starts_with("document 1: apiVersion: \"other."), "{error}");
+        let others = "apiVersion: v1\nkind: PodList\nitems: []\n";
+        assert_eq!(read_sharding_configs(others).unwrap(), []);
+    }
 }

@@ -16,6 +16,7 @@ use nix::unistd::Pid;
 use tracing::warn;
 
 use super::folder::{Folder, FolderError};
+use super::left;
 use crate::intercept::cgroup::Hierarchy;
 use crate::intercept::listener;
 use crate::intercept::listener::Namespace;
@@ -27,11 +28,8 @@ const OWNER: &str = "run";
 /// Cgroups that a command may make below its own and still be known by.
 const CGROUPS: u32 = 64;
 
-/// How long what the command left running may take to end when it is asked to.
-const GRACE: Duration = Duration::from_secs(2);
-
-/// How long the kernel may take to end it.
-const KILLED: Duration = Duration::from_secs(5);
+/// How long the kernel may take to let go of a cgroup.
+const RELEASED: Duration = Duration::from_secs(5);
 
 /// A cgroup whose connections to the API server come to this process; removed when dropped.
 pub(super) struct Isolation {
@@ -185,32 +183,15 @@ fn remove(cgroup: &Path, pins: &Path) {
 }
 
 fn empty(cgroup: &Path) {
-    let left = processes(cgroup);
-    if left.is_empty() {
-        return;
-    }
-    warn!("the command left {} processes, which end with it", left.len());
-    for process in left {
-        let _gone = signal::kill(process, Signal::SIGTERM);
-    }
-    if !ends_within(cgroup, GRACE) {
-        let _old_kernel = fs::write(cgroup.join("cgroup.kill"), "1");
+    let send = |signal| {
+        if signal == Signal::SIGKILL {
+            let _old_kernel = fs::write(cgroup.join("cgroup.kill"), "1");
+        }
         for process in processes(cgroup) {
-            let _gone = signal::kill(process, Signal::SIGKILL);
+            let _gone = signal::kill(process, signal);
         }
-        ends_within(cgroup, KILLED);
-    }
-}
-
-fn ends_within(cgroup: &Path, time: Duration) -> bool {
-    let deadline = Instant::now() + time;
-    while !processes(cgroup).is_empty() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    true
+    };
+    left::end(|| processes(cgroup), send);
 }
 
 fn processes(cgroup: &Path) -> Vec<Pid> {
@@ -229,7 +210,7 @@ fn remove_cgroup(cgroup: &Path) {
         remove_cgroup(&below);
     }
     // A process that has just ended may hold it for a moment.
-    let deadline = Instant::now() + KILLED;
+    let deadline = Instant::now() + RELEASED;
     while fs::remove_dir(cgroup).is_err() && cgroup.is_dir() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(5));
     }

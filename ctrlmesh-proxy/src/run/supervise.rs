@@ -7,11 +7,12 @@ use std::process::Command;
 
 use nix::sys::signal;
 use nix::sys::signal::Signal;
-use nix::sys::wait::{self, WaitPidFlag, WaitStatus};
+use nix::sys::wait::{self, Id, WaitPidFlag, WaitStatus};
 use nix::unistd::Pid;
 
 use super::SIGNALLED;
 use super::child::Preparation;
+use super::left;
 use super::signals::Event;
 use super::terminal::{self, Terminal};
 
@@ -75,19 +76,32 @@ impl Supervised {
         }
     }
 
-    /// Takes every news of the command.
+    /// Takes every news of the command. Its end is only looked at: until it is waited for, its process group cannot become
+    /// another's.
     fn look(&mut self) -> Option<i32> {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
         loop {
-            match wait::waitpid(self.pid, Some(flags)) {
-                Ok(WaitStatus::Exited(_, code)) => return Some(self.ended(code)),
-                Ok(WaitStatus::Signaled(_, signal, _)) => {
+            match self.news(WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
+                Some(WaitStatus::Exited(_, code)) => return Some(self.ended(code)),
+                Some(WaitStatus::Signaled(_, signal, _)) => {
                     return Some(self.ended(SIGNALLED + signal as i32));
                 }
-                Ok(WaitStatus::Stopped(_, signal)) => self.stopped(signal),
+                _ => {}
+            }
+            match self.news(WaitPidFlag::WSTOPPED) {
+                Some(WaitStatus::Stopped(_, signal)) => self.stopped(signal),
                 _ => return None,
             }
         }
+    }
+
+    fn news(&self, flags: WaitPidFlag) -> Option<WaitStatus> {
+        wait::waitid(Id::Pid(self.pid), flags | WaitPidFlag::WNOHANG).ok()
+    }
+
+    /// Ends what the command, which has ended, left running in its process group.
+    pub(super) fn sweep(self) {
+        left::end_group(self.pid);
+        let _waited = wait::waitpid(self.pid, Some(WaitPidFlag::WNOHANG));
     }
 
     fn ended(&self, code: i32) -> i32 {
