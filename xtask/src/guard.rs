@@ -276,8 +276,8 @@ esac
         let scene = Scene::of("ends-before");
         let mut guard = scene.start_with(After::Again, "run");
         scene.started();
-        tell(&guard, "INT");
-        assert_eq!(guard.wait().unwrap().code(), Some(128 + 2));
+        tell(&guard, "TERM");
+        assert_eq!(guard.wait().unwrap().code(), Some(128 + 15));
         assert!(scene.has("swept") && !scene.has("again"));
     }
 

@@ -219,8 +219,13 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let policy = folder.join("policy-rc.d");
         let quietly = |command: &str| {
-            let mut shell = Command::new("sh");
-            shell.args(["-c", QUIETLY]).arg(&policy).args(["sh", "-c", command]).arg(&policy);
+            // Who runs us in the background may have it do nothing, which no shell can change.
+            let mut shell = Command::new("env");
+            shell
+                .args(["--default-signal=INT", "sh", "-c", QUIETLY])
+                .arg(&policy)
+                .args(["sh", "-c", command])
+                .arg(&policy);
             shell.status().unwrap().code()
         };
         assert_eq!(quietly(r#""$0"; exit $(($? - 100))"#), Some(1), "it says that nothing starts");

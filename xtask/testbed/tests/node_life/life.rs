@@ -35,7 +35,7 @@ fn listens(space: Space<'_>, node: &Node) -> Result<bool> {
     let sockets = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(sockets.contains("local_address"), "no process of the pod is there");
     // The local address and, after the remote one, the state: LISTEN (`proc_pid_net(5)`).
-    let ours = format!(":{:04X}", REDIRECTED);
+    let ours = format!(":{REDIRECTED:04X}");
     let mut fields = sockets.lines().map(|line| line.split_whitespace().skip(1).collect());
     Ok(fields.any(|of: Vec<&str>| matches!(of[..], [at, _, "0A", ..] if at.ends_with(&ours))))
 }
