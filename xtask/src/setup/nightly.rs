@@ -43,6 +43,7 @@ pub(super) fn lacking<P>(
 
 #[cfg(test)]
 mod tests {
+    use super::Nightly::{Absent, Builds, Untried};
     use super::*;
 
     #[test]
@@ -54,7 +55,6 @@ mod tests {
             };
             lacking(nightly, enough, missing, || builds.expect("not to be tried"))
         };
-        use Nightly::{Absent, Builds, Untried};
         assert_eq!(lacks(Untried, false, &[], Some(false)), (false, vec!["ebpf"]));
         assert_eq!(lacks(Untried, false, &[], Some(true)), (true, vec![]));
         assert_eq!(lacks(Untried, false, &["gcc"], None), (true, vec!["gcc"]), "the list is first");
