@@ -111,9 +111,14 @@ async fn the_proxy_presents_the_users_certificate_and_only_the_command_may_use_i
 #[tokio::test(flavor = "multi_thread")]
 async fn the_exit_code_is_the_commands_own() {
     let bed = Bed::new().await;
-    for (script, code) in
-        [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
-    {
+    for (script, code) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+        // A real-time signal.
+        ("kill -40 $$", 128),
+    ] {
         let output = output(bed.run(&[], &["sh", "-c", script])).await;
         assert_eq!(output.status.code(), Some(code), "{script}");
         assert!(stderr(&output).starts_with("ctrlmesh: 0 requests"), "{}", stderr(&output));

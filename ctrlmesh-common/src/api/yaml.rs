@@ -73,7 +73,8 @@ struct TypeMeta {
 
 #[derive(Deserialize)]
 struct List {
-    items: Vec<Value>,
+    #[serde(default)]
+    items: Option<Vec<Value>>,
 }
 
 /// Reads every `ShardingConfig` in `text`, also those in lists; documents of other kinds are passed over.
@@ -115,7 +116,7 @@ fn read_items(
     list: List,
     configs: &mut Vec<ShardingConfig>,
 ) -> Result<(), ReadError> {
-    for (item, manifest) in list.items.into_iter().enumerate() {
+    for (item, manifest) in list.items.into_iter().flatten().enumerate() {
         let said = |field: &str| manifest.get(field).and_then(Value::as_str).map(str::to_owned);
         if said("kind").as_deref().or(typed.is_some().then_some(KIND)) != Some(KIND) {
             continue;
@@ -201,7 +202,8 @@ mod tests {
         let foreign = of_server.replace("ctrlmesh.", "other.") + &bare("{}");
         let error = read_sharding_configs(&foreign).unwrap_err().to_string();
         assert!(error.starts_with("document 1: apiVersion: \"other."), "{error}");
-        let others = "apiVersion: v1\nkind: PodList\nitems: []\n";
-        assert_eq!(read_sharding_configs(others).unwrap(), []);
+        for empty in ["kind: PodList\nitems: []\n", "kind: List\n", "kind: List\nitems: null\n"] {
+            assert_eq!(read_sharding_configs(&format!("apiVersion: v1\n{empty}")).unwrap(), []);
+        }
     }
 }

@@ -156,15 +156,14 @@ impl Roots {
     /// # Errors
     /// Where it cannot be written; the pod could not start without it.
     pub async fn in_namespace(&self, namespace: &str) -> Result<(), RootsError> {
-        let data = self.data();
-        let digest = digest(&data);
-        if self.stands(namespace, digest) {
+        if self.stands(namespace, digest(&self.data())) {
             return Ok(());
         }
         // It is never closed.
         let _room = self.room.acquire().await;
-        // Somebody who came before has perhaps written it meanwhile.
-        if self.stands(namespace, digest) {
+        // Somebody who came before has perhaps written it meanwhile, and what there is to write may be another.
+        let data = self.data();
+        if self.stands(namespace, digest(&data)) {
             return Ok(());
         }
         self.write(namespace, &data).await

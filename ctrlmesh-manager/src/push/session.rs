@@ -191,6 +191,7 @@ impl Session {
                 self.receipt(&posted.pod, true);
             }
         }
+        self.keep_held(&now, &known);
         let mut update = self.update();
         // Of a pod that is there, and of which nothing can be said, the proxy keeps what it has.
         let here = |known: &Known| now.iter().any(|posted| is_of(known, posted));
@@ -198,6 +199,17 @@ impl Session {
         update.gone.extend(gone.filter_map(|known| known.pod));
         // The first is sent even where it says nothing: the proxy learns that it is up to date.
         self.send(update).await
+    }
+
+    /// What a proxy is left with counts as told, so that it hears when the pod is gone.
+    fn keep_held(&mut self, now: &[Arc<Posted>], known: &HashMap<PodName, Known>) {
+        for posted in now.iter().filter(|posted| self.held.contains_key(&posted.pod)) {
+            if let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said) {
+                let told = Told::of(posted, said, known.epoch).left_with(known.digest);
+                self.told.insert(posted.pod.clone(), told);
+                self.receipt(&posted.pod, true);
+            }
+        }
     }
 
     /// Until somebody ends it; the proxy is told why, where it is not the proxy itself.
@@ -303,6 +315,7 @@ impl Session {
         self.told.retain(|pod, told| {
             let stays = here.get(pod).is_some_and(|posted| posted.uid == told.uid);
             if !stays {
+                self.held.remove(pod);
                 update.gone.push(id(pod, &told.uid));
                 self.gone.remember(id(pod, &told.uid));
             }

@@ -66,6 +66,11 @@ impl Told {
         }
     }
 
+    /// The same where something else is in force, and stays so.
+    pub(super) fn left_with(self, digest: u64) -> Self {
+        Self { digest, in_force: digest, ..self }
+    }
+
     /// Takes the verdict; false where there were too many.
     pub(super) fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &Push) -> bool {
         self.verdicts = self.verdicts.saturating_add(1);

@@ -90,6 +90,9 @@ async fn until_labelled(things: &Api<DynamicObject>) -> Result<u64> {
     }
 }
 
+/// How often the API server compacts etcd (`--etcd-compaction-interval`).
+const COMPACTED: Duration = Duration::from_mins(5);
+
 /// 100 namespaces and 1,000 objects; with `--full`, 5,000 and 50,000.
 #[tokio::test]
 async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
@@ -111,6 +114,9 @@ async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
     // Those are the test's own.
     *ours.get_mut("list").context("never listed")? -= lists;
     let objects = u64::from(spaces * each);
+    // Where the next page begins is forgotten when the API server compacts etcd, and the list begins again: what is labelled
+    // costs nothing then.
+    let passes = 1 + took.as_secs() / COMPACTED.as_secs();
     let most = manager.most_kilobytes()?;
     eprintln!(
         "{objects} objects in {spaces} namespaces labelled in {took:?}; requests for them {ours:?}, of everybody for anything {all:?}; resident {resident} kB before, {most} kB at most"
@@ -118,7 +124,7 @@ async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
     // One each, and none for what has its labels already, but for the few to which the API server was too slow to answer; pages
     // of 500, of which the first may be asked for again.
     ensure!((objects..=objects + objects / 100).contains(&ours["patch"]), "{ours:?}");
-    ensure!(ours["list"] <= objects / 500 + 4, "{ours:?}");
+    ensure!(ours["list"] <= (objects / 500 + 4) * passes, "{ours:?}");
     // A page of metadata is what may be held, not the objects.
     ensure!(most < most_before.max(resident) + 64 * 1024, "{resident} kB, then {most} kB");
     Ok(())

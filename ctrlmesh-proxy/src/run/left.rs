@@ -11,6 +11,9 @@ use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use tracing::warn;
 
+/// How long it may take to end by itself: perhaps it was asked to by the command.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// How long it may take to end when it is asked to.
 const GRACE: Duration = Duration::from_secs(3);
 
@@ -22,11 +25,10 @@ const STEP: Duration = Duration::from_millis(10);
 
 /// Ends `processes`, by signals that `send` sends to all of them; where there are none, nobody waits.
 pub(super) fn end(processes: impl Fn() -> Vec<Pid>, send: impl Fn(Signal)) {
-    let left = processes();
-    if left.is_empty() {
+    if are_gone_within(MOMENT, &processes) {
         return;
     }
-    warn!("the command left {} processes, which end with it", left.len());
+    warn!("the command left {} processes, which end with it", processes().len());
     for (signal, time) in [(Signal::SIGTERM, GRACE), (Signal::SIGKILL, KILLED)] {
         send(signal);
         if are_gone_within(time, &processes) {

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
+use nix::errno::Errno;
 use nix::sys::signal;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{self, Id, WaitPidFlag, WaitStatus};
@@ -81,21 +82,23 @@ impl Supervised {
     fn look(&mut self) -> Option<i32> {
         loop {
             match self.news(WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
-                Some(WaitStatus::Exited(_, code)) => return Some(self.ended(code)),
-                Some(WaitStatus::Signaled(_, signal, _)) => {
+                Ok(WaitStatus::Exited(_, code)) => return Some(self.ended(code)),
+                Ok(WaitStatus::Signaled(_, signal, _)) => {
                     return Some(self.ended(SIGNALLED + signal as i32));
                 }
+                // By a real-time signal, whose number nix does not say.
+                Err(Errno::EINVAL) => return Some(self.ended(SIGNALLED)),
                 _ => {}
             }
             match self.news(WaitPidFlag::WSTOPPED) {
-                Some(WaitStatus::Stopped(_, signal)) => self.stopped(signal),
+                Ok(WaitStatus::Stopped(_, signal)) => self.stopped(signal),
                 _ => return None,
             }
         }
     }
 
-    fn news(&self, flags: WaitPidFlag) -> Option<WaitStatus> {
-        wait::waitid(Id::Pid(self.pid), flags | WaitPidFlag::WNOHANG).ok()
+    fn news(&self, flags: WaitPidFlag) -> Result<WaitStatus, Errno> {
+        wait::waitid(Id::Pid(self.pid), flags | WaitPidFlag::WNOHANG)
     }
 
     /// Ends what the command, which has ended, left running in its process group.

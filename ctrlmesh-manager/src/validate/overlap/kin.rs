@@ -94,8 +94,8 @@ impl<'a> Kin<'a> {
         self.prefix().is_none() && matches!(self.maker, Maker::Nobody)
     }
 
-    /// Why the two stand in each other's way; none where they are of different operators, or where one makes the other,
-    /// or makes nothing.
+    /// Why this one cannot stand beside the other; none where they are of different operators, or where one makes the other,
+    /// or makes nothing. To be switched off is never in anybody's way.
     pub(super) fn to(&self, other: &Self) -> Option<Kinship> {
         if self.is_family(other) {
             return None;
@@ -103,9 +103,12 @@ impl<'a> Kin<'a> {
         let roots = self.prefix().zip(other.prefix());
         let both = self.workloads.as_ref().zip(other.workloads.as_ref());
         let apart = both.map(|(mine, theirs)| mine.is_disjoint(theirs));
-        if is_off(self.config) || is_off(other.config) {
-            let both_place = roots.is_some() && self.places && other.places;
-            return (both_place && apart == Some(false)).then_some(Kinship::Target);
+        if is_off(self.config) {
+            return None;
+        }
+        if is_off(other.config) {
+            let is_others = roots.is_some() && other.places && apart == Some(false);
+            return is_others.then_some(Kinship::Target);
         }
         match (apart, self.lock(), other.lock()) {
             (Some(false), ..) if roots.is_some() => Some(Kinship::Target),

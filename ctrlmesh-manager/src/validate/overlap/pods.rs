@@ -84,8 +84,10 @@ pub(in crate::validate) fn of_targets(
 ) {
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
     let is_by_hand = |one: &ShardingConfig| Kin::of(one, &near).is_by_hand();
-    if config.spec.root.is_some() {
-        for other in others.iter().filter(|other| is_by_hand(other)) {
+    if let Some(rule) = &config.spec.root {
+        // To be switched off is never in anybody's way.
+        let is_on = rule.disable != Some(true);
+        for other in others.iter().filter(|other| is_on && is_by_hand(other)) {
             if let Some(pod) = of_both(config, other, &near, pods) {
                 let name = name(other);
                 report.error(target_field(config), format!("has pod {pod:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only"));
