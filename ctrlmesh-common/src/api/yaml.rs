@@ -14,7 +14,8 @@ use crate::names;
 const KIND: &str = "ShardingConfig";
 
 /// The kinds of lists in which it may stand: as kubectl prints them, and as the API server does.
-const LISTS: [&str; 2] = ["List", "ShardingConfigList"];
+const LIST: &str = "List";
+const TYPED_LIST: &str = "ShardingConfigList";
 
 /// Which fields there are.
 static DEFINITION: LazyLock<CustomResourceDefinition> = LazyLock::new(ShardingConfig::crd);
@@ -93,14 +94,15 @@ pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadErro
         };
         match meta.kind.as_deref() {
             Some(KIND) => {
-                check_version(number, meta.api_version)?;
+                check_version(number, meta.api_version.as_deref())?;
                 let manifest: Value = serde_saphyr::from_str(&document).map_err(failed)?;
                 check_fields(number, "", &manifest)?;
                 configs.push(serde_saphyr::from_str(&document).map_err(failed)?);
             }
-            Some(list) if LISTS.contains(&list) => {
+            Some(list @ (LIST | TYPED_LIST)) => {
                 let items: List = serde_saphyr::from_str(&document).map_err(failed)?;
-                let typed = (list != LISTS[0]).then(|| meta.api_version.unwrap_or_default());
+                let version = meta.api_version.as_deref().unwrap_or_default();
+                let typed = (list == TYPED_LIST).then_some(version);
                 read_items(number, typed, items, &mut configs)?;
             }
             _ => {}
@@ -112,16 +114,16 @@ pub fn read_sharding_configs(text: &str) -> Result<Vec<ShardingConfig>, ReadErro
 /// Reads the `ShardingConfig`s of a list; the items of a `typed` one, of this version, need not say what they are.
 fn read_items(
     document: usize,
-    typed: Option<String>,
+    typed: Option<&str>,
     list: List,
     configs: &mut Vec<ShardingConfig>,
 ) -> Result<(), ReadError> {
     for (item, manifest) in list.items.into_iter().flatten().enumerate() {
-        let said = |field: &str| manifest.get(field).and_then(Value::as_str).map(str::to_owned);
-        if said("kind").as_deref().or(typed.is_some().then_some(KIND)) != Some(KIND) {
+        let said = |field: &str| manifest.get(field).and_then(Value::as_str);
+        if said("kind").or(typed.map(|_| KIND)) != Some(KIND) {
             continue;
         }
-        check_version(document, said("apiVersion").or(typed.clone()))?;
+        check_version(document, said("apiVersion").or(typed))?;
         check_fields(document, &format!("items[{item}]."), &manifest)?;
         let failed = |source| ReadError::Item { document, item, source };
         configs.push(serde_json::from_value(manifest).map_err(failed)?);
@@ -129,11 +131,11 @@ fn read_items(
     Ok(())
 }
 
-fn check_version(document: usize, found: Option<String>) -> Result<(), ReadError> {
+fn check_version(document: usize, found: Option<&str>) -> Result<(), ReadError> {
     let found = found.unwrap_or_default();
     let (group, version) = found.split_once('/').unwrap_or_default();
     if ![names::GROUP, names::KRIDGE_GROUP].contains(&group) || version != names::VERSION {
-        return Err(ReadError::ApiVersion { document, found });
+        return Err(ReadError::ApiVersion { document, found: found.to_owned() });
     }
     Ok(())
 }

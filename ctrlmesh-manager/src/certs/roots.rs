@@ -18,7 +18,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{Config, Event, watcher};
+use kube::runtime::watcher::{Config, watcher};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::{Semaphore, watch};
@@ -29,6 +29,10 @@ use crate::certs::cluster::Cluster;
 use crate::certs::vault::Vault;
 use crate::lease::Leadership;
 use crate::telemetry;
+
+mod there;
+
+use there::There;
 
 /// Who writes.
 const MANAGER: &str = "ctrlmesh-manager";
@@ -75,15 +79,6 @@ pub struct Roots {
     room: Semaphore,
 }
 
-/// What the `ConfigMaps` say, by namespace, as digests.
-#[derive(Debug, Default)]
-struct There {
-    digests: BTreeMap<String, u64>,
-    /// What a list has shown that has not ended.
-    listed: Option<BTreeMap<String, u64>>,
-    is_whole: bool,
-}
-
 /// Where it is looked whether all is right.
 #[derive(Debug)]
 enum Look {
@@ -93,53 +88,6 @@ enum Look {
     WhereItIsMissing,
     /// In all namespaces, and in the webhook configurations.
     Everywhere,
-}
-
-// === impl There ===
-
-impl There {
-    /// Takes what has happened; returns the namespace where it did, if it was one.
-    fn take(&mut self, event: Event<ConfigMap>) -> Option<String> {
-        let read = |map: ConfigMap| {
-            let digest = digest(&map.data.unwrap_or_default());
-            (map.metadata.namespace.unwrap_or_default(), digest)
-        };
-        match event {
-            Event::Init => self.listed = Some(BTreeMap::new()),
-            Event::InitApply(map) => self.listed.get_or_insert_default().extend([read(map)]),
-            Event::InitDone => {
-                self.digests = self.listed.take().unwrap_or_default();
-                self.is_whole = true;
-            }
-            Event::Apply(map) => {
-                let (namespace, digest) = read(map);
-                self.digests.insert(namespace.clone(), digest);
-                return Some(namespace);
-            }
-            Event::Delete(map) => {
-                let namespace = read(map).0;
-                self.digests.remove(&namespace);
-                return Some(namespace);
-            }
-        }
-        None
-    }
-
-    fn is_whole(&self) -> bool {
-        self.is_whole
-    }
-
-    fn has(&self, namespace: &str) -> bool {
-        self.digests.contains_key(namespace)
-    }
-
-    fn digest(&self, namespace: &str) -> Option<u64> {
-        self.digests.get(namespace).copied()
-    }
-
-    fn namespaces(&self) -> Vec<String> {
-        self.digests.keys().cloned().collect()
-    }
 }
 
 // === impl Roots ===
@@ -401,32 +349,4 @@ fn told<T>(name: &str, written: Result<T, kube::Error>) {
 
 fn digest(data: &BTreeMap<String, String>) -> u64 {
     wire::digest(json!(data).to_string().as_bytes())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn map(namespace: &str, text: &str) -> ConfigMap {
-        let data = json!({"metadata": {"namespace": namespace}, "data": {"ca.crt": text}});
-        serde_json::from_value(data).unwrap()
-    }
-
-    #[test]
-    fn a_list_counts_when_it_is_whole_and_what_follows_at_once() {
-        let mut there = There::default();
-        let of = |text: &str| digest(&map("", text).data.unwrap());
-        there.take(Event::Init);
-        there.take(Event::InitApply(map("a", "1")));
-        assert_eq!((there.is_whole(), there.digest("a")), (false, None));
-        there.take(Event::InitDone);
-        assert_eq!((there.is_whole(), there.digest("a")), (true, Some(of("1"))));
-        assert_eq!(there.take(Event::Apply(map("b", "2"))).as_deref(), Some("b"));
-        assert_eq!(there.take(Event::Delete(map("a", "1"))).as_deref(), Some("a"));
-        assert_eq!(there.namespaces(), ["b"]);
-        there.take(Event::Init);
-        assert_eq!(there.digest("b"), Some(of("2")));
-        there.take(Event::InitDone);
-        assert!(!there.has("b"), "it is not listed any more");
-    }
 }

@@ -153,18 +153,8 @@ impl Session {
         let mut known = known(hello.known);
         // Of other pods a proxy inside one is told nothing.
         known.retain(|pod, _| self.reader.subject().may_be(pod));
-        let (push, outbound) = (Arc::clone(&self.push), self.outbound.clone());
         // Apart, as is what seldom happens: it would hold its room for as long as the proxy follows.
-        let begun = Box::pin(async {
-            tokio::select! {
-                begun = self.begin(known) => begun,
-                () = outbound.closed() => Err(Status::cancelled("the proxy is gone")),
-                () = push.drain.started() => Err(Status::unavailable("the manager ends")),
-            }
-        });
-        let begun = begun.await;
-        drop((push, outbound));
-        let status = match begun {
+        let status = match Box::pin(self.begin(known)).await {
             Ok(()) => self.go_on().await,
             Err(status) => Some(status),
         };
@@ -178,20 +168,24 @@ impl Session {
 
     /// Tells everything that the proxy does not know.
     async fn begin(&mut self, known: HashMap<PodName, Known>) -> Result<(), Status> {
-        self.held = catch_up(&self.push, &mut self.reader, &known).await?;
+        self.held = tokio::select! {
+            held = catch_up(&self.push, &mut self.reader, &known) => held?,
+            () = self.outbound.closed() => return Err(Status::cancelled("the proxy is gone")),
+            () = self.push.drain.started() => return Err(Status::unavailable("the manager ends")),
+        };
         let now = self.reader.read();
         for posted in &now {
-            if let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said)
-                && is_of(known, posted)
-                && known.digest == said.digest
-            {
-                let mut told = Told::of(posted, said, known.epoch);
-                told.in_force = said.digest;
+            let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said) else {
+                continue;
+            };
+            // What it keeps counts as told, so that it hears when the pod is gone.
+            let keeps = known.digest == said.digest || self.held.contains_key(&posted.pod);
+            if is_of(known, posted) && keeps {
+                let told = Told::of(posted, said, known.epoch).left_with(known.digest);
                 self.told.insert(posted.pod.clone(), told);
                 self.receipt(&posted.pod, true);
             }
         }
-        self.keep_held(&now, &known);
         let mut update = self.update();
         // Of a pod that is there, and of which nothing can be said, the proxy keeps what it has.
         let here = |known: &Known| now.iter().any(|posted| is_of(known, posted));
@@ -199,17 +193,6 @@ impl Session {
         update.gone.extend(gone.filter_map(|known| known.pod));
         // The first is sent even where it says nothing: the proxy learns that it is up to date.
         self.send(update).await
-    }
-
-    /// What a proxy is left with counts as told, so that it hears when the pod is gone.
-    fn keep_held(&mut self, now: &[Arc<Posted>], known: &HashMap<PodName, Known>) {
-        for posted in now.iter().filter(|posted| self.held.contains_key(&posted.pod)) {
-            if let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said) {
-                let told = Told::of(posted, said, known.epoch).left_with(known.digest);
-                self.told.insert(posted.pod.clone(), told);
-                self.receipt(&posted.pod, true);
-            }
-        }
     }
 
     /// Until somebody ends it; the proxy is told why, where it is not the proxy itself.

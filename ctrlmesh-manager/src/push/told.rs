@@ -66,7 +66,7 @@ impl Told {
         }
     }
 
-    /// The same where something else is in force, and stays so.
+    /// The same where this is in force already, and stays so.
     pub(super) fn left_with(self, digest: u64) -> Self {
         Self { digest, in_force: digest, ..self }
     }

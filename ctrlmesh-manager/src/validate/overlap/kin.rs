@@ -34,7 +34,7 @@ pub(super) struct Kin<'a> {
     config: &'a ShardingConfig,
     maker: Maker<'a>,
     workloads: Option<BTreeSet<Workload<'a>>>,
-    /// Whether it gives pods to shards, as a root does as long as it has any, also where it is switched off.
+    /// See [`places`].
     places: bool,
 }
 
@@ -61,11 +61,6 @@ impl<'a> Kin<'a> {
             workloads: workloads(config),
             places: places(config, near),
         }
-    }
-
-    /// Whether it gives the pods of its target to shards.
-    pub(super) fn places(&self) -> bool {
-        self.places
     }
 
     /// Its lock, if it names one.
@@ -97,15 +92,12 @@ impl<'a> Kin<'a> {
     /// Why this one cannot stand beside the other; none where they are of different operators, or where one makes the other,
     /// or makes nothing. To be switched off is never in anybody's way.
     pub(super) fn to(&self, other: &Self) -> Option<Kinship> {
-        if self.is_family(other) {
+        if is_off(self.config) || self.is_family(other) {
             return None;
         }
         let roots = self.prefix().zip(other.prefix());
         let both = self.workloads.as_ref().zip(other.workloads.as_ref());
         let apart = both.map(|(mine, theirs)| mine.is_disjoint(theirs));
-        if is_off(self.config) {
-            return None;
-        }
         if is_off(other.config) {
             let is_others = roots.is_some() && other.places && apart == Some(false);
             return is_others.then_some(Kinship::Target);
@@ -173,14 +165,14 @@ fn maker<'a>(config: &ShardingConfig, near: &[&'a ShardingConfig]) -> Maker<'a> 
     roots.find(is_owner).map_or(Maker::Gone, |root| Maker::Root(root))
 }
 
-/// Whether it is a root that divides, or was switched off and still has shards.
-fn places(config: &ShardingConfig, near: &[&ShardingConfig]) -> bool {
+/// Whether it gives the pods of its target to shards: a root does as long as it has any, also where it is switched off.
+pub(super) fn places(config: &ShardingConfig, near: &[&ShardingConfig]) -> bool {
     let made = |one: &&ShardingConfig| matches!(maker(one, near), Maker::Root(root) if is_same(root, config));
     config.spec.root.is_some() && (!is_off(config) || near.iter().any(made))
 }
 
 /// Whether it is a root that is switched off.
-fn is_off(config: &ShardingConfig) -> bool {
+pub(super) fn is_off(config: &ShardingConfig) -> bool {
     config.spec.root.as_ref().is_some_and(|root| root.disable == Some(true))
 }
 

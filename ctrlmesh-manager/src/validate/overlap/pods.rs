@@ -82,12 +82,14 @@ pub(in crate::validate) fn of_targets(
     pods: &[&Member],
     report: &mut Report,
 ) {
+    // To be switched off is never in anybody's way.
+    if kin::is_off(config) {
+        return;
+    }
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
     let is_by_hand = |one: &ShardingConfig| Kin::of(one, &near).is_by_hand();
-    if let Some(rule) = &config.spec.root {
-        // To be switched off is never in anybody's way.
-        let is_on = rule.disable != Some(true);
-        for other in others.iter().filter(|other| is_on && is_by_hand(other)) {
+    if config.spec.root.is_some() {
+        for other in others.iter().filter(|other| is_by_hand(other)) {
             if let Some(pod) = of_both(config, other, &near, pods) {
                 let name = name(other);
                 report.error(target_field(config), format!("has pod {pod:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only"));
@@ -111,7 +113,7 @@ fn of_both<'a>(
     near: &[&ShardingConfig],
     pods: &[&'a Member],
 ) -> Option<&'a str> {
-    let rule = root.spec.root.as_ref().filter(|_| Kin::of(root, near).places())?;
+    let rule = root.spec.root.as_ref().filter(|_| kin::places(root, near))?;
     let selector = pod_selector(shard)?;
     let mut there = pods.iter().filter(|pod| divides(rule, pod));
     let there = there.find(|pod| selector.matches(&pod.labels));

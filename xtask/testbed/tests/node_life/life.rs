@@ -25,13 +25,18 @@ fn pins(node: &Node) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// A pattern for a pod's UID, as its cgroup is called under either driver.
+fn within(uid: &str) -> String {
+    uid.replace('-', "[-_]")
+}
+
 /// Whether somebody listens where we take connections in the network namespace of the operator's pod.
 fn listens(space: Space<'_>, node: &Node) -> Result<bool> {
     let pods = operator::pods(space)?;
-    let uid = pods[0]["metadata"]["uid"].as_str().context("a UID")?.replace('-', "[-_]");
+    let within = within(pods[0]["metadata"]["uid"].as_str().context("a UID")?);
     let each = r#"for one in /proc/[0-9]*; do
         grep -q "$0" "$one/cgroup" && cat "$one/net/tcp" "$one/net/tcp6" && break; done"#;
-    let output = node.command("sh")?.args(["-c", each, &uid]).output()?;
+    let output = node.command("sh")?.args(["-c", each, &within]).output()?;
     let sockets = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(sockets.contains("local_address"), "no process of the pod is there");
     // The local address and, after the remote one, the state: LISTEN (`proc_pid_net(5)`).
@@ -51,9 +56,7 @@ fn kill_in(node: &Node, uid: &str, program: &str) -> Result<()> {
     let each = r#"for one in /proc/[0-9]*; do
         [ "$(readlink "$one/exe")" = "/$0" ] && grep -q "$1" "$one/cgroup" \
             && kill -KILL "${one#/proc/}" && echo "$one"; done"#;
-    // As its cgroup is called under either driver.
-    let within = uid.replace('-', "[-_]");
-    let output = node.command("sh")?.args(["-c", each, program, &within]).output()?;
+    let output = node.command("sh")?.args(["-c", each, program, &within(uid)]).output()?;
     ensure!(!output.stdout.is_empty(), "no {program} runs");
     Ok(())
 }
