@@ -29,6 +29,18 @@ async fn labelled(maps: &Api<ConfigMap>) -> Option<usize> {
     Some(maps.list_metadata(&with).await.ok()?.items.len())
 }
 
+/// How often each of the objects was patched with success.
+fn patched(cluster: &ControlPlane) -> BTreeMap<String, usize> {
+    let mut patches = BTreeMap::new();
+    for request in requests(cluster) {
+        let is_patch = request.resource == "configmaps" && request.verb == "patch";
+        if is_patch && request.name.starts_with("made-") {
+            *patches.entry(request.name).or_default() += 1;
+        }
+    }
+    patches
+}
+
 #[tokio::test]
 async fn a_manager_goes_on_labelling_where_the_one_before_was_killed() {
     let cluster = ControlPlane::start(&Options { audit: true, ..Options::default() }).unwrap();
@@ -49,16 +61,12 @@ async fn a_manager_goes_on_labelling_where_the_one_before_was_killed() {
     let _second = Replica::start(&cluster, SYSTEM, &["--label-rate", "1000"]).await;
     eventually("all to be labelled", async || labelled(&maps).await.filter(|it| *it == OBJECTS))
         .await;
-    let mut patches: BTreeMap<String, usize> = BTreeMap::new();
-    for request in requests(&cluster) {
-        if request.resource == "configmaps"
-            && request.verb == "patch"
-            && request.name.starts_with("made-")
-        {
-            *patches.entry(request.name).or_default() += 1;
-        }
-    }
+    // What was on its way at the kill may have been done without an answer; and a line comes after the answer.
+    let patches = eventually("the log to say who labelled them", async || {
+        let patches = patched(&cluster);
+        (patches.len() >= OBJECTS - UNDER_WAY).then_some(patches)
+    })
+    .await;
     let count: usize = patches.values().sum();
-    assert_eq!(patches.len(), OBJECTS);
     assert!(count <= OBJECTS + UNDER_WAY, "{count} patches of {OBJECTS} objects");
 }
