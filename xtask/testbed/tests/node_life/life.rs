@@ -1,4 +1,4 @@
-//! What lives, dies: node proxies that come late, are killed, replaced and removed, managers, kubelet, containerd and the
+//! What lives, dies: node proxies that are killed, replaced and removed, managers, kubelet, containerd and the
 //! whole node. What is enrolled stays enrolled, and nothing passes the proxy.
 
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ fn listens(space: Space<'_>, node: &Node) -> Result<bool> {
 }
 
 /// Kills every process of a program of ours with SIGKILL: nobody is asked, and nothing is handed over.
-fn kill(node: &Node, program: &str) -> Result<()> {
+pub(crate) fn kill(node: &Node, program: &str) -> Result<()> {
     kill_in(node, "", program)
 }
 
@@ -96,8 +96,7 @@ fn container_dies(space: Space<'_>, container: &str) -> Result<()> {
 }
 
 #[test]
-fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_come_late()
--> Result<()> {
+fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced() -> Result<()> {
     let cluster = mesh::alone()?;
     let node = cluster.node().context("a node")?;
     cluster.case("killed", |space| {
@@ -135,9 +134,6 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced_and_co
         mesh::ready(&cluster)?;
         goes_on(space, "after-the-rollback")?;
         operator::none_restarted(&operator::pods(space)?)?;
-        a_pod_comes_before_any_node_proxy(space)?;
-        // It waited, and did not give up.
-        operator::none_restarted(&operator::pods(space)?)?;
         nothing_passed(space)
     })?;
     mesh::ready(&cluster)?;
@@ -163,29 +159,6 @@ fn containers_of_enrolled_pods_restart(cluster: &Cluster) -> Result<()> {
         }
         Ok(())
     })
-}
-
-/// It believes nobody until one is there.
-fn a_pod_comes_before_any_node_proxy(space: Space<'_>) -> Result<()> {
-    let cluster = space.cluster();
-    let nowhere = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "yes"}}}}}"#;
-    in_ours(cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", nowhere])?;
-    let gone = [
-        "wait",
-        "pod",
-        "--selector=app.kubernetes.io/name=ctrlmesh-node",
-        "--for=delete",
-        "--timeout=120s",
-    ];
-    in_ours(cluster, &gone)?;
-    space.kubectl(&["delete", "pod", "--selector=app=operator", "--wait=false"])?;
-    until("a pod that nobody serves", || {
-        let pods = operator::pods(space)?;
-        Ok(pods.iter().any(|pod| pod["status"]["phase"] == "Running").then_some(()))
-    })?;
-    let there = r#"{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": null}}}}}"#;
-    in_ours(cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", there])?;
-    goes_on(space, "after-a-late-proxy")
 }
 
 /// Its Service is made anew, and leads from elsewhere than node proxies were told when they began: a new pod gets its

@@ -1,0 +1,122 @@
+//! Pods start again and again while the node's proxy is not there yet, is killed, and is updated: each is served, none is
+//! restarted for it, and nothing passes the proxy.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::{Cluster, Space};
+use serde_json::{Value, json};
+
+use crate::life;
+use crate::mesh::delays::Delays;
+use crate::mesh::operator::{self, PLAIN, Wish, goes_on};
+use crate::mesh::{self, in_ours, until};
+
+/// How many pods start at once.
+const AT_ONCE: usize = 5;
+
+/// How often they do with each fault: 100 starts, or a tenth.
+fn rounds() -> usize {
+    if std::env::var_os("CTRLMESH_TEST_FULL").is_some() { 20 } else { 2 }
+}
+
+/// Their names.
+fn names(pods: &[Value]) -> BTreeSet<String> {
+    pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).map(str::to_owned).collect()
+}
+
+/// Has all of the operator's pods made anew at once; returns those that go.
+fn begin(space: Space<'_>) -> Result<BTreeSet<String>> {
+    let before = operator::pods(space)?;
+    operator::none_restarted(&before)?;
+    space.kubectl(&["delete", "pod", "--selector=app=operator", "--wait=false"])?;
+    Ok(names(&before))
+}
+
+/// Waits until there are as many others as there are to be, and each of them has had an answer.
+fn begun(space: Space<'_>, before: &BTreeSet<String>) -> Result<()> {
+    let ready = |pod: &Value| pod["status"]["containerStatuses"][0]["ready"] == true;
+    let pods = until("other pods to be ready", || {
+        let pods = operator::pods(space)?;
+        let are_there = pods.len() == AT_ONCE && pods.iter().all(ready);
+        Ok((are_there && names(&pods).is_disjoint(before)).then_some(pods))
+    })?;
+    let pods = names(&pods);
+    until("each pod to have asked for something", || {
+        let requests = mesh::requests(space.cluster(), space.name(), operator::NAME)?;
+        let asked: BTreeSet<&str> = requests.iter().filter_map(mesh::pod_of).collect();
+        Ok(pods.iter().all(|pod| asked.contains(pod.as_str())).then_some(()))
+    })?;
+    operator::none_restarted(&operator::pods(space)?)
+}
+
+/// Changes the node's proxies.
+fn patch(cluster: &Cluster, template: &Value) -> Result<()> {
+    let patch = json!({"spec": {"template": template}}).to_string();
+    in_ours(cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", &patch]).map(drop)
+}
+
+/// Pods are there before any proxy of the node: they believe nobody until one comes.
+fn before_the_proxy(space: Space<'_>, _: usize) -> Result<()> {
+    let cluster = space.cluster();
+    patch(cluster, &json!({"spec": {"nodeSelector": {"nowhere": "yes"}}}))?;
+    let selector = "--selector=app.kubernetes.io/name=ctrlmesh-node";
+    in_ours(cluster, &["wait", "pod", selector, "--for=delete", "--timeout=120s"])?;
+    let before = begin(space)?;
+    until("pods that nobody serves", || {
+        let pods = operator::pods(space)?;
+        let running = pods.iter().filter(|pod| pod["status"]["phase"] == "Running").count();
+        Ok((running == AT_ONCE).then_some(()))
+    })?;
+    patch(cluster, &json!({"spec": {"nodeSelector": {"nowhere": null}}}))?;
+    begun(space, &before)
+}
+
+/// The proxy is killed while they start. The next one of the DaemonSet follows it, so that the kubelet does not wait
+/// longer from one kill to the next.
+fn while_it_is_killed(space: Space<'_>, _: usize) -> Result<()> {
+    let cluster = space.cluster();
+    let before = begin(space)?;
+    life::kill(cluster.node().context("a node")?, "ctrlmesh-proxy")?;
+    begun(space, &before)?;
+    in_ours(cluster, &["delete", "pod", "--selector=app.kubernetes.io/name=ctrlmesh-node"])?;
+    mesh::ready(cluster)
+}
+
+/// Another version of the proxy comes while they start, and the one before goes.
+fn while_it_is_updated(space: Space<'_>, round: usize) -> Result<()> {
+    let version = json!({"metadata": {"annotations": {"version": format!("next-{round}")}}});
+    patch(space.cluster(), &version)?;
+    let before = begin(space)?;
+    begun(space, &before)?;
+    mesh::ready(space.cluster())
+}
+
+/// What is done to the proxy while pods start, in a round.
+type Fault = fn(Space<'_>, usize) -> Result<()>;
+
+#[test]
+fn pods_start_while_the_nodes_proxy_comes_late_is_killed_and_is_updated() -> Result<()> {
+    let cluster = mesh::alone()?;
+    let faults: [(&str, Fault); 3] = [
+        ("late", before_the_proxy),
+        ("killed-while", while_it_is_killed),
+        ("updated-while", while_it_is_updated),
+    ];
+    for (name, fault) in faults {
+        cluster.case(name, |space| {
+            operator::deploy(space, Wish { replicas: AT_ONCE, ..PLAIN })?;
+            operator::foreign(space, "foreign")?;
+            for round in 0..rounds() {
+                fault(space, round)?;
+                goes_on(space, &format!("mine-{round}"))?;
+            }
+            ensure!(!operator::is_published(space, "foreign")?, "another's website was worked on");
+            let requests = operator::all_came_from(space, &[mesh::address(&cluster)?])?;
+            ensure!(requests >= rounds() * AT_ONCE, "{requests} requests");
+            Delays::of(space)?.say(name)?;
+            operator::none_restarted(&operator::pods(space)?)
+        })?;
+    }
+    Ok(())
+}
