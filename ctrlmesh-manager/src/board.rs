@@ -269,10 +269,16 @@ impl Board {
             let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
             posted.by_pod.values().map(|one| (one.pod.clone(), one.uid.clone())).collect()
         };
+        let mut forgotten = false;
         self.receipts.lock().unwrap_or_else(PoisonError::into_inner).retain(|pod, receipts| {
+            let before = receipts.len();
             receipts.retain(|_, receipt| uids.get(pod) == Some(&receipt.uid));
+            forgotten |= receipts.len() < before;
             !receipts.is_empty()
         });
+        if forgotten {
+            self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));
+        }
     }
 }
 

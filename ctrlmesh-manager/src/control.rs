@@ -80,7 +80,7 @@ type Told = (Box<ShardingConfig>, Vec<News>);
 
 impl<Contacts, Left, MayWrite> Control<Contacts, Left, MayWrite>
 where
-    Contacts: Fn() -> BTreeMap<PodName, Contact> + Send + Sync,
+    Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>> + Send + Sync,
     Left: Fn() -> Option<Unlabelled> + Send + Sync,
     MayWrite: Fn() -> bool + Send + Sync,
 {

@@ -3,7 +3,7 @@
 //! Every replica watches, compiles, tells its proxies and answers the API server; the one that leads also writes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ctrlmesh_common::policy::Redirect;
 use jiff::Timestamp;
@@ -57,13 +57,13 @@ pub fn start(
         drop(caches);
     });
     drain.spawn_until_started(tell(context.board.clone(), context.posted.clone(), plans.clone()));
-    let (board, leadership) = (context.board.clone(), context.leadership.clone());
+    let (heard, leadership) = (Heard::by(&context.board), context.leadership.clone());
     let (current, said) = (Current::default(), Said::default());
     let (left, beside) = (current.clone(), said.clone());
     let control = Control {
         client: context.client.clone(),
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
-        contacts: move || contacts(&board),
+        contacts: move || heard.contacts(),
         unlabelled: move || unlabelled(&left, &beside),
         may_write: move || leadership.is_held(),
     };
@@ -87,7 +87,7 @@ fn lead_over(
     (cache, plans, pen): (&Arc<Cache>, &Plans, Pen),
     (metrics, said, current): (MigrationMetrics, Said, Current),
 ) {
-    let board = context.board.clone();
+    let heard = Heard::by(&context.board);
     let migration = Migration {
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
@@ -95,7 +95,7 @@ fn lead_over(
         keeps_former: context.args.labels.keep_former_labels,
         cache: Arc::clone(cache),
         plans: plans.clone(),
-        contacts: move || contacts(&board),
+        contacts: move || heard.contacts(),
         current,
         leadership: context.leadership.clone(),
         pen,
@@ -212,14 +212,45 @@ fn notices(plan: &Plan) -> Vec<Notice> {
     plan.snapshot.members.iter().filter(|member| member.enrolled()).map(notice).collect()
 }
 
-/// What the proxies have said.
-fn contacts(board: &Board) -> BTreeMap<PodName, Contact> {
-    let contact = |(pod, receipt): (PodName, Receipt)| {
-        let at = Timestamp::try_from(receipt.last_contact).unwrap_or_default();
-        let Receipt { epoch, digest, refused, connected, .. } = receipt;
-        (pod, Contact { epoch, digest, refused, connected, at })
-    };
-    board.receipts().into_iter().map(contact).collect()
+/// What the proxies have said, gathered anew only where one of them has said more: they are asked for twice a second.
+struct Heard {
+    board: Arc<Board>,
+    changes: Mutex<watch::Receiver<u64>>,
+    last: Mutex<Arc<BTreeMap<PodName, Contact>>>,
+}
+
+// === impl Heard ===
+
+impl Heard {
+    fn by(board: &Arc<Board>) -> Self {
+        let mut changes = board.receipts_changed();
+        changes.mark_changed();
+        let (changes, last) = (Mutex::new(changes), Mutex::default());
+        Self { board: Arc::clone(board), changes, last }
+    }
+
+    fn contacts(&self) -> Arc<BTreeMap<PodName, Contact>> {
+        if self.is_changed() {
+            let contacts = Arc::new(self.board.receipts().into_iter().map(contact).collect());
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = contacts;
+        }
+        Arc::clone(&self.last.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether anything was said since this was asked last; what is said from now on is something new.
+    fn is_changed(&self) -> bool {
+        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        // The board lives as long as we do, so nobody closes it.
+        let is_changed = changes.has_changed().unwrap_or(true);
+        changes.mark_unchanged();
+        is_changed
+    }
+}
+
+fn contact((pod, receipt): (PodName, Receipt)) -> (PodName, Contact) {
+    let at = Timestamp::try_from(receipt.last_contact).unwrap_or_default();
+    let Receipt { epoch, digest, refused, connected, .. } = receipt;
+    (pod, Contact { epoch, digest, refused, connected, at })
 }
 
 #[cfg(test)]

@@ -166,7 +166,7 @@ fn settles(scheme: &Scheme) -> Duration {
 
 // === impl Migration ===
 
-impl<Contacts: Fn() -> BTreeMap<PodName, Contact>> Migration<Contacts> {
+impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
     /// Takes one step after the other, for ever.
     pub async fn run(mut self) {
         let mut ticks = time::interval(PERIOD);
@@ -181,16 +181,26 @@ impl<Contacts: Fn() -> BTreeMap<PodName, Contact>> Migration<Contacts> {
             ticks.tick().await;
             let looked = time::timeout(DEADLINE, Box::pin(self.look(&mut settled, &mut told)));
             match looked.await {
-                Ok(Ok(())) => {}
+                Ok(Ok(None)) => {}
+                // The step is taken, and is not taken again: what is left of the time above is not enough.
+                Ok(Ok(Some((step, message)))) => {
+                    if time::timeout(DEADLINE, self.tell(step, &message)).await.is_err() {
+                        warn!(?step, "event not written in time");
+                    }
+                }
                 Ok(Err(error)) => warn!(%error, state = MANAGER_STATE, "not written; tried again"),
                 Err(_elapsed) => warn!(state = MANAGER_STATE, "not written in time; tried again"),
             }
         }
     }
 
-    /// Takes the next step, if it may be taken; `told` is what was written of it last.
-    async fn look(&self, settled: &mut Settled, told: &mut Option<Stage>) -> kube::Result<()> {
-        let Some(scheme) = self.cache.scheme() else { return Ok(()) };
+    /// Takes the next step, if it may be taken, and returns it, with what to tell of it; `told` is what was written last.
+    async fn look(
+        &self,
+        settled: &mut Settled,
+        told: &mut Option<Stage>,
+    ) -> kube::Result<Option<(Step, String)>> {
+        let Some(scheme) = self.cache.scheme() else { return Ok(None) };
         let progress = self.current.of(&scheme);
         let repaired = progress.as_ref().map_or(0, Progress::repaired);
         let unfinished = match &progress {
@@ -208,19 +218,19 @@ impl<Contacts: Fn() -> BTreeMap<PodName, Contact>> Migration<Contacts> {
         self.metrics.set(stage.name);
         self.said.set(stage.name.map(|_| stage.message.clone()));
         if next.is_none() && told.as_ref() == Some(&stage) && self.cache.is_scheme_written() {
-            return Ok(());
+            return Ok(None);
         }
         let parts = (&*scheme, after);
         let stands = Box::pin(self.write(parts, &stage, &mut self.pen.take().await)).await?;
         if !stands {
-            return Ok(());
+            return Ok(None);
         }
-        if let Some((_, step)) = next {
-            info!(?step, labels = stage.message, "other labels");
-            self.tell(step, &stage.message).await;
+        let taken = next.map(|(_, step)| (step, stage.message.clone()));
+        if let Some((step, message)) = &taken {
+            info!(?step, labels = message, "other labels");
         }
         *told = Some(stage);
-        Ok(())
+        Ok(taken)
     }
 
     /// Who may go by the former labels still.

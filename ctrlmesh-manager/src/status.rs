@@ -15,7 +15,9 @@ use crate::plan::Plan;
 use crate::pod::{Member, PodName};
 use crate::shard;
 
-/// How much older than the truth the last contact of a pod may be in the status, where nothing else changes.
+/// How much older than the truth the last contact of a pod may be in the status, where nothing else changes. Of those that
+/// are connected it is written anew at each multiple of it, of all at the same time: each such write is followed by a plan,
+/// and a thousand of them one by one would be planned for all the time.
 const CONTACT_PRECISION: Duration = Duration::from_mins(5);
 
 /// How long a proxy may be away before that is said: a restart, or a manager's, is shorter.
@@ -80,6 +82,16 @@ impl Contact {
     /// When it was last heard of.
     fn heard(&self, now: Timestamp) -> Timestamp {
         if self.connected { now } else { self.at }
+    }
+
+    /// Whether `said` is as much of it as has to be said.
+    fn is_said(&self, said: &Time, now: Timestamp) -> bool {
+        let precision = CONTACT_PRECISION.as_secs().cast_signed();
+        if self.connected {
+            return said.0.as_second().div_euclid(precision)
+                == now.as_second().div_euclid(precision);
+        }
+        Duration::try_from(self.at.duration_since(said.0)).is_ok_and(|age| age < CONTACT_PRECISION)
     }
 }
 
@@ -183,6 +195,10 @@ fn pod_statuses(
     before: &[PodStatus],
     facts: Facts<'_>,
 ) -> Vec<PodStatus> {
+    let mut by_name: BTreeMap<&str, Vec<&PodStatus>> = BTreeMap::new();
+    for one in before {
+        by_name.entry(&one.name).or_default().push(one);
+    }
     let status = |(member, _): &(&Member, &Told)| {
         let contact = facts.contacts.get(&member.name);
         // What is said of a pod of this name that was there before it, is not said of it.
@@ -190,16 +206,13 @@ fn pod_statuses(
             let last = before.last_contact.as_ref().map(|last| last.0.as_second());
             member.born.is_none_or(|born| last.is_none_or(|last| last >= born))
         };
-        let mut before = before.iter().filter(|before| before.name == member.name.name);
-        let before = before.find(|before| its_own(before));
+        let mut before = by_name.get(member.name.name.as_str()).into_iter().flatten();
+        let before = before.find(|before| its_own(before)).copied();
         let epoch = contact.and_then(|contact| i64::try_from(contact.epoch).ok());
         let said = before.and_then(|before| before.last_contact.clone());
-        let fresh = |said: &Time, at: Timestamp| {
-            Duration::try_from(at.duration_since(said.0)).is_ok_and(|age| age < CONTACT_PRECISION)
-        };
-        let last_contact = match (said, contact.map(|contact| contact.heard(facts.now))) {
-            (Some(said), Some(at)) if fresh(&said, at) => Some(said),
-            (said, at) => at.map(|at| Time(seconds(at))).or(said),
+        let last_contact = match (said, contact) {
+            (Some(said), Some(contact)) if contact.is_said(&said, facts.now) => Some(said),
+            (said, contact) => contact.map(|one| Time(seconds(one.heard(facts.now)))).or(said),
         };
         PodStatus {
             name: member.name.name.clone(),

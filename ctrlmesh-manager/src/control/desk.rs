@@ -274,8 +274,8 @@ mod tests {
         desk.take(Arc::clone(&plan), seen.clone(), vec![write("a")], now);
         assert!(!desk.asks(&plan, &seen, now + RETRY.1));
         assert!(desk.asks(&Arc::default(), &seen, now), "another plan");
-        let contacts = [("ns/a".parse().unwrap(), Contact::default())].into();
-        let said = Seen { contacts, ..Seen::default() };
+        let contacts = BTreeMap::from([("ns/a".parse().unwrap(), Contact::default())]);
+        let said = Seen { contacts: Arc::new(contacts), ..Seen::default() };
         assert!(desk.asks(&plan, &said, now), "a proxy has said something");
         assert_eq!(desk.next(), Some(write("a")));
         desk.done(&write("a"), Outcome::Failed, now);

@@ -60,7 +60,7 @@ async fn a_division_is_written_while_hundreds_of_labels_hang() {
     let control = Control {
         client: client.clone(),
         recorder: Recorder::new(client, "test".into()),
-        contacts: BTreeMap::new,
+        contacts: Arc::default,
         unlabelled: || None,
         may_write: || true,
     };

@@ -1,6 +1,7 @@
 //! What has to be written so that the cluster says what the plan says?
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use jiff::Timestamp;
@@ -61,7 +62,7 @@ pub struct News {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// What the proxies have said.
-    pub contacts: BTreeMap<PodName, Contact>,
+    pub contacts: Arc<BTreeMap<PodName, Contact>>,
     /// What is to be labelled yet, where that is known to be anything.
     pub unlabelled: Option<Unlabelled>,
     /// Whether it has only just begun to be heard what the proxies say.

@@ -64,7 +64,7 @@ async fn manage() -> Result<()> {
         client: client.clone(),
         recorder: Recorder::new(client, "ctrlmesh-manager".into()),
         unlabelled: || None,
-        contacts: || CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        contacts: || Arc::new(CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).clone()),
         may_write: || true,
     };
     drain.spawn(control.run(plans.clone()));
