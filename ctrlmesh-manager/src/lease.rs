@@ -40,8 +40,16 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// anew by then.
 const NOTICED: Duration = Duration::from_secs(4);
 
-/// For how long a replica that has given the Lease up does not ask for it: the others look every two seconds.
+/// For how long a replica that has given the Lease up does not ask for it: the others look every two seconds, and a Lease
+/// that could not be given back in [`LASTS`] is nobody's by then.
 const YIELDS: Duration = Duration::from_secs(10);
+
+// Where a holder is killed another leads within 15 seconds: it has seen the last version up to a period late, looks up to a
+// period after that is over, and one of its looks may fail.
+const _: () = assert!(LASTS.as_secs() + 2 * PERIOD.as_secs() + DEADLINE.as_secs() < 15);
+
+/// How soon it is tried again to give the Lease back.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// The annotation with the address at which the holder's gRPC is reached by the other replicas.
 const ADDRESS: &str = "ctrlmesh.kusionstack.io/grpc-address";
@@ -184,12 +192,14 @@ impl Election {
                 }
             };
             tokio::select! {
+                // What is over comes before what might be.
+                biased;
                 () = drain.started() => return self.resign().await,
                 // It could not be renewed.
                 () = lapse => self.follow(None),
                 () = yields.notified() => {
-                    self.yielded = Some(Instant::now() + YIELDS);
                     self.resign().await;
+                    self.yielded = Some(Instant::now() + YIELDS);
                 }
                 _ = ticks.tick() => self.try_once().await,
             }
@@ -197,7 +207,10 @@ impl Election {
     }
 
     async fn try_once(&mut self) {
-        match time::timeout(DEADLINE, self.attempt()).await {
+        // Not longer than it is held: whoever looks at the gauge is not to be told that two lead.
+        let deadline = Instant::now() + DEADLINE;
+        let deadline = self.state.borrow().until.map_or(deadline, |until| until.min(deadline));
+        match time::timeout_at(deadline, self.attempt()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => debug!(error = telemetry::chain(&error), "lease not reached"),
             Err(_elapsed) => debug!("lease not reached in time"),
@@ -230,8 +243,9 @@ impl Election {
         }
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
         let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS));
-        // Of one that was given back it says who held it.
-        let address = address.filter(|_| holder.is_some_and(|holder| !holder.is_empty()));
+        // Of one that was given back it says who held it; one that is given up and was not given back is not another's.
+        let is_other = |holder: &String| !holder.is_empty() && *holder != self.candidate.identity;
+        let address = address.filter(|_| holder.is_some_and(is_other));
         self.follow(address.map(|address| Arc::from(address.as_str())));
         Ok(())
     }
@@ -313,28 +327,33 @@ impl Election {
         }
     }
 
-    /// Gives the Lease back, so that another need not wait until it ends.
+    /// Gives the Lease back, so that another need not wait until it ends, for as long as that takes.
     async fn resign(&mut self) {
         let led = self.state.borrow().until.is_some();
         self.follow(None);
         if !led {
             return;
         }
-        let give_back = async {
-            let mut lease = self.leases.get(&self.candidate.lease).await?;
-            let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
-            if spec.holder_identity.as_deref() == Some(&self.candidate.identity) {
-                spec.holder_identity = None;
-                let name = &self.candidate.lease;
-                self.leases.replace(name, &PostParams::default(), &lease).await?;
+        let over = Instant::now() + LASTS;
+        while Instant::now() < over {
+            match time::timeout(DEADLINE, self.give_back()).await {
+                Ok(Ok(())) => return debug!("lease given back"),
+                Ok(Err(error)) => debug!(error = telemetry::chain(&error), "lease not given back"),
+                Err(_elapsed) => debug!("lease not given back in time"),
             }
-            Ok::<_, kube::Error>(())
-        };
-        match time::timeout(DEADLINE, give_back).await {
-            Ok(Ok(())) => debug!("lease given back"),
-            Ok(Err(error)) => debug!(error = telemetry::chain(&error), "lease not given back"),
-            Err(_elapsed) => debug!("lease not given back in time"),
+            time::sleep(AGAIN).await;
         }
+    }
+
+    async fn give_back(&self) -> Result<(), kube::Error> {
+        let name = &self.candidate.lease;
+        let Some(mut lease) = self.leases.get_opt(name).await? else { return Ok(()) };
+        let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+        if spec.holder_identity.as_deref() == Some(&self.candidate.identity) {
+            spec.holder_identity = None;
+            self.leases.replace(name, &PostParams::default(), &lease).await?;
+        }
+        Ok(())
     }
 }
 
