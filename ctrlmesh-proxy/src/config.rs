@@ -163,7 +163,7 @@ pub struct NodeArgs {
     #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_DIR", value_name = "DIR")]
     pub handover_dir: Option<PathBuf>,
     /// How long a process that is told to end serves on where none has come yet to follow it.
-    #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_TIMEOUT", default_value = "20s", value_name = "DURATION", value_parser = duration)]
+    #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_TIMEOUT", default_value = "60s", value_name = "DURATION", value_parser = duration)]
     pub handover_timeout: Duration,
     /// Where `ctrlmesh-proxy probe` asks this process and no other: with two of them on a node, only one has --admin-listen.
     #[arg(long, env = "CTRLMESH_PROXY_PROBE_SOCKET", value_name = "FILE")]
