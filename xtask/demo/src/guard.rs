@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::Read as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, io, process, thread};
@@ -69,6 +70,8 @@ async fn ended(demo: &mut Child) -> Result<End> {
     let mut hang_up = signal(SignalKind::hangup())?;
     loop {
         let number = tokio::select! {
+            // Who is told to end is not asked first whether it has.
+            biased;
             // Ctrl-C; the demo gets it, too.
             _ = interrupt.recv() => 2,
             _ = terminate.recv() => 15,
@@ -76,6 +79,9 @@ async fn ended(demo: &mut Child) -> Result<End> {
             // It is looked at again and again, since a child cannot be waited for without a reaper of its own.
             () = sleep(LOOK_EVERY) => match demo.try_wait()? {
                 Some(status) => {
+                    if let Some(number) = status.signal().and_then(|one| u8::try_from(one).ok()) {
+                        return Ok(End::Signal(number));
+                    }
                     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
                     return Ok(End::Itself(code.into()));
                 }

@@ -157,7 +157,10 @@ fn space(process: u32, kind: &&'static str) -> Option<(&'static str, u64)> {
 
 /// What the names begin with of all that one of these processes may keep.
 fn prefixes(keepers: &BTreeSet<u32>) -> Vec<String> {
-    let both = |one: &u32| [format!("ctrlmesh-node-{one}-"), format!("ctrlmesh-testbed-{one}-")];
+    let namespace = fs::metadata("/proc/self/ns/pid").map(|one| one.ino()).unwrap_or_default();
+    let both = |one: &u32| {
+        [format!("ctrlmesh-node-{one}-"), format!("ctrlmesh-testbed-{namespace}-{one}-")]
+    };
     keepers.iter().flat_map(both).collect()
 }
 
