@@ -148,19 +148,25 @@ async fn everything_listed_is_labelled(plane: &ControlPlane, client: &Client) ->
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     let map = json!({"metadata": {"name": "a", "labels": {"mine": "stays"}}});
     retry(|| async { has(&tried(&maps, map.clone()).await?, &wanted(&namespace)) }).await?;
-    let mut made = create(&maps, map).await?;
+    let made = create(&maps, map).await?;
     ensure!(made.labels()["mine"] == "stays", "{:?}", made.labels());
-    // A change that takes them away.
-    made.metadata.labels = None;
-    has(&maps.replace("a", &PostParams::default(), &made).await?, &wanted(&namespace))?;
+    // A change that takes them away. A webhook that is slow is not waited for.
+    retry(|| async {
+        let mut made = maps.get("a").await?;
+        made.metadata.labels = None;
+        has(&maps.replace("a", &PostParams::default(), &made).await?, &wanted(&namespace))
+    })
+    .await?;
     // Of cluster scope: by its own name. And a namespace itself.
     let slot = NamespaceHash::default().slot("reader").to_string();
     let cluster = (label::NAMESPACE.to_owned(), format!("cluster.{slot}"));
     let of_cluster = [(label::SHARDING_HASH.to_owned(), slot), cluster].into();
     let roles: Api<ClusterRole> = Api::all(client.clone());
-    has(&tried(&roles, json!({"metadata": {"name": "reader"}})).await?, &of_cluster)?;
+    let role = json!({"metadata": {"name": "reader"}});
+    retry(|| async { has(&tried(&roles, role.clone()).await?, &of_cluster) }).await?;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    has(&tried(&namespaces, json!({"metadata": {"name": "fresh"}})).await?, &wanted("fresh"))?;
+    let fresh = json!({"metadata": {"name": "fresh"}});
+    retry(|| async { has(&tried(&namespaces, fresh.clone()).await?, &wanted("fresh")) }).await?;
     // What is not listed is not asked about.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
     let secret = tried(&secrets, json!({"metadata": {"name": "a"}})).await?;

@@ -19,7 +19,7 @@ const NAMESPACE: &str = "ctrlmesh-system";
 const BEFORE: usize = 150;
 
 /// So slowly that the test is done long before the manager is.
-const RATE: &str = "5";
+const RATE: &str = "2";
 
 async fn create<K>(api: &Api<K>, object: Value) -> Result<K>
 where

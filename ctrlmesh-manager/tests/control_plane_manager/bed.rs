@@ -1,6 +1,6 @@
 //! One manager for all tests, with its webhooks registered.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{label, root_ca};
 use ctrlmesh_testbed::{ControlPlane, retry};
@@ -8,10 +8,10 @@ use ctrlmesh_testbed::{ControlPlane, retry};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
-use kube::Client;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount};
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -79,7 +79,21 @@ pub(crate) async fn start(client: &Client) -> Result<Manager> {
     retry(|| async { configs.create(&dry_run, &probe).await.map_err(anyhow::Error::from) })
         .await
         .with_context(|| manager.log())?;
+    until_mutated(client).await.with_context(|| manager.log())?;
     Ok(manager)
+}
+
+/// Waits until the API server believes those who change objects, too.
+async fn until_mutated(client: &Client) -> Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
+    let secret: Secret = serde_json::from_value(json!({"metadata": {"name": "probe"}}))?;
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    retry(|| async {
+        let made = secrets.create(&dry_run, &secret).await?;
+        ensure!(made.labels().contains_key(label::SHARDING_HASH), "{:?}", made.labels());
+        Ok(())
+    })
+    .await
 }
 
 pub(crate) async fn create_dynamic(api: &Api<DynamicObject>, object: Value) -> Result<()> {

@@ -109,11 +109,18 @@ async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     maps.patch("ctrlmesh-sharding-resource", &PatchParams::default(), &Patch::Merge(list)).await?;
     let lists = until_labelled(&things).await?;
-    let (took, after) = (start.elapsed(), asked(&client).await?);
-    let (mut ours, all) = (since(&before[0], &after[0]), since(&before[1], &after[1]));
+    let took = start.elapsed();
+    let objects = u64::from(spaces * each);
+    // The API server counts a request when it has answered it.
+    let (mut ours, all) = retry(|| async {
+        let after = asked(&client).await?;
+        let ours = since(&before[0], &after[0]);
+        ensure!(ours.get("patch").is_some_and(|count| *count >= objects), "{ours:?}");
+        Ok((ours, since(&before[1], &after[1])))
+    })
+    .await?;
     // Those are the test's own.
     *ours.get_mut("list").context("never listed")? -= lists;
-    let objects = u64::from(spaces * each);
     // Where the next page begins is forgotten when the API server compacts etcd, and the list begins again: what is labelled
     // costs nothing then.
     let passes = 1 + took.as_secs() / COMPACTED.as_secs();
@@ -123,7 +130,7 @@ async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
     );
     // One each, and none for what has its labels already, but for the few to which the API server was too slow to answer; pages
     // of 500, of which the first may be asked for again.
-    ensure!((objects..=objects + objects / 100).contains(&ours["patch"]), "{ours:?}");
+    ensure!(ours["patch"] <= objects + objects / 100, "{ours:?}");
     ensure!(ours["list"] <= (objects / 500 + 4) * passes, "{ours:?}");
     // A page of metadata is what may be held, not the objects.
     ensure!(most < most_before.max(resident) + 64 * 1024, "{resident} kB, then {most} kB");

@@ -15,16 +15,22 @@ use http::Request;
 use http_body_util::Empty;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::api::authentication::v1::TokenReview;
+use kube::api::PostParams;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName};
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tonic::{Code, Status};
 
-use crate::bed::{AUDIENCE, Bed, UNPROVEN_OF_ONE, of_node, of_pod, policy, soon, until};
+use crate::bed::{
+    AUDIENCE, Bed, UNPROVEN_OF_ONE, eventually, of_node, of_pod, policy, soon, until,
+};
 use crate::token;
 
 /// How many connections say nothing; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
@@ -116,14 +122,18 @@ async fn tokens_that_prove_nothing_cost_the_api_server_little() {
     assert_eq!(reviews(), 0, "no signature could make them good");
     // They look like tokens, and each is another one.
     let (signed, _) = good.rsplit_once('.').unwrap();
-    let mut answers = Vec::new();
+    let (begun, mut answers) = (Instant::now(), Vec::new());
     for number in 0..60 {
         answers.push(refusal(bed.follow(&format!("{signed}.{number:086}"), of_pod(&pod)).await));
     }
     assert_eq!(answers[0], Code::Unauthenticated);
-    assert_eq!(answers[59], Code::ResourceExhausted);
-    assert!(reviews() <= 30, "{}", reviews());
-    assert!(bed.refused("too_many") >= 30);
+    // So many a minute.
+    let minutes = begun.elapsed().as_secs() / 60;
+    assert!(reviews() <= 30 * (1 + minutes), "{}", reviews());
+    if minutes == 0 {
+        assert_eq!(answers[59], Code::ResourceExhausted);
+        assert!(bed.refused("too_many") >= 30);
+    }
 }
 
 #[tokio::test]
@@ -158,6 +168,15 @@ async fn a_token_whose_pod_is_gone_proves_nothing() {
         kube::Api::namespaced(bed.client.clone(), &bed.namespace);
     let at_once = kube::api::DeleteParams { grace_period_seconds: Some(0), ..Default::default() };
     pods.delete("op-0", &at_once).await.unwrap();
+    // The API server asks what it has seen of pods itself, and that may be late.
+    let reviews: kube::Api<TokenReview> = kube::Api::all(bed.client.clone());
+    let spec = json!({"token": token, "audiences": [AUDIENCE]});
+    let review = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+    eventually("the API server not to believe it", async || {
+        let review = reviews.create(&PostParams::default(), &review).await.ok()?;
+        review.status.is_none_or(|status| status.authenticated != Some(true)).then_some(())
+    })
+    .await;
     assert_eq!(refusal(bed.follow(&token, of_pod(&pod)).await), Code::Unauthenticated);
 }
 
@@ -354,7 +373,8 @@ async fn who_holds_many_connections_open_keeps_no_proxy_out() {
         held.push(socket.connect(bed.address).await.unwrap());
     }
     let kept_out = u64::try_from(count - UNPROVEN_OF_ONE).unwrap();
-    until("most to be refused", || bed.refused("too_many") >= kept_out).await;
+    // Where the machine is so slow that some of those that were let in are given up already, others took their place.
+    until("most to be refused", || bed.refused("too_many") + bed.refused("slow") >= kept_out).await;
     let mut stream = bed.follow(&token, of_pod(&pod)).await.unwrap();
     assert_eq!(stream.told().await, [("op-0".to_owned(), 1)].into());
     // The few that were let in are let go of when they say nothing.

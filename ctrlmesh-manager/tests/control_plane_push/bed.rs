@@ -49,7 +49,7 @@ use crate::process::Place;
 use crate::token::{self, TestPod};
 
 /// How long a condition may take to come true before a test fails: generous, because nothing waits for it in vain.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
 
 pub(crate) const AUDIENCE: &str = "ctrlmesh";
 

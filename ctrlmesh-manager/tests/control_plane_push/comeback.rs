@@ -32,10 +32,15 @@ async fn update(stream: &mut Stream) -> Update {
 
 /// Says hello, and is sent away.
 async fn sent_away(bed: &Bed, token: &str, hello: Hello) {
-    let mut stream = bed.follow(token, hello).await.unwrap();
-    let status = soon("to be sent away", stream.updates.message()).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unavailable, "{status}");
-    assert!(status.message().contains("knows less"), "{status}");
+    loop {
+        let mut stream = bed.follow(token, hello.clone()).await.unwrap();
+        let status = soon("to be sent away", stream.updates.message()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        // An API server that is slow to answer settles nothing.
+        if !status.message().contains("cannot be compared") {
+            return assert!(status.message().contains("knows less"), "{status}");
+        }
+    }
 }
 
 /// A ShardingConfig that speaks of the pods in the namespace of the bed.

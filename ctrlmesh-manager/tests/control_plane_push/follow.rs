@@ -129,6 +129,8 @@ async fn a_proxy_whose_file_broke_says_so_and_serves_nothing_before_it_is_told()
     bed.publish(&[(&pod, "node-a", policy(1, "slot=0"))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
     let mut sidecar = Sidecar::start(&bed.place(), &pod, &token).await;
+    // It serves before it has written the file, and says so afterwards.
+    until("its verdict", || bed.receipt(&pod).is_some_and(|one| one.epoch == 1)).await;
     sidecar.kill();
     bed.stop().await;
     let state = bed.place().state(&pod);

@@ -87,7 +87,13 @@ async fn take_away_policy(client: &Client) {
             _ => ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind)),
         };
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-        api.delete("ctrlmesh-labels", &DeleteParams::default()).await.unwrap();
+        eventually("it to be gone", async || {
+            match api.delete("ctrlmesh-labels", &DeleteParams::default()).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => Some(()),
+                deleted => deleted.ok().map(drop),
+            }
+        })
+        .await;
     }
 }
 
@@ -129,16 +135,16 @@ async fn a_kind_that_vanishes_while_it_is_labelled_leaves_the_others_alone_and_m
     let things: Api<DynamicObject> = Api::namespaced_with(client.clone(), "team-1", &resource);
     // Made before it is listed, so that the watches have to label all.
     with_things(&client, &things).await;
-    let _replica = Replica::start(&cluster, SYSTEM, &["--label-rate", "20"]).await;
+    let _replica = Replica::start(&cluster, SYSTEM, &["--label-rate", "5"]).await;
     let own: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM);
     let list = "groupVersionKinds: {v1: [ConfigMap], gone.example.com/v1: ['*']}";
     let list = Patch::Merge(json!({"data": {"resource-config": list}}));
     own.patch("ctrlmesh-sharding-resource", &PatchParams::default(), &list).await.unwrap();
-    eventually("some to be labelled", async || labelled(&things).await.filter(|count| *count > 0))
-        .await;
+    let some = async || labelled(&things).await.filter(|count| *count > 0);
+    let some = eventually("some to be labelled", some).await;
+    assert!(some < THINGS, "all were labelled already");
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = definition().name_any();
-    assert!(labelled(&things).await.unwrap() < THINGS, "all were labelled already");
     definitions.delete(&name, &DeleteParams::default()).await.unwrap();
     eventually("the kind to be gone", async || {
         definitions.get_opt(&name).await.ok()?.is_none().then_some(())

@@ -105,6 +105,12 @@ impl Held {
         (one.is_disjoint(&two) && one.len() + two.len() == count).then_some(())
     }
 
+    /// Whether so many are held by each, and none by both.
+    fn are_held(&self, counts: [usize; 2]) -> Option<()> {
+        let [one, two] = self.0.lock().unwrap().held.clone();
+        (one.is_disjoint(&two) && [one.len(), two.len()] == counts).then_some(())
+    }
+
     /// What went wrong, and forgets it.
     fn wrong(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().wrong)
@@ -240,15 +246,12 @@ async fn other_keys_take_the_place_of_those_before_and_no_object_ever_leaves_its
 /// Whether events and a condition tell of it.
 async fn said_so(client: &Client) {
     let events: Api<Event> = Api::namespaced(client.clone(), SYSTEM);
-    let reasons: BTreeSet<String> = events
-        .list(&ListParams::default())
-        .await
-        .unwrap()
-        .into_iter()
-        .filter_map(|event| event.reason)
-        .collect();
     for reason in ["Relabelling", "Relabelled", "FormerLabelsLeft", "FormerLabelsRemoved"] {
-        assert!(reasons.contains(reason), "{reason}: {reasons:?}");
+        eventually(&format!("an event {reason}"), async || {
+            let list = events.list(&ListParams::default()).await.ok()?;
+            list.iter().any(|event| event.reason.as_deref() == Some(reason)).then_some(())
+        })
+        .await;
     }
     let managers: Api<ManagerState> = Api::all(client.clone());
     let status = managers.get("ctrlmesh-manager").await.unwrap().status.unwrap();
@@ -277,9 +280,8 @@ async fn another_hash_under_the_same_key_takes_the_place_of_the_one_before_in_on
         (labels.in_force.sharding_hash == spare && labels.next.is_some()).then_some(())
     })
     .await;
-    eventually("each object to be held by one", async || bed.held.is_parted(all)).await;
-    // The hash has moved some.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // The hash moves some: by it, all of these namespaces are the first shard's.
+    eventually("the first to hold all", async || bed.held.are_held([all, 0])).await;
     bed.held.wrong();
     // So long that every watch has heard of a version after the last of the former values.
     tokio::time::sleep(Duration::from_secs(90)).await;

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_testbed::{ControlPlane, Options};
@@ -13,7 +12,6 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tempfile::TempDir;
-use tokio::time;
 
 use crate::audit::requests;
 use crate::bed::{AUDIENCE, eventually};
@@ -24,9 +22,6 @@ use crate::token::{self, TestPod};
 
 /// How often the leader is killed; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
 const KILLS: usize = 2;
-
-/// Within which another leads.
-const FAILOVER: Duration = Duration::from_secs(15);
 
 /// What was ever written of shards: by name and UID, the generations, each a change of the spec.
 type Written = Arc<Mutex<BTreeMap<(String, String), BTreeSet<i64>>>>;
@@ -79,13 +74,10 @@ impl<'a> Managers<'a> {
         let leader = self.leader().await;
         self.replicas[leader].program().kill();
         let other = &self.replicas[1 - leader];
-        let successor = async {
-            while !other.leads().await {
-                time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        time::timeout(FAILOVER, successor).await.expect("the other to lead");
+        eventually("the other to lead", async || other.leads().await.then_some(())).await;
         self.replicas[leader] = begin(self.cluster, &self.arguments[leader]).await;
+        // One that has not seen everything would not take over.
+        self.replicas[leader].until_ready().await;
     }
 }
 

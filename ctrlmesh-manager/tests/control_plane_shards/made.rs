@@ -46,7 +46,13 @@ async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
     // What proxies say comes to stand in the status.
     let (epoch, at) = (u64::try_from(status.epoch.context("no epoch")?)?, Timestamp::now());
     let name = |pod: &String| PodName { namespace: place.namespace.clone(), name: pod.clone() };
-    let told = PLANS.get().context("no manager")?.borrow().clone().context("no plan")?.told.clone();
+    // It is written before the manager's watch shows it.
+    let told = retry(|| async {
+        let plan = PLANS.get().context("no manager")?.borrow().clone().context("no plan")?;
+        ensure!(labelled.keys().all(|pod| plan.told.contains_key(&name(pod))), "not yet");
+        Ok(plan.told.clone())
+    })
+    .await?;
     let said = labelled.keys().map(|pod| {
         let digest = told[&name(pod)].sent().digest;
         (name(pod), Contact { epoch, digest, refused: None, connected: true, at })
@@ -85,8 +91,13 @@ async fn a_changed_root_changes_its_shards_in_place() -> Result<()> {
     })
     .await?;
     ensure!(hashes(&changed["op-0-canary"]).is_empty(), "it asks by namespace");
-    let labelled = place.until_labelled(3).await?;
-    ensure!(labelled["op-0"] == "op-0-canary" && labelled["op-2"] == "op-2-normal");
+    // Those of before have labels, too.
+    retry(|| async {
+        let labelled = place.until_labelled(3).await?;
+        ensure!(labelled["op-0"] == "op-0-canary" && labelled["op-2"] == "op-2-normal");
+        Ok(())
+    })
+    .await?;
     let after = place.status("op-root").await?;
     ensure!(after.epoch > before.epoch, "{:?} {:?}", after.epoch, before.epoch);
     let table = after.ownership.context("no table")?;

@@ -24,6 +24,16 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
         let force = PatchParams::apply("test").force();
         definitions.patch(&definition.name_any(), &force, &Patch::Apply(&definition)).await?;
     }
+    for definition in api::definitions() {
+        let kind = (&definition.spec.group, &definition.spec.names);
+        let version = &definition.spec.versions[0].name;
+        let path = format!("/apis/{}/{version}/{}?limit=1", kind.0, kind.1.plural);
+        retry(|| async {
+            let list = http::Request::get(&path).body(Vec::new())?;
+            anyhow::Ok(client.request_text(list).await?)
+        })
+        .await?;
+    }
     let served: Api<ShardingConfig> = Api::namespaced(client.clone(), "default");
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     // A definition is served some time before its rules are enforced: wait for the last effect.
@@ -51,7 +61,9 @@ pub(crate) async fn until_degraded(
     let mut states = std::pin::pin!(watcher(configs, config).default_backoff().applied_objects());
     let found = async {
         while let Some(state) = states.next().await {
-            let said = state?.status.unwrap_or_default();
+            // One that fails begins again.
+            let Ok(state) = state else { continue };
+            let said = state.status.unwrap_or_default();
             let degraded = said.conditions.iter().find(|one| one.type_ == "Degraded");
             if degraded.is_some_and(|one| one.reason == reason && one.message.contains(text)) {
                 return Ok(());
@@ -59,7 +71,7 @@ pub(crate) async fn until_degraded(
         }
         anyhow::bail!("the watch ended")
     };
-    time::timeout(Duration::from_mins(1), found)
+    time::timeout(Duration::from_mins(5), found)
         .await
         .with_context(|| format!("{reason} {text}"))?
 }
