@@ -270,7 +270,9 @@ async fn who_is_not_root_is_told_what_ebpf_needs_and_gets_a_kubeconfig_unasked()
 /// The same run by somebody who is not root, of copies of everything that may be behind closed doors.
 fn somebody_else(bed: &Bed, run: &Command) -> Command {
     let folder = bed.pki.path("");
-    let _there = fs::copy(run.get_program(), folder.join("proxy")).unwrap();
+    // Not by us: a process that another test starts meanwhile would have it open for writing.
+    let copied = Command::new("cp").arg(run.get_program()).arg(folder.join("proxy")).status();
+    assert!(copied.unwrap().success());
     let _there = fs::copy(CLIENT, folder.join("client.py")).unwrap();
     for file in ["proxy", "client.py", "kubeconfig", "real.crt"] {
         fs::set_permissions(folder.join(file), fs::Permissions::from_mode(0o755)).unwrap();

@@ -214,12 +214,11 @@ async fn a_command_that_leaves_an_interrupt_to_its_child_is_interrupted() {
 async fn what_a_command_leaves_in_its_group_ends_with_it_while_the_proxy_serves() {
     let bed = Bed::new().await;
     let client = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run_command/client.py");
-    let last = format!("trap 'python3 {client} /api/last; exit' TERM;");
-    for (signal, trap) in [(Signal::SIGTERM, &*last), (Signal::SIGHUP, "trap '' TERM;")] {
-        let some_time = "for _ in $(seq 500); do sleep 0.02; done";
-        let child = format!("trap '' HUP; {trap} echo $$; {some_time}");
+    let last = format!("exec python3 {client} --last /api/last");
+    let stays = "trap '' HUP TERM; echo $$; for _ in $(seq 500); do sleep 0.02; done";
+    for (signal, child) in [(Signal::SIGTERM, &*last), (Signal::SIGHUP, stays)] {
         let script = "sh -c \"$0\" & exec sleep 60";
-        let mut run = Running::start(unignored(bed.run(&[], &["sh", "-c", script, &child])));
+        let mut run = Running::start(unignored(bed.run(&[], &["sh", "-c", script, child])));
         let left: i32 = run.line().parse().unwrap();
         run.send(signal);
         let (code, out, error) = run.ended().await;
@@ -228,7 +227,7 @@ async fn what_a_command_leaves_in_its_group_ends_with_it_while_the_proxy_serves(
         // Perhaps nobody has buried it yet.
         let state = fs::read_to_string(format!("/proc/{left}/stat"));
         assert!(state.is_err() || state.is_ok_and(|state| state.contains(") Z ")));
-        assert_eq!(out.trim(), if trap == last { "200 /api/last" } else { "" }, "{error}");
+        assert_eq!(out.trim(), if child == last { "200 /api/last" } else { "" }, "{error}");
         bed.nothing_is_left();
     }
 }

@@ -20,7 +20,7 @@ use http::StatusCode;
 use tokio::sync::Notify;
 
 /// Long enough for an answer on a busy machine, since a third of it is what a PING has.
-const SILENCE: [&str; 2] = ["--silence-timeout", "3s"];
+const SILENCE: [&str; 2] = ["--silence-timeout", "15s"];
 
 /// More requests at once than an API server takes on a connection, and fewer than it takes on two.
 const BURST: usize = 150;
@@ -136,7 +136,7 @@ async fn after_a_request_without_an_answer_the_next_goes_elsewhere_and_the_watch
         }
     })
     .await;
-    let proxy = Proxy::start(&pki, upstream.address, &["--response-timeout", "2s"]);
+    let proxy = Proxy::start(&pki, upstream.address, &["--response-timeout", "10s"]);
     let (mut send, mut watch) = watching(&pki, &proxy).await;
     for (path, status) in
         [("/hung", StatusCode::GATEWAY_TIMEOUT), ("/api", StatusCode::OK), ("/api", StatusCode::OK)]

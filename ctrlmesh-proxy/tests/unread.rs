@@ -33,6 +33,11 @@ struct Bed {
 
 /// An API server with a large list and a small object, and a proxy with little memory.
 async fn bed() -> Bed {
+    bed_with(&[]).await
+}
+
+/// The same, with a proxy that is told more.
+async fn bed_with(more: &[&str]) -> Bed {
     let pki = Pki::new();
     let list = Bytes::from(vec![b' '; 16 << 20]);
     let upstream = Upstream::http(pki.server(&["h2", "http/1.1"]), move |request| {
@@ -45,7 +50,8 @@ async fn bed() -> Bed {
         }
     })
     .await;
-    let proxy = Proxy::start(&pki, upstream.address, &["--memory-limit", MEMORY]);
+    let told = [&["--memory-limit", MEMORY], more].concat();
+    let proxy = Proxy::start(&pki, upstream.address, &told);
     Bed { pki, proxy, _upstream: upstream }
 }
 
@@ -121,7 +127,7 @@ async fn lists_that_nobody_reads_are_given_up_over_http2() {
 #[tokio::test]
 async fn heads_that_do_not_end_are_given_up() {
     for protocol in ["h2", "http/1.1"] {
-        let bed = bed().await;
+        let bed = bed_with(&["--header-timeout", "10m"]).await;
         let mut held = Vec::new();
         for _ in 0..REQUESTS {
             let mut stream = tls(&bed.pki, bed.proxy.address, protocol).await;

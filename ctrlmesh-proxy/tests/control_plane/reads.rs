@@ -143,9 +143,15 @@ async fn assert_same(
             return body;
         }
         tries += 1;
+        // A watch of one second shows less of what there is where the machine is slow.
+        let is_cut = through.contains("timeoutSeconds=1&")
+            && (body.starts_with(&expected.body) || expected.body.starts_with(&body));
         // An age may have got another digit just then, and the server may add a bookmark when it likes to.
         let texts = [&body[..], &expected.body].map(String::from_utf8_lossy);
-        assert!(momentary && tries < 10, "{through} as {accept}, {version:?}: {texts:?}");
+        assert!(
+            (momentary || is_cut) && tries < 10,
+            "{through} as {accept}, {version:?}: {texts:?}"
+        );
     }
 }
 

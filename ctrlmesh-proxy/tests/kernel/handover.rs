@@ -45,7 +45,7 @@ impl Busy {
         let told = stop.clone();
         let asks = thread::spawn(move || {
             let mut answers = Vec::new();
-            while !told.load(Ordering::Relaxed) {
+            while answers.len() < 2 || !told.load(Ordering::Relaxed) {
                 answers.push(operator.anew());
             }
             (operator, answers)
@@ -58,7 +58,7 @@ impl Busy {
         self.stop.store(true, Ordering::Relaxed);
         let (operator, answers) = self.asks.join().unwrap();
         let other: Vec<&Value> = answers.iter().filter(|one| **one != shows(team)).collect();
-        assert!(other.is_empty() && answers.len() > 1, "{other:?} of {}", answers.len());
+        assert!(other.is_empty(), "{other:?} of {}", answers.len());
         operator
     }
 }

@@ -4,7 +4,7 @@ terminal.py STEPS, a JSON list of {"type": text} and {"see": text}. Fails when s
 """
 import json, os, pty, select, sys, time
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 def main():

@@ -14,7 +14,7 @@ use crate::access;
 use crate::control_plane::ControlPlane;
 
 /// How long [`retry`] goes on.
-const RETRY_FOR: Duration = Duration::from_secs(30);
+const RETRY_FOR: Duration = Duration::from_mins(2);
 
 /// The identity of a pod.
 #[derive(Clone, Debug)]

@@ -31,6 +31,7 @@ exec 3<&- </dev/null
 wait "$program" 2>/dev/null
 status=$?
 kill -KILL "$reader" 2>/dev/null
+wait "$reader" 2>/dev/null
 exit "$status"
 "#;
 

@@ -118,9 +118,10 @@ fn nothing_is_left_when_the_process_is_killed_while_it_starts() -> Result<()> {
 #[test]
 fn a_program_that_does_not_start_says_why() -> Result<()> {
     let assets = tempfile::tempdir()?;
-    for (program, script) in
-        [("etcd", "#!/bin/sh\necho 'as asked' >&2\nexit 1\n"), ("kube-apiserver", "#!/bin/sh\n")]
-    {
+    for (program, script) in [
+        ("etcd", "#!/bin/sh\necho 'as asked' >&2\nexit 1\n"),
+        ("kube-apiserver", "#!/bin/sh\nexec sleep 60\n"),
+    ] {
         fs::write(assets.path().join(program), script)?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(assets.path().join(program), mode)?;

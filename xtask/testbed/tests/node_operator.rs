@@ -39,7 +39,7 @@ fn deploy(cluster: &Cluster) -> Result<()> {
     ensure!(apply.status()?.success(), "apply the operator's manifests");
     let mut wait = cluster.kubectl();
     wait.args(["--namespace", NAMESPACE, "rollout", "status", "deployment/example-operator"]);
-    ensure!(wait.arg("--timeout=60s").status()?.success(), "the operator does not become ready");
+    ensure!(wait.arg("--timeout=300s").status()?.success(), "the operator does not become ready");
     Ok(())
 }
 
@@ -75,7 +75,7 @@ fn the_operator_makes_what_an_object_asks_for_says_so_and_cleans_up_after_it() -
             space.apply(&website("hello", count))?;
             space.wait("website/hello", &format!("jsonpath={{.status.pages}}={count}"))?;
             space.wait("website/hello", "condition=Published")?;
-            ensure!(pages(space)? == names("hello", count));
+            until("its pages", || Ok((pages(space)? == names("hello", count)).then_some(())))?;
         }
         let page = space.kubectl(&["get", "configmap", "hello-page-0", "-o", "json"])?;
         let page: Value = serde_json::from_str(&page)?;
@@ -84,7 +84,7 @@ fn the_operator_makes_what_an_object_asks_for_says_so_and_cleans_up_after_it() -
         // What is taken from it comes back.
         space.kubectl(&["delete", "configmap", "hello-page-0"])?;
         until("the page", || Ok((pages(space)? == names("hello", 1)).then_some(())))?;
-        space.kubectl(&["delete", "website", "hello", "--timeout=60s"])?;
+        space.kubectl(&["delete", "website", "hello", "--timeout=300s"])?;
         ensure!(pages(space)?.is_empty(), "the finalizer let it go with its pages");
         let events = until("events", || {
             let events = space.kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"])?;
@@ -100,10 +100,12 @@ fn one_replica_works_and_when_it_ends_another_takes_over() -> Result<()> {
     let _alone = PODS.lock().unwrap_or_else(PoisonError::into_inner);
     cluster.case("leader", |space| {
         own(cluster, &["scale", "deployment/example-operator", "--replicas=2"])?;
-        own(cluster, &["rollout", "status", "deployment/example-operator", "--timeout=60s"])?;
+        own(cluster, &["rollout", "status", "deployment/example-operator", "--timeout=300s"])?;
         let holder = || -> Result<Option<String>> {
             let path = "jsonpath={.spec.holderIdentity}";
-            let holder = own(cluster, &["get", "lease", "websites.web.example.com", "-o", path])?;
+            let get =
+                ["get", "lease", "websites.web.example.com", "--ignore-not-found", "-o", path];
+            let holder = own(cluster, &get)?;
             Ok(holder.split('_').next().filter(|pod| !pod.is_empty()).map(str::to_owned))
         };
         let first = until("a leader", holder)?;

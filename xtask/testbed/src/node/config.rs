@@ -74,7 +74,8 @@ pub(crate) fn cni(pods: &str) -> String {
     )
 }
 
-/// kubelet's. The machine is not the node's alone, so pods are evicted only when it is nearly full.
+/// kubelet's. The machine is not the node's alone, so pods are evicted only when it is nearly full, and containerd is given
+/// longer than two minutes for a container: one that is late is not begun twice.
 pub(crate) fn kubelet(ca: &Path, serving: &Pair) -> String {
     let (ca, certificate, key) =
         (ca.display(), serving.certificate.display(), serving.key.display());
@@ -91,6 +92,7 @@ tlsPrivateKeyFile: "{key}"
 cgroupDriver: cgroupfs
 failCgroupV1: false
 failSwapOn: false
+runtimeRequestTimeout: 15m
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 oomScoreAdj: 0
 resolvConf: ""

@@ -20,7 +20,7 @@ use xtask::images::{self, Image};
 pub(crate) const NAMESPACE: &str = "ctrlmesh-system";
 
 /// How long something may take that takes seconds on an idle machine.
-const PATIENCE: Duration = Duration::from_mins(2);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// A file or folder of the checkout.
 pub(crate) fn checkout(path: &str) -> PathBuf {

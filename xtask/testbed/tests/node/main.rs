@@ -135,7 +135,7 @@ fn a_privileged_daemon_set_sees_the_node_with_its_cgroups_and_programs() -> Resu
              - {{name: cgroup, hostPath: {{path: /sys/fs/cgroup}}}}\n      \
              - {{name: bpf, hostPath: {{path: /sys/fs/bpf}}}}\n"
         ))?;
-        space.kubectl(&["rollout", "status", "daemonset/agent", "--timeout=60s"])?;
+        space.kubectl(&["rollout", "status", "daemonset/agent", "--timeout=300s"])?;
         let read = |file: &str| {
             space.kubectl(&["exec", "daemonset/agent", "--", "/probe", "cat", file])
         };
@@ -222,14 +222,14 @@ fn pods_come_back_after_a_power_cut_and_what_was_in_memory_does_not() -> Result<
     };
     let image = format!("--image={}", Image::Probe.name());
     kubectl(&node, &["create", "deployment", "web", &image, "--", "/probe", "serve"])?;
-    kubectl(&node, &["rollout", "status", "deployment/web", "--timeout=60s"])?;
+    kubectl(&node, &["rollout", "status", "deployment/web", "--timeout=300s"])?;
     node.reboot()?;
     let restarts = "jsonpath={.items[0].status.containerStatuses[0].restartCount}";
     until("the pod to run again", || {
         let count = kubectl(&node, &["get", "pods", "-l", "app=web", "-o", restarts])?;
         Ok((count == "1").then_some(()))
     })?;
-    kubectl(&node, &["rollout", "status", "deployment/web", "--timeout=60s"])?;
+    kubectl(&node, &["rollout", "status", "deployment/web", "--timeout=300s"])?;
     let get = ["exec", "deployment/web", "--", "/probe", "get", "http://127.0.0.1:8080/"];
     ensure!(kubectl(&node, &get)?.starts_with("web-"));
     let there = |file: &str| -> Result<bool> {

@@ -28,7 +28,6 @@ fn names(pods: &[Value]) -> BTreeSet<String> {
 /// Has all of the operator's pods made anew at once; returns those that go.
 fn begin(space: Space<'_>) -> Result<BTreeSet<String>> {
     let before = operator::pods(space)?;
-    operator::none_restarted(&before)?;
     space.kubectl(&["delete", "pod", "--selector=app=operator", "--wait=false"])?;
     Ok(names(&before))
 }
@@ -47,7 +46,7 @@ fn begun(space: Space<'_>, before: &BTreeSet<String>) -> Result<()> {
         let asked: BTreeSet<&str> = requests.iter().filter_map(mesh::pod_of).collect();
         Ok(pods.iter().all(|pod| asked.contains(pod.as_str())).then_some(()))
     })?;
-    operator::none_restarted(&operator::pods(space)?)
+    operator::restarted_for_the_lock_only(space)
 }
 
 /// Changes the node's proxies.
@@ -114,8 +113,7 @@ fn pods_start_while_the_nodes_proxy_comes_late_is_killed_and_is_updated() -> Res
             ensure!(!operator::is_published(space, "foreign")?, "another's website was worked on");
             let requests = operator::all_came_from(space, &[mesh::address(&cluster)?])?;
             ensure!(requests >= rounds() * AT_ONCE, "{requests} requests");
-            Delays::of(space)?.say(name)?;
-            operator::none_restarted(&operator::pods(space)?)
+            Delays::of(space)?.say(name)
         })?;
     }
     Ok(())

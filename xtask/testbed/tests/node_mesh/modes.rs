@@ -83,8 +83,9 @@ fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()>
         operator::none_restarted(&pods)?;
         ensure!(pods.len() == 60, "{} pods", pods.len());
         let nodes = by_node(&pods)?;
-        let all = attached_and_served(space, &nodes)?;
-        ensure!(all == (60, 60), "attached and served: {all:?}");
+        until("all to be attached and served", || {
+            Ok((attached_and_served(space, &nodes)? == (60, 60)).then_some(()))
+        })?;
         operator::end(space)?;
         until("the proxies to let go of them all", || {
             Ok((attached_and_served(space, &nodes)? == (0, 0)).then_some(()))

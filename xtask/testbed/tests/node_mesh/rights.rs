@@ -163,16 +163,16 @@ fn labels_are_put_right_by_requests_that_the_api_server_can_let_wait() -> Result
         if cluster.node().is_none() {
             return Ok(());
         }
-        let requests = mesh::requests(cluster, NAMESPACE, "ctrlmesh-manager")?;
         let of_it =
-            |one: &&Value| one["verb"] == "patch" && one["objectRef"]["name"] == space.name();
-        let patches: Vec<&Value> = requests.iter().filter(of_it).collect();
+            |one: &Value| one["verb"] == "patch" && one["objectRef"]["name"] == space.name();
+        let patches = until("the log to say who did it", || {
+            let requests = mesh::requests(cluster, NAMESPACE, "ctrlmesh-manager")?.into_iter();
+            let patches: Vec<Value> = requests.filter(of_it).collect();
+            Ok((!patches.is_empty()).then_some(patches))
+        })?;
         let background = format!("system:serviceaccount:{NAMESPACE}:ctrlmesh-manager-background");
-        ensure!(
-            !patches.is_empty()
-                && patches.iter().all(|one| one["impersonatedUser"]["username"] == background),
-            "{patches:?}"
-        );
+        let is_background = |one: &Value| one["impersonatedUser"]["username"] == background;
+        ensure!(patches.iter().all(is_background), "{patches:?}");
         Ok(())
     })
 }
