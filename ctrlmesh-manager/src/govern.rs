@@ -242,7 +242,10 @@ impl Heard {
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         // The board lives as long as we do, so nobody closes it.
         let is_changed = changes.has_changed().unwrap_or(true);
-        changes.mark_unchanged();
+        // Only then: what is said between the two is not to be overlooked.
+        if is_changed {
+            changes.mark_unchanged();
+        }
         is_changed
     }
 }
@@ -255,10 +258,48 @@ fn contact((pod, receipt): (PodName, Receipt)) -> (PodName, Contact) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
     use crate::cache::Snapshot;
     use crate::compile::Told;
     use crate::manifest::Manifests;
+
+    #[test]
+    fn what_proxies_said_is_gathered_when_one_says_more_or_a_pod_is_gone() {
+        let board = Arc::<Board>::default();
+        let pod: PodName = "ns/a".parse().unwrap();
+        let notice = || Notice { pod: pod.clone(), uid: "1".to_owned(), node: None, told: None };
+        board.publish([notice()]);
+        let heard = Heard::by(&board);
+        let said = |epoch| {
+            board.receive(
+                None,
+                &pod,
+                Receipt {
+                    uid: "1".to_owned(),
+                    node: None,
+                    by: Arc::from("proxy"),
+                    epoch,
+                    digest: 0,
+                    refused: None,
+                    connected: true,
+                    last_contact: SystemTime::UNIX_EPOCH,
+                },
+            );
+        };
+        let epoch = || heard.contacts().get(&pod).map(|one| one.epoch);
+        assert_eq!(epoch(), None);
+        said(1);
+        assert_eq!(epoch(), Some(1));
+        assert!(Arc::ptr_eq(&heard.contacts(), &heard.contacts()));
+        board.publish([notice()]);
+        assert!(Arc::ptr_eq(&heard.contacts(), &heard.contacts()), "nobody said anything");
+        said(2);
+        assert_eq!(epoch(), Some(2));
+        board.publish([]);
+        assert_eq!(epoch(), None, "the next pod of that name has said nothing");
+    }
 
     #[test]
     fn a_pod_is_told_by_uid_and_node_and_only_what_is_written_down() {

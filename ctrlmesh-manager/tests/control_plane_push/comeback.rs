@@ -12,7 +12,8 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::bed::{
-    AUDIENCE, Bed, Stream, notices_of, of_node, of_pod, operator_of, policy, soon, until,
+    AUDIENCE, Bed, Stream, eventually, notices_of, of_node, of_pod, operator_of, policy, soon,
+    until,
 };
 use crate::harness;
 use crate::token::TestPod;
@@ -32,15 +33,15 @@ async fn update(stream: &mut Stream) -> Update {
 
 /// Says hello, and is sent away.
 async fn sent_away(bed: &Bed, token: &str, hello: Hello) {
-    loop {
-        let mut stream = bed.follow(token, hello.clone()).await.unwrap();
-        let status = soon("to be sent away", stream.updates.message()).await.unwrap_err();
-        assert_eq!(status.code(), Code::Unavailable, "{status}");
+    let status = eventually("to be sent away", async || {
+        let mut stream = bed.follow(token, hello.clone()).await.ok()?;
+        let status = stream.updates.message().await.unwrap_err();
         // An API server that is slow to answer settles nothing.
-        if !status.message().contains("cannot be compared") {
-            return assert!(status.message().contains("knows less"), "{status}");
-        }
-    }
+        (!status.message().contains("cannot be compared")).then_some(status)
+    })
+    .await;
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    assert!(status.message().contains("knows less"), "{status}");
 }
 
 /// A ShardingConfig that speaks of the pods in the namespace of the bed.

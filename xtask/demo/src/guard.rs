@@ -79,8 +79,9 @@ async fn ended(demo: &mut Child) -> Result<End> {
             // It is looked at again and again, since a child cannot be waited for without a reaper of its own.
             () = sleep(LOOK_EVERY) => match demo.try_wait()? {
                 Some(status) => {
-                    if let Some(number) = status.signal().and_then(|one| u8::try_from(one).ok()) {
-                        return Ok(End::Signal(number));
+                    // By one of those of above, which both of us get; another is an accident.
+                    if let Some(number @ (1 | 2 | 15)) = status.signal() {
+                        return Ok(End::Signal(u8::try_from(number)?));
                     }
                     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
                     return Ok(End::Itself(code.into()));

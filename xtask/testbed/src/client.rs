@@ -102,8 +102,8 @@ impl ControlPlane {
     }
 }
 
-/// Repeats `attempt` until it succeeds, for at most 30 s: for what the API server does in its own time, such as
-/// serving a resource whose definition has just been created.
+/// Repeats `attempt` until it succeeds, for at most two minutes: for what the API server does in its own time,
+/// such as serving a resource whose definition has just been created.
 ///
 /// # Errors
 /// The last error, when the time is over.

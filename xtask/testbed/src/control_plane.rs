@@ -341,6 +341,8 @@ fn apiserver(
         fs::write(&policy, AUDIT_POLICY).context("write the audit policy")?;
         arguments.push(format!("--audit-policy-file={}", policy.display()));
         arguments.push(format!("--audit-log-path={}", folder.join("audit.log").display()));
+        // In MB: it stays one file, in which everything is.
+        arguments.push("--audit-log-maxsize=4000".to_owned());
     }
     Ok(arguments)
 }

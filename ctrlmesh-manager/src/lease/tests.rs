@@ -1,0 +1,170 @@
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use http::{Method, Request, Response};
+use kube::client::Body;
+use serde_json::{Value, json};
+
+use super::*;
+
+#[test]
+fn a_lease_that_somebody_has_deleted_is_nobodys_only_when_its_holder_has_noticed() {
+    let begun = Instant::now();
+    let mut absence = Absence::default();
+    assert!(!absence.is_over(true, begun));
+    assert!(!absence.is_over(true, begun + HOLDS), "its holder may believe until then");
+    assert!(absence.is_over(true, begun + LASTS));
+    let mut unknown = Absence::default();
+    assert!(!unknown.is_over(false, begun));
+    assert!(!unknown.is_over(false, begun + PERIOD), "its holder is about to make it anew");
+    assert!(unknown.is_over(false, begun + NOTICED));
+}
+
+/// An API server with one Lease, that refuses what does not know its version.
+#[derive(Clone, Default)]
+struct Server(Arc<Mutex<Kept>>);
+
+#[derive(Default)]
+struct Kept {
+    lease: Option<Value>,
+    version: u64,
+    /// What the next who give it back are answered instead.
+    refusals: VecDeque<u16>,
+    /// How often somebody asked to give it back.
+    returns: usize,
+}
+
+// === impl Server ===
+
+impl Server {
+    /// Somebody who asks it for as long as `is_reached` says so.
+    fn client(&self, is_reached: watch::Receiver<bool>) -> Client {
+        let this = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (this, is_reached) = (this.clone(), is_reached.clone());
+            async move {
+                if !*is_reached.borrow() {
+                    return std::future::pending().await;
+                }
+                let method = request.method().clone();
+                let body = request.into_body().collect_bytes().await?;
+                let (code, answer) = this.answer(&method, serde_json::from_slice(&body).ok());
+                let answer = Body::from(answer.to_string().into_bytes());
+                Ok::<_, kube::Error>(Response::builder().status(code).body(answer).unwrap())
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    fn answer(&self, method: &Method, said: Option<Value>) -> (u16, Value) {
+        let kept = &mut *self.0.lock().unwrap();
+        match (method, said) {
+            (&Method::GET, _) => kept.lease.clone().map_or_else(|| failed(404), |one| (200, one)),
+            (&Method::POST, Some(_)) if kept.lease.is_some() => failed(409),
+            (&Method::POST | &Method::PUT, Some(said)) => kept.write(method, said),
+            _ => failed(400),
+        }
+    }
+
+    fn holder(&self) -> Option<String> {
+        let kept = self.0.lock().unwrap();
+        kept.lease.as_ref()?["spec"]["holderIdentity"].as_str().map(str::to_owned)
+    }
+}
+
+// === impl Kept ===
+
+impl Kept {
+    fn write(&mut self, method: &Method, mut said: Value) -> (u16, Value) {
+        let is_return = said["spec"]["holderIdentity"].is_null();
+        self.returns += usize::from(is_return);
+        if let Some(code) = is_return.then(|| self.refusals.pop_front()).flatten() {
+            return failed(code);
+        }
+        let known = &said["metadata"]["resourceVersion"];
+        if *method == Method::PUT && *known != self.version.to_string().as_str() {
+            return failed(409);
+        }
+        self.version += 1;
+        said["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.lease = Some(said.clone());
+        (200, said)
+    }
+}
+
+fn failed(code: u16) -> (u16, Value) {
+    let reason = if code == 404 { "NotFound" } else { "Other" };
+    (code, json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason}))
+}
+
+fn candidate(identity: &str) -> Candidate {
+    Candidate {
+        lease: "one".to_owned(),
+        identity: identity.to_owned(),
+        address: format!("{identity}:1"),
+        leader: Gauge::default(),
+        readiness: Readiness::default(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_holder_is_cut_off_it_stops_first_and_another_leads_within_fifteen_seconds() {
+    let server = Server::default();
+    for late in 0..20 {
+        let ((cut, reached), drain) = (watch::channel(true), Drain::default());
+        let (_keep, always) = watch::channel(true);
+        let mut one = campaign(server.client(reached), "ns", candidate("one"), &drain);
+        one.held().await;
+        // The other looks at another moment of each period.
+        time::sleep(PERIOD * late / 20).await;
+        let mut other = campaign(server.client(always), "ns", candidate("other"), &drain);
+        time::sleep(Duration::from_secs(20)).await;
+        assert!(one.is_held() && !other.is_held());
+        cut.send_replace(false);
+        let begun = Instant::now();
+        other.held().await;
+        assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+        assert!(!one.is_held(), "two lead");
+        drain.finish(Duration::from_secs(30)).await;
+        server.0.lock().unwrap().lease = None;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_given_back_though_that_fails_at_first_but_not_where_it_is_refused() {
+    for (refusals, returns, holder) in
+        [(vec![500, 409, 500], 4, None), (vec![403; 9], 1, Some("one".to_owned()))]
+    {
+        let (server, drain) = (Server::default(), Drain::default());
+        let (_keep, always) = watch::channel(true);
+        let mut one = campaign(server.client(always), "ns", candidate("one"), &drain);
+        one.held().await;
+        server.0.lock().unwrap().refusals = refusals.into();
+        assert!(drain.finish(Duration::from_secs(10)).await);
+        assert_eq!(server.holder(), holder);
+        assert_eq!(server.0.lock().unwrap().returns, returns);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_gives_it_up_and_cannot_give_it_back_waits_until_others_could_have_taken_it() {
+    let (server, drain) = (Server::default(), Drain::default());
+    let (_keep, always) = watch::channel(true);
+    let mut one = campaign(server.client(always.clone()), "ns", candidate("one"), &drain);
+    one.held().await;
+    let other = campaign(server.client(always), "ns", candidate("other"), &drain);
+    time::sleep(PERIOD * 2).await;
+    server.0.lock().unwrap().refusals = vec![500; 1000].into();
+    one.give_up();
+    let begun = Instant::now();
+    while !other.is_held() {
+        time::sleep(Duration::from_millis(100)).await;
+        assert_ne!(one.other().as_deref(), Some("one:1"), "that is not another");
+        assert!(begun.elapsed() < LASTS + 2 * PERIOD, "nobody takes it");
+    }
+    time::sleep(YIELDS).await;
+    assert_eq!(one.other().as_deref(), Some("other:1"));
+    assert_eq!(server.holder().as_deref(), Some("other"));
+    server.0.lock().unwrap().refusals.clear();
+    drain.finish(Duration::from_secs(30)).await;
+}
