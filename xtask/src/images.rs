@@ -314,6 +314,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn images_that_docker_builds_say_the_same_of_themselves() {
+        let ours = include_str!("../../deploy/Dockerfile");
+        let example = include_str!("../../deploy/example-operator/Dockerfile");
+        for (image, file) in
+            [(Image::Proxy, ours), (Image::Manager, ours), (Image::ExampleOperator, example)]
+        {
+            let name = image.name();
+            let (title, version) =
+                name.trim_start_matches("ctrlmesh.dev/").split_once(':').unwrap();
+            let title = format!("LABEL org.opencontainers.image.title=\"{title}\"");
+            let label = file.split("FROM ").find(|stage| stage.contains(&title)).expect("a stage");
+            for (key, value) in [
+                ("version", version),
+                ("licenses", "Apache-2.0"),
+                ("description", image.description()),
+            ] {
+                let said = format!("org.opencontainers.image.{key}=\"{value}\"");
+                assert!(label.contains(&said), "{name}: {said}");
+            }
+        }
+    }
+
+    #[test]
     fn libraries_and_the_loader_are_found_and_what_the_kernel_gives_is_not() {
         let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x00007f)\n\t/lib64/ld-linux.so.2 (0x00007f)\n";
         let found = libraries(text).unwrap();

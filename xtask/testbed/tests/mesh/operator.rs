@@ -1,5 +1,6 @@
 //! The example operator, in a namespace of a test, with a shard for itself.
 
+use std::io::{Write as _, stderr};
 use std::sync::RwLock;
 
 use anyhow::{Context as _, Result, ensure};
@@ -186,6 +187,7 @@ pub(crate) fn restarted_for_the_lock_only(space: Space<'_>) -> Result<()> {
         let log = space.kubectl(&["logs", "--previous", "--container=manager", name])?;
         let count = &pod["status"]["containerStatuses"][0]["restartCount"];
         ensure!(*count == 1 && log.contains("leader election lost"), "{name}: {count}: {log}");
+        writeln!(stderr(), "{name} was restarted once, for its lock")?;
     }
     Ok(())
 }
