@@ -14,6 +14,11 @@ use tokio::sync::watch;
 use crate::compile::Told;
 use crate::pod::PodName;
 
+mod receipts;
+
+pub use receipts::Receipt;
+use receipts::Receipts;
+
 /// What one pod is to be told.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice {
@@ -66,27 +71,6 @@ pub enum Subject {
     Pod(PodName, String),
 }
 
-/// What a pod's proxy said last.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Receipt {
-    /// The pod's UID.
-    pub uid: String,
-    /// The pod's node, where it is known.
-    pub node: Option<String>,
-    /// Who said it, by UID: of two proxies that take turns, each speaks for itself.
-    pub by: Arc<str>,
-    /// The epoch that is in force at the proxy.
-    pub epoch: u64,
-    /// The digest of the policy that it speaks of.
-    pub digest: u64,
-    /// Why the newest policy was refused, where it was.
-    pub refused: Option<String>,
-    /// Whether the proxy is connected.
-    pub connected: bool,
-    /// When it was last heard of.
-    pub last_contact: SystemTime,
-}
-
 /// What all pods are to be told.
 #[derive(Debug)]
 pub struct Board {
@@ -96,12 +80,8 @@ pub struct Board {
     begun: watch::Sender<bool>,
     /// The namespaces of all enrolled pods.
     namespaces: watch::Sender<BTreeSet<String>>,
-    receipts: Mutex<BTreeMap<PodName, Receipts>>,
-    receipts_changed: watch::Sender<u64>,
+    receipts: Receipts,
 }
-
-/// What was heard of one pod, by the replica that heard it; by nothing what was heard here.
-type Receipts = BTreeMap<Option<Arc<str>>, Receipt>;
 
 #[derive(Debug, Default)]
 struct Posts {
@@ -126,8 +106,7 @@ impl Default for Board {
             readers: Mutex::default(),
             begun: watch::Sender::new(false),
             namespaces: watch::Sender::default(),
-            receipts: Mutex::default(),
-            receipts_changed: watch::Sender::new(0),
+            receipts: Receipts::default(),
         }
     }
 }
@@ -207,54 +186,31 @@ impl Board {
 
     /// What the proxy of each pod said last.
     pub fn receipts(&self) -> BTreeMap<PodName, Receipt> {
-        let receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
-        let newest = |(pod, all): (&PodName, &Receipts)| Some((pod.clone(), newest(all)?.clone()));
-        receipts.iter().filter_map(newest).collect()
+        self.receipts.newest()
     }
 
     /// What proxies said to this replica.
     pub fn heard_here(&self) -> BTreeMap<PodName, Receipt> {
-        let receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = |(pod, all): (&PodName, &Receipts)| Some((pod.clone(), all.get(&None)?.clone()));
-        receipts.iter().filter_map(here).collect()
+        self.receipts.here()
     }
 
     /// Changes whenever a receipt does; how often that is, the reader decides.
     pub fn receipts_changed(&self) -> watch::Receiver<u64> {
-        self.receipts_changed.subscribe()
+        self.receipts.changes()
     }
 
     /// Takes what a pod's proxy said to the replica `at`; nothing: to this one. Of another incarnation's nothing is
     /// kept.
     pub fn receive(&self, at: Option<&Arc<str>>, pod: &PodName, receipt: Receipt) {
-        if self.find(pod, &receipt.uid).is_none() {
-            return;
+        if self.find(pod, &receipt.uid).is_some() {
+            self.receipts.take(at, pod, receipt);
         }
-        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_pod = receipts.entry(pod.clone()).or_default();
-        let before = of_pod.get(&at.cloned());
-        let another_serves =
-            before.is_some_and(|before| before.connected && before.by != receipt.by);
-        if another_serves && !receipt.connected {
-            // Its successor has taken over before it went.
-            return;
-        }
-        of_pod.insert(at.cloned(), receipt);
-        drop(receipts);
-        self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// The replica `at` is not heard any more, from `now` on: nobody is connected to it, as far as is known. Until now
     /// those that were had nothing to say.
     pub fn lose(&self, at: &Arc<str>, now: SystemTime) {
-        let at = Some(at.clone());
-        let mut receipts = self.receipts.lock().unwrap_or_else(PoisonError::into_inner);
-        let heard = receipts.values_mut().filter_map(|all| all.get_mut(&at));
-        for receipt in heard.filter(|receipt| receipt.connected) {
-            (receipt.connected, receipt.last_contact) = (false, now);
-        }
-        drop(receipts);
-        self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));
+        self.receipts.lose(at, now);
     }
 
     /// What that incarnation of a pod is told, where it is enrolled.
@@ -269,16 +225,7 @@ impl Board {
             let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
             posted.by_pod.values().map(|one| (one.pod.clone(), one.uid.clone())).collect()
         };
-        let mut forgotten = false;
-        self.receipts.lock().unwrap_or_else(PoisonError::into_inner).retain(|pod, receipts| {
-            let before = receipts.len();
-            receipts.retain(|_, receipt| uids.get(pod) == Some(&receipt.uid));
-            forgotten |= receipts.len() < before;
-            !receipts.is_empty()
-        });
-        if forgotten {
-            self.receipts_changed.send_modify(|count| *count = count.wrapping_add(1));
-        }
+        self.receipts.keep(&uids);
     }
 }
 
@@ -394,10 +341,5 @@ impl From<Told> for Said {
     }
 }
 
-/// What is known of a pod: where its proxy is connected, or else what was heard last.
-fn newest(receipts: &Receipts) -> Option<&Receipt> {
-    receipts.values().max_by_key(|receipt| (receipt.connected, receipt.last_contact))
-}
-
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

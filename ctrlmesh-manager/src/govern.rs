@@ -258,9 +258,8 @@ fn contact((pod, receipt): (PodName, Receipt)) -> (PodName, Contact) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
-
     use super::*;
+    use crate::board::tests::{name, notice, receipt};
     use crate::cache::Snapshot;
     use crate::compile::Told;
     use crate::manifest::Manifests;
@@ -268,34 +267,18 @@ mod tests {
     #[test]
     fn what_proxies_said_is_gathered_when_one_says_more_or_a_pod_is_gone() {
         let board = Arc::<Board>::default();
-        let pod: PodName = "ns/a".parse().unwrap();
-        let notice = || Notice { pod: pod.clone(), uid: "1".to_owned(), node: None, told: None };
-        board.publish([notice()]);
+        let pod = name("a");
+        board.publish([notice("a", "one", 1)]);
         let heard = Heard::by(&board);
-        let said = |epoch| {
-            board.receive(
-                None,
-                &pod,
-                Receipt {
-                    uid: "1".to_owned(),
-                    node: None,
-                    by: Arc::from("proxy"),
-                    epoch,
-                    digest: 0,
-                    refused: None,
-                    connected: true,
-                    last_contact: SystemTime::UNIX_EPOCH,
-                },
-            );
-        };
         let epoch = || heard.contacts().get(&pod).map(|one| one.epoch);
         assert_eq!(epoch(), None);
-        said(1);
+        board.receive(None, &pod, receipt("a", 1));
         assert_eq!(epoch(), Some(1));
         assert!(Arc::ptr_eq(&heard.contacts(), &heard.contacts()));
-        board.publish([notice()]);
-        assert!(Arc::ptr_eq(&heard.contacts(), &heard.contacts()), "nobody said anything");
-        said(2);
+        let before = heard.contacts();
+        board.publish([notice("a", "one", 1)]);
+        assert!(Arc::ptr_eq(&before, &heard.contacts()), "nobody said anything");
+        board.receive(None, &pod, receipt("a", 2));
         assert_eq!(epoch(), Some(2));
         board.publish([]);
         assert_eq!(epoch(), None, "the next pod of that name has said nothing");

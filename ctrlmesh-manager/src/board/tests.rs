@@ -4,11 +4,11 @@ use ctrlmesh_common::policy::Policy;
 
 use super::*;
 
-fn name(pod: &str) -> PodName {
+pub(crate) fn name(pod: &str) -> PodName {
     PodName { namespace: "ns".to_owned(), name: pod.to_owned() }
 }
 
-fn notice(pod: &str, node: &str, epoch: u64) -> Notice {
+pub(crate) fn notice(pod: &str, node: &str, epoch: u64) -> Notice {
     Notice {
         pod: name(pod),
         uid: format!("uid-of-{pod}"),
@@ -26,7 +26,7 @@ fn node(node: &str) -> Subject {
     Subject::Node(node.to_owned())
 }
 
-fn receipt(pod: &str, epoch: u64) -> Receipt {
+pub(crate) fn receipt(pod: &str, epoch: u64) -> Receipt {
     Receipt {
         uid: format!("uid-of-{pod}"),
         node: None,

@@ -60,7 +60,7 @@ pub(crate) async fn bundle(client: &Client, namespace: &str, key: &str) -> Optio
 }
 
 /// The one that leads, when exactly one does.
-async fn leader(replicas: &[Replica]) -> Option<usize> {
+pub(crate) async fn leader(replicas: &[Replica]) -> Option<usize> {
     let mut leaders = Vec::new();
     for (at, replica) in replicas.iter().enumerate() {
         if replica.leads().await {

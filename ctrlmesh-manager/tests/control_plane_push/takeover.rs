@@ -18,6 +18,7 @@ use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
 use crate::full::{OPERATOR, ROOT, SYSTEM, Teams, believed, divide, parted, world};
 use crate::process::{Place, Replica, Sidecar};
+use crate::replicas::leader;
 use crate::token::{self, TestPod};
 
 /// How often the leader is killed; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
@@ -56,22 +57,9 @@ impl<'a> Managers<'a> {
         Self { cluster, arguments, replicas }
     }
 
-    /// Which leads, as soon as one does.
-    async fn leader(&self) -> usize {
-        let [one, two] = &self.replicas;
-        eventually("a leader", async || match [one.leads().await, two.leads().await] {
-            // They are asked one after the other: the lease may have passed on in between.
-            [true, true] if one.leads().await => panic!("both lead"),
-            [true, false] => Some(0),
-            [false, true] => Some(1),
-            _ => None,
-        })
-        .await
-    }
-
     /// Kills the one that leads, waits for the other to lead, and starts the first anew.
     async fn take_over(&mut self) {
-        let leader = self.leader().await;
+        let leader = eventually("a leader", async || leader(&self.replicas).await).await;
         self.replicas[leader].program().kill();
         let other = &self.replicas[1 - leader];
         eventually("the other to lead", async || other.leads().await.then_some(())).await;

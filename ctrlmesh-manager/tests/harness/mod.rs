@@ -25,9 +25,9 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
         definitions.patch(&definition.name_any(), &force, &Patch::Apply(&definition)).await?;
     }
     for definition in api::definitions() {
-        let kind = (&definition.spec.group, &definition.spec.names);
-        let version = &definition.spec.versions[0].name;
-        let path = format!("/apis/{}/{version}/{}?limit=1", kind.0, kind.1.plural);
+        let spec = definition.spec;
+        let (version, plural) = (&spec.versions[0].name, &spec.names.plural);
+        let path = format!("/apis/{}/{version}/{plural}?limit=1", spec.group);
         retry(|| async {
             let list = http::Request::get(&path).body(Vec::new())?;
             anyhow::Ok(client.request_text(list).await?)

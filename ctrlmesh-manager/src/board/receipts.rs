@@ -1,0 +1,120 @@
+//! What did the proxies make of what they were told?
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use tokio::sync::watch;
+
+use crate::pod::PodName;
+
+/// What a pod's proxy said last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Receipt {
+    /// The pod's UID.
+    pub uid: String,
+    /// The pod's node, where it is known.
+    pub node: Option<String>,
+    /// Who said it, by UID: of two proxies that take turns, each speaks for itself.
+    pub by: Arc<str>,
+    /// The epoch that is in force at the proxy.
+    pub epoch: u64,
+    /// The digest of the policy that it speaks of.
+    pub digest: u64,
+    /// Why the newest policy was refused, where it was.
+    pub refused: Option<String>,
+    /// Whether the proxy is connected.
+    pub connected: bool,
+    /// When it was last heard of.
+    pub last_contact: SystemTime,
+}
+
+/// What was heard of all pods.
+#[derive(Debug)]
+pub(super) struct Receipts {
+    by_pod: Mutex<BTreeMap<PodName, OfPod>>,
+    changed: watch::Sender<u64>,
+}
+
+/// What was heard of one pod, by the replica that heard it; by nothing what was heard here.
+type OfPod = BTreeMap<Option<Arc<str>>, Receipt>;
+
+// === impl Receipts ===
+
+impl Default for Receipts {
+    fn default() -> Self {
+        Self { by_pod: Mutex::default(), changed: watch::Sender::new(0) }
+    }
+}
+
+impl Receipts {
+    /// What the proxy of each pod said last.
+    pub(super) fn newest(&self) -> BTreeMap<PodName, Receipt> {
+        let by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), newest(all)?.clone()));
+        by_pod.iter().filter_map(newest).collect()
+    }
+
+    /// What proxies said to this replica.
+    pub(super) fn here(&self) -> BTreeMap<PodName, Receipt> {
+        let by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), all.get(&None)?.clone()));
+        by_pod.iter().filter_map(here).collect()
+    }
+
+    /// Changes whenever a receipt does.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Takes what a pod's proxy said to the replica `at`; nothing: to this one.
+    pub(super) fn take(&self, at: Option<&Arc<str>>, pod: &PodName, receipt: Receipt) {
+        let mut by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_pod = by_pod.entry(pod.clone()).or_default();
+        let before = of_pod.get(&at.cloned());
+        let another_serves =
+            before.is_some_and(|before| before.connected && before.by != receipt.by);
+        if another_serves && !receipt.connected {
+            // Its successor has taken over before it went.
+            return;
+        }
+        of_pod.insert(at.cloned(), receipt);
+        drop(by_pod);
+        self.change();
+    }
+
+    /// Nobody is connected to the replica `at` any more, from `now` on.
+    pub(super) fn lose(&self, at: &Arc<str>, now: SystemTime) {
+        let at = Some(at.clone());
+        let mut by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard = by_pod.values_mut().filter_map(|all| all.get_mut(&at));
+        for receipt in heard.filter(|receipt| receipt.connected) {
+            (receipt.connected, receipt.last_contact) = (false, now);
+        }
+        drop(by_pod);
+        self.change();
+    }
+
+    /// Of pods that are not among these, by UID, nothing is kept.
+    pub(super) fn keep(&self, uids: &HashMap<PodName, String>) {
+        let mut forgotten = false;
+        self.by_pod.lock().unwrap_or_else(PoisonError::into_inner).retain(|pod, receipts| {
+            let before = receipts.len();
+            receipts.retain(|_, receipt| uids.get(pod) == Some(&receipt.uid));
+            forgotten |= receipts.len() < before;
+            !receipts.is_empty()
+        });
+        if forgotten {
+            self.change();
+        }
+    }
+
+    fn change(&self) {
+        self.changed.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+/// What is known of a pod: where its proxy is connected, or else what was heard last.
+fn newest(receipts: &OfPod) -> Option<&Receipt> {
+    receipts.values().max_by_key(|receipt| (receipt.connected, receipt.last_contact))
+}
