@@ -12,7 +12,7 @@ use std::{env, fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_demo::steps::DEMO;
-use ctrlmesh_testbed::started;
+use ctrlmesh_testbed::{folder_prefix, started};
 use xtask::images::{self, Image};
 
 /// The variable that the demo gives all that it starts.
@@ -157,10 +157,7 @@ fn space(process: u32, kind: &&'static str) -> Option<(&'static str, u64)> {
 
 /// What the names begin with of all that one of these processes may keep.
 fn prefixes(keepers: &BTreeSet<u32>) -> Vec<String> {
-    let namespace = fs::metadata("/proc/self/ns/pid").map(|one| one.ino()).unwrap_or_default();
-    let both = |one: &u32| {
-        [format!("ctrlmesh-node-{one}-"), format!("ctrlmesh-testbed-{namespace}-{one}-")]
-    };
+    let both = |one: &u32| [format!("ctrlmesh-node-{one}-"), folder_prefix(*one)];
     keepers.iter().flat_map(both).collect()
 }
 

@@ -26,6 +26,6 @@ pub use client::{BoundToken, retry};
 pub use cluster::{Cluster, KUBECONFIG, Space};
 pub use control_plane::{ControlPlane, Options};
 pub use node::{Found, Node, Program, State};
-pub use supervise::started;
+pub use supervise::{folder_prefix, started};
 pub use tools::{Tools, ToolsError};
 pub use wait::{until, until_within};

@@ -118,7 +118,7 @@ impl Folder {
         sweep(all);
         let (number, process) = (MADE.fetch_add(1, Ordering::Relaxed), std::process::id());
         let start = started(process).unwrap_or_default();
-        let path = all.join(format!("{PREFIX}{}-{process}-{start}-{number}", namespace()));
+        let path = all.join(format!("{}{start}-{number}", folder_prefix(process)));
         let mut shell = Command::new("sh")
             .args(["-c", KEEP])
             .arg(&path)
@@ -151,6 +151,11 @@ impl Drop for Folder {
     fn drop(&mut self) {
         end(&mut self.shell);
     }
+}
+
+/// What the names of the folders begin with that a process keeps.
+pub fn folder_prefix(process: u32) -> String {
+    format!("{PREFIX}{}-{process}-", namespace())
 }
 
 /// When a process was started, in ticks since boot; nothing where it has ended and only waits to be buried.

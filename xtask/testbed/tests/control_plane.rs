@@ -1,14 +1,13 @@
 //! The bed itself: what it starts is real, and nothing of it stays.
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::{ControlPlane, Options};
+use ctrlmesh_testbed::{ControlPlane, Options, folder_prefix};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use kube::api::{Api, PostParams};
@@ -103,8 +102,7 @@ fn nothing_is_left_when_a_control_plane_is_dropped() -> Result<()> {
 fn nothing_is_left_when_the_process_is_killed_while_it_starts() -> Result<()> {
     for _ in 0..5 {
         let mut child = start("KILL")?;
-        let namespace = fs::metadata("/proc/self/ns/pid")?.ino();
-        let prefix = format!("ctrlmesh-testbed-{namespace}-{}-", child.0.id());
+        let prefix = folder_prefix(child.0.id());
         until("the folder to appear", || {
             Ok(folders()?.iter().any(|name| name.starts_with(&prefix)))
         })?;

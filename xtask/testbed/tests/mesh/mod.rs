@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options, until_within};
-use serde_json::Value;
+use serde_json::{Value, json};
 use xtask::images::{self, Image};
 
 /// Where it is deployed to.
@@ -76,6 +76,30 @@ pub(crate) fn ready(cluster: &Cluster) -> Result<()> {
         in_ours(cluster, &["rollout", "status", what, "--timeout=300s"])?;
     }
     Ok(())
+}
+
+/// Whether everything is asked for, and figures with it.
+pub(crate) fn full() -> bool {
+    std::env::var_os("CTRLMESH_TEST_FULL").is_some()
+}
+
+/// The pods of the nodes' proxies, the one that came last at the end.
+pub(crate) fn proxies(cluster: &Cluster) -> Result<Vec<Value>> {
+    let selector = "--selector=app.kubernetes.io/name=ctrlmesh-node";
+    let sorted = "--sort-by=.metadata.creationTimestamp";
+    let found = json(cluster, &["--namespace", NAMESPACE, "get", "pods", selector, sorted])?;
+    Ok(found["items"].as_array().context("pods")?.clone())
+}
+
+/// Whether a pod is told to end.
+pub(crate) fn is_ending(pod: &Value) -> bool {
+    !pod["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// Changes the template of the nodes' proxies.
+pub(crate) fn change_proxies(cluster: &Cluster, template: &Value) -> Result<()> {
+    let patch = json!({"spec": {"template": template}}).to_string();
+    in_ours(cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", &patch]).map(drop)
 }
 
 /// What kubectl answers.

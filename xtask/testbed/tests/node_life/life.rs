@@ -126,8 +126,7 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced() -> R
         }
         operator::none_restarted(&operator::pods(space)?)?;
         // Another version of it: the pod goes on, and so do its links.
-        let patch = r#"{"spec": {"template": {"metadata": {"annotations": {"version": "next"}}}}}"#;
-        in_ours(&cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", patch])?;
+        mesh::change_proxies(&cluster, &json!({"metadata": {"annotations": {"version": "next"}}}))?;
         goes_on(space, "during-the-update")?;
         mesh::ready(&cluster)?;
         in_ours(&cluster, &["rollout", "undo", "daemonset/ctrlmesh-node"])?;

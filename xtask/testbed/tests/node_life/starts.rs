@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use crate::life;
 use crate::mesh::delays::Delays;
 use crate::mesh::operator::{self, PLAIN, Wish, goes_on};
-use crate::mesh::{self, NAMESPACE, in_ours, until};
+use crate::mesh::{self, in_ours, until};
 
 /// How many pods start at once.
 const AT_ONCE: usize = 5;
 
 /// How often they do with each fault: 100 starts, or a tenth.
 fn rounds() -> usize {
-    if std::env::var_os("CTRLMESH_TEST_FULL").is_some() { 20 } else { 2 }
+    if mesh::full() { 20 } else { 2 }
 }
 
 /// Their names.
@@ -55,19 +55,10 @@ fn made(space: Space<'_>, before: &BTreeSet<String>) -> Result<()> {
     })
 }
 
-/// The node's proxies, the one that came last at the end.
-fn proxies(cluster: &Cluster) -> Result<Vec<Value>> {
-    let get = ["get", "pods", "--selector=app.kubernetes.io/name=ctrlmesh-node"];
-    let sorted = ["--sort-by=.metadata.creationTimestamp", "--namespace", NAMESPACE];
-    let found = mesh::json(cluster, &[&get[..], &sorted].concat())?;
-    Ok(found["items"].as_array().context("pods")?.clone())
-}
-
-/// Waits until the first of them is told to end.
+/// Waits until the first proxy of the node is told to end.
 fn told_to_end(cluster: &Cluster) -> Result<()> {
     until("a proxy to be told to end", || {
-        let told = |pod: &Value| !pod["metadata"]["deletionTimestamp"].is_null();
-        Ok(proxies(cluster)?.first().is_none_or(told).then_some(()))
+        Ok(mesh::proxies(cluster)?.first().is_none_or(mesh::is_ending).then_some(()))
     })
 }
 
@@ -76,27 +67,21 @@ fn kill(cluster: &Cluster) -> Result<()> {
     life::kill(cluster.node().context("a node")?, "ctrlmesh-proxy")
 }
 
-/// Changes the node's proxies.
-fn patch(cluster: &Cluster, template: &Value) -> Result<()> {
-    let patch = json!({"spec": {"template": template}}).to_string();
-    in_ours(cluster, &["patch", "daemonset/ctrlmesh-node", "--patch", &patch]).map(drop)
-}
-
 /// Pods are there before any proxy of the node: they believe nobody until one comes.
 fn before_the_proxy(space: Space<'_>, _: usize) -> Result<()> {
     let cluster = space.cluster();
-    patch(cluster, &json!({"spec": {"nodeSelector": {"nowhere": "yes"}}}))?;
+    mesh::change_proxies(cluster, &json!({"spec": {"nodeSelector": {"nowhere": "yes"}}}))?;
     told_to_end(cluster)?;
     // It would serve on until another one comes.
     kill(cluster)?;
-    until("the proxy to be gone", || Ok(proxies(cluster)?.is_empty().then_some(())))?;
+    until("the proxy to be gone", || Ok(mesh::proxies(cluster)?.is_empty().then_some(())))?;
     let before = begin(space)?;
     until("pods that nobody serves", || {
         let pods = operator::pods(space)?;
         let running = pods.iter().filter(|pod| pod["status"]["phase"] == "Running").count();
         Ok((running == AT_ONCE).then_some(()))
     })?;
-    patch(cluster, &json!({"spec": {"nodeSelector": {"nowhere": null}}}))?;
+    mesh::change_proxies(cluster, &json!({"spec": {"nodeSelector": {"nowhere": null}}}))?;
     begun(space, &before)
 }
 
@@ -115,7 +100,7 @@ fn while_it_is_killed(space: Space<'_>, _: usize) -> Result<()> {
 /// Another version of the proxy comes while they start, and the one before goes.
 fn while_it_is_updated(space: Space<'_>, round: usize) -> Result<()> {
     let version = json!({"metadata": {"annotations": {"version": format!("next-{round}")}}});
-    patch(space.cluster(), &version)?;
+    mesh::change_proxies(space.cluster(), &version)?;
     // It serves on until the next one does.
     told_to_end(space.cluster())?;
     let before = begin(space)?;

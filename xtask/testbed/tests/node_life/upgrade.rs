@@ -7,27 +7,19 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Space};
-use serde_json::Value;
+use serde_json::{Value, json};
 use xtask::images::{self, Image};
 
 use crate::mesh::client::{self, CLIENT};
 use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, PLAIN, goes_on};
-use crate::mesh::{self, NAMESPACE, in_ours, until};
+use crate::mesh::{self, in_ours, until};
 
-/// The pods of the node's proxies, the one that came last at the end.
-const PROXIES: [&str; 4] = [
-    "get",
-    "pods",
-    "--selector=app.kubernetes.io/name=ctrlmesh-node",
-    "--sort-by=.metadata.creationTimestamp",
-];
-
-/// The names of those that are there.
+/// The node's proxies that are there, as kubectl names them, the one that came last at the end.
 fn proxies(cluster: &Cluster) -> Result<Vec<String>> {
-    let names = in_ours(cluster, &[&PROXIES[..], &["--output=name"]].concat())?;
-    Ok(names.lines().map(str::to_owned).collect())
+    let name = |pod: &Value| Some(format!("pod/{}", pod["metadata"]["name"].as_str()?));
+    mesh::proxies(cluster)?.iter().map(|pod| name(pod).context("a name")).collect()
 }
 
 /// An open session: a command in one pod that runs in another by way of the proxy, until it is ended.
@@ -66,11 +58,9 @@ impl<'a> Session<'a> {
     fn outlives_the_update(mut self) -> Result<()> {
         let (space, cluster) = (self.space, self.space.cluster());
         let next = until("the proxy before to be told to end", || {
-            let get = [&["--namespace", NAMESPACE], &PROXIES[..]].concat();
-            let proxies = mesh::json(cluster, &get)?;
-            let told = |pod: &Value| !pod["metadata"]["deletionTimestamp"].is_null();
-            let pods = proxies["items"].as_array().context("pods")?;
-            let handing = pods.len() == 2 && told(&pods[0]) && !told(&pods[1]);
+            let pods = mesh::proxies(cluster)?;
+            let handing =
+                pods.len() == 2 && mesh::is_ending(&pods[0]) && !mesh::is_ending(&pods[1]);
             Ok(handing.then(|| pods[1]["metadata"]["name"].as_str().map(str::to_owned)).flatten())
         })?;
         until("the next proxy to listen", || {
@@ -110,12 +100,6 @@ impl<'a> Before<'a> {
         Ok(Self { space, knocked, proxies })
     }
 
-    /// Changes the node's proxies.
-    fn patch(&self, patch: &str) -> Result<()> {
-        let patch = ["patch", "daemonset/ctrlmesh-node", "--patch", patch];
-        in_ours(self.space.cluster(), &patch).map(drop)
-    }
-
     fn undo(&self) -> Result<()> {
         in_ours(self.space.cluster(), &["rollout", "undo", "daemonset/ctrlmesh-node"]).map(drop)
     }
@@ -142,17 +126,14 @@ impl<'a> Before<'a> {
 
     /// Has a version come that does not begin, and takes it back: who served serves on.
     fn broken(self) -> Result<Self> {
-        self.patch(
-            r#"{"spec": {"template": {"spec": {"containers": [{"name": "proxy", "command": ["/ctrlmesh-proxy", "nonsense"]}]}}}}"#,
-        )?;
         let cluster = self.space.cluster();
-        let get = ["get", "pods", "--selector=app.kubernetes.io/name=ctrlmesh-node"];
+        let broken = json!({"name": "proxy", "command": ["/ctrlmesh-proxy", "nonsense"]});
+        mesh::change_proxies(cluster, &json!({"spec": {"containers": [broken]}}))?;
         until("one that does not begin", || {
-            let pods = mesh::json(cluster, &[&["--namespace", NAMESPACE], &get[..]].concat())?;
-            let mut pods = pods["items"].as_array().context("pods")?.iter();
+            let pods = mesh::proxies(cluster)?;
             let restarts =
                 |pod: &Value| count(&pod["status"]["containerStatuses"][0], "restartCount");
-            Ok(pods.any(|pod| restarts(pod) > 0).then_some(()))
+            Ok(pods.iter().any(|pod| restarts(pod) > 0).then_some(()))
         })?;
         self.undo()?;
         mesh::ready(cluster)?;
@@ -177,7 +158,7 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
         knocks(space, true)?;
         let open = Session::open(space)?;
         let mut now = Before::of(space)?;
-        now.patch(r#"{"spec": {"template": {"metadata": {"annotations": {"version": "next"}}}}}"#)?;
+        mesh::change_proxies(&cluster, &json!({"metadata": {"annotations": {"version": "next"}}}))?;
         // A pod begins beside each of these.
         operator::renew(space)?;
         open.outlives_the_update()?;

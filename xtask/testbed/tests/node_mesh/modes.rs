@@ -15,12 +15,7 @@ use xtask::images::Image;
 use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, EVERYBODYS, PLAIN, Wish};
-use crate::mesh::{self, NAMESPACE, kubectl, until};
-
-/// Whether everything is asked for, and figures with it.
-fn full() -> bool {
-    std::env::var_os("CTRLMESH_TEST_FULL").is_some()
-}
+use crate::mesh::{self, NAMESPACE, full, kubectl, until};
 
 /// Starts pods again and again, five at once, until there were as many as are asked for: 100 of them, or a tenth.
 fn start_many(space: Space<'_>) -> Result<usize> {
