@@ -1,6 +1,6 @@
 //! One etcd and one kube-apiserver, and a kube-controller-manager where asked for.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::pki::Pki;
 use crate::supervise::{Folder, Supervised};
 use crate::tools::Tools;
-use crate::{access, etcd};
+use crate::{access, etcd, handshakes};
 
 /// How long the API server may take until it is ready. It takes 3 to 4 s on an idle machine.
 const READY_WITHIN: Duration = Duration::from_mins(2);
@@ -33,7 +33,7 @@ const OF_A_LONE_SERVER: [&str; 3] =
 /// What a control plane is to have beside the usual.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Whether every request is logged to [`ControlPlane::audit_log`]. Default no.
+    /// Whether every request is logged to [`ControlPlane::audit_log`], and who did not believe the server. Default no.
     pub audit: bool,
     /// Feature gates of the API server, as `Name=true`. Default none.
     pub feature_gates: Vec<String>,
@@ -195,6 +195,16 @@ impl ControlPlane {
         self.folder.path().join("audit.log")
     }
 
+    /// Who dialled the API server since it was started and did not believe it, each as often as that happened, where
+    /// [`Options::audit`] asked for it: of these no request came.
+    ///
+    /// # Errors
+    /// Where its log cannot be read.
+    pub fn unbelieving(&self) -> io::Result<Vec<IpAddr>> {
+        let log = fs::read(self.folder.path().join("kube-apiserver.log"))?;
+        Ok(handshakes::unbelieving(&String::from_utf8_lossy(&log)))
+    }
+
     /// Kills the API server and starts it anew, as it was, and waits until it is ready. What was watched ends.
     ///
     /// # Errors
@@ -343,6 +353,7 @@ fn apiserver(
         arguments.push(format!("--audit-log-path={}", folder.join("audit.log").display()));
         // In MB: it stays one file, in which everything is.
         arguments.push("--audit-log-maxsize=4000".to_owned());
+        arguments.push(handshakes::LOGGED.to_owned());
     }
     Ok(arguments)
 }

@@ -14,6 +14,8 @@ mod access;
 
 mod etcd;
 
+mod handshakes;
+
 mod control_plane;
 
 mod client;

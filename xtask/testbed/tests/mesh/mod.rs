@@ -5,6 +5,7 @@ pub(crate) mod client;
 pub(crate) mod delays;
 pub(crate) mod knocks;
 pub(crate) mod operator;
+pub(crate) mod past;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::life;
 use crate::mesh::delays::Delays;
 use crate::mesh::operator::{self, PLAIN, Wish, goes_on};
+use crate::mesh::past::Past;
 use crate::mesh::{self, in_ours, until};
 
 /// How many pods start at once.
@@ -67,7 +68,7 @@ fn kill(cluster: &Cluster) -> Result<()> {
     life::kill(cluster.node().context("a node")?, "ctrlmesh-proxy")
 }
 
-/// Pods are there before any proxy of the node: they believe nobody until one comes.
+/// Pods are there before any proxy of the node: they dial the API server itself, and do not believe it, until one comes.
 fn before_the_proxy(space: Space<'_>, _: usize) -> Result<()> {
     let cluster = space.cluster();
     mesh::change_proxies(cluster, &json!({"spec": {"nodeSelector": {"nowhere": "yes"}}}))?;
@@ -75,12 +76,15 @@ fn before_the_proxy(space: Space<'_>, _: usize) -> Result<()> {
     // It would serve on until another one comes.
     kill(cluster)?;
     until("the proxy to be gone", || Ok(mesh::proxies(cluster)?.is_empty().then_some(())))?;
+    let past = Past::from_now(space)?;
     let before = begin(space)?;
-    until("pods that nobody serves", || {
+    let pods = until("pods that nobody serves", || {
         let pods = operator::pods(space)?;
         let running = pods.iter().filter(|pod| pod["status"]["phase"] == "Running").count();
-        Ok((running == AT_ONCE).then_some(()))
+        Ok((running == AT_ONCE && names(&pods).is_disjoint(&before)).then_some(pods))
     })?;
+    // As it would be seen of those who dial past a proxy that is there.
+    past.everybody(&pods)?;
     mesh::change_proxies(cluster, &json!({"spec": {"nodeSelector": {"nowhere": null}}}))?;
     begun(space, &before)
 }
@@ -103,9 +107,11 @@ fn while_it_is_updated(space: Space<'_>, round: usize) -> Result<()> {
     mesh::change_proxies(space.cluster(), &version)?;
     // It serves on until the next one does.
     told_to_end(space.cluster())?;
+    let mut past = Past::from_now(space)?;
     let before = begin(space)?;
     begun(space, &before)?;
-    mesh::ready(space.cluster())
+    mesh::ready(space.cluster())?;
+    past.nobody(&operator::pods(space)?)
 }
 
 /// What is done to the proxy while pods start, in a round.

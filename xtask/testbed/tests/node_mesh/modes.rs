@@ -15,14 +15,17 @@ use xtask::images::Image;
 use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, EVERYBODYS, PLAIN, Wish};
+use crate::mesh::past::Past;
 use crate::mesh::{self, NAMESPACE, full, kubectl, until};
 
-/// Starts pods again and again, five at once, until there were as many as are asked for: 100 of them, or a tenth.
-fn start_many(space: Space<'_>) -> Result<usize> {
+/// Starts pods again and again, five at once, and looks at each of them, until there were as many as are asked for: 100 of
+/// them, or a tenth.
+fn start_many(space: Space<'_>, mut look: impl FnMut(&[Value]) -> Result<()>) -> Result<usize> {
     let mut seen = BTreeSet::new();
     loop {
         let pods = operator::pods(space)?;
         operator::none_restarted(&pods)?;
+        look(&pods)?;
         let uids = pods.iter().filter_map(|pod| pod["metadata"]["uid"].as_str());
         seen.extend(uids.map(str::to_owned));
         if seen.len() >= if full() { 100 } else { 10 } {
@@ -37,11 +40,12 @@ fn start_many(space: Space<'_>) -> Result<usize> {
 fn no_pod_is_restarted_and_no_request_passes_the_proxy_however_often_one_starts() -> Result<()> {
     let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
     mesh::shared().case("starts", |space| {
+        let mut past = Past::from_now(space)?;
         operator::deploy(space, Wish { replicas: 5, ..PLAIN })?;
         operator::own(space, "mine")?;
         operator::foreign(space, "foreign")?;
         operator::published(space, "mine")?;
-        let started = start_many(space)?;
+        let started = start_many(space, |pods| past.nobody(pods))?;
         ensure!(!operator::is_published(space, "foreign")?, "another's website was worked on");
         if space.cluster().node().is_some() {
             let requests = operator::all_came_from(space, &[mesh::address(space.cluster())?])?;
@@ -60,7 +64,7 @@ fn pods_that_are_not_enrolled_start_as_often_to_compare_with() -> Result<()> {
     let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
     mesh::shared().case("starts-plainly", |space| {
         operator::deploy(space, Wish { replicas: 5, enrolled: false, ..PLAIN })?;
-        start_many(space)?;
+        start_many(space, |_| Ok(()))?;
         if space.cluster().node().is_some() {
             Delays::of(space)?.say("not enrolled")?;
         }

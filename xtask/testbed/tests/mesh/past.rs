@@ -1,0 +1,90 @@
+//! Did a pod dial the API server past its proxy? It believes only the mesh's authority, so no request comes of it, and no audit
+//! log shows it; but the operator says that it does not believe who answered, and so does the API server.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_testbed::Space;
+use serde_json::Value;
+
+use super::until;
+
+/// What a Go client says whom the API server itself answered.
+const DISBELIEF: &str = "certificate signed by unknown authority";
+
+/// Looks from some moment on: an address may have been another pod's before.
+pub(crate) struct Past<'a> {
+    space: Space<'a>,
+    /// How often the API server had not been believed before.
+    before: usize,
+    /// Where the pods are, or were, of which none may dial past its proxy.
+    addresses: BTreeSet<IpAddr>,
+}
+
+// === impl Past ===
+
+impl<'a> Past<'a> {
+    /// From now on.
+    pub(crate) fn from_now(space: Space<'a>) -> Result<Self> {
+        let mut this = Self { space, before: 0, addresses: BTreeSet::new() };
+        this.before = this.unbelieving()?.len();
+        Ok(this)
+    }
+
+    /// Refuses that any of these pods, or of those before them, dialled past its proxy.
+    pub(crate) fn nobody(&mut self, pods: &[Value]) -> Result<()> {
+        ensure!(!pods.is_empty(), "no pod is there");
+        for pod in pods {
+            self.addresses.insert(address(pod)?);
+            let said = self.said(pod)?;
+            ensure!(said.is_empty(), "dialled past its proxy: {said:?}");
+        }
+        let unbelieving = self.unbelieving()?;
+        let past: Vec<&IpAddr> =
+            unbelieving.iter().filter(|from| self.addresses.contains(from)).collect();
+        ensure!(past.is_empty(), "dialled past their proxy: {past:?}");
+        Ok(())
+    }
+
+    /// Waits until each of these pods has dialled past its proxy, and both it and the API server have said so.
+    pub(crate) fn everybody(&self, pods: &[Value]) -> Result<()> {
+        for pod in pods {
+            let address = address(pod)?;
+            until("the pod to say that it does not believe the API server", || {
+                Ok((!self.said(pod)?.is_empty()).then_some(()))
+            })?;
+            until("the API server to say that it is not believed", || {
+                Ok(self.unbelieving()?.contains(&address).then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Who did not believe the API server since; where that is the user's, it is not known.
+    fn unbelieving(&self) -> Result<Vec<IpAddr>> {
+        let Some(node) = self.space.cluster().node() else { return Ok(Vec::new()) };
+        Ok(node.control_plane().unbelieving()?.split_off(self.before))
+    }
+
+    /// What the containers of a pod say of it, those that ended too.
+    fn said(&self, pod: &Value) -> Result<Vec<String>> {
+        let name = pod["metadata"]["name"].as_str().context("a pod's name")?;
+        let mut said = Vec::new();
+        let kinds = ["initContainerStatuses", "containerStatuses"];
+        for status in kinds.iter().filter_map(|kind| pod["status"][kind].as_array()).flatten() {
+            let container = status["name"].as_str().context("a container's name")?;
+            let ended = status["restartCount"] != 0;
+            for run in ["--previous=false", "--previous=true"].iter().take(1 + usize::from(ended)) {
+                let log = self.space.kubectl(&["logs", name, "--container", container, run])?;
+                let lines = log.lines().filter(|line| line.contains(DISBELIEF));
+                said.extend(lines.map(|line| format!("{name}/{container}: {line}")));
+            }
+        }
+        Ok(said)
+    }
+}
+
+fn address(pod: &Value) -> Result<IpAddr> {
+    Ok(pod["status"]["podIP"].as_str().context("a pod without address")?.parse()?)
+}
