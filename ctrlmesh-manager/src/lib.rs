@@ -39,3 +39,5 @@ pub mod migration;
 pub mod govern;
 pub mod admin;
 pub mod app;
+#[cfg(test)]
+mod deployed;
