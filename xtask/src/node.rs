@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::Subcommand;
 
 use crate::images::{self, Image};
-use crate::run::{cargo, is_root, run};
+use crate::run::{cargo, is_root};
 use crate::setup::{self, Purpose, Readiness};
 
 /// What to do with nodes.
@@ -55,6 +55,7 @@ pub fn run_wish(wish: &Wish) -> Result<ExitCode> {
         Wish::Status => drop(command.arg("status")),
         Wish::Kubeconfig => drop(command.arg("kubeconfig")),
     }
-    run(&mut command)?;
-    Ok(ExitCode::SUCCESS)
+    // Where it fails it has said why.
+    let status = command.status().context("start cargo")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

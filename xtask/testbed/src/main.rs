@@ -13,6 +13,9 @@ use clap::{Parser, Subcommand};
 use ctrlmesh_testbed::{Cluster, Found, Node, Options, State};
 use xtask::tools;
 
+/// Why a question for nodes has no answer.
+const NONE: &str = "no node is up: run `cargo xtask node up`";
+
 /// A real Kubernetes node on this machine, in namespaces of its own.
 #[derive(Parser)]
 struct Arguments {
@@ -52,6 +55,9 @@ fn main() -> Result<ExitCode> {
 
 /// Starts a process of its own session that holds the node, and waits until that says where the kubeconfig is.
 fn up(images: &[PathBuf]) -> Result<()> {
+    for other in Found::all()?.iter().filter(|node| node.is_held()) {
+        writeln!(stderr(), "{} is up already; `down` ends all", other.kubeconfig().display())?;
+    }
     let log = env::temp_dir().join(format!("ctrlmesh-node-up-{}.log", std::process::id()));
     let mut holder = Command::new("setsid")
         .arg(env::current_exe()?)
@@ -103,9 +109,11 @@ fn down() -> Result<()> {
 }
 
 fn status() -> Result<()> {
+    let all = Found::all()?;
+    ensure!(!all.is_empty(), NONE);
     let mut out = stdout().lock();
     writeln!(out, "{:<10} {:<9} kubeconfig", "state", "of")?;
-    for node in Found::all()? {
+    for node in all {
         let state = match node.state() {
             State::Ready => "ready",
             State::NotReady => "not ready",
@@ -121,6 +129,6 @@ fn kubeconfig() -> Result<()> {
     let held = Found::all()?.into_iter().filter(Found::is_held);
     let newest =
         held.max_by_key(|node| fs::metadata(node.kubeconfig()).and_then(|is| is.modified()).ok());
-    let Some(node) = newest else { bail!("no node is up: run `cargo xtask node up`") };
+    let Some(node) = newest else { bail!(NONE) };
     writeln!(stdout(), "{}", node.kubeconfig().display()).context("print the kubeconfig")
 }

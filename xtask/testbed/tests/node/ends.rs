@@ -142,21 +142,21 @@ fn parent(process: Option<u32>) -> Option<u32> {
 }
 
 /// What a node can leave behind.
-struct Traces {
+pub(crate) struct Traces {
     folder: PathBuf,
     /// Its network device on this machine.
     device: Option<String>,
 }
 
 impl Traces {
-    fn of(folder: &Path) -> Self {
+    pub(crate) fn of(folder: &Path) -> Self {
         let device = fs::read_to_string(folder.join("device")).unwrap_or_default();
         let device = device.split(' ').next().filter(|name| !name.is_empty()).map(str::to_owned);
         Self { folder: folder.to_owned(), device }
     }
 
     /// What there is of the node: processes, mounts, network devices and namespaces, cgroups, files.
-    fn found(&self) -> Result<Vec<String>> {
+    pub(crate) fn found(&self) -> Result<Vec<String>> {
         let name = self.folder.file_name().and_then(|name| name.to_str()).context("a name")?;
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc")? {

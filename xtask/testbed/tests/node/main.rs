@@ -13,6 +13,7 @@ use xtask::images::Image;
 #[path = "../starter/mod.rs"]
 mod starter;
 mod ends;
+mod commands;
 
 /// A pod that runs our probe.
 fn pod(name: &str, arguments: &str) -> String {
