@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod supervise;
+mod skip;
 mod tools;
 mod wait;
 
@@ -28,6 +29,7 @@ pub use client::{BoundToken, retry};
 pub use cluster::{Cluster, KUBECONFIG, Space};
 pub use control_plane::{ControlPlane, Options};
 pub use node::{Found, Node, Program, State};
+pub use skip::skipped;
 pub use supervise::{folder_prefix, started};
 pub use tools::{Tools, ToolsError};
 pub use wait::{until, until_within};

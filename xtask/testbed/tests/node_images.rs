@@ -5,7 +5,7 @@ use std::process::Command;
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::{Cluster, Space};
+use ctrlmesh_testbed::{Cluster, Space, skipped};
 use xtask::images::{self, Image};
 
 /// The largest archive, in bytes.
@@ -29,6 +29,7 @@ fn two_builds_of_an_image_are_equal_and_small() -> Result<()> {
 #[test]
 fn two_checkouts_give_the_same_images() -> Result<()> {
     if env::var_os("CTRLMESH_TEST_FULL").is_none() {
+        skipped("two_checkouts_give_the_same_images", "takes many minutes: only with --full")?;
         return Ok(());
     }
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
