@@ -10,6 +10,8 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use serde_json::{Value, json};
 use xtask::images::{self, Image};
 
+mod mesh;
+
 /// What the proxy cannot do without; it runs as root with these, and not privileged.
 const CAPABILITIES: [&str; 4] = ["BPF", "NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"];
 
@@ -219,13 +221,6 @@ fn an_operator_gets_its_share_and_no_request_of_it_passes_the_proxy_also_while_t
         let address = node.control_plane().url().trim_start_matches("https://");
         let address = address.split(':').next().context("an address")?;
         assert_eq!(sources(space, node)?, [address], "only the node's address: never the pod's");
-        let restarts = "jsonpath={.items[*].status.containerStatuses[*].restartCount}";
-        let restarts = space.kubectl(&["get", "pods", "-l", "app=operator", "-o", restarts])?;
-        if restarts != "0" {
-            // It ends by itself where it could not renew its lock for ten seconds.
-            let log = space.kubectl(&["logs", "--previous", "-l", "app=operator", "--tail=-1"])?;
-            ensure!(restarts == "1" && log.contains("leader election lost"), "{restarts}: {log}");
-        }
-        Ok(())
+        mesh::operator::restarted_for_the_lock_only(space)
     })
 }

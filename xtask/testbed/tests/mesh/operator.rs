@@ -179,7 +179,9 @@ pub(crate) fn none_restarted(pods: &[Value]) -> Result<()> {
 /// The same, where the proxy was away for a while: an operator ends by itself that could not renew its lock for ten
 /// seconds, which it says.
 pub(crate) fn restarted_for_the_lock_only(space: Space<'_>) -> Result<()> {
-    for pod in pods(space)? {
+    let pods = pods(space)?;
+    ensure!(!pods.is_empty(), "no pod is there");
+    for pod in pods {
         if none_restarted(std::slice::from_ref(&pod)).is_ok() {
             continue;
         }
