@@ -5,20 +5,18 @@ use ctrlmesh_testbed::Space;
 use serde_json::{Value, json};
 use xtask::images::Image;
 
+use super::operator::{self, Wish};
 use super::until;
 
 /// The API server, as pods know it, and whom they believe to be it.
 const ADDRESS: &str = "10.96.0.1:443";
 const CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
-/// A pod that makes connection after connection; one of the operator's, where it is enrolled.
-pub(crate) fn knocks(space: Space<'_>, enrolled: bool) -> Result<()> {
-    let labels = if enrolled {
-        json!({"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"})
-    } else {
-        json!({})
-    };
-    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "knocks", "labels": labels}, "spec": {
+/// A pod that makes connection after connection: where it is enrolled as is wished, one of the operator's.
+pub(crate) fn knocks(space: Space<'_>, wish: Option<Wish<'_>>) -> Result<()> {
+    let mut metadata = wish.map_or_else(|| json!({}), operator::metadata);
+    metadata["name"] = json!("knocks");
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {
         "terminationGracePeriodSeconds": 1,
         "containers": [{"name": "probe", "image": Image::Probe.name(), "args": ["knock", ADDRESS, CA]}]}});
     space.apply(&pod.to_string())?;
@@ -28,7 +26,8 @@ pub(crate) fn knocks(space: Space<'_>, enrolled: bool) -> Result<()> {
 
 /// What came of it so far.
 pub(crate) fn knocked(space: Space<'_>) -> Result<Value> {
-    let get = ["exec", "knocks", "--", "/probe", "get", "http://127.0.0.1:8080/"];
+    let get =
+        ["exec", "knocks", "--container", "probe", "--", "/probe", "get", "http://127.0.0.1:8080/"];
     Ok(serde_json::from_str(&space.kubectl(&get)?)?)
 }
 

@@ -32,6 +32,9 @@ pub(crate) struct Wish<'a> {
 /// One pod with the node's proxy.
 pub(crate) const PLAIN: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
 
+/// One pod with a proxy inside, to which the kernel sends what the operator dials.
+pub(crate) const INSIDE: Wish<'static> = Wish { annotations: &[("sidecar", "true")], ..PLAIN };
+
 /// Held by tests with an operator that works on everybody's websites; the others hold it together.
 pub(crate) static EVERYBODYS: RwLock<()> = RwLock::new(());
 
@@ -74,7 +77,8 @@ pub(crate) fn end(space: Space<'_>) -> Result<()> {
     space.kubectl(&gone).map(drop)
 }
 
-fn workload(wish: Wish<'_>) -> Value {
+/// The labels and annotations of a pod of the operator's.
+pub(crate) fn metadata(wish: Wish<'_>) -> Value {
     let mut labels = json!({"app": NAME});
     if wish.enrolled {
         labels["ctrlmesh.kusionstack.io/enable-proxy"] = json!("true");
@@ -82,6 +86,10 @@ fn workload(wish: Wish<'_>) -> Value {
     let annotation =
         |(key, value): &(&str, &str)| (format!("ctrlmesh.kusionstack.io/{key}"), json!(value));
     let annotations: serde_json::Map<_, _> = wish.annotations.iter().map(annotation).collect();
+    json!({"labels": labels, "annotations": annotations})
+}
+
+fn workload(wish: Wish<'_>) -> Value {
     let pod = json!({
         "serviceAccountName": NAME,
         "terminationGracePeriodSeconds": 5,
@@ -98,7 +106,7 @@ fn workload(wish: Wish<'_>) -> Value {
         "replicas": wish.replicas,
         "progressDeadlineSeconds": 600,
         "selector": {"matchLabels": {"app": NAME}},
-        "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}}})
+        "template": {"metadata": metadata(wish), "spec": pod}}})
 }
 
 /// Has its pods made anew, of which none may have been restarted: what is asked afterwards says nothing of them.

@@ -8,7 +8,8 @@ use ctrlmesh_testbed::{Cluster, Node, Program, Space};
 use serde_json::{Value, json};
 use xtask::images::Image;
 
-use crate::mesh::operator::{self, PLAIN, Wish, goes_on};
+use crate::mesh::operator::{self, INSIDE, PLAIN, Wish, goes_on};
+use crate::mesh::past::Past;
 use crate::mesh::{self, NAMESPACE, in_ours, kubectl, until};
 
 /// Where connections are taken in a pod's network namespace.
@@ -149,7 +150,7 @@ fn containers_of_enrolled_pods_restart(cluster: &Cluster) -> Result<()> {
         nothing_passed(space)
     })?;
     cluster.case("restarted-inside", |space| {
-        operator::deploy(space, Wish { annotations: &[("sidecar", "true")], ..PLAIN })?;
+        operator::deploy(space, INSIDE)?;
         goes_on(space, "first")?;
         for container in ["manager", "ctrlmesh-proxy"] {
             container_dies(space, container)?;
@@ -248,30 +249,70 @@ fn cut_and_look(cluster: &mut Cluster) -> Result<()> {
 #[test]
 fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left() -> Result<()> {
     let cluster = mesh::alone()?;
-    let node = cluster.node().context("a node")?;
-    cluster.case("removed", |space| {
-        operator::deploy(space, PLAIN)?;
-        goes_on(space, "first")?;
-        nothing_passed(space)?;
-        ensure!(!pins(node)?.is_empty(), "nothing is pinned while a pod is served");
-        ensure!(listens(space, node)?, "nobody listens while a pod is served");
-        let deploy = mesh::checkout("deploy").display().to_string();
-        // About ten seconds, but where the API server's finalizer of definitions meets a conflict, it looks again only
-        // when its informer resyncs: five minutes (`crd_finalizer.go`, `sync`; `apiserver.go`, kubernetes#138085).
-        kubectl(&cluster, &["delete", "--kustomize", &deploy, "--timeout=400s"])?;
-        until("the pins to go", || Ok(pins(node)?.is_empty().then_some(())))?;
-        until("the listeners to go", || Ok((!listens(space, node)?).then_some(())))?;
-        for kind in ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"] {
-            until("the labelling to go", || {
-                let left = kubectl(&cluster, &["get", kind, "--output=name"])?;
-                Ok((!left.contains("ctrlmesh")).then_some(()))
-            })?;
-        }
-        // Its next pods believe the API server again, and nobody is asked about them.
-        operator::change(space, Wish { replicas: 0, ..PLAIN })?;
-        operator::change(space, PLAIN)?;
-        operator::foreign(space, "later")?;
-        operator::published(space, "later")?;
-        operator::none_restarted(&operator::pods(space)?)
+    cluster.case("removed", |by_node| {
+        cluster.case("removed-inside", |inside| {
+            operator::deploy(by_node, PLAIN)?;
+            operator::deploy(inside, INSIDE)?;
+            for space in [by_node, inside] {
+                goes_on(space, "first")?;
+                operator::foreign(space, "foreign")?;
+            }
+            nothing_passed(by_node)?;
+            remove(by_node)?;
+            what_is_connected_inside_stays(inside)?;
+            works_directly(by_node, PLAIN)?;
+            works_directly(inside, INSIDE)
+        })
     })
+}
+
+/// Removes ctrlmesh, and waits until nothing of it is left.
+fn remove(space: Space<'_>) -> Result<()> {
+    let cluster = space.cluster();
+    let node = cluster.node().context("a node")?;
+    ensure!(!pins(node)?.is_empty(), "nothing is pinned while a pod is served");
+    ensure!(listens(space, node)?, "nobody listens while a pod is served");
+    let deploy = mesh::checkout("deploy").display().to_string();
+    // About ten seconds, but where the API server's finalizer of definitions meets a conflict, it looks again only
+    // when its informer resyncs: five minutes (`crd_finalizer.go`, `sync`; `apiserver.go`, kubernetes#138085).
+    kubectl(cluster, &["delete", "--kustomize", &deploy, "--timeout=400s"])?;
+    until("the pins to go", || Ok(pins(node)?.is_empty().then_some(())))?;
+    until("the listeners to go", || Ok((!listens(space, node)?).then_some(())))?;
+    for kind in ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"] {
+        until("the labelling to go", || {
+            let left = kubectl(cluster, &["get", kind, "--output=name"])?;
+            Ok((!left.contains("ctrlmesh")).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// What an operator has connected to the proxy inside its pod stays, and shows it no more than before: its share, or nothing,
+/// where the manager heard first that its ShardingConfig goes. What it dials from then on reaches the API server itself,
+/// which the pod does not believe.
+fn what_is_connected_inside_stays(space: Space<'_>) -> Result<()> {
+    let asked = || -> Result<usize> {
+        Ok(mesh::requests(space.cluster(), space.name(), operator::NAME)?.len())
+    };
+    let (before, mut past) = (asked()?, Past::from_now(space)?);
+    // It renews its lock every two seconds.
+    until("the operator to go on", || Ok((asked()? >= before + 3).then_some(())))?;
+    let pods = operator::pods(space)?;
+    operator::none_restarted(&pods)?;
+    past.nobody(&pods)?;
+    ensure!(!operator::is_published(space, "foreign")?, "another's website was worked on");
+    let uid = pods[0]["metadata"]["uid"].as_str().context("a UID")?;
+    kill_in(space.cluster().node().context("a node")?, uid, "ctrlmesh-proxy")?;
+    past.everybody(&pods)
+}
+
+/// Its next pods believe the API server again, and nobody is asked about them.
+fn works_directly(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
+    operator::change(space, Wish { replicas: 0, ..wish })?;
+    operator::change(space, wish)?;
+    for website in ["foreign", "later"] {
+        operator::foreign(space, website)?;
+        operator::published(space, website)?;
+    }
+    operator::none_restarted(&operator::pods(space)?)
 }

@@ -13,7 +13,8 @@ use xtask::images::{self, Image};
 use crate::mesh::client::{self, CLIENT};
 use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
-use crate::mesh::operator::{self, PLAIN, goes_on};
+use crate::mesh::operator::{self, INSIDE, PLAIN};
+use crate::mesh::past::Past;
 use crate::mesh::{self, in_ours, until};
 
 /// The node's proxies that are there, as kubectl names them, the one that came last at the end.
@@ -85,30 +86,71 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Operators that work: one of which the node's proxy takes what it dials, and one with a proxy inside, to which the
+/// kernel sends by what the node's attached.
+struct Operators<'a>([(Space<'a>, Past<'a>); 2]);
+
+// === impl Operators ===
+
+impl<'a> Operators<'a> {
+    fn deploy(spaces: [Space<'a>; 2]) -> Result<Self> {
+        let [by_node, inside] = spaces;
+        let mut this =
+            Self([(by_node, Past::from_now(by_node)?), (inside, Past::from_now(inside)?)]);
+        for (space, wish) in [(by_node, PLAIN), (inside, INSIDE)] {
+            operator::deploy(space, wish)?;
+            knocks(space, Some(wish))?;
+        }
+        this.go_on("first")?;
+        Ok(this)
+    }
+
+    /// Has a pod of each begin.
+    fn renew(&self) -> Result<()> {
+        self.0.iter().try_for_each(|(space, _)| operator::renew(*space))
+    }
+
+    /// Requires that each of them works, that none was restarted, and that none dialled past its proxy.
+    fn go_on(&mut self, name: &str) -> Result<()> {
+        for (space, past) in &mut self.0 {
+            operator::rolled_out(*space)?;
+            operator::goes_on(*space, name)?;
+            let pods = operator::pods(*space)?;
+            operator::none_restarted(&pods)?;
+            past.nobody(&pods)?;
+        }
+        Ok(())
+    }
+}
+
 /// What there is before something is done to the node's proxies.
 struct Before<'a> {
-    space: Space<'a>,
-    knocked: Value,
+    spaces: [Space<'a>; 2],
+    knocked: [Value; 2],
     proxies: Vec<String>,
 }
 
 // === impl Before ===
 
 impl<'a> Before<'a> {
-    fn of(space: Space<'a>) -> Result<Self> {
-        let (knocked, proxies) = (knocked(space)?, proxies(space.cluster())?);
-        Ok(Self { space, knocked, proxies })
+    fn of(spaces: [Space<'a>; 2]) -> Result<Self> {
+        let knocked = [knocked(spaces[0])?, knocked(spaces[1])?];
+        Ok(Self { spaces, knocked, proxies: proxies(spaces[0].cluster())? })
+    }
+
+    fn cluster(&self) -> &'a Cluster {
+        self.spaces[0].cluster()
     }
 
     fn undo(&self) -> Result<()> {
-        in_ours(self.space.cluster(), &["rollout", "undo", "daemonset/ctrlmesh-node"]).map(drop)
+        in_ours(self.cluster(), &["rollout", "undo", "daemonset/ctrlmesh-node"]).map(drop)
     }
 
     /// Waits until the node has another proxy, and only that; no connection may have failed meanwhile.
     fn replaced(self, what: &str) -> Result<Self> {
-        mesh::ready(self.space.cluster())?;
+        mesh::ready(self.cluster())?;
         until("the proxy before to be gone", || {
-            let now = proxies(self.space.cluster())?;
+            let now = proxies(self.cluster())?;
             Ok((now.len() == 1 && now != self.proxies).then_some(()))
         })?;
         self.none_failed(what)
@@ -116,17 +158,21 @@ impl<'a> Before<'a> {
 
     /// Refuses any connection that failed since.
     fn none_failed(self, what: &str) -> Result<Self> {
-        let now = Self::of(self.space)?;
-        let (before, after) = (&self.knocked, &now.knocked);
-        writeln!(stderr(), "{what}: {after}")?;
-        ensure!(count(after, "made") > count(before, "made"), "{what}: nobody knocked: {after}");
-        ensure!(count(after, "failed") == count(before, "failed"), "{what}: {before}, {after}");
+        let now = Self::of(self.spaces)?;
+        for (before, after) in self.knocked.iter().zip(&now.knocked) {
+            writeln!(stderr(), "{what}: {after}")?;
+            ensure!(
+                count(after, "made") > count(before, "made"),
+                "{what}: nobody knocked: {after}"
+            );
+            ensure!(count(after, "failed") == count(before, "failed"), "{what}: {before}, {after}");
+        }
         Ok(now)
     }
 
     /// Has a version come that does not begin, and takes it back: who served serves on.
     fn broken(self) -> Result<Self> {
-        let cluster = self.space.cluster();
+        let cluster = self.cluster();
         let broken = json!({"name": "proxy", "command": ["/ctrlmesh-proxy", "nonsense"]});
         mesh::change_proxies(cluster, &json!({"spec": {"containers": [broken]}}))?;
         until("one that does not begin", || {
@@ -151,37 +197,41 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
     for archive in images::build(&[Image::Kubectl], true)? {
         cluster.node().context("a node")?.load(&archive)?;
     }
-    cluster.case("updated", |space| {
-        operator::deploy(space, PLAIN)?;
-        client::deploy(space)?;
-        goes_on(space, "first")?;
-        knocks(space, true)?;
-        let open = Session::open(space)?;
-        let mut now = Before::of(space)?;
-        mesh::change_proxies(&cluster, &json!({"metadata": {"annotations": {"version": "next"}}}))?;
-        // A pod begins beside each of these.
-        operator::renew(space)?;
-        open.outlives_the_update()?;
-        operator::rolled_out(space)?;
-        goes_on(space, "during-the-update")?;
-        now = now.replaced("update")?;
-        now.undo()?;
-        operator::renewed(space)?;
-        goes_on(space, "during-the-rollback")?;
-        now = now.replaced("rollback")?;
-        goes_on(space, "after-the-rollback")?;
-        // One that somebody deletes serves on until the next one does.
-        in_ours(&cluster, &["delete", "--wait=false", &now.proxies[0]])?;
-        operator::renewed(space)?;
-        goes_on(space, "during-the-deletion")?;
-        now = now.replaced("deleted")?;
-        operator::none_restarted(&operator::pods(space)?)?;
-        // One that may not see any more whether it is removed is not removed.
-        in_ours(&cluster, &["delete", "rolebinding/ctrlmesh-node"])?;
-        in_ours(&cluster, &["delete", &now.proxies[0]])?;
-        Delays::of(space)?.say("while node proxies are replaced")?;
-        now.replaced("without rights")?.broken()?;
-        operator::none_restarted(&operator::pods(space)?)?;
-        operator::all_came_from(space, &[mesh::address(&cluster)?]).map(drop)
+    cluster.case("updated", |by_node| {
+        cluster.case("updated-inside", |inside| updated([by_node, inside]))
     })
+}
+
+fn updated(spaces: [Space<'_>; 2]) -> Result<()> {
+    let [by_node, inside] = spaces;
+    let cluster = by_node.cluster();
+    let mut operators = Operators::deploy(spaces)?;
+    client::deploy(by_node)?;
+    let open = Session::open(by_node)?;
+    let mut now = Before::of(spaces)?;
+    mesh::change_proxies(cluster, &json!({"metadata": {"annotations": {"version": "next"}}}))?;
+    // Pods begin beside each of these.
+    operators.renew()?;
+    open.outlives_the_update()?;
+    operators.go_on("during-the-update")?;
+    now = now.replaced("update")?;
+    now.undo()?;
+    operators.renew()?;
+    operators.go_on("during-the-rollback")?;
+    now = now.replaced("rollback")?;
+    operators.go_on("after-the-rollback")?;
+    // One that somebody deletes serves on until the next one does.
+    in_ours(cluster, &["delete", "--wait=false", &now.proxies[0]])?;
+    operators.renew()?;
+    operators.go_on("during-the-deletion")?;
+    now = now.replaced("deleted")?;
+    // One that may not see any more whether it is removed is not removed.
+    in_ours(cluster, &["delete", "rolebinding/ctrlmesh-node"])?;
+    in_ours(cluster, &["delete", &now.proxies[0]])?;
+    Delays::of(by_node)?.say("while node proxies are replaced")?;
+    now.replaced("without rights")?.broken()?;
+    operators.go_on("at-last")?;
+    // What a proxy inside asks comes from the pod's address, as what passes it would.
+    operator::all_asked_for_their_share(inside)?;
+    operator::all_came_from(by_node, &[mesh::address(cluster)?]).map(drop)
 }

@@ -205,7 +205,7 @@ fn a_pod_that_is_not_enrolled_works_beside_one_that_is_and_sees_everything() -> 
 
 /// Refuses connections of a pod that is not enrolled that the kernel programs, or whoever listens for them, had a part in.
 fn untouched(space: Space<'_>) -> Result<()> {
-    knocks(space, false)?;
+    knocks(space, None)?;
     let node = space.kubectl(&["get", "pod", "knocks", "--output=jsonpath={.spec.nodeName}"])?;
     let outcomes = || -> Result<u64> {
         let status = node_proxy(space, &node, &["intercept", "status", "--output=json"])?;
