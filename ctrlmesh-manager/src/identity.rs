@@ -29,6 +29,10 @@ mod claims;
 /// How long a review is believed; a pod that is deleted keeps its access for this long.
 const BELIEVED: Duration = Duration::from_mins(1);
 
+/// How long it may take until it is one's turn. Apart from the time for the answer: those who wait would else run out of it
+/// together, and come back to wait again.
+const TURN: Duration = Duration::from_secs(10);
+
 /// How long the API server may take.
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -46,6 +50,9 @@ const BAD: u32 = 30;
 
 /// Over which time they are counted.
 const PERIOD: Duration = Duration::from_mins(1);
+
+/// How often those that were quiet for that long are forgotten.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// How many reviews of [`AT_ONCE`] may be for one address.
 const OF_ONE: usize = 16;
@@ -104,7 +111,7 @@ pub struct Reviewer {
     known: Mutex<HashMap<Key, Remembered<Arc<Identity>>>>,
     refused: Mutex<HashMap<Key, Remembered<Nothing>>>,
     at_once: Semaphore,
-    by_address: Mutex<HashMap<IpAddr, OfOne>>,
+    by_address: Mutex<ByAddress>,
     asked: Counter,
 }
 
@@ -122,6 +129,14 @@ struct Remembered<T> {
 enum Nothing {
     Unknown,
     Unbound,
+}
+
+/// What came from whom lately.
+#[derive(Debug, Default)]
+struct ByAddress {
+    all: HashMap<IpAddr, OfOne>,
+    /// When those that were quiet for long were forgotten last; not each time, for there may be very many.
+    swept: Option<Instant>,
 }
 
 /// What came from one address lately.
@@ -211,9 +226,10 @@ impl Reviewer {
     }
 
     async fn review(&self, token: &str, key: Key) -> Result<Arc<Identity>, IdentityError> {
-        let reviewed = time::timeout(DEADLINE, self.ask(token))
-            .await
-            .map_err(|_elapsed| IdentityError::Late)??;
+        let late = |_elapsed| IdentityError::Late;
+        let turn = time::timeout(TURN, self.at_once.acquire()).await.map_err(late)?;
+        let reviewed = time::timeout(DEADLINE, self.ask(token)).await.map_err(late)??;
+        drop(turn);
         let until = Instant::now() + BELIEVED;
         match reviewed {
             Ok(identity) => {
@@ -235,7 +251,6 @@ impl Reviewer {
     }
 
     async fn ask(&self, token: &str) -> Result<Result<Identity, Nothing>, IdentityError> {
-        let _permit = self.at_once.acquire().await.map_err(|_closed| IdentityError::Late)?;
         self.asked.inc();
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -260,11 +275,9 @@ impl Reviewer {
     /// Where the reviews for `address` wait for each other.
     fn of_one(&self, address: IpAddr, now: Instant) -> Result<Arc<Semaphore>, IdentityError> {
         let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        by_address.retain(|_, one| {
-            now.duration_since(one.began) < PERIOD || Arc::strong_count(&one.under_way) > 1
-        });
+        by_address.sweep(now);
         let fresh = || OfOne { began: now, bad: 0, under_way: Arc::new(Semaphore::new(OF_ONE)) };
-        let one = by_address.entry(address).or_insert_with(fresh);
+        let one = by_address.all.entry(address).or_insert_with(fresh);
         if now.duration_since(one.began) >= PERIOD {
             (one.began, one.bad) = (now, 0);
         }
@@ -275,9 +288,24 @@ impl Reviewer {
 
     fn was_bad(&self, address: IpAddr) {
         let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(one) = by_address.get_mut(&address) {
+        if let Some(one) = by_address.all.get_mut(&address) {
             one.bad = one.bad.saturating_add(1);
         }
+    }
+}
+
+// === impl ByAddress ===
+
+impl ByAddress {
+    /// Forgets who was quiet for long.
+    fn sweep(&mut self, now: Instant) {
+        if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_EVERY) {
+            return;
+        }
+        self.swept = Some(now);
+        self.all.retain(|_, one| {
+            now.duration_since(one.began) < PERIOD || Arc::strong_count(&one.under_way) > 1
+        });
     }
 }
 

@@ -1,18 +1,20 @@
 //! Who is let in, and until when must it have proved itself?
 //!
 //! Every connection is TLS. Of those that have not proved themselves yet there are few at once, fewer from one address,
-//! and each has little time: who holds ten thousand connections open and says nothing keeps nobody else out. Where there
-//! is no room, the address that has the most gives way to the one that has fewer, proven or not: the API server proves
+//! and each has little time: who holds ten thousand connections open and says nothing keeps nobody else out. Ten thousand
+//! that come back together wait for their turn instead, before anything is spent on them: what is begun is to be ended in
+//! time. Where there is no room, the address that has the most gives way to the one that has fewer, proven or not: the API server proves
 //! nothing when it calls our webhooks, and neither may anybody else shut it out. One pod has few connections, whatever
 //! it proves.
 
-use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::time;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -23,14 +25,15 @@ use crate::drain::Drain;
 use crate::metrics::{Refusals, Refused};
 use crate::telemetry;
 
+mod places;
+
+use places::Places;
+
 /// How long TLS may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// How long to wait when the process has no file descriptor left for a connection.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
-
-/// How many connections one pod may have: one, while it comes back another one, and some that have not been found dead.
-const MOST_OF_ONE: usize = 8;
 
 /// How many there may be.
 #[derive(Clone, Copy, Debug)]
@@ -52,29 +55,20 @@ pub struct Listen {
 }
 
 #[derive(Debug, Default)]
-struct State(Mutex<Places>);
-
-#[derive(Debug, Default)]
-struct Places {
-    last: u64,
-    connections: usize,
-    unproven: usize,
-    by_address: HashMap<IpAddr, OfOne>,
-    by_pod: HashMap<String, usize>,
+struct State {
+    places: Mutex<Places>,
+    /// Told when one that had not proved itself has, or has gone.
+    freed: Notify,
 }
 
-/// The connections from one address, in the order in which they came.
-#[derive(Debug, Default)]
-struct OfOne {
-    places: BTreeMap<u64, Place>,
-    unproven: usize,
-}
-
-/// One connection.
-#[derive(Debug)]
-struct Place {
-    proven: bool,
-    leave: CancellationToken,
+/// Why a connection is not let in now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Full {
+    /// As many as may be have not proved themselves, none of them of an address that has more: it waits for its turn, and
+    /// those behind it in the kernel's queue.
+    Waits,
+    /// It would be one more of those that keep others out.
+    Yields,
 }
 
 /// A connection's right to be there; it ends with this.
@@ -110,7 +104,11 @@ impl Listen {
                 time::sleep(EXHAUSTED_PAUSE).await;
                 continue;
             };
-            let Some(admission) = self.admit(peer.ip()) else {
+            let admitted = tokio::select! {
+                () = drain.started() => return,
+                admitted = self.admit(peer.ip()) => admitted,
+            };
+            let Some(admission) = admitted else {
                 self.refusals.count(Refused::TooMany);
                 continue;
             };
@@ -132,27 +130,41 @@ impl Listen {
         }
     }
 
-    fn admit(&self, address: IpAddr) -> Option<Admission> {
+    /// Lets a connection in, at once or when there is room.
+    async fn admit(&self, address: IpAddr) -> Option<Admission> {
+        let wait = time::sleep(HANDSHAKE);
+        let mut wait = pin!(wait);
+        loop {
+            // Before it is looked: what is free from then on is not overlooked.
+            let freed = self.state.freed.notified();
+            match self.try_admit(address) {
+                Ok(admission) => return Some(admission),
+                Err(Full::Yields) => return None,
+                Err(Full::Waits) => {}
+            }
+            tokio::select! {
+                () = freed => {}
+                () = &mut wait => return None,
+            }
+        }
+    }
+
+    fn try_admit(&self, address: IpAddr) -> Result<Admission, Full> {
         let mut places = self.state.lock();
-        if places.count(address, true) >= self.limits.unproven_of_one {
-            return None;
+        let own = places.count(address, true);
+        if own >= self.limits.unproven_of_one {
+            return Err(Full::Yields);
         }
-        if places.unproven >= self.limits.unproven && !places.give_way(address, true)
-            || places.connections >= self.limits.connections && !places.give_way(address, false)
-        {
-            return None;
+        if places.total(true) >= self.limits.unproven && !places.give_way(address, true) {
+            return Err(if own == 0 { Full::Waits } else { Full::Yields });
         }
-        let leave = CancellationToken::new();
-        places.last += 1;
-        let number = places.last;
-        places.connections += 1;
-        places.unproven += 1;
-        let of_one = places.by_address.entry(address).or_default();
-        of_one.unproven += 1;
-        of_one.places.insert(number, Place { proven: false, leave: leave.clone() });
+        if places.total(false) >= self.limits.connections && !places.give_way(address, false) {
+            return Err(Full::Yields);
+        }
+        let (number, leave) = places.take(address);
         drop(places);
         let (state, pod) = (self.state.clone(), Mutex::default());
-        Some(Admission { state, address, number, leave, pod })
+        Ok(Admission { state, address, number, leave, pod })
     }
 }
 
@@ -190,6 +202,7 @@ impl Admission {
     /// The connection has proved itself, as far as anybody can here.
     pub fn prove(&self) {
         self.state.lock().prove(self.address, self.number);
+        self.state.freed.notify_one();
     }
 
     /// The connection has proved that it is that of the pod with this UID; false where the pod has too many.
@@ -217,14 +230,11 @@ impl Drop for Admission {
         let pod = self.pod.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let mut places = self.state.lock();
         drop(places.remove(self.address, self.number));
-        if let Some(pod) = pod
-            && let Some(count) = places.by_pod.get_mut(&pod)
-        {
-            *count -= 1;
-            if *count == 0 {
-                places.by_pod.remove(&pod);
-            }
+        if let Some(pod) = pod {
+            places.give_back_one_of(&pod);
         }
+        drop(places);
+        self.state.freed.notify_one();
     }
 }
 
@@ -232,80 +242,15 @@ impl Drop for Admission {
 
 impl State {
     fn lock(&self) -> MutexGuard<'_, Places> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// === impl Places ===
-
-impl Places {
-    /// How many `address` has; of those that are not proven only, if so asked.
-    fn count(&self, address: IpAddr, unproven: bool) -> usize {
-        self.by_address.get(&address).map_or(0, |of_one| of_one.count(unproven))
-    }
-
-    fn is_proven(&self, address: IpAddr, number: u64) -> bool {
-        let place = self.by_address.get(&address).and_then(|of_one| of_one.places.get(&number));
-        place.is_some_and(|place| place.proven)
-    }
-
-    /// Marks the place as that of one who has proved himself, if it is still his.
-    fn prove(&mut self, address: IpAddr, number: u64) {
-        let Some(of_one) = self.by_address.get_mut(&address) else { return };
-        if let Some(place) = of_one.places.get_mut(&number).filter(|place| !place.proven) {
-            place.proven = true;
-            of_one.unproven -= 1;
-            self.unproven -= 1;
-        }
-    }
-
-    /// Counts one more connection of the pod, where it may have one.
-    fn take_one_of(&mut self, pod: &str) -> bool {
-        let count = self.by_pod.entry(pod.to_owned()).or_default();
-        let room = *count < MOST_OF_ONE;
-        *count += usize::from(room);
-        room
-    }
-
-    /// Takes the oldest place of the address that has the most, where that is more than `address` would have with it.
-    fn give_way(&mut self, address: IpAddr, unproven: bool) -> bool {
-        let counts = self.by_address.iter().map(|(one, of_one)| (of_one.count(unproven), *one));
-        let most = counts.max().filter(|(most, _)| *most > self.count(address, unproven) + 1);
-        let Some((_, greedy)) = most else { return false };
-        let mut of_one = self.by_address[&greedy].places.iter();
-        let oldest = of_one.find(|(_, place)| !(unproven && place.proven)).map(|(one, _)| *one);
-        let place = oldest.and_then(|number| self.remove(greedy, number));
-        place.is_some_and(|place| {
-            place.leave.cancel();
-            true
-        })
-    }
-
-    fn remove(&mut self, address: IpAddr, number: u64) -> Option<Place> {
-        let of_one = self.by_address.get_mut(&address)?;
-        let place = of_one.places.remove(&number)?;
-        of_one.unproven -= usize::from(!place.proven);
-        if of_one.places.is_empty() {
-            self.by_address.remove(&address);
-        }
-        self.connections -= 1;
-        self.unproven -= usize::from(!place.proven);
-        Some(place)
-    }
-}
-
-// === impl OfOne ===
-
-impl OfOne {
-    /// How many there are; of those that are not proven only, if so asked.
-    fn count(&self, unproven: bool) -> usize {
-        if unproven { self.unproven } else { self.places.len() }
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
     use prometheus_client::registry::Registry;
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -318,29 +263,25 @@ mod tests {
     }
 
     fn is_empty(listen: &Listen) -> bool {
-        let places = listen.state.lock();
-        places.connections == 0
-            && places.unproven == 0
-            && places.by_address.is_empty()
-            && places.by_pod.is_empty()
+        listen.state.lock().is_empty()
     }
 
     #[test]
     fn who_has_not_proved_itself_keeps_nobody_else_out() {
         let listen = listen(Limits { connections: 6, unproven: 4, unproven_of_one: 2 });
         let [attacker, proxy] = [address(1), address(2)];
-        let held: Vec<_> = std::iter::from_fn(|| listen.admit(attacker)).take(9).collect();
+        let held: Vec<_> = std::iter::from_fn(|| listen.try_admit(attacker).ok()).take(9).collect();
         assert_eq!(held.len(), 2);
-        let honest = listen.admit(proxy).unwrap();
+        let honest = listen.try_admit(proxy).unwrap();
         honest.prove();
         honest.prove();
-        let more: Vec<_> = std::iter::from_fn(|| listen.admit(proxy)).take(9).collect();
+        let more: Vec<_> = std::iter::from_fn(|| listen.try_admit(proxy).ok()).take(9).collect();
         assert_eq!(more.len(), 2, "four in all have not");
         drop(held);
         more[0].prove();
-        let rest: Vec<_> = std::iter::from_fn(|| listen.admit(attacker)).take(9).collect();
+        let rest: Vec<_> = std::iter::from_fn(|| listen.try_admit(attacker).ok()).take(9).collect();
         assert_eq!(rest.len(), 2);
-        assert!(listen.admit(proxy).is_some(), "the sixth");
+        assert!(listen.try_admit(proxy).is_ok(), "the sixth");
         drop((honest, more, rest));
         assert!(is_empty(&listen));
     }
@@ -349,7 +290,7 @@ mod tests {
     fn where_there_is_no_room_the_address_that_has_most_gives_way() {
         let listen = listen(Limits { connections: 6, unproven: 4, unproven_of_one: 4 });
         let enter = |last| {
-            let admission = listen.admit(address(last))?;
+            let admission = listen.try_admit(address(last)).ok()?;
             admission.prove();
             Some(admission)
         };
@@ -362,20 +303,44 @@ mod tests {
         assert!(honest.iter().all(|one| !one.leave.is_cancelled()));
         drop((greedy, honest));
         assert!(is_empty(&listen));
-        let silent: Vec<_> = std::iter::from_fn(|| listen.admit(address(1))).take(9).collect();
-        let honest = listen.admit(address(2)).unwrap();
+        let silent: Vec<_> =
+            std::iter::from_fn(|| listen.try_admit(address(1)).ok()).take(9).collect();
+        let honest = listen.try_admit(address(2)).unwrap();
         assert!(silent[0].leave.is_cancelled() && !honest.leave.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_come_together_wait_for_their_turn_and_who_has_one_does_not() {
+        let listen = listen(Limits { connections: 9, unproven: 2, unproven_of_one: 2 });
+        let [first, second] = [1, 2].map(|last| listen.try_admit(address(last)).unwrap());
+        assert_eq!(listen.try_admit(address(1)).err(), Some(Full::Yields));
+        {
+            let mut third = pin!(listen.admit(address(3)));
+            assert!(third.as_mut().now_or_never().is_none());
+            first.prove();
+            let third = third.await.unwrap();
+            let mut fourth = pin!(listen.admit(address(4)));
+            assert!(fourth.as_mut().now_or_never().is_none());
+            drop(third);
+            assert!(fourth.await.is_some());
+        }
+        let _fifth = listen.try_admit(address(5)).unwrap();
+        let begun = Instant::now();
+        assert!(listen.admit(address(6)).await.is_none(), "nobody waits longer than a client does");
+        assert_eq!(begun.elapsed(), HANDSHAKE);
+        drop((first, second));
+        assert!(listen.admit(address(6)).await.is_some());
     }
 
     #[test]
     fn one_pod_has_few_connections_whatever_it_proves() {
         let listen = listen(Limits { connections: 100, unproven: 100, unproven_of_one: 100 });
         let enter = |pod: &str| {
-            let admission = listen.admit(address(1)).unwrap();
+            let admission = listen.try_admit(address(1)).unwrap();
             admission.prove_pod(pod).then_some(admission)
         };
         let many: Vec<_> = std::iter::from_fn(|| enter("a")).take(50).collect();
-        assert_eq!(many.len(), MOST_OF_ONE);
+        assert_eq!(many.len(), places::MOST_OF_ONE);
         assert!(many[0].prove_pod("a"), "each has proved itself once and for all");
         let other = enter("b").unwrap();
         drop(many);

@@ -5,8 +5,9 @@ use tracing::warn;
 
 use crate::listen::Limits;
 
-/// Proxies that have not proved themselves: they need milliseconds for that.
-const UNPROVEN: usize = 2048;
+/// Proxies that have not proved themselves. They need milliseconds for that where the API server has nothing else to do; so
+/// few that all can where it answers fifty a second.
+const UNPROVEN: usize = 512;
 
 /// The same, from one address.
 const UNPROVEN_OF_ONE: usize = 256;
@@ -47,9 +48,9 @@ mod tests {
             let limits = limits(proxies, open_files);
             (limits.connections, limits.unproven, limits.unproven_of_one)
         };
-        assert_eq!(of(20_000, 524_288), (20_000, 2048, 256));
-        assert_eq!(of(20_000, usize::MAX), (20_000, 2048, 256));
-        assert_eq!(of(20_000, 10_000), (7952, 1988, 256));
+        assert_eq!(of(20_000, 524_288), (20_000, 512, 256));
+        assert_eq!(of(20_000, usize::MAX), (20_000, 512, 256));
+        assert_eq!(of(20_000, 10_000), (7952, 512, 256));
         assert_eq!(of(20_000, 1024), (512, 128, 64));
         assert_eq!(of(100, 4096), (100, 25, 12));
         assert_eq!(of(1, 4096), (1, 1, 1));
