@@ -3,7 +3,7 @@
 //! Over HTTP/2 and TLS, believed by a certificate authority of its own, with the pod's token in every call. The token
 //! and the authority are read anew for each connection: both change under a proxy that runs for long.
 
-use std::future::Future;
+use std::future::{self, Future};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -132,17 +132,24 @@ impl Manager {
     /// # Errors
     /// Where the manager is not there, or not who it should be.
     pub async fn connect(&self, drain: &Drain) -> Result<Link, ConnectError> {
-        let tls = self.tls()?;
-        let authorization = self.authorization()?;
-        Box::pin(self.open(tls, authorization, drain)).await
+        Box::pin(self.open(None, drain)).await
     }
 
-    async fn open(
+    /// The same, over a connection to the manager that somebody else has made: from another address, say.
+    ///
+    /// # Errors
+    /// Where the manager is not who it should be.
+    pub async fn connect_over(
         &self,
-        tls: TlsConnector,
-        authorization: MetadataValue<Ascii>,
+        stream: TcpStream,
         drain: &Drain,
     ) -> Result<Link, ConnectError> {
+        Box::pin(self.open(Some(stream), drain)).await
+    }
+
+    async fn open(&self, made: Option<TcpStream>, drain: &Drain) -> Result<Link, ConnectError> {
+        let tls = self.tls()?;
+        let authorization = self.authorization()?;
         let Address { host, port } = &self.address;
         let unfit = || ConnectError::Host { host: host.clone() };
         let name = ServerName::try_from(host.clone()).map_err(|_unfit| unfit())?;
@@ -150,7 +157,11 @@ impl Manager {
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let origin = Uri::builder().scheme(Scheme::HTTPS).authority(authority).path_and_query("/");
         let origin = origin.build().map_err(|_unfit| unfit())?;
-        let stream = self.reach(&tls, &name).await.map_err(ConnectError::Connect)?;
+        let stream = match made {
+            Some(stream) => secured(future::ready(Ok(stream)), CONNECT, &tls, &name).await,
+            None => self.reach(&tls, &name).await,
+        };
+        let stream = stream.map_err(ConnectError::Connect)?;
         let mut http2 = http2::Builder::new(Tasks(drain.clone()));
         http2
             .timer(TokioTimer::new())

@@ -303,7 +303,7 @@ pub struct ShardingConfigStatus {
     pub ownership: Option<Ownership>,
     /// The pods of the shard. Absent or empty: it has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub pods: Vec<PodStatus>,
 }
 

@@ -13,6 +13,7 @@ mod compiled;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 mod pods;
+mod processor;
 mod proxies;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -21,6 +22,7 @@ use std::time::Duration;
 use cluster::{Cluster, Config, SYSTEM};
 use ctrlmesh_testbed::{ControlPlane, Options};
 use harness::running::Manager;
+use processor::Spent;
 use proxies::Proxies;
 use rustls::crypto::aws_lc_rs;
 use tokio::time::{self, Instant};
@@ -78,28 +80,37 @@ async fn measure(count: usize, changes: (usize, usize)) {
     let ca = cluster.authority().await;
     let idle = manager.resident_kilobytes().unwrap();
     let begun = Instant::now();
+    let before = Spent::now();
     let proxies = Proxies::start(&cluster.pods, address, &ca);
     connected(&manager, count).await;
     let mut measured = Measured { connected: begun.elapsed(), ..Measured::default() };
+    tell("all connected", &manager, &before).await;
     // Each has its first policy then.
     proxies.acknowledged(count).await;
+    let before = Spent::now();
     for round in 1..=changes.0 {
         let change = cluster.change(Config::large(), round);
-        measured.large.extend(changed(&proxies, change, cluster.large).await);
+        let times = changed(&proxies, change, cluster.large).await;
+        eprintln!("a large one: first {:.2?}, last {:.2?}", times[0], times[times.len() - 1]);
+        measured.large.extend(times);
     }
+    tell("large changes", &manager, &before).await;
+    let before = Spent::now();
     for number in 0..changes.1 {
         let change = cluster.change(Config::small(number), 1);
         measured.small.extend(changed(&proxies, change, cluster.each).await.last());
     }
+    tell("small changes", &manager, &before).await;
     measured.resident = (idle, manager.resident_kilobytes().unwrap());
     measured.bytes = proxies.bytes();
     manager.kill().unwrap();
-    let begun = Instant::now();
+    let (begun, before) = (Instant::now(), Spent::now());
     let manager = start(&plane, address);
     manager.address("proxies").await.unwrap();
     measured.started = begun.elapsed();
     connected(&manager, count).await;
     measured.back = begun.elapsed();
+    tell("all back", &manager, &before).await;
     measured.print(&cluster);
 }
 
@@ -123,6 +134,18 @@ async fn connected(manager: &Manager, count: usize) {
     }
 }
 
+/// Tells what all that took, on the way.
+async fn tell(what: &str, manager: &Manager, before: &Spent) {
+    let counted = async |name: &str| {
+        let name = format!("ctrlmesh_manager_{name}");
+        manager.counted(&name).await.unwrap_or_default()
+    };
+    let (reviews, refused) = (counted("token_reviews").await, counted("refused").await);
+    let spent = Spent::now().since(before);
+    let most = manager.most_kilobytes().unwrap_or_default() >> 10;
+    eprintln!("{what}: {spent}; {reviews} reviews, {refused} refused, at most {most} MB resident");
+}
+
 /// After how long each of the `count` proxies concerned has acknowledged a change, in this order.
 async fn changed(
     proxies: &Proxies,
@@ -142,7 +165,7 @@ impl Measured {
         self.small.sort();
         let at = |times: &[Duration], hundredths: usize| {
             let time = times[(times.len() - 1) * hundredths / 100];
-            format!("{time:.0?}")
+            format!("{time:.2?}")
         };
         let p = |times: &[Duration]| {
             format!("{} / {} / {}", at(times, 50), at(times, 99), at(times, 100))

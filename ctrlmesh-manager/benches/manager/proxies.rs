@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,7 @@ use ctrlmesh_proxy::channel::Manager;
 use ctrlmesh_proxy::drain::Drain;
 use prost::Message as _;
 use tempfile::TempDir;
+use tokio::net::TcpSocket;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{self, Instant};
@@ -22,6 +23,9 @@ use crate::pods::OnePod;
 
 /// The longest wait before coming back, as in the real one: doubled after each attempt, up to the second.
 const WAIT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(8));
+
+/// Where the first one comes from; each has an address of its own, as pods have.
+const FIRST: Ipv4Addr = Ipv4Addr::new(127, 1, 0, 1);
 
 /// How often it is looked whether all have acknowledged.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -42,12 +46,20 @@ struct Counted {
     acknowledged: Mutex<Vec<Instant>>,
 }
 
+/// One of them.
+struct Proxy {
+    manager: Manager,
+    to: SocketAddr,
+    from: IpAddr,
+    pod: OnePod,
+}
+
 impl Proxies {
     /// Starts one for each pod, of the manager at `address` that `ca` vouches for.
     pub(crate) fn start(pods: &[OnePod], address: SocketAddr, ca: &Path) -> Self {
         let folder = TempDir::new().unwrap();
         let (mut tasks, counted) = (JoinSet::new(), Arc::<Counted>::default());
-        for pod in pods {
+        for (number, pod) in (0_u32..).zip(pods) {
             let token = folder.path().join(&pod.uid);
             fs::write(&token, &pod.token).unwrap();
             let manager = Manager {
@@ -57,7 +69,9 @@ impl Proxies {
                 token,
                 state: folder.path().to_owned(),
             };
-            tasks.spawn(live(manager, pod.clone(), counted.clone()));
+            let from = Ipv4Addr::from_bits(FIRST.to_bits() + number).into();
+            let proxy = Proxy { manager, to: address, from, pod: pod.clone() };
+            tasks.spawn(live(proxy, counted.clone()));
         }
         Self { _tasks: tasks, _folder: folder, counted }
     }
@@ -83,25 +97,24 @@ impl Proxies {
     }
 }
 
-async fn live(manager: Manager, pod: OnePod, counted: Arc<Counted>) {
+async fn live(proxy: Proxy, counted: Arc<Counted>) {
     let mut known = None;
     let mut wait = WAIT.0;
     time::sleep(random(wait)).await;
     loop {
         let before = known.clone();
-        drop(follow(&manager, &pod, &mut known, &counted).await);
+        drop(follow(&proxy, &mut known, &counted).await);
         wait = if known == before { (wait * 2).min(WAIT.1) } else { WAIT.0 };
         time::sleep(random(wait)).await;
     }
 }
 
-async fn follow(
-    manager: &Manager,
-    pod: &OnePod,
-    known: &mut Option<Known>,
-    counted: &Counted,
-) -> anyhow::Result<()> {
-    let mut link = manager.connect(&Drain::default()).await?;
+async fn follow(proxy: &Proxy, known: &mut Option<Known>, counted: &Counted) -> anyhow::Result<()> {
+    let Proxy { manager, to, from, pod } = proxy;
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(*from, 0))?;
+    let stream = socket.connect(*to).await?;
+    let mut link = manager.connect_over(stream, &Drain::default()).await?;
     let (reports, outbound) = mpsc::channel(8);
     let id =
         PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
