@@ -221,11 +221,8 @@ impl Board {
 
     /// Of pods that are gone nothing is kept.
     fn forget_receipts(&self) {
-        let uids: HashMap<PodName, String> = {
-            let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
-            posted.by_pod.values().map(|one| (one.pod.clone(), one.uid.clone())).collect()
-        };
-        self.receipts.keep(&uids);
+        let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
+        self.receipts.keep(|pod, uid| posted.by_pod.get(pod).is_some_and(|one| one.uid == uid));
     }
 }
 

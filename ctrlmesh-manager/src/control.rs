@@ -39,6 +39,10 @@ pub const FIELD_MANAGER: &str = "ctrlmesh-manager";
 /// How often it is looked whether the proxies have said something, or this replica has become the leader.
 const PERIOD: Duration = Duration::from_millis(500);
 
+/// How many times as long as it took to find out what has to be written nobody looks again, where no proxy waits for it: of
+/// thousands of pods there is something new all the time.
+const RESTS: u32 = 4;
+
 /// For how long after this replica has begun to write it is not taken for certain that it has heard all proxies.
 const BEGINS: Duration = Duration::from_mins(1);
 
@@ -94,7 +98,7 @@ where
         let mut desk = Desk::default();
         let mut under_way = FuturesUnordered::new();
         let mut ticks = time::interval(PERIOD);
-        let mut since = None;
+        let (mut since, mut looked) = (None, None);
         loop {
             // What waits is decided anew whenever there is something new, not only once all of it is written.
             let mut looks = true;
@@ -114,13 +118,16 @@ where
             }
             if !(self.may_write)() {
                 desk.clear();
-                since = None;
+                (since, looked) = (None, None);
                 continue;
             }
             let since = *since.get_or_insert_with(Instant::now);
             let plan = plans.borrow_and_update().clone();
-            if let Some(plan) = plan.filter(|_| looks) {
+            let rests = looked.is_some_and(|until| Instant::now() < until);
+            if let Some(plan) = plan.filter(|plan| looks && (!rests || plan.waits())) {
+                let begun = Instant::now();
                 self.decide(plan, &mut desk, since);
+                looked = Some(Instant::now() + begun.elapsed() * RESTS);
             }
             while let Some(write) = desk.next() {
                 under_way.push(self.attempt(write).boxed());

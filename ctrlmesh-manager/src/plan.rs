@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::{task, time};
+use tokio::task;
+use tokio::time::{self, Instant};
 use tracing::{error, warn};
 
 use crate::cache::{Cache, Snapshot};
@@ -16,7 +17,8 @@ use crate::compile::{self, Compiled, Told};
 use crate::drain::Drain;
 use crate::pod::PodName;
 
-/// How long changes are gathered before they are compiled: a rollout is many at once.
+/// How long changes are gathered before they are compiled: a rollout is many at once. Where compiling has just taken longer,
+/// as long as that: of thousands of pods something changes all the time.
 const GATHER: Duration = Duration::from_millis(20);
 
 /// What follows.
@@ -28,6 +30,13 @@ pub struct Plan {
     pub compiled: Compiled,
     /// What proxies may be told now.
     pub told: Arc<BTreeMap<PodName, Told>>,
+}
+
+impl Plan {
+    /// Whether proxies wait for something to be written.
+    pub fn waits(&self) -> bool {
+        self.compiled.operators.values().any(|record| !record.written)
+    }
 }
 
 /// The newest plan. Until the cache has seen everything once, there is none.
@@ -47,6 +56,7 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
     let mut troubles = Vec::new();
     loop {
         changes.mark_unchanged();
+        let begun = Instant::now();
         let snapshot = cache.snapshot();
         let before = Arc::clone(&told);
         // Compiling for thousands of pods takes longer than others should have to wait.
@@ -60,10 +70,11 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
             }
             Err(error) => error!(%error, "compiling failed; the last plan stays"),
         }
+        let rests_until = Instant::now() + begun.elapsed();
         if changes.changed().await.is_err() {
             return;
         }
-        time::sleep(GATHER).await;
+        time::sleep_until(rests_until.max(Instant::now() + GATHER)).await;
     }
 }
 

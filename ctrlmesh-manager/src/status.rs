@@ -65,9 +65,15 @@ pub enum Unlabelled {
     Beside(String),
 }
 
-/// The pods of each shard, by the `NAMESPACE/NAME` of its operator and its own name: a shard by itself may be called as
-/// one of a root's.
-pub type Pods<'a> = BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a Told)>>;
+/// What is looked for again and again in a plan.
+#[derive(Debug, Default)]
+pub struct Found<'a> {
+    /// The pods of each shard, by the `NAMESPACE/NAME` of its operator and its own name: a shard by itself may be called
+    /// as one of a root's.
+    pods: BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a Told)>>,
+    /// The roots, by namespace.
+    roots: BTreeMap<Option<&'a str>, Vec<&'a ShardingConfig>>,
+}
 
 /// What a condition says.
 struct Verdict {
@@ -95,30 +101,50 @@ impl Contact {
     }
 }
 
-/// The pods of each shard in `plan`.
-pub fn pods(plan: &Plan) -> Pods<'_> {
-    let mut pods = Pods::new();
-    for member in &plan.snapshot.members {
-        let Some(told) = plan.compiled.policies.get(&member.name) else { continue };
-        let (Some(operator), Some(shard)) = (&told.operator, &told.shard) else { continue };
-        pods.entry((operator, shard)).or_default().push((member, told));
+// === impl Found ===
+
+impl<'a> Found<'a> {
+    /// In `plan`.
+    pub fn of(plan: &'a Plan) -> Self {
+        let mut found = Self::default();
+        for member in &plan.snapshot.members {
+            let Some(told) = plan.compiled.policies.get(&member.name) else { continue };
+            let (Some(operator), Some(shard)) = (&told.operator, &told.shard) else { continue };
+            found.pods.entry((operator, shard)).or_default().push((member, told));
+        }
+        for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
+            found.roots.entry(root.metadata.namespace.as_deref()).or_default().push(root);
+        }
+        found
     }
-    pods
+
+    /// The `NAMESPACE/NAME` of the root that made `config`.
+    fn root(&self, config: &ShardingConfig) -> Option<String> {
+        if config.spec.root.is_some() {
+            return None;
+        }
+        let namespace = config.metadata.namespace.as_deref();
+        let near = self.roots.get(&namespace).into_iter().flatten();
+        let root = near.copied().find(|root| shard::is_of(root, config))?;
+        let name = root.metadata.name.as_deref().unwrap_or_default();
+        Some(format!("{}/{name}", namespace.unwrap_or_default()))
+    }
 }
 
 /// The status of `config`, one of the plan's; what nothing new is known of stays.
 pub fn of(
     config: &ShardingConfig,
     plan: &Plan,
-    pods: &Pods<'_>,
+    found: &Found<'_>,
     facts: Facts<'_>,
 ) -> ShardingConfigStatus {
-    let before = config.status.clone().unwrap_or_default();
+    let nothing = ShardingConfigStatus::default();
+    let before = config.status.as_ref().unwrap_or(&nothing);
     let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
     let name = config.metadata.name.as_deref().unwrap_or_default();
     let full_name = format!("{namespace}/{name}");
     let record = plan.compiled.operators.get(&full_name);
-    let root = root(config, plan);
+    let root = found.root(config);
     let root_record = root.as_ref().and_then(|root| plan.compiled.operators.get(root));
     let shards: Vec<(&str, &str)> = match record {
         Some(record) if !record.shards.is_empty() => {
@@ -129,14 +155,19 @@ pub fn of(
             operators.map(|operator| (operator, name)).collect()
         }
     };
-    let of_shards = shards.iter().filter_map(|shard| pods.get(shard));
+    let of_shards = shards.iter().filter_map(|shard| found.pods.get(shard));
     let all: Vec<(&Member, &Told)> = of_shards.flatten().copied().collect();
     let is_root = config.spec.root.is_some();
     let mut status = ShardingConfigStatus {
         observed_generation: config.metadata.generation,
         is_root: Some(is_root),
         pods: if is_root { Vec::new() } else { pod_statuses(&all, &before.pods, facts) },
-        ..before.clone()
+        conditions: Vec::new(),
+        epoch: before.epoch,
+        policy_digest: before.policy_digest.clone(),
+        changed_at: before.changed_at.clone(),
+        root: before.root.clone(),
+        ownership: before.ownership.clone(),
     };
     match (record, root_record) {
         (Some(record), _) => write(record, &mut status),
@@ -159,24 +190,6 @@ pub fn of(
         .map(|(kind, verdict)| condition(kind, verdict, config, &before.conditions, facts.now))
         .into();
     status
-}
-
-/// The `NAMESPACE/NAME` of the root that made `config`.
-fn root(config: &ShardingConfig, plan: &Plan) -> Option<String> {
-    if config.spec.root.is_some() {
-        return None;
-    }
-    let namespace = config.metadata.namespace.as_deref();
-    let mut near =
-        plan.snapshot.configs.iter().filter(|root| {
-            root.spec.root.is_some() && root.metadata.namespace.as_deref() == namespace
-        });
-    let root = near.find(|root| shard::is_of(root, config))?;
-    Some(format!(
-        "{}/{}",
-        namespace.unwrap_or_default(),
-        root.metadata.name.as_deref().unwrap_or_default()
-    ))
 }
 
 /// What a root, or a ShardingConfig that stands by itself, says of its operator.

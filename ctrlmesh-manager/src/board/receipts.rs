@@ -1,6 +1,6 @@
 //! What did the proxies make of what they were told?
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -95,12 +95,12 @@ impl Receipts {
         self.change();
     }
 
-    /// Of pods that are not among these, by UID, nothing is kept.
-    pub(super) fn keep(&self, uids: &HashMap<PodName, String>) {
+    /// Of pods that are not there, by name and UID, nothing is kept.
+    pub(super) fn keep(&self, is_there: impl Fn(&PodName, &str) -> bool) {
         let mut forgotten = false;
         self.by_pod.lock().unwrap_or_else(PoisonError::into_inner).retain(|pod, receipts| {
             let before = receipts.len();
-            receipts.retain(|_, receipt| uids.get(pod) == Some(&receipt.uid));
+            receipts.retain(|_, receipt| is_there(pod, &receipt.uid));
             forgotten |= receipts.len() < before;
             !receipts.is_empty()
         });

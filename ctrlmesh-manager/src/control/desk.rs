@@ -26,6 +26,10 @@ const LABEL: &str = "label";
 /// How long an object is left alone after it was written.
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// How much longer for each pod of a status, before what nobody waits for is said: each time all of it is written, stored
+/// and sent to whoever watches.
+const EACH_POD: Duration = Duration::from_millis(1);
+
 /// How long is waited after a write that failed, at first and at most. At first as long as after any: one whose answer was
 /// lost may stand there.
 const RETRY: (Duration, Duration) = (PERIOD, Duration::from_secs(30));
@@ -65,6 +69,8 @@ type Key = (&'static str, String);
 struct Pace {
     failures: u32,
     not_before: Instant,
+    /// How much longer what nobody waits for is left.
+    longer: Duration,
 }
 
 // === impl Desk ===
@@ -86,7 +92,7 @@ impl Desk {
     pub(super) fn take(&mut self, plan: Arc<Plan>, seen: Seen, writes: Vec<Write>, now: Instant) {
         let keys: BTreeSet<Key> = writes.iter().map(key).collect();
         // What need not be written any more is not remembered either.
-        self.paces.retain(|key, pace| keys.contains(key) || now < pace.not_before);
+        self.paces.retain(|key, pace| keys.contains(key) || now < pace.ends(false));
         (self.decided, self.due) = (Some((plan, seen)), Some(now + LOOK_AGAIN));
         self.first.clear();
         // Which shard a pod is of is decided by the labels of the others: while some are on their way, no others are given.
@@ -95,7 +101,7 @@ impl Desk {
         self.later.retain(|write| labels && is_label(write));
         for write in writes.into_iter().filter(|write| !(labels && is_label(write))) {
             let key = key(&write);
-            let later = self.paces.get(&key).map(|pace| pace.not_before);
+            let later = self.paces.get(&key).map(|pace| pace.ends(write.decides()));
             match later.filter(|later| now < *later) {
                 // When it is done, it is looked again.
                 _ if self.busy.contains_key(&key) => {}
@@ -132,7 +138,9 @@ impl Desk {
                 (failures.saturating_add(1), wait)
             }
         };
-        self.paces.insert(key, Pace { failures, not_before: now + wait });
+        let longer =
+            if outcome == Outcome::Written { EACH_POD * pods(write) } else { Duration::ZERO };
+        self.paces.insert(key, Pace { failures, not_before: now + wait, longer });
         // Even what was written is looked at again: something else may have had to be written meanwhile.
         self.look_again(now + wait);
     }
@@ -149,6 +157,21 @@ impl Desk {
     }
 }
 
+// === impl Pace ===
+
+impl Pace {
+    fn ends(&self, decides: bool) -> Instant {
+        if decides { self.not_before } else { self.not_before + self.longer }
+    }
+}
+
+/// Of how many pods it says something.
+fn pods(write: &Write) -> u32 {
+    let Write::Status { config, .. } = write else { return 0 };
+    let pods = config.status.as_ref().map_or(0, |status| status.pods.len());
+    u32::try_from(pods).unwrap_or(u32::MAX)
+}
+
 fn is_label(write: &Write) -> bool {
     write.what() == LABEL
 }
@@ -159,7 +182,9 @@ fn key(write: &Write) -> Key {
 
 #[cfg(test)]
 mod tests {
-    use ctrlmesh_common::api::{ShardingConfig, ShardingConfigSpec};
+    use ctrlmesh_common::api::{
+        PodStatus, ShardingConfig, ShardingConfigSpec, ShardingConfigStatus,
+    };
 
     use super::*;
     use crate::pod::PodName;
@@ -246,6 +271,35 @@ mod tests {
         assert_eq!(desk.next(), None, "room is kept");
         desk.done(&write("slow-0"), Outcome::Written, now);
         assert_eq!(desk.next(), Some(write("other")));
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_said_of_many_pods_less_often() {
+        let status = |pods: usize, decides| {
+            let mut config = config("many");
+            let pod =
+                PodStatus { name: "p".to_owned(), node: None, epoch: None, last_contact: None };
+            let pods = vec![pod; pods];
+            config.status = Some(ShardingConfigStatus { pods, ..ShardingConfigStatus::default() });
+            Write::Status { config, decides, news: Vec::new() }
+        };
+        let next = |desk: &mut Desk, write: Write, now| {
+            desk.take(Arc::default(), Seen::default(), vec![write], now);
+            desk.next()
+        };
+        let begins = Instant::now();
+        for (pods, after) in [(0, PERIOD), (5000, PERIOD + EACH_POD * 5000)] {
+            for decides in [true, false] {
+                let mut desk = Desk::default();
+                assert!(next(&mut desk, status(pods, true), begins).is_some());
+                desk.done(&status(pods, true), Outcome::Written, begins);
+                let after = if decides { PERIOD } else { after };
+                let early = begins + after - Duration::from_millis(1);
+                assert_eq!(next(&mut desk, status(pods, decides), early), None);
+                assert_eq!(desk.due, Some(begins + after), "it is looked again");
+                assert!(next(&mut desk, status(pods, decides), begins + after).is_some());
+            }
+        }
     }
 
     #[test]

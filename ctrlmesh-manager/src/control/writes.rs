@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use crate::plan::Plan;
 use crate::pod::{Member, PodName};
 use crate::shard;
-use crate::status::{self, Contact, Facts, Unlabelled};
+use crate::status::{self, Contact, Facts, Found, Unlabelled};
 
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,9 +78,9 @@ pub fn writes(plan: &Plan, seen: &Seen, now: Timestamp) -> Vec<Write> {
     let unlabelled = seen.unlabelled.as_ref();
     let (contacts, begins) = (&seen.contacts, seen.begins);
     let facts = Facts { contacts, conflicts: &conflicts, unlabelled, begins, now };
-    let pods = status::pods(plan);
+    let found = Found::of(plan);
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
-        let status = status::of(config, plan, &pods, facts);
+        let status = status::of(config, plan, &found, facts);
         if config.status.as_ref() != Some(&status) {
             let news = news(config.status.as_ref(), &status);
             let before = config.status.as_ref().and_then(|before| before.epoch);
@@ -95,9 +95,9 @@ pub fn writes(plan: &Plan, seen: &Seen, now: Timestamp) -> Vec<Write> {
 /// The shards of all roots; `conflicts` gets what stands in their way.
 fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Write> {
     let labelling = &plan.snapshot.scheme.in_force;
-    let mut by_namespace: BTreeMap<Option<&String>, Vec<ShardingConfig>> = BTreeMap::new();
+    let mut by_namespace: BTreeMap<Option<&String>, Vec<&ShardingConfig>> = BTreeMap::new();
     for config in &plan.snapshot.configs {
-        by_namespace.entry(config.metadata.namespace.as_ref()).or_default().push(config.clone());
+        by_namespace.entry(config.metadata.namespace.as_ref()).or_default().push(config);
     }
     let mut writes = Vec::new();
     for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
@@ -109,7 +109,9 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
         }
         let near = by_namespace.get(&root.metadata.namespace.as_ref());
         let near = near.map_or(&[][..], Vec::as_slice);
-        let there = |name: &str| near.iter().find(|one| one.metadata.name.as_deref() == Some(name));
+        let there = |name: &str| {
+            near.iter().copied().find(|one| one.metadata.name.as_deref() == Some(name))
+        };
         let changes = shard::changes(root, &wanted, near);
         writes.extend(changes.apply.into_iter().map(|mut config| {
             let there = there(config.metadata.name.as_deref().unwrap_or_default());

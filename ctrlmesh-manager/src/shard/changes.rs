@@ -41,9 +41,9 @@ pub enum Conflict {
 }
 
 /// Compares the ShardingConfigs of the root's namespace with the shards that it should have.
-pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[ShardingConfig]) -> Changes {
+pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[&ShardingConfig]) -> Changes {
     let by_name: BTreeMap<&str, &ShardingConfig> =
-        existing.iter().map(|config| (name(config), config)).collect();
+        existing.iter().map(|config| (name(config), *config)).collect();
     let mut changes = Changes::default();
     for shard in wanted {
         match by_name.get(shard.share.name.as_str()) {

@@ -38,6 +38,10 @@ fn error(rule: &str) -> String {
     divide(&root(rule), &Labelling::default(), &BTreeSet::new()).unwrap_err().to_string()
 }
 
+fn refs(configs: &[ShardingConfig]) -> Vec<&ShardingConfig> {
+    configs.iter().collect()
+}
+
 #[test]
 fn shards_are_called_and_linked_as_the_predecessors() {
     let shards = shards(
@@ -320,10 +324,10 @@ fn a_shard_that_is_as_it_should_be_is_left_alone() {
     let rule = "auto: {shardingSize: 2, everyShardReplicas: 1}";
     let wanted = shards(rule, &[]);
     let existing: Vec<ShardingConfig> = wanted.iter().map(|shard| shard.config.clone()).collect();
-    assert_eq!(changes(&root(rule), &wanted, &existing), Changes::default());
+    assert_eq!(changes(&root(rule), &wanted, &refs(&existing)), Changes::default());
     let mut annotated = existing.clone();
     annotated[0].metadata.annotations = Some([("a".to_owned(), "b".to_owned())].into());
-    assert_eq!(changes(&root(rule), &wanted, &annotated), Changes::default());
+    assert_eq!(changes(&root(rule), &wanted, &refs(&annotated)), Changes::default());
 }
 
 #[test]
@@ -335,7 +339,7 @@ fn what_is_missing_or_edited_is_put_back_and_what_is_left_over_is_removed() {
         before.iter().map(|shard| shard.config.clone()).collect();
     existing.remove(1);
     existing[1].metadata.labels = None;
-    let found = changes(&root(rule), &wanted, &existing);
+    let found = changes(&root(rule), &wanted, &refs(&existing));
     assert_eq!(found.apply.len(), 2, "one changed in place, one missing");
     assert_eq!(
         found.remove,
@@ -347,7 +351,7 @@ fn what_is_missing_or_edited_is_put_back_and_what_is_left_over_is_removed() {
         wanted.iter().map(|shard| shard.config.clone()).collect();
     existing[0].metadata.owner_references = None;
     existing[1].metadata.labels = None;
-    assert_eq!(changes(&root(rule), &wanted, &existing).apply.len(), 2);
+    assert_eq!(changes(&root(rule), &wanted, &refs(&existing)).apply.len(), 2);
 }
 
 #[test]
@@ -363,7 +367,7 @@ fn what_is_not_of_this_root_is_neither_changed_nor_removed() {
     another.metadata.name = Some("op-9-normal".to_owned());
     another.metadata.owner_references.as_mut().unwrap()[0].uid = "2c5".to_owned();
     existing.push(another);
-    let found = changes(&root(rule), &wanted, &existing);
+    let found = changes(&root(rule), &wanted, &refs(&existing));
     assert_eq!((found.apply.len(), found.remove.len()), (0, 0));
     assert_eq!(
         found.conflicts,
@@ -382,11 +386,15 @@ fn a_label_alone_makes_nobody_a_shard_of_a_root() {
     by_hand.metadata.name = Some("mine".to_owned());
     by_hand.metadata.owner_references = None;
     let existing = [wanted[0].config.clone(), by_hand.clone()];
-    assert_eq!(changes(&root, &wanted, &existing), Changes::default(), "it is nobody's orphan");
+    assert_eq!(
+        changes(&root, &wanted, &refs(&existing)),
+        Changes::default(),
+        "it is nobody's orphan"
+    );
     assert!(!is_of(&root, &by_hand));
     let mut strange = wanted[0].config.clone();
     strange.metadata.owner_references = None;
     strange.spec.selector = Some(LabelSelector::any_of("a", ["b".to_owned()]));
-    let found = changes(&root, &wanted, &[strange]);
+    let found = changes(&root, &wanted, &refs(&[strange]));
     assert_eq!(found.conflicts, [Conflict::Foreign { name: "op-1-normal".to_owned() }]);
 }

@@ -44,7 +44,7 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
     let facts = facts(&contacts, now);
-    of(&plan.snapshot.configs[which], plan, &pods(plan), facts)
+    of(&plan.snapshot.configs[which], plan, &Found::of(plan), facts)
 }
 
 fn said(status: &ShardingConfigStatus) -> Vec<String> {
@@ -90,7 +90,7 @@ fn who_begins_to_lead_does_not_take_back_what_was_acknowledged() {
     let written = with(&all, &text);
     let led = |plan: &Plan, begins, contacts: &BTreeMap<PodName, Contact>| {
         let facts = Facts { begins, ..facts(contacts, 300) };
-        said(&of(&plan.snapshot.configs[0], plan, &pods(plan), facts))[1].clone()
+        said(&of(&plan.snapshot.configs[0], plan, &Found::of(plan), facts))[1].clone()
     };
     assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
     assert_eq!(led(&written, false, &BTreeMap::new()), "Programmed=False Waiting", "for a while");
@@ -177,7 +177,7 @@ fn the_same_epoch_of_another_operator_is_not_acknowledged() {
     let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
     let contacts = [(name("op-0"), other)].into();
     let facts = facts(&contacts, 2);
-    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
+    let found = of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts);
     assert_eq!(said(&found)[1], "Programmed=False Waiting");
     assert_eq!(said(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
 }
@@ -190,7 +190,7 @@ fn a_proxy_that_is_away_is_said_after_a_minute() {
         let contact = Contact { connected, at: at(100), ..Contact::default() };
         let contacts = [(name("op-0"), contact)].into();
         let facts = facts(&contacts, now);
-        of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts)
+        of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts)
     };
     assert_eq!(said(&found(false, 160))[2], "Degraded=False AsExpected");
     assert_eq!(said(&found(false, 161))[2], "Degraded=True ProxyAway");
@@ -216,13 +216,13 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
-    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts(&contacts, 1));
+    let found = of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts(&contacts, 1));
     assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
     let none = BTreeMap::new();
     let facts = Facts { conflicts: &conflicts, ..facts(&none, 1) };
-    let found = of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts);
+    let found = of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts);
     assert_eq!(said(&found)[2], "Degraded=True Conflict");
 }
 
@@ -257,7 +257,7 @@ fn that_objects_are_labelled_anew_is_said_where_nothing_worse_is() {
         let plan = plan(text);
         let none = BTreeMap::new();
         let facts = Facts { unlabelled: Some(unlabelled), ..facts(&none, 1) };
-        said(&of(&plan.snapshot.configs[0], &plan, &pods(&plan), facts))[2].clone()
+        said(&of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts))[2].clone()
     };
     let one = ROOT.to_owned() + &pod("op-0");
     let both = one.clone() + &pod("op-1");
