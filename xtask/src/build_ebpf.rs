@@ -12,6 +12,11 @@ use crate::progress::{say, step};
 use crate::run::{root, run, with_own_toolchain};
 use crate::tools;
 
+/// What a person can install.
+pub(crate) const HINT: &str = "Either\n  \
+    rustup toolchain install nightly --component rust-src, and bpf-linker on your PATH; or, on Debian 12,\n  \
+    apt-get install rustc-web rust-web-src llvm-22-dev libpolly-22-dev libzstd-dev, and `cargo xtask setup`";
+
 /// Debian's compiler, which fits Debian's LLVM.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
@@ -57,14 +62,11 @@ fn first(toolchains: Vec<Toolchain>, build: impl Fn(Toolchain) -> Result<()>) ->
             }
         }
     }
-    let hint = "Either\n  \
-        rustup toolchain install nightly --component rust-src, and bpf-linker on your PATH; or, on Debian 12,\n  \
-        apt-get install rustc-web rust-web-src llvm-22-dev libpolly-22-dev libzstd-dev, and `cargo xtask setup`";
     match failure {
         Some(error) => {
-            bail!("{error:#}\nno other toolchain for the kernel programs is there. {hint}")
+            bail!("{error:#}\nno other toolchain for the kernel programs is there. {HINT}")
         }
-        None => bail!("no toolchain for the kernel programs. {hint}"),
+        None => bail!("no toolchain for the kernel programs. {HINT}"),
     }
 }
 

@@ -337,6 +337,24 @@ mod tests {
     }
 
     #[test]
+    fn docker_builds_with_what_we_build_with() {
+        let file = include_str!("../../deploy/Dockerfile");
+        let toolchain = include_str!("../../rust-toolchain.toml");
+        let channel = toolchain.split('"').nth(1).unwrap();
+        let (minor, _) = channel.rsplit_once('.').unwrap();
+        let linker = format!("bpf-linker --version {}", tools::BPF_LINKER);
+        let rust = format!("FROM rust:{minor}-bookworm");
+        for said in [rust, linker, "cargo xtask images proxy manager".to_owned()] {
+            assert!(file.contains(&said), "{said}");
+        }
+        let packages = build_ebpf::HINT.split(' ').filter(|word| word.ends_with("-dev"));
+        assert!(packages.clone().count() > 1);
+        for package in packages {
+            assert!(file.contains(package), "{package}");
+        }
+    }
+
+    #[test]
     fn libraries_and_the_loader_are_found_and_what_the_kernel_gives_is_not() {
         let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x00007f)\n\t/lib64/ld-linux.so.2 (0x00007f)\n";
         let found = libraries(text).unwrap();

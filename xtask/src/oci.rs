@@ -185,6 +185,29 @@ mod tests {
     }
 
     #[test]
+    fn an_image_says_what_it_is_and_runs_as_nobody() {
+        let about = About {
+            name: "example.org/a/program:1.2",
+            description: "d",
+            entrypoint: "/program",
+            local: false,
+        };
+        let config = config(&about, "0");
+        let labels = [
+            ("description", "d"),
+            ("licenses", "Apache-2.0"),
+            ("title", "program"),
+            ("version", "1.2"),
+        ];
+        let labels =
+            labels.map(|(name, value)| format!(r#""org.opencontainers.image.{name}":"{value}""#));
+        let runs = r#""User":"65532:65532","Entrypoint":["/program"]"#.to_owned();
+        for said in labels.into_iter().chain([runs]) {
+            assert!(config.contains(&said), "{said}: {config}");
+        }
+    }
+
+    #[test]
     fn what_is_read_by_its_digest_has_that_digest() {
         let folder = std::env::temp_dir().join(format!("ctrlmesh-oci-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();

@@ -188,6 +188,9 @@ async fn nobody_is_told_of_pods_that_are_not_its_own() {
     bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&other, "node-b", policy(2, "a=2"))]);
     let pod_token = one.token(&bed.client, AUDIENCE).await;
     let node_token = node.token(&bed.client, AUDIENCE).await;
+    let elsewhere = bed.plane.namespace("elsewhere").await.unwrap();
+    let namesake = token::pod(&bed.client, &elsewhere, "proxy", "node", "node-a").await;
+    let namesake = namesake.token(&bed.client, AUDIENCE).await;
     let mut stale = of_pod(&one);
     stale.pod.as_mut().unwrap().uid = "another-incarnation".to_owned();
     for (what, token, hello) in [
@@ -196,6 +199,7 @@ async fn nobody_is_told_of_pods_that_are_not_its_own() {
         ("the pods of its node", &pod_token, of_node("node-a")),
         ("the pods of another node", &node_token, of_node("node-b")),
         ("a pod of its node, by the node's token", &node_token, of_pod(&one)),
+        ("its node, as an account of the name in another namespace", &namesake, of_node("node-a")),
         ("nobody", &pod_token, Hello::default()),
     ] {
         let before = bed.refused("foreign");

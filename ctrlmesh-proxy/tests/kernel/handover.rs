@@ -1,19 +1,28 @@
 //! One process of a node follows another: nothing is refused, nothing passes, and one of them is in charge.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use ctrlmesh_proxy::intercept::Slot;
 use serde_json::Value;
 
 use crate::harness::proxy::Proxy;
 use crate::harness::until;
 use crate::node::{Node, Operator, refused, served, shows};
+use crate::older::Patched;
+use crate::upgrade::linked;
 
 /// A proxy that meets others in a folder; it waits for so long for one that follows.
 fn proxy(node: &Node, patience: &str) -> Proxy {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+    proxy_of(Path::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy")), node, patience)
+}
+
+/// The same, of a version of its own.
+fn proxy_of(program: &Path, node: &Node, patience: &str) -> Proxy {
+    let mut command = Command::new(program);
     command.arg("node").arg("--handover-dir").arg(node.pki.path("handover"));
     command.args(["--handover-timeout", patience]);
     node.run_with(command)
@@ -21,7 +30,10 @@ fn proxy(node: &Node, patience: &str) -> Proxy {
 
 /// A second one, once it waits to follow.
 async fn successor(node: &Node) -> Proxy {
-    let proxy = proxy(node, "60s");
+    waiting(proxy(node, "60s")).await
+}
+
+async fn waiting(proxy: Proxy) -> Proxy {
     until("it to wait", || async { proxy.log().contains("waiting to follow it") }).await;
     until("it to be ready", || async { is_ready(&proxy).await }).await;
     proxy
@@ -70,6 +82,8 @@ async fn nothing_is_refused_while_one_process_follows_another_and_back() {
     let mut first = proxy(&node, "60s");
     served(&first, 2.0).await;
     let (slot, _strangers) = (node.slot("a"), [node.stranger("a"), node.stranger("b")]);
+    let link = || linked(&node.bed.pin(Slot::new(slot), "connect4"));
+    let adopted = link();
     let busy = [Busy::begin(node.operator("a")), Busy::begin(node.operator("b"))];
     for _ in 0..5 {
         let next = successor(&node).await;
@@ -81,7 +95,7 @@ async fn nothing_is_refused_while_one_process_follows_another_and_back() {
     let [a, b] = busy;
     let mut operator = a.end("a");
     b.end("b");
-    assert_eq!(node.slot("a"), slot);
+    assert_eq!((node.slot("a"), link()), (slot, adopted));
     // It does all that a process does that began by itself.
     node.write_policy("a", "team=c");
     until("the new policy", || {
@@ -93,6 +107,36 @@ async fn nothing_is_refused_while_one_process_follows_another_and_back() {
     until("another pod", || async { node.operator("d").anew() == shows("d") }).await;
     drop(first);
     assert_eq!(node.operator("b").anew(), refused());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_refused_while_another_version_follows_and_is_rolled_back() {
+    let node = Node::new().await;
+    node.list(&[node.pod("a"), node.pod("b")]);
+    let first = proxy(&node, "60s");
+    served(&first, 2.0).await;
+    let slot = Slot::new(node.slot("a"));
+    let object = || std::fs::read_link(node.bed.pin(slot, "object")).unwrap();
+    let program = || linked(&node.bed.pin(slot, "connect4")).1;
+    let (ours, before) = (object(), program());
+    let newer = Patched::version();
+    let busy = [Busy::begin(node.operator("a")), Busy::begin(node.operator("b"))];
+    let next = waiting(proxy_of(&newer.path(), &node, "60s")).await;
+    first.terminate();
+    assert!(first.ended().await.success());
+    served(&next, 2.0).await;
+    until("its programs", || async { object() != ours }).await;
+    let newer = program();
+    assert_ne!(newer, before);
+    let back = successor(&node).await;
+    next.terminate();
+    assert!(next.ended().await.success());
+    served(&back, 2.0).await;
+    until("the programs from before", || async { object() == ours }).await;
+    assert_ne!(program(), newer);
+    for (busy, team) in busy.into_iter().zip(["a", "b"]) {
+        busy.end(team);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

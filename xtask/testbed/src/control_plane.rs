@@ -1,6 +1,6 @@
 //! One etcd and one kube-apiserver, and a kube-controller-manager where asked for.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -210,14 +210,23 @@ impl ControlPlane {
     /// # Errors
     /// Where it does not become ready.
     pub fn restart_apiserver(&mut self) -> Result<()> {
+        self.restart_apiserver_after(|| Ok(()))
+    }
+
+    /// The same, with something done while there is none.
+    pub(crate) fn restart_apiserver_after(
+        &mut self,
+        meanwhile: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         self.apiserver = None;
         let address = self.url.strip_prefix("https://").unwrap_or_default();
         let deadline = Instant::now() + READY_WITHIN;
         // The one that was killed may hold it for a moment.
-        while let Err(error) = TcpListener::bind(address) {
-            ensure!(Instant::now() < deadline, "{address} is not free: {error}");
+        while TcpStream::connect(address).is_ok() {
+            ensure!(Instant::now() < deadline, "{address} is not free");
             thread::sleep(Duration::from_millis(20));
         }
+        meanwhile()?;
         self.start_apiserver()?;
         self.wait_until_ready()
     }

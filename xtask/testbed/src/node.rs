@@ -184,13 +184,15 @@ impl Node {
         Ok(())
     }
 
-    /// Kills everything that runs on the node at once, and starts the node again on the same folder, as after a power cut.
-    /// Its control plane goes on; disks are as they were, and what was in memory is gone, pinned kernel programs too.
+    /// Kills everything that runs on the node and its API server at once, and starts the node again on the same folder, and the
+    /// API server after it, as after a power cut. Disks are as they were, and what was in memory is gone, pinned kernel
+    /// programs too.
     ///
     /// # Errors
     /// Where it does not come back.
     pub fn reboot(&mut self) -> Result<()> {
-        self.keeper.reboot()?;
+        let keeper = &mut self.keeper;
+        self.control_plane.restart_apiserver_after(|| Ok(keeper.reboot()?))?;
         let kubeconfig = self.control_plane.kubeconfig();
         let beat = || {
             access::wait_for(async || heartbeat(&kubeconfig).await).map_err(Into::into).flatten()

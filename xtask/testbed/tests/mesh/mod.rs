@@ -57,12 +57,13 @@ fn install(cluster: &Cluster) -> Result<()> {
             node.load(&archive)?;
         }
     }
+    kubectl(cluster, &["apply", "--kustomize", &checkout("deploy").display().to_string()])?;
+    ready(cluster)?;
     for file in ["crd/web.example.com_websites.yaml", "rbac/role.yaml"] {
         let file = checkout("deploy/example-operator/config").join(file).display().to_string();
         kubectl(cluster, &["apply", "--filename", &file])?;
     }
-    kubectl(cluster, &["apply", "--kustomize", &checkout("deploy").display().to_string()])?;
-    ready(cluster)
+    Ok(())
 }
 
 /// The address of the node, from which its proxy reaches the API server.

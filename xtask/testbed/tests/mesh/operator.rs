@@ -1,9 +1,10 @@
 //! The example operator, in a namespace of a test, with a shard for itself.
 
+use std::collections::BTreeSet;
 use std::io::{Write as _, stderr};
 use std::sync::RwLock;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_testbed::Space;
 use serde_json::{Value, json};
 use xtask::guest::MADE;
@@ -189,10 +190,11 @@ pub(crate) fn none_restarted(pods: &[Value]) -> Result<()> {
 pub(crate) fn restarted_for_the_lock_only(space: Space<'_>) -> Result<()> {
     let pods = pods(space)?;
     ensure!(!pods.is_empty(), "no pod is there");
-    for pod in pods {
-        if none_restarted(std::slice::from_ref(&pod)).is_ok() {
-            continue;
-        }
+    let restarted = |pod: &&Value| none_restarted(std::slice::from_ref(*pod)).is_err();
+    let restarted: Vec<&Value> = pods.iter().filter(restarted).collect();
+    // All have one lock, and one of them holds it.
+    ensure!(restarted.len() <= 1, "{} were restarted: {restarted:?}", restarted.len());
+    for pod in restarted {
         let name = pod["metadata"]["name"].as_str().context("a name")?;
         let log = space.kubectl(&["logs", "--previous", "--container=manager", name])?;
         let count = &pod["status"]["containerStatuses"][0]["restartCount"];
@@ -211,6 +213,59 @@ pub(crate) fn all_asked_for_their_share(space: Space<'_>) -> Result<()> {
     let share = format!("labelSelector=shard%3D{}", space.name());
     ensure!(!uris.is_empty() && uris.iter().all(|uri| uri.contains(&share)), "{uris:?}");
     Ok(())
+}
+
+/// Watches of websites by the operator's only pod, from some moment on.
+pub(crate) struct Watches<'a> {
+    space: Space<'a>,
+    pod: String,
+    before: BTreeSet<String>,
+}
+
+// === impl Watches ===
+
+impl<'a> Watches<'a> {
+    /// From now on.
+    pub(crate) fn from_now(space: Space<'a>) -> Result<Self> {
+        let pods = pods(space)?;
+        let [pod] = &pods[..] else { bail!("not one pod: {pods:?}") };
+        let pod = pod["metadata"]["name"].as_str().context("a name")?.to_owned();
+        let mut this = Self { space, pod, before: BTreeSet::new() };
+        this.before = this.asked()?.into_iter().map(|(id, _)| id).collect();
+        Ok(this)
+    }
+
+    /// Waits until the pod watches anew, from the version that it saw last: it may not have listed anything since.
+    pub(crate) fn resumed(&self) -> Result<()> {
+        mesh::until("a watch that goes on", || {
+            let asked = self.asked()?.into_iter();
+            let uris: Vec<String> =
+                asked.filter(|(id, _)| !self.before.contains(id)).map(|(_, uri)| uri).collect();
+            let from = |uri: &String| {
+                let from =
+                    uri.split(['?', '&']).find_map(|one| one.strip_prefix("resourceVersion="));
+                from.is_some_and(|from| from.bytes().any(|digit| matches!(digit, b'1'..=b'9')))
+            };
+            let goes_on = |uri: &String| uri.contains("watch=true") && from(uri);
+            ensure!(uris.iter().all(goes_on), "listed again: {uris:?}");
+            Ok((!uris.is_empty()).then_some(()))
+        })
+    }
+
+    /// Each list and watch that was answered, by its id, with its URI.
+    fn asked(&self) -> Result<Vec<(String, String)>> {
+        let requests = mesh::requests(self.space.cluster(), self.space.name(), NAME)?;
+        let asked = requests.iter().filter(|one| {
+            one["objectRef"]["resource"] == "websites"
+                && matches!(one["verb"].as_str(), Some("list" | "watch"))
+                && one["responseStatus"]["code"] == 200
+                && mesh::pod_of(one) == Some(&self.pod)
+        });
+        let of = |one: &Value| {
+            Some((one["auditID"].as_str()?.into(), one["requestURI"].as_str()?.into()))
+        };
+        asked.map(|one| of(one).context("an id and a URI")).collect()
+    }
 }
 
 /// Refuses a request of the operator's account that did not come from `sources`, or that another program made than those that

@@ -1,22 +1,23 @@
 //! What lives, dies: node proxies that are killed, replaced and removed, managers, kubelet, containerd and the
 //! whole node. What is enrolled stays enrolled, and nothing passes the proxy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Program, Space};
 use serde_json::{Value, json};
 use xtask::images::Image;
 
-use crate::mesh::operator::{self, INSIDE, PLAIN, Wish, goes_on};
+use crate::mesh::operator::{self, INSIDE, PLAIN, Watches, Wish, goes_on};
 use crate::mesh::past::Past;
 use crate::mesh::{self, NAMESPACE, in_ours, kubectl, until};
 
 /// Where connections are taken in a pod's network namespace.
 const REDIRECTED: u16 = 15_001;
 
-/// No request came from elsewhere than the node's proxy.
+/// No request came from elsewhere than the node's proxy, and none of them asked for more than the operator's share.
 fn nothing_passed(space: Space<'_>) -> Result<()> {
+    operator::all_asked_for_their_share(space)?;
     operator::all_came_from(space, &[mesh::address(space.cluster())?]).map(drop)
 }
 
@@ -101,6 +102,7 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced() -> R
     let cluster = mesh::alone()?;
     let node = cluster.node().context("a node")?;
     cluster.case("killed", |space| {
+        let mut past = Past::from_now(space)?;
         operator::deploy(space, PLAIN)?;
         goes_on(space, "first")?;
         for name in ["ctrlmesh-node", "ctrlmesh-manager"] {
@@ -116,7 +118,9 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced() -> R
         mesh::ready(&cluster)?;
         the_webhooks_come_to_believe_the_manager_again(&cluster)?;
         // What comes next makes its pods anew.
-        operator::none_restarted(&operator::pods(space)?)?;
+        let pods = operator::pods(space)?;
+        operator::none_restarted(&pods)?;
+        past.nobody(&pods)?;
         the_manager_is_found_at_another_address(space)?;
         for program in [Program::Kubelet, Program::Containerd] {
             node.kill(program)?;
@@ -126,12 +130,16 @@ fn pods_go_on_while_every_program_is_killed_and_node_proxies_are_replaced() -> R
             goes_on(space, &format!("begun-after-{program:?}").to_lowercase())?;
         }
         operator::none_restarted(&operator::pods(space)?)?;
-        // Another version of it: the pod goes on, and so do its links.
+        // Another version of it: the pod goes on, and so do its links and what it watches.
+        let watches = Watches::from_now(space)?;
         mesh::change_proxies(&cluster, &json!({"metadata": {"annotations": {"version": "next"}}}))?;
         goes_on(space, "during-the-update")?;
         mesh::ready(&cluster)?;
+        watches.resumed()?;
+        let watches = Watches::from_now(space)?;
         in_ours(&cluster, &["rollout", "undo", "daemonset/ctrlmesh-node"])?;
         mesh::ready(&cluster)?;
+        watches.resumed()?;
         goes_on(space, "after-the-rollback")?;
         operator::none_restarted(&operator::pods(space)?)?;
         nothing_passed(space)
@@ -258,7 +266,9 @@ fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left()
                 operator::foreign(space, "foreign")?;
             }
             nothing_passed(by_node)?;
+            let before = asked_by_node_proxies(&cluster)?;
             remove(by_node)?;
+            node_proxies_did_what_they_may(&cluster, &before)?;
             what_is_connected_inside_stays(inside)?;
             works_directly(by_node, PLAIN)?;
             works_directly(inside, INSIDE)
@@ -284,6 +294,31 @@ fn remove(space: Space<'_>) -> Result<()> {
             Ok((!left.contains("ctrlmesh")).then_some(()))
         })?;
     }
+    Ok(())
+}
+
+/// What the account of the node's proxies has asked for, and what came of it.
+fn asked_by_node_proxies(cluster: &Cluster) -> Result<BTreeSet<(String, String, u64)>> {
+    let requests = mesh::requests(cluster, NAMESPACE, "ctrlmesh-node")?;
+    let of = |one: &Value| {
+        let part = |part: &Value| part.as_str().map(str::to_owned);
+        let code = one["responseStatus"]["code"].as_u64()?;
+        Some((part(&one["verb"])?, part(&one["objectRef"]["resource"])?, code))
+    };
+    Ok(requests.iter().filter_map(of).collect())
+}
+
+/// They were refused nothing before they were removed, and have done by then all that they may.
+fn node_proxies_did_what_they_may(
+    cluster: &Cluster,
+    before: &BTreeSet<(String, String, u64)>,
+) -> Result<()> {
+    ensure!(before.iter().all(|(.., code)| *code < 400), "{before:?}");
+    let after = asked_by_node_proxies(cluster)?;
+    let asked: BTreeSet<(&str, &str)> =
+        after.iter().map(|(verb, resource, _)| (verb.as_str(), resource.as_str())).collect();
+    let may = [("get", "daemonsets"), ("get", "namespaces"), ("watch", "namespaces")];
+    ensure!(asked == may.into(), "{asked:?}");
     Ok(())
 }
 

@@ -203,7 +203,7 @@ fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_roll
 }
 
 fn updated(spaces: [Space<'_>; 2]) -> Result<()> {
-    let [by_node, inside] = spaces;
+    let [by_node, _] = spaces;
     let cluster = by_node.cluster();
     let mut operators = Operators::deploy(spaces)?;
     client::deploy(by_node)?;
@@ -232,6 +232,6 @@ fn updated(spaces: [Space<'_>; 2]) -> Result<()> {
     now.replaced("without rights")?.broken()?;
     operators.go_on("at-last")?;
     // What a proxy inside asks comes from the pod's address, as what passes it would.
-    operator::all_asked_for_their_share(inside)?;
+    spaces.into_iter().try_for_each(operator::all_asked_for_their_share)?;
     operator::all_came_from(by_node, &[mesh::address(cluster)?]).map(drop)
 }

@@ -5,5 +5,6 @@ mod shards;
 mod modes;
 mod rights;
 mod from_inside;
+mod users;
 #[path = "../mesh/mod.rs"]
 mod mesh;

@@ -1,0 +1,68 @@
+//! What users do with what they are given: a registry of their own, and the token of an account.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use crate::mesh::{self, NAMESPACE, in_ours};
+
+/// The example of the README that begins with this line, up to its end.
+fn example(readme: &str, first: &str) -> Result<String> {
+    let (_, rest) = readme.split_once(&format!("```yaml\n{first}")).context("an example")?;
+    let (rest, _) = rest.split_once("```").context("its end")?;
+    Ok(format!("{first}{rest}"))
+}
+
+#[test]
+fn with_a_registry_of_the_users_every_image_comes_from_there() -> Result<()> {
+    let readme = fs::read_to_string(mesh::checkout("deploy/README.md"))?;
+    let text = example(&readme, "resources: [../deploy]")?;
+    // Only what is beside it can be named.
+    let beside = mesh::checkout("target");
+    fs::create_dir_all(&beside)?;
+    let folder = tempfile::tempdir_in(beside)?;
+    fs::write(folder.path().join("kustomization.yaml"), text.replace("../deploy", "../../deploy"))?;
+    let ours = |folder: &str| mesh::kubectl(mesh::shared(), &["kustomize", folder]);
+    let images = |text: &str| {
+        let lines = text
+            .lines()
+            .map(str::trim_start)
+            .filter(|line| line.contains("/proxy:") || line.starts_with("image:"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let plain = images(&ours(&mesh::checkout("deploy").display().to_string())?);
+    ensure!(plain.iter().any(|image| image.contains("ctrlmesh.dev/")), "{plain:?}");
+    let theirs = images(&ours(&folder.path().display().to_string())?);
+    let from_theirs = |image: &String| image.contains(" registry.example.com/ctrlmesh/");
+    // Of the manager, of the node's proxy, and of proxies inside pods.
+    ensure!(theirs.len() == 3 && theirs.iter().all(from_theirs), "{theirs:?}");
+    Ok(())
+}
+
+#[test]
+fn by_the_token_of_a_nodes_proxy_no_secret_is_to_be_had() -> Result<()> {
+    let cluster = mesh::shared();
+    let account = "ctrlmesh-node";
+    let token = in_ours(cluster, &["create", "token", account])?;
+    let mut config = mesh::json(cluster, &["config", "view", "--raw", "--minify", "--flatten"])?;
+    config["users"][0]["user"] = json!({"token": token.trim()});
+    let file = tempfile::NamedTempFile::new()?;
+    fs::write(file.path(), config.to_string())?;
+    let as_it = |arguments: &[&str]| -> Result<(bool, String)> {
+        let output =
+            cluster.kubectl().arg("--kubeconfig").arg(file.path()).args(arguments).output()?;
+        Ok((output.status.success(), String::from_utf8(output.stderr)?))
+    };
+    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
+    for ask in [
+        &["get", "secrets", "--all-namespaces"][..],
+        &["get", "secret", "ctrlmesh-ca", "-n", NAMESPACE],
+    ] {
+        let (may, said) = as_it(ask)?;
+        ensure!(!may && said.contains("(Forbidden)") && said.contains(&user), "{ask:?}: {said}");
+    }
+    let (may, said) = as_it(&["get", "daemonset", account, "-n", NAMESPACE])?;
+    ensure!(may, "{said}");
+    Ok(())
+}
