@@ -21,7 +21,7 @@ use receipts::Receipts;
 
 /// What one pod is to be told.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Notice {
+pub struct Posted {
     /// The pod.
     pub pod: PodName,
     /// Its UID: another incarnation is told nothing.
@@ -29,24 +29,11 @@ pub struct Notice {
     /// The node that it is bound to, once it is.
     pub node: Option<String>,
     /// What it is told; none where nothing can be said of it now, and it keeps what it has.
-    pub told: Option<Told>,
-}
-
-/// A notice as it is sent.
-#[derive(Debug, PartialEq)]
-pub struct Posted {
-    /// The pod.
-    pub pod: PodName,
-    /// Its UID.
-    pub uid: String,
-    /// The node that it is bound to.
-    pub node: Option<String>,
-    /// What it is told.
     pub said: Option<Said>,
 }
 
 /// What is said of a pod.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Said {
     /// Whether a proxy inside the pod serves it, and the node's only sends connections there.
     pub inside: bool,
@@ -112,12 +99,10 @@ impl Default for Board {
 }
 
 impl Board {
-    /// Says what all pods are to be told from now on; whoever is not among `notices` is told nothing.
-    pub fn publish(&self, notices: impl IntoIterator<Item = Notice>) {
-        let next: BTreeMap<PodName, Arc<Posted>> = notices
-            .into_iter()
-            .map(|notice| (notice.pod.clone(), Arc::new(Posted::from(notice))))
-            .collect();
+    /// Says what all pods are to be told from now on; whoever is not among them is told nothing.
+    pub fn publish(&self, all: impl IntoIterator<Item = Posted>) {
+        let next: BTreeMap<PodName, Arc<Posted>> =
+            all.into_iter().map(|posted| (posted.pod.clone(), Arc::new(posted))).collect();
         let namespaces = next.keys().map(|pod| pod.namespace.clone()).collect();
         let changed = self.post(next);
         self.namespaces.send_if_modified(|known| {
@@ -311,28 +296,17 @@ impl Posted {
     }
 }
 
-impl From<Notice> for Posted {
-    fn from(notice: Notice) -> Self {
-        Self {
-            pod: notice.pod,
-            uid: notice.uid,
-            node: notice.node,
-            said: notice.told.map(Said::from),
-        }
-    }
-}
-
 // === impl Said ===
 
-impl From<Told> for Said {
-    fn from(told: Told) -> Self {
+impl From<&Told> for Said {
+    fn from(told: &Told) -> Self {
         let sent = told.sent();
         Self {
             inside: told.policy.redirect != Redirect::Node,
             epoch: told.policy.epoch,
             digest: sent.digest,
             policy: sent.text.clone(),
-            operator: told.operator,
+            operator: told.operator.clone(),
             version: told.version,
         }
     }

@@ -12,7 +12,7 @@ use kube::Client;
 use kube::runtime::events::Recorder;
 use tokio::sync::watch;
 
-use crate::board::{Board, Notice, Receipt};
+use crate::board::{self, Board, Posted, Receipt};
 use crate::cache::Cache;
 use crate::context::Context;
 use crate::control::Control;
@@ -188,12 +188,12 @@ fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
 }
 
 /// Publishes what proxies may be told, whenever that changes.
-async fn tell(board: Arc<Board>, posted: watch::Sender<Option<Arc<Plan>>>, mut plans: Plans) {
+async fn tell(board: Arc<Board>, published: watch::Sender<Option<Arc<Plan>>>, mut plans: Plans) {
     loop {
         let plan = plans.borrow_and_update().clone();
         if let Some(plan) = plan {
-            board.publish(notices(&plan));
-            posted.send_replace(Some(plan));
+            board.publish(posted(&plan));
+            published.send_replace(Some(plan));
         }
         if plans.changed().await.is_err() {
             return;
@@ -202,14 +202,14 @@ async fn tell(board: Arc<Board>, posted: watch::Sender<Option<Arc<Plan>>>, mut p
 }
 
 /// What the pods of `plan` are told, each by its UID and node.
-fn notices(plan: &Plan) -> Vec<Notice> {
-    let notice = |member: &Member| Notice {
+fn posted(plan: &Plan) -> Vec<Posted> {
+    let posted = |member: &Member| Posted {
         pod: member.name.clone(),
         uid: member.uid.clone(),
         node: member.node.clone().filter(|_| member.redirect != Redirect::Nowhere),
-        told: plan.told.get(&member.name).cloned(),
+        said: plan.told().get(&member.name).map(board::Said::from),
     };
-    plan.snapshot.members.iter().filter(|member| member.enrolled()).map(notice).collect()
+    plan.snapshot.members.iter().filter(|member| member.enrolled()).map(posted).collect()
 }
 
 /// What the proxies have said, gathered anew only where one of them has said more: they are asked for twice a second.
@@ -297,10 +297,11 @@ mod tests {
             configs: manifests.configs,
             ..Snapshot::default()
         };
-        let of = |snapshot: &Snapshot| notices(&plan::of(snapshot.clone(), &BTreeMap::new()));
+        let of = |snapshot: &Snapshot| posted(&plan::of(snapshot.clone(), &BTreeMap::new()));
         let told = of(&snapshot);
-        assert_eq!(told[0].told, None, "nobody has written the epoch of `a` down");
-        assert_eq!((told[1].uid.as_str(), &told[1].told), ("8", &Some(Told::nothing())));
+        assert_eq!(told[0].said, None, "nobody has written the epoch of `a` down");
+        let nothing = board::Said::from(&Told::nothing());
+        assert_eq!((told[1].uid.as_str(), &told[1].said), ("8", &Some(nothing)));
         let plan = plan::of(snapshot.clone(), &BTreeMap::new());
         let mut written = snapshot;
         written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {
@@ -310,7 +311,7 @@ mod tests {
         });
         let told = of(&written);
         assert_eq!((told[0].uid.as_str(), told[0].node.as_deref()), ("7", Some("n")));
-        let said = told[0].told.as_ref().unwrap();
-        assert_eq!((said.operator.as_deref(), said.policy.epoch), (Some("ops/a"), 1));
+        let said = told[0].said.as_ref().unwrap();
+        assert_eq!((said.operator.as_deref(), said.epoch), (Some("ops/a"), 1));
     }
 }

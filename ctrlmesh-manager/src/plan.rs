@@ -28,14 +28,21 @@ pub struct Plan {
     pub snapshot: Arc<Snapshot>,
     /// What follows.
     pub compiled: Compiled,
-    /// What proxies may be told now.
-    pub told: Arc<BTreeMap<PodName, Told>>,
+    /// What proxies may be told now, where that is not all of it.
+    pub only_told: Option<BTreeMap<PodName, Told>>,
 }
 
+// === impl Plan ===
+
 impl Plan {
+    /// What proxies may be told now.
+    pub fn told(&self) -> &BTreeMap<PodName, Told> {
+        self.only_told.as_ref().unwrap_or(&self.compiled.policies)
+    }
+
     /// Whether proxies wait for something to be written.
     pub fn waits(&self) -> bool {
-        self.compiled.operators.values().any(|record| !record.written)
+        self.only_told.is_some()
     }
 }
 
@@ -52,21 +59,21 @@ pub fn start(cache: Arc<Cache>, drain: &Drain) -> Plans {
 async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
     cache.synced().await;
     let mut changes = cache.changes();
-    let mut told = Arc::new(BTreeMap::new());
+    let mut last = Arc::<Plan>::default();
     let mut troubles = Vec::new();
     loop {
         changes.mark_unchanged();
         let begun = Instant::now();
         let snapshot = cache.snapshot();
-        let before = Arc::clone(&told);
+        let before = Arc::clone(&last);
         // Compiling for thousands of pods takes longer than others should have to wait.
-        match task::spawn_blocking(move || of(snapshot, &before)).await {
+        match task::spawn_blocking(move || of(snapshot, before.told())).await {
             Ok(plan) => {
                 let new = plan.compiled.troubles.iter().filter(|one| !troubles.contains(*one));
                 new.for_each(|one| warn!(object = %one.object, problem = %one.message, "refused"));
                 troubles.clone_from(&plan.compiled.troubles);
-                told = Arc::clone(&plan.told);
-                plans.send_replace(Some(Arc::new(plan)));
+                last = Arc::new(plan);
+                plans.send_replace(Some(Arc::clone(&last)));
             }
             Err(error) => error!(%error, "compiling failed; the last plan stays"),
         }
@@ -81,6 +88,7 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
 /// The plan for `snapshot`, where `before` is what proxies were told last.
 pub fn of(snapshot: Snapshot, before: &BTreeMap<PodName, Told>) -> Plan {
     let compiled = compile::compile(snapshot.world(), before);
-    let told = Arc::new(compile::tellable(&compiled, before));
-    Plan { snapshot: Arc::new(snapshot), compiled, told }
+    let waits = compiled.operators.values().any(|record| !record.written);
+    let only_told = waits.then(|| compile::tellable(&compiled, before));
+    Plan { snapshot: Arc::new(snapshot), compiled, only_told }
 }

@@ -8,12 +8,12 @@ pub(crate) fn name(pod: &str) -> PodName {
     PodName { namespace: "ns".to_owned(), name: pod.to_owned() }
 }
 
-pub(crate) fn notice(pod: &str, node: &str, epoch: u64) -> Notice {
-    Notice {
+pub(crate) fn notice(pod: &str, node: &str, epoch: u64) -> Posted {
+    Posted {
         pod: name(pod),
         uid: format!("uid-of-{pod}"),
         node: Some(node.to_owned()),
-        told: Some(told_in(epoch)),
+        said: Some(Said::from(&told_in(epoch))),
     }
 }
 
@@ -132,7 +132,7 @@ fn a_newer_version_of_the_same_is_known_and_wakes_nobody() {
     reader.read();
     let mut newer = told_in(1);
     newer.version = 5;
-    board.publish([Notice { told: Some(newer), ..notice("a", "one", 1) }]);
+    board.publish([Posted { said: Some(Said::from(&newer)), ..notice("a", "one", 1) }]);
     assert!(!woken(&reader));
     assert_eq!(reader.read()[0].said.as_ref().unwrap().version, 5);
 }

@@ -28,7 +28,7 @@ pub(super) fn by(
     let at_work = |pod: &&Member| pod.enrolled() && pod.node.is_some() && !pod.ended;
     let mut pods = plan.snapshot.members.iter().filter(at_work);
     pods.find_map(|pod| {
-        let why = match plan.told.get(&pod.name) {
+        let why = match plan.told().get(&pod.name) {
             None => "is told nothing new",
             Some(told) if goes_by(&told.policy, keys) => "is told by them",
             Some(told) => {
@@ -110,10 +110,10 @@ mod tests {
         let waits = Some("the proxy of pod ops/op-0 has not acknowledged others".to_owned());
         assert_eq!(by_former(&plan, &BTreeMap::new()), waits);
         assert_eq!(by_former(&plan, &said(7)), waits);
-        let digest = plan.told[&pod].sent().digest;
+        let digest = plan.told()[&pod].sent().digest;
         assert_eq!(by_former(&plan, &said(digest)), None);
         let mut untold = plan;
-        untold.told = std::sync::Arc::default();
+        untold.only_told = Some(BTreeMap::new());
         assert!(by_former(&untold, &said(digest)).is_some_and(|why| why.ends_with("nothing new")));
     }
 

@@ -147,7 +147,7 @@ mod tests {
 
     use super::super::told::{id, known};
     use super::*;
-    use crate::board::{Board, Notice, Subject};
+    use crate::board::{Board, Said, Subject};
     use crate::compile;
 
     /// What a proxy of `ops/a` knows, by ShardingConfig and version.
@@ -160,9 +160,8 @@ mod tests {
     /// That pod as it is posted, in this incarnation.
     fn posted(uid: &str, told: impl Into<Option<compile::Told>>) -> Vec<Arc<Posted>> {
         let (board, pod) = (Arc::<Board>::default(), "ops/a".parse::<PodName>().unwrap());
-        let notice =
-            Notice { pod: pod.clone(), uid: uid.to_owned(), node: None, told: told.into() };
-        board.publish([notice]);
+        let said = told.into().as_ref().map(Said::from);
+        board.publish([Posted { pod: pod.clone(), uid: uid.to_owned(), node: None, said }]);
         board.follow(Subject::Pod(pod, uid.to_owned())).read()
     }
 

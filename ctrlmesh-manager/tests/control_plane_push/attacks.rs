@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ctrlmesh_common::wire::{self, Hello, PodId, Report, Said, Verdict};
-use ctrlmesh_manager::board::Notice;
+use ctrlmesh_manager::board::{self, Posted};
 use ctrlmesh_manager::compile::Told;
 use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::tls;
@@ -303,11 +303,11 @@ async fn a_pod_of_which_no_sharding_config_speaks_gets_no_certificate() {
     let pod = bed.pod("op-0", "node-a").await;
     let token = pod.token(&bed.client, AUDIENCE).await;
     let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
-    let notice = |uid: &str, told| Notice {
+    let notice = |uid: &str, told: Option<Told>| Posted {
         pod: name.clone(),
         uid: uid.to_owned(),
         node: Some("node-a".to_owned()),
-        told,
+        said: told.as_ref().map(board::Said::from),
     };
     let nothing = Told::nothing().policy;
     let of_a_shard = Told::new(None, Some("ns/op".to_owned()), 0, nothing);

@@ -12,7 +12,7 @@ use ctrlmesh_common::policy::{Limit, Policy};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire::{Hello, PodId, Report, Said, Update};
-use ctrlmesh_manager::board::{Board, Notice, Receipt};
+use ctrlmesh_manager::board::{self, Board, Posted, Receipt};
 use ctrlmesh_manager::cache::Snapshot;
 use ctrlmesh_manager::certs::authority::Names;
 use ctrlmesh_manager::certs::published::Restorer;
@@ -323,16 +323,16 @@ pub(crate) fn operator_of(pod: &TestPod) -> String {
 }
 
 /// What is published of pods, each on a node. The version of what says so is the epoch.
-pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Notice> {
+pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Posted> {
     let told = |pod: &TestPod, policy: &Policy| {
         let shard = Some("op-0".to_owned());
         Told::new(shard, Some(operator_of(pod)), policy.epoch, policy.clone())
     };
-    let notices = notices.iter().map(|(pod, node, policy)| Notice {
+    let notices = notices.iter().map(|(pod, node, policy)| Posted {
         pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },
         uid: pod.uid.clone(),
         node: Some((*node).to_owned()),
-        told: Some(told(pod, policy)),
+        said: Some(board::Said::from(&told(pod, policy))),
     });
     notices.collect()
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
 use ctrlmesh_common::wire::{Hello, Known, Update};
+use ctrlmesh_manager::board;
 use ctrlmesh_manager::compile::Told;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams};
@@ -141,7 +142,7 @@ async fn a_pod_of_a_sharding_config_that_a_replica_has_not_seen_yet_is_not_told_
     let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
     let hello = || Hello { known: knows(&pod, version(&config)).known, ..of_node("node-a") };
     let mut nothing = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
-    nothing[0].told = Some(Told::nothing());
+    nothing[0].said = Some(board::Said::from(&Told::nothing()));
     bed.board.publish(nothing);
     bed.sees(Some(&pod), None).await;
     sent_away(&bed, &token, hello()).await;
@@ -201,7 +202,7 @@ async fn of_a_pod_that_is_there_and_of_which_nothing_can_be_said_a_node_keeps_wh
     let pod = bed.pod("op-0", "node-a").await;
     let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
     let mut notices = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
-    notices[0].told = None;
+    notices[0].said = None;
     bed.board.publish(notices);
     let hello = Hello { known: knows(&pod, 5).known, ..of_node("node-a") };
     let mut stream = bed.follow(&token, hello).await.unwrap();

@@ -49,8 +49,8 @@ async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
     // It is written before the manager's watch shows it.
     let told = retry(|| async {
         let plan = PLANS.get().context("no manager")?.borrow().clone().context("no plan")?;
-        ensure!(labelled.keys().all(|pod| plan.told.contains_key(&name(pod))), "not yet");
-        Ok(plan.told.clone())
+        ensure!(labelled.keys().all(|pod| plan.told().contains_key(&name(pod))), "not yet");
+        Ok(plan.told().clone())
     })
     .await?;
     let said = labelled.keys().map(|pod| {
