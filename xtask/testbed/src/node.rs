@@ -98,10 +98,10 @@ impl Node {
         write(&folder.join("cni/pods.conflist"), &config::cni(&network.pods))?;
         let containerd = config::containerd(folder, &Image::Pause.name());
         write(&folder.join("containerd.toml"), &containerd)?;
-        let process = keeper::first_process(folder).context("the node's first process is gone")?;
+        let boots = fs::read_to_string(folder.join("boot")).context("who boots the node")?;
         let place = Place {
             address: network.address,
-            network: Some(PathBuf::from(format!("/proc/{process}/ns/net"))),
+            network: Some(PathBuf::from(format!("/proc/{}/ns/net", boots.trim_end()))),
         };
         let options = Options { controller_manager: true, ..options.clone() };
         let control_plane = ControlPlane::start_in(&options, &place)?;

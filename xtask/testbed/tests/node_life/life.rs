@@ -1,7 +1,7 @@
 //! What lives, dies: node proxies that are killed, replaced and removed, managers, kubelet, containerd and the
 //! whole node. What is enrolled stays enrolled, and nothing passes the proxy.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Program, Space};
@@ -266,9 +266,7 @@ fn after_ctrlmesh_is_removed_operators_work_directly_and_nothing_of_it_is_left()
                 operator::foreign(space, "foreign")?;
             }
             nothing_passed(by_node)?;
-            let before = asked_by_node_proxies(&cluster)?;
             remove(by_node)?;
-            node_proxies_did_what_they_may(&cluster, &before)?;
             what_is_connected_inside_stays(inside)?;
             works_directly(by_node, PLAIN)?;
             works_directly(inside, INSIDE)
@@ -294,31 +292,6 @@ fn remove(space: Space<'_>) -> Result<()> {
             Ok((!left.contains("ctrlmesh")).then_some(()))
         })?;
     }
-    Ok(())
-}
-
-/// What the account of the node's proxies has asked for, and what came of it.
-fn asked_by_node_proxies(cluster: &Cluster) -> Result<BTreeSet<(String, String, u64)>> {
-    let requests = mesh::requests(cluster, NAMESPACE, "ctrlmesh-node")?;
-    let of = |one: &Value| {
-        let part = |part: &Value| part.as_str().map(str::to_owned);
-        let code = one["responseStatus"]["code"].as_u64()?;
-        Some((part(&one["verb"])?, part(&one["objectRef"]["resource"])?, code))
-    };
-    Ok(requests.iter().filter_map(of).collect())
-}
-
-/// They were refused nothing before they were removed, and have done by then all that they may.
-fn node_proxies_did_what_they_may(
-    cluster: &Cluster,
-    before: &BTreeSet<(String, String, u64)>,
-) -> Result<()> {
-    ensure!(before.iter().all(|(.., code)| *code < 400), "{before:?}");
-    let after = asked_by_node_proxies(cluster)?;
-    let asked: BTreeSet<(&str, &str)> =
-        after.iter().map(|(verb, resource, _)| (verb.as_str(), resource.as_str())).collect();
-    let may = [("get", "daemonsets"), ("get", "namespaces"), ("watch", "namespaces")];
-    ensure!(asked == may.into(), "{asked:?}");
     Ok(())
 }
 

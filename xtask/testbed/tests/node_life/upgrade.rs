@@ -1,6 +1,7 @@
 //! Node proxies are updated and rolled back while operators work and people look into pods: nothing is refused, and
 //! nothing passes the proxy.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _, stderr};
 use std::process::{Child, Stdio};
 use std::thread::{self, JoinHandle};
@@ -190,6 +191,21 @@ impl<'a> Before<'a> {
     }
 }
 
+/// The account of the node's proxies was refused nothing, and has done all that it may.
+fn did_what_they_may(cluster: &Cluster) -> Result<()> {
+    let requests = mesh::requests(cluster, mesh::NAMESPACE, "ctrlmesh-node")?;
+    let refused =
+        requests.iter().find(|one| one["annotations"]["authorization.k8s.io/decision"] != "allow");
+    ensure!(refused.is_none(), "{refused:?}");
+    let asked = requests
+        .iter()
+        .filter_map(|one| Some((one["verb"].as_str()?, one["objectRef"]["resource"].as_str()?)));
+    let asked: BTreeSet<(&str, &str)> = asked.collect();
+    let may = [("get", "daemonsets"), ("get", "namespaces"), ("watch", "namespaces")];
+    ensure!(asked == may.into(), "{asked:?}");
+    Ok(())
+}
+
 #[test]
 fn nothing_is_refused_and_nothing_passes_while_node_proxies_are_updated_and_rolled_back()
 -> Result<()> {
@@ -225,6 +241,7 @@ fn updated(spaces: [Space<'_>; 2]) -> Result<()> {
     operators.renew()?;
     operators.go_on("during-the-deletion")?;
     now = now.replaced("deleted")?;
+    did_what_they_may(cluster)?;
     // One that may not see any more whether it is removed is not removed.
     in_ours(cluster, &["delete", "rolebinding/ctrlmesh-node"])?;
     in_ours(cluster, &["delete", &now.proxies[0]])?;
