@@ -7,3 +7,4 @@ mod bed;
 mod harness;
 mod labels;
 mod many;
+mod shapes;
