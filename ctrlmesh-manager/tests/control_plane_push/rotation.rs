@@ -1,13 +1,24 @@
 //! The authorities in the Secret are exchanged while proxies are connected.
 
 use std::fs;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use ctrlmesh_manager::tls;
 use ctrlmesh_testbed::{ControlPlane, Options};
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::PostParams;
 use kube::{Api, Client};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, ServerName};
+use serde_json::json;
 use tempfile::TempDir;
+use tokio::net::TcpStream;
 use tokio::time;
+use tokio_rustls::TlsConnector;
 
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
@@ -63,6 +74,52 @@ async fn until_served(
     .await;
 }
 
+/// Has the API server know the manager's webhooks; it asks about nothing.
+async fn configure(client: &Client, replica: &Replica) {
+    let configuration = json!({
+        "metadata": {"name": "ctrlmesh", "labels": {"app.kubernetes.io/part-of": "ctrlmesh"}},
+        "webhooks": [{"name": "validate.ctrlmesh.kusionstack.io", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            "clientConfig": {"url": format!("https://{}/validate", replica.webhooks)},
+            "rules": [{"apiGroups": ["none.example.com"], "apiVersions": ["v1"], "resources": ["none"], "operations": ["CREATE"]}]}],
+    });
+    let configuration = serde_json::from_value(configuration).unwrap();
+    let all: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    all.create(&PostParams::default(), &configuration).await.unwrap();
+}
+
+/// Whether who believes only this authority (PEM) believes whom it dials.
+async fn believes(authority: &[u8], address: SocketAddr) -> bool {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority).unwrap()).unwrap();
+    let tls = ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    TlsConnector::from(Arc::new(tls)).connect(name, stream).await.is_ok()
+}
+
+/// Its certificates, and what the API server is told to believe.
+async fn the_running_manager_is_of_the_new_one(client: &Client, replica: &Replica) {
+    for address in [replica.grpc, replica.webhooks] {
+        eventually("a certificate of the new authority", async || {
+            let [_, authority] = signing(client).await?;
+            believes(&authority, address).await.then_some(())
+        })
+        .await;
+    }
+    let all: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    eventually("the API server to be told of it", async || {
+        let [_, authority] = signing(client).await?;
+        let hooks = all.get("ctrlmesh").await.ok()?.webhooks?;
+        let bundle = String::from_utf8(hooks[0].client_config.ca_bundle.clone()?.0).unwrap();
+        bundle.contains(std::str::from_utf8(&authority).unwrap().trim()).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
@@ -73,6 +130,7 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     let mut replica = Replica::start(&cluster, SYSTEM, &more).await;
     replica.until_ready().await;
     let first = signing(&client).await.unwrap();
+    configure(&client, &replica).await;
     divide(&client, 2, None).await;
     let (place, pods) = enrolled(&cluster, &client, &replica, &folder).await;
     mount(&client, &place);
@@ -92,6 +150,7 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     };
     time::timeout(SIGNS, others).await.expect("others to sign");
     until_served(&client, &place, &pods, &sidecars).await;
+    the_running_manager_is_of_the_new_one(&client, &replica).await;
     // Who comes back meets a certificate of the new one.
     replica.program().kill();
     let address = replica.grpc.to_string();
@@ -103,6 +162,6 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
         })
         .await;
     }
-    divide(&client, 1, Some(serde_json::json!({"replicas": 1, "inNamespaces": ["team-3"]}))).await;
+    divide(&client, 1, Some(json!({"replicas": 1, "inNamespaces": ["team-3"]}))).await;
     until_served(&client, &place, &pods, &sidecars).await;
 }
