@@ -9,7 +9,6 @@ use ctrlmesh_common::wire::{self, Hello, PodId, Report, Said, Verdict};
 use ctrlmesh_manager::board::{self, Posted};
 use ctrlmesh_manager::compile::Told;
 use ctrlmesh_manager::pod::PodName;
-use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::channel::ConnectError;
 use http::Request;
 use http_body_util::Empty;
@@ -18,9 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::authentication::v1::TokenReview;
 use kube::api::PostParams;
 use rcgen::{CertificateParams, KeyPair};
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, ServerName};
+use rustls_pki_types::ServerName;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
@@ -31,6 +28,7 @@ use tonic::{Code, Status};
 use crate::bed::{
     AUDIENCE, Bed, UNPROVEN_OF_ONE, eventually, of_node, of_pod, policy, soon, until,
 };
+use crate::replicas::believing;
 use crate::token;
 
 /// How many connections say nothing; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
@@ -45,13 +43,7 @@ fn refusal(answer: Result<impl Sized, Status>) -> Code {
 
 /// A call without a message, as no client of ours makes one.
 async fn call(bed: &Bed, path: &str, token: Option<&str>) -> Code {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(bed.path("manager.crt")).unwrap()).unwrap();
-    let mut tls = ClientConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let mut tls = believing(&std::fs::read_to_string(bed.path("manager.crt")).unwrap());
     tls.alpn_protocols = vec![b"h2".to_vec()];
     let stream = TcpStream::connect(bed.address).await.unwrap();
     let name = ServerName::try_from("127.0.0.1").unwrap();

@@ -34,23 +34,28 @@ async fn namespace() -> (&'static ControlPlane, Client, String) {
     (plane, plane.client().await.unwrap(), plane.namespace("replicas").await.unwrap())
 }
 
+/// A client that believes `bundle`.
+pub(crate) fn believing(bundle: &str) -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    for one in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+        roots.add(one.unwrap()).unwrap();
+    }
+    ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth()
+}
+
 /// The certificate that it presents to who believes `bundle`.
 pub(crate) async fn presented(
     address: SocketAddr,
     bundle: &str,
 ) -> Option<CertificateDer<'static>> {
-    let mut roots = RootCertStore::empty();
-    for one in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
-        roots.add(one.unwrap()).unwrap();
-    }
-    let config = ClientConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
     let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("127.0.0.1").unwrap();
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.ok()?;
+    let stream =
+        TlsConnector::from(Arc::new(believing(bundle))).connect(name, stream).await.ok()?;
     stream.get_ref().1.peer_certificates().map(|chain| chain[0].clone().into_owned())
 }
 

@@ -1,29 +1,22 @@
 //! The authorities in the Secret are exchanged while proxies are connected.
 
 use std::fs;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_manager::tls;
 use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, ServerName};
 use serde_json::json;
 use tempfile::TempDir;
-use tokio::net::TcpStream;
 use tokio::time;
-use tokio_rustls::TlsConnector;
 
 use crate::bed::{AUDIENCE, eventually};
 use crate::follow::operator;
 use crate::full::{OPERATOR, SYSTEM, TEAMS, divide, enrolled, seen, world};
 use crate::process::{Place, Replica, Sidecar};
+use crate::replicas::presented;
 use crate::token::TestPod;
 
 /// How long an authority lives: at half of it the next is made, and signs at three quarters.
@@ -87,26 +80,12 @@ async fn configure(client: &Client, replica: &Replica) {
     all.create(&PostParams::default(), &configuration).await.unwrap();
 }
 
-/// Whether who believes only this authority (PEM) believes whom it dials.
-async fn believes(authority: &[u8], address: SocketAddr) -> bool {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority).unwrap()).unwrap();
-    let tls = ClientConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let stream = TcpStream::connect(address).await.unwrap();
-    let name = ServerName::try_from("127.0.0.1").unwrap();
-    TlsConnector::from(Arc::new(tls)).connect(name, stream).await.is_ok()
-}
-
 /// Its certificates, and what the API server is told to believe.
 async fn the_running_manager_is_of_the_new_one(client: &Client, replica: &Replica) {
     for address in [replica.grpc, replica.webhooks] {
         eventually("a certificate of the new authority", async || {
             let [_, authority] = signing(client).await?;
-            believes(&authority, address).await.then_some(())
+            presented(address, std::str::from_utf8(&authority).unwrap()).await
         })
         .await;
     }
