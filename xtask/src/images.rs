@@ -1,9 +1,10 @@
 //! Builds the images that a cluster runs, without Docker.
 
+use std::env;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -31,7 +32,7 @@ pub struct Options {
     /// Build this image only; may be given several times; without it proxy, manager and example-operator
     #[arg(value_name = "NAME")]
     images: Vec<Image>,
-    /// Build proxy and manager without optimisation, as for tests: slow, and built in no time
+    /// Build proxy and manager without optimisation, and pack nothing, as for tests: slow, large, and built in no time
     #[arg(long)]
     debug: bool,
 }
@@ -154,19 +155,25 @@ pub fn sweep() {
     }
 }
 
-/// The archives of images: those that other tests of the same run have built, where there are any, else built anew.
+/// The archives of images: those that other tests of the same run have built, where there are any, else built anew. Of
+/// those who want the same one at once, one builds it.
 ///
 /// # Errors
 /// As [`build_anew`].
 pub fn build(images: &[Image], debug: bool) -> Result<Vec<PathBuf>> {
     let Some(programs) = env::var_os(PROGRAMS) else { return build_anew(images, debug) };
     let folder = folder_of(&Path::new(&programs).join(IMAGES), debug);
+    fs::create_dir_all(&folder)?;
     let mut archives = Vec::new();
     for image in images {
         let archive = folder.join(image.archive());
+        let lock = File::create(archive.with_extension("lock"))?;
+        lock.lock()?;
         if !archive.is_file() {
             build_into(&folder, &[*image], debug)?;
         }
+        // Held until here; where a process is killed, the kernel lets go of it.
+        drop(lock);
         archives.push(archive);
     }
     Ok(archives)

@@ -17,7 +17,8 @@ const USER: &str = "65532:65532";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+const PACKED_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// What an image says of itself.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +29,7 @@ pub(crate) struct About<'a> {
     pub(crate) description: &'a str,
     /// The program that it runs, a path in the image.
     pub(crate) entrypoint: &'a str,
-    /// Whether it is for this machine only, so that it had better be written soon than be small.
+    /// Whether it is for this machine only: its layer is then stored as it is, which is large, and nobody packs and unpacks it.
     pub(crate) local: bool,
 }
 
@@ -49,11 +50,15 @@ pub(crate) fn write(about: &About<'_>, files: &Path, scratch: &Path, archive: &P
     let layer = scratch.join("layer.tar");
     tar(files, &layer)?;
     let unpacked = sha256(&layer)?;
-    let level = if about.local { "-1" } else { "-9" };
-    pipe(Command::new("gzip").args([level, "-n", "-c"]).arg(&layer), &scratch.join("layer.gz"))?;
-    let layer = store(&blobs, &scratch.join("layer.gz"))?;
     let config = store_text(&blobs, scratch, &config(about, &unpacked))?;
-    let manifest = store_text(&blobs, scratch, &manifest(&config, &layer))?;
+    let (kind, layer) = if about.local {
+        (LAYER, store_as(&blobs, &layer, unpacked)?)
+    } else {
+        let packed = scratch.join("layer.gz");
+        pipe(Command::new("gzip").args(["-9", "-n", "-c"]).arg(&layer), &packed)?;
+        (PACKED_LAYER, store(&blobs, &packed)?)
+    };
+    let manifest = store_text(&blobs, scratch, &manifest(&config, kind, &layer))?;
     fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
     fs::write(layout.join("index.json"), index(about.name, &manifest))?;
     fs::write(layout.join("manifest.json"), docker(about.name, &config, &layer))?;
@@ -74,9 +79,9 @@ fn config(about: &About<'_>, layer: &str) -> String {
     )
 }
 
-fn manifest(config: &Blob, layer: &Blob) -> String {
+fn manifest(config: &Blob, kind: &str, layer: &Blob) -> String {
     let config = described(CONFIG, config);
-    let layer = described(LAYER, layer);
+    let layer = described(kind, layer);
     format!(
         r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}","config":{{{config}}},"layers":[{{{layer}}}]}}"#
     )
@@ -111,7 +116,11 @@ fn store_text(blobs: &Path, scratch: &Path, text: &str) -> Result<Blob> {
 
 /// Moves a file to where its content says.
 fn store(blobs: &Path, file: &Path) -> Result<Blob> {
-    let digest = sha256(file)?;
+    store_as(blobs, file, sha256(file)?)
+}
+
+/// The same for a file whose digest is known.
+fn store_as(blobs: &Path, file: &Path, digest: String) -> Result<Blob> {
     let bytes = fs::metadata(file)?.len();
     fs::rename(file, blobs.join(&digest))?;
     Ok(Blob { digest, bytes })
@@ -159,7 +168,7 @@ mod tests {
     use super::*;
 
     /// Writes an image of one program in a folder of its own, and gives the archive.
-    fn image(name: &str, program: &str) -> Vec<u8> {
+    fn image(name: &str, program: &str, local: bool) -> Vec<u8> {
         let folder =
             std::env::temp_dir().join(format!("ctrlmesh-oci-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("files/bin")).unwrap();
@@ -169,7 +178,7 @@ mod tests {
             name: "example.org/a/program:1.2",
             description: "d",
             entrypoint: "/bin/program",
-            local: false,
+            local,
         };
         write(&about, &folder.join("files"), &folder, &folder.join("archive")).unwrap();
         let bytes = fs::read(folder.join("archive")).unwrap();
@@ -179,9 +188,12 @@ mod tests {
 
     #[test]
     fn the_same_files_give_the_same_bytes_and_others_do_not() {
-        let one = image("one", "binary");
-        assert!(one == image("another", "binary"), "the time or the folder is in the archive");
-        assert!(one != image("different", "bynary"));
+        let one = image("one", "binary", false);
+        assert!(
+            one == image("another", "binary", false),
+            "the time or the folder is in the archive"
+        );
+        assert!(one != image("different", "bynary", false));
     }
 
     #[test]
@@ -209,20 +221,27 @@ mod tests {
 
     #[test]
     fn what_is_read_by_its_digest_has_that_digest() {
-        let folder = std::env::temp_dir().join(format!("ctrlmesh-oci-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join("archive"), image("digests", "binary")).unwrap();
-        let tar = Command::new("tar").args(["-xf", "archive"]).current_dir(&folder).status();
-        assert!(tar.unwrap().success());
-        let mut blobs = 0;
-        for blob in fs::read_dir(folder.join("blobs/sha256")).unwrap() {
-            let path = blob.unwrap().path();
-            assert_eq!(path.file_name().unwrap().to_str().unwrap(), sha256(&path).unwrap());
-            blobs += 1;
+        for (local, kind) in [(true, LAYER), (false, PACKED_LAYER)] {
+            let folder =
+                std::env::temp_dir().join(format!("ctrlmesh-oci-{}-{local}", std::process::id()));
+            fs::create_dir_all(&folder).unwrap();
+            let archive = image(&format!("digests-{local}"), "binary", local);
+            fs::write(folder.join("archive"), archive).unwrap();
+            let tar = Command::new("tar").args(["-xf", "archive"]).current_dir(&folder).status();
+            assert!(tar.unwrap().success());
+            let mut texts = Vec::new();
+            for blob in fs::read_dir(folder.join("blobs/sha256")).unwrap() {
+                let path = blob.unwrap().path();
+                assert_eq!(path.file_name().unwrap().to_str().unwrap(), sha256(&path).unwrap());
+                texts.extend(fs::read_to_string(&path));
+            }
+            // A layer that is packed is no text.
+            assert_eq!(texts.len(), if local { 3 } else { 2 }, "configuration, manifest and layer");
+            let said = format!(r#""layers":[{{"mediaType":"{kind}","digest""#);
+            assert!(texts.iter().any(|text| text.contains(&said)), "{texts:?}");
+            let index = fs::read_to_string(folder.join("index.json")).unwrap();
+            assert!(index.contains(r#""io.containerd.image.name":"example.org/a/program:1.2""#));
+            fs::remove_dir_all(&folder).unwrap();
         }
-        assert_eq!(blobs, 3, "layer, configuration and manifest");
-        let index = fs::read_to_string(folder.join("index.json")).unwrap();
-        assert!(index.contains(r#""io.containerd.image.name":"example.org/a/program:1.2""#));
-        fs::remove_dir_all(&folder).unwrap();
     }
 }

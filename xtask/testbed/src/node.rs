@@ -287,7 +287,7 @@ fn start_scheduler(plane: &ControlPlane, folder: &Path, tools: &NodeTools) -> Re
 /// The images that every node has, built once per process.
 fn testing_images() -> Result<&'static [PathBuf]> {
     static BUILT: LazyLock<Result<Vec<PathBuf>>> =
-        LazyLock::new(|| images::build(&[Image::Pause, Image::Probe], false));
+        LazyLock::new(|| images::build(&[Image::Pause, Image::Probe], true));
     BUILT.as_deref().map_err(|error| anyhow::anyhow!("{error:#}"))
 }
 

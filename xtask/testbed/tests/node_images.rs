@@ -72,6 +72,22 @@ fn proxy_and_manager_start_as_nobody_on_a_file_system_that_they_cannot_write() -
     })
 }
 
+/// What tests have otherwise is not packed.
+#[test]
+fn an_image_that_is_packed_as_everybody_gets_it_runs() -> Result<()> {
+    let cluster = Cluster::shared();
+    if let Some(node) = cluster.node() {
+        for archive in images::build(&[Image::ExampleOperator], false)? {
+            node.load(&archive)?;
+        }
+    }
+    cluster.case("packed", |space| {
+        let said = run(space, "packed", &Image::ExampleOperator.name(), "[--help]")?;
+        ensure!(said.contains("leader-elect"), "{said}");
+        Ok(())
+    })
+}
+
 #[test]
 fn an_image_runs_as_a_user_that_nobody_else_is() -> Result<()> {
     Cluster::shared().case("nobody", |space| {

@@ -28,7 +28,7 @@ fn cluster() -> &'static Cluster {
 
 fn deploy(cluster: &Cluster) -> Result<()> {
     if let Some(node) = cluster.node() {
-        for archive in images::build(&[Image::ExampleOperator], false)? {
+        for archive in images::build(&[Image::ExampleOperator], true)? {
             node.load(&archive)?;
         }
     }

@@ -26,9 +26,7 @@ fn config() -> PathBuf {
 /// A node with the images, and with what of the operator belongs to no namespace.
 fn start() -> Result<Cluster> {
     let node = Node::start(&Options { audit: true, ..Options::default() })?;
-    let mut archives = images::build(&[Image::Proxy], true)?;
-    archives.extend(images::build(&[Image::ExampleOperator], false)?);
-    for archive in archives {
+    for archive in images::build(&[Image::Proxy, Image::ExampleOperator], true)? {
         node.load(&archive)?;
     }
     let cluster = Cluster::of(node);

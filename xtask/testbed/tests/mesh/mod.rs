@@ -51,9 +51,8 @@ fn install(cluster: &Cluster) -> Result<()> {
     if let Some(node) = cluster.node() {
         // A cluster of the user's has its own.
         cluster.serve_names()?;
-        let mut archives = images::build(&[Image::Proxy, Image::Manager], true)?;
-        archives.extend(images::build(&[Image::ExampleOperator], false)?);
-        for archive in archives {
+        for archive in images::build(&[Image::Proxy, Image::Manager, Image::ExampleOperator], true)?
+        {
             node.load(&archive)?;
         }
     }
