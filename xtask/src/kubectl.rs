@@ -12,12 +12,15 @@ use crate::tools;
 /// How long kubectl may wait for one answer.
 const ANSWER_WITHIN: &str = "--request-timeout=60s";
 
+/// It ends before it would be worth its while to look for garbage, which it does until it has this much.
+const GARBAGE: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "512MiB")];
+
 /// kubectl, as whom `kubeconfig` says: the one that we build, else the one on `$PATH`.
 pub fn command(kubeconfig: &Path) -> Command {
     let program = tools::control_plane("kubectl");
     let ours = if program.is_file() { program } else { PathBuf::from("kubectl") };
     let mut command = Command::new(ours);
-    command.arg("--kubeconfig").arg(kubeconfig).arg(ANSWER_WITHIN);
+    command.arg("--kubeconfig").arg(kubeconfig).arg(ANSWER_WITHIN).envs(GARBAGE);
     command
 }
 

@@ -7,10 +7,11 @@ folder=$2
 shift
 echo $$ >"$folder/boot"
 while :; do
-    # It enters the cgroups before it makes the namespaces, so that they are the roots of what the node sees.
+    # It enters the cgroups before it makes the namespaces, so that they are the roots of what the node sees. Of the
+    # environment the node has how its programs look for garbage.
     sh -c '
 for top in $0; do echo $$ >"$top/cgroup.procs" || exit; done
-exec env -i PATH="$PATH" unshare --cgroup --mount --uts --pid --fork --kill-child --propagation private sh "$@"
+exec env -i PATH="$PATH" GOGC="$GOGC" GOMEMLIMIT="$GOMEMLIMIT" unshare --cgroup --mount --uts --pid --fork --kill-child --propagation private sh "$@"
 ' "$tops" "$folder/init.sh" "$@"
     [ -e "$folder/reboot" ] || break
     rm "$folder/reboot"

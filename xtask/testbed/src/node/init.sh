@@ -100,7 +100,7 @@ fi
 # Runs $1 as soon as its configuration $2 is there, and again whenever it ends, as a service manager does.
 keep() {
     program=$1
-    until [ -e "$2" ]; do sleep 0.02; done
+    until [ -e "$2" ]; do sleep 0.1; done
     shift 2
     while :; do
         "$@" </dev/null >>"$folder/$program.log" 2>&1 3<&- &
