@@ -6,6 +6,9 @@ use ctrlmesh_testbed::ControlPlane;
 use jiff::Timestamp;
 use serde_json::Value;
 
+/// How the managers call themselves in requests: of the log, only what contains this is read.
+pub(crate) const PROGRAM: &str = "ctrlmesh-manager";
+
 /// A request that was not refused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Request {
@@ -20,14 +23,15 @@ pub(crate) struct Request {
 /// What is in the log about the managers, as it happened.
 pub(crate) fn requests(cluster: &ControlPlane) -> Vec<Request> {
     let log = fs::read_to_string(cluster.audit_log()).unwrap();
-    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lines = log.lines().filter(|line| line.contains(PROGRAM));
+    let events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut requests: Vec<Request> = events.filter_map(|event| request(&event)).collect();
     requests.sort_by_key(|request| request.at);
     requests
 }
 
 fn request(event: &Value) -> Option<Request> {
-    let ours = event["userAgent"].as_str()?.starts_with("ctrlmesh-manager");
+    let ours = event["userAgent"].as_str()?.starts_with(PROGRAM);
     if !ours || event["responseStatus"]["code"].as_u64()? >= 300 {
         return None;
     }

@@ -21,7 +21,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::audit::requests;
+use crate::audit::{PROGRAM, requests};
 use crate::bed::{AUDIENCE, PATIENCE, eventually};
 use crate::full::{OPERATOR, SYSTEM, divide, world};
 use crate::process::Replica;
@@ -58,12 +58,13 @@ type Left = BTreeSet<(&'static str, &'static str, &'static str, &'static str)>;
 fn asked(cluster: &ControlPlane) -> (Asked, BTreeSet<String>) {
     let (mut asked, mut refused) = (Asked::new(), BTreeSet::new());
     let log = fs::read_to_string(cluster.audit_log()).unwrap();
-    for event in log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+    let lines = log.lines().filter(|line| line.contains(PROGRAM));
+    for event in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         let is = |who: &Value, account: &str| {
             who["username"] == format!("system:serviceaccount:{NAMESPACE}:{account}")
         };
         let agent = event["userAgent"].as_str().unwrap_or_default();
-        if !agent.starts_with("ctrlmesh-manager") || !is(&event["user"], ACCOUNT) {
+        if !agent.starts_with(PROGRAM) || !is(&event["user"], ACCOUNT) {
             continue;
         }
         let what = &event["objectRef"];

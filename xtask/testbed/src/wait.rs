@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// How often it is looked.
-const EVERY: Duration = Duration::from_millis(50);
+/// How long is waited from one look to the next, at least and at most: as long as the look took. Where it is kubectl that
+/// looks, it would keep a processor busy that what is waited for needs.
+const SHORTEST: Duration = Duration::from_millis(50);
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// Waits for something to be there, for at most a minute.
 ///
@@ -27,10 +29,11 @@ pub fn until_within<T>(
 ) -> Result<T> {
     let deadline = Instant::now() + most;
     loop {
+        let began = Instant::now();
         if let Some(found) = look()? {
             return Ok(found);
         }
         ensure!(Instant::now() < deadline, "waited in vain for {what}");
-        thread::sleep(EVERY);
+        thread::sleep(began.elapsed().clamp(SHORTEST, LONGEST));
     }
 }

@@ -174,7 +174,8 @@ fn website(name: &str, shard: &str) -> String {
 fn sources(space: Space<'_>, node: &Node) -> Result<Vec<String>> {
     let user = format!("system:serviceaccount:{}:operator", space.name());
     let log = fs::read_to_string(node.control_plane().audit_log())?;
-    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lines = log.lines().filter(|line| line.contains(&user));
+    let events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut found: Vec<String> = events
         .filter(|event| event["user"]["username"] == user.as_str())
         .filter_map(|event| Some(event["sourceIPs"][0].as_str()?.to_owned()))

@@ -37,7 +37,7 @@ impl Delays {
             Ok(time(event, "stageTimestamp")?
                 .saturating_sub(time(event, "requestReceivedTimestamp")?))
         });
-        let bound = mesh::events(cluster)?;
+        let bound = mesh::events(cluster, "\"binding\"")?;
         let bound = bound
             .iter()
             .filter(pods)

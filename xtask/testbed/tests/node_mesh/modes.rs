@@ -16,7 +16,7 @@ use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
 use crate::mesh::operator::{self, EVERYBODYS, PLAIN, Wish};
 use crate::mesh::past::Past;
-use crate::mesh::{self, NAMESPACE, full, kubectl, until};
+use crate::mesh::{self, full, in_ours, until};
 
 /// Starts pods again and again, five at once, and looks at each of them, until there were as many as are asked for: 100 of
 /// them, or a tenth.
@@ -83,13 +83,13 @@ fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()>
         let pods = operator::pods(space)?;
         operator::none_restarted(&pods)?;
         ensure!(pods.len() == 60, "{} pods", pods.len());
-        let nodes = by_node(&pods)?;
+        let proxies = by_proxy(space, &pods)?;
         until("all to be attached and served", || {
-            Ok((attached_and_served(space, &nodes)? == (60, 60)).then_some(()))
+            Ok((attached_and_served(space, &proxies)? == (60, 60)).then_some(()))
         })?;
         operator::end(space)?;
         until("the proxies to let go of them all", || {
-            Ok((attached_and_served(space, &nodes)? == (0, 0)).then_some(()))
+            Ok((attached_and_served(space, &proxies)? == (0, 0)).then_some(()))
         })
     })
 }
@@ -112,20 +112,20 @@ fn pods_that_are_deleted_while_they_are_attached_are_let_go_of() -> Result<()> {
             Ok(pods.iter().all(|pod| pod["spec"]["nodeName"].is_string()).then_some(pods))
         })?;
         ensure!(pods.len() == 20, "{} pods", pods.len());
-        let nodes = by_node(&pods)?;
+        let proxies = by_proxy(space, &pods)?;
         // One batch after the other: each is at another step by then.
         let names: Vec<&str> =
             pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
         until("some to be attached", || {
-            Ok((attached_and_served(space, &nodes)?.0 > 0).then_some(()))
+            Ok((attached_and_served(space, &proxies)?.0 > 0).then_some(()))
         })?;
         for batch in names.chunks(5) {
             space.kubectl(&[&["delete", "pod", "--wait=false"], batch].concat())?;
         }
-        writeln!(stderr(), "attached, served: {:?}", attached_and_served(space, &nodes)?)?;
+        writeln!(stderr(), "attached, served: {:?}", attached_and_served(space, &proxies)?)?;
         space.kubectl(&["wait", "pod", "-l", "app=operator", "--for=delete", "--timeout=300s"])?;
         until("the proxies to let go of them all", || {
-            Ok((attached_and_served(space, &nodes)? == (0, 0)).then_some(()))
+            Ok((attached_and_served(space, &proxies)? == (0, 0)).then_some(()))
         })?;
         operator::change(space, PLAIN)?;
         operator::own(space, "mine")?;
@@ -134,27 +134,27 @@ fn pods_that_are_deleted_while_they_are_attached_are_let_go_of() -> Result<()> {
     })
 }
 
-/// Pods, by name and UID, by the node that they are on.
-type ByNode = BTreeMap<String, Vec<(String, String)>>;
+/// Pods, by name and UID, by the proxy of the node that they are on.
+type ByProxy = BTreeMap<String, Vec<(String, String)>>;
 
-fn by_node(pods: &[Value]) -> Result<ByNode> {
-    let mut nodes = ByNode::new();
+fn by_proxy(space: Space<'_>, pods: &[Value]) -> Result<ByProxy> {
+    let mut nodes = ByProxy::new();
     for pod in pods {
         let text = |value: &Value| value.as_str().map(str::to_owned).context("a name");
         let (name, uid) = (text(&pod["metadata"]["name"])?, text(&pod["metadata"]["uid"])?);
         nodes.entry(text(&pod["spec"]["nodeName"])?).or_default().push((name, uid));
     }
-    Ok(nodes)
+    nodes.into_iter().map(|(node, pods)| Ok((proxy_of(space, &node)?, pods))).collect()
 }
 
 /// Of how many of these pods the kernel of their node has attachments, and how many the proxy there says that it serves.
-fn attached_and_served(space: Space<'_>, nodes: &ByNode) -> Result<(usize, usize)> {
+fn attached_and_served(space: Space<'_>, proxies: &ByProxy) -> Result<(usize, usize)> {
     let (mut attached, mut served) = (0, 0);
-    for (node, pods) in nodes {
+    for (proxy, pods) in proxies {
         // As a cgroup is called under either driver.
-        let status = node_proxy(space, node, &["intercept", "status"])?.replace('-', "_");
+        let status = said_by(space, proxy, &["intercept", "status"])?.replace('-', "_");
         attached += pods.iter().filter(|(_, uid)| status.contains(&uid.replace('-', "_"))).count();
-        let metrics = node_proxy(space, node, &["probe", "/metrics"])?;
+        let metrics = said_by(space, proxy, &["probe", "/metrics"])?;
         ensure!(metrics.contains("ctrlmesh_proxy_pods_served"), "{metrics}");
         let epoch = |name| format!("ctrlmesh_proxy_policy_epoch{{pod=\"{}/{name}\"", space.name());
         served += pods.iter().filter(|(name, _)| metrics.contains(&epoch(name))).count();
@@ -162,16 +162,18 @@ fn attached_and_served(space: Space<'_>, nodes: &ByNode) -> Result<(usize, usize
     Ok((attached, served))
 }
 
-/// What the program of a node's proxy says, in its container.
-fn node_proxy(space: Space<'_>, node: &str, arguments: &[&str]) -> Result<String> {
-    let ours = ["--namespace", NAMESPACE];
+/// The proxy of a node, as kubectl names it.
+fn proxy_of(space: Space<'_>, node: &str) -> Result<String> {
     let there = format!("--field-selector=spec.nodeName={node},status.phase=Running");
     let named = "--selector=app.kubernetes.io/name=ctrlmesh-node";
-    let get = [&ours[..], &["get", "pods", named, &there, "--output=name"]].concat();
-    let proxies = kubectl(space.cluster(), &get)?;
+    let proxies = in_ours(space.cluster(), &["get", "pods", named, &there, "--output=name"])?;
     let proxy = proxies.lines().next().with_context(|| format!("no proxy runs on {node}"))?;
-    let exec = [&ours[..], &["exec", proxy, "--", "/ctrlmesh-proxy"]].concat();
-    kubectl(space.cluster(), &[&exec, arguments].concat())
+    Ok(proxy.to_owned())
+}
+
+/// What the program of a node's proxy says, in its container.
+fn said_by(space: Space<'_>, proxy: &str, arguments: &[&str]) -> Result<String> {
+    in_ours(space.cluster(), &[&["exec", proxy, "--", "/ctrlmesh-proxy"], arguments].concat())
 }
 
 #[test]
@@ -207,8 +209,9 @@ fn a_pod_that_is_not_enrolled_works_beside_one_that_is_and_sees_everything() -> 
 fn untouched(space: Space<'_>) -> Result<()> {
     knocks(space, None)?;
     let node = space.kubectl(&["get", "pod", "knocks", "--output=jsonpath={.spec.nodeName}"])?;
+    let proxy = proxy_of(space, &node)?;
     let outcomes = || -> Result<u64> {
-        let status = node_proxy(space, &node, &["intercept", "status", "--output=json"])?;
+        let status = said_by(space, &proxy, &["intercept", "status", "--output=json"])?;
         let status: Value = serde_json::from_str(&status)?;
         let counters = status["counters"].as_object().context("counters")?;
         Ok(counters.values().filter_map(Value::as_u64).sum())
