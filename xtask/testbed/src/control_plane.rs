@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::pki::Pki;
 use crate::supervise::{Folder, Supervised};
@@ -250,21 +250,21 @@ impl ControlPlane {
 
     fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
-        let kubeconfig = self.kubeconfig();
-        while !access::wait_for(async || access::is_ready(&kubeconfig).await)? {
+        access::until(&self.kubeconfig(), async |client| {
+            if access::is_ready(client).await {
+                return Ok(Some(()));
+            }
             let apiserver = self.apiserver.as_mut().is_some_and(Supervised::runs);
             for (name, runs) in [("etcd", self.etcd.runs()), ("kube-apiserver", apiserver)] {
                 ensure!(runs, "{name} ended before it was ready:\n{}", self.folder.log(name));
             }
-            if Instant::now() > deadline {
-                bail!(
-                    "kube-apiserver is not ready after {READY_WITHIN:?}:\n{}",
-                    self.folder.log("kube-apiserver")
-                );
-            }
-            thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+            ensure!(
+                Instant::now() <= deadline,
+                "kube-apiserver is not ready after {READY_WITHIN:?}:\n{}",
+                self.folder.log("kube-apiserver")
+            );
+            Ok(None)
+        })
     }
 
     fn start_controller_manager(&mut self, tools: &Tools) -> Result<()> {
@@ -294,8 +294,10 @@ impl ControlPlane {
 
     fn wait_for_controllers(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
-        let kubeconfig = self.kubeconfig();
-        while !access::wait_for(async || access::has_controllers(&kubeconfig).await)? {
+        access::until(&self.kubeconfig(), async |client| {
+            if access::has_controllers(client).await {
+                return Ok(Some(()));
+            }
             let runs = self.controller_manager.as_mut().is_some_and(Supervised::runs);
             let log = || self.folder.log("kube-controller-manager");
             ensure!(runs, "kube-controller-manager ended before it worked:\n{}", log());
@@ -304,9 +306,8 @@ impl ControlPlane {
                 "kube-controller-manager does not work after {READY_WITHIN:?}:\n{}",
                 log()
             );
-            thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+            Ok(None)
+        })
     }
 }
 

@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use kube::Api;
+use kube::{Api, Client};
 use xtask::images::{self, Image};
 
 use crate::access;
@@ -194,19 +194,19 @@ impl Node {
         let keeper = &mut self.keeper;
         self.control_plane.restart_apiserver_after(|| Ok(keeper.reboot()?))?;
         let kubeconfig = self.control_plane.kubeconfig();
-        let beat = || {
-            access::wait_for(async || heartbeat(&kubeconfig).await).map_err(Into::into).flatten()
-        };
-        let last = beat()?;
+        let last = access::until(&kubeconfig, async |client| Ok(Some(heartbeat(client).await?)))?;
         let deadline = Instant::now() + READY_WITHIN;
-        while beat()? == last {
+        access::until(&kubeconfig, async |client| {
+            if heartbeat(client).await? != last {
+                return Ok(Some(()));
+            }
             ensure!(
                 Instant::now() < deadline,
                 "kubelet does not come back\n{}",
                 logs(self.folder())
             );
-            thread::sleep(LOOK_EVERY);
-        }
+            Ok(None)
+        })?;
         self.wait_until_ready()
     }
 
@@ -234,18 +234,17 @@ impl Node {
 
     fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY_WITHIN;
-        let kubeconfig = self.control_plane.kubeconfig();
-        loop {
-            let missing = match access::wait_for(async || missing(&kubeconfig).await)? {
-                Ok(None) => return Ok(()),
+        access::until(&self.control_plane.kubeconfig(), async |client| {
+            let missing = match missing(client).await {
+                Ok(None) => return Ok(Some(())),
                 Ok(Some(missing)) => missing.to_owned(),
                 Err(error) => format!("{error:#}"),
             };
             if Instant::now() > deadline || !self.keeper.runs() || !self.scheduler.runs() {
                 bail!("the node does not become ready: {missing}");
             }
-            thread::sleep(LOOK_EVERY);
-        }
+            Ok(None)
+        })
     }
 }
 
@@ -292,9 +291,8 @@ fn testing_images() -> Result<&'static [PathBuf]> {
 }
 
 /// What the cluster lacks until pods can run in it.
-async fn missing(kubeconfig: &Path) -> Result<Option<&'static str>> {
-    let client = access::client(kubeconfig).await?;
-    let nodes: Api<NodeObject> = Api::all(client);
+async fn missing(client: &Client) -> Result<Option<&'static str>> {
+    let nodes: Api<NodeObject> = Api::all(client.clone());
     let Some(node) = nodes.get_opt(NAME).await? else { return Ok(Some("kubelet has not come")) };
     let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
     let ready = conditions.iter().any(|is| is.type_ == "Ready" && is.status == "True");
@@ -302,8 +300,8 @@ async fn missing(kubeconfig: &Path) -> Result<Option<&'static str>> {
 }
 
 /// When kubelet last said that it lives.
-async fn heartbeat(kubeconfig: &Path) -> Result<Option<MicroTime>> {
-    let leases: Api<Lease> = Api::namespaced(access::client(kubeconfig).await?, "kube-node-lease");
+async fn heartbeat(client: &Client) -> Result<Option<MicroTime>> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
     let lease = leases.get_opt(NAME).await?;
     Ok(lease.and_then(|lease| lease.spec?.renew_time))
 }
