@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Bed {
     plane: &'static ControlPlane,
+    /// Its administrator's.
+    client: kube::Client,
     namespace: String,
     folder: TempDir,
 }
@@ -33,7 +35,8 @@ impl Bed {
     async fn new() -> Self {
         let plane = ControlPlane::shared();
         let namespace = plane.namespace("run").await.unwrap();
-        let bed = Self { plane, namespace, folder: TempDir::new().unwrap() };
+        let client = plane.client().await.unwrap();
+        let bed = Self { plane, client, namespace, folder: TempDir::new().unwrap() };
         for number in 0..OBJECTS {
             bed.create(number).await;
         }
@@ -55,7 +58,7 @@ impl Bed {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let request = Request::builder().method(method).uri(target);
         let request = request.header("content-type", "application/json").body(body).unwrap();
-        self.plane.client().await.unwrap().request(request).await.unwrap()
+        self.client.request(request).await.unwrap()
     }
 
     fn config_maps(&self) -> String {
