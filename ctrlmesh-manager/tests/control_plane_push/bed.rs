@@ -373,7 +373,7 @@ pub(crate) async fn eventually<T>(what: &str, mut attempt: impl AsyncFnMut() -> 
             if let Some(value) = attempt().await {
                 return value;
             }
-            time::sleep(Duration::from_millis(20)).await;
+            time::sleep(Duration::from_millis(100)).await;
         }
     };
     soon(what, poll).await
