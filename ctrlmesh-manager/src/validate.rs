@@ -99,7 +99,7 @@ fn beside_others(
     name(config, &mut report);
     spec(&config.spec, &mut report);
     lock(config, &mut report);
-    schema::of_object("ShardingConfig", config, &mut report);
+    schema::of_spec("ShardingConfig", &config.spec, &mut report);
     if report.errors.is_empty() {
         let others = of_namespace(config, others);
         overlap::with_others(config, &others, &mut report);
@@ -122,7 +122,7 @@ pub fn circuit_breaker(breaker: &CircuitBreaker) -> Report {
     let mut report = Report::default();
     breaker::check(&breaker.spec, &mut report);
     report.warning("spec", NOT_ENFORCED);
-    schema::of_object("CircuitBreaker", breaker, &mut report);
+    schema::of_spec("CircuitBreaker", &breaker.spec, &mut report);
     report
 }
 
@@ -134,7 +134,7 @@ pub fn fault_injection(injection: &FaultInjection) -> Report {
     let mut report = Report::default();
     fault::check(&injection.spec, &mut report);
     report.warning("spec", NOT_ENFORCED);
-    schema::of_object("FaultInjection", injection, &mut report);
+    schema::of_spec("FaultInjection", &injection.spec, &mut report);
     report
 }
 
@@ -145,7 +145,7 @@ pub fn manager_state(state: &ManagerState) -> Report {
         let message = format!("must be {}; there is one ManagerState", names::MANAGER_STATE);
         report.error("metadata.name", message);
     }
-    schema::of_object("ManagerState", state, &mut report);
+    schema::of_spec("ManagerState", &state.spec, &mut report);
     report
 }
 

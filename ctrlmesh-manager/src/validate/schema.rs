@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use ctrlmesh_common::api;
 use regex::Regex;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{Problem, Report};
 
@@ -31,10 +31,13 @@ pub(super) fn is_known(kind: &str) -> bool {
     SCHEMAS.contains_key(kind)
 }
 
-/// Adds to `report` what is wrong with `object`, a `kind`, where nothing more telling has been said of the field.
-pub(super) fn of_object(kind: &str, object: &impl Serialize, report: &mut Report) {
-    let value = serde_json::to_value(object).unwrap_or_default();
-    let mut problems = of_manifest(kind, &value);
+/// Adds to `report` what is wrong with the `spec` of a `kind`, where nothing more telling has been said of the field.
+pub(super) fn of_spec(kind: &str, spec: &impl Serialize, report: &mut Report) {
+    let spec = serde_json::to_value(spec).unwrap_or_default();
+    let mut problems = Vec::new();
+    if let Some(schema) = SCHEMAS.get(kind) {
+        check(schema, &json!({"spec": spec}), "", &mut problems);
+    }
     problems
         .retain(|problem| !report.errors.iter().any(|said| covers(&said.field, &problem.field)));
     report.errors.append(&mut problems);
