@@ -72,7 +72,8 @@ mount --rbind "$folder/cgroup" /sys/fs/cgroup
 umount --recursive "$folder/cgroup"
 mount -t bpf -o mode=700 bpf /sys/fs/bpf
 mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -p /run/lock /run/netns
+mkdir -p /run/lock /run/netns /run/tmp
+export TMPDIR=/run/tmp
 mount --bind "$folder/lib" /var/lib
 mount --bind "$folder/log" /var/log
 
