@@ -17,8 +17,9 @@ use xtask::tools;
 
 /// A namespace, and a proxy that shows of its `ConfigMap`s only those with `slot=0`.
 struct Bed {
-    pki: Pki,
+    // Dropped before the folder, in which it writes.
     proxy: Proxy,
+    pki: Pki,
     namespace: String,
     token: String,
 }

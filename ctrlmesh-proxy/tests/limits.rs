@@ -17,8 +17,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 struct Bed {
-    pki: Pki,
+    // Dropped before the folder, in which it writes.
     proxy: Proxy,
+    pki: Pki,
     _upstream: Upstream,
 }
 

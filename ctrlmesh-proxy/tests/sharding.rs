@@ -26,8 +26,9 @@ lock: {namespace: ops, name: lead, shard: s1}
 "#;
 
 struct Bed {
-    pki: Pki,
+    // Dropped before the folder, in which it writes.
     proxy: Proxy,
+    pki: Pki,
     upstream: Upstream,
 }
 

@@ -26,8 +26,9 @@ const REFUSED: &str = r#"ctrlmesh_proxy_client_errors_total{reason="unread"}"#;
 const WAITS: &str = "ctrlmesh_proxy_unread_bytes";
 
 struct Bed {
-    pki: Pki,
+    // Dropped before the folder, in which it writes.
     proxy: Proxy,
+    pki: Pki,
     _upstream: Upstream,
 }
 

@@ -28,8 +28,9 @@ pub(crate) type Lists = Arc<Mutex<Box<dyn Fn(&str) -> Response<Body> + Send>>>;
 
 /// An API server whose watches a test holds, and whose lists it makes.
 pub(crate) struct Bed {
-    pub(crate) pki: Pki,
+    // Dropped before the folder, in which it writes as long as it lives.
     pub(crate) proxy: Proxy,
+    pub(crate) pki: Pki,
     pub(crate) upstream: Upstream,
     pub(crate) watches: mpsc::UnboundedReceiver<(Seen, Sender<Bytes, io::Error>)>,
     pub(crate) lists: Lists,
