@@ -50,7 +50,7 @@ impl Bed {
         let upstream = plane.url().strip_prefix("https://").unwrap().parse().unwrap();
         let policy = pki.path("policy").to_str().unwrap().to_owned();
         let proxy = Proxy::start(&pki, upstream, &["--policy", &policy]);
-        let bed = Self { pki, proxy, namespace, token };
+        let bed = Self { proxy, pki, namespace, token };
         bed.write_kubeconfig();
         bed
     }

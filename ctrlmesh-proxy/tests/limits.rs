@@ -30,7 +30,7 @@ async fn bed(arguments: &[&str]) -> Bed {
     })
     .await;
     let proxy = Proxy::start(&pki, upstream.address, arguments);
-    Bed { pki, proxy, _upstream: upstream }
+    Bed { proxy, pki, _upstream: upstream }
 }
 
 impl Bed {

@@ -54,7 +54,7 @@ async fn bed() -> Bed {
     let policy = pki.path("policy.yaml");
     fs::write(&policy, POLICY).unwrap();
     let proxy = Proxy::start(&pki, upstream.address, &["--policy", policy.to_str().unwrap()]);
-    Bed { pki, proxy, upstream }
+    Bed { proxy, pki, upstream }
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ async fn bed_with(more: &[&str]) -> Bed {
     .await;
     let told = [&["--memory-limit", MEMORY], more].concat();
     let proxy = Proxy::start(&pki, upstream.address, &told);
-    Bed { pki, proxy, _upstream: upstream }
+    Bed { proxy, pki, _upstream: upstream }
 }
 
 impl Bed {

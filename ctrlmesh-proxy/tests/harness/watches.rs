@@ -83,7 +83,7 @@ impl Bed {
         .await;
         write(&pki, policy);
         let proxy = start(&pki, &upstream, true);
-        Self { pki, proxy, upstream, watches, lists, slow, arrived, release }
+        Self { proxy, pki, upstream, watches, lists, slow, arrived, release }
     }
 
     /// Another process serves the pod, under another policy; `knows` says whether it finds what was kept.
