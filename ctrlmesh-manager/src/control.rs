@@ -25,6 +25,7 @@ use tracing::{info, warn};
 
 use crate::plan::{Plan, Plans};
 use crate::pod::PodName;
+use crate::rest::Rest;
 use crate::status::{Contact, Unlabelled};
 
 mod writes;
@@ -98,9 +99,9 @@ where
         let mut desk = Desk::default();
         let mut under_way = FuturesUnordered::new();
         let mut ticks = time::interval(PERIOD);
-        let (mut since, mut looked) = (None, None);
+        let (mut since, mut rest) = (None, Rest::default());
         loop {
-            // What waits is decided anew whenever there is something new, not only once all of it is written.
+            // What waits is decided anew when there is something new, not only once all of it is written.
             let mut looks = true;
             tokio::select! {
                 changed = plans.changed() => {
@@ -118,16 +119,17 @@ where
             }
             if !(self.may_write)() {
                 desk.clear();
-                (since, looked) = (None, None);
+                (since, rest) = (None, Rest::default());
                 continue;
             }
             let since = *since.get_or_insert_with(Instant::now);
             let plan = plans.borrow_and_update().clone();
-            let rests = looked.is_some_and(|until| Instant::now() < until);
-            if let Some(plan) = plan.filter(|plan| looks && (!rests || plan.waits())) {
-                let begun = Instant::now();
-                self.decide(plan, &mut desk, since);
-                looked = Some(Instant::now() + begun.elapsed() * RESTS);
+            let begun = Instant::now();
+            let may = |plan: &Arc<Plan>| looks && (rest.is_over(begun) || plan.waits());
+            if let Some(plan) = plan.filter(may)
+                && self.decide(plan, &mut desk, since)
+            {
+                rest = Rest::after(begun, Instant::now(), RESTS);
             }
             while let Some(write) = desk.next() {
                 under_way.push(self.attempt(write).boxed());
@@ -135,15 +137,17 @@ where
         }
     }
 
-    /// What has to be written, if anything is known that was not when it was last looked.
-    fn decide(&self, plan: Arc<Plan>, desk: &mut Desk, since: Instant) {
+    /// Looks what has to be written, if anything is known that was not when it was last looked; says whether it did.
+    fn decide(&self, plan: Arc<Plan>, desk: &mut Desk, since: Instant) -> bool {
         let (contacts, unlabelled) = ((self.contacts)(), (self.unlabelled)());
         let seen = Seen { contacts, unlabelled, begins: since.elapsed() < BEGINS };
         let now = Instant::now();
-        if desk.asks(&plan, &seen, now) {
+        let asks = desk.asks(&plan, &seen, now);
+        if asks {
             let writes = writes(&plan, &seen, Timestamp::now());
             desk.take(plan, seen, writes, now);
         }
+        asks
     }
 
     async fn attempt(&self, write: Write) -> (Write, Result<(), WriteError>) {

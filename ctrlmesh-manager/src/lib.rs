@@ -14,6 +14,7 @@ pub mod manifest;
 pub mod compile;
 pub mod served;
 pub mod cache;
+pub mod rest;
 pub mod plan;
 pub mod status;
 pub mod control;

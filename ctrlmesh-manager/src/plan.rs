@@ -3,7 +3,7 @@
 //! One task compiles whenever something changed, once for everybody: those who tell proxies, those who write, those who
 //! admit pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::cache::{Cache, Snapshot};
 use crate::compile::{self, Compiled, Told};
 use crate::drain::Drain;
 use crate::pod::PodName;
+use crate::rest::Rest;
 
 /// How long changes are gathered before they are compiled: a rollout is many at once. Where compiling has just taken longer,
 /// as long as that: of thousands of pods something changes all the time.
@@ -40,9 +41,15 @@ impl Plan {
         self.only_told.as_ref().unwrap_or(&self.compiled.policies)
     }
 
-    /// Whether proxies wait for something to be written.
+    /// Whether proxies wait for something to be written. What goes is not written any more.
     pub fn waits(&self) -> bool {
-        self.only_told.is_some()
+        let leaving = self.snapshot.configs.iter().map(|config| &config.metadata);
+        let leaving = leaving.filter(|meta| meta.deletion_timestamp.is_some());
+        let name = |text: &Option<String>| text.clone().unwrap_or_default();
+        let leaving: BTreeSet<String> =
+            leaving.map(|meta| format!("{}/{}", name(&meta.namespace), name(&meta.name))).collect();
+        let mut operators = self.compiled.operators.iter();
+        operators.any(|(operator, record)| !record.written && !leaving.contains(operator))
     }
 }
 
@@ -77,11 +84,11 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
             }
             Err(error) => error!(%error, "compiling failed; the last plan stays"),
         }
-        let rests_until = Instant::now() + begun.elapsed();
+        let rest = Rest::after(begun, Instant::now(), 1);
         if changes.changed().await.is_err() {
             return;
         }
-        time::sleep_until(rests_until.max(Instant::now() + GATHER)).await;
+        time::sleep_until(rest.until(Instant::now() + GATHER)).await;
     }
 }
 
@@ -91,4 +98,44 @@ pub fn of(snapshot: Snapshot, before: &BTreeMap<PodName, Told>) -> Plan {
     let waits = compiled.operators.values().any(|record| !record.written);
     let only_told = waits.then(|| compile::tellable(&compiled, before));
     Plan { snapshot: Arc::new(snapshot), compiled, only_told }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
+        spec: {selector: {matchLabels: {app: a}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n\
+        apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ops, annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, \
+        labels: {app: a, ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nspec: {containers: []}\n";
+
+    #[test]
+    fn what_is_told_is_what_may_be_told_and_somebody_waits_for_what_is_not_written() {
+        let snapshot = Snapshot::of_manifests(CONFIG);
+        let nothing = BTreeMap::new();
+        let first = of(snapshot.clone(), &nothing);
+        assert!(first.waits() && first.told().is_empty() && first.compiled.policies.len() == 1);
+        let record = &first.compiled.operators["ops/a"];
+        let mut written = snapshot;
+        written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {
+            epoch: i64::try_from(record.epoch).ok(),
+            policy_digest: Some(record.policy_digest.clone()),
+            ..Default::default()
+        });
+        let second = of(written.clone(), first.told());
+        assert!(!second.waits() && *second.told() == second.compiled.policies);
+        assert_eq!(*second.told(), compile::tellable(&second.compiled, first.told()));
+        // Another policy: until it is written, the one from before is told.
+        let other = Snapshot::of_manifests(&CONFIG.replace("team: a", "team: b"));
+        written.configs[0].spec = other.configs[0].spec.clone();
+        let third = of(written.clone(), second.told());
+        assert!(third.waits() && third.told() == second.told());
+        assert_ne!(*third.told(), third.compiled.policies);
+        // What goes is not written, and nobody waits for that.
+        let meta = &mut written.configs[0].metadata;
+        meta.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+        let last = of(written, second.told());
+        assert!(!last.waits() && last.told() == second.told());
+    }
 }

@@ -13,7 +13,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use crate::compile::{Record, Told};
 use crate::plan::Plan;
 use crate::pod::{Member, PodName};
-use crate::shard;
+
+mod found;
+
+pub use found::Found;
 
 /// How much older than the truth the last contact of a pod may be in the status, where nothing else changes. Of those that
 /// are connected it is written anew at each multiple of it, of all at the same time: each such write is followed by a plan,
@@ -65,16 +68,6 @@ pub enum Unlabelled {
     Beside(String),
 }
 
-/// What is looked for again and again in a plan.
-#[derive(Debug, Default)]
-pub struct Found<'a> {
-    /// The pods of each shard, by the `NAMESPACE/NAME` of its operator and its own name: a shard by itself may be called
-    /// as one of a root's.
-    pods: BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a Told)>>,
-    /// The roots, by namespace.
-    roots: BTreeMap<Option<&'a str>, Vec<&'a ShardingConfig>>,
-}
-
 /// What a condition says.
 struct Verdict {
     holds: bool,
@@ -101,36 +94,6 @@ impl Contact {
     }
 }
 
-// === impl Found ===
-
-impl<'a> Found<'a> {
-    /// In `plan`.
-    pub fn of(plan: &'a Plan) -> Self {
-        let mut found = Self::default();
-        for member in &plan.snapshot.members {
-            let Some(told) = plan.compiled.policies.get(&member.name) else { continue };
-            let (Some(operator), Some(shard)) = (&told.operator, &told.shard) else { continue };
-            found.pods.entry((operator, shard)).or_default().push((member, told));
-        }
-        for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
-            found.roots.entry(root.metadata.namespace.as_deref()).or_default().push(root);
-        }
-        found
-    }
-
-    /// The `NAMESPACE/NAME` of the root that made `config`.
-    fn root(&self, config: &ShardingConfig) -> Option<String> {
-        if config.spec.root.is_some() {
-            return None;
-        }
-        let namespace = config.metadata.namespace.as_deref();
-        let near = self.roots.get(&namespace).into_iter().flatten();
-        let root = near.copied().find(|root| shard::is_of(root, config))?;
-        let name = root.metadata.name.as_deref().unwrap_or_default();
-        Some(format!("{}/{name}", namespace.unwrap_or_default()))
-    }
-}
-
 /// The status of `config`, one of the plan's; what nothing new is known of stays.
 pub fn of(
     config: &ShardingConfig,
@@ -146,17 +109,7 @@ pub fn of(
     let record = plan.compiled.operators.get(&full_name);
     let root = found.root(config);
     let root_record = root.as_ref().and_then(|root| plan.compiled.operators.get(root));
-    let shards: Vec<(&str, &str)> = match record {
-        Some(record) if !record.shards.is_empty() => {
-            record.shards.keys().map(|shard| (full_name.as_str(), shard.as_str())).collect()
-        }
-        _ => {
-            let operators = [Some(full_name.as_str()), root.as_deref()].into_iter().flatten();
-            operators.map(|operator| (operator, name)).collect()
-        }
-    };
-    let of_shards = shards.iter().filter_map(|shard| found.pods.get(shard));
-    let all: Vec<(&Member, &Told)> = of_shards.flatten().copied().collect();
+    let all = found.pods((&full_name, name), record, root.as_deref());
     let is_root = config.spec.root.is_some();
     let mut status = ShardingConfigStatus {
         observed_generation: config.metadata.generation,

@@ -1,4 +1,4 @@
-//! Does an object keep to the schema of its kind?
+//! Does an object keep to the schema of its kind? Of one that was read, its spec; of one as it was written, all of it.
 //!
 //! The schema is the one that the API server is given, so that nothing which it refuses is accepted here: bounds,
 //! lengths, patterns, enums, what is required, what is repeated. Its CEL rules are repeated by the other modules.

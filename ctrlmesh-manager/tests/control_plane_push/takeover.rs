@@ -125,6 +125,16 @@ async fn shards(client: &Client, written: &Written, names: BTreeSet<&str>) {
     .await;
 }
 
+/// Waits until the shard that stays was changed so often: twice before it is written once, it would be as it was.
+async fn changed(written: &Written, times: usize) {
+    let was = || {
+        let seen = written.lock().unwrap().clone();
+        let mut stays = seen.into_iter().filter(|((name, _), _)| name == "op-1-normal");
+        stays.any(|(_, generations)| generations.len() > times)
+    };
+    eventually("the shard that stays to be changed", async || was().then_some(())).await;
+}
+
 #[tokio::test]
 async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twice() {
     let cluster = ControlPlane::start(&Options { audit: true, ..Options::default() }).unwrap();
@@ -171,6 +181,7 @@ async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twic
         // One that is not removed before it is wanted again stays, and is not made anew.
         let other = if round % 2 == 0 { "op-0-canary" } else { "op-2-normal" };
         shards(&client, &written, [other, "op-1-normal"].into()).await;
+        changed(&written, round + 1).await;
     }
     assert_written_once(&written, kills);
     assert_asked_once(&cluster, kills);

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::harness::proxy::Proxy;
 use crate::harness::until;
 use crate::node::{Node, Operator, refused, served, shows};
-use crate::older::Patched;
+use crate::older::{Patched, once_written};
 use crate::upgrade::linked;
 
 /// A proxy that meets others in a folder; it waits for so long for one that follows.
@@ -120,6 +120,7 @@ async fn nothing_is_refused_while_another_version_follows_and_is_rolled_back() {
     let program = || linked(&node.bed.pin(slot, "connect4")).1;
     let (ours, before) = (object(), program());
     let newer = Patched::version();
+    assert!(once_written(Command::new(newer.path()).arg("--version")).status.success());
     let busy = [Busy::begin(node.operator("a")), Busy::begin(node.operator("b"))];
     let next = waiting(proxy_of(&newer.path(), &node, "60s")).await;
     first.terminate();

@@ -195,7 +195,7 @@ impl<'a> Before<'a> {
 fn did_what_they_may(cluster: &Cluster) -> Result<()> {
     let requests = mesh::requests(cluster, mesh::NAMESPACE, "ctrlmesh-node")?;
     let refused =
-        requests.iter().find(|one| one["annotations"]["authorization.k8s.io/decision"] != "allow");
+        requests.iter().find(|one| one["annotations"]["authorization.k8s.io/decision"] == "forbid");
     ensure!(refused.is_none(), "{refused:?}");
     let asked = requests
         .iter()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use ctrlmesh_testbed::Cluster;
+use ctrlmesh_testbed::{Cluster, retry};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
@@ -110,9 +110,21 @@ async fn kinds(client: &Client) -> Result<Kinds> {
             }
         }
     }
-    // They are nobody's object: it is only said who may be impersonated.
-    let users = ApiResource { plural: "users".to_owned(), ..ApiResource::erase::<Namespace>(&()) };
-    kinds.insert("users".to_owned(), (users, Scope::Cluster));
+    // A definition that has just been written is not served yet.
+    ensure!(kinds.contains_key("websites"), "websites are not served");
+    // They are nobody's object: it is only said who may be impersonated. And an older API server does not know these.
+    let policies = "mutatingadmissionpolicies";
+    for (name, group, plural) in [
+        ("users", "", "users"),
+        ("mutatingadmissionpolicy", "admissionregistration.k8s.io", policies),
+    ] {
+        let kind = ApiResource {
+            group: group.to_owned(),
+            plural: plural.to_owned(),
+            ..ApiResource::erase::<Namespace>(&())
+        };
+        kinds.entry(name.to_owned()).or_insert((kind, Scope::Cluster));
+    }
     Ok(kinds)
 }
 
@@ -167,7 +179,7 @@ async fn may(client: &Client, kinds: &Kinds, account: &str, question: &str) -> R
 async fn our_accounts_may_do_what_they_need_and_what_they_do_not_need_they_may_not() -> Result<()> {
     let cluster = mesh::shared();
     let client = cluster.client().await?;
-    let kinds = kinds(&client).await?;
+    let kinds = retry(|| kinds(&client)).await?;
     let may = async |account, question| may(&client, &kinds, account, question).await;
     for denied in DENIED {
         for account in ["ctrlmesh-manager", "ctrlmesh-manager-background", "ctrlmesh-node"] {

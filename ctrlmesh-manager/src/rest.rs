@@ -1,0 +1,52 @@
+//! For how long is work that would be done again and again left alone, after it was done?
+//!
+//! In proportion to how long it took, so that it takes no more than its part of a processor however large the cluster is.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// At most: a machine that was stopped while something was under way has not worked for that long.
+const MOST: Duration = Duration::from_secs(5);
+
+/// A pause.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rest(Option<Instant>);
+
+impl Rest {
+    /// One of so many `times` as long as work took, from `begun` until `now`.
+    pub fn after(begun: Instant, now: Instant, times: u32) -> Self {
+        let rest = now.saturating_duration_since(begun).saturating_mul(times);
+        Self(Some(now + rest.min(MOST)))
+    }
+
+    /// Whether it is over; there may have been none.
+    pub fn is_over(self, now: Instant) -> bool {
+        self.0.is_none_or(|until| now >= until)
+    }
+
+    /// Until when it lasts, or `now`.
+    pub fn until(self, now: Instant) -> Instant {
+        self.0.map_or(now, |until| until.max(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_rests_so_many_times_as_long_as_one_worked_and_never_for_long() {
+        let begun = Instant::now();
+        assert!(Rest::default().is_over(begun) && Rest::default().until(begun) == begun);
+        for (worked, rests) in [(0, 0), (10, 40), (1000, 4000), (1500, 5000), (3_600_000, 5000)] {
+            let now = begun + Duration::from_millis(worked);
+            let (rest, end) = (Rest::after(begun, now, 4), now + Duration::from_millis(rests));
+            assert_eq!(rest.until(now), end, "{worked}");
+            assert!(rests == 0 || !rest.is_over(end - Duration::from_millis(1)));
+            assert!(rest.is_over(end));
+            let later = end + Duration::from_secs(1);
+            assert_eq!(rest.until(later), later);
+        }
+    }
+}
