@@ -7,7 +7,7 @@ use ctrlmesh_common::api::{FaultInjection, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::{annotation, label, root_ca};
 use ctrlmesh_testbed::{ControlPlane, retry};
 use k8s_openapi::api::core::v1::{Container, Pod, ServiceAccount};
-use kube::api::{Api, DeleteParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -85,12 +85,15 @@ fn pod_of(revision: &str) -> Value {
     pod
 }
 
+fn shard_of(pod: &Pod) -> Option<String> {
+    pod.labels().get(label::SHARDING_CONFIG_INJECTED).cloned()
+}
+
 /// How many pods each shard has.
 async fn of_each_shard(pods: &Api<Pod>) -> Result<BTreeMap<String, usize>> {
     let mut shards = BTreeMap::new();
-    for pod in pods.list(&kube::api::ListParams::default()).await? {
-        let shard = pod.labels().get(label::SHARDING_CONFIG_INJECTED).cloned();
-        *shards.entry(shard.context("a pod without shard")?).or_default() += 1;
+    for pod in pods.list(&ListParams::default()).await? {
+        *shards.entry(shard_of(&pod).context("a pod without shard")?).or_default() += 1;
     }
     Ok(shards)
 }
@@ -115,26 +118,18 @@ async fn pods_of_a_deployment_are_shared_out_as_they_come_and_a_rollout_leaves_e
         BTreeMap::from(["op-1-normal", "op-2-normal"].map(|shard| (shard.to_owned(), 2)));
     let shards = of_each_shard(&pods).await?;
     ensure!(shards == expected, "{shards:?}");
-    let before: Vec<String> = pods
-        .list(&kube::api::ListParams::default())
-        .await?
-        .iter()
-        .map(kube::ResourceExt::name_any)
-        .collect();
-    for old in before {
-        let shard = pods.get(&old).await?.labels()[label::SHARDING_CONFIG_INJECTED].clone();
-        pods.delete(&old, &DeleteParams::default().grace_period(0)).await?;
-        // The manager may not have seen yet that it is gone.
-        retry(|| async {
-            let dry_run = kube::api::PostParams { dry_run: true, ..Default::default() };
-            let tried = pods.create(&dry_run, &serde_json::from_value(pod_of("6e"))?).await?;
-            let given = tried.labels().get(label::SHARDING_CONFIG_INJECTED);
-            ensure!(given == Some(&shard), "{given:?} and not {shard}");
-            Ok(())
-        })
-        .await?;
-        create(&pods, pod_of("6e")).await?;
+    // Both of one shard go first. The manager may not have seen that they are gone when their successors come.
+    let mut old = pods.list(&ListParams::default()).await?.items;
+    old.sort_by_key(shard_of);
+    let mut given = BTreeMap::new();
+    for pod in old {
+        pods.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await?;
+        let successor = create(&pods, pod_of("6e")).await?;
+        given.insert(successor.name_any(), shard_of(&successor));
     }
+    let kept = pods.list(&ListParams::default()).await?.items;
+    let kept: BTreeMap<_, _> = kept.iter().map(|pod| (pod.name_any(), shard_of(pod))).collect();
+    ensure!(kept == given, "moved: {kept:?}, given: {given:?}");
     let shards = of_each_shard(&pods).await?;
     ensure!(shards == expected, "{shards:?}");
     Ok(())
