@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 
 use crate::guard::After;
 use crate::progress::say;
-use crate::run::{CRATES, Passing, cargo, has_cgroup2, is_root, root, watch};
+use crate::run::{CRATES, cargo, has_cgroup2, is_root, root};
 use crate::setup::{Readiness, kubectl};
 use crate::{build_ebpf, guard, guest, room, setup, tools};
 
@@ -187,14 +187,12 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     for tier in Tier::value_variants() {
         if options.tier.is_empty() || options.tier.contains(tier) {
             let names = targets.get(tier).map_or(&[][..], Vec::as_slice);
-            let outcome = match tier.beforehand(names, programs) {
-                Some(outcome) => outcome,
-                None if *tier != Tier::Unit => {
-                    together.extend(names.iter().map(|name| (*tier, name.as_str())));
-                    Outcome { complete: true, ..Outcome::default() }
-                }
-                None => run_units(options)?,
-            };
+            let outcome = tier.beforehand(names, programs).unwrap_or_else(|| {
+                let units = together::UNITS.iter().copied().filter(|_| *tier == Tier::Unit);
+                let jobs = names.iter().map(String::as_str).chain(units);
+                together.extend(jobs.map(|job| (*tier, job)));
+                Outcome { complete: true, ..Outcome::default() }
+            });
             outcomes.insert(*tier, outcome);
         }
     }
@@ -261,18 +259,6 @@ fn targets() -> Result<BTreeMap<Tier, Vec<String>>> {
         names.sort();
     }
     Ok(targets)
-}
-
-/// Runs the tests that stand in the sources.
-fn run_units(options: &Options) -> Result<Outcome> {
-    say(&format!("\n==> tier {}", Tier::Unit.name()));
-    let start = Instant::now();
-    let mut outcome = Outcome { complete: true, ..Outcome::default() };
-    outcome.add(watch(&mut test(&["--lib", "--bins"], options), Passing::AtOnce)?);
-    // Examples in documentation are built one by one, so they are a run of their own.
-    outcome.add(watch(&mut test(&["--doc"], options), Passing::AtOnce)?);
-    outcome.taken = start.elapsed();
-    Ok(outcome)
 }
 
 fn test(what: &[&str], options: &Options) -> Command {

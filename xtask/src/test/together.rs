@@ -1,4 +1,4 @@
-//! Runs test binaries several at once, the longest first.
+//! Runs several jobs of tests at once, the longest first.
 //!
 //! Most of them wait more than they work: for a kubelet, for a watch, for a deadline. How long each takes, the last run on
 //! this machine has written down.
@@ -21,7 +21,16 @@ use crate::{guest, images};
 /// Seconds that each binary took, by its name.
 type Seconds = BTreeMap<String, u64>;
 
-/// Runs these binaries in so many `lanes`; gives what came of each.
+/// The tests that stand in the sources, as a job: those of all crates.
+const SOURCES: &str = "sources";
+
+/// The examples in documentation, which are built one by one.
+const DOCUMENTATION: &str = "documentation";
+
+/// The jobs of the unit tier, which are no test binaries of their own.
+pub(super) const UNITS: [&str; 2] = [SOURCES, DOCUMENTATION];
+
+/// Runs these jobs in so many `lanes`; gives what came of each.
 ///
 /// # Errors
 /// Where a lane breaks.
@@ -34,23 +43,30 @@ pub(super) fn run(
         return Ok(Vec::new());
     }
     let last = last_run();
-    jobs.sort_by_key(|(tier, target)| cmp::Reverse(expected(*tier, target, &last)));
-    say(&format!("\n==> {} test binaries of the other tiers, {lanes} at once", jobs.len()));
+    // One after the other, the least powerful tier goes first: what it finds is found soonest.
+    jobs.sort_by_key(|(tier, job)| {
+        ((lanes == 1).then_some(*tier), cmp::Reverse(expected(*tier, job, &last)))
+    });
+    say(&format!("\n==> {} runs of tests, {lanes} at once", jobs.len()));
     let has_images = jobs.iter().any(|(tier, _)| matches!(tier, Tier::Node | Tier::Operator));
     // Where they do not build, each of the tests builds them, and says so.
     let unbuilt = |error: &anyhow::Error| say(&format!("the programs of the images: {error:#}"));
     let programs = has_images.then(|| images::build_programs().inspect_err(unbuilt).ok()).flatten();
     // One that does not build takes none of the others with it: it is built again, alone, and that is its outcome.
-    let targets: Vec<&str> = jobs.iter().flat_map(|(_, target)| ["--test", target]).collect();
-    drop(run_command(test(&targets, options).arg("--no-run")));
+    let built = jobs.iter().filter(|(_, job)| *job != DOCUMENTATION);
+    let built: Vec<&str> = built.flat_map(|(_, job)| which(job)).collect();
+    if !built.is_empty() {
+        drop(run_command(test(&built, options).arg("--no-run")));
+    }
+    let passing = if lanes == 1 { Passing::AtOnce } else { Passing::ByBinary };
     let (jobs, outcomes) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
     // A function of its own, so that the lock is held only while it takes one.
     let next = || lock(&jobs).next();
     let work = || {
         while let Some((tier, target)) = next() {
-            let mut command = test(&["--test", target], options);
+            let mut command = test(&which(target), options);
             command.envs(programs.iter().map(|programs| (images::PROGRAMS, programs)));
-            let mut outcome = run_one(command, target);
+            let mut outcome = run_one(command, target, passing);
             if let Some(cluster) = options.kubeconfig.as_ref().filter(|_| tier == Tier::Node) {
                 // The next one finds it as the first one did.
                 let removed = guest::remove(cluster);
@@ -78,10 +94,19 @@ pub(super) fn run(
     Ok(outcomes.into_iter().map(|(tier, _, outcome)| (tier, outcome)).collect())
 }
 
-fn run_one(mut command: Command, target: &str) -> Outcome {
+/// What cargo is to be told to run of all tests.
+fn which(job: &str) -> Vec<&str> {
+    match job {
+        SOURCES => vec!["--lib", "--bins"],
+        DOCUMENTATION => vec!["--doc"],
+        target => vec!["--test", target],
+    }
+}
+
+fn run_one(mut command: Command, target: &str, passing: Passing) -> Outcome {
     let start = Instant::now();
     let mut outcome = Outcome { complete: true, ..Outcome::default() };
-    outcome.add(watch(&mut command, Passing::ByBinary).unwrap_or_else(|error| {
+    outcome.add(watch(&mut command, passing).unwrap_or_else(|error| {
         say(&format!("{target}: {error:#}"));
         (Vec::new(), false)
     }));
@@ -89,10 +114,11 @@ fn run_one(mut command: Command, target: &str) -> Outcome {
     outcome
 }
 
-/// How long a binary takes: as the last time, or as others of its tier.
+/// How long a job takes: as the last time, or as others of its tier.
 fn expected(tier: Tier, target: &str, last: &Seconds) -> Duration {
     let usual = match tier {
-        Tier::Unit | Tier::Socket => 5,
+        Tier::Unit => 40,
+        Tier::Socket => 5,
         Tier::Kernel => 100,
         Tier::ControlPlane => 60,
         Tier::Node => 200,
@@ -115,7 +141,7 @@ fn last_run() -> Seconds {
 /// Where it cannot be written, the next run goes by the tiers.
 fn write_down(mut seconds: Seconds, outcomes: &[(Tier, &str, Outcome)]) {
     let ran = outcomes.iter().filter(|(.., outcome)| outcome.complete);
-    seconds.extend(ran.map(|(_, target, outcome)| ((*target).to_owned(), outcome.taken.as_secs())));
+    seconds.extend(ran.map(|(_, job, outcome)| ((*job).to_owned(), outcome.taken.as_secs())));
     let lines: Vec<String> =
         seconds.iter().map(|(target, taken)| format!("{target} {taken}\n")).collect();
     drop(fs::write(file(), lines.concat()));
