@@ -14,7 +14,7 @@ import (
 )
 
 // How often one knocks.
-const every = 2 * time.Millisecond
+const every = 4 * time.Millisecond
 
 // How long one connection may take.
 const patience = 10 * time.Second
