@@ -56,6 +56,8 @@ pub(crate) async fn start(client: &Client) -> Result<Manager> {
     let more = ["--label-rate", "1000", "--identity", "manager-0", "--webhook-host", "127.0.0.1"];
     let manager = Manager::start(ControlPlane::shared(), NAMESPACE, &more)?;
     let webhooks = manager.address("webhooks").await?;
+    // Before, it would be asked about a Secret of its own, and the API server would wait ten seconds for the answer.
+    manager.said("message", "ready").await?;
     let hook = |path: &str, rule: Value, policy: &str| {
         json!({
             "name": format!("{path}.ctrlmesh.kusionstack.io"), "sideEffects": "None", "admissionReviewVersions": ["v1"],

@@ -121,14 +121,19 @@ impl Manager {
 
     /// Where it listens for `purpose`, once it does.
     pub(crate) async fn address(&self, purpose: &str) -> Result<SocketAddr> {
+        let line = self.said("purpose", purpose).await?;
+        Ok(line["address"].as_str().context("no address")?.parse()?)
+    }
+
+    /// The first line of its log with this field, once there is one.
+    pub(crate) async fn said(&self, field: &str, value: &str) -> Result<Value> {
         retry(|| async {
             let log = self.log();
             let ended = self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait()?;
             ensure!(ended.is_none(), "it ended:\n{log}");
-            let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            let line = lines.into_iter().find(|line| line["purpose"] == purpose);
-            let line = line.with_context(|| format!("not yet:\n{log}"))?;
-            Ok(line["address"].as_str().context("no address")?.parse()?)
+            let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let line = lines.find(|line| line[field] == value);
+            line.with_context(|| format!("not yet:\n{log}"))
         })
         .await
     }
