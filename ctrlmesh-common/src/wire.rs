@@ -16,6 +16,12 @@ pub const SIGN: &str = "/ctrlmesh.v1.Mesh/Sign";
 /// The call of a replica that tells the leader what its proxies said: [`Receipts`] go up, one [`Relayed`] comes down.
 pub const RELAY: &str = "/ctrlmesh.v1.Mesh/Relay";
 
+/// Metadata of [`FOLLOW`] in which a proxy shows the last [`Update::voucher`].
+pub const VOUCHER: &str = "ctrlmesh-voucher-bin";
+
+/// Longest voucher that is shown, in bytes: one for the longest names that there are.
+pub const MAX_VOUCHER_BYTES: usize = 2048;
+
 /// Largest message that goes up, in bytes: a [`Hello`] with [`MAX_KNOWN`] pods of the longest names there are.
 pub const MAX_REPORT_BYTES: usize = 1024 * 1024;
 
@@ -130,6 +136,10 @@ pub struct Update {
     /// Whether what the proxy does not know yet goes on in the next one.
     #[prost(bool, tag = "3")]
     pub more: bool,
+    /// What the proxy may show, beside the same token, when it comes back soon: its token need not be reviewed for that.
+    /// It is for managers to read. Empty where it stays the one before.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub voucher: Bytes,
 }
 
 /// One pod's policy.

@@ -13,7 +13,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
 use thiserror::Error;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{self, SignalKind};
 use tokio::sync::watch;
@@ -38,7 +38,7 @@ use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
 use crate::migration::MigrationMetrics;
-use crate::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
+use crate::push::{Accounts, Again, Allowance, Newest, Push, PushMetrics, Relay};
 use crate::reach::{self, ReachError};
 use crate::readiness::Readiness;
 use crate::shard::Labelling;
@@ -50,6 +50,10 @@ mod room;
 
 /// How often it is tried to reach an API server that is not there yet.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Connections that wait to be accepted; the kernel allows no more by itself (`net.core.somaxconn`). Who finds no room tries
+/// again only after a second, then two.
+const BACKLOG: u32 = 4096;
 
 /// Connections to the webhooks: some from each API server.
 const WEBHOOK_LIMITS: Limits = Limits { connections: 1024, unproven: 512, unproven_of_one: 128 };
@@ -126,9 +130,9 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
     let starting = readiness.block("certificates");
     let counted = Counted::new(&client);
     let probes = Page::Probes { readiness: readiness.clone(), drain: drain.clone() };
-    let probes = probes.run(listen("probes", args.listen_probes).await?);
+    let probes = probes.run(listen("probes", args.listen_probes)?);
     let pages = Page::Metrics(counted.registry.clone());
-    let pages = pages.run(listen("metrics", args.listen_metrics).await?);
+    let pages = pages.run(listen("metrics", args.listen_metrics)?);
     let work = async {
         let stop = stop()?;
         let mut stop = std::pin::pin!(stop);
@@ -162,8 +166,8 @@ async fn start(
     drain: Drain,
 ) -> Result<Context, AppError> {
     let listeners = Listeners {
-        grpc: listen("proxies", args.listen_grpc).await?,
-        webhook: listen("webhooks", args.listen_webhook).await?,
+        grpc: listen("proxies", args.listen_grpc)?,
+        webhook: listen("webhooks", args.listen_webhook)?,
     };
     let vault = Arc::new(open(&client, &args).await?);
     let presented = serving::first(&vault, &args.names())?;
@@ -261,6 +265,7 @@ fn serve_proxies(
         drain: context.drain.clone(),
         newest: Newest::default(),
         signatures: Allowance::default(),
+        again: Again::default(),
     });
     let limits = room::limits(args.max_proxies, room::open_files());
     let tls = acceptor(presented, &[tls::ALPN_HTTP2])?;
@@ -333,10 +338,17 @@ fn identity(args: &RunArgs) -> String {
     format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
 }
 
-async fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
     let failed = |source| AppError::Listen { address, source };
-    let listener = match TcpListener::bind(address).await {
-        Err(error) if let Some(v4) = without_ipv6(address, &error) => TcpListener::bind(v4).await,
+    let listener = match bind(address) {
+        Err(error) if let Some(v4) = without_ipv6(address, &error) => bind(v4),
         bound => bound,
     };
     let listener = listener.map_err(failed)?;

@@ -24,9 +24,14 @@ use tokio::time::{self, Instant};
 use crate::metrics::{self, Refused};
 use crate::pod::PodName;
 
+mod addresses;
 mod claims;
+mod voucher;
 
-/// How long a review is believed; a pod that is deleted keeps its access for this long.
+use addresses::Addresses;
+pub use voucher::Vouching;
+
+/// How long what the API server said is believed by this replica, whoever asks.
 const BELIEVED: Duration = Duration::from_mins(1);
 
 /// How long it may take until it is one's turn. Apart from the time for the answer: those who wait would else run out of it
@@ -45,18 +50,6 @@ const REMEMBERED: usize = 20_000;
 /// How many refusals are remembered, apart from those: whoever shows nonsense makes nobody be reviewed anew.
 const REFUSED: usize = 4_000;
 
-/// How many bad tokens one address may show within [`PERIOD`] before none that is not known is reviewed for it.
-const BAD: u32 = 30;
-
-/// Over which time they are counted.
-const PERIOD: Duration = Duration::from_mins(1);
-
-/// How often those that were quiet for that long are forgotten.
-const SWEEP_EVERY: Duration = Duration::from_secs(5);
-
-/// How many reviews of [`AT_ONCE`] may be for one address.
-const OF_ONE: usize = 16;
-
 /// Longest token that is sent to the API server, in bytes.
 const MAX_TOKEN_BYTES: usize = 8 * 1024;
 
@@ -74,6 +67,24 @@ pub struct Identity {
     pub node: Option<String>,
     /// Its service account, as `NAMESPACE/NAME`.
     pub account: String,
+}
+
+/// Who asks, and since when that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proven {
+    /// Who.
+    pub identity: Arc<Identity>,
+    /// When the API server said so.
+    pub reviewed: SystemTime,
+}
+
+/// What is shown beside a token, and by what it is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a> {
+    /// By whom it would have been given.
+    pub vouching: &'a Vouching,
+    /// What a replica is said to have given.
+    pub voucher: &'a [u8],
 }
 
 /// A token that proves nothing.
@@ -108,11 +119,12 @@ pub enum IdentityError {
 #[derive(Debug)]
 pub struct Reviewer {
     reviews: Api<TokenReview>,
-    known: Mutex<HashMap<Key, Remembered<Arc<Identity>>>>,
+    known: Mutex<HashMap<Key, Remembered<Proven>>>,
     refused: Mutex<HashMap<Key, Remembered<Nothing>>>,
     at_once: Semaphore,
-    by_address: Mutex<ByAddress>,
+    addresses: Addresses,
     asked: Counter,
+    vouched: Counter,
 }
 
 /// The digest of a token: the token itself is not kept.
@@ -121,7 +133,7 @@ type Key = [u8; SHA256_OUTPUT_LEN];
 #[derive(Debug)]
 struct Remembered<T> {
     what: T,
-    until: Instant,
+    at: Instant,
 }
 
 /// What a token proves that proves nothing.
@@ -129,22 +141,6 @@ struct Remembered<T> {
 enum Nothing {
     Unknown,
     Unbound,
-}
-
-/// What came from whom lately.
-#[derive(Debug, Default)]
-struct ByAddress {
-    all: HashMap<IpAddr, OfOne>,
-    /// When those that were quiet for long were forgotten last; not each time, for there may be very many.
-    swept: Option<Instant>,
-}
-
-/// What came from one address lately.
-#[derive(Debug)]
-struct OfOne {
-    began: Instant,
-    bad: u32,
-    under_way: Arc<Semaphore>,
 }
 
 // === impl IdentityError ===
@@ -182,12 +178,13 @@ impl Reviewer {
             known: Mutex::default(),
             refused: Mutex::default(),
             at_once: Semaphore::new(AT_ONCE),
-            by_address: Mutex::default(),
+            addresses: Addresses::default(),
             asked: asked(registry),
+            vouched: vouched(registry),
         }
     }
 
-    /// Who shows `token`, from `address`.
+    /// Who shows `token`, from `address`, perhaps beside a voucher. One that says nothing is as none.
     ///
     /// # Errors
     /// Where it proves nothing.
@@ -195,24 +192,31 @@ impl Reviewer {
         &self,
         token: &str,
         address: IpAddr,
-    ) -> Result<Arc<Identity>, IdentityError> {
+        shown: Option<Shown<'_>>,
+    ) -> Result<Proven, IdentityError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(IdentityError::TooLarge { bytes: token.len() });
         }
         let key = key(token);
         let now = Instant::now();
-        if let Some(identity) = recall(&self.known, &key, now) {
-            return Ok(identity);
+        if let Some(proven) = recall(&self.known, &key, now, BELIEVED) {
+            return Ok(proven);
         }
-        if let Some(nothing) = recall(&self.refused, &key, now) {
+        if let Some(nothing) = recall(&self.refused, &key, now, BELIEVED) {
             return Err(nothing.into());
         }
-        claims::possible(token, SystemTime::now())?;
-        let under_way = self.of_one(address, now)?;
+        let ends = claims::possible(token, SystemTime::now())?;
+        // What was refused since it was given no voucher makes good.
+        let shown = shown.filter(|_| recall(&self.refused, &key, now, voucher::LASTS).is_none());
+        if let Some(proven) = shown.and_then(|shown| shown.proves(token, ends)) {
+            self.vouched.inc();
+            return Ok(proven);
+        }
+        let under_way = self.addresses.reviews_of(address, now)?;
         let _turn = under_way.acquire().await.map_err(|_closed| IdentityError::Late)?;
         let reviewed = self.review(token, key).await;
         if matches!(reviewed, Err(IdentityError::Unknown | IdentityError::Unbound)) {
-            self.was_bad(address);
+            self.addresses.was_bad(address);
         }
         reviewed
     }
@@ -221,30 +225,28 @@ impl Reviewer {
     ///
     /// # Errors
     /// Where the token proves nothing (any more).
-    pub async fn identify_again(&self, token: &str) -> Result<Arc<Identity>, IdentityError> {
+    pub async fn identify_again(&self, token: &str) -> Result<Proven, IdentityError> {
         self.review(token, key(token)).await
     }
 
-    async fn review(&self, token: &str, key: Key) -> Result<Arc<Identity>, IdentityError> {
+    async fn review(&self, token: &str, key: Key) -> Result<Proven, IdentityError> {
         let late = |_elapsed| IdentityError::Late;
         let turn = time::timeout(TURN, self.at_once.acquire()).await.map_err(late)?;
+        let asked = SystemTime::now();
         let reviewed = time::timeout(DEADLINE, self.ask(token)).await.map_err(late)??;
         drop(turn);
-        let until = Instant::now() + BELIEVED;
+        let at = Instant::now();
         match reviewed {
             Ok(identity) => {
-                let identity = Arc::new(identity);
-                remember(
-                    &self.known,
-                    key,
-                    Remembered { what: identity.clone(), until },
-                    REMEMBERED,
-                );
-                Ok(identity)
+                let proven = Proven { identity: Arc::new(identity), reviewed: asked };
+                let remembered = Remembered { what: proven.clone(), at };
+                remember(&self.known, key, remembered, (REMEMBERED, BELIEVED));
+                Ok(proven)
             }
             Err(nothing) => {
                 drop(self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&key));
-                remember(&self.refused, key, Remembered { what: nothing, until }, REFUSED);
+                let remembered = Remembered { what: nothing, at };
+                remember(&self.refused, key, remembered, (REFUSED, voucher::LASTS));
                 Err(nothing.into())
             }
         }
@@ -271,41 +273,16 @@ impl Reviewer {
         }
         Ok(identity(&status.user.unwrap_or_default()).ok_or(Nothing::Unbound))
     }
-
-    /// Where the reviews for `address` wait for each other.
-    fn of_one(&self, address: IpAddr, now: Instant) -> Result<Arc<Semaphore>, IdentityError> {
-        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        by_address.sweep(now);
-        let fresh = || OfOne { began: now, bad: 0, under_way: Arc::new(Semaphore::new(OF_ONE)) };
-        let one = by_address.all.entry(address).or_insert_with(fresh);
-        if now.duration_since(one.began) >= PERIOD {
-            (one.began, one.bad) = (now, 0);
-        }
-        let (bad, under_way) = (one.bad, one.under_way.clone());
-        drop(by_address);
-        if bad < BAD { Ok(under_way) } else { Err(IdentityError::TooMany) }
-    }
-
-    fn was_bad(&self, address: IpAddr) {
-        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(one) = by_address.all.get_mut(&address) {
-            one.bad = one.bad.saturating_add(1);
-        }
-    }
 }
 
-// === impl ByAddress ===
+// === impl Shown ===
 
-impl ByAddress {
-    /// Forgets who was quiet for long.
-    fn sweep(&mut self, now: Instant) {
-        if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_EVERY) {
-            return;
-        }
-        self.swept = Some(now);
-        self.all.retain(|_, one| {
-            now.duration_since(one.began) < PERIOD || Arc::strong_count(&one.under_way) > 1
-        });
+impl Shown<'_> {
+    /// What it says of `token`, which ends at `ends`.
+    fn proves(&self, token: &str, ends: SystemTime) -> Option<Proven> {
+        let now = SystemTime::now();
+        let proven = self.vouching.read(token, self.voucher, now)?;
+        (now < ends).then_some(proven)
     }
 }
 
@@ -313,22 +290,24 @@ fn recall<T: Clone>(
     remembered: &Mutex<HashMap<Key, Remembered<T>>>,
     key: &Key,
     now: Instant,
+    lasts: Duration,
 ) -> Option<T> {
     let remembered = remembered.lock().unwrap_or_else(PoisonError::into_inner);
-    remembered.get(key).filter(|one| now < one.until).map(|one| one.what.clone())
+    let fresh = |one: &&Remembered<T>| now.duration_since(one.at) < lasts;
+    remembered.get(key).filter(fresh).map(|one| one.what.clone())
 }
 
-/// Remembers at most so many.
+/// Remembers at most so many, for so long.
 fn remember<T>(
     all: &Mutex<HashMap<Key, Remembered<T>>>,
     key: Key,
     one: Remembered<T>,
-    most: usize,
+    (most, lasts): (usize, Duration),
 ) {
     let now = Instant::now();
     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
     if all.len() >= most {
-        all.retain(|_, one| now < one.until);
+        all.retain(|_, one| now.duration_since(one.at) < lasts);
     }
     if all.len() >= most {
         all.clear();
@@ -338,6 +317,11 @@ fn remember<T>(
 
 fn asked(registry: &mut Registry) -> Counter {
     metrics::counter(registry, "token_reviews", "Tokens that the API server was asked about")
+}
+
+fn vouched(registry: &mut Registry) -> Counter {
+    let help = "Tokens believed by a voucher, without a review";
+    metrics::counter(registry, "token_vouchers", help)
 }
 
 fn key(token: &str) -> Key {

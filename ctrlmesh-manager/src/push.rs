@@ -4,15 +4,18 @@
 //! that pod, or, for the node proxies' own service account, the pods of that node. Who asks for anything else is refused
 //! before anything is looked up.
 
+mod again;
 mod allowance;
 mod catch_up;
 mod codec;
+mod hello;
 mod link;
 mod newest;
 mod relay;
 mod session;
 mod told;
 
+pub use again::Again;
 pub use allowance::Allowance;
 use codec::SmallCodec;
 pub use newest::Newest;
@@ -27,6 +30,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use ctrlmesh_common::wire::{self, Receipts, Relayed, Report, SignRequest, Signed, Update};
+use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, Request, Response, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
@@ -49,7 +53,7 @@ use crate::board::{Board, Subject};
 use crate::certs::vault::Vault;
 use crate::doubt::Doubts;
 use crate::drain::Drain;
-use crate::identity::{Identity, IdentityError, Reviewer};
+use crate::identity::{Identity, IdentityError, Proven, Reviewer, Shown, Vouching};
 use crate::lease::Leadership;
 use crate::listen::Admission;
 use crate::metrics::{self, Refusals, Refused};
@@ -116,12 +120,14 @@ pub struct Push {
     pub newest: Newest,
     /// Who has been signed for, and how often.
     pub signatures: Allowance,
+    /// When tokens are reviewed again.
+    pub again: Again,
 }
 
 /// One call.
 struct Call {
     push: Arc<Push>,
-    identity: Arc<Identity>,
+    proven: Proven,
     token: Arc<str>,
 }
 
@@ -196,16 +202,19 @@ impl Push {
         request: Request<Incoming>,
         admission: Arc<Admission>,
     ) -> Result<Response<Body>, Infallible> {
-        let (identity, token) = match self.identify(request.headers(), admission.address()).await {
+        let path = request.uri().path().to_owned();
+        // A certificate is good for a day: for one the API server is asked.
+        let voucher = (path == wire::FOLLOW).then(|| shown(request.headers())).flatten();
+        let address = admission.address();
+        let (proven, token) = match self.identify(request.headers(), voucher, address).await {
             Ok(known) => known,
             Err(status) => return Ok(status.into_http()),
         };
-        if !admission.prove_pod(&identity.uid) {
+        if !admission.prove_pod(&proven.identity.uid) {
             let status = Status::resource_exhausted("too many connections of one pod");
-            return Ok(self.refuse(Refused::TooMany, &identity, status).into_http());
+            return Ok(self.refuse(Refused::TooMany, &proven.identity, status).into_http());
         }
-        let path = request.uri().path().to_owned();
-        let call = Call { push: self, identity, token };
+        let call = Call { push: self, proven, token };
         let response = match path.as_str() {
             wire::FOLLOW => {
                 let codec = SmallCodec::<Update, Report>::default();
@@ -230,8 +239,9 @@ impl Push {
     async fn identify(
         &self,
         headers: &HeaderMap,
+        voucher: Option<Vec<u8>>,
         address: IpAddr,
-    ) -> Result<(Arc<Identity>, Arc<str>), Status> {
+    ) -> Result<(Proven, Arc<str>), Status> {
         let token = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
@@ -240,9 +250,16 @@ impl Push {
             self.refusals.count(Refused::NoToken);
             return Err(Status::unauthenticated("a service-account token is needed"));
         };
-        let identity = self.reviewer.identify(token, address).await;
-        let identity = identity.map_err(|error| self.unknown(&error))?;
-        Ok((identity, Arc::from(token)))
+        let vouching = voucher.map(|voucher| (self.vouching(), voucher));
+        let shown = vouching.as_ref().map(|(vouching, voucher)| Shown { vouching, voucher });
+        let proven = self.reviewer.identify(token, address, shown).await;
+        let proven = proven.map_err(|error| self.unknown(&error))?;
+        Ok((proven, Arc::from(token)))
+    }
+
+    /// Gives vouchers that every replica can read: by the key of the authority that speaks for the manager.
+    fn vouching(&self) -> Vouching {
+        Vouching::by(self.vault.current().manager.current.key())
     }
 
     fn unknown(&self, error: &IdentityError) -> Status {
@@ -274,9 +291,8 @@ impl StreamingService<Report> for Call {
     type Future = Answering<Self::ResponseStream>;
 
     fn call(&mut self, request: tonic::Request<Streaming<Report>>) -> Self::Future {
-        let (push, identity, token) =
-            (self.push.clone(), self.identity.clone(), self.token.clone());
-        Box::pin(session::follow(push, identity, token, request.into_inner()))
+        let (push, proven, token) = (self.push.clone(), self.proven.clone(), self.token.clone());
+        Box::pin(session::follow(push, proven, token, request.into_inner()))
     }
 }
 
@@ -285,7 +301,7 @@ impl UnaryService<SignRequest> for Call {
     type Future = Answering<Signed>;
 
     fn call(&mut self, request: tonic::Request<SignRequest>) -> Self::Future {
-        let (push, identity) = (self.push.clone(), self.identity.clone());
+        let (push, identity) = (self.push.clone(), self.proven.identity.clone());
         Box::pin(async move { sign(&push, &identity, &request.into_inner().request).await })
     }
 }
@@ -295,9 +311,15 @@ impl ClientStreamingService<Receipts> for Call {
     type Future = Answering<Relayed>;
 
     fn call(&mut self, request: tonic::Request<Streaming<Receipts>>) -> Self::Future {
-        let (push, identity) = (self.push.clone(), self.identity.clone());
+        let (push, identity) = (self.push.clone(), self.proven.identity.clone());
         Box::pin(relay::take(push, identity, request.into_inner()))
     }
+}
+
+/// The voucher that is shown; its padding may be there or not, as gRPC has it.
+fn shown(headers: &HeaderMap) -> Option<Vec<u8>> {
+    let value = headers.get(wire::VOUCHER)?.to_str().ok()?.trim_end_matches('=');
+    BASE64_NOPAD.decode(value.as_bytes()).ok()
 }
 
 /// Signs for node proxies, and for pods of which a ShardingConfig speaks: whoever has a certificate can speak to an

@@ -41,11 +41,14 @@ mod args;
 
 pub use args::{Address, AddressError, ManagerArgs, Told};
 
-/// How long it may take to connect, TLS included, where the manager was when the proxy began, and then where its name
-/// leads.
+/// How long it may take to connect where the manager's name leads.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How much of that may pass until somebody is at that address.
+/// How long TLS may take then: a manager that is back has ten thousand others to begin with, and who gives up costs it what
+/// was done until then.
+const SECURE: Duration = Duration::from_secs(10);
+
+/// How long until somebody is where the manager was when the proxy began.
 const REACH: Duration = Duration::from_secs(2);
 
 /// How long the manager may take to begin an answer: it may have to ask the API server about the token.
@@ -238,15 +241,21 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, ConnectError> {
 // === impl Link ===
 
 impl Link {
-    /// Begins to be told policies; `reports` begins with a hello.
+    /// Begins to be told policies; `reports` begins with a hello. `voucher` is the last that the manager gave, or empty.
     ///
     /// # Errors
     /// Where the manager refuses, or is not there any more.
     pub async fn follow(
         &mut self,
         reports: ReceiverStream<Report>,
+        voucher: &[u8],
     ) -> Result<Streaming<Update>, Status> {
-        let request = self.request(reports);
+        let mut request = self.request(reports);
+        if (1..=wire::MAX_VOUCHER_BYTES).contains(&voucher.len()) {
+            let mut value = MetadataValue::from_bytes(voucher);
+            value.set_sensitive(true);
+            request.metadata_mut().insert_bin(wire::VOUCHER, value);
+        }
         self.ready().await?;
         let codec = ProstCodec::<Report, Update>::default();
         let path = PathAndQuery::from_static(wire::FOLLOW);
@@ -285,12 +294,9 @@ async fn secured(
     name: &ServerName<'static>,
 ) -> io::Result<TlsStream<TcpStream>> {
     let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
-    let secured = async {
-        let stream = time::timeout(within, reach).await.map_err(late)??;
-        stream.set_nodelay(true)?;
-        tls.connect(name.clone(), stream).await
-    };
-    time::timeout(CONNECT, Box::pin(secured)).await.map_err(late)?
+    let stream = time::timeout(within, reach).await.map_err(late)??;
+    stream.set_nodelay(true)?;
+    time::timeout(SECURE, Box::pin(tls.connect(name.clone(), stream))).await.map_err(late)?
 }
 
 async fn in_time<T>(

@@ -141,9 +141,12 @@ async fn tell(what: &str, manager: &Manager, before: &Spent) {
         manager.counted(&name).await.unwrap_or_default()
     };
     let (reviews, refused) = (counted("token_reviews").await, counted("refused").await);
+    let vouchers = counted("token_vouchers").await;
     let spent = Spent::now().since(before);
     let most = manager.most_kilobytes().unwrap_or_default() >> 10;
-    eprintln!("{what}: {spent}; {reviews} reviews, {refused} refused, at most {most} MB resident");
+    eprintln!(
+        "{what}: {spent}; {reviews} reviews, {vouchers} vouchers, {refused} refused, at most {most} MB resident"
+    );
 }
 
 /// After how long each of the `count` proxies concerned has acknowledged a change, in this order.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Verdict};
 use ctrlmesh_proxy::channel::Manager;
 use ctrlmesh_proxy::drain::Drain;
@@ -99,17 +100,22 @@ impl Proxies {
 
 async fn live(proxy: Proxy, counted: Arc<Counted>) {
     let mut known = None;
+    let mut voucher = Bytes::new();
     let mut wait = WAIT.0;
     time::sleep(random(wait)).await;
     loop {
         let before = known.clone();
-        drop(follow(&proxy, &mut known, &counted).await);
+        drop(follow(&proxy, (&mut known, &mut voucher), &counted).await);
         wait = if known == before { (wait * 2).min(WAIT.1) } else { WAIT.0 };
         time::sleep(random(wait)).await;
     }
 }
 
-async fn follow(proxy: &Proxy, known: &mut Option<Known>, counted: &Counted) -> anyhow::Result<()> {
+async fn follow(
+    proxy: &Proxy,
+    (known, voucher): (&mut Option<Known>, &mut Bytes),
+    counted: &Counted,
+) -> anyhow::Result<()> {
     let Proxy { manager, to, from, pod } = proxy;
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::new(*from, 0))?;
@@ -120,9 +126,12 @@ async fn follow(proxy: &Proxy, known: &mut Option<Known>, counted: &Counted) -> 
         PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
     let hello = Hello { pod: Some(id), known: known.iter().cloned().collect(), ..Hello::default() };
     reports.send(Report { said: Some(Said::Hello(hello)) }).await?;
-    let mut updates = link.follow(ReceiverStream::new(outbound)).await?;
+    let mut updates = link.follow(ReceiverStream::new(outbound), voucher).await?;
     while let Some(update) = updates.message().await? {
         counted.down.fetch_add(update.encoded_len(), Ordering::Relaxed);
+        if !update.voucher.is_empty() {
+            *voucher = Bytes::copy_from_slice(&update.voucher);
+        }
         for entry in update.policies {
             let (operator, version) = (entry.operator.clone(), entry.version);
             let verdict = verdict(entry);

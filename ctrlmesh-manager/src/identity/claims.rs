@@ -49,9 +49,9 @@ impl Default for Audiences {
     }
 }
 
-/// Whether the token could prove anything if it were genuine: a service account's, made out to us, bound to a pod, and
-/// not over for long.
-pub(super) fn possible(token: &str, now: SystemTime) -> Result<(), IdentityError> {
+/// Until when the token says that it is good, where it could prove anything if it were genuine: a service account's, made
+/// out to us, bound to a pod, and not over for long.
+pub(super) fn possible(token: &str, now: SystemTime) -> Result<SystemTime, IdentityError> {
     let mut parts = token.split('.');
     let (Some(_), Some(claims), Some(_), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
@@ -66,12 +66,12 @@ pub(super) fn possible(token: &str, now: SystemTime) -> Result<(), IdentityError
         Audiences::One(one) => one == TOKEN_AUDIENCE,
     };
     let long_ago = now.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(CLOCK_SKEW);
-    let over = claims.exp.is_none_or(|end| end < long_ago.as_secs_f64());
-    if !ours || over {
-        return Err(IdentityError::Unknown);
-    }
+    let end = claims.exp.filter(|end| *end >= long_ago.as_secs_f64());
+    let end = end.and_then(|end| Duration::try_from_secs_f64(end).ok());
+    let end = end.and_then(|end| UNIX_EPOCH.checked_add(end));
+    let (Some(end), true) = (end, ours) else { return Err(IdentityError::Unknown) };
     match claims.kubernetes.pod {
-        Some(pod) if !pod.uid.is_empty() => Ok(()),
+        Some(pod) if !pod.uid.is_empty() => Ok(end),
         _ => Err(IdentityError::Unbound),
     }
 }
@@ -88,7 +88,7 @@ mod tests {
     fn what_no_signature_could_make_good_is_not_reviewed() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000_000);
         let good = serde_json::json!({"aud": ["ctrlmesh"], "exp": 1_000_000, "kubernetes.io": {"pod": {"name": "p", "uid": "u"}}});
-        possible(&token(&good), now).unwrap();
+        assert_eq!(possible(&token(&good), now).unwrap(), now);
         let mut single = good.clone();
         single["aud"] = "ctrlmesh".into();
         possible(&token(&single), now).unwrap();
@@ -96,6 +96,7 @@ mod tests {
             ("aud", serde_json::json!(["https://kubernetes.default.svc"])),
             ("aud", serde_json::Value::Null),
             ("exp", serde_json::json!(999_000)),
+            ("exp", serde_json::json!(1e300)),
             ("exp", serde_json::Value::Null),
         ] {
             let mut wrong = good.clone();

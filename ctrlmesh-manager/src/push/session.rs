@@ -4,7 +4,6 @@
 //! all that it missed, and a dead one costs what one message costs until its connection is given up.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -17,19 +16,13 @@ use tracing::debug;
 
 use super::Push;
 use super::catch_up::{Held, catch_up, is_held};
+use super::hello;
 use super::newest::Replaced;
 use super::told::{Gone, Told, id, is_of, known, name};
-use crate::board::{Posted, Reader, Receipt, Subject};
-use crate::identity::{Identity, IdentityError};
+use crate::board::{Posted, Reader, Receipt};
+use crate::identity::{Identity, IdentityError, Proven};
 use crate::metrics::{Open, Refused};
 use crate::pod::PodName;
-
-/// How long a proxy may take to say whom it serves.
-const HELLO: Duration = Duration::from_secs(10);
-
-/// After how long, at least, its token is reviewed again; up to half as long more, so that ten thousand are not reviewed
-/// together.
-const REVIEW_AGAIN: Duration = Duration::from_mins(4);
 
 /// Bytes of policies after which a message is full; the rest goes into the next.
 const FULL_BYTES: usize = 1024 * 1024;
@@ -41,6 +34,12 @@ const ROOM: usize = 1;
 struct Session {
     push: Arc<Push>,
     identity: Arc<Identity>,
+    /// When the API server said so.
+    reviewed: SystemTime,
+    /// When it is asked again.
+    review: time::Instant,
+    /// Whether the proxy has not been told of that.
+    vouches: bool,
     /// Its UID.
     by: Arc<str>,
     token: Arc<str>,
@@ -74,17 +73,20 @@ type Answer = Response<ReceiverStream<Result<Update, Status>>>;
 /// Begins to tell a proxy its policies.
 pub(super) async fn follow(
     push: Arc<Push>,
-    identity: Arc<Identity>,
+    proven: Proven,
     token: Arc<str>,
     mut inbound: Streaming<Report>,
 ) -> Result<Answer, Status> {
-    let hello = hello(&push, &identity, &mut inbound).await?;
-    let subject = subject(&push, &identity, &hello)
+    let Proven { identity, reviewed } = proven;
+    let hello = hello::read(&push, &identity, &mut inbound).await?;
+    let subject = hello::subject(&push, &identity, &hello)
         .map_err(|status| push.refuse(Refused::Foreign, &identity, status))?;
     if hello.known.len() > MAX_KNOWN {
         let status = Status::invalid_argument("knows more pods than a node has");
         return Err(push.refuse(Refused::Message, &identity, status));
     }
+    // From now on, however long it takes to begin.
+    let review = time::Instant::now() + push.again.due(reviewed);
     push.board.begun().await;
     let replaced = push.newest.begin(&identity.uid);
     let (outbound, answers) = mpsc::channel(ROOM);
@@ -94,6 +96,9 @@ pub(super) async fn follow(
         push: push.clone(),
         by: Arc::from(identity.uid.as_str()),
         identity,
+        reviewed,
+        review,
+        vouches: true,
         token,
         inbound,
         outbound,
@@ -105,44 +110,6 @@ pub(super) async fn follow(
     };
     push.drain.spawn(session.run(hello));
     Ok(Response::new(ReceiverStream::new(answers)))
-}
-
-async fn hello(
-    push: &Push,
-    identity: &Identity,
-    inbound: &mut Streaming<Report>,
-) -> Result<Hello, Status> {
-    let first = time::timeout(HELLO, inbound.message()).await;
-    let refuse = |reason, status| Err(push.refuse(reason, identity, status));
-    match first {
-        Ok(Ok(Some(Report { said: Some(Said::Hello(hello)) }))) => Ok(hello),
-        Ok(Ok(_)) => refuse(Refused::Message, Status::invalid_argument("says no hello")),
-        Ok(Err(status)) => refuse(Refused::Message, status),
-        Err(_elapsed) => refuse(Refused::Slow, Status::deadline_exceeded("says nothing")),
-    }
-}
-
-/// Whom the proxy may follow, where that is what it asks for.
-fn subject(push: &Push, identity: &Identity, hello: &Hello) -> Result<Subject, Status> {
-    if !hello.node.is_empty() {
-        if identity.account != push.accounts.node {
-            return Err(Status::permission_denied(
-                "its service account is not that of node proxies",
-            ));
-        }
-        return match &identity.node {
-            Some(node) if *node == hello.node => Ok(Subject::Node(node.clone())),
-            _ => Err(Status::permission_denied("its token is not of that node")),
-        };
-    }
-    let pod = hello.pod.as_ref().ok_or_else(|| Status::permission_denied("asks for nobody"))?;
-    let own = pod.namespace == identity.pod.namespace
-        && pod.name == identity.pod.name
-        && (pod.uid.is_empty() || pod.uid == identity.uid);
-    if !own {
-        return Err(Status::permission_denied("its token is not of that pod"));
-    }
-    Ok(Subject::Pod(identity.pod.clone(), identity.uid.clone()))
 }
 
 // === impl Session ===
@@ -197,7 +164,7 @@ impl Session {
 
     /// Until somebody ends it; the proxy is told why, where it is not the proxy itself.
     async fn go_on(&mut self) -> Option<Status> {
-        let mut review = Box::pin(time::sleep(review_again()));
+        let mut review = Box::pin(time::sleep_until(self.review));
         loop {
             let event = tokio::select! {
                 said = self.inbound.message() => Event::Said(said),
@@ -219,8 +186,8 @@ impl Session {
                 }
                 Event::Room => self.tell().await,
                 Event::Review => {
-                    review.as_mut().reset(time::Instant::now() + review_again());
-                    Box::pin(self.review()).await
+                    let due = Box::pin(self.review()).await;
+                    due.map(|due| review.as_mut().reset(time::Instant::now() + due))
                 }
                 Event::Replaced => Err(Status::aborted("the same pod follows anew")),
                 Event::Shutdown => Err(Status::unavailable("the manager ends")),
@@ -264,13 +231,17 @@ impl Session {
         Ok(())
     }
 
-    /// Whether its token is still good. Where that cannot be known it is.
-    async fn review(&mut self) -> Result<(), Status> {
+    /// Whether its token is still good, and how long until that is asked again. Where it cannot be known it is.
+    async fn review(&mut self) -> Result<Duration, Status> {
         match self.push.reviewer.identify_again(&self.token).await {
-            Ok(identity) if identity == self.identity => Ok(()),
+            Ok(proven) if proven.identity == self.identity => {
+                self.reviewed = proven.reviewed;
+                (self.vouches, self.news) = (true, true);
+                Ok(self.push.again.due(self.reviewed))
+            }
             Err(error @ (IdentityError::Review(_) | IdentityError::Late)) => {
                 drop(self.push.unknown(&error));
-                Ok(())
+                Ok(self.push.again.retry())
             }
             Ok(_) => Err(Status::unauthenticated("the token is another's now")),
             // Every token ends; this is no attack.
@@ -281,7 +252,7 @@ impl Session {
     /// Tells what the proxy does not know yet, if there is anything.
     async fn tell(&mut self) -> Result<(), Status> {
         let update = self.update();
-        if update.policies.is_empty() && update.gone.is_empty() {
+        if update.policies.is_empty() && update.gone.is_empty() && update.voucher.is_empty() {
             return Ok(());
         }
         self.send(update).await
@@ -329,6 +300,10 @@ impl Session {
             });
         }
         update.more = self.news;
+        if std::mem::take(&mut self.vouches) {
+            let proven = Proven { identity: self.identity.clone(), reviewed: self.reviewed };
+            update.voucher = self.push.vouching().issue(&self.token, &proven);
+        }
         update
     }
 
@@ -368,11 +343,4 @@ impl Session {
             self.receipt(pod, false);
         }
     }
-}
-
-fn review_again() -> Duration {
-    let random = RandomState::new().hash_one(0_u8);
-    let more = REVIEW_AGAIN.as_millis() / 2;
-    let more = u128::from(random) % more.max(1);
-    REVIEW_AGAIN + Duration::from_millis(u64::try_from(more).unwrap_or_default())
 }

@@ -15,7 +15,9 @@ use http_body_util::Empty;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::authentication::v1::TokenReview;
-use kube::api::PostParams;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
 use rcgen::{CertificateParams, KeyPair};
 use rustls_pki_types::ServerName;
 use serde_json::json;
@@ -29,7 +31,7 @@ use crate::bed::{
     AUDIENCE, Bed, UNPROVEN_OF_ONE, eventually, of_node, of_pod, policy, soon, until,
 };
 use crate::replicas::believing;
-use crate::token;
+use crate::token::{self, TestPod};
 
 /// How many connections say nothing; `CTRLMESH_TEST_FULL=1` asks for ten times as many.
 const CONNECTIONS: usize = 1000;
@@ -43,6 +45,12 @@ fn refusal(answer: Result<impl Sized, Status>) -> Code {
 
 /// A call without a message, as no client of ours makes one.
 async fn call(bed: &Bed, path: &str, token: Option<&str>) -> Code {
+    let authorization = token.map(|token| ("authorization", format!("Bearer {token}")));
+    call_with(bed, path, authorization.as_slice()).await
+}
+
+/// The same, with these in its head.
+pub(crate) async fn call_with(bed: &Bed, path: &str, head: &[(&str, String)]) -> Code {
     let mut tls = believing(&std::fs::read_to_string(bed.path("manager.crt")).unwrap());
     tls.alpn_protocols = vec![b"h2".to_vec()];
     let stream = TcpStream::connect(bed.address).await.unwrap();
@@ -54,8 +62,8 @@ async fn call(bed: &Bed, path: &str, token: Option<&str>) -> Code {
     let mut request = Request::post(format!("https://{}{path}", bed.address))
         .header("content-type", "application/grpc")
         .header("te", "trailers");
-    if let Some(token) = token {
-        request = request.header("authorization", format!("Bearer {token}"));
+    for (name, value) in head {
+        request = request.header(*name, value);
     }
     let request = request.body(Empty::<Bytes>::new()).unwrap();
     let answer = soon("an answer", sender.send_request(request)).await.unwrap();
@@ -151,17 +159,12 @@ async fn a_call_without_a_token_is_refused() {
     assert_eq!(bed.refused("no_token"), 1);
 }
 
-#[tokio::test]
-async fn a_token_whose_pod_is_gone_proves_nothing() {
-    let bed = Bed::new().await;
-    let pod = bed.pod("op-0", "node-a").await;
-    let token = pod.token(&bed.client, AUDIENCE).await;
-    let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
-        kube::Api::namespaced(bed.client.clone(), &bed.namespace);
-    let at_once = kube::api::DeleteParams { grace_period_seconds: Some(0), ..Default::default() };
-    pods.delete("op-0", &at_once).await.unwrap();
-    // The API server asks what it has seen of pods itself, and that may be late.
-    let reviews: kube::Api<TokenReview> = kube::Api::all(bed.client.clone());
+/// Takes the pod out of the cluster, and waits until the API server knows that its token proves nothing: it asks what it
+/// has seen of pods itself, and that may be late.
+pub(crate) async fn gone(bed: &Bed, pod: &TestPod, token: &str) {
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), &bed.namespace);
+    pods.delete(&pod.name, &DeleteParams::default().grace_period(0)).await.unwrap();
+    let reviews: Api<TokenReview> = Api::all(bed.client.clone());
     let spec = json!({"token": token, "audiences": [AUDIENCE]});
     let review = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
     eventually("the API server not to believe it", async || {
@@ -169,6 +172,14 @@ async fn a_token_whose_pod_is_gone_proves_nothing() {
         review.status.is_none_or(|status| status.authenticated != Some(true)).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_token_whose_pod_is_gone_proves_nothing() {
+    let bed = Bed::new().await;
+    let pod = bed.pod("op-0", "node-a").await;
+    let token = pod.token(&bed.client, AUDIENCE).await;
+    gone(&bed, &pod, &token).await;
     assert_eq!(refusal(bed.follow(&token, of_pod(&pod)).await), Code::Unauthenticated);
 }
 

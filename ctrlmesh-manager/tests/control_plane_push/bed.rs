@@ -27,7 +27,7 @@ use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::plan::Plan;
 use ctrlmesh_manager::pod::{Member, PodName};
-use ctrlmesh_manager::push::{Accounts, Allowance, Newest, Push, PushMetrics, Relay};
+use ctrlmesh_manager::push::{Accounts, Again, Allowance, Newest, Push, PushMetrics, Relay};
 use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::channel::{ConnectError, Link, Manager};
@@ -67,6 +67,8 @@ pub(crate) struct Bed {
     registry: Registry,
     leadership: Leadership,
     posted: watch::Sender<Option<Arc<Plan>>>,
+    /// When tokens are reviewed again, once it serves anew.
+    pub(crate) again: Again,
     /// What serves; taken when it is stopped.
     drain: Drain,
 }
@@ -113,6 +115,7 @@ impl Bed {
             registry,
             leadership,
             posted: watch::Sender::new(Some(Arc::default())),
+            again: Again::default(),
             drain,
         };
         fs::write(bed.path("manager.crt"), bed.vault.current().manager.bundle()).unwrap();
@@ -163,6 +166,7 @@ impl Bed {
             drain: self.drain.clone(),
             newest: Newest::default(),
             signatures: Allowance::default(),
+            again: self.again,
         });
         let presented = serving::first(&self.vault, &Names::of(["127.0.0.1"])).unwrap();
         let tls = TlsAcceptor::from(Arc::new(tls::server(presented, &[tls::ALPN_HTTP2]).unwrap()));
@@ -210,10 +214,20 @@ impl Bed {
 
     /// Says hello with `token`.
     pub(crate) async fn follow(&self, token: &str, hello: Hello) -> Result<Stream, Status> {
+        self.follow_with(token, hello, &[]).await
+    }
+
+    /// The same, with what a manager gave before.
+    pub(crate) async fn follow_with(
+        &self,
+        token: &str,
+        hello: Hello,
+        voucher: &[u8],
+    ) -> Result<Stream, Status> {
         let mut link = self.connect(token).await.unwrap();
         let (reports, outbound) = mpsc::channel(64);
         reports.try_send(Report { said: Some(Said::Hello(hello)) }).unwrap();
-        let updates = link.follow(ReceiverStream::new(outbound)).await?;
+        let updates = link.follow(ReceiverStream::new(outbound), voucher).await?;
         Ok(Stream { reports, updates, _link: link })
     }
 

@@ -25,4 +25,5 @@ mod rotation;
 mod takeover;
 mod token;
 mod unwritten;
+mod vouchers;
 mod webhooks;

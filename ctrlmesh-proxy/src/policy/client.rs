@@ -9,6 +9,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::{
     Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
@@ -59,6 +60,8 @@ pub struct Client {
     told: watch::Sender<Arc<Told>>,
     /// Whether that is still to be kept.
     unsaved: Mutex<bool>,
+    /// What is shown beside the token, so that a manager that begins need not have it reviewed.
+    voucher: Mutex<Bytes>,
     whole: watch::Sender<bool>,
     metrics: ManagerMetrics,
     drain: Drain,
@@ -114,10 +117,17 @@ pub fn follow(
     }
     let (told, current) = watch::channel(Arc::new(kept));
     let (whole, heard) = watch::channel(false);
-    let metrics = metrics.manager.clone();
-    let (unsaved, drain_of_it) = (Mutex::new(false), drain.clone());
-    let client =
-        Client { manager, served, store, told, unsaved, whole, metrics, drain: drain_of_it };
+    let client = Client {
+        manager,
+        served,
+        store,
+        told,
+        unsaved: Mutex::new(false),
+        voucher: Mutex::default(),
+        whole,
+        metrics: metrics.manager.clone(),
+        drain: drain.clone(),
+    };
     let stop = drain.clone();
     drain.spawn(async move {
         tokio::select! {
@@ -212,7 +222,8 @@ impl Client {
         let (reports, outbound) = mpsc::channel(VERDICTS);
         // There is room: nothing was sent yet.
         drop(reports.try_send(Report { said: Some(Said::Hello(self.hello())) }));
-        let mut updates = link.follow(ReceiverStream::new(outbound)).await?;
+        let voucher = self.voucher.lock().await.clone();
+        let mut updates = link.follow(ReceiverStream::new(outbound), &voucher).await?;
         while let Some(update) = updates.message().await? {
             if self.metrics.connected.get() == 0 {
                 info!("the manager is there");
@@ -220,6 +231,10 @@ impl Client {
                 *wait = FIRST_WAIT;
             }
             self.metrics.heard(SystemTime::now());
+            if !update.voucher.is_empty() {
+                // Not the message that it came in.
+                *self.voucher.lock().await = Bytes::copy_from_slice(&update.voucher);
+            }
             let more = update.more;
             let verdicts = self.take(update).await;
             if !more {
@@ -480,6 +495,7 @@ mod tests {
             served: Served::Node("n".to_owned()),
             told: watch::Sender::new(Arc::default()),
             unsaved: Mutex::new(false),
+            voucher: Mutex::default(),
             whole: watch::Sender::new(false),
             metrics: Metrics::new().manager.clone(),
             drain: Drain::default(),
