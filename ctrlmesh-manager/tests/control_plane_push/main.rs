@@ -8,6 +8,7 @@ mod attacks;
 mod audit;
 mod bed;
 mod comeback;
+mod dead;
 mod follow;
 mod full;
 mod gone;
