@@ -23,6 +23,9 @@ pub struct Operator {
     pub lock: Option<&'static str>,
     /// How many objects it works on at once.
     pub workers: usize,
+    /// Whether its status may say that an object is done before everything for it is made: then it is once the operator has
+    /// written nothing for a while.
+    pub settles: bool,
     /// The kind of its work.
     pub resource: Resource,
     /// The path of all its work.
@@ -60,6 +63,7 @@ impl Operator {
             lock: Some("websites.web.example.com"),
             // `--max-concurrent-reconciles`.
             workers: 2,
+            settles: false,
             resource: Resource::new("web.example.com", "websites"),
             work: "/apis/web.example.com/v1alpha1/websites",
             metrics: 8080,
@@ -77,6 +81,7 @@ impl Operator {
             lock: None,
             // One makes what is asked for, one writes the status: `pkg/operator/resource_reconciler.go`, `Run`.
             workers: 2,
+            settles: true,
             resource: Resource::new("monitoring.coreos.com", "prometheuses"),
             work: "/apis/monitoring.coreos.com/v1/prometheuses",
             metrics: 8080,
@@ -93,6 +98,7 @@ impl Operator {
             addresses: items(&found.pods).flat_map(addresses).collect(),
             locks: self.lock.map(|lock| locks(&found.leases, lock)),
             resource: self.resource.clone(),
+            settles: self.settles,
             work: items(&found.work).map(read_work).collect(),
             epoch: root.and_then(|root| root["status"]["epoch"].as_i64()),
             acknowledged: acknowledged(&found.configs),

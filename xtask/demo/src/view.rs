@@ -27,6 +27,8 @@ pub struct World {
     pub resource: Resource,
     /// The objects of work.
     pub work: Vec<Work>,
+    /// Whether [`Work::done`] may be said before everything is made: as [`Operator::settles`](crate::operator::Operator).
+    pub settles: bool,
     /// The epoch of the operator; none before there is a ShardingConfig.
     pub epoch: Option<i64>,
     /// The epoch that each pod's proxy has acknowledged.
@@ -75,7 +77,7 @@ pub struct Table {
     pub namespaces: usize,
     /// How many objects there are.
     pub objects: usize,
-    /// How many of them are not as they should be yet.
+    /// How many of them are not as they should be yet; one at least where that is not known of one.
     pub pending: usize,
     /// How many of them no replica works on.
     pub unowned: usize,
@@ -166,12 +168,14 @@ impl World {
             self.work.iter().map(|work| self.owners(work, ledger).count()).collect();
         let namespaces: BTreeSet<&str> =
             self.work.iter().map(|work| work.namespace.as_str()).collect();
+        let undone = self.work.iter().filter(|work| !work.done).count();
+        let settling = self.settles && !writes.is_empty();
         Table {
             replicas: self.pods.iter().map(line).collect(),
             locked: self.locks.is_some(),
             namespaces: namespaces.len(),
             objects: self.work.len(),
-            pending: self.work.iter().filter(|work| !work.done).count(),
+            pending: undone.max(usize::from(settling)),
             unowned: owners.iter().filter(|owners| **owners == 0).count(),
             twice: owners.iter().filter(|owners| **owners > 1).count(),
             epoch: self.epoch,

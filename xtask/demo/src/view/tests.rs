@@ -55,6 +55,7 @@ fn world() -> World {
         locks: Some([lock("a", "x"), lock("b", "y")].into()),
         resource: websites(),
         work: (0..4).map(work).collect(),
+        settles: false,
         epoch: Some(3),
         acknowledged: [("x".to_owned(), 3), ("y".to_owned(), 2)].into(),
     }
@@ -111,4 +112,8 @@ fn changes_are_counted_by_the_second() {
     let table = world().table(&ledger, &span());
     assert!((table.replicas["x"].writes - 2.0).abs() < 0.01, "{table:?}");
     assert!(table.replicas["y"].writes < 0.01);
+    // Whose status is ahead of its work has not done it while it writes.
+    let settles = World { settles: true, ..world() };
+    assert_eq!((table.pending, settles.table(&ledger, &span()).pending), (0, 1));
+    assert_eq!(settles.table(&ledger, &(at(20)..at(30))).pending, 0);
 }
