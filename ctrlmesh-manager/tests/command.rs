@@ -121,3 +121,33 @@ fn the_example_of_the_readme_is_what_is_printed() -> io::Result<()> {
     assert_eq!(output.status.code(), Some(1));
     Ok(())
 }
+
+#[test]
+fn compile_prints_what_each_pod_is_told_and_ends_with_1_where_something_is_wrong() -> io::Result<()>
+{
+    let cases = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/compile");
+    let mut codes = [0, 0];
+    for case in fs::read_dir(cases)? {
+        let case = case?.path();
+        // The folder has more than what goes in.
+        let folder =
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-in", process::id()));
+        fs::create_dir_all(&folder)?;
+        fs::copy(case.join("in.yaml"), folder.join("in.yaml"))?;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"));
+        command.args(["compile", "-f"]).arg(&folder);
+        let before = case.join("before.yaml");
+        if before.exists() {
+            command.arg("--before").arg(before);
+        }
+        let output = command.output()?;
+        fs::remove_dir_all(&folder)?;
+        let expected = fs::read_to_string(case.join("out.yaml"))?;
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", case.display());
+        let wrong = usize::from(!expected.contains("troubles: []"));
+        assert_eq!(output.status.code(), i32::try_from(wrong).ok(), "{}", case.display());
+        codes[wrong] += 1;
+    }
+    assert!(codes.iter().all(|count| *count > 0), "{codes:?}");
+    Ok(())
+}

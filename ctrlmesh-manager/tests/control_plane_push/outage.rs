@@ -74,19 +74,26 @@ async fn a_manager_goes_on_where_the_api_server_is_restarted_and_its_history_is_
     until_labelled(&maps).await;
     let log = replica.program().log();
     assert!(log.contains("too old resource version"), "it never met 410:\n{log}");
+    for api in policies(&client) {
+        eventually("the API server to label again", async || api.get("ctrlmesh-labels").await.ok())
+            .await;
+    }
+}
+
+/// The kinds of what the API server labels by itself, both of one name.
+fn policies(client: &Client) -> [Api<DynamicObject>; 2] {
+    let kinds = [
+        ("MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings"),
+        ("MutatingAdmissionPolicy", "mutatingadmissionpolicies"),
+    ];
+    kinds.map(|(kind, plural)| {
+        let kind = GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", kind);
+        Api::all_with(client.clone(), &ApiResource::from_gvk_with_plural(&kind, plural))
+    })
 }
 
 async fn take_away_policy(client: &Client) {
-    let group = "admissionregistration.k8s.io";
-    for kind in ["MutatingAdmissionPolicyBinding", "MutatingAdmissionPolicy"] {
-        let resource = match kind {
-            "MutatingAdmissionPolicy" => {
-                let kind = GroupVersionKind::gvk(group, "v1", kind);
-                ApiResource::from_gvk_with_plural(&kind, "mutatingadmissionpolicies")
-            }
-            _ => ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind)),
-        };
-        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    for api in policies(client) {
         eventually("it to be gone", async || {
             match api.delete("ctrlmesh-labels", &DeleteParams::default()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => Some(()),

@@ -40,6 +40,8 @@ async fn who_comes_back_to_a_manager_that_has_begun_anew_costs_no_review() {
     let mut bed = Bed::new().await;
     let (pod, token, voucher) = vouched(&bed, "op-0").await;
     assert_eq!(counted(&bed), (1, 0));
+    first(&mut bed.follow(&token, of_pod(&pod)).await.unwrap()).await;
+    assert_eq!(counted(&bed), (1, 0), "what was found out is remembered");
     for _ in 0..2 {
         bed.restart().await;
         bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);

@@ -222,5 +222,14 @@ mod tests {
         assert!(signed.is_good_for(LEAF_VALIDITY), "nothing says otherwise");
         let text = fs::read(&signed.file).unwrap();
         assert_eq!(CertificateDer::pem_slice_iter(&text).count(), 1, "it can be read");
+        // It is renewed when two thirds of its life are over, and presented until then.
+        let kept = |age| {
+            let file = File::options().write(true).open(&signed.file).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+            (signed.is_good_for(LEAF_RENEWAL), signed.is_good_for(LEAF_VALIDITY))
+        };
+        assert_eq!(kept(LEAF_VALIDITY * 5 / 8), (true, true));
+        assert_eq!(kept(LEAF_VALIDITY * 17 / 24), (false, true));
+        assert_eq!(kept(LEAF_VALIDITY * 25 / 24), (false, false));
     }
 }

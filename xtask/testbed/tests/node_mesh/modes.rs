@@ -314,18 +314,24 @@ fn an_operator_works_with_a_proxy_inside_its_pod_that_the_kernel_sends_to() -> R
 fn a_client_that_dials_the_services_name_is_served_by_the_proxy_inside() -> Result<()> {
     mesh::shared().case("by-name", |space| {
         operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
-        let pod = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: asks\n  labels: {app: operator, ctrlmesh.kusionstack.io/enable-proxy: \"true\"}\n  \
-            annotations: {ctrlmesh.kusionstack.io/interception: env}\nspec:\n  serviceAccountName: operator\n  terminationGracePeriodSeconds: 1\n  \
-            containers: [{name: probe, image: \"ctrlmesh.dev/probe:0.1.0\", args: [serve]}]\n";
-        space.apply(pod)?;
-        space.wait("pod/asks", "condition=Ready")?;
         operator::own(space, "mine")?;
         operator::foreign(space, "foreign")?;
         let secrets = "/var/run/secrets/kubernetes.io/serviceaccount";
         let url = format!("https://kubernetes.default.svc/apis/web.example.com/v1alpha1/namespaces/{}/websites", space.name());
-        let (ca, token) = (format!("{secrets}/ca.crt"), format!("{secrets}/token"));
-        let get = ["exec", "asks", "--container", "probe", "--", "/probe", "get", &url, &ca, &token];
-        let said = space.kubectl(&get)?;
+        let get = ["get", &url, &format!("{secrets}/ca.crt"), &format!("{secrets}/token")];
+        let container = |name: &str, arguments: &[&str]| json!({"name": name, "image": Image::Probe.name(), "args": arguments});
+        // What its own init container asks is narrowed, too: the proxy is there before it.
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {
+                "name": "asks", "labels": {"app": "operator", "ctrlmesh.kusionstack.io/enable-proxy": "true"},
+                "annotations": {"ctrlmesh.kusionstack.io/interception": "env"}},
+            "spec": {"serviceAccountName": "operator", "terminationGracePeriodSeconds": 1,
+                "initContainers": [container("first", &get)], "containers": [container("probe", &["serve"])]}});
+        space.apply(&pod.to_string())?;
+        space.wait("pod/asks", "condition=Ready")?;
+        let first = space.kubectl(&["logs", "asks", "--container", "first"])?;
+        ensure!(first.contains("\"mine\"") && !first.contains("\"foreign\""), "{first}");
+        let exec = ["exec", "asks", "--container", "probe", "--", "/probe"];
+        let said = space.kubectl(&[&exec[..], &get[..]].concat())?;
         ensure!(said.contains("\"mine\"") && !said.contains("\"foreign\""), "{said}");
         Ok(())
     })
