@@ -9,6 +9,8 @@ pub mod names;
 #[cfg(feature = "core")]
 pub mod everywhere;
 #[cfg(feature = "core")]
+pub mod spread;
+#[cfg(feature = "core")]
 pub mod selector;
 #[cfg(feature = "core")]
 pub mod resource;

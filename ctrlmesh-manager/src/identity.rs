@@ -78,15 +78,6 @@ pub struct Proven {
     pub reviewed: SystemTime,
 }
 
-/// What is shown beside a token, and by what it is judged.
-#[derive(Clone, Copy, Debug)]
-pub struct Shown<'a> {
-    /// By whom it would have been given.
-    pub vouching: &'a Vouching,
-    /// What a replica is said to have given.
-    pub voucher: &'a [u8],
-}
-
 /// A token that proves nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
@@ -184,7 +175,7 @@ impl Reviewer {
         }
     }
 
-    /// Who shows `token`, from `address`, perhaps beside a voucher. One that says nothing is as none.
+    /// Who shows `token`, from `address`; where that is not known, what is `vouched` of it counts, if anything is.
     ///
     /// # Errors
     /// Where it proves nothing.
@@ -192,7 +183,7 @@ impl Reviewer {
         &self,
         token: &str,
         address: IpAddr,
-        shown: Option<Shown<'_>>,
+        vouched: impl FnOnce() -> Option<Proven>,
     ) -> Result<Proven, IdentityError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(IdentityError::TooLarge { bytes: token.len() });
@@ -207,8 +198,9 @@ impl Reviewer {
         }
         let ends = claims::possible(token, SystemTime::now())?;
         // What was refused since it was given no voucher makes good.
-        let shown = shown.filter(|_| recall(&self.refused, &key, now, voucher::LASTS).is_none());
-        if let Some(proven) = shown.and_then(|shown| shown.proves(token, ends)) {
+        let refused = recall(&self.refused, &key, now, voucher::LASTS).is_some();
+        let is_good = !refused && SystemTime::now() < ends;
+        if let Some(proven) = is_good.then(vouched).flatten() {
             self.vouched.inc();
             return Ok(proven);
         }
@@ -272,17 +264,6 @@ impl Reviewer {
             return Ok(Err(Nothing::Unknown));
         }
         Ok(identity(&status.user.unwrap_or_default()).ok_or(Nothing::Unbound))
-    }
-}
-
-// === impl Shown ===
-
-impl Shown<'_> {
-    /// What it says of `token`, which ends at `ends`.
-    fn proves(&self, token: &str, ends: SystemTime) -> Option<Proven> {
-        let now = SystemTime::now();
-        let proven = self.vouching.read(token, self.voucher, now)?;
-        (now < ends).then_some(proven)
     }
 }
 

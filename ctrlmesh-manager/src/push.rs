@@ -53,7 +53,7 @@ use crate::board::{Board, Subject};
 use crate::certs::vault::Vault;
 use crate::doubt::Doubts;
 use crate::drain::Drain;
-use crate::identity::{Identity, IdentityError, Proven, Reviewer, Shown, Vouching};
+use crate::identity::{Identity, IdentityError, Proven, Reviewer, Vouching};
 use crate::lease::Leadership;
 use crate::listen::Admission;
 use crate::metrics::{self, Refusals, Refused};
@@ -203,10 +203,8 @@ impl Push {
         admission: Arc<Admission>,
     ) -> Result<Response<Body>, Infallible> {
         let path = request.uri().path().to_owned();
-        // A certificate is good for a day: for one the API server is asked.
-        let voucher = (path == wire::FOLLOW).then(|| shown(request.headers())).flatten();
-        let address = admission.address();
-        let (proven, token) = match self.identify(request.headers(), voucher, address).await {
+        let identified = self.identify(request.headers(), &path, admission.address()).await;
+        let (proven, token) = match identified {
             Ok(known) => known,
             Err(status) => return Ok(status.into_http()),
         };
@@ -239,7 +237,7 @@ impl Push {
     async fn identify(
         &self,
         headers: &HeaderMap,
-        voucher: Option<Vec<u8>>,
+        path: &str,
         address: IpAddr,
     ) -> Result<(Proven, Arc<str>), Status> {
         let token = headers
@@ -250,9 +248,13 @@ impl Push {
             self.refusals.count(Refused::NoToken);
             return Err(Status::unauthenticated("a service-account token is needed"));
         };
-        let vouching = voucher.map(|voucher| (self.vouching(), voucher));
-        let shown = vouching.as_ref().map(|(vouching, voucher)| Shown { vouching, voucher });
-        let proven = self.reviewer.identify(token, address, shown).await;
+        // A certificate is good for a day: for one the API server is asked.
+        let may_show = path == wire::FOLLOW;
+        let vouched = || {
+            let voucher = may_show.then(|| shown(headers)).flatten()?;
+            self.vouching().read(token, &voucher, SystemTime::now())
+        };
+        let proven = self.reviewer.identify(token, address, vouched).await;
         let proven = proven.map_err(|error| self.unknown(&error))?;
         Ok((proven, Arc::from(token)))
     }

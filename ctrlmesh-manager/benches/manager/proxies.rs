@@ -1,7 +1,6 @@
 //! Ten thousand proxies, as far as the manager sees them.
 
 use std::fs;
-use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use ctrlmesh_common::spread::random;
 use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Verdict};
 use ctrlmesh_proxy::channel::Manager;
 use ctrlmesh_proxy::drain::Drain;
@@ -155,9 +155,4 @@ async fn follow(
 fn verdict(entry: Entry) -> Verdict {
     let policy: ctrlmesh_common::policy::Policy = serde_json::from_slice(&entry.policy).unwrap();
     Verdict { pod: entry.pod, digest: entry.digest, epoch: policy.epoch, refused: String::new() }
-}
-
-fn random(most: Duration) -> Duration {
-    let random = u128::from(RandomState::new().hash_one(0_u8)) % most.as_millis().max(1);
-    Duration::from_millis(u64::try_from(random).unwrap())
 }

@@ -1,7 +1,8 @@
 //! When is the token of a proxy that follows reviewed again?
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, SystemTime};
+
+use ctrlmesh_common::spread::random;
 
 /// How often tokens are reviewed again.
 #[derive(Clone, Copy, Debug)]
@@ -31,12 +32,6 @@ impl Again {
     pub(super) fn retry(self) -> Duration {
         self.after + random(self.after / 2)
     }
-}
-
-/// Up to `most`, at random.
-fn random(most: Duration) -> Duration {
-    let random = u128::from(RandomState::new().hash_one(0_u8)) % most.as_millis().max(1);
-    Duration::from_millis(u64::try_from(random).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use super::hello;
 use super::newest::Replaced;
 use super::told::{Gone, Told, id, is_of, known, name};
 use crate::board::{Posted, Reader, Receipt};
-use crate::identity::{Identity, IdentityError, Proven};
+use crate::identity::{IdentityError, Proven};
 use crate::metrics::{Open, Refused};
 use crate::pod::PodName;
 
@@ -33,12 +33,10 @@ const ROOM: usize = 1;
 /// A proxy that follows.
 struct Session {
     push: Arc<Push>,
-    identity: Arc<Identity>,
-    /// When the API server said so.
-    reviewed: SystemTime,
-    /// When it is asked again.
+    proven: Proven,
+    /// When the API server is asked again.
     review: time::Instant,
-    /// Whether the proxy has not been told of that.
+    /// Whether the proxy has not been told of its last answer.
     vouches: bool,
     /// Its UID.
     by: Arc<str>,
@@ -77,16 +75,16 @@ pub(super) async fn follow(
     token: Arc<str>,
     mut inbound: Streaming<Report>,
 ) -> Result<Answer, Status> {
-    let Proven { identity, reviewed } = proven;
-    let hello = hello::read(&push, &identity, &mut inbound).await?;
-    let subject = hello::subject(&push, &identity, &hello)
-        .map_err(|status| push.refuse(Refused::Foreign, &identity, status))?;
+    let identity = &proven.identity;
+    let hello = hello::read(&push, identity, &mut inbound).await?;
+    let subject = hello::subject(&push, identity, &hello)
+        .map_err(|status| push.refuse(Refused::Foreign, identity, status))?;
     if hello.known.len() > MAX_KNOWN {
         let status = Status::invalid_argument("knows more pods than a node has");
-        return Err(push.refuse(Refused::Message, &identity, status));
+        return Err(push.refuse(Refused::Message, identity, status));
     }
     // From now on, however long it takes to begin.
-    let review = time::Instant::now() + push.again.due(reviewed);
+    let review = time::Instant::now() + push.again.due(proven.reviewed);
     push.board.begun().await;
     let replaced = push.newest.begin(&identity.uid);
     let (outbound, answers) = mpsc::channel(ROOM);
@@ -95,8 +93,7 @@ pub(super) async fn follow(
         _open: Open::new(&push.metrics.clients),
         push: push.clone(),
         by: Arc::from(identity.uid.as_str()),
-        identity,
-        reviewed,
+        proven,
         review,
         vouches: true,
         token,
@@ -116,7 +113,7 @@ pub(super) async fn follow(
 
 impl Session {
     async fn run(mut self, hello: Hello) {
-        debug!(pod = %self.identity.pod, node = hello.node, version = hello.version, "follows");
+        debug!(pod = %self.proven.identity.pod, node = hello.node, version = hello.version, "follows");
         let mut known = known(hello.known);
         // Of other pods a proxy inside one is told nothing.
         known.retain(|pod, _| self.reader.subject().may_be(pod));
@@ -127,7 +124,7 @@ impl Session {
         };
         self.gone();
         if let Some(status) = status {
-            debug!(pod = %self.identity.pod, error = status.message(), "is let go");
+            debug!(pod = %self.proven.identity.pod, error = status.message(), "is let go");
             // Where there is no room, it is not listening either.
             drop(self.outbound.try_send(Err(status)));
         }
@@ -201,14 +198,14 @@ impl Session {
     /// A message that cannot be read; nothing where the connection simply broke.
     fn unreadable(&self, status: Status) -> Option<Status> {
         let broken = matches!(status.code(), Code::Cancelled | Code::Unavailable | Code::Unknown);
-        (!broken).then(|| self.push.refuse(Refused::Message, &self.identity, status))
+        (!broken).then(|| self.push.refuse(Refused::Message, &self.proven.identity, status))
     }
 
     /// Takes the proxy's verdict on a policy that it was told.
     fn heard(&mut self, report: Report) -> Result<(), Status> {
         let Some(Said::Verdict(verdict)) = report.said else {
             let status = Status::invalid_argument("says something else than a verdict");
-            return Err(self.push.refuse(Refused::Message, &self.identity, status));
+            return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
         };
         let of = verdict.pod.clone().unwrap_or_default();
         let pod = name(&of);
@@ -218,13 +215,13 @@ impl Session {
                 return Ok(());
             }
             let status = Status::permission_denied("speaks of a pod that it was told nothing of");
-            return Err(self.push.refuse(Refused::Foreign, &self.identity, status));
+            return Err(self.push.refuse(Refused::Foreign, &self.proven.identity, status));
         };
         // On what has been told since, the next verdict comes.
         if told.digest == verdict.digest {
             if !told.judge(verdict, &pod, &self.push) {
                 let status = Status::resource_exhausted("says too much of one policy");
-                return Err(self.push.refuse(Refused::Message, &self.identity, status));
+                return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
             }
             self.receipt(&pod, true);
         }
@@ -234,10 +231,10 @@ impl Session {
     /// Whether its token is still good, and how long until that is asked again. Where it cannot be known it is.
     async fn review(&mut self) -> Result<Duration, Status> {
         match self.push.reviewer.identify_again(&self.token).await {
-            Ok(proven) if proven.identity == self.identity => {
-                self.reviewed = proven.reviewed;
-                (self.vouches, self.news) = (true, true);
-                Ok(self.push.again.due(self.reviewed))
+            Ok(proven) if proven.identity == self.proven.identity => {
+                let due = self.push.again.due(proven.reviewed);
+                (self.proven, self.vouches, self.news) = (proven, true, true);
+                Ok(due)
             }
             Err(error @ (IdentityError::Review(_) | IdentityError::Late)) => {
                 drop(self.push.unknown(&error));
@@ -252,7 +249,7 @@ impl Session {
     /// Tells what the proxy does not know yet, if there is anything.
     async fn tell(&mut self) -> Result<(), Status> {
         let update = self.update();
-        if update.policies.is_empty() && update.gone.is_empty() && update.voucher.is_empty() {
+        if update == Update::default() {
             return Ok(());
         }
         self.send(update).await
@@ -301,8 +298,7 @@ impl Session {
         }
         update.more = self.news;
         if std::mem::take(&mut self.vouches) {
-            let proven = Proven { identity: self.identity.clone(), reviewed: self.reviewed };
-            update.voucher = self.push.vouching().issue(&self.token, &proven);
+            update.voucher = self.push.vouching().issue(&self.token, &self.proven);
         }
         update
     }
@@ -336,7 +332,7 @@ impl Session {
 
     /// Its proxy is not connected any more, unless it follows anew already.
     fn gone(&mut self) {
-        if !self.push.newest.end(&self.identity.uid, &mut self.replaced) {
+        if !self.push.newest.end(&self.proven.identity.uid, &mut self.replaced) {
             return;
         }
         for pod in self.told.keys() {

@@ -1,6 +1,5 @@
 //! A manager's gRPC inside the test, so that the test says what is to be told.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::policy::{Limit, Policy};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
-use ctrlmesh_common::wire::{Hello, PodId, Report, Said, Update};
+use ctrlmesh_common::wire::{Hello, PodId};
 use ctrlmesh_manager::board::{self, Board, Posted, Receipt};
 use ctrlmesh_manager::cache::Snapshot;
 use ctrlmesh_manager::certs::authority::Names;
@@ -39,13 +38,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time;
 use tokio_rustls::TlsAcceptor;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use crate::process::Place;
+use crate::stream::Stream;
 use crate::token::{self, TestPod};
 
 /// How long a condition may take to come true before a test fails: generous, because nothing waits for it in vain.
@@ -81,13 +80,6 @@ pub(crate) async fn opened(client: &Client, namespace: &str) -> Result<Vault, Va
         validity: Duration::from_hours(24),
     };
     Vault::open(client.clone(), namespace, wanted, &mut Restorer::of("push".to_owned())).await
-}
-
-/// A stream to the manager.
-pub(crate) struct Stream {
-    pub(crate) reports: mpsc::Sender<Report>,
-    pub(crate) updates: Streaming<Update>,
-    _link: Link,
 }
 
 impl Bed {
@@ -224,11 +216,7 @@ impl Bed {
         hello: Hello,
         voucher: &[u8],
     ) -> Result<Stream, Status> {
-        let mut link = self.connect(token).await.unwrap();
-        let (reports, outbound) = mpsc::channel(64);
-        reports.try_send(Report { said: Some(Said::Hello(hello)) }).unwrap();
-        let updates = link.follow(ReceiverStream::new(outbound), voucher).await?;
-        Ok(Stream { reports, updates, _link: link })
+        Stream::begin(self.connect(token).await.unwrap(), hello, voucher).await
     }
 
     pub(crate) async fn connect(&self, token: &str) -> Result<Link, ConnectError> {
@@ -307,18 +295,6 @@ impl Drop for Bed {
         // Nothing waits for it: the runtime of the test ends with it.
         let drain = self.drain.clone();
         drop(tokio::spawn(drain.finish(Duration::ZERO)));
-    }
-}
-
-impl Stream {
-    /// The next policies: by pod, the epoch.
-    pub(crate) async fn told(&mut self) -> BTreeMap<String, u64> {
-        let update = soon("an update", self.updates.message()).await.unwrap().unwrap();
-        let policies = update.policies.iter().map(|entry| {
-            let policy: Policy = serde_json::from_slice(&entry.policy).unwrap();
-            (entry.pod.clone().unwrap().name, policy.epoch)
-        });
-        policies.collect()
     }
 }
 

@@ -14,10 +14,10 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::bed::{
-    AUDIENCE, Bed, Stream, eventually, notices_of, of_node, of_pod, operator_of, policy, soon,
-    until,
+    AUDIENCE, Bed, eventually, notices_of, of_node, of_pod, operator_of, policy, until,
 };
 use crate::harness;
+use crate::stream::Stream;
 use crate::token::TestPod;
 
 /// What a proxy says whose policy of the pod is of that version.
@@ -31,8 +31,7 @@ fn knows(pod: &TestPod, version: u64) -> Hello {
 
 /// What it is told, whatever its voucher is.
 async fn update(stream: &mut Stream) -> Update {
-    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
-    Update { voucher: Bytes::new(), ..update }
+    Update { voucher: Bytes::new(), ..stream.update().await }
 }
 
 /// Says hello, and is sent away.

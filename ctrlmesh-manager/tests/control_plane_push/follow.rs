@@ -185,7 +185,7 @@ async fn a_node_is_told_of_pods_that_come_change_and_go() {
     bed.publish(&[(&one, "node-a", policy(1, "a=1")), (&two, "node-a", policy(5, "a=2"))]);
     assert_eq!(stream.told().await, [("op-1".to_owned(), 5)].into(), "only what changed");
     bed.publish(&[(&two, "node-a", policy(5, "a=2"))]);
-    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
+    let update = stream.update().await;
     assert!(update.policies.is_empty());
     assert_eq!(update.gone[0].name, "op-0");
 }
@@ -233,11 +233,8 @@ async fn the_same_pod_has_one_stream_and_the_newer_one_counts() {
     let mut new = bed.follow(&token, of_pod(&pod)).await.unwrap();
     let ended = soon("the old one to end", old.updates.message()).await;
     assert_eq!(ended.unwrap_err().code(), Code::Aborted);
-    let update = soon("an update", new.updates.message()).await.unwrap().unwrap();
-    let entry = &update.policies[0];
-    let verdict =
-        Verdict { pod: entry.pod.clone(), digest: entry.digest, epoch: 1, refused: String::new() };
-    new.reports.send(Report { said: Some(Said::Verdict(verdict)) }).await.unwrap();
+    let update = new.update().await;
+    new.applies(&update.policies[0], 1).await;
     until("its verdict", || bed.receipt(&pod).is_some_and(|one| one.connected)).await;
     drop(new);
     until("it to be gone", || bed.receipt(&pod).is_some_and(|one| !one.connected)).await;
@@ -284,7 +281,7 @@ async fn a_verdict_on_a_pod_that_is_gone_by_now_says_nothing_and_on_another_of_i
     bed.publish(&[(&pod, "node-a", policy(1, "a=1")), of_stays(1)]);
     let token = node.token(&bed.client, AUDIENCE).await;
     let mut stream = bed.follow(&token, of_node("node-a")).await.unwrap();
-    let update = soon("an update", stream.updates.message()).await.unwrap().unwrap();
+    let update = stream.update().await;
     let entry = update.policies.iter().find(|entry| name_of(entry) == "op-0").unwrap();
     let verdict =
         Verdict { pod: entry.pod.clone(), digest: entry.digest, epoch: 1, refused: String::new() };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use ctrlmesh_common::wire::{self, Update};
+use ctrlmesh_common::wire;
 use ctrlmesh_manager::identity::{Identity, Proven, Vouching};
 use ctrlmesh_manager::pod::PodName;
 use ctrlmesh_manager::push::Again;
@@ -12,20 +12,15 @@ use data_encoding::BASE64;
 use tonic::Code;
 
 use crate::attacks;
-use crate::bed::{AUDIENCE, Bed, Stream, of_pod, policy, soon};
+use crate::bed::{AUDIENCE, Bed, of_pod, policy, soon};
 use crate::token::{self, TestPod};
-
-/// The first thing that a stream says.
-async fn first(stream: &mut Stream) -> Update {
-    soon("an update", stream.updates.message()).await.unwrap().unwrap()
-}
 
 /// A pod with a policy, its token, and the voucher that it was given.
 async fn vouched(bed: &Bed, name: &str) -> (TestPod, String, Bytes) {
     let pod = bed.pod(name, "node-a").await;
     bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
-    let voucher = first(&mut bed.follow(&token, of_pod(&pod)).await.unwrap()).await.voucher;
+    let voucher = bed.follow(&token, of_pod(&pod)).await.unwrap().update().await.voucher;
     assert!(!voucher.is_empty());
     (pod, token, voucher)
 }
@@ -40,13 +35,13 @@ async fn who_comes_back_to_a_manager_that_has_begun_anew_costs_no_review() {
     let mut bed = Bed::new().await;
     let (pod, token, voucher) = vouched(&bed, "op-0").await;
     assert_eq!(counted(&bed), (1, 0));
-    first(&mut bed.follow(&token, of_pod(&pod)).await.unwrap()).await;
+    bed.follow(&token, of_pod(&pod)).await.unwrap().update().await;
     assert_eq!(counted(&bed), (1, 0), "what was found out is remembered");
     for _ in 0..2 {
         bed.restart().await;
         bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
         let mut stream = bed.follow_with(&token, of_pod(&pod), &voucher).await.unwrap();
-        let told = first(&mut stream).await;
+        let told = stream.update().await;
         assert_eq!((told.policies.len(), counted(&bed)), (1, (0, 1)));
         // The next one says when the token was reviewed, not when it was shown: nobody goes on and on by them.
         assert_eq!(told.voucher, voucher);
@@ -68,12 +63,12 @@ async fn a_voucher_takes_nobody_further_than_its_own_token() {
     forged[0] ^= 1;
     for wrong in [&*its_voucher, &*voucher, &forged, b"nonsense"] {
         let token = pod.token(&bed.client, AUDIENCE).await;
-        first(&mut bed.follow_with(&token, of_pod(&pod), wrong).await.unwrap()).await;
+        bed.follow_with(&token, of_pod(&pod), wrong).await.unwrap().update().await;
     }
     assert_eq!(counted(&bed), (4, 1));
     // For a certificate, which is good for a day, the API server is asked, and so it is for what managers say.
     let mut stream = bed.follow_with(&its_token, of_pod(&other), &its_voucher).await.unwrap();
-    first(&mut stream).await;
+    stream.update().await;
     assert_eq!(counted(&bed), (4, 2));
     let shown = (wire::VOUCHER, BASE64.encode(&its_voucher));
     let head = [("authorization", format!("Bearer {its_token}")), shown];
@@ -97,7 +92,7 @@ async fn who_follows_is_reviewed_again_and_again_until_its_pod_is_gone() {
     let mut stream = bed.follow_with(&token, of_pod(&pod), &voucher).await.unwrap();
     // It is told by a voucher of its own each time.
     for number in 0..3 {
-        let told = first(&mut stream).await;
+        let told = stream.update().await;
         assert_eq!(told.policies.len(), usize::from(number == 0));
         assert!(number == 0 || told.voucher != voucher);
         voucher = told.voucher;
@@ -129,7 +124,7 @@ async fn a_token_that_has_ended_or_was_refused_is_made_good_by_no_voucher() {
     bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
     let live = voucher(&bed, &pod, &token);
-    first(&mut bed.follow_with(&token, of_pod(&pod), &live).await.unwrap()).await;
+    bed.follow_with(&token, of_pod(&pod), &live).await.unwrap().update().await;
     assert_eq!(counted(&bed), (0, 1), "it is read as one of this replica");
     // Over for longer than the API server bears with (a minute), and not yet for so long that it is not asked.
     let ended = token::shifted(bed.plane, &token, Duration::from_secs(700));

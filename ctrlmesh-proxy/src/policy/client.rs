@@ -5,12 +5,12 @@
 //! force, kept in a file, and answered; what cannot be put in force is refused with the reason, and the last good policy
 //! stays. Without the manager the file says what holds.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::spread::random;
 use ctrlmesh_common::wire::{
     Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
 };
@@ -60,8 +60,6 @@ pub struct Client {
     told: watch::Sender<Arc<Told>>,
     /// Whether that is still to be kept.
     unsaved: Mutex<bool>,
-    /// What is shown beside the token, so that a manager that begins need not have it reviewed.
-    voucher: Mutex<Bytes>,
     whole: watch::Sender<bool>,
     metrics: ManagerMetrics,
     drain: Drain,
@@ -123,7 +121,6 @@ pub fn follow(
         store,
         told,
         unsaved: Mutex::new(false),
-        voucher: Mutex::default(),
         whole,
         metrics: metrics.manager.clone(),
         drain: drain.clone(),
@@ -195,8 +192,10 @@ pub fn policy_now(
 impl Client {
     async fn run(&self) {
         let mut wait = FIRST_WAIT;
+        // What is shown beside the token, so that a manager that begins need not have it reviewed.
+        let mut voucher = Bytes::new();
         loop {
-            let ended = self.attend(&mut wait).await;
+            let ended = self.attend(&mut wait, &mut voucher).await;
             self.metrics.connected.set(0);
             let pause = SHORTEST_WAIT + random(wait);
             warn!(
@@ -210,20 +209,19 @@ impl Client {
     }
 
     /// One stream, until it ends.
-    async fn attend(&self, wait: &mut Duration) -> Ended {
-        match self.stream(wait).await {
+    async fn attend(&self, wait: &mut Duration, voucher: &mut Bytes) -> Ended {
+        match self.stream(wait, voucher).await {
             Ok(()) => Ended::Over,
             Err(ended) => ended,
         }
     }
 
-    async fn stream(&self, wait: &mut Duration) -> Result<(), Ended> {
+    async fn stream(&self, wait: &mut Duration, voucher: &mut Bytes) -> Result<(), Ended> {
         let mut link = self.manager.connect(&self.drain).await?;
         let (reports, outbound) = mpsc::channel(VERDICTS);
         // There is room: nothing was sent yet.
         drop(reports.try_send(Report { said: Some(Said::Hello(self.hello())) }));
-        let voucher = self.voucher.lock().await.clone();
-        let mut updates = link.follow(ReceiverStream::new(outbound), &voucher).await?;
+        let mut updates = link.follow(ReceiverStream::new(outbound), voucher).await?;
         while let Some(update) = updates.message().await? {
             if self.metrics.connected.get() == 0 {
                 info!("the manager is there");
@@ -233,7 +231,7 @@ impl Client {
             self.metrics.heard(SystemTime::now());
             if !update.voucher.is_empty() {
                 // Not the message that it came in.
-                *self.voucher.lock().await = Bytes::copy_from_slice(&update.voucher);
+                *voucher = Bytes::copy_from_slice(&update.voucher);
             }
             let more = update.more;
             let verdicts = self.take(update).await;
@@ -376,12 +374,6 @@ fn name(pod: &PodId) -> PodName {
     PodName { namespace: pod.namespace.clone(), name: pod.name.clone() }
 }
 
-/// Up to `most`, at random.
-fn random(most: Duration) -> Duration {
-    let random = u128::from(RandomState::new().hash_one(0_u8)) % most.as_millis().max(1);
-    Duration::from_millis(u64::try_from(random).unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -495,7 +487,6 @@ mod tests {
             served: Served::Node("n".to_owned()),
             told: watch::Sender::new(Arc::default()),
             unsaved: Mutex::new(false),
-            voucher: Mutex::default(),
             whole: watch::Sender::new(false),
             metrics: Metrics::new().manager.clone(),
             drain: Drain::default(),

@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::harness::proxy::Proxy;
 use crate::harness::until;
-use crate::node::{Node, Operator, refused, served, shows};
 use crate::older::{Patched, once_written};
+use crate::operators::{Node, Operator, refused, served, shows};
 use crate::upgrade::linked;
 
 /// A proxy that meets others in a folder; it waits for so long for one that follows.

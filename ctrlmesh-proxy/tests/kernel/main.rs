@@ -20,6 +20,7 @@ mod mounts;
 mod node;
 mod handover;
 mod older;
+mod operators;
 mod original;
 mod pins;
 mod privilege;

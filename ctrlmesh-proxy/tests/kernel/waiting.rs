@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::bed::{self, Bed, until};
 use crate::command::status;
-use crate::node::{Node, served};
+use crate::operators::{Node, served};
 use crate::upgrade::linked;
 
 #[tokio::test(flavor = "multi_thread")]

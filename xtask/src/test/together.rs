@@ -52,12 +52,7 @@ pub(super) fn run(
     // Where they do not build, each of the tests builds them, and says so.
     let unbuilt = |error: &anyhow::Error| say(&format!("the programs of the images: {error:#}"));
     let programs = has_images.then(|| images::build_programs().inspect_err(unbuilt).ok()).flatten();
-    // One that does not build takes none of the others with it: it is built again, alone, and that is its outcome.
-    let built = jobs.iter().filter(|(_, job)| *job != DOCUMENTATION);
-    let built: Vec<&str> = built.flat_map(|(_, job)| which(job)).collect();
-    if !built.is_empty() {
-        drop(run_command(test(&built, options).arg("--no-run")));
-    }
+    build(&jobs, options);
     let passing = if lanes == 1 { Passing::AtOnce } else { Passing::ByBinary };
     let (jobs, outcomes) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
     // A function of its own, so that the lock is held only while it takes one.
@@ -67,12 +62,7 @@ pub(super) fn run(
             let mut command = test(&which(target), options);
             command.envs(programs.iter().map(|programs| (images::PROGRAMS, programs)));
             let mut outcome = run_one(command, target, passing);
-            if let Some(cluster) = options.kubeconfig.as_ref().filter(|_| tier == Tier::Node) {
-                // The next one finds it as the first one did.
-                let removed = guest::remove(cluster);
-                let said = |error: &anyhow::Error| say(&format!("{target}: {error:#}"));
-                outcome.complete &= removed.inspect_err(said).is_ok();
-            }
+            outcome.complete &= cleared(tier, target, options);
             lock(&outcomes).push((tier, target, outcome));
         }
     };
@@ -92,6 +82,25 @@ pub(super) fn run(
         write_down(last, &outcomes);
     }
     Ok(outcomes.into_iter().map(|(tier, _, outcome)| (tier, outcome)).collect())
+}
+
+/// Builds all of them. One that does not build takes none of the others with it: it is built again, alone, and that is its
+/// outcome.
+fn build(jobs: &[(Tier, &str)], options: &Options) {
+    let built = jobs.iter().filter(|(_, job)| *job != DOCUMENTATION);
+    let built: Vec<&str> = built.flat_map(|(_, job)| which(job)).collect();
+    if !built.is_empty() {
+        drop(run_command(test(&built, options).arg("--no-run")));
+    }
+}
+
+/// Whether the next job finds a user's cluster as this one did.
+fn cleared(tier: Tier, target: &str, options: &Options) -> bool {
+    let Some(cluster) = options.kubeconfig.as_ref().filter(|_| tier == Tier::Node) else {
+        return true;
+    };
+    let said = |error: &anyhow::Error| say(&format!("{target}: {error:#}"));
+    guest::remove(cluster).inspect_err(said).is_ok()
 }
 
 /// What cargo is to be told to run of all tests.
