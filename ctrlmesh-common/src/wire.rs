@@ -4,6 +4,8 @@
 //! unused. The version is in the service's name; what an older peer does not know it passes over. A policy travels as
 //! the JSON that it is everywhere else, and is refused by a proxy that does not understand all of it.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use prost::Oneof;
 
@@ -15,6 +17,10 @@ pub const SIGN: &str = "/ctrlmesh.v1.Mesh/Sign";
 
 /// The call of a replica that tells the leader what its proxies said: [`Receipts`] go up, one [`Relayed`] comes down.
 pub const RELAY: &str = "/ctrlmesh.v1.Mesh/Relay";
+
+/// The call of a replica that is asked about a pod of a Deployment, and asks the leader for its shard: one [`Seat`], one
+/// [`Seated`].
+pub const SEAT: &str = "/ctrlmesh.v1.Mesh/Seat";
 
 /// Metadata of [`FOLLOW`] in which a proxy shows the last [`Update::voucher`].
 pub const VOUCHER: &str = "ctrlmesh-voucher-bin";
@@ -212,6 +218,28 @@ pub struct Receipt {
 /// The answer to [`Receipts`], at the end.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct Relayed {}
+
+/// A pod of a Deployment that is being made, has no name yet, and is to have a shard.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Seat {
+    /// Its namespace.
+    #[prost(string, tag = "1")]
+    pub namespace: String,
+    /// Its labels.
+    #[prost(btree_map = "string, string", tag = "2")]
+    pub labels: BTreeMap<String, String>,
+    /// The name of the `ReplicaSet` that makes it.
+    #[prost(string, tag = "3")]
+    pub replica_set: String,
+}
+
+/// The shard that a pod was given.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Seated {
+    /// The name of its ShardingConfig, which is the pod's; empty where there is not exactly one for it.
+    #[prost(string, tag = "1")]
+    pub shard: String,
+}
 
 /// Tells one text from another: FNV-1a of 64 bits. It finds what changed or broke, not what somebody forged.
 pub fn digest(text: &[u8]) -> u64 {

@@ -17,18 +17,19 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::cache::Snapshot;
-use crate::compile::{self, World};
 use crate::inject::{self, Settings};
 use crate::label::{self, Listed, Scope};
-use crate::pod::{Admitted, Member};
+use crate::pod::Member;
 use crate::scheme::Scheme;
 use crate::shard::{self, Labelling};
 use crate::validate::{self, Report};
 
 mod patch;
 mod recent;
+mod seat;
 
 pub use recent::Recent;
+pub use seat::{seat, shared};
 
 /// A question of the API server.
 pub type Asked = AdmissionRequest<DynamicObject>;
@@ -65,26 +66,19 @@ pub fn validate(asked: &Asked, snapshot: Option<&Snapshot>, told: &Labelling) ->
 /// A pod that is created, with what its shard needs.
 ///
 /// `snapshot` is none where nothing is known of the cluster yet: then it cannot be said which shard the pod is of, and
-/// it is not admitted. `recent` are those that were admitted and that it does not have yet; the pod is added.
+/// it is not admitted. `recent` are those that were admitted and that it does not have yet; the pod is added. `given` is the
+/// shard that another replica has given it, which knows of more pods.
 pub fn inject(
     asked: &Asked,
     snapshot: Option<&Snapshot>,
     settings: &Settings,
-    recent: &mut Recent,
-    now: Instant,
+    given: Option<String>,
+    (recent, now): (&mut Recent, Instant),
 ) -> AdmissionResponse {
     let response = AdmissionResponse::from(asked);
-    let (Operation::Create, Some(object)) = (&asked.operation, &asked.object) else {
+    let Some(object) = enrolled(asked) else {
         return response;
     };
-    let labelled = |key: &str| object.metadata.labels.as_ref().and_then(|labels| labels.get(key));
-    let is_true = |key: &str| labelled(key).is_some_and(|value| value == "true");
-    let annotations = object.metadata.annotations.as_ref();
-    // The kubelet's own pods are shown, not made, by the API server: it can change nothing about them.
-    let is_mirror = annotations.is_some_and(|all| all.contains_key(MIRROR));
-    if !is_true(key::ENABLE_PROXY) || is_true(key::IGNORE_VALIDATE) || is_mirror {
-        return response;
-    }
     let pod: Pod = match read(object) {
         Ok(pod) => pod,
         Err(error) => return response.deny(format!("cannot be read: {error}")),
@@ -92,38 +86,54 @@ pub fn inject(
     let Some(snapshot) = snapshot else {
         return response.deny("the manager has not read the ShardingConfigs yet; try again");
     };
-    let unseen = recent.unseen(&snapshot.members, now);
-    let member = member(asked, &pod);
-    let shards = match shards(&member, snapshot, &unseen) {
-        Ok(shards) => shards,
+    let member = seat::member(asked, &pod);
+    let shards = match given {
+        Some(shard) => Ok(vec![shard]),
+        None => seat::shards(&member, snapshot, &recent.unseen(&snapshot.members, now)),
+    };
+    let shard = match shards.as_deref() {
+        Ok([]) => None,
+        Ok([shard]) => Some(shard.as_str()),
+        Ok([one, other, ..]) => {
+            return response.deny(format!(
+                "the pod is of ShardingConfig {one:?} and of {other:?}; a pod can be in one shard only"
+            ));
+        }
         Err(why) => return response.deny(why),
     };
-    match shards.as_slice() {
+    let injected = match inject::inject(&pod, shard, settings) {
+        Ok(injected) => injected,
+        Err(refusal) => return response.deny(refusal.to_string()),
+    };
+    let response = patched(response, object, &injected);
+    let Some(shard) = shard else {
         // Its ShardingConfig may come later; until then it sees nothing.
-        [] => match inject::inject(&pod, None, settings) {
-            Ok(injected) => {
-                let namespace = asked.namespace.as_deref().unwrap_or_default();
-                let warning = format!(
-                    "no ShardingConfig of namespace {namespace:?} is for this pod: it sees nothing until one is"
-                );
-                warned(patched(response, object, &injected), vec![warning])
-            }
-            Err(refusal) => response.deny(refusal.to_string()),
-        },
-        [shard] => match inject::inject(&pod, Some(shard), settings) {
-            Ok(injected) => {
-                // Asked again, because another webhook has changed it, it has its shard already.
-                if !asked.dry_run && member.recorded().is_none() {
-                    recent.admitted(&member, shard, &snapshot.members, now);
-                }
-                patched(response, object, &injected)
-            }
-            Err(refusal) => response.deny(refusal.to_string()),
-        },
-        [one, other, ..] => response.deny(format!(
-            "the pod is of ShardingConfig {one:?} and of {other:?}; a pod can be in one shard only"
-        )),
+        let namespace = asked.namespace.as_deref().unwrap_or_default();
+        let warning = format!(
+            "no ShardingConfig of namespace {namespace:?} is for this pod: it sees nothing until one is"
+        );
+        return warned(response, vec![warning]);
+    };
+    // Asked again, because another webhook has changed it, it has its shard already.
+    if !asked.dry_run && member.recorded().is_none() {
+        recent.admitted(&member, shard, &snapshot.members, now);
     }
+    response
+}
+
+/// The pod that is created, where it asks to be served.
+fn enrolled(asked: &Asked) -> Option<&DynamicObject> {
+    let (Operation::Create, Some(object)) = (&asked.operation, &asked.object) else {
+        return None;
+    };
+    let labels = object.metadata.labels.as_ref();
+    let is_true =
+        |key: &str| labels.and_then(|all| all.get(key)).is_some_and(|value| value == "true");
+    let annotations = object.metadata.annotations.as_ref();
+    // The kubelet's own pods are shown, not made, by the API server: it can change nothing about them.
+    let is_mirror = annotations.is_some_and(|all| all.contains_key(MIRROR));
+    let asks = is_true(key::ENABLE_PROXY) && !is_true(key::IGNORE_VALIDATE) && !is_mirror;
+    asks.then_some(object)
 }
 
 /// An object that is written, with the labels that it lacks: for API servers that cannot label by themselves.
@@ -246,61 +256,6 @@ fn unlabelled(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     let carried = snapshot.scheme.carried();
     let keys: Vec<&str> = carried.flat_map(|one| [&*one.hash_key, &*one.namespace_key]).collect();
     validate::labelled(config, &keys, &labels)
-}
-
-/// The pod as it will be.
-fn member(asked: &Asked, pod: &Pod) -> Member {
-    let mut member = Member::from(pod);
-    member.name.namespace = asked.namespace.clone().unwrap_or_default();
-    // It is about to be given what it needs.
-    member.admitted = Admitted::Injected;
-    member
-}
-
-/// The names of the shards that the pod would be of, beside those that are there and those that are `unseen` yet.
-///
-/// # Errors
-/// Where it is of none, but perhaps of a ShardingConfig that is invalid: let through, it would see everything.
-fn shards(member: &Member, snapshot: &Snapshot, unseen: &[Member]) -> Result<Vec<String>, String> {
-    let namespace = &member.name.namespace;
-    let configs: Vec<ShardingConfig> = snapshot
-        .configs
-        .iter()
-        .filter(|config| config.metadata.namespace.as_ref() == Some(namespace))
-        .cloned()
-        .collect();
-    let members: Vec<Member> = snapshot
-        .members
-        .iter()
-        .chain(unseen)
-        .filter(|member| member.name.namespace == *namespace)
-        .cloned()
-        .collect();
-    let world = World { configs: &configs, members: &members, ..snapshot.world() };
-    let (operators, troubles) = compile::operators(world);
-    let places = operators.iter().enumerate();
-    let places = places.filter_map(|(at, operator)| {
-        Some((at, operator.shard_for(member, &members)?.metadata.name.clone()?))
-    });
-    let mut places: Vec<(usize, String)> = places.collect();
-    if places.len() > 1 {
-        let yielding = compile::yielding(&operators, world);
-        places.retain(|(at, _)| !yielding.contains(at));
-    }
-    let shards: Vec<String> = places.into_iter().map(|(_, shard)| shard).collect();
-    let Some(invalid) = operators.iter().find(|operator| operator.may_have(member, None)) else {
-        return Ok(shards);
-    };
-    if !shards.is_empty() {
-        return Ok(shards);
-    }
-    let name = invalid.full_name();
-    let of_it = troubles.iter().filter(|trouble| trouble.configs.contains(&name));
-    let why: Vec<&str> = of_it.map(|trouble| trouble.message.as_str()).collect();
-    let why = why.join("; ");
-    Err(format!(
-        "the pod may be of ShardingConfig {name:?}, which is invalid; mend it first: {why}"
-    ))
 }
 
 fn answer(response: AdmissionResponse, report: &Report) -> AdmissionResponse {

@@ -38,9 +38,10 @@ use crate::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
 use crate::migration::MigrationMetrics;
-use crate::push::{Accounts, Again, Allowance, Newest, Push, PushMetrics, Relay};
+use crate::push::{Accounts, Again, Allowance, Leader, Newest, Push, PushMetrics, Relay};
 use crate::reach::{self, ReachError};
 use crate::readiness::Readiness;
+use crate::seats::Seats;
 use crate::shard::Labelling;
 use crate::telemetry;
 use crate::tls::{self, Presented};
@@ -181,9 +182,12 @@ async fn start(
         readiness: readiness.clone(),
     };
     let leadership = lease::campaign(client.clone(), &args.namespace, candidate, &drain);
+    let posted = watch::Sender::new(None);
     let context = Context {
         board: Arc::default(),
-        posted: watch::Sender::new(None),
+        seats: Arc::new(Seats::new(posted.subscribe())),
+        posted,
+        leader: Leader::default(),
         asked: asked(&args, listeners.webhook.local_addr().map_err(AppError::Runtime)?.port()),
         roots: Arc::new(Roots::new(client.clone(), vault.clone(), cluster)),
         args: Arc::new(args),
@@ -196,14 +200,8 @@ async fn start(
     };
     keep_certificates(&context, &presented, counted.unwritten);
     tell_leader(&context);
-    serve_proxies(
-        &context,
-        &presented,
-        listeners.grpc,
-        &counted.refusals,
-        counted.push,
-        counted.reviewer,
-    )?;
+    let told = (counted.refusals.clone(), counted.push, counted.reviewer);
+    serve_proxies(&context, &presented, listeners.grpc, told)?;
     serve_webhooks(
         &context,
         &presented,
@@ -230,11 +228,14 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>, unwritten: C
 /// Tells the leader what proxies say here, where this replica can say who it is.
 fn tell_leader(context: &Context) {
     let Some(token) = context.args.token.clone() else {
-        return warn!("without --token this replica cannot tell the leader what its proxies say");
+        return warn!(
+            "without --token this replica cannot tell the leader what its proxies say, nor ask it for shards of pods"
+        );
     };
     let relay = Relay {
         board: context.board.clone(),
         leadership: context.leadership.clone(),
+        leader: context.leader.clone(),
         vault: context.vault.clone(),
         name: context.args.service_name(),
         token,
@@ -247,9 +248,7 @@ fn serve_proxies(
     context: &Context,
     presented: &Arc<Presented>,
     listener: TcpListener,
-    refusals: &Refusals,
-    metrics: PushMetrics,
-    reviewer: Reviewer,
+    (refusals, metrics, reviewer): (Refusals, PushMetrics, Reviewer),
 ) -> Result<(), AppError> {
     let args = &context.args;
     let (client, own) = (context.client.clone(), args.namespace.clone());
@@ -260,6 +259,7 @@ fn serve_proxies(
         vault: context.vault.clone(),
         accounts: Accounts { node: args.node_account.clone(), manager: args.account.clone() },
         leadership: context.leadership.clone(),
+        seats: context.seats.clone(),
         refusals: refusals.clone(),
         metrics,
         drain: context.drain.clone(),
@@ -270,7 +270,7 @@ fn serve_proxies(
     let limits = room::limits(args.max_proxies, room::open_files());
     let tls = acceptor(presented, &[tls::ALPN_HTTP2])?;
     let serve = move |stream, admission| push.clone().serve(stream, admission);
-    let listen = Listen::new(limits, refusals.clone());
+    let listen = Listen::new(limits, refusals);
     context.drain.spawn(listen.run(listener, tls, context.drain.clone(), serve));
     Ok(())
 }

@@ -66,7 +66,7 @@ pub struct RunArgs {
     /// manager must be allowed to impersonate it. Without it, that is done as all the rest is
     #[arg(long, env = "CTRLMESH_MANAGER_BACKGROUND_ACCOUNT", value_name = "NAME")]
     pub background_account: Option<String>,
-    /// File with this replica's token, made out to `ctrlmesh`, with which it tells the leader what its proxies said
+    /// File with this replica's token, made out to `ctrlmesh`, with which it tells the leader what its proxies said, and asks it for pods' shards
     #[arg(long, env = "CTRLMESH_MANAGER_TOKEN", value_name = "FILE")]
     pub token: Option<PathBuf>,
     /// Where the other replicas reach this one's gRPC, with or without its port; the default is where it listens

@@ -13,7 +13,9 @@ use crate::config::RunArgs;
 use crate::drain::Drain;
 use crate::lease::Leadership;
 use crate::plan::Plan;
+use crate::push::Leader;
 use crate::readiness::Readiness;
+use crate::seats::Seats;
 use crate::shard::Labelling;
 
 /// What all parts of a running manager share.
@@ -29,8 +31,12 @@ pub struct Context {
     pub board: Arc<Board>,
     /// The plan from which that follows, set once it is posted.
     pub posted: watch::Sender<Option<Arc<Plan>>>,
+    /// Gives pods their shards, as that says.
+    pub seats: Arc<Seats>,
     /// Whether this replica writes.
     pub leadership: Leadership,
+    /// The replica that does, where it is another.
+    pub leader: Leader,
     /// The certificate authorities.
     pub vault: Arc<Vault>,
     /// Who believes them.

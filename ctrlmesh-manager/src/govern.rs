@@ -27,7 +27,6 @@ use crate::scheme::Scheme;
 use crate::status::{Contact, Unlabelled};
 use crate::webhook::Route;
 
-mod turns;
 mod answers;
 
 /// As whom events are told.
@@ -50,9 +49,9 @@ pub fn start(
     cache.watch_list(background.clone(), &context.args.namespace, drain);
     let plans = plan::start(Arc::clone(&cache), drain);
     let caches = context.readiness.block("caches");
-    let mut first = plans.clone();
+    let mut first = context.posted.subscribe();
     drain.spawn_until_started(async move {
-        // The compiler of plans ends only with the process.
+        // Who posts them ends only with the process.
         drop(first.wait_for(Option::is_some).await);
         drop(caches);
     });

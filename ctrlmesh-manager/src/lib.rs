@@ -22,6 +22,8 @@ pub mod label;
 pub mod rights;
 pub mod inject;
 pub mod admit;
+pub mod judges;
+pub mod seats;
 pub mod tls;
 pub mod lease;
 pub mod certs;

@@ -154,6 +154,13 @@ impl Member {
         self.made_by(REPLICA_SET, &format!("{name}-{revision}")).then_some(revision)
     }
 
+    /// A pod of a Deployment that is being admitted, by the `ReplicaSet` that makes it.
+    pub fn of_replica_set(namespace: String, labels: Labels, replica_set: String) -> Self {
+        let name = PodName { namespace, name: String::new() };
+        let maker = Some(Maker { kind: REPLICA_SET.to_owned(), name: replica_set });
+        Self { name, labels, maker, ..Self::default() }
+    }
+
     /// Whether it is of the workload that a root with this `rule` divides.
     pub fn is_of_target(&self, rule: &Root) -> bool {
         let set = rule.target_stateful_set.as_deref();

@@ -9,6 +9,7 @@ mod allowance;
 mod catch_up;
 mod codec;
 mod hello;
+mod leader;
 mod link;
 mod newest;
 mod relay;
@@ -18,6 +19,7 @@ mod told;
 pub use again::Again;
 pub use allowance::Allowance;
 use codec::SmallCodec;
+pub use leader::Leader;
 pub use newest::Newest;
 pub use relay::Relay;
 
@@ -29,7 +31,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use ctrlmesh_common::wire::{self, Receipts, Relayed, Report, SignRequest, Signed, Update};
+use ctrlmesh_common::wire::{
+    self, Receipts, Relayed, Report, Seat, Seated, SignRequest, Signed, Update,
+};
 use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, Request, Response, header};
 use hyper::body::Incoming;
@@ -57,6 +61,7 @@ use crate::identity::{Identity, IdentityError, Proven, Reviewer, Vouching};
 use crate::lease::Leadership;
 use crate::listen::Admission;
 use crate::metrics::{self, Refusals, Refused};
+use crate::seats::Seats;
 use crate::telemetry;
 
 /// How long a connection may take to prove itself.
@@ -110,6 +115,8 @@ pub struct Push {
     pub accounts: Accounts,
     /// Whether what other replicas heard is taken here.
     pub leadership: Leadership,
+    /// Gives pods their shards.
+    pub seats: Arc<Seats>,
     /// Counts who is refused.
     pub refusals: Refusals,
     /// Counts the rest.
@@ -212,6 +219,12 @@ impl Push {
             let status = Status::resource_exhausted("too many connections of one pod");
             return Ok(self.refuse(Refused::TooMany, &proven.identity, status).into_http());
         }
+        // Before anything that it sends is read.
+        let is_for_managers = [wire::RELAY, wire::SEAT].contains(&path.as_str());
+        if is_for_managers && proven.identity.account != self.accounts.manager {
+            let status = Status::permission_denied("only a manager may ask this");
+            return Ok(self.refuse(Refused::Foreign, &proven.identity, status).into_http());
+        }
         let call = Call { push: self, proven, token };
         let response = match path.as_str() {
             wire::FOLLOW => {
@@ -228,6 +241,11 @@ impl Push {
                 let codec = ProstCodec::<Relayed, Receipts>::default();
                 let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_UPDATE_BYTES);
                 grpc.client_streaming(call, request).await
+            }
+            wire::SEAT => {
+                let codec = ProstCodec::<Seated, Seat>::default();
+                let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_REPORT_BYTES);
+                grpc.unary(call, request).await
             }
             _ => Status::unimplemented("no such call").into_http(),
         };
@@ -315,6 +333,16 @@ impl ClientStreamingService<Receipts> for Call {
     fn call(&mut self, request: tonic::Request<Streaming<Receipts>>) -> Self::Future {
         let (push, identity) = (self.push.clone(), self.proven.identity.clone());
         Box::pin(relay::take(push, identity, request.into_inner()))
+    }
+}
+
+impl UnaryService<Seat> for Call {
+    type Response = Seated;
+    type Future = Answering<Seated>;
+
+    fn call(&mut self, request: tonic::Request<Seat>) -> Self::Future {
+        let push = self.push.clone();
+        Box::pin(async move { leader::answer(&push, request.into_inner()).await })
     }
 }
 

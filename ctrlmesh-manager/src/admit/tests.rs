@@ -235,7 +235,7 @@ fn settings() -> Settings {
 fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
     let (settings, asked) = (settings(), asked("CREATE", pod, None));
     let recent = &mut Recent::default();
-    inject(&asked, known, &settings, recent, Instant::now())
+    inject(&asked, known, &settings, None, (recent, Instant::now()))
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn pods_that_are_made_together_are_given_different_shards_before_any_of_them_is_
     let mut ask = |pod: Value, known: &Snapshot, after: Duration| {
         let asked = asked("CREATE", pod, None);
         let now = start + after;
-        let response = inject(&asked, Some(known), &settings, &mut recent, now);
+        let response = inject(&asked, Some(known), &settings, None, (&mut recent, now));
         assert!(response.allowed, "{}", message(&response));
         let patch = patch(&response).to_string();
         let of = |shard: &&str| patch.contains(&format!("\"{shard}\""));
@@ -276,6 +276,55 @@ fn pods_that_are_made_together_are_given_different_shards_before_any_of_them_is_
     assert_ne!(third, fourth);
     // What was never seen is forgotten: the shard of the one that is there is not the one that lacks.
     assert_ne!(ask(pod("", None, "Pending"), &known, Duration::from_mins(1)), first);
+}
+
+/// A pod of the Deployment `op`, which has no name yet.
+fn of_deployment(labels: Value) -> Value {
+    let mut pod = pod("", "op-x");
+    pod["metadata"]["labels"] = labels;
+    pod["metadata"]["ownerReferences"][0]["kind"] = json!("ReplicaSet");
+    pod
+}
+
+#[test]
+fn a_shard_that_was_given_elsewhere_is_taken_and_counts_here() {
+    let known = snapshot(&ROOT.replace("targetStatefulSet", "targetDeployment"));
+    let (settings, mut recent, now) = (settings(), Recent::default(), Instant::now());
+    let fresh = json!({key::ENABLE_PROXY: "true", "pod-template-hash": "x"});
+    let asked = asked("CREATE", of_deployment(fresh), None);
+    let mut ask = |given: Option<&str>| {
+        let given = given.map(str::to_owned);
+        patch(&inject(&asked, Some(&known), &settings, given, (&mut recent, now))).to_string()
+    };
+    assert!(ask(Some("r-1-normal")).contains("\"r-1-normal\""));
+    assert!(ask(None).contains("\"r-2-normal\""), "the other one is not given twice");
+    // One that is not known here yet.
+    assert!(ask(Some("r-3-normal")).contains("\"r-3-normal\""));
+}
+
+#[test]
+fn who_leads_is_asked_where_the_others_of_a_deployment_decide() {
+    let known = snapshot(&ROOT.replace("targetStatefulSet", "targetDeployment"));
+    let asks = |operation: &str, pod: Value, known: &Snapshot| {
+        shared(&asked(operation, pod, None), known).is_some()
+    };
+    let fresh = json!({key::ENABLE_PROXY: "true", "pod-template-hash": "x"});
+    assert!(asks("CREATE", of_deployment(fresh.clone()), &known));
+    assert!(!asks("UPDATE", of_deployment(fresh.clone()), &known));
+    assert!(!asks("CREATE", of_deployment(fresh.clone()), &snapshot(ROOT)), "by ordinal");
+    assert!(!asks("CREATE", pod("op-0", "op"), &known), "of a StatefulSet");
+    for (label, value) in [
+        (key::ENABLE_PROXY, "false"),
+        (key::SHARDING_CONFIG_INJECTED, "r-1-normal"),
+        ("pod-template-hash", "y"),
+    ] {
+        let mut labels = fresh.clone();
+        labels[label] = json!(value);
+        assert!(!asks("CREATE", of_deployment(labels), &known), "{label}");
+    }
+    let mut elsewhere = known;
+    elsewhere.configs[0].metadata.namespace = Some("other".to_owned());
+    assert!(!asks("CREATE", of_deployment(fresh), &elsewhere));
 }
 
 /// The operations of the patch.

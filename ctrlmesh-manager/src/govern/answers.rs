@@ -7,20 +7,19 @@ use std::time::{Duration, Instant};
 
 use ctrlmesh_common::names::{self, port};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use kube::core::admission::AdmissionResponse;
-use tokio::sync::Semaphore;
-use tokio::task;
-use tracing::{error, warn};
+use tracing::warn;
 
 use super::LABEL;
-use super::turns::Turns;
 use crate::admit::{self, Asked};
-use crate::cache::Cache;
+use crate::cache::{Cache, Snapshot};
 use crate::context::Context;
 use crate::inject::Settings;
+use crate::judges::Judges;
 use crate::plan::Plans;
 use crate::pod::KUBE_SYSTEM;
+use crate::push::Leader;
+use crate::seats::Seats;
 use crate::shard::Labelling;
 use crate::telemetry;
 use crate::webhook::{Handler, Route};
@@ -28,16 +27,13 @@ use crate::webhook::{Handler, Route};
 /// How long an answer to the API server may take: its configurations wait 10 s.
 const DEADLINE: Duration = Duration::from_secs(8);
 
-/// How many resources are judged at once, and how many pods: each takes a thread of its own while it is.
-const JUDGES: usize = 2;
-
 /// Who answers the API server, and where.
 pub(super) fn routes(context: &Context, plans: &Plans, cache: &Arc<Cache>) -> Vec<Route> {
     let (told, cache) = (Arc::new(context.wanted.clone()), Arc::clone(cache));
     let label = move |asked: Asked| futures::future::ready(label(&asked, &cache)).boxed();
     vec![
         Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, &told) },
-        Route { path: "/inject", deadline: DEADLINE, handler: inject(context, plans) },
+        Route { path: "/inject", deadline: DEADLINE, handler: inject(context) },
         Route { path: LABEL, deadline: DEADLINE, handler: Arc::new(label) },
     ]
 }
@@ -51,14 +47,15 @@ fn label(asked: &Asked, cache: &Cache) -> AdmissionResponse {
 }
 
 /// Gives pods what they need. What a pod is to trust has to be there before the pod.
-fn inject(context: &Context, plans: &Plans) -> Handler {
+fn inject(context: &Context) -> Handler {
     let args = &context.args;
     let settings = Settings {
         image: args.proxy_image.clone(),
         pull_policy: args.proxy_pull_policy.clone(),
         manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     };
-    let (seat, roots) = (seat(plans, settings), context.roots.clone());
+    let seat = seat(&context.seats, &context.leader, settings);
+    let roots = context.roots.clone();
     let own = args.namespace.clone();
     Arc::new(move |asked: Asked| {
         if let Some(response) = unasked(&asked, &own) {
@@ -96,24 +93,23 @@ fn unasked(asked: &Asked, own: &str) -> Option<AdmissionResponse> {
     (!may_be).then(|| response.deny(message()))
 }
 
-/// Finds the shard of each pod. Those of a namespace that are made at the same time are asked about at the same time.
-fn seat(plans: &Plans, settings: Settings) -> Handler {
-    let (plans, settings) = (plans.clone(), Arc::new(settings));
-    let (turns, room) = (Arc::new(Turns::default()), Arc::new(Semaphore::new(JUDGES)));
+/// Finds the shard of each pod. Those of a namespace that are made at the same time are asked about at the same time, and
+/// perhaps not all of them here: so the replica that leads is asked in turn, where a shard depends on who else has come.
+fn seat(seats: &Arc<Seats>, leader: &Leader, settings: Settings) -> Handler {
+    let (seats, leader, settings) = (Arc::clone(seats), leader.clone(), Arc::new(settings));
     Arc::new(move |asked: Asked| {
-        let (plans, settings) = (plans.clone(), Arc::clone(&settings));
-        let (turns, room) = (Arc::clone(&turns), room.clone());
+        let (seats, leader, settings) = (Arc::clone(&seats), leader.clone(), Arc::clone(&settings));
         let seat = async move {
             let failed = AdmissionResponse::from(&asked);
-            let mut recent = turns.take(asked.namespace.as_deref().unwrap_or_default()).await;
-            let seat = move || {
-                // What is known when it is its turn, not when it was asked.
-                let plan = plans.borrow().clone();
-                let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-                let now = Instant::now();
-                admit::inject(&asked, snapshot, &settings, &mut recent, now)
+            let mut recent = seats.turn(asked.namespace.as_deref().unwrap_or_default()).await;
+            let given = match seats.shared(&asked) {
+                Some(pod) => leader.seat(&pod).await,
+                None => None,
             };
-            aside(room, failed, seat).await
+            let seat = move |snapshot: Option<&Snapshot>| {
+                admit::inject(&asked, snapshot, &settings, given, (&mut *recent, Instant::now()))
+            };
+            Box::pin(seats.judge(seat)).await.unwrap_or_else(|| unjudged(failed))
         };
         seat.boxed()
     })
@@ -121,39 +117,20 @@ fn seat(plans: &Plans, settings: Settings) -> Handler {
 
 /// Judges our resources. Comparing one with many may take a second.
 fn judge(plans: &Plans, told: &Arc<Labelling>) -> Handler {
-    let (plans, told) = (plans.clone(), Arc::clone(told));
-    let room = Arc::new(Semaphore::new(JUDGES));
+    let (plans, told, judges) = (plans.clone(), Arc::clone(told), Judges::default());
     Arc::new(move |asked: Asked| {
         let (plan, failed) = (plans.borrow().clone(), AdmissionResponse::from(&asked));
-        let told = Arc::clone(&told);
+        let (told, judges) = (Arc::clone(&told), judges.clone());
         let judge = move || {
             let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
             admit::validate(&asked, snapshot, &told)
         };
-        aside(room.clone(), failed, judge)
+        async move { judges.judge(judge).await.unwrap_or_else(|| unjudged(failed)) }.boxed()
     })
 }
 
-/// Answers on a thread of its own, once there is room; one that cannot be given is `failed`.
-fn aside(
-    room: Arc<Semaphore>,
-    failed: AdmissionResponse,
-    answer: impl FnOnce() -> AdmissionResponse + Send + 'static,
-) -> BoxFuture<'static, AdmissionResponse> {
-    let answered = async move {
-        // It is never closed.
-        let permit = room.acquire_owned().await;
-        let answered = task::spawn_blocking(move || {
-            let answer = answer();
-            drop(permit);
-            answer
-        });
-        answered.await.unwrap_or_else(|error| {
-            error!(%error, "judging failed");
-            failed.deny("cannot be judged; the manager's log says why")
-        })
-    };
-    answered.boxed()
+fn unjudged(failed: AdmissionResponse) -> AdmissionResponse {
+    failed.deny("cannot be judged; the manager's log says why")
 }
 
 #[cfg(test)]
@@ -161,11 +138,12 @@ mod tests {
     use std::sync::mpsc;
 
     use ctrlmesh_common::names::label;
+    use futures::future::BoxFuture;
     use kube::core::DynamicObject;
     use kube::core::admission::AdmissionReview;
 
-    use tokio::runtime;
     use tokio::sync::watch;
+    use tokio::{runtime, task};
 
     use super::*;
 
@@ -229,7 +207,7 @@ mod tests {
         let (_plans, known) = watch::channel(None);
         let settings =
             Settings { image: String::new(), pull_policy: String::new(), manager: String::new() };
-        let seat = seat(&known, settings);
+        let seat = seat(&Arc::new(Seats::new(known)), &Leader::default(), settings);
         let answer = answered(|| seat(asked("Pod", "a", &[label::ENABLE_PROXY])));
         assert!(answer.result.message.contains("has not read"), "{answer:?}");
     }

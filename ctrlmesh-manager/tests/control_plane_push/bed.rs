@@ -26,8 +26,11 @@ use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::plan::Plan;
 use ctrlmesh_manager::pod::{Member, PodName};
-use ctrlmesh_manager::push::{Accounts, Again, Allowance, Newest, Push, PushMetrics, Relay};
+use ctrlmesh_manager::push::{
+    Accounts, Again, Allowance, Leader, Newest, Push, PushMetrics, Relay,
+};
 use ctrlmesh_manager::readiness::Readiness;
+use ctrlmesh_manager::seats::Seats;
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::channel::{ConnectError, Link, Manager};
 use ctrlmesh_testbed::{ControlPlane, retry};
@@ -66,6 +69,8 @@ pub(crate) struct Bed {
     registry: Registry,
     leadership: Leadership,
     posted: watch::Sender<Option<Arc<Plan>>>,
+    /// Gives pods their shards, as that says.
+    pub(crate) seats: Arc<Seats>,
     /// When tokens are reviewed again, once it serves anew.
     pub(crate) again: Again,
     /// What serves; taken when it is stopped.
@@ -96,6 +101,7 @@ impl Bed {
         let drain = Drain::default();
         let this = candidate("this", &address.to_string());
         let leadership = lease::campaign(client.clone(), &namespace, this, &drain);
+        let posted = watch::Sender::new(Some(Arc::default()));
         let mut bed = Self {
             plane,
             client,
@@ -106,7 +112,8 @@ impl Bed {
             folder,
             registry,
             leadership,
-            posted: watch::Sender::new(Some(Arc::default())),
+            seats: Arc::new(Seats::new(posted.subscribe())),
+            posted,
             again: Again::default(),
             drain,
         };
@@ -153,6 +160,7 @@ impl Bed {
                 manager: format!("{}/manager", self.namespace),
             },
             leadership: self.leadership.clone(),
+            seats: self.seats.clone(),
             refusals: refusals.clone(),
             metrics: PushMetrics::register(&mut self.registry),
             drain: self.drain.clone(),
@@ -241,22 +249,23 @@ impl Bed {
         self.posted.send_replace(Some(Arc::new(Plan { snapshot, ..Plan::default() })));
     }
 
-    /// The board of another replica, which tells this one, as soon as this one leads.
-    pub(crate) async fn other_replica(&self, token: &Path) -> Arc<Board> {
+    /// The board of another replica, which tells this one, as soon as this one leads; and how it asks it.
+    pub(crate) async fn other_replica(&self, token: &Path) -> (Arc<Board>, Leader) {
         eventually("this one to lead", async || self.leadership.is_held().then_some(())).await;
-        let board = Arc::<Board>::default();
+        let (board, leader) = (Arc::<Board>::default(), Leader::default());
         let candidate = candidate("other", "127.0.0.1:1");
         let (client, drain) = (self.client.clone(), &self.drain);
         let relay = Relay {
             board: board.clone(),
             leadership: lease::campaign(client, &self.namespace, candidate, drain),
+            leader: leader.clone(),
             vault: self.vault.clone(),
             name: "127.0.0.1".to_owned(),
             token: token.to_owned(),
             drain: drain.clone(),
         };
         drain.spawn(relay.run());
-        board
+        (board, leader)
     }
 
     /// What the pod's proxy said last.

@@ -248,7 +248,7 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
     let token = bed.path("manager-token");
     fs::write(&token, manager.token(&bed.client, AUDIENCE).await).unwrap();
     bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
-    let board = bed.other_replica(&token).await;
+    let (board, _leader) = bed.other_replica(&token).await;
     board.publish(notices_of(&[(&pod, "node-a", policy(1, "a=1"))]));
     let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
     for (epoch, refused) in [(7, None), (8, Some("because".to_owned()))] {

@@ -23,6 +23,7 @@ mod replicas;
 mod resume;
 mod rights;
 mod rotation;
+mod seats;
 mod stream;
 mod takeover;
 mod token;

@@ -85,11 +85,7 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
     scene.enrol()?;
     let (start, clock) = (Timestamp::now(), Instant::now());
     scene.sharded.set(start).ok().context("it is sharded already")?;
-    // One after the other: where two managers are asked about two pods at the same moment, both may be given the same shard,
-    // and one is moved then, which is what the next step is about.
-    for replicas in 1..=3 {
-        scene.scale(replicas)?;
-    }
+    scene.scale(3)?;
     let objects = scene.namespaces * scene.work.each();
     scene.observer.until("three shards", WHOLE_WITHIN, |table| {
         let complete = table.objects == objects && shards(table).len() == 3;
