@@ -67,7 +67,7 @@ fn check(options: &Options) -> Result<()> {
     if options.kubeconfig.is_some() {
         return room::check(vec![target]);
     }
-    check_machine()?;
+    check_machine(is_root(), has_cgroup2())?;
     room::check([vec![target, room::node()], room::tools()].concat())
 }
 
@@ -108,13 +108,13 @@ fn become_demo(options: &Options) -> Result<io::Error> {
 }
 
 /// What a node needs of the machine, and setup cannot give it.
-fn check_machine() -> Result<()> {
+fn check_machine(is_root: bool, has_cgroup2: bool) -> Result<()> {
     let instead = "or name a cluster that you have: --kubeconfig FILE --audit-log FILE";
     ensure!(
-        is_root(),
+        is_root,
         "the demo's Kubernetes node needs root: it makes namespaces, cgroups and mounts; {instead}"
     );
-    ensure!(has_cgroup2(), "{CGROUP2}; {instead}");
+    ensure!(has_cgroup2, "{CGROUP2}; {instead}");
     Ok(())
 }
 
@@ -124,6 +124,21 @@ mod tests {
 
     use super::*;
     use crate::run::root;
+
+    #[test]
+    fn who_is_not_root_or_has_no_cgroup2_hears_what_to_do_instead() {
+        assert!(check_machine(true, true).is_ok());
+        let readme = fs::read_to_string(root().join("README.md")).unwrap();
+        for (is_root, has_cgroup2, wanted) in [
+            (false, true, "needs root"),
+            (false, false, "needs root"),
+            (true, false, "cgroup2 mount"),
+        ] {
+            let said = check_machine(is_root, has_cgroup2).unwrap_err().to_string();
+            assert!(said.contains(wanted) && said.contains("--kubeconfig FILE"), "{said}");
+            assert!(readme.contains(wanted), "README says nothing of {wanted:?}");
+        }
+    }
 
     #[test]
     fn readme_has_what_is_said_where_there_is_no_cgroup2_and_what_to_do_then() {

@@ -19,7 +19,7 @@ pub const OPERATOR: &str = "example-operator";
 /// The label of what is made beside the manifests: it goes with value `true` on namespaces, and on what outlives them.
 pub const MADE: &str = "ctrlmesh.dev/made";
 
-/// The `ClusterRole`s that say which kinds are labelled, of the demo and of `deploy/example-operator/config/sharded`.
+/// The `ClusterRole`s that say which kinds are labelled, of the demo and of `deploy/example-sharded`.
 pub const LABELS_ROLE: &str = "ctrlmesh-demo-labels";
 const SHARDED_ROLE: &str = "ctrlmesh-labels-websites";
 

@@ -106,8 +106,7 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
             break;
         }
     }
-    let held = outcomes.iter().filter(|outcome| outcome.seen.is_ok()).count();
-    let all = held == DEMO.len();
+    let (held, all) = verdict(&outcomes);
     if !all {
         let folder = install::checkout("target/reports/demo");
         scene.cluster.report(&folder)?;
@@ -118,6 +117,12 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
         stay(&scene, &screen);
     }
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// How many steps held, and whether those were all that there are.
+fn verdict(outcomes: &[Outcome]) -> (usize, bool) {
+    let held = outcomes.iter().filter(|outcome| outcome.seen.is_ok()).count();
+    (held, held == DEMO.len())
 }
 
 /// The cluster, with ctrlmesh and the operator in it, and where its audit log is.
@@ -207,5 +212,30 @@ fn stay(scene: &Scene, screen: &Screen) -> ! {
     loop {
         screen.paint(&paint::table(&scene.observer.table()));
         thread::sleep(Duration::from_millis(500));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_steps_have_to_hold() {
+        let of = |seen: &[bool]| {
+            let outcomes = seen.iter().zip(DEMO).map(|(held, step)| {
+                let seen = if *held { Ok(Vec::new()) } else { Err(anyhow::anyhow!("why")) };
+                Outcome { step, seen, took: Duration::ZERO }
+            });
+            verdict(&outcomes.collect::<Vec<_>>())
+        };
+        let all = [true; DEMO.len()];
+        assert_eq!(of(&all), (DEMO.len(), true));
+        assert_eq!(of(&all[1..]), (DEMO.len() - 1, false), "it ended before the last");
+        for at in 0..DEMO.len() {
+            let mut one = all;
+            one[at] = false;
+            assert_eq!(of(&one), (DEMO.len() - 1, false));
+        }
+        assert_eq!(of(&[]), (0, false));
     }
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use ctrlmesh_common::names::{self, label};
+use ctrlmesh_common::names::{self, label, port};
 use ctrlmesh_common::slots::SlotSet;
 use ctrlmesh_testbed::Cluster;
 use jiff::Timestamp;
@@ -17,7 +17,7 @@ use xtask::guest::{MADE, SYSTEM};
 use crate::api::Api;
 use crate::install::{ROLLED_OUT_WITHIN, namespace, rolled_out};
 use crate::observer::Observer;
-use crate::operator::Operator;
+use crate::operator::{Operator, metric};
 use crate::view::Answers;
 use crate::work::{Made, Work};
 
@@ -26,7 +26,7 @@ mod load;
 pub use load::Load;
 
 /// How often we look.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How long a replica may take to say what it counts.
 const SAID_WITHIN: Duration = Duration::from_mins(1);
@@ -314,6 +314,23 @@ impl Scene {
         ensure!(!all.is_empty(), "there is no pod of {name} to kill");
         all.keys().try_for_each(|pod| self.kill(SYSTEM, pod).map(drop))?;
         Ok(all)
+    }
+
+    /// How many watches the node's proxies that run now have made begin anew; nothing where the API server of this cluster
+    /// does not reach them.
+    ///
+    /// # Errors
+    /// Where there is no proxy, or it does not count that.
+    pub fn expired(&self) -> Result<Option<f64>> {
+        let mut expired = 0.0;
+        for pod in self.ours("ctrlmesh-node")?.keys() {
+            let port = port::PROXY_ADMIN;
+            let path = format!("/api/v1/namespaces/{SYSTEM}/pods/{pod}:{port}/proxy/metrics");
+            let Ok(page) = self.api.text(&path, SAID_WITHIN) else { return Ok(None) };
+            let count = metric(&page, "ctrlmesh_proxy_watches_expired_total");
+            expired += count.with_context(|| format!("{pod} does not say what it counts"))?;
+        }
+        Ok(Some(expired))
     }
 
     /// Waits for something to be there.

@@ -176,7 +176,8 @@ impl Work {
         }
     }
 
-    /// What is there of all that the operator makes, as far as it is the operator's to decide.
+    /// What is there of all that the operator makes, and what it says of what was asked for, as far as it is the operator's
+    /// to decide.
     ///
     /// # Errors
     /// Where the API server does not answer.
@@ -193,21 +194,22 @@ impl Work {
         let mut made = Made::new();
         for kind in kinds {
             let list = api.get(&kind.list_path())?;
-            made.extend(
-                read(*kind, &list)
-                    .filter(|(namespace, ..)| is_work(namespace))
-                    .map(|(namespace, name, content)| (kind.path(&namespace, &name), content)),
-            );
+            let ours = read(*kind, &list).filter(|(namespace, ..)| is_work(namespace));
+            made.extend(ours.map(|(namespace, name, one)| (kind.path(&namespace, &name), one)));
         }
+        let (asked, list) = (self.main(), api.get(&self.main().list_path())?);
+        let ours = said(&list).filter(|(namespace, ..)| is_work(namespace));
+        made.extend(ours.map(|(namespace, name, status)| {
+            (format!("{}/status", asked.path(&namespace, &name)), status)
+        }));
         Ok(made)
     }
 }
 
 /// What an operator made: objects with an owner; of each the namespace, the name, and what is in it.
 fn read(kind: Kind, list: &Value) -> impl Iterator<Item = (String, String, Value)> {
-    let items = list["items"].as_array().into_iter().flatten();
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    items.filter(|object| object["metadata"].get("ownerReferences").is_some()).map(move |object| {
+    let owned = |object: &&Value| object["metadata"].get("ownerReferences").is_some();
+    items(list).filter(owned).map(move |object| {
         let meta = &object["metadata"];
         let owners = meta["ownerReferences"].as_array().into_iter().flatten();
         let owners: Vec<_> = owners.map(|one| json!([one["kind"], one["name"]])).collect();
@@ -220,9 +222,44 @@ fn read(kind: Kind, list: &Value) -> impl Iterator<Item = (String, String, Value
         (
             text(&meta["namespace"]),
             text(&meta["name"]),
-            json!({"owners": owners, "content": content}),
+            json!({"owners": owners, "labels": meta["labels"], "content": content}),
         )
     })
+}
+
+/// What an operator says of each object that it was asked for: the namespace, the name, and the status.
+fn said(list: &Value) -> impl Iterator<Item = (String, String, Value)> {
+    items(list).map(|object| {
+        let meta = &object["metadata"];
+        let mut status = object["status"].clone();
+        lasting(&mut status, &meta["generation"]);
+        (text(&meta["namespace"]), text(&meta["name"]), status)
+    })
+}
+
+/// Without what differs each time: when something was, and how often the object was changed before.
+fn lasting(status: &mut Value, generation: &Value) {
+    match status {
+        Value::Object(fields) => {
+            fields.retain(|key, _| !key.ends_with("Time"));
+            for (key, value) in fields {
+                match key.as_str() {
+                    "observedGeneration" => *value = json!(value == generation),
+                    _ => lasting(value, generation),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| lasting(value, generation)),
+        _ => {}
+    }
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list["items"].as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
 }
 
 /// The first difference between what is there and what there should be.
@@ -255,6 +292,20 @@ mod tests {
         };
         assert_eq!(made("x"), made("y"));
         assert_eq!(made("x").len(), 1);
+    }
+
+    #[test]
+    fn a_status_is_compared_but_for_what_differs_each_time() {
+        let of = |generation: u64, observed: u64, at: &str, pages: u64| {
+            let condition = json!({"type": "Published", "status": "True", "lastTransitionTime": at, "observedGeneration": observed});
+            let status =
+                json!({"pages": pages, "observedGeneration": observed, "conditions": [condition]});
+            let meta = json!({"namespace": "a", "name": "s", "generation": generation});
+            said(&json!({"items": [{"metadata": meta, "status": status}]})).collect::<Vec<_>>()
+        };
+        assert_eq!(of(1, 1, "then", 2), of(9, 9, "now", 2));
+        assert_ne!(of(1, 1, "then", 2), of(1, 1, "then", 3));
+        assert_ne!(of(9, 9, "now", 2), of(9, 8, "now", 2), "it is about what was asked before");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The demo on a cluster that is there already, and that is somebody's: what it finds missing is said, and what it makes
 //! it takes away again.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -64,6 +65,14 @@ fn on_a_cluster_of_ones_own_nobody_needs_to_be_root_and_nothing_of_the_demo_stay
     ensure!(said.contains("there is no kubeconfig /no/such/kubeconfig"), "{said}");
     let said = refused(&file, Path::new("/no/such/log"))?;
     ensure!(said.contains("--audit-log-path"), "{said}");
+    // Nobody listens there.
+    let away = tempfile::NamedTempFile::new()?;
+    let (text, url) =
+        (fs::read_to_string(&file)?, cluster.node().context("a node")?.control_plane().url());
+    ensure!(text.contains(url), "{text}");
+    fs::write(&away, text.replace(url, "https://127.0.0.1:1"))?;
+    let said = refused(away.path(), &log)?;
+    ensure!(said.contains("does not answer") && said.contains("127.0.0.1:1"), "{said}");
     let before = cluster.ask(&["get", "namespaces,crds", "--output=name"], "")?;
     let mut started = demo(&file, &log);
     started.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);

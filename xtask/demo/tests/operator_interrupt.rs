@@ -86,6 +86,29 @@ impl Demo {
         Ok(())
     }
 
+    /// Does what it says that one can try while it stays up, word for word.
+    fn tried(&self) -> Result<()> {
+        let mut script = "set -e\n".to_owned();
+        loop {
+            let line = self.lines.recv_timeout(PART_WITHIN).context("the commands to try")?;
+            if line.trim().is_empty() {
+                break;
+            }
+            script.push_str(&line);
+            script.push('\n');
+        }
+        let commands = script.lines().filter(|line| line.trim().starts_with("kubectl ")).count();
+        ensure!(commands == 3, "{commands} commands to try: {script}");
+        let tried = Command::new("sh").args(["-c", &script]).output()?;
+        let said = String::from_utf8_lossy(&tried.stdout);
+        ensure!(tried.status.success(), "{script}: {}", String::from_utf8_lossy(&tried.stderr));
+        for wanted in ["share-0-canary", "shardingconfig", "website.web.example.com/site-0 patched"]
+        {
+            ensure!(said.contains(wanted), "no {wanted:?} in {said}");
+        }
+        Ok(())
+    }
+
     /// As a terminal does where somebody presses Ctrl-C: to all of its process group.
     fn interrupt(&self) -> Result<()> {
         let group = format!("-{}", self.child.id());
@@ -240,6 +263,9 @@ fn the_demo_that_is_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
         let at = format!("{} ms after {:?}, {SEED}={seed}", delay.as_millis(), parts[part]);
         let mut demo = Demo::start(&archives)?;
         demo.said(&parts[part]).with_context(|| at.clone())?;
+        if part == parts.len() - 1 {
+            demo.tried().with_context(|| at.clone())?;
+        }
         thread::sleep(delay);
         ensure!(demo.child.try_wait()?.is_none(), "it has ended by itself, {at}");
         let guard = demo.child.id();

@@ -203,5 +203,17 @@ pub(super) fn rolled(scene: &Scene) -> Result<Vec<String>> {
         steady(scene, start)?,
         only_by_proxy(scene, start)?,
         only_retried(&answers, &scene.answers()?)?,
+        none_expired(scene)?,
     ])
+}
+
+/// That the proxies which serve now have told no watch to begin anew, which the operator's client hides in a list.
+fn none_expired(scene: &Scene) -> Result<String> {
+    let Some(expired) = scene.expired()? else {
+        return Ok(
+            "whether a watch began anew cannot be told: the proxies are not reached".to_owned()
+        );
+    };
+    ensure!(expired == 0.0, "the new proxies made {expired} watches begin anew");
+    Ok("the new proxies' own count: 0 watches had to begin anew".to_owned())
 }

@@ -16,10 +16,10 @@ use crate::checks::{
 use crate::install;
 use crate::ledger::{Ledger, Span};
 use crate::observer::since;
-use crate::scene::Scene;
+use crate::scene::{LOOK_EVERY, Scene};
 use crate::shares;
 use crate::view::{Table, World};
-use crate::work;
+use crate::work::{self, Made};
 use crate::writers::{Writers, shards_of};
 
 /// How many namespaces come later.
@@ -282,18 +282,30 @@ pub(super) fn end_state(scene: &Scene) -> Result<Vec<String>> {
     touched(scene)?;
     let seen = changed(scene, 0)?;
     let reference = scene.reference.get().context("there is no reference")?;
-    let difference = work::difference(&scene.made()?, reference);
-    ensure!(difference.is_none(), "{}", difference.unwrap_or_default());
+    same_in_the_end(scene, reference)?;
     // Whatever started, restarted and was killed since.
     let sharded = *scene.sharded.get().context("it was never sharded")?;
     Ok(vec![
         seen,
-        format!("{} objects are what one replica alone has made", reference.len()),
+        format!(
+            "{} objects and statuses are what one replica alone has made and said",
+            reference.len()
+        ),
         steady(scene, start)?,
         still(scene)?,
         only_by_proxy(scene, sharded)?,
         only_own(scene, sharded)?,
     ])
+}
+
+/// That all is as one replica alone has left it. What an operator says of its work may come a moment after the work.
+fn same_in_the_end(scene: &Scene, reference: &Made) -> Result<()> {
+    let deadline = Instant::now() + ON_ITS_WAY;
+    while let Some(difference) = work::difference(&scene.made()?, reference) {
+        ensure!(Instant::now() < deadline, "{difference}");
+        thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

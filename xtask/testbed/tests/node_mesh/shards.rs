@@ -54,7 +54,7 @@ fn works_in_shards(cluster: &Cluster) -> Result<()> {
     for shop in SHOPS {
         cluster.make(shop)?;
     }
-    let sharded = checkout("deploy/example-operator/config/sharded").display().to_string();
+    let sharded = checkout("deploy/example-sharded").display().to_string();
     kubectl(cluster, &["apply", "--kustomize", &sharded])?;
     let rollout = ["rollout", "status", "deployment/example-operator", "--timeout=300s"];
     kubectl(cluster, &[&["--namespace", OPERATOR], &rollout[..]].concat())?;
