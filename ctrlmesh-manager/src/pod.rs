@@ -11,6 +11,7 @@ use ctrlmesh_common::policy::Redirect;
 use ctrlmesh_common::selector::Labels;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// The kind of what makes the pods of a StatefulSet.
@@ -161,6 +162,13 @@ impl Member {
         Self { name, labels, maker, ..Self::default() }
     }
 
+    /// The same, where its metadata says that it is one.
+    pub fn of_deployment(namespace: &str, meta: &ObjectMeta) -> Option<Self> {
+        let maker = maker(meta).filter(|maker| maker.kind == REPLICA_SET)?;
+        let labels = meta.labels.clone().unwrap_or_default();
+        Some(Self::of_replica_set(namespace.to_owned(), labels, maker.name))
+    }
+
     /// Whether it is of the workload that a root with this `rule` divides.
     pub fn is_of_target(&self, rule: &Root) -> bool {
         let set = rule.target_stateful_set.as_deref();
@@ -182,11 +190,6 @@ impl From<&v1::Pod> for Member {
     fn from(pod: &v1::Pod) -> Self {
         let meta = &pod.metadata;
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        let owners = meta.owner_references.iter().flatten();
-        let maker = owners
-            .filter(|owner| owner.controller == Some(true))
-            .map(|owner| Maker { kind: owner.kind.clone(), name: owner.name.clone() })
-            .next();
         let ended = matches!(phase, Some("Succeeded" | "Failed"));
         // What stands there is when it has to be gone.
         let deadline = meta.deletion_timestamp.as_ref().map(|time| time.0.as_second());
@@ -203,13 +206,20 @@ impl From<&v1::Pod> for Member {
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
             admitted: admitted(pod),
-            maker,
+            maker: maker(meta),
             leaving: meta.deletion_timestamp.is_some() || ended,
             redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
             container: pod.status.as_ref().and_then(container),
             fail_open: fails_open(pod),
         }
     }
+}
+
+/// What makes and replaces it.
+fn maker(meta: &ObjectMeta) -> Option<Maker> {
+    let mut owners = meta.owner_references.iter().flatten();
+    let owner = owners.find(|owner| owner.controller == Some(true))?;
+    Some(Maker { kind: owner.kind.clone(), name: owner.name.clone() })
 }
 
 /// As what the pod was admitted. One that was not admitted yet will be given what it needs.

@@ -14,6 +14,7 @@ mod link;
 mod newest;
 mod relay;
 mod session;
+mod sign;
 mod told;
 
 pub use again::Again;
@@ -30,7 +31,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
 use ctrlmesh_common::wire::{
     self, Receipts, Relayed, Report, Seat, Seated, SignRequest, Signed, Update,
 };
@@ -53,7 +53,7 @@ use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 use tracing::{debug, info, warn};
 
-use crate::board::{Board, Subject};
+use crate::board::Board;
 use crate::certs::vault::Vault;
 use crate::doubt::Doubts;
 use crate::drain::Drain;
@@ -69,9 +69,6 @@ const PROVE: Duration = Duration::from_secs(10);
 
 /// How often a silent connection is asked whether it is still there, and how long it may take to say so.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-
-/// How long a pod that asks for a certificate may take to become known.
-const BECOME_KNOWN: Duration = Duration::from_secs(5);
 
 /// Calls that one connection may have at once: one to follow, one to sign, and room for one that is being ended.
 const MAX_CALLS: u32 = 8;
@@ -220,10 +217,8 @@ impl Push {
             return Ok(self.refuse(Refused::TooMany, &proven.identity, status).into_http());
         }
         // Before anything that it sends is read.
-        let is_for_managers = [wire::RELAY, wire::SEAT].contains(&path.as_str());
-        if is_for_managers && proven.identity.account != self.accounts.manager {
-            let status = Status::permission_denied("only a manager may ask this");
-            return Ok(self.refuse(Refused::Foreign, &proven.identity, status).into_http());
+        if let Err(status) = self.may_ask(&path, &proven.identity) {
+            return Ok(status.into_http());
         }
         let call = Call { push: self, proven, token };
         let response = match path.as_str() {
@@ -250,6 +245,19 @@ impl Push {
             _ => Status::unimplemented("no such call").into_http(),
         };
         Ok(response)
+    }
+
+    /// Of replicas, what no other may ask, and only the one that leads answers.
+    fn may_ask(&self, path: &str, identity: &Identity) -> Result<(), Status> {
+        if ![wire::RELAY, wire::SEAT].contains(&path) {
+            return Ok(());
+        }
+        if identity.account != self.accounts.manager {
+            let status = Status::permission_denied("only a manager may ask this");
+            return Err(self.refuse(Refused::Foreign, identity, status));
+        }
+        let leads = self.leadership.is_held();
+        leads.then_some(()).ok_or_else(|| Status::failed_precondition("does not lead"))
     }
 
     async fn identify(
@@ -322,7 +330,7 @@ impl UnaryService<SignRequest> for Call {
 
     fn call(&mut self, request: tonic::Request<SignRequest>) -> Self::Future {
         let (push, identity) = (self.push.clone(), self.proven.identity.clone());
-        Box::pin(async move { sign(&push, &identity, &request.into_inner().request).await })
+        Box::pin(async move { sign::answer(&push, &identity, request.into_inner()).await })
     }
 }
 
@@ -350,43 +358,6 @@ impl UnaryService<Seat> for Call {
 fn shown(headers: &HeaderMap) -> Option<Vec<u8>> {
     let value = headers.get(wire::VOUCHER)?.to_str().ok()?.trim_end_matches('=');
     BASE64_NOPAD.decode(value.as_bytes()).ok()
-}
-
-/// Signs for node proxies, and for pods of which a ShardingConfig speaks: whoever has a certificate can speak to an
-/// operator as the API server does.
-async fn sign(
-    push: &Push,
-    identity: &Identity,
-    request: &Bytes,
-) -> Result<tonic::Response<Signed>, Status> {
-    if identity.account != push.accounts.node
-        && time::timeout(BECOME_KNOWN, spoken_of(push, identity)).await.is_err()
-    {
-        let status = Status::permission_denied("no ShardingConfig speaks of this pod");
-        return Err(push.refuse(Refused::Foreign, identity, status));
-    }
-    if !push.signatures.take(&identity.uid) {
-        let status = Status::resource_exhausted("too many certificates for one pod");
-        return Err(push.refuse(Refused::Csr, identity, status));
-    }
-    let signed = push.vault.current().mesh.sign(request, SystemTime::now());
-    let chain = signed.map_err(|error| {
-        let status = Status::invalid_argument(telemetry::chain(&error));
-        push.refuse(Refused::Csr, identity, status)
-    })?;
-    push.metrics.signed.inc();
-    debug!(pod = %identity.pod, "certificate signed");
-    let chain = chain.into_iter().map(|one| Bytes::copy_from_slice(&one)).collect();
-    Ok(tonic::Response::new(Signed { chain }))
-}
-
-/// Waits until a ShardingConfig speaks of the pod; one that is new may not be known yet.
-async fn spoken_of(push: &Push, identity: &Identity) {
-    let subject = Subject::Pod(identity.pod.clone(), identity.uid.clone());
-    let mut reader = push.board.follow(subject);
-    while !reader.read().iter().any(|posted| posted.is_of_a_shard()) {
-        reader.changed().await;
-    }
 }
 
 /// Runs the parts of a connection.

@@ -5,27 +5,29 @@ use std::time::Instant;
 use ctrlmesh_common::api::ShardingConfig;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{Asked, Recent, enrolled, read};
+use super::{Asked, Recent, enrolled};
 use crate::cache::Snapshot;
 use crate::compile::{self, World};
 use crate::pod::{Admitted, Member};
 
 /// The pod, where its shard depends on which others have come: it is to be given one by one replica for all of them. That of
-/// others follows from their names or labels, or they have one already.
+/// others follows from their names or labels, or they have one already. Nothing but its metadata is read: it may be large, and
+/// this is asked before it is judged.
 pub fn shared(asked: &Asked, snapshot: &Snapshot) -> Option<Member> {
     let object = enrolled(asked).filter(|_| !asked.dry_run)?;
-    let member = member(asked, &read::<Pod>(object).ok()?);
+    let member = Member::of_deployment(asked.namespace.as_deref()?, &object.metadata)?;
     let divides = |config: &ShardingConfig| {
         let near = config.metadata.namespace.as_ref() == Some(&member.name.namespace);
-        let deployment =
-            config.spec.root.as_ref().and_then(|root| root.target_deployment.as_deref());
-        near && deployment.is_some_and(|name| member.revision_in(name).is_some())
+        let root = config.spec.root.as_ref().filter(|_| near);
+        let deployment = root.and_then(|root| root.target_deployment.as_deref());
+        deployment.is_some_and(|name| member.revision_in(name).is_some())
     };
     let is_shared = member.recorded().is_none() && snapshot.configs.iter().any(divides);
     is_shared.then_some(member)
 }
 
-/// Gives `member` a shard, for another replica that was asked about it; none where there is not exactly one for it.
+/// Gives `member` a shard, for another replica that was asked about it; none where there is not exactly one for it. One that
+/// is refused there after all counts here for a moment, as one that another webhook refuses does.
 pub fn seat(
     member: &Member,
     snapshot: &Snapshot,

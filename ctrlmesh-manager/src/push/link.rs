@@ -84,6 +84,8 @@ impl Link {
         token: &Path,
         drain: &Drain,
     ) -> Result<Self, LinkError> {
+        // Who cannot say who it is need not connect.
+        authorization(token)?;
         let unfit = |text: &str| LinkError::Unfit { text: text.to_owned() };
         let host = ServerName::try_from(name.to_owned()).map_err(|_unfit| unfit(name))?;
         let origin: Uri = format!("https://{name}").parse().map_err(|_unfit| unfit(name))?;
@@ -129,15 +131,18 @@ impl Link {
 
     /// With the token as it is now: the connection may outlive it.
     fn signed<T>(&self, what: T) -> Result<tonic::Request<T>, LinkError> {
-        let text = std::fs::read_to_string(&self.token)
-            .map_err(|source| LinkError::Token { path: self.token.to_path_buf(), source })?;
-        let unfit = |_| LinkError::Unfit { text: "the content of the file".to_owned() };
-        let token: MetadataValue<Ascii> =
-            format!("Bearer {}", text.trim()).parse().map_err(unfit)?;
         let mut request = tonic::Request::new(what);
-        request.metadata_mut().insert("authorization", token);
+        request.metadata_mut().insert("authorization", authorization(&self.token)?);
         Ok(request)
     }
+}
+
+/// What says who this replica is, by its token.
+fn authorization(token: &Path) -> Result<MetadataValue<Ascii>, LinkError> {
+    let text = std::fs::read_to_string(token)
+        .map_err(|source| LinkError::Token { path: token.to_owned(), source })?;
+    let unfit = |_| LinkError::Unfit { text: "the content of the file".to_owned() };
+    format!("Bearer {}", text.trim()).parse().map_err(unfit)
 }
 
 fn connector(bundle: &str) -> Result<TlsConnector, LinkError> {

@@ -89,7 +89,7 @@ impl Relay {
         let bundle = self.vault.current().manager.bundle();
         let link = Link::connect(leader, &self.name, &bundle, &self.token, &self.drain);
         let mut link = Box::pin(link).await?;
-        let _reached = self.leader.reached(&link);
+        let _held = self.leader.reached(&link);
         info!(leader, "tells the leader what its proxies say");
         let (sender, receipts) = mpsc::channel(1);
         tokio::select! {

@@ -44,7 +44,7 @@ fn refusal(answer: Result<impl Sized, Status>) -> Code {
 }
 
 /// A call without a message, as no client of ours makes one.
-async fn call(bed: &Bed, path: &str, token: Option<&str>) -> Code {
+pub(crate) async fn call(bed: &Bed, path: &str, token: Option<&str>) -> Code {
     let authorization = token.map(|token| ("authorization", format!("Bearer {token}")));
     call_with(bed, path, authorization.as_slice()).await
 }

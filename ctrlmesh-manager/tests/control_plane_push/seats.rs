@@ -9,8 +9,10 @@ use std::sync::Arc;
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::selector::Labels;
+use ctrlmesh_common::wire;
 use ctrlmesh_manager::pod::Member;
 use ctrlmesh_testbed::ControlPlane;
+use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use nix::sys::signal::Signal;
@@ -19,11 +21,13 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tonic::Code;
 
+use crate::attacks;
 use crate::bed::{AUDIENCE, Bed, eventually, soon};
 use crate::harness;
 use crate::process::Replica;
-use crate::replicas::{believing, bundle, leader};
+use crate::replicas::{believing, leader};
 use crate::token;
 
 /// Shards that the root makes, each of one pod.
@@ -39,8 +43,9 @@ fn root() -> ShardingConfig {
     .unwrap()
 }
 
-fn labels() -> Labels {
-    let labels = [(label::ENABLE_PROXY, "true"), (label::POD_TEMPLATE_HASH, "5d")];
+/// The labels of a pod of this revision of the Deployment.
+fn labels(revision: &str) -> Labels {
+    let labels = [(label::ENABLE_PROXY, "true"), (label::POD_TEMPLATE_HASH, revision)];
     labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
@@ -71,47 +76,50 @@ async fn the_leader_gives_pods_their_shards_for_those_who_ask_it_while_it_leads(
     config.metadata.namespace = Some(bed.namespace.clone());
     bed.sees(None, Some(&config)).await;
     let token = manager_token(&bed.client, &bed.namespace, "manager-1", bed.folder.path()).await;
-    let pod = |labels| Member::of_replica_set(bed.namespace.clone(), labels, "op-5d".to_owned());
+    let pod = |labels, revision: &str| {
+        Member::of_replica_set(bed.namespace.clone(), labels, format!("op-{revision}"))
+    };
     let (_board, leader) = bed.other_replica(&token).await;
-    // As soon as it is connected.
-    let first = eventually("an answer", async || leader.seat(&pod(labels())).await).await;
-    let (mut here, mut there) = (Vec::new(), Vec::new());
-    for at in 1..SHARDS {
-        match at % 2 {
-            0 => here.push(bed.seats.give(pod(labels()))),
-            _ => there.push({
-                let (leader, pod) = (leader.clone(), pod(labels()));
-                async move { leader.seat(&pod).await }
-            }),
-        }
-    }
-    let (here, there) =
-        tokio::join!(futures::future::join_all(here), futures::future::join_all(there));
-    let given = here.into_iter().chain(there).map(Option::unwrap).chain([first]);
-    assert_eq!(counted(given), each_once());
-    assert_eq!(leader.seat(&pod(Labels::default())).await, None, "it is of no shard");
-    // Somebody else leads, and it has not noticed.
-    bed.leadership().give_up();
-    eventually("nobody to be asked", async || {
-        leader.seat(&pod(labels())).await.is_none().then_some(())
+    // Once it is connected. An answer that is late is none: then it is tried with pods of another revision.
+    let mut revisions = 0..;
+    eventually("each shard to be given once", async || {
+        let revision = revisions.next()?.to_string();
+        let pods = || pod(labels(&revision), &revision);
+        let there = (0..SHARDS / 2).map(|_| {
+            let (leader, pod) = (leader.clone(), pods());
+            async move { leader.seat(&pod).await }
+        });
+        let here = (0..SHARDS / 2).map(|_| bed.seats.give(pods()));
+        let (there, here) =
+            tokio::join!(futures::future::join_all(there), futures::future::join_all(here));
+        let given: Option<Vec<String>> = there.into_iter().chain(here).collect();
+        given.inspect(|given| assert_eq!(counted(given.clone()), each_once()))
     })
     .await;
+    assert_eq!(leader.seat(&pod(Labels::default(), "x")).await, None, "it is of no shard");
+    // Somebody else leads, and who asks has not noticed.
+    bed.leadership().give_up();
+    eventually("it not to lead", async || (!bed.leadership().is_held()).then_some(())).await;
+    let token = fs::read_to_string(token).unwrap();
+    assert_eq!(attacks::call(&bed, wire::SEAT, Some(&token)).await, Code::FailedPrecondition);
 }
 
-/// Asks a manager about a pod of the Deployment; the shard that it gives. What is `tried` counts for no other.
+/// Asks a manager about a pod of this revision of the Deployment; the shard that it gives. What is `tried` counts for no
+/// other.
 async fn ask(
     (webhooks, believed): (SocketAddr, &str),
     namespace: &str,
+    revision: &str,
     tried: bool,
 ) -> Option<String> {
-    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "op-5d", "uid": "u", "controller": true});
+    let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("op-{revision}"), "uid": "u", "controller": true});
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
             "uid": "1", "operation": "CREATE", "namespace": namespace, "userInfo": {}, "dryRun": tried,
             "kind": {"group": "", "version": "v1", "kind": "Pod"}, "resource": {"group": "", "version": "v1", "resource": "pods"},
             "object": {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "operator", "image": "none"}]},
-                "metadata": {"generateName": "op-5d-", "labels": labels(), "ownerReferences": [owner]}},
+                "metadata": {"generateName": "op-", "labels": labels(revision), "ownerReferences": [owner]}},
         },
     })
     .to_string();
@@ -135,6 +143,24 @@ async fn ask(
     Some(label?["value"].as_str().unwrap().to_owned())
 }
 
+/// Two managers, each with its token.
+async fn managers(
+    plane: &ControlPlane,
+    client: &Client,
+    namespace: &str,
+    folder: &Path,
+) -> Vec<Replica> {
+    let account = format!("{namespace}/manager");
+    let mut replicas = Vec::new();
+    for name in ["manager-0", "manager-1"] {
+        let token = manager_token(client, namespace, name, folder).await;
+        let token = token.display().to_string();
+        let more = ["--account", &account, "--token", &token];
+        replicas.push(Replica::start(plane, namespace, &more).await);
+    }
+    replicas
+}
+
 #[tokio::test]
 async fn two_managers_that_are_asked_at_once_give_no_shard_twice_and_one_that_is_alone_answers() {
     let plane = ControlPlane::shared();
@@ -143,14 +169,7 @@ async fn two_managers_that_are_asked_at_once_give_no_shard_twice_and_one_that_is
     let namespace = plane.namespace("seats").await.unwrap();
     let operators = plane.namespace("operators").await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let account = format!("{namespace}/manager");
-    let mut replicas = Vec::new();
-    for name in ["manager-0", "manager-1"] {
-        let token = manager_token(&client, &namespace, name, folder.path()).await;
-        let token = token.display().to_string();
-        let more = ["--account", &account, "--token", &token];
-        replicas.push(Replica::start(plane, &namespace, &more).await);
-    }
+    let mut replicas = managers(plane, &client, &namespace, folder.path()).await;
     harness::install(&client).await.unwrap();
     let configs: Api<ShardingConfig> = Api::namespaced(client.clone(), &operators);
     configs.create(&PostParams::default(), &root()).await.unwrap();
@@ -161,24 +180,39 @@ async fn two_managers_that_are_asked_at_once_give_no_shard_twice_and_one_that_is
     let mut first = replicas.remove(leader);
     let mut follower = replicas.remove(0);
     soon("it to be told", follower.program().until_logged("tells the leader")).await;
-    let believed =
-        eventually("the authority", async || bundle(&client, &namespace, "manager-ca.crt").await)
-            .await;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+    let data = secrets.get("ctrlmesh-ca").await.unwrap().data.unwrap();
+    let believed = String::from_utf8(data["manager.crt"].0.clone()).unwrap();
     let (leading, following) = ((first.webhooks, &*believed), (follower.webhooks, &*believed));
     for replica in [leading, following] {
-        eventually("it to know the root", async || ask(replica, &operators, true).await).await;
+        let knows = async || ask(replica, &operators, "0", true).await;
+        eventually("it to know the root", knows).await;
     }
-    let asked = (0..SHARDS).map(|at| {
-        let replica = if at % 2 == 0 { leading } else { following };
-        ask(replica, &operators, false)
-    });
-    let given = soon("all answers", futures::future::join_all(asked)).await;
-    assert_eq!(counted(given.into_iter().flatten()), each_once());
+    // Where the leader was late, which is said, it is tried with pods of another revision.
+    let mut revisions = 1..;
+    eventually("each shard to be given once", async || {
+        let (revision, before) = (revisions.next()?.to_string(), alone(&mut follower));
+        let asked = (0..SHARDS).map(|at| {
+            let replica = if at % 2 == 0 { leading } else { following };
+            ask(replica, &operators, &revision, false)
+        });
+        let given = futures::future::join_all(asked).await.into_iter().flatten();
+        let given = counted(given);
+        assert!(given == each_once() || alone(&mut follower) > before, "{given:?}");
+        (given == each_once()).then_some(())
+    })
+    .await;
     // A leader that is there, and says nothing.
     first.program().send(Signal::SIGSTOP);
+    let before = alone(&mut follower);
     for _ in 0..SHARDS {
-        let shard = soon("an answer", ask(following, &operators, false)).await.unwrap();
+        let shard = soon("an answer", ask(following, &operators, "x", false)).await.unwrap();
         assert!(each_once().contains_key(&shard), "{shard}");
     }
-    soon("it to say so", follower.program().until_logged("the leader does not answer")).await;
+    eventually("it to say so", async || (alone(&mut follower) > before).then_some(())).await;
+}
+
+/// How often it has said that it gave shards alone, though another leads.
+fn alone(replica: &mut Replica) -> usize {
+    replica.program().log().matches("without the leader").count()
 }

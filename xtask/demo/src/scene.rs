@@ -316,17 +316,22 @@ impl Scene {
         Ok(all)
     }
 
-    /// How many watches the node's proxies that run now have made begin anew; nothing where the API server of this cluster
-    /// does not reach them.
+    /// How many watches the node's proxies that run now have made begin anew; nothing where the API server of somebody's
+    /// cluster does not reach them.
     ///
     /// # Errors
-    /// Where there is no proxy, or it does not count that.
+    /// Where there is no proxy, or it does not say that.
     pub fn expired(&self) -> Result<Option<f64>> {
+        let proxies = self.ours("ctrlmesh-node")?;
+        ensure!(!proxies.is_empty(), "there is no proxy to ask");
         let mut expired = 0.0;
-        for pod in self.ours("ctrlmesh-node")?.keys() {
+        for pod in proxies.keys() {
             let port = port::PROXY_ADMIN;
             let path = format!("/api/v1/namespaces/{SYSTEM}/pods/{pod}:{port}/proxy/metrics");
-            let Ok(page) = self.api.text(&path, SAID_WITHIN) else { return Ok(None) };
+            let page = match self.api.text(&path, SAID_WITHIN) {
+                Err(_unreached) if self.cluster.node().is_none() => return Ok(None),
+                page => page.with_context(|| format!("ask {pod} what it counts"))?,
+            };
             let count = metric(&page, "ctrlmesh_proxy_watches_expired_total");
             expired += count.with_context(|| format!("{pod} does not say what it counts"))?;
         }

@@ -102,8 +102,11 @@ impl Demo {
         let tried = Command::new("sh").args(["-c", &script]).output()?;
         let said = String::from_utf8_lossy(&tried.stdout);
         ensure!(tried.status.success(), "{script}: {}", String::from_utf8_lossy(&tried.stderr));
-        for wanted in ["share-0-canary", "shardingconfig", "website.web.example.com/site-0 patched"]
-        {
+        for wanted in [
+            "share-0-canary",
+            "io/example-operator patched",
+            "website.web.example.com/site-0 patched",
+        ] {
             ensure!(said.contains(wanted), "no {wanted:?} in {said}");
         }
         Ok(())
