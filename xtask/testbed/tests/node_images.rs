@@ -1,11 +1,14 @@
 //! The images that we hand out: the same bytes each time, and enough in them to run where nothing may be written.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Space, skipped};
+use serde_json::Value;
 use xtask::images::{self, Image};
 
 /// The largest archive, in bytes.
@@ -50,6 +53,48 @@ fn two_checkouts_give_the_same_images() -> Result<()> {
         let (one, other) = (read(&ours)?, read(&other)?);
         ensure!(one == other, "{archive} depends on the folder of its checkout");
         ensure!(one.len() < LARGEST_BYTES, "{archive} has {} bytes", one.len());
+    }
+    Ok(())
+}
+
+/// What is in an image, but for folders.
+fn files(archive: &Path) -> Result<BTreeSet<String>> {
+    let folder = tempfile::tempdir()?;
+    let tar = |arguments: &[&OsStr]| -> Result<String> {
+        let output = Command::new("tar").args(arguments).current_dir(&folder).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    tar(&["-xf".as_ref(), archive.as_os_str()])?;
+    let manifest = fs::read_to_string(folder.path().join("manifest.json"))?;
+    let manifest: Value = serde_json::from_str(&manifest)?;
+    let layers = manifest[0]["Layers"].as_array().context("no layers")?;
+    let mut files = BTreeSet::new();
+    for layer in layers {
+        let listed = tar(&["-tf".as_ref(), layer.as_str().context("a layer")?.as_ref()])?;
+        files.extend(listed.lines().filter(|line| !line.ends_with('/')).map(str::to_owned));
+    }
+    Ok(files)
+}
+
+#[test]
+fn in_an_image_are_a_program_and_the_libraries_that_it_needs_and_nobodys_certificates() -> Result<()>
+{
+    let libraries = ["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-"];
+    for (image, program, is_static) in [
+        (Image::Proxy, "ctrlmesh-proxy", false),
+        (Image::Manager, "ctrlmesh-manager", false),
+        (Image::ExampleOperator, "example-operator", true),
+    ] {
+        let archives = images::build(&[image], true)?;
+        let mut files = files(archives.first().context("no archive")?)?;
+        ensure!(files.remove(program), "no {program} in {files:?}");
+        let is_library = |file: &String| {
+            let name = file.rsplit('/').next().unwrap_or_default();
+            file.starts_with("lib") && libraries.iter().any(|one| name.starts_with(one))
+        };
+        ensure!(files.iter().all(is_library), "{program}: {files:?}");
+        ensure!(files.is_empty() == is_static, "{program}: {files:?}");
     }
     Ok(())
 }

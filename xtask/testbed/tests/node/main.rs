@@ -27,15 +27,20 @@ fn pod(name: &str, arguments: &str) -> String {
 
 #[test]
 fn the_node_is_ready_and_of_the_pinned_version() -> Result<()> {
-    Cluster::shared().case("ready", |space| {
+    let cluster = Cluster::shared();
+    cluster.case("ready", |space| {
         let nodes = space.kubectl(&[
             "get",
             "nodes",
             "-o",
-            "jsonpath={.items[*].status.nodeInfo.kubeletVersion} \
-             {.items[*].status.conditions[?(@.type=='Ready')].status}",
+            "jsonpath={range .items[*]}{.status.nodeInfo.kubeletVersion} \
+             {.status.conditions[?(@.type=='Ready')].status}{'\\n'}{end}",
         ])?;
-        ensure!(nodes == format!("{} True", xtask::tools::KUBERNETES), "{nodes}");
+        ensure!(nodes.lines().count() > 0, "there is no node");
+        ensure!(nodes.lines().all(|node| node.ends_with(" True")), "{nodes}");
+        // Another's may have several, of another version.
+        let ours = format!("{} True\n", xtask::tools::KUBERNETES);
+        ensure!(cluster.node().is_none() || nodes == ours, "{nodes}");
         Ok(())
     })
 }
@@ -92,7 +97,8 @@ fn ask(line: &str) -> Result<String> {
 
 #[test]
 fn a_service_leads_to_its_pods_and_the_api_server_is_one_of_them() -> Result<()> {
-    Cluster::shared().case("service", |space| {
+    let cluster = Cluster::shared();
+    cluster.case("service", |space| {
         space.apply(&pod("web", "serve"))?;
         space.apply(&pod("client", "serve"))?;
         space.apply(
@@ -113,9 +119,12 @@ fn a_service_leads_to_its_pods_and_the_api_server_is_one_of_them() -> Result<()>
         // Its certificate is verified against what every pod is given.
         let secrets = "/var/run/secrets/kubernetes.io/serviceaccount";
         let (ca, token) = (format!("{secrets}/ca.crt"), format!("{secrets}/token"));
-        let url = "https://10.96.0.1/version";
-        let said = space.kubectl(&["exec", "client", "--", "/probe", "get", url, &ca, &token])?;
-        ensure!(said.contains(xtask::tools::KUBERNETES), "{said}");
+        let address = ["--output=jsonpath={.spec.clusterIP}:{.spec.ports[0].port}"];
+        let asked = [&["get", "service", "kubernetes", "--namespace=default"], &address[..]];
+        let url = format!("https://{}/version", cluster.ask(&asked.concat(), "")?);
+        let said = space.kubectl(&["exec", "client", "--", "/probe", "get", &url, &ca, &token])?;
+        let wanted = cluster.ask(&["get", "--raw", "/version"], "")?;
+        ensure!(said.trim() == wanted.trim(), "{said}: not {wanted}");
         Ok(())
     })
 }

@@ -286,13 +286,13 @@ fn remove(space: Space<'_>) -> Result<()> {
     kubectl(cluster, &["delete", "--kustomize", &deploy, "--timeout=400s"])?;
     until("the pins to go", || Ok(pins(node)?.is_empty().then_some(())))?;
     until("the listeners to go", || Ok((!listens(space, node)?).then_some(())))?;
-    for kind in ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"] {
-        until("the labelling to go", || {
-            let left = kubectl(cluster, &["get", kind, "--output=name"])?;
-            Ok((!left.contains("ctrlmesh")).then_some(()))
-        })?;
-    }
-    Ok(())
+    // Also those that the manager has made.
+    let asked = "mutatingadmissionpolicies,mutatingadmissionpolicybindings,mutatingwebhookconfigurations,\
+        validatingwebhookconfigurations";
+    until("nobody to be asked or to label any more", || {
+        let left = kubectl(cluster, &["get", asked, "--output=name"])?;
+        Ok((!left.contains("ctrlmesh")).then_some(()))
+    })
 }
 
 /// What an operator has connected to the proxy inside its pod stays, and shows it no more than before: its share, or nothing,
