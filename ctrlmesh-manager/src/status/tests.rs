@@ -9,6 +9,10 @@ const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: Sharding
     metadata: {name: root, namespace: ops, generation: 4}\n\
     spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}}\n---\n";
 
+/// A shard by hand, of every pod.
+const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
+    spec: {selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";
+
 fn pod(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: ops, labels: {{ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, \
@@ -155,10 +159,23 @@ fn one_that_is_called_as_a_roots_shard_says_nothing_of_the_root() {
 }
 
 #[test]
+fn of_each_pod_its_node_epoch_and_last_contact_are_said() {
+    let on_node = pod("op-0") + &pod("op-1");
+    let on_node = on_node.replacen("---\n", "spec: {nodeName: node-a, containers: []}\n---\n", 1);
+    let status = status(&plan(&(SHARD.to_owned() + &on_node)), 0, &[("op-0", 1)], 100);
+    let pod = |name: &str, node: Option<&str>, epoch, heard: Option<i64>| PodStatus {
+        name: name.to_owned(),
+        node: node.map(str::to_owned),
+        epoch,
+        last_contact: heard.map(|second| Time(at(second))),
+    };
+    let wanted = [pod("op-0", Some("node-a"), Some(1), Some(100)), pod("op-1", None, None, None)];
+    assert_eq!(status.pods, wanted);
+}
+
+#[test]
 fn a_contact_is_written_down_again_only_after_a_while() {
-    let shard = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
-        spec: {selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";
-    let text = shard.to_owned() + &pod("op-0");
+    let text = SHARD.to_owned() + &pod("op-0");
     let first = status(&plan(&text), 0, &[("op-0", 1)], 1000);
     let contact = |now| {
         let status = status(&with(&first, &text), 0, &[("op-0", 1)], now);

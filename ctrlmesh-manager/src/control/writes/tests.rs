@@ -1,3 +1,5 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::*;
 use crate::cache::Snapshot;
 use crate::plan;
@@ -65,4 +67,54 @@ fn a_shard_that_is_there_is_changed_only_as_it_was_seen() {
         .collect();
     let expected = [(Some("r-1-normal"), Some("7"), Some("42")), (Some("r-2-normal"), None, None)];
     assert_eq!(seen, expected);
+}
+
+/// A status with these conditions, each as `TYPE=STATUS REASON`.
+fn status(conditions: &[&str]) -> ShardingConfigStatus {
+    let condition = |said: &&str| {
+        let (type_, rest) = said.split_once('=').unwrap();
+        let (status, reason) = rest.split_once(' ').unwrap();
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: format!("{reason}, said at length"),
+            observed_generation: None,
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
+        }
+    };
+    let conditions = conditions.iter().map(condition).collect();
+    ShardingConfigStatus { conditions, ..ShardingConfigStatus::default() }
+}
+
+#[test]
+fn events_say_what_has_become_worse_and_what_is_well_again_and_nothing_twice() {
+    const WELL: [&str; 3] =
+        ["Accepted=True Valid", "Programmed=True Acknowledged", "Degraded=False AsExpected"];
+    let told = |before: Option<&[&str]>, after: &[&str]| -> Vec<String> {
+        let news = news(before.map(status).as_ref(), &status(after));
+        let say = |one: &News| {
+            assert_eq!(one.message, format!("{}, said at length", one.reason));
+            format!("{} {}", if one.warning { "Warning" } else { "Normal" }, one.reason)
+        };
+        news.iter().map(say).collect()
+    };
+    let with = |at: usize, said: &'static str| {
+        let mut all = WELL;
+        all[at] = said;
+        all
+    };
+    assert!(told(None, &WELL).is_empty(), "that all is well from the start is no news");
+    let invalid = with(0, "Accepted=False Invalid");
+    assert_eq!(told(None, &invalid), ["Warning Invalid"]);
+    assert_eq!(told(Some(&WELL), &invalid), ["Warning Invalid"]);
+    assert!(told(Some(&invalid), &invalid).is_empty());
+    assert_eq!(told(Some(&invalid), &WELL), ["Normal Valid"]);
+    let away = with(2, "Degraded=True ProxyAway");
+    assert_eq!(told(Some(&WELL), &away), ["Warning ProxyAway"]);
+    assert_eq!(told(Some(&away), &with(2, "Degraded=True Refused")), ["Warning Refused"]);
+    assert_eq!(told(Some(&away), &WELL), ["Normal AsExpected"]);
+    let waiting = with(1, "Programmed=False Waiting");
+    assert!(told(Some(&WELL), &waiting).is_empty(), "that proxies have yet to answer is none");
+    assert_eq!(told(Some(&waiting), &WELL), ["Normal Acknowledged"]);
 }
