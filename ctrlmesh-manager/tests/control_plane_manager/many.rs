@@ -93,12 +93,12 @@ async fn until_labelled(things: &Api<DynamicObject>) -> Result<u64> {
 /// How often the API server compacts etcd (`--etcd-compaction-interval`).
 const COMPACTED: Duration = Duration::from_mins(5);
 
-/// 100 namespaces and 1,000 objects; with `--full`, 5,000 and 50,000.
+/// 500 namespaces and 5,000 objects; with `--full`, 5,000 and 50,000.
 #[tokio::test]
 async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
     let client = managed().await?;
     let full = std::env::var_os("CTRLMESH_TEST_FULL").is_some();
-    let (spaces, each) = if full { (5000, 10) } else { (100, 10) };
+    let (spaces, each) = if full { (5000, 10) } else { (500, 10) };
     let manager = STARTED.get().and_then(|started| started.as_ref().ok()).context("no manager")?;
     let things = make_many(&client, spaces, each).await?;
     let (resident, most_before) = (manager.resident_kilobytes()?, manager.most_kilobytes()?);
