@@ -46,7 +46,6 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpStream;
 use tokio::time;
 use tokio_rustls::server::TlsStream;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::server::{ClientStreamingService, Grpc, StreamingService, UnaryService};
 use tonic::{Status, Streaming};
@@ -315,7 +314,7 @@ impl Push {
 
 impl StreamingService<Report> for Call {
     type Response = Update;
-    type ResponseStream = ReceiverStream<Result<Update, Status>>;
+    type ResponseStream = session::Updates;
     type Future = Answering<Self::ResponseStream>;
 
     fn call(&mut self, request: tonic::Request<Streaming<Report>>) -> Self::Future {

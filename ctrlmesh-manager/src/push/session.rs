@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::wire::{Entry, Hello, Known, MAX_KNOWN, Report, Said, Update};
+use futures::StreamExt as _;
+use futures::stream::Map;
 use tokio::sync::mpsc;
 use tokio::time;
 use tokio_stream::wrappers::ReceiverStream;
@@ -43,7 +45,7 @@ struct Session {
     token: Arc<str>,
     reader: Reader,
     inbound: Streaming<Report>,
-    outbound: mpsc::Sender<Result<Update, Status>>,
+    outbound: mpsc::Sender<Outgoing>,
     replaced: Replaced,
     /// What it has been told.
     told: HashMap<PodName, Told>,
@@ -66,7 +68,11 @@ enum Event {
     Shutdown,
 }
 
-type Answer = Response<ReceiverStream<Result<Update, Status>>>;
+/// What is sent. By reference: a channel has room for 32 at once, however few it may hold.
+type Outgoing = Box<Result<Update, Status>>;
+
+/// What is sent, as gRPC takes it.
+pub(super) type Updates = Map<ReceiverStream<Outgoing>, fn(Outgoing) -> Result<Update, Status>>;
 
 /// Begins to tell a proxy its policies.
 pub(super) async fn follow(
@@ -74,7 +80,7 @@ pub(super) async fn follow(
     proven: Proven,
     token: Arc<str>,
     mut inbound: Streaming<Report>,
-) -> Result<Answer, Status> {
+) -> Result<Response<Updates>, Status> {
     let identity = &proven.identity;
     let hello = hello::read(&push, identity, &mut inbound).await?;
     let subject = hello::subject(&push, identity, &hello)
@@ -106,7 +112,7 @@ pub(super) async fn follow(
         news: false,
     };
     push.drain.spawn(session.run(hello));
-    Ok(Response::new(ReceiverStream::new(answers)))
+    Ok(Response::new(ReceiverStream::new(answers).map(|outgoing| *outgoing)))
 }
 
 // === impl Session ===
@@ -126,7 +132,7 @@ impl Session {
         if let Some(status) = status {
             debug!(pod = %self.proven.identity.pod, error = status.message(), "is let go");
             // Where there is no room, it is not listening either.
-            drop(self.outbound.try_send(Err(status)));
+            drop(self.outbound.try_send(Box::new(Err(status))));
         }
     }
 
@@ -306,7 +312,7 @@ impl Session {
     async fn send(&mut self, update: Update) -> Result<(), Status> {
         let count = update.policies.len();
         let sent = tokio::select! {
-            sent = self.outbound.send(Ok(update)) => sent,
+            sent = self.outbound.send(Box::new(Ok(update))) => sent,
             () = self.push.drain.started() => return Err(Status::unavailable("the manager ends")),
         };
         sent.map_err(|_closed| Status::cancelled("the proxy is gone"))?;
