@@ -8,7 +8,7 @@ use harness::running::Manager;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 mod harness;
@@ -68,8 +68,28 @@ async fn what_is_new_is_labelled_before_what_was_there() -> Result<()> {
     create(&roles, new).await?;
     retry(|| is_labelled(&namespaces, "zz-new")).await.with_context(|| manager.log())?;
     retry(|| is_labelled(&roles, "zz-new")).await.with_context(|| manager.log())?;
+    what_leaves_while_it_waits_is_not_touched(&roles).await.with_context(|| manager.log())?;
     let last = format!("old-{:03}", BEFORE - 1);
     ensure!(is_labelled(&namespaces, &last).await.is_err(), "all namespaces were labelled before");
     ensure!(is_labelled(&roles, &last).await.is_err(), "all roles were labelled before");
+    Ok(())
+}
+
+/// What was there when the list was read, and is on its way out when its turn comes.
+async fn what_leaves_while_it_waits_is_not_touched(roles: &Api<ClusterRole>) -> Result<()> {
+    let name = |number: usize| format!("old-{number:03}");
+    let mut turn = 0;
+    while is_labelled(roles, &name(turn)).await.is_ok() {
+        turn += 1;
+    }
+    let (leaves, next) = (name(turn + 5), name(turn + 6));
+    let waits = Patch::Merge(json!({"metadata": {"finalizers": ["example.com/wait"]}}));
+    roles.patch(&leaves, &PatchParams::default(), &waits).await?;
+    ensure!(roles.delete(&leaves, &DeleteParams::default()).await?.is_left(), "it is gone");
+    ensure!(is_labelled(roles, &next).await.is_err(), "its turn has come already");
+    retry(|| is_labelled(roles, &next)).await?;
+    ensure!(is_labelled(roles, &leaves).await.is_err(), "it was labelled on its way out");
+    let let_go = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    roles.patch(&leaves, &PatchParams::default(), &let_go).await?;
     Ok(())
 }

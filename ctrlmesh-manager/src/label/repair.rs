@@ -284,8 +284,13 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             return Repaired::Undone;
         }
         let name = meta.name.as_deref().unwrap_or_default();
-        // Another object of the same name is not meant.
-        let body = Patch::Merge(json!({"metadata": {"uid": meta.uid, "labels": change}}));
+        // Another object of the same name is not meant, nor what has become of this one since it was seen: it may be on its way
+        // out. Lists of many are old before they are gone through.
+        let mut metadata = json!({"uid": meta.uid, "labels": change});
+        if let Some(version) = &meta.resource_version {
+            metadata["resourceVersion"] = json!(version);
+        }
+        let body = Patch::Merge(json!({"metadata": metadata}));
         let params = PatchParams::default();
         let patch = api.patch_metadata(name, &params, &body);
         let (outcome, repaired) = match time::timeout(DEADLINE, patch).await {
@@ -296,7 +301,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
                 self.progress.repair();
                 ("done", Repaired::Done)
             }
-            // It is gone, or another: the watch will tell.
+            // It is gone, another, or was changed since: the watch will tell.
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
                 ("gone", Repaired::Gone)
             }
