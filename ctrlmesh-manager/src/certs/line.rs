@@ -124,12 +124,7 @@ impl Line {
 
     /// What is to be done, now that `names` must be spoken for.
     pub fn due(&self, names: &Names, now: SystemTime) -> Option<Due> {
-        let (begin, end) = self.current.validity();
-        let life = lives(&self.current);
-        let last_call = now + life / 8 >= end;
-        let in_turn =
-            |next: &Authority| now >= begin + life * 3 / 4 && now >= next.validity().0 + life / 4;
-        if self.next.first().is_some_and(|next| last_call || in_turn(next)) {
+        if self.signs().is_some_and(|signs| now >= signs) {
             return Some(Due::Promote);
         }
         let newest = self.believed().rfind(|one| one.names().cover(names));
@@ -139,6 +134,16 @@ impl Line {
         let gone = self.previous.iter().any(|pem| ended(pem, now))
             || self.next.iter().any(|next| next.validity().1 <= now);
         gone.then_some(Due::Forget)
+    }
+
+    /// From when on the oldest of the next signs, in turn; none where there is none.
+    pub fn signs(&self) -> Option<SystemTime> {
+        let next = self.next.first()?;
+        let (begin, end) = self.current.validity();
+        let life = lives(&self.current);
+        let in_turn = (begin + life * 3 / 4).max(next.validity().0 + life / 4);
+        // Not so late that nobody could follow.
+        Some(in_turn.min(end - life / 8))
     }
 
     /// Whether one of those that are believed may speak for all of `names`.

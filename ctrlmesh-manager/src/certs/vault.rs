@@ -9,9 +9,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::names::{self, root_ca};
-use k8s_openapi::api::core::v1::{ObjectReference, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
-use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
@@ -19,7 +18,7 @@ use tokio::time::{self, MissedTickBehavior};
 use tracing::{info, warn};
 
 use crate::certs::authority::{AuthorityError, Names};
-use crate::certs::line::{Data, Kind, Line, LineError};
+use crate::certs::line::{Data, Due, Kind, Line, LineError};
 use crate::certs::published::{Published, Restorer};
 use crate::certs::servers;
 use crate::certs::tries::Tries;
@@ -27,14 +26,10 @@ use crate::lease::Leadership;
 use crate::telemetry;
 
 mod found;
+mod news;
 
 use found::{Found, find};
-
-/// As whom events are told.
-const REPORTER: &str = "ctrlmesh-manager";
-
-/// How long an event may take to be written.
-const EVENT: Duration = Duration::from_secs(10);
+use news::{News, Reporter};
 
 /// How often the Secret is read: a change in it is told long before it matters.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -62,15 +57,14 @@ pub struct Wanted {
 /// What the authorities are to become.
 struct Tended {
     authorities: Authorities,
-    /// What no authority could speak for before, printed, by whom it is for.
-    unspoken: Vec<(Kind, String)>,
+    /// What people are to hear of.
+    news: Vec<News>,
 }
 
 /// The authorities, as the Secret has them.
 pub struct Vault {
     client: Client,
-    namespace: String,
-    recorder: Recorder,
+    reporter: Reporter,
     secrets: Api<Secret>,
     wanted: Wanted,
     /// What the API server was last known to be called.
@@ -168,9 +162,8 @@ impl Vault {
             Found::Believed(believed) => make(&secrets, &names, &wanted, believed).await?,
         };
         let current = watch::Sender::new(Arc::new(authorities));
-        let (namespace, names) = (namespace.to_owned(), RwLock::new(names));
-        let recorder = Recorder::new(client.clone(), REPORTER.into());
-        Ok(Self { client, namespace, recorder, secrets, wanted, names, current })
+        let (reporter, names) = (Reporter::new(client.clone(), namespace), RwLock::new(names));
+        Ok(Self { client, reporter, secrets, wanted, names, current })
     }
 
     /// The authorities.
@@ -209,16 +202,8 @@ impl Vault {
 
     /// Lets another replica try what this one cannot, and says why.
     async fn give_up(&self, leadership: &Leadership, error: &VaultError) {
-        let why = telemetry::chain(error);
-        warn!(
-            error = why,
-            "this replica cannot write the certificate authorities; it gives the Lease up, so that another one may try"
-        );
         leadership.give_up();
-        let note = format!(
-            "the replica that led cannot write this Secret, and has given its Lease up, so that another one may try: {why}"
-        );
-        self.publish("NotWritten", "WriteAuthorities", &note).await;
+        self.reporter.tell(&News::NotWritten { why: telemetry::chain(error) }).await;
     }
 
     /// The Secret first: who waits for it to be restored is not to wait for anything else.
@@ -240,54 +225,13 @@ impl Vault {
         match self.tended(authorities, now)? {
             Some(tended) if leadership.is_held() => {
                 if self.replace(secret, tended.authorities).await? {
-                    self.tell(&tended.unspoken).await;
+                    for news in &tended.news {
+                        self.reporter.tell(news).await;
+                    }
                 }
                 Ok(())
             }
             _ => Ok(()),
-        }
-    }
-
-    /// Says that there are names for which those who know only the authorities before do not believe anybody.
-    async fn tell(&self, unspoken: &[(Kind, String)]) {
-        for (kind, names) in unspoken {
-            // Events that differ in their text only are taken for one.
-            let (who, action) = match kind {
-                Kind::Mesh => ("the API server is reached by", "MakeMeshAuthority"),
-                Kind::Manager => ("the manager is to be reached by", "MakeManagerAuthority"),
-            };
-            let note = format!(
-                "{who} {names}, which the {} so far may not speak for: another one does from now on, and programs that were started before have to be restarted if they dial these; for all other names nothing changes",
-                kind.called()
-            );
-            warn!(
-                authority = kind.called(),
-                names, "names that no authority may speak for; another one is made"
-            );
-            self.publish("NamesAdded", action, &note).await;
-        }
-    }
-
-    /// Tells those who look at the Secret, also where there is none.
-    async fn publish(&self, reason: &str, action: &str, note: &str) {
-        let secret = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Secret".to_owned()),
-            name: Some(names::CA_SECRET.to_owned()),
-            namespace: Some(self.namespace.clone()),
-            ..ObjectReference::default()
-        };
-        let event = Event {
-            type_: EventType::Warning,
-            reason: reason.to_owned(),
-            note: Some(note.chars().take(1000).collect()),
-            action: action.to_owned(),
-            secondary: None,
-        };
-        match time::timeout(EVENT, self.recorder.publish(&event, &secret)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%error, "event not written"),
-            Err(_elapsed) => warn!("event not written in time"),
         }
     }
 
@@ -298,21 +242,27 @@ impl Vault {
         now: SystemTime,
     ) -> Result<Option<Tended>, AuthorityError> {
         let mesh = self.names.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let (mut changed, mut unspoken) = (false, Vec::new());
+        let (mut changed, mut news) = (false, Vec::new());
         for (kind, line, names) in [
             (Kind::Mesh, &mut authorities.mesh, &mesh),
             (Kind::Manager, &mut authorities.manager, &self.wanted.manager),
         ] {
             if let Some(due) = line.due(names, now) {
-                if !line.covers(names) {
-                    unspoken.push((kind, names.beyond(line.current.names())));
-                }
+                let added = (!line.covers(names)).then(|| names.beyond(line.current.names()));
                 *line = line.clone().step(due, kind, names, self.wanted.validity, now)?;
+                match (added, kind) {
+                    (Some(names), _) => news.push(News::NamesAdded { kind, names }),
+                    // Of the manager's, proxies and the API server are told as it changes.
+                    (None, Kind::Mesh) if due == Due::Prepare => {
+                        news.extend(line.signs().map(|signs| News::Follows { signs }));
+                    }
+                    (None, _) => {}
+                }
                 info!(authority = kind.called(), step = ?due, "certificate authority changed");
                 changed = true;
             }
         }
-        Ok(changed.then_some(Tended { authorities, unspoken }))
+        Ok(changed.then_some(Tended { authorities, news }))
     }
 
     /// Writes on the version that was read; false where somebody was faster: the next look sees what they wrote.

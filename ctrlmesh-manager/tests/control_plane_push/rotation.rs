@@ -6,7 +6,8 @@ use std::time::Duration;
 use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::api::PostParams;
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use tempfile::TempDir;
@@ -99,6 +100,24 @@ async fn the_running_manager_is_of_the_new_one(client: &Client, replica: &Replic
     .await;
 }
 
+/// What operators that begin now read once, as soon as people were told that there is a next authority.
+async fn told_in_time(client: &Client) -> String {
+    let events: Api<Event> = Api::namespaced(client.clone(), SYSTEM);
+    eventually("people to be told", async || {
+        let told = events.list(&ListParams::default()).await.ok()?;
+        let follows = |one: &&Event| one.reason.as_deref() == Some("AuthorityFollows");
+        let note = told.items.iter().find(follows)?.note.clone()?;
+        note.contains("have to be restarted").then_some(())
+    })
+    .await;
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), OPERATOR);
+    eventually("the next one to be believed", async || {
+        let bundle = maps.get_opt("ctrlmesh-root-ca").await.ok()??.data?.remove("ca.crt")?;
+        (bundle.matches("BEGIN").count() > 1).then_some(bundle)
+    })
+    .await
+}
+
 #[tokio::test]
 async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     let cluster = ControlPlane::start(&Options::default()).unwrap();
@@ -118,6 +137,7 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     };
     let sidecars = [start(&pods[0]).await, start(&pods[1]).await];
     until_served(&client, &place, &pods, &sidecars).await;
+    let told = told_in_time(&client).await;
     let others = async {
         loop {
             let now = signing(&client).await;
@@ -129,6 +149,12 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     };
     time::timeout(SIGNS, others).await.expect("others to sign");
     until_served(&client, &place, &pods, &sidecars).await;
+    for sidecar in &sidecars {
+        eventually("who read it once, in time, to believe the proxy", async || {
+            presented(sidecar.address, &told).await
+        })
+        .await;
+    }
     the_running_manager_is_of_the_new_one(&client, &replica).await;
     // Who comes back meets a certificate of the new one.
     replica.program().kill();

@@ -53,6 +53,18 @@ fn authorities_overlap_for_ever() {
     }
 }
 
+#[test]
+fn when_the_next_one_signs_is_known_as_soon_as_there_is_one() {
+    let start = SystemTime::now();
+    let mut line = begin(start);
+    assert_eq!(line.signs(), None);
+    live(&mut line, &names(), start, 0..201);
+    let signs = line.signs().unwrap().duration_since(start).unwrap().as_secs() / DAY.as_secs();
+    assert!((299..=301).contains(&signs), "{signs}");
+    let done = live(&mut line, &names(), start, 201..302);
+    assert!(matches!(done[..], [(299..=301, Due::Promote)]), "{done:?}");
+}
+
 fn csr(names: &[&str]) -> Vec<u8> {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let params = rcgen::CertificateParams::new(names).unwrap();
