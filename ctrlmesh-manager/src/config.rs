@@ -304,6 +304,19 @@ mod tests {
     }
 
     #[test]
+    fn it_listens_where_the_manifests_and_others_expect_it() {
+        #[derive(clap::Parser)]
+        struct Told {
+            #[command(flatten)]
+            run: RunArgs,
+        }
+        let run = <Told as clap::Parser>::parse_from(["x"]).run;
+        let listens = [run.listen_grpc, run.listen_webhook, run.listen_probes, run.listen_metrics];
+        assert_eq!(listens.map(|one| one.port()), [8071, 9443, 8081, 8080]);
+        assert!(listens.iter().all(|one| one.ip().is_unspecified()), "{listens:?}");
+    }
+
+    #[test]
     fn a_duration_needs_its_unit() {
         assert_eq!(duration("250ms").unwrap(), Duration::from_millis(250));
         assert_eq!(duration("8760h").unwrap(), Duration::from_hours(8760));

@@ -355,4 +355,15 @@ mod tests {
         assert_eq!(identity(&user("admin", &bound)), None, "no service account");
         assert_eq!(identity(&UserInfo::default()), None);
     }
+
+    #[test]
+    fn what_the_api_server_said_is_believed_for_a_minute_and_no_longer() {
+        let (known, key, at) = (Mutex::default(), [7; SHA256_OUTPUT_LEN], Instant::now());
+        remember(&known, key, Remembered { what: "somebody", at }, (REMEMBERED, BELIEVED));
+        let after = |passed| recall(&known, &key, at + passed, BELIEVED);
+        assert_eq!(after(Duration::ZERO), Some("somebody"));
+        assert_eq!(after(Duration::from_secs(59)), Some("somebody"));
+        assert_eq!(after(Duration::from_mins(1)), None);
+        assert_eq!(recall(&known, &[8; SHA256_OUTPUT_LEN], at, BELIEVED), None);
+    }
 }

@@ -75,3 +75,30 @@ async fn a_division_is_written_while_hundreds_of_labels_hang() {
     let hung = *hung.lock().unwrap();
     assert!((1..100).contains(&hung), "{hung} of 400 were tried");
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_lead_writes_nothing() {
+    let (asked, mut requests) = mpsc::unbounded_channel();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        asked.send(request.uri().path().to_owned()).unwrap();
+        future::pending::<kube::Result<Response<Body>>>()
+    });
+    let client = Client::new(service, "default");
+    let control = Control {
+        client: client.clone(),
+        recorder: Recorder::new(client, "test".into()),
+        contacts: Arc::default,
+        unlabelled: || None,
+        may_write: || false,
+    };
+    let (plans, newest) = watch::channel(Some(Arc::new(planned("a", 3))));
+    let drain = Drain::default();
+    drain.spawn(control.run(newest));
+    for selector in ["b", "c"] {
+        time::sleep(Duration::from_mins(1)).await;
+        plans.send_replace(Some(Arc::new(planned(selector, 3))));
+    }
+    time::sleep(Duration::from_mins(1)).await;
+    let asked = requests.try_recv();
+    assert!(asked.is_err(), "{asked:?}");
+}

@@ -6,6 +6,9 @@ use ctrlmesh_common::names::{annotation, label, root_ca};
 use ctrlmesh_testbed::{ControlPlane, retry};
 
 use http::{Request, header};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -103,6 +106,47 @@ async fn the_shards_of_a_root_may_trade_their_hashes() -> Result<()> {
     configs.patch("root", &PatchParams::default(), &Patch::Merge(spec(2, 1))).await?;
     retry(|| owns("op-1-normal", "31")).await?;
     retry(|| owns("op-2-normal", "0")).await
+}
+
+/// Has the API server refuse a ConfigMap of that name in that namespace, until the binding is gone.
+async fn refuse_map(client: &Client, namespace: &str, name: &str) -> Result<()> {
+    let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE", "UPDATE"]});
+    let expression =
+        format!("request.namespace != '{namespace}' || object.metadata.name != '{name}'");
+    let policy = json!({
+        "metadata": {"name": namespace},
+        "spec": {"failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]},
+            "validations": [{"expression": expression, "message": "not in this test"}]},
+    });
+    create::<ValidatingAdmissionPolicy>(&Api::all(client.clone()), policy).await?;
+    let spec = json!({"policyName": namespace, "validationActions": ["Deny"]});
+    let binding = json!({"metadata": {"name": namespace}, "spec": spec});
+    create::<ValidatingAdmissionPolicyBinding>(&Api::all(client.clone()), binding).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    retry(|| async {
+        ensure!(maps.create(&dry_run, &map).await.is_err(), "it may be made");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_pod_is_not_admitted_before_what_it_is_to_trust_is_there() -> Result<()> {
+    let client = managed().await?;
+    let namespace = operator(&client, "untold").await?;
+    refuse_map(&client, &namespace, root_ca::MESH).await?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let refused = create(&pods, pod("op-0", json!({}))).await;
+    let said = format!("{:#}", refused.err().context("it was admitted")?);
+    ensure!(said.contains(root_ca::MESH) && said.contains("not in this test"), "{said}");
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
+    bindings.delete(&namespace, &DeleteParams::default()).await?;
+    retry(|| create(&pods, pod("op-0", json!({})))).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
+    maps.get(root_ca::MESH).await?;
+    Ok(())
 }
 
 #[tokio::test]

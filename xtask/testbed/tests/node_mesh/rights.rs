@@ -260,6 +260,12 @@ fn labels_are_put_right_by_requests_that_the_api_server_can_let_wait() -> Result
         let background = format!("system:serviceaccount:{NAMESPACE}:ctrlmesh-manager-background");
         let is_background = |one: &Value| one["impersonatedUser"]["username"] == background;
         ensure!(patches.iter().all(is_background), "{patches:?}");
+        let agent = |one: &Value| {
+            one["userAgent"]
+                .as_str()
+                .is_some_and(|agent| agent.starts_with("ctrlmesh-manager-background/"))
+        };
+        ensure!(patches.iter().all(agent), "{patches:?}");
         Ok(())
     })
 }
