@@ -14,7 +14,7 @@ use crate::tools;
 
 /// What a person can install.
 pub(crate) const HINT: &str = "Either\n  \
-    rustup toolchain install nightly --component rust-src, and bpf-linker on your PATH; or, on Debian 12,\n  \
+    rustup toolchain install nightly --component rust-src, and on your PATH bpf-linker built for its LLVM; or, on Debian 12,\n  \
     apt-get install rustc-web rust-web-src llvm-22-dev libpolly-22-dev libzstd-dev, and `cargo xtask setup`";
 
 /// Debian's compiler, which fits Debian's LLVM.

@@ -8,7 +8,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
-use std::{env, fs, thread};
+use std::{env, fs, io, thread};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -157,14 +157,18 @@ impl Tier {
                 Some("needs root".to_owned())
             }
             Self::ControlPlane if !tools::h2spec().is_file() => Some("needs h2spec".to_owned()),
-            Self::ControlPlane => missing(&CONTROL_PLANE_PROGRAMS, &["curl"]),
+            Self::ControlPlane => {
+                setup::assets_problem().or_else(|| missing(&CONTROL_PLANE_PROGRAMS, &["curl"]))
+            }
             _ if !has_cgroup2() => Some("needs a cgroup2 mount".to_owned()),
             _ if !programs => Some("needs a toolchain for the kernel programs".to_owned()),
             Self::Kernel => None,
             Self::Operator if !tools::prometheus_operator().is_file() => {
                 Some("needs prometheus-operator".to_owned())
             }
-            Self::Node | Self::Operator => missing(&NODE_PROGRAMS, &NODE_PACKAGES),
+            Self::Node | Self::Operator => {
+                setup::assets_problem().or_else(|| missing(&NODE_PROGRAMS, &NODE_PACKAGES))
+            }
         }
     }
 }
@@ -199,8 +203,7 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     for (tier, outcome) in together::run(together, options, options.lanes(strict))? {
         outcomes.entry(tier).or_default().merge(outcome);
     }
-    print(&outcomes, strict, start.elapsed())?;
-    let good = outcomes.values().all(|outcome| outcome.is_good(strict));
+    let good = print(&mut io::stdout().lock(), &outcomes, strict, start.elapsed())?;
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

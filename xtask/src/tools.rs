@@ -45,11 +45,17 @@ const OF_ASSETS: [&str; 2] = ["etcd", "kube-apiserver"];
 const ABANDONED_AFTER: Duration = Duration::from_hours(1);
 
 /// The folder of the programs that we build: `$CTRLMESH_TOOLS`, else `ctrlmesh` in `$XDG_CACHE_HOME`, else in `~/.cache`.
+/// Who has no home, has it where everybody keeps what is to last.
 pub fn cache() -> PathBuf {
-    folder(CACHE)
-        .or_else(|| Some(folder("XDG_CACHE_HOME")?.join("ctrlmesh")))
-        .or_else(|| Some(folder("HOME")?.join(".cache/ctrlmesh")))
-        .unwrap_or_else(|| PathBuf::from(".cache/ctrlmesh"))
+    let home = env::home_dir().filter(|home| home.is_absolute());
+    cache_of(folder(CACHE), folder("XDG_CACHE_HOME"), home)
+}
+
+fn cache_of(tools: Option<PathBuf>, caches: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
+    let caches = || caches.or_else(|| Some(home?.join(".cache")));
+    tools
+        .or_else(|| Some(caches()?.join("ctrlmesh")))
+        .unwrap_or_else(|| PathBuf::from("/var/cache/ctrlmesh"))
 }
 
 /// A program of Kubernetes, such as `kube-apiserver` or `kubelet`, or `etcd`.
@@ -210,6 +216,19 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
+
+    #[test]
+    fn what_is_built_is_kept_where_the_user_says_or_where_such_is_kept() {
+        let [tools, caches, home] =
+            ["/tools", "/caches", "/home"].map(|at| Some(PathBuf::from(at)));
+        let of = |tools: &Option<PathBuf>, caches: &Option<PathBuf>, home: &Option<PathBuf>| {
+            cache_of(tools.clone(), caches.clone(), home.clone())
+        };
+        assert_eq!(of(&tools, &caches, &home), Path::new("/tools"));
+        assert_eq!(of(&None, &caches, &home), Path::new("/caches/ctrlmesh"));
+        assert_eq!(of(&None, &None, &home), Path::new("/home/.cache/ctrlmesh"));
+        assert!(of(&None, &None, &None).is_absolute(), "tests run in other folders");
+    }
 
     #[test]
     fn only_what_an_ended_process_left_long_ago_is_abandoned() {

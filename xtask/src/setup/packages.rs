@@ -72,8 +72,11 @@ const EBPF_PACKAGES: [Need; 5] = [
 ];
 
 /// What other systems need instead of these.
-const NIGHTLY: Need =
-    ("nightly Rust", "the kernel programs: with rust-src, and bpf-linker on your PATH", "");
+const NIGHTLY: Need = (
+    "nightly Rust",
+    "the kernel programs: with rust-src, and on your PATH bpf-linker built for its LLVM",
+    "",
+);
 
 /// Installs what only benchmarks need; who may not install goes without, and the tables say so.
 ///
@@ -153,7 +156,7 @@ fn what_to_install(needs: &[Need], go: Option<&str>, debian: bool) -> String {
     }
     if needs.iter().any(|need| EBPF_PACKAGES.contains(need)) {
         let names = EBPF_PACKAGES.map(|(name, ..)| name).join(", ");
-        lines.push(format!("Instead of {names} you can have a nightly toolchain with rust-src, and bpf-linker on your PATH."));
+        lines.push(format!("Instead of {names} you can have a nightly toolchain with rust-src, and on your PATH bpf-linker built for its LLVM."));
     }
     lines.join("\n")
 }

@@ -1,7 +1,7 @@
 //! What came of the tiers, and the table that says so.
 
 use std::collections::BTreeMap;
-use std::io::{Write as _, stdout};
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -96,13 +96,13 @@ fn counts(line: &str) -> Option<[usize; 3]> {
     Some([count("passed")?, count("failed")?, count("filtered out")?])
 }
 
-/// Prints the table, and the line with which libtest ends.
+/// Prints the table, and the line with which libtest ends; gives whether everything is good.
 pub(super) fn print(
+    out: &mut impl Write,
     outcomes: &BTreeMap<Tier, Outcome>,
     strict: bool,
     taken: Duration,
-) -> Result<()> {
-    let mut out = stdout().lock();
+) -> Result<bool> {
     writeln!(
         out,
         "\n{:<14} {:>6} {:>7} {:>7} {:>8} {:>7}  why",
@@ -125,7 +125,8 @@ pub(super) fn print(
     }
     all.taken = taken;
     let line = closing_line(&all);
-    writeln!(out, "\n{line}").context("print the result")
+    writeln!(out, "\n{line}").context("print the result")?;
+    Ok(all.failed == 0)
 }
 
 fn closing_line(all: &Outcome) -> String {
@@ -191,6 +192,30 @@ mod tests {
         outcome.add((lines.map(str::to_owned).to_vec(), true));
         assert_eq!((outcome.passed, outcome.failed), (1, 0));
         assert_eq!(outcome.why(), "a::c (the cluster is the user's)");
+    }
+
+    #[test]
+    fn what_the_table_says_and_whether_it_is_good_are_one() {
+        let one = Outcome { passed: 3, complete: true, ..Outcome::default() };
+        let none = Outcome { skipped: Some("needs root".to_owned()), ..Outcome::default() };
+        let early = Outcome { passed: 3, ..Outcome::default() };
+        let printed = |other: &Outcome, strict| {
+            let outcomes = BTreeMap::from([(Tier::Unit, one.clone()), (Tier::Node, other.clone())]);
+            let mut out = Vec::new();
+            let good = print(&mut out, &outcomes, strict, Duration::from_mins(1)).unwrap();
+            let text = String::from_utf8(out).unwrap();
+            let row = text.lines().find(|line| line.starts_with("node")).unwrap();
+            let row = row.split_whitespace().collect::<Vec<_>>().join(" ");
+            let last = text.lines().last().unwrap().to_owned();
+            assert_eq!(last.starts_with("test result: ok. "), good, "{last}");
+            (good, row, counts(&last).unwrap())
+        };
+        let skipped = "node 0 0 0 all 0 needs root".to_owned();
+        assert_eq!(printed(&none, false), (true, skipped.clone(), [3, 0, 0]));
+        assert_eq!(printed(&none, true), (false, skipped, [3, 1, 0]));
+        let early_row = "node 3 3 0 0 0 did not build, or a test binary ended early".to_owned();
+        assert_eq!(printed(&early, false), (false, early_row, [6, 1, 0]));
+        assert_eq!(printed(&one, true), (true, "node 3 3 0 0 0".to_owned(), [6, 0, 0]));
     }
 
     #[test]

@@ -4,12 +4,13 @@
 //! this machine has written down.
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{cmp, fs};
+use std::{cmp, env, fs};
 
 use anyhow::{Result, bail};
 
@@ -29,6 +30,9 @@ const DOCUMENTATION: &str = "documentation";
 
 /// The jobs of the unit tier, which are no test binaries of their own.
 pub(super) const UNITS: [&str; 2] = [SOURCES, DOCUMENTATION];
+
+/// How many of its tests a binary runs at once, as libtest reads it.
+const THREADS: &str = "RUST_TEST_THREADS";
 
 /// Runs these jobs in so many `lanes`; gives what came of each.
 ///
@@ -61,6 +65,7 @@ pub(super) fn run(
         while let Some((tier, target)) = next() {
             let mut command = test(&which(target), options);
             command.envs(programs.iter().map(|programs| (images::PROGRAMS, programs)));
+            command.envs(threads(tier, lanes).map(|threads| (THREADS, threads)));
             let mut outcome = run_one(command, target, passing);
             outcome.complete &= cleared(tier, target, options);
             lock(&outcomes).push((tier, target, outcome));
@@ -110,6 +115,14 @@ fn which(job: &str) -> Vec<&str> {
         DOCUMENTATION => vec!["--doc"],
         target => vec!["--test", target],
     }
+}
+
+/// How many tests of a binary of this tier run at once, where it is not as many as there are processors and the user says
+/// nothing: those of the control-plane tier share an API server, and wait for it and for deadlines.
+fn threads(tier: Tier, lanes: usize) -> Option<String> {
+    let waits = tier == Tier::ControlPlane && lanes > 1 && env::var_os(THREADS).is_none();
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    waits.then(|| (2 * processors).to_string())
 }
 
 fn run_one(mut command: Command, target: &str, passing: Passing) -> Outcome {
