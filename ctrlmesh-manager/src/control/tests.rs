@@ -31,6 +31,25 @@ fn planned(selector: &str, pods: usize) -> Plan {
     plan::of(snapshot, &BTreeMap::new())
 }
 
+/// Has a replica write what `plan` says, and what it is followed by; until the drain is dropped.
+fn written_by(
+    client: Client,
+    may_write: bool,
+    plan: Plan,
+) -> (watch::Sender<Option<Arc<Plan>>>, Drain) {
+    let control = Control {
+        client: client.clone(),
+        recorder: Recorder::new(client, "test".into()),
+        contacts: Arc::default,
+        unlabelled: || None,
+        may_write: move || may_write,
+    };
+    let (plans, newest) = watch::channel(Some(Arc::new(plan)));
+    let drain = Drain::default();
+    drain.spawn(control.run(newest));
+    (plans, drain)
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_division_is_written_while_hundreds_of_labels_hang() {
     let (seen, mut written) = mpsc::unbounded_channel::<String>();
@@ -57,16 +76,7 @@ async fn a_division_is_written_while_hundreds_of_labels_hang() {
         }
     });
     let client = Client::new(service, "default");
-    let control = Control {
-        client: client.clone(),
-        recorder: Recorder::new(client, "test".into()),
-        contacts: Arc::default,
-        unlabelled: || None,
-        may_write: || true,
-    };
-    let (plans, newest) = watch::channel(Some(Arc::new(planned("a", 400))));
-    let drain = Drain::default();
-    drain.spawn(control.run(newest));
+    let (plans, _drain) = written_by(client, true, planned("a", 400));
     let status_of_other =
         "/apis/ctrlmesh.kusionstack.io/v1alpha1/namespaces/ops/shardingconfigs/other/status";
     while written.recv().await.as_deref() != Some(status_of_other) {}
@@ -84,16 +94,7 @@ async fn who_does_not_lead_writes_nothing() {
         future::pending::<kube::Result<Response<Body>>>()
     });
     let client = Client::new(service, "default");
-    let control = Control {
-        client: client.clone(),
-        recorder: Recorder::new(client, "test".into()),
-        contacts: Arc::default,
-        unlabelled: || None,
-        may_write: || false,
-    };
-    let (plans, newest) = watch::channel(Some(Arc::new(planned("a", 3))));
-    let drain = Drain::default();
-    drain.spawn(control.run(newest));
+    let (plans, _drain) = written_by(client, false, planned("a", 3));
     for selector in ["b", "c"] {
         time::sleep(Duration::from_mins(1)).await;
         plans.send_replace(Some(Arc::new(planned(selector, 3))));
