@@ -18,6 +18,9 @@ const NAMESPACE: &str = "ctrlmesh-system";
 /// How many there are of each kind before the manager begins.
 const BEFORE: usize = 150;
 
+/// Each which of the roles stays, when it is deleted, until somebody lets it go.
+const EACH: usize = 10;
+
 /// So slowly that the test is done long before the manager is.
 const RATE: &str = "2";
 
@@ -49,9 +52,10 @@ async fn what_is_new_is_labelled_before_what_was_there() -> Result<()> {
     let kinds = json!({"metadata": {"name": "ctrlmesh-sharding-resource"}, "data": {"resource-config": "groupVersionKinds: {rbac.authorization.k8s.io/v1: [ClusterRole]}"}});
     create::<ConfigMap>(&Api::namespaced(client.clone(), NAMESPACE), kinds).await?;
     for number in 0..BEFORE {
-        let old = json!({"metadata": {"name": format!("old-{number:03}")}});
-        create(&namespaces, old.clone()).await?;
-        create(&roles, old).await?;
+        let name = format!("old-{number:03}");
+        create(&namespaces, json!({"metadata": {"name": name}})).await?;
+        let waits: &[&str] = if number % EACH == 0 { &["example.com/wait"] } else { &[] };
+        create(&roles, json!({"metadata": {"name": name, "finalizers": waits}})).await?;
     }
     let manager = Manager::start(plane, NAMESPACE, &["--label-rate", RATE])?;
     let begun = ListParams::default().labels(label::SHARDING_HASH).limit(1);
@@ -82,11 +86,11 @@ async fn what_leaves_while_it_waits_is_not_touched(roles: &Api<ClusterRole>) -> 
     while is_labelled(roles, &name(turn)).await.is_ok() {
         turn += 1;
     }
-    let (leaves, next) = (name(turn + 5), name(turn + 6));
-    let waits = Patch::Merge(json!({"metadata": {"finalizers": ["example.com/wait"]}}));
-    roles.patch(&leaves, &PatchParams::default(), &waits).await?;
+    // Not so near that its turn comes first.
+    let leaves = (turn + EACH).next_multiple_of(EACH);
+    let (leaves, next) = (name(leaves), name(leaves + 1));
     ensure!(roles.delete(&leaves, &DeleteParams::default()).await?.is_left(), "it is gone");
-    ensure!(is_labelled(roles, &next).await.is_err(), "its turn has come already");
+    ensure!(is_labelled(roles, &leaves).await.is_err(), "its turn has come already");
     retry(|| is_labelled(roles, &next)).await?;
     ensure!(is_labelled(roles, &leaves).await.is_err(), "it was labelled on its way out");
     let let_go = Patch::Merge(json!({"metadata": {"finalizers": null}}));

@@ -69,14 +69,31 @@ impl Pending {
 
     /// The labels could not be given to the object.
     pub(super) fn failed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) {
-        let failures = self.objects.get(&name(meta)).map_or(0, |one| one.failures);
-        if failures == 0 && self.objects.len() >= MOST {
+        let failures = self.failures(meta);
+        self.remember(meta, change, failures + 1, now + self.wait(failures));
+    }
+
+    /// The object is not as it was seen: it is looked at again at once, and later and later where that goes on.
+    pub(super) fn changed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) {
+        let failures = self.failures(meta);
+        let wait = failures.checked_sub(1).map_or(Duration::ZERO, |before| self.wait(before));
+        self.remember(meta, change, failures + 1, now + wait);
+    }
+
+    fn failures(&self, meta: &ObjectMeta) -> u32 {
+        self.objects.get(&name(meta)).map_or(0, |one| one.failures)
+    }
+
+    fn wait(&self, failures: u32) -> Duration {
+        AGAIN.0.saturating_mul(2_u32.saturating_pow(failures)).min(self.within)
+    }
+
+    fn remember(&mut self, meta: &ObjectMeta, change: Change, failures: u32, at: Instant) {
+        if failures == 1 && self.objects.len() >= MOST {
             self.more = true;
             return;
         }
-        let wait = AGAIN.0.saturating_mul(2_u32.saturating_pow(failures)).min(self.within);
-        let failed =
-            Failed { uid: meta.uid.clone(), change, failures: failures + 1, at: now + wait };
+        let failed = Failed { uid: meta.uid.clone(), change, failures, at };
         self.objects.insert(name(meta), failed);
     }
 
@@ -164,6 +181,20 @@ mod tests {
         pending.done(&object("a"));
         pending.done(&object("b"));
         assert!(pending.is_empty());
+    }
+
+    #[test]
+    fn what_was_changed_is_looked_at_again_at_once_and_then_later() {
+        let (mut pending, now) = (Pending::default(), Instant::now());
+        pending.leaves(&object("a"));
+        pending.changed(&object("a"), labels(), now);
+        assert!(pending.next(now).is_some());
+        pending.changed(&object("a"), labels(), now);
+        assert_eq!((pending.next(now), pending.due()), (None, Some(now + AGAIN.0)));
+        pending.failed(&object("a"), labels(), now);
+        assert_eq!(pending.due(), Some(now + 4 * AGAIN.0));
+        pending.leaves(&object("a"));
+        assert!(pending.due().is_none() && !pending.is_empty());
     }
 
     #[test]

@@ -14,8 +14,6 @@ use ctrlmesh_common::names::resource_list;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ObjectReference};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::events::{Event as News, EventType, Recorder};
@@ -26,14 +24,13 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use serde_json::json;
 use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::namespaces::Namespaces;
 use super::progress::{List, Unfinished};
-use super::{AtOnce, Change, Kind, Kinds, KindsError, NAMESPACES, Pace, Progress, Served, served};
+use super::{AtOnce, Kind, Kinds, KindsError, NAMESPACES, Pace, Progress, Served, served};
 use super::{is_unowned, list_of_kinds};
 use crate::cache::Cache;
 use crate::drain::Drain;
@@ -41,6 +38,9 @@ use crate::scheme::Scheme;
 use crate::telemetry;
 
 mod follow;
+mod object;
+
+use object::Repaired;
 
 /// How many objects a page of a list has.
 const PAGE: u32 = 500;
@@ -90,19 +90,6 @@ pub struct LabelMetrics {
 struct Repair {
     kind: String,
     outcome: &'static str,
-}
-
-/// What became of an object whose labels had to be put right.
-enum Repaired {
-    /// They are.
-    Done,
-    /// It is gone, or another.
-    Gone,
-    /// It is not as it was written: what labels at once does not know yet what is wanted now, or the object's namespace
-    /// says something else still.
-    Undone,
-    /// They are not; why.
-    Failed(String),
 }
 
 // === impl Labels ===
@@ -236,6 +223,8 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
                     }
                     Repaired::Undone => all.failed(&meta, change, Instant::now()),
                     Repaired::Gone => all.done(&meta),
+                    // The next look at all shows how it is now.
+                    Repaired::Changed => {}
                 }
                 if began.elapsed() > NEW_NAMESPACES {
                     break;
@@ -254,72 +243,6 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
                 () = time::sleep_until(all.again().unwrap_or(began)), if all.again().is_some() => {}
             }
         }
-    }
-
-    async fn repair_object(
-        &self,
-        name: &str,
-        kind: &Kind,
-        meta: &ObjectMeta,
-        change: Change,
-    ) -> Repaired {
-        self.pace.wait().await;
-        let api: Api<DynamicObject> = match &meta.namespace {
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind.resource),
-            None => Api::all_with(self.client.clone(), &kind.resource),
-        };
-        self.repair(name, &api, meta, change).await
-    }
-
-    /// Labels one object.
-    async fn repair(
-        &self,
-        kind: &str,
-        api: &Api<DynamicObject>,
-        meta: &ObjectMeta,
-        change: Change,
-    ) -> Repaired {
-        // Where that was for a moment only, it is not forgotten.
-        if !(self.may_write)() {
-            return Repaired::Undone;
-        }
-        let name = meta.name.as_deref().unwrap_or_default();
-        // Another object of the same name is not meant, nor what has become of this one since it was seen: it may be on its way
-        // out. Lists of many are old before they are gone through.
-        let mut metadata = json!({"uid": meta.uid, "labels": change});
-        if let Some(version) = &meta.resource_version {
-            metadata["resourceVersion"] = json!(version);
-        }
-        let body = Patch::Merge(json!({"metadata": metadata}));
-        let params = PatchParams::default();
-        let patch = api.patch_metadata(name, &params, &body);
-        let (outcome, repaired) = match time::timeout(DEADLINE, patch).await {
-            Ok(Ok(written)) if is_undone(&change, &written.metadata) => {
-                ("undone", Repaired::Undone)
-            }
-            Ok(Ok(_)) => {
-                self.progress.repair();
-                ("done", Repaired::Done)
-            }
-            // It is gone, another, or was changed since: the watch will tell.
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
-                ("gone", Repaired::Gone)
-            }
-            Ok(Err(error)) => ("failed", Repaired::Failed(error.to_string())),
-            Err(_elapsed) => ("failed", Repaired::Failed("no answer in time".to_owned())),
-        };
-        if let Repaired::Failed(error) = &repaired {
-            warn!(
-                kind,
-                object = name,
-                namespace = meta.namespace,
-                error,
-                "not labelled; tried again"
-            );
-        }
-        let label = Repair { kind: kind.to_owned(), outcome };
-        self.metrics.repairs.get_or_create_owned(&label).inc();
-        repaired
     }
 
     /// Tells those who look at the list of kinds.
@@ -350,20 +273,13 @@ impl LabelMetrics {
     /// Registers all.
     pub fn register(registry: &mut Registry) -> Self {
         let this = Self::default();
-        let help = "Objects whose labels were put right, by kind and outcome: done, gone, undone or failed";
+        let help = "Objects whose labels were put right, by kind and outcome: done, gone, changed, undone or failed";
         registry.register("label_repairs", help, this.repairs.clone());
         registry.register("label_kinds", "Kinds whose objects are labelled", this.kinds.clone());
         let help = "Kinds that were not gone through yet, or of which some cannot be seen or labelled, and the list of kinds where something is wrong with it: 0 when everything is labelled";
         registry.register("label_kinds_unfinished", help, this.unfinished.clone());
         this
     }
-}
-
-/// Whether a label is not as it was written: an admission that labels at once has put it back, because it had not heard of
-/// the change yet, or gives what the object's namespace says. Where that is what was there before, no watch would tell.
-fn is_undone(change: &Change, written: &ObjectMeta) -> bool {
-    let there = |key: &str| written.labels.as_ref().and_then(|labels| labels.get(key));
-    change.iter().any(|(key, value)| there(key) != value.as_ref())
 }
 
 fn spawn(
@@ -379,29 +295,4 @@ fn spawn(
             () = task => {}
         }
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_label_that_is_not_as_it_was_written_was_put_back() {
-        let written = |labels: &[(&str, &str)]| ObjectMeta {
-            labels: Some(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()),
-            ..ObjectMeta::default()
-        };
-        let change =
-            |value: Option<&str>| Change::from([("k".to_owned(), value.map(str::to_owned))]);
-        for (value, labels, undone) in [
-            (Some("1"), &[("k", "1"), ("other", "2")][..], false),
-            (Some("1"), &[("k", "0")], true),
-            (Some("1"), &[], true),
-            (None, &[("other", "2")], false),
-            (None, &[("k", "1")], true),
-        ] {
-            assert_eq!(is_undone(&change(value), &written(labels)), undone, "{value:?} {labels:?}");
-        }
-        assert!(is_undone(&change(Some("1")), &ObjectMeta::default()));
-    }
 }

@@ -99,7 +99,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 Next::Seen(event) => self.seen(*event).await,
                 Next::Due => {
                     if let Some((meta, change)) = self.pending.next(Instant::now()) {
-                        self.repair(&meta, change).await;
+                        self.look_again(&meta, change).await;
                     }
                 }
                 Next::Ended => return,
@@ -171,6 +171,20 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
         }
     }
 
+    /// Looks at the object as it is now, which needed `change` when it was seen.
+    async fn look_again(&mut self, meta: &ObjectMeta, change: Change) {
+        match self.labels.metadata(&self.kind, meta).await {
+            Ok(Some(now)) => self.look(&now).await,
+            Ok(None) => self.pending.done(meta),
+            Err(why) => self.fail(meta, change, &why),
+        }
+    }
+
+    fn fail(&mut self, meta: &ObjectMeta, change: Change, why: &str) {
+        self.unfinished.failed(why);
+        self.pending.failed(meta, change, Instant::now());
+    }
+
     async fn repair(&mut self, meta: &ObjectMeta, change: Change) {
         let repaired = self.labels.repair_object(&self.name, &self.kind, meta, change.clone());
         match repaired.await {
@@ -183,10 +197,8 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
             }
             Repaired::Undone => self.pending.failed(meta, change, Instant::now()),
             Repaired::Gone => self.pending.done(meta),
-            Repaired::Failed(why) => {
-                self.unfinished.failed(&why);
-                self.pending.failed(meta, change, Instant::now());
-            }
+            Repaired::Changed => self.pending.changed(meta, change, Instant::now()),
+            Repaired::Failed(why) => self.fail(meta, change, &why),
         }
     }
 
