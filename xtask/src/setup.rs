@@ -11,11 +11,13 @@ use crate::progress::{say, step};
 use crate::run::{root, run, succeeds, with_own_toolchain};
 use crate::{build_ebpf, tools};
 
+mod assets;
 pub mod kubectl;
 mod nightly;
 mod packages;
 
 use self::nightly::Nightly;
+pub use assets::assets_problem;
 pub use packages::for_benches;
 
 /// The programs of the test beds: name, Go package, and about how many seconds the first build takes on two cores.
@@ -168,33 +170,6 @@ pub fn has_go() -> bool {
     missing_go().is_none()
 }
 
-/// What is wrong with the folder of programs that the user names, if they name one.
-pub fn assets_problem() -> Option<String> {
-    let folder = tools::assets()?;
-    let mut needed = CONTROL_PLANE.iter().map(|(program, ..)| program);
-    let absent = needed
-        .find(|program| tools::is_of_assets(program) && !tools::control_plane(program).is_file());
-    if let Some(program) = absent {
-        let (variable, folder) = (tools::ASSETS, folder.display());
-        return Some(format!(
-            "{program} is not in {variable}={folder}; put it there, or unset {variable} and it is built"
-        ));
-    }
-    let output = Command::new(folder.join("kube-apiserver")).arg("--version").output();
-    let output = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    release_problem(&output.unwrap_or_default())
-}
-
-/// What is wrong with what an API server says of its release: the tests know what one minor release does.
-fn release_problem(said: &str) -> Option<String> {
-    let minor = tools::KUBERNETES.rsplit_once('.').map_or("", |(minor, _)| minor);
-    let found = said.strip_prefix("Kubernetes ").unwrap_or(said);
-    (!found.starts_with(&format!("{minor}."))).then(|| {
-        let variable = tools::ASSETS;
-        format!("kube-apiserver in {variable} must be of {minor}, found {found:?}; or unset {variable} and it is built")
-    })
-}
-
 /// What is wrong with this version of Go; none: it is not installed.
 fn go_problem(version: Option<&str>) -> Option<String> {
     let found = match version {
@@ -210,15 +185,21 @@ fn go_problem(version: Option<&str>) -> Option<String> {
 
 /// Builds what is missing of the control plane; a folder that the user names is used as it is.
 fn control_plane() -> Result<()> {
-    let ours = |program: &str| tools::assets().is_none() || !tools::is_of_assets(program);
-    let missing = CONTROL_PLANE
-        .iter()
-        .filter(|(program, ..)| ours(program) && !tools::control_plane(program).is_file());
-    for (program, package, time) in missing {
+    let is_there = |program: &str| tools::control_plane(program).is_file();
+    for (program, package, time) in to_build(tools::assets().is_some(), is_there) {
         let what = format!("build {program}, for a real Kubernetes, once per machine");
         step(&what, Duration::from_secs(*time), || build_go(program, package))?;
     }
     Ok(())
+}
+
+/// Which programs are ours to build: none of those that a folder of the user's must have.
+fn to_build(
+    has_assets: bool,
+    is_there: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = &'static (&'static str, &'static str, u64)> {
+    let ours = move |program: &str| !(has_assets && tools::is_of_assets(program));
+    CONTROL_PLANE.iter().filter(move |(program, ..)| ours(program) && !is_there(program))
 }
 
 /// `go1.26.8` as (1, 26).
@@ -355,12 +336,13 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_another_release_are_refused() {
-        assert_eq!(release_problem(&format!("Kubernetes {}", tools::KUBERNETES)), None);
-        assert_eq!(release_problem("Kubernetes v1.36.0"), None);
-        let other = release_problem("Kubernetes v1.33.1").unwrap();
-        assert!(other.contains("must be of v1.36, found \"v1.33.1\""), "{other}");
-        assert!(release_problem("").is_some());
+    fn a_folder_of_the_users_is_not_built_into() {
+        let built = |has_assets, there: &[&str]| -> Vec<&str> {
+            to_build(has_assets, |one| there.contains(&one)).map(|(program, ..)| *program).collect()
+        };
+        let nodes = ["kubelet", "kube-scheduler", "kube-proxy"];
+        assert_eq!(built(false, &["kube-controller-manager", "kubectl"])[2..], nodes);
+        assert_eq!(built(true, &["kube-controller-manager", "kubectl"]), nodes);
     }
 
     #[test]

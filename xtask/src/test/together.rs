@@ -34,6 +34,9 @@ pub(super) const UNITS: [&str; 2] = [SOURCES, DOCUMENTATION];
 /// How many of its tests a binary runs at once, as libtest reads it.
 const THREADS: &str = "RUST_TEST_THREADS";
 
+/// How many at least, where they wait more than they work.
+const WAITING: usize = 4;
+
 /// Runs these jobs in so many `lanes`; gives what came of each.
 ///
 /// # Errors
@@ -118,11 +121,12 @@ fn which(job: &str) -> Vec<&str> {
 }
 
 /// How many tests of a binary of this tier run at once, where it is not as many as there are processors and the user says
-/// nothing: those of the control-plane tier share an API server, and wait for it and for deadlines.
+/// nothing: those of the control-plane tier wait for deadlines and for an API server more than they work. Not more: some
+/// start a control plane of their own.
 fn threads(tier: Tier, lanes: usize) -> Option<String> {
     let waits = tier == Tier::ControlPlane && lanes > 1 && env::var_os(THREADS).is_none();
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    waits.then(|| (2 * processors).to_string())
+    waits.then(|| processors.max(WAITING).to_string())
 }
 
 fn run_one(mut command: Command, target: &str, passing: Passing) -> Outcome {
