@@ -22,8 +22,13 @@ use x509_parser::prelude::FromDer as _;
 /// How long a leaf is valid.
 pub const LEAF_VALIDITY: Duration = Duration::from_hours(24);
 
-/// How far somebody's clock may be behind ours.
+/// How far somebody's clock may be behind ours, at most.
 const CLOCK_SKEW: Duration = Duration::from_mins(5);
+
+/// How long before it is made a certificate that lives for `validity` begins: not so long that it is old when it is made.
+fn skew(validity: Duration) -> Duration {
+    CLOCK_SKEW.min(validity / 8)
+}
 
 /// Largest certificate signing request that is read, in bytes: a key, and some dozens of names.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
@@ -230,7 +235,7 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.name_constraints = Some(names.constraints());
-        params.not_before = (now - CLOCK_SKEW).into();
+        params.not_before = (now - skew(validity)).into();
         params.not_after = (now + validity).into();
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Key)?;
         let certificate = params.self_signed(&key).map_err(AuthorityError::Key)?;
@@ -273,6 +278,13 @@ impl Authority {
     /// From when and until when it is valid.
     pub fn validity(&self) -> (SystemTime, SystemTime) {
         (self.not_before, self.not_after)
+    }
+
+    /// When it was made.
+    pub fn made(&self) -> SystemTime {
+        let life = self.not_after.duration_since(self.not_before).unwrap_or_default();
+        // What `skew` says of the rest.
+        self.not_before + CLOCK_SKEW.min(life / 9)
     }
 
     /// Makes a key and a leaf for `names`.
@@ -334,8 +346,10 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, LEAF_NAME);
         params.subject_alt_names = names;
-        params.not_before = (now - CLOCK_SKEW).into();
-        params.not_after = (now + LEAF_VALIDITY).min(self.not_after).into();
+        let left = self.not_after.duration_since(now).unwrap_or_default();
+        let validity = left.min(LEAF_VALIDITY);
+        params.not_before = (now - skew(validity)).into();
+        params.not_after = (now + validity).into();
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;

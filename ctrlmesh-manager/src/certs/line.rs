@@ -137,13 +137,18 @@ impl Line {
     }
 
     /// From when on the oldest of the next signs, in turn; none where there is none.
-    pub fn signs(&self) -> Option<SystemTime> {
+    fn signs(&self) -> Option<SystemTime> {
         let next = self.next.first()?;
         let (begin, end) = self.current.validity();
         let life = lives(&self.current);
         let in_turn = (begin + life * 3 / 4).max(next.validity().0 + life / 4);
         // Not so late that nobody could follow.
         Some(in_turn.min(end - life / 8))
+    }
+
+    /// When the oldest of the next was made, and from when on it signs; none where there is none.
+    pub fn follows(&self) -> Option<(SystemTime, SystemTime)> {
+        Some((self.next.first()?.made(), self.signs()?))
     }
 
     /// Whether one of those that are believed may speak for all of `names`.

@@ -14,11 +14,11 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
-use tokio::time::{self, MissedTickBehavior};
+use tokio::time::{self, Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use crate::certs::authority::{AuthorityError, Names};
-use crate::certs::line::{Data, Due, Kind, Line, LineError};
+use crate::certs::line::{Data, Kind, Line, LineError};
 use crate::certs::published::{Published, Restorer};
 use crate::certs::servers;
 use crate::certs::tries::Tries;
@@ -29,7 +29,7 @@ mod found;
 mod news;
 
 use found::{Found, find};
-use news::{News, Reporter};
+use news::{News, Reminder, Reporter};
 
 /// How often the Secret is read: a change in it is told long before it matters.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -181,12 +181,16 @@ impl Vault {
     pub async fn follow(self: Arc<Self>, leadership: Leadership, failures: Counter) {
         let mut ticks = time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut tries = Tries::default();
+        let (mut tries, mut reminder) = (Tries::default(), Reminder::default());
         loop {
             ticks.tick().await;
             let Err(error) = Box::pin(self.look(&leadership)).await else {
                 if leadership.is_held() {
                     tries = Tries::default();
+                    // Of the manager's, proxies and the API server are told as it changes.
+                    if let Some(news) = reminder.due(&self.current().mesh, Instant::now()) {
+                        self.reporter.tell(&news).await;
+                    }
                 }
                 continue;
             };
@@ -250,14 +254,7 @@ impl Vault {
             if let Some(due) = line.due(names, now) {
                 let added = (!line.covers(names)).then(|| names.beyond(line.current.names()));
                 *line = line.clone().step(due, kind, names, self.wanted.validity, now)?;
-                match (added, kind) {
-                    (Some(names), _) => news.push(News::NamesAdded { kind, names }),
-                    // Of the manager's, proxies and the API server are told as it changes.
-                    (None, Kind::Mesh) if due == Due::Prepare => {
-                        news.extend(line.signs().map(|signs| News::Follows { signs }));
-                    }
-                    (None, _) => {}
-                }
+                news.extend(added.map(|names| News::NamesAdded { kind, names }));
                 info!(authority = kind.called(), step = ?due, "certificate authority changed");
                 changed = true;
             }

@@ -126,7 +126,8 @@ async fn refuse_map(client: &Client, namespace: &str, name: &str) -> Result<()> 
     let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": name}}))?;
     let dry_run = PostParams { dry_run: true, ..PostParams::default() };
     retry(|| async {
-        ensure!(maps.create(&dry_run, &map).await.is_err(), "it may be made");
+        let refused = maps.create(&dry_run, &map).await.err().context("it may be made")?;
+        ensure!(refused.to_string().contains("not in this test"), "{refused}");
         Ok(())
     })
     .await

@@ -21,7 +21,7 @@ use crate::replicas::presented;
 use crate::token::TestPod;
 
 /// How long an authority lives: at half of it the next is made, and signs at three quarters.
-const LIFE: &str = "80s";
+const LIFE: &str = "120s";
 
 /// Within which the next one signs.
 const SIGNS: Duration = Duration::from_mins(3);
@@ -111,11 +111,61 @@ async fn told_in_time(client: &Client) -> String {
     })
     .await;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), OPERATOR);
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM);
     eventually("the next one to be believed", async || {
+        let next = secrets.get("ctrlmesh-ca").await.ok()?.data?.remove("mesh-next.crt")?;
+        let next = String::from_utf8(next.0).unwrap();
         let bundle = maps.get_opt("ctrlmesh-root-ca").await.ok()??.data?.remove("ca.crt")?;
-        (bundle.matches("BEGIN").count() > 1).then_some(bundle)
+        (!next.trim().is_empty() && bundle.contains(next.trim())).then_some(bundle)
     })
     .await
+}
+
+/// Waits until another authority signs than `before`.
+async fn another_signs(client: &Client, before: &[Vec<u8>; 2]) -> [Vec<u8>; 2] {
+    let others = async {
+        loop {
+            let now = signing(client).await;
+            let all_differ = |now: &[Vec<u8>; 2]| now.iter().zip(before).all(|(a, b)| a != b);
+            if let Some(now) = now.filter(all_differ) {
+                break now;
+            }
+            time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    time::timeout(SIGNS, others).await.expect("others to sign")
+}
+
+/// Who read the bundle when people were told believes, after the exchange, a proxy that begins then. On a machine so slow
+/// that yet another one signs meanwhile, it is tried with that.
+async fn who_read_it_in_time_believes_what_is_signed_then(
+    client: &Client,
+    place: &Place,
+    pod: &TestPod,
+) {
+    for _ in 0..5 {
+        let before = signing(client).await.unwrap();
+        let told = told_in_time(client).await;
+        another_signs(client, &before).await;
+        // What is kept is presented: it is to have one signed.
+        for path in fs::read_dir(place.state(pod)).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.extension().is_some_and(|extension| extension == "pem") {
+                fs::remove_file(path).unwrap();
+            }
+        }
+        let sidecar = Sidecar::start_again(place, pod).await;
+        let [signs, _] = signing(client).await.unwrap();
+        if told.contains(std::str::from_utf8(&signs).unwrap().trim()) {
+            let [before, _] = before.map(|pem| String::from_utf8(pem).unwrap());
+            assert!(presented(sidecar.address, &told).await.is_some(), "it was told in time");
+            assert!(
+                presented(sidecar.address, &before).await.is_none(),
+                "the former has signed it"
+            );
+            return;
+        }
+    }
+    panic!("an authority lives too short for this machine");
 }
 
 #[tokio::test]
@@ -137,24 +187,9 @@ async fn authorities_are_exchanged_and_nobody_is_cut_off() {
     };
     let sidecars = [start(&pods[0]).await, start(&pods[1]).await];
     until_served(&client, &place, &pods, &sidecars).await;
-    let told = told_in_time(&client).await;
-    let others = async {
-        loop {
-            let now = signing(&client).await;
-            if now.is_some_and(|now| now.iter().zip(&first).all(|(now, first)| now != first)) {
-                break;
-            }
-            time::sleep(Duration::from_millis(200)).await;
-        }
-    };
-    time::timeout(SIGNS, others).await.expect("others to sign");
+    who_read_it_in_time_believes_what_is_signed_then(&client, &place, &pods[0]).await;
+    another_signs(&client, &first).await;
     until_served(&client, &place, &pods, &sidecars).await;
-    for sidecar in &sidecars {
-        eventually("who read it once, in time, to believe the proxy", async || {
-            presented(sidecar.address, &told).await
-        })
-        .await;
-    }
     the_running_manager_is_of_the_new_one(&client, &replica).await;
     // Who comes back meets a certificate of the new one.
     replica.program().kill();

@@ -27,7 +27,7 @@ use crate::tls::TlsError;
 pub const LEAF_VALIDITY: Duration = Duration::from_hours(24);
 
 /// When an issued certificate is replaced: two thirds of its life leave eight hours for a CA that is away.
-pub(super) const LEAF_RENEWAL: Duration = Duration::from_hours(16);
+const LEAF_RENEWAL: Duration = Duration::from_hours(16);
 
 /// How far a client's clock may be behind ours.
 const CLOCK_SKEW: Duration = Duration::from_mins(5);

@@ -18,14 +18,20 @@ use rustls_pki_types::pem::PemObject as _;
 use thiserror::Error;
 use tokio::time;
 use tracing::{info, warn};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer as _;
 
 use crate::channel::{ConnectError, Manager};
 use crate::drain::Drain;
 use crate::tls::TlsError;
-use crate::tls::issue::{self, LEAF_RENEWAL, LEAF_VALIDITY, Source};
+use crate::tls::issue::{self, Source};
 
 /// How often it is looked whether the manager's authorities are still those that signed.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
+
+/// The thirds of a certificate's life, and after how many of them it is renewed.
+const THIRDS: u32 = 3;
+const RENEWAL_THIRDS: u32 = 2;
 
 /// What the line begins with that names those that vouched for the manager.
 const UNDER: &str = "# signed under";
@@ -74,13 +80,15 @@ impl Signed {
     /// Where it is read from, as soon as it is there. It may be one that was kept; then it is renewed in its time.
     pub async fn source(self) -> Source {
         let mut wait = RETRY;
-        while !self.is_good_for(LEAF_VALIDITY) {
-            if let Err(error) = Box::pin(self.renew()).await {
-                let error = format!("{:#}", anyhow::Error::from(error));
-                warn!(error, retry = ?wait, "no certificate yet");
-                time::sleep(wait).await;
-                wait = (wait * 2).min(LONGEST_RETRY);
-            }
+        while !self.is_good_for(THIRDS) {
+            let Err(error) = Box::pin(self.renew()).await else {
+                // Whatever the clock says of it, none is newer.
+                break;
+            };
+            let error = format!("{:#}", anyhow::Error::from(error));
+            warn!(error, retry = ?wait, "no certificate yet");
+            time::sleep(wait).await;
+            wait = (wait * 2).min(LONGEST_RETRY);
         }
         let source = Source::Files { cert: self.file.clone(), key: self.file.clone() };
         let drain = self.drain.clone();
@@ -97,12 +105,16 @@ impl Signed {
     async fn follow(self) {
         let mut wait = RETRY;
         loop {
-            if self.is_good_for(LEAF_RENEWAL) {
+            if self.is_good_for(RENEWAL_THIRDS) {
                 time::sleep(LOOK_AGAIN).await;
                 continue;
             }
             match Box::pin(self.renew()).await {
-                Ok(()) => wait = RETRY,
+                Ok(()) => {
+                    wait = RETRY;
+                    // One whose authority ends soon is old when it is made.
+                    time::sleep(LOOK_AGAIN).await;
+                }
                 Err(error) => {
                     let error = format!("{:#}", anyhow::Error::from(error));
                     warn!(error, retry = ?wait, "certificate not renewed");
@@ -113,9 +125,12 @@ impl Signed {
         }
     }
 
-    /// Whether there is one that is not so old yet, and of today's authorities.
-    fn is_good_for(&self, age: Duration) -> bool {
-        self.age().is_some_and(|kept| kept < age) && self.is_of_today()
+    /// Whether there is one of today's authorities of whose life no more than so many thirds are over. It ends with the
+    /// authority's.
+    fn is_good_for(&self, thirds: u32) -> bool {
+        let now = SystemTime::now();
+        let is_young = |(from, to): (SystemTime, SystemTime)| is_within(from, to, thirds, now);
+        self.validity().is_some_and(is_young) && self.is_of_today()
     }
 
     /// Whether somebody vouches for the manager who did so when the one that is kept was signed; where today's cannot be
@@ -135,11 +150,12 @@ impl Signed {
         Some(digests.collect()).filter(|all: &Vec<String>| !all.is_empty())
     }
 
-    /// How old the one is that is kept.
-    fn age(&self) -> Option<Duration> {
-        let made = fs::metadata(&self.file).ok()?.modified().ok()?;
-        // One from the future is as old as it can be.
-        Some(SystemTime::now().duration_since(made).unwrap_or(LEAF_VALIDITY))
+    /// From when and until when the one is valid that is kept.
+    fn validity(&self) -> Option<(SystemTime, SystemTime)> {
+        let certificate = CertificateDer::from_pem_slice(&fs::read(&self.file).ok()?).ok()?;
+        let (_, parsed) = X509Certificate::from_der(&certificate).ok()?;
+        let validity = parsed.validity();
+        Some((validity.not_before.to_datetime().into(), validity.not_after.to_datetime().into()))
     }
 
     async fn renew(&self) -> Result<(), SignedError> {
@@ -180,6 +196,12 @@ impl Signed {
     }
 }
 
+/// Whether no more than so many thirds of that time are over.
+fn is_within(from: SystemTime, to: SystemTime, thirds: u32, now: SystemTime) -> bool {
+    let life = to.duration_since(from).unwrap_or_default();
+    now.duration_since(from).unwrap_or_default() < life / THIRDS * thirds
+}
+
 #[cfg(test)]
 mod tests {
     use rcgen::CertificateParams;
@@ -210,26 +232,33 @@ mod tests {
         let signed = Signed::new(manager.clone(), vec!["a".to_owned()], Drain::default());
         let [(key, leaf), (_, first), (_, second)] = [(); 3].map(|()| certificate());
         believe(&[&first]);
-        assert!(!signed.is_good_for(LEAF_VALIDITY), "there is none");
+        assert!(!signed.is_good_for(THIRDS), "there is none");
         let under = signed.authorities().unwrap();
         signed.keep(&key, &[leaf.der().clone()], &under).unwrap();
-        assert!(signed.is_good_for(LEAF_VALIDITY));
+        assert!(signed.is_good_for(THIRDS));
         believe(&[&second, &first]);
-        assert!(signed.is_good_for(LEAF_VALIDITY), "they overlap");
+        assert!(signed.is_good_for(THIRDS), "they overlap");
         believe(&[&second]);
-        assert!(!signed.is_good_for(LEAF_VALIDITY), "installed anew");
+        assert!(!signed.is_good_for(THIRDS), "installed anew");
         fs::remove_file(&manager.ca).unwrap();
-        assert!(signed.is_good_for(LEAF_VALIDITY), "nothing says otherwise");
+        assert!(signed.is_good_for(THIRDS), "nothing says otherwise");
         let text = fs::read(&signed.file).unwrap();
         assert_eq!(CertificateDer::pem_slice_iter(&text).count(), 1, "it can be read");
-        // It is renewed when two thirds of its life are over, and presented until then.
-        let kept = |age| {
-            let file = File::options().write(true).open(&signed.file).unwrap();
-            file.set_modified(SystemTime::now() - age).unwrap();
-            (signed.is_good_for(LEAF_RENEWAL), signed.is_good_for(LEAF_VALIDITY))
+        // It is renewed when two thirds of its life are over, and presented until then; also where its authority ends soon.
+        let lives = |over: Duration, left: Duration| {
+            let (mut params, now) = (CertificateParams::default(), SystemTime::now());
+            (params.not_before, params.not_after) = ((now - over).into(), (now + left).into());
+            let leaf = params.self_signed(&key).unwrap();
+            signed.keep(&key, &[leaf.der().clone()], &under).unwrap();
+            (signed.is_good_for(RENEWAL_THIRDS), signed.is_good_for(THIRDS))
         };
-        assert_eq!(kept(LEAF_VALIDITY * 5 / 8), (true, true));
-        assert_eq!(kept(LEAF_VALIDITY * 17 / 24), (false, true));
-        assert_eq!(kept(LEAF_VALIDITY * 25 / 24), (false, false));
+        let hours = Duration::from_hours;
+        assert_eq!(lives(hours(15), hours(9)), (true, true));
+        assert_eq!(lives(hours(17), hours(7)), (false, true));
+        assert_eq!(lives(hours(3), hours(3)), (true, true));
+        assert_eq!(lives(hours(5), hours(1)), (false, true));
+        assert_eq!(lives(hours(25), Duration::ZERO), (false, false));
+        fs::write(&signed.file, "").unwrap();
+        assert!(!signed.is_good_for(THIRDS), "it cannot be read");
     }
 }

@@ -56,13 +56,31 @@ fn authorities_overlap_for_ever() {
 #[test]
 fn when_the_next_one_signs_is_known_as_soon_as_there_is_one() {
     let start = SystemTime::now();
+    let days = |at: SystemTime| {
+        (at.duration_since(start).unwrap().as_secs() + DAY.as_secs() / 2) / DAY.as_secs()
+    };
     let mut line = begin(start);
-    assert_eq!(line.signs(), None);
+    assert_eq!(line.follows(), None);
     live(&mut line, &names(), start, 0..201);
-    let signs = line.signs().unwrap().duration_since(start).unwrap().as_secs() / DAY.as_secs();
-    assert!((299..=301).contains(&signs), "{signs}");
+    let (made, signs) = line.follows().unwrap();
+    assert_eq!((days(made), days(signs)), (200, 300));
     let done = live(&mut line, &names(), start, 201..302);
     assert!(matches!(done[..], [(299..=301, Due::Promote)]), "{done:?}");
+    // One that was made for a name that is new signs for all in its turn.
+    let mut line = begin(start);
+    live(&mut line, &Names::of(["kubernetes", "10.96.0.1", "new"]), start, 120..121);
+    let (made, signs) = line.follows().unwrap();
+    assert_eq!((days(made), days(signs)), (120, 300));
+}
+
+#[test]
+fn an_authority_knows_when_it_was_made() {
+    for life in [Duration::from_mins(2), Duration::from_hours(1), 400 * DAY] {
+        let now = SystemTime::now();
+        let made = Authority::make("ctrlmesh mesh CA", &names(), life, now).unwrap().made();
+        let off = now.duration_since(made).unwrap_or_else(|ahead| ahead.duration());
+        assert!(off < Duration::from_secs(2), "{off:?} of {life:?}");
+    }
 }
 
 fn csr(names: &[&str]) -> Vec<u8> {

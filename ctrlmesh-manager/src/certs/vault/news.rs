@@ -7,13 +7,19 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder};
-use tokio::time;
+use tokio::time::{self, Instant};
 use tracing::warn;
 
-use crate::certs::line::Kind;
+use crate::certs::line::{Kind, Line};
 
 /// As whom events are told.
 const REPORTER: &str = "ctrlmesh-manager";
+
+/// After which time it is told again that another authority will sign.
+const AGAIN: Duration = Duration::from_mins(30);
+
+/// How long after an authority was made what pods read of it names it: volumes follow their ConfigMap in two minutes.
+const FOLLOWED: Duration = Duration::from_mins(2);
 
 /// How long an event may take to be written.
 const EVENT: Duration = Duration::from_secs(10);
@@ -34,9 +40,11 @@ pub(super) enum News {
         /// Printed.
         names: String,
     },
-    /// There is an authority that will sign, which operators that run do not believe.
+    /// There is an authority that will sign, which operators that run since before it do not believe.
     Follows {
-        /// From when on, unless names that are new come between.
+        /// When it was made.
+        made: SystemTime,
+        /// From when on it signs.
         signs: SystemTime,
     },
     /// The leader cannot write the Secret.
@@ -44,6 +52,12 @@ pub(super) enum News {
         /// Why.
         why: String,
     },
+}
+
+/// When was it told last that another authority will sign? An event is kept for an hour.
+#[derive(Debug, Default)]
+pub(super) struct Reminder {
+    told: Option<(News, Instant)>,
 }
 
 // === impl Reporter ===
@@ -79,6 +93,21 @@ impl Reporter {
     }
 }
 
+// === impl Reminder ===
+
+impl Reminder {
+    /// What is to be told of the successor, where it is time to.
+    pub(super) fn due(&mut self, line: &Line, now: Instant) -> Option<News> {
+        let news = line.follows().map(|(made, signs)| News::Follows { made, signs })?;
+        let is_told = |(told, at): &(News, Instant)| *told == news && now < *at + AGAIN;
+        if self.told.as_ref().is_some_and(is_told) {
+            return None;
+        }
+        self.told = Some((news.clone(), now));
+        Some(news)
+    }
+}
+
 // === impl News ===
 
 impl News {
@@ -91,17 +120,15 @@ impl News {
                     Kind::Manager => ("the manager is to be reached by", "MakeManagerAuthority"),
                 };
                 let note = format!(
-                    "{who} {names}, which the {} so far may not speak for: another one does from now on, and programs that were started before have to be restarted if they dial these; for all other names nothing changes",
+                    "{who} {names}, which the {} so far may not speak for: another one does from now on, and programs that were started before have to be restarted if they dial these; for all other names nothing changes until that one signs for all, which is told in time",
                     kind.called()
                 );
                 ("NamesAdded", action, note)
             }
-            Self::Follows { signs } => {
-                let seconds = signs.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-                let signs = i64::try_from(seconds).ok().map(Timestamp::from_second);
-                let signs = signs.and_then(Result::ok).unwrap_or_default();
+            Self::Follows { made, signs } => {
+                let (made, signs) = (printed(*made + FOLLOWED), printed(*signs));
                 let note = format!(
-                    "the {} has a successor, which signs from {signs} on: enrolled operators that were started before now, and read what they believe only then, have to be restarted until that time",
+                    "the {} has a successor, which signs from {signs} on: enrolled operators that were started before {made}, and read what they believe only then, have to be restarted until that time",
                     Kind::Mesh.called()
                 );
                 ("AuthorityFollows", "MakeMeshAuthority", note)
@@ -116,15 +143,42 @@ impl News {
     }
 }
 
+fn printed(at: SystemTime) -> Timestamp {
+    let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    i64::try_from(seconds).ok().and_then(|at| Timestamp::from_second(at).ok()).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::certs::authority::Names;
+    use crate::certs::line::Due;
 
     #[test]
     fn when_the_successor_signs_is_said() {
         let signs = UNIX_EPOCH + Duration::from_hours(500_000);
-        let (reason, _, note) = News::Follows { signs }.said();
+        let made = signs - Duration::from_hours(24);
+        let (reason, _, note) = News::Follows { made, signs }.said();
         assert_eq!(reason, "AuthorityFollows");
         assert!(note.contains("signs from 2027-01-15T08:00:00Z on"), "{note}");
+        assert!(note.contains("started before 2027-01-14T08:02:00Z,"), "{note}");
+    }
+
+    #[test]
+    fn the_successor_is_told_of_again_while_it_does_not_sign() {
+        let (start, now) = (SystemTime::now(), Instant::now());
+        let names = Names::of(["api.example.com"]);
+        let validity = Duration::from_hours(800);
+        let begin = Line::begin(Kind::Mesh, &names, validity, start, Vec::new()).unwrap();
+        let mut reminder = Reminder::default();
+        assert_eq!(reminder.due(&begin, now), None, "there is none");
+        let step = |line: Line, due| line.step(due, Kind::Mesh, &names, validity, start).unwrap();
+        let line = step(begin, Due::Prepare);
+        assert!(reminder.due(&line, now).is_some());
+        assert_eq!(reminder.due(&line, now + AGAIN / 2), None);
+        assert!(reminder.due(&line, now + AGAIN).is_some());
+        assert!(Reminder::default().due(&line, now).is_some(), "another leader");
+        let line = step(line, Due::Promote);
+        assert_eq!(reminder.due(&line, now + 2 * AGAIN), None, "it signs");
     }
 }

@@ -135,7 +135,7 @@ async fn where_nobody_renews_it_others_are_made_also_by_an_api_server_that_fails
 
 #[tokio::test(start_paused = true)]
 async fn where_nobody_believes_anything_they_are_made_at_once() {
-    let began = time::Instant::now();
+    let began = Instant::now();
     let (_, plane) = opened(Plane { published: false, ..plane(["1"]) }).await;
     assert_eq!((plane.made, plane.leases.len()), (1, 1), "nobody is asked who leads");
     assert_eq!(began.elapsed(), Duration::ZERO);

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -119,9 +119,11 @@ fn a_service_leads_to_its_pods_and_the_api_server_is_one_of_them() -> Result<()>
         // Its certificate is verified against what every pod is given.
         let secrets = "/var/run/secrets/kubernetes.io/serviceaccount";
         let (ca, token) = (format!("{secrets}/ca.crt"), format!("{secrets}/token"));
-        let address = ["--output=jsonpath={.spec.clusterIP}:{.spec.ports[0].port}"];
+        let address = ["--output=jsonpath={.spec.clusterIP} {.spec.ports[0].port}"];
         let asked = [&["get", "service", "kubernetes", "--namespace=default"], &address[..]];
-        let url = format!("https://{}/version", cluster.ask(&asked.concat(), "")?);
+        let said = cluster.ask(&asked.concat(), "")?;
+        let (address, port) = said.split_once(' ').context("an address and a port")?;
+        let url = format!("https://{}/version", SocketAddr::new(address.parse()?, port.parse()?));
         let said = space.kubectl(&["exec", "client", "--", "/probe", "get", &url, &ca, &token])?;
         let wanted = cluster.ask(&["get", "--raw", "/version"], "")?;
         ensure!(said.trim() == wanted.trim(), "{said}: not {wanted}");
