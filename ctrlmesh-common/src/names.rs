@@ -39,11 +39,10 @@ pub mod label {
     /// On pods: `"true"` leaves the variable `KUBECONFIG` alone where a kubeconfig is given to them.
     pub const DISABLE_FAKE_KUBECONFIG_ENV: &str =
         "ctrlmesh.kusionstack.io/disable-fake-kubeconfig-env";
-    /// On pods: the name of the volume of theirs that holds a kubeconfig already.
-    pub const KUBECONFIG_VOLUME: &str = "ctrlmesh.kusionstack.io/kubeconfig-volume";
-    /// On a `CircuitBreaker`: `"true"` switches it off.
+    /// On a `CircuitBreaker`: `"true"` switches it off. Nothing reads it while no proxy enforces that kind; it is the
+    /// predecessors', so it may mean nothing else.
     pub const DISABLE_CIRCUIT_BREAKER: &str = "circuitbreaker.ctrlmesh.kusionstack.io/disable";
-    /// On a `FaultInjection`: `"true"` switches it off.
+    /// On a `FaultInjection`: `"true"` switches it off. Nothing reads it either, for the same reason.
     pub const DISABLE_FAULT_INJECTION: &str = "faultinjection.ctrlmesh.kusionstack.io/disable";
     /// On pods of a Deployment, set by Kubernetes: which revision of its template they have.
     pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
@@ -137,7 +136,8 @@ pub mod fake_kubeconfig {
 /// The name of the one `ManagerState`, of which the managers' leader writes the status.
 pub const MANAGER_STATE: &str = "ctrlmesh-manager";
 
-/// Keeps roots, circuit breakers and fault injections until what they did is undone.
+/// With it the predecessors' managers keep roots, circuit breakers and fault injections until what these did is undone. Ours
+/// neither sets it nor takes it away; it is named here because such objects are theirs and ours at once.
 pub const FINALIZER: &str = "finalizer.ctrlmesh.kusionstack.io/protected";
 
 /// Who a token for the manager is made out to.
@@ -149,7 +149,8 @@ pub mod port {
     pub const PROXY_API: u16 = 5443;
     /// The proxy's listener for connections that the kernel redirected.
     pub const PROXY_REDIRECTED: u16 = 15_001;
-    /// The proxy's own webhook listener, to which the owner of an object is handed its admission reviews.
+    /// The proxy's own webhook listener, to which the owner of an object is handed its admission reviews. Nothing listens there
+    /// while proxies hand no reviews on; it is the predecessors', so it is kept free.
     pub const PROXY_WEBHOOK: u16 = 5445;
     /// The proxy's health, readiness and metrics.
     pub const PROXY_ADMIN: u16 = 5441;
@@ -221,6 +222,77 @@ pub fn is_dns_subdomain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What stands in manifests and on objects already: who changes one leaves them behind.
+    #[test]
+    fn keys_are_those_that_users_have_written_down() {
+        let keys = [
+            (label::SHARDING_HASH, "sharding-hash"),
+            (label::SHARD_HASH, "shard-hash"),
+            (label::NAMESPACE, "namespace"),
+            (label::CONTROL, "control"),
+            (label::SPARE, "next-"),
+            (label::ENABLE_PROXY, "enable-proxy"),
+            (label::SHARDING_CONFIG_INJECTED, "sharding-config-injected"),
+            (label::AUTO_SHARDING_ROOT, "auto-sharding-root"),
+            (label::IGNORE_VALIDATE, "ignore-validate"),
+            (label::DISABLE_FAKE_KUBECONFIG_ARG, "disable-fake-kubeconfig-arg"),
+            (label::DISABLE_FAKE_KUBECONFIG_ENV, "disable-fake-kubeconfig-env"),
+            (annotation::INTERCEPTION, "interception"),
+            (annotation::SIDECAR, "sidecar"),
+            (annotation::FAIL_OPEN, "fail-open"),
+            (annotation::PROXY_RESOURCE, "proxy-resource"),
+            (annotation::ENV_INJECT, "env-inject"),
+            (annotation::INJECTED, "injected"),
+            (annotation::KUBECONFIG, "kubeconfig"),
+        ];
+        for (key, name) in keys {
+            assert_eq!(key, format!("ctrlmesh.kusionstack.io/{name}"));
+        }
+        let disable = [label::DISABLE_CIRCUIT_BREAKER, label::DISABLE_FAULT_INJECTION];
+        assert_eq!(disable[0], "circuitbreaker.ctrlmesh.kusionstack.io/disable");
+        assert_eq!(disable[1], "faultinjection.ctrlmesh.kusionstack.io/disable");
+        assert_eq!(FINALIZER, "finalizer.ctrlmesh.kusionstack.io/protected");
+        // Kubernetes' own.
+        assert_eq!(label::POD_TEMPLATE_HASH, "pod-template-hash");
+        assert_eq!(label::STATEFULSET_POD_NAME, "statefulset.kubernetes.io/pod-name");
+    }
+
+    #[test]
+    fn objects_are_called_as_users_know_them() {
+        assert_eq!([GROUP, VERSION], ["ctrlmesh.kusionstack.io", "v1alpha1"]);
+        assert_eq!(KRIDGE_GROUP, "kridge.kusionstack.io");
+        assert_eq!(
+            [resource_list::NAME, resource_list::KEY],
+            ["ctrlmesh-sharding-resource", "resource-config"]
+        );
+        assert_eq!(
+            [fake_kubeconfig::NAME, fake_kubeconfig::FOLDER],
+            ["fake-kubeconfig", "/etc/kubernetes/kubeconfig"]
+        );
+        assert_eq!([root_ca::CLUSTER, root_ca::MESH], ["kube-root-ca.crt", "ctrlmesh-root-ca"]);
+        let keys = [root_ca::KEY, root_ca::FAIL_OPEN_KEY, root_ca::MANAGER_KEY];
+        assert_eq!(keys, ["ca.crt", "fail-open-ca.crt", "manager-ca.crt"]);
+        assert_eq!(
+            [CA_SECRET, MANAGER_STATE, TOKEN_AUDIENCE],
+            ["ctrlmesh-ca", "ctrlmesh-manager", "ctrlmesh"]
+        );
+        assert_eq!(LOCK_SEPARATOR, "---");
+    }
+
+    #[test]
+    fn ports_are_those_that_network_policies_name() {
+        let proxy =
+            [port::PROXY_API, port::PROXY_REDIRECTED, port::PROXY_WEBHOOK, port::PROXY_ADMIN];
+        assert_eq!(proxy, [5443, 15001, 5445, 5441]);
+        let manager = [
+            port::MANAGER_GRPC,
+            port::MANAGER_METRICS,
+            port::MANAGER_PROBES,
+            port::MANAGER_WEBHOOK,
+        ];
+        assert_eq!(manager, [8071, 8080, 8081, 9443]);
+    }
 
     #[test]
     fn shards_are_called_as_the_predecessors_call_them() {
