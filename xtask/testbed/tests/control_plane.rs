@@ -1,17 +1,22 @@
 //! The bed itself: what it starts is real, and nothing of it stays.
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_common::slots::fnv1a;
 use ctrlmesh_testbed::{ControlPlane, Options, folder_prefix};
+use k8s_openapi::List;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
-use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
+use kube::Client;
 use kube::api::{Api, PostParams};
 use serde_json::json;
+use xtask::tools;
 
 use crate::starter::Starter;
 
@@ -24,7 +29,13 @@ const ROLE: &str = "CTRLMESH_TESTBED_CHILD";
 async fn the_api_server_is_real_and_of_the_pinned_version() -> Result<()> {
     let client = ControlPlane::shared().client().await?;
     let version = client.apiserver_version().await?;
-    assert_eq!((version.major.as_str(), version.minor.as_str()), ("1", "36"), "{version:?}");
+    let (release, _) = tools::KUBERNETES.rsplit_once('.').context("a patch release")?;
+    assert_eq!(format!("v{}.{}", version.major, version.minor), release, "{version:?}");
+    // Those of the user's own folder may be of another patch.
+    match tools::assets() {
+        Some(_) => ensure!(version.git_version.starts_with(&format!("{release}.")), "{version:?}"),
+        None => assert_eq!(version.git_version, tools::KUBERNETES),
+    }
     Ok(())
 }
 
@@ -67,11 +78,45 @@ async fn what_is_asked_for_is_there() -> Result<()> {
         metrics
             .contains(r#"kubernetes_feature_enabled{name="ShardedListAndWatch",stage="ALPHA"} 1"#)
     );
+    its_sharded_list_hashes_as_we_do(&client).await?;
     let audit = fs::read_to_string(plane.audit_log())?;
     ensure!(
         audit.lines().any(|line| line.contains(&namespace)),
         "the audit log does not name {namespace}"
     );
+    Ok(())
+}
+
+/// Asks for the lower half of all hashes, and for the upper one, among objects of a few namespaces.
+async fn its_sharded_list_hashes_as_we_do(client: &Client) -> Result<()> {
+    let spaces: Api<Namespace> = Api::all(client.clone());
+    for name in ["shop", "pay", "ns-a", "ctrlmesh", "a", "b"] {
+        let space = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+        spaces.create(&PostParams::default(), &space).await?;
+    }
+    let all = ["shop", "pay", "ns-a", "ctrlmesh", "a", "b", "default", "kube-system"];
+    for name in all {
+        let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "hashed"}}))?;
+        Api::namespaced(client.clone(), name).create(&PostParams::default(), &map).await?;
+    }
+    let half = 1 << 63;
+    for (range, is_upper) in [
+        ("'0x0000000000000000', '0x8000000000000000'", false),
+        ("'0x8000000000000000', '0x10000000000000000'", true),
+    ] {
+        let selector =
+            format!("shardRange(object.metadata.namespace, {range})").replace(' ', "%20");
+        let path = format!(
+            "/api/v1/configmaps?fieldSelector=metadata.name%3Dhashed&shardSelector={selector}"
+        );
+        let list: List<ConfigMap> =
+            client.request(http::Request::get(path).body(Vec::new())?).await?;
+        let theirs: BTreeSet<String> =
+            list.items.into_iter().filter_map(|map| map.metadata.namespace).collect();
+        let ours = all.iter().filter(|name| (fnv1a(name.as_bytes()) >= half) == is_upper);
+        assert_eq!(theirs, ours.map(ToString::to_string).collect(), "{range}");
+        ensure!(!theirs.is_empty() && theirs.len() < all.len(), "all are in one half");
+    }
     Ok(())
 }
 
