@@ -32,3 +32,6 @@ pub use yaml::{ReadError, documents, read_sharding_configs};
 pub fn definitions() -> [CustomResourceDefinition; 4] {
     [ShardingConfig::crd(), CircuitBreaker::crd(), FaultInjection::crd(), ManagerState::crd()]
 }
+
+#[cfg(test)]
+mod tests;
