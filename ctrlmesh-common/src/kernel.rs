@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+
 //! What do the kernel's programs and their loader agree on: map keys and values, sizes, and how an address is encoded.
 //!
 //! The design is stateless. `connect()` to a target becomes `connect()` to an address that names the pod and the target;

@@ -16,6 +16,12 @@ const MANIFEST: &str = "Cargo.toml";
 /// The workspaces beside the main one, each with a lock file of its own.
 const OTHER_WORKSPACES: [&str; 2] = ["ctrlmesh-ebpf/Cargo.toml", "fuzz/Cargo.toml"];
 
+/// What becomes part of the kernel programs, in a crate that is under another licence.
+const OF_THE_KERNEL: &str = "ctrlmesh-common/src/kernel";
+
+/// How each file of it begins.
+const KERNEL_LICENCE: &str = "// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only\n";
+
 /// Where the checks of these two build, which are of other toolchains' flags than what runs.
 const KERNEL_LINT: &str = "target/bpf-lint";
 const FUZZ_LINT: &str = "target/fuzz-lint";
@@ -31,6 +37,7 @@ pub fn check_all() -> Result<()> {
         locked(workspace)?;
     }
     manifests()?;
+    licences()?;
     layers()?;
     run(&mut cargo(&[
         "clippy",
@@ -82,6 +89,23 @@ fn manifests() -> Result<()> {
             manifest.contains("[lints]\nworkspace = true"),
             "{name}/Cargo.toml must say `[lints] workspace = true`"
         );
+    }
+    Ok(())
+}
+
+/// The manifest of the crate does not say this licence, so each file does.
+fn licences() -> Result<()> {
+    let module = root().join(OF_THE_KERNEL);
+    let (mut files, mut folders) = (vec![module.with_extension("rs")], vec![module]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    for file in files {
+        let is_said = fs::read_to_string(&file)?.starts_with(KERNEL_LICENCE);
+        ensure!(is_said, "{} must begin with `{}`", file.display(), KERNEL_LICENCE.trim_end());
     }
     Ok(())
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+
 //! How does an address of either family lie in the kernel's contexts?
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+
 //! How does an address say which pod, which target and which part of a prefix?
 //!
 //! A number of 24 bits, below 12 · 2²⁰: generation, slot, index. For IPv4 it is added to 127.64.0.0, and the bits that a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+
 //! Entries of hash tables that are read while the loader may give their memory to another key.
 //!
 //! Such a table never frees an entry's memory while a program runs, but it may use it again at once. So an entry is one

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+
 use core::net::{IpAddr, Ipv4Addr};
 
 use super::super::MAX_HOST_BITS;
