@@ -8,7 +8,7 @@ use ctrlmesh_common::selector::{Labels, Selector};
 use ctrlmesh_testbed::{ControlPlane, retry};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ListParams, PostParams};
-use kube::core::ObjectMeta;
+use kube::core::{ObjectList, ObjectMeta, PartialObjectMeta};
 use proptest::strategy::{Strategy, ValueTree as _};
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 
@@ -75,23 +75,22 @@ async fn selectors_mean_what_the_api_server_takes_them_to_mean() -> Result<()> {
     let objects = labelled_objects(&maps).await?;
     let mut runner = TestRunner::new(Config { rng_seed: RngSeed::Fixed(7), ..Config::default() });
     let strategy = any_selector();
-    let (mut accepted, mut refused) = (0, 0);
+    let (mut accepted, mut refused) = (Vec::new(), 0);
     for _ in 0..SELECTORS {
         let text =
             strategy.new_tree(&mut runner).map_err(|reason| anyhow::anyhow!("{reason}"))?.current();
         let parsed = Selector::parse(&text);
         match maps.list_metadata(&ListParams::default().labels(&text)).await {
             Ok(list) => {
-                accepted += 1;
                 let selector =
                     parsed.with_context(|| format!("only the API server accepts {text:?}"))?;
-                let theirs: BTreeSet<String> =
-                    list.items.iter().map(kube::ResourceExt::name_any).collect();
+                let theirs = names(&list);
                 let ours = objects
                     .iter()
                     .filter(|(_, labels)| selector.matches(labels))
                     .map(|(name, _)| name.clone());
                 assert_eq!(ours.collect::<BTreeSet<_>>(), theirs, "{text:?}");
+                accepted.push((selector, theirs));
             }
             Err(kube::Error::Api(status)) if status.code == 400 => {
                 refused += 1;
@@ -101,9 +100,35 @@ async fn selectors_mean_what_the_api_server_takes_them_to_mean() -> Result<()> {
         }
     }
     ensure!(
-        accepted > SELECTORS / 5 && refused > SELECTORS / 5,
-        "{accepted} accepted, {refused} refused: too one-sided"
+        accepted.len() > SELECTORS / 5 && refused > SELECTORS / 5,
+        "{} accepted, {refused} refused: too one-sided",
+        accepted.len()
     );
+    what_is_printed_means_the_same(&maps, &accepted).await
+}
+
+fn names(list: &ObjectList<PartialObjectMeta<ConfigMap>>) -> BTreeSet<String> {
+    list.items.iter().map(kube::ResourceExt::name_any).collect()
+}
+
+/// Whether the API server finds by what we print of each selector, and of it AND another one, what it found by the texts
+/// that they were read from.
+async fn what_is_printed_means_the_same(
+    maps: &Api<ConfigMap>,
+    accepted: &[(Selector, BTreeSet<String>)],
+) -> Result<()> {
+    let mut common = 0;
+    for ((one, found), (other, also_found)) in accepted.iter().zip(accepted.iter().skip(1)) {
+        let printed = one.to_string();
+        let list = maps.list_metadata(&ListParams::default().labels(&printed)).await;
+        assert_eq!(names(&list.with_context(|| printed.clone())?), *found, "{printed:?}");
+        let both = one.clone().and(other).to_string();
+        let list = maps.list_metadata(&ListParams::default().labels(&both)).await;
+        let expected: BTreeSet<_> = found.intersection(also_found).cloned().collect();
+        assert_eq!(names(&list.with_context(|| both.clone())?), expected, "{both:?}");
+        common += usize::from(!expected.is_empty() && expected != *found);
+    }
+    ensure!(common > accepted.len() / 20, "{common} of {} have some in common", accepted.len());
     Ok(())
 }
 
