@@ -36,7 +36,7 @@ pub enum ResourceMatchError {
         field: &'static str,
     },
     /// The same name stands twice.
-    #[error("{field}: {name:?} is listed twice")]
+    #[error("{field}: {name:?} is listed twice; every entry must be different")]
     Repeated {
         /// `apiGroups` or `resources`.
         field: &'static str,
@@ -175,7 +175,10 @@ mod tests {
             (of(&[""], &[]), "resources: is empty"),
             (of(&["*", ""], &["pods"]), "apiGroups: \"*\" is allowed only alone"),
             (of(&[""], &["pods", "*"]), "resources: \"*\" is allowed only alone"),
-            (of(&[""], &["pods", "pods"]), "resources: \"pods\" is listed twice"),
+            (
+                of(&[""], &["pods", "pods"]),
+                "resources: \"pods\" is listed twice; every entry must be different",
+            ),
             (of(&[""], &["pods/log"]), "resources: \"pods/log\" is not"),
             (of(&[""], &["Pods"]), "resources: \"Pods\" is not"),
             (of(&["Apps"], &["pods"]), "apiGroups: \"Apps\" is not"),

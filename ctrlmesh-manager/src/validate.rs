@@ -6,7 +6,7 @@
 use std::fmt;
 
 use ctrlmesh_common::api::{
-    self, CircuitBreaker, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
+    self, CircuitBreaker, Expression, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
     ShardingConfigSpec,
 };
 use ctrlmesh_common::selector::{RequirementError, Selector};
@@ -300,11 +300,6 @@ fn required_selector(field: &str, selector: &LabelSelector, report: &mut Report)
 
 /// The selector, where it is one; else the problem is reported.
 fn parsed(field: &str, selector: &LabelSelector, report: &mut Report) -> Option<Selector> {
-    let invalid = |error: RequirementError| match error {
-        RequirementError::Key(error) => error.to_string(),
-        RequirementError::Value(error) => error.to_string(),
-        RequirementError::NoValues | RequirementError::UnwantedValues => error.to_string(),
-    };
     match Selector::try_from(selector) {
         Ok(parsed) if contradicts_itself(&parsed) => {
             report.error(field, "matches nothing: its requirements contradict each other");
@@ -312,9 +307,37 @@ fn parsed(field: &str, selector: &LabelSelector, report: &mut Report) -> Option<
         }
         Ok(parsed) => Some(parsed),
         Err(error) => {
-            report.error(field, invalid(error));
+            let (part, message) = unreadable(selector, error);
+            report.error(format!("{field}.{part}"), message);
             None
         }
+    }
+}
+
+/// The part of a selector that cannot be read, for which `error` is the reason, and what to say of it.
+fn unreadable(selector: &LabelSelector, error: RequirementError) -> (String, String) {
+    let alone = |expression: &Expression| {
+        let match_expressions = vec![expression.clone()];
+        LabelSelector { match_expressions, ..LabelSelector::default() }
+    };
+    let labels = LabelSelector { match_expressions: Vec::new(), ..selector.clone() };
+    let mut expressions = selector.match_expressions.iter();
+    let at = expressions.position(|one| Selector::try_from(&alone(one)).is_err());
+    let part = match at {
+        Some(at) if Selector::try_from(&labels).is_ok() => format!("matchExpressions[{at}]"),
+        _ => "matchLabels".to_owned(),
+    };
+    match error {
+        RequirementError::Key(error) => (part, error.to_string()),
+        RequirementError::Value(error) => (part, error.to_string()),
+        RequirementError::NoValues => (
+            format!("{part}.values"),
+            "must have at least one value with the operators In and NotIn".to_owned(),
+        ),
+        RequirementError::UnwantedValues => (
+            format!("{part}.values"),
+            "must have no value with the operators Exists and DoesNotExist".to_owned(),
+        ),
     }
 }
 

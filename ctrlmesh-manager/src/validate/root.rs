@@ -130,7 +130,8 @@ fn hashes(field: &str, hashes: &[String], report: &mut Report) -> SlotSet {
             .filter(|slot| slot.to_string() == *hash)
         {
             Some(slot) if slots.contains(slot) => {
-                report.error(format!("{field}[{at}]"), format!("{hash:?} is listed twice"));
+                let message = format!("{hash:?} is listed twice; every hash must be different");
+                report.error(format!("{field}[{at}]"), message);
             }
             Some(slot) => slots = slots.union([slot].into_iter().collect()),
             None => report.error(
