@@ -86,11 +86,16 @@ async fn what_leaves_while_it_waits_is_not_touched(roles: &Api<ClusterRole>) -> 
     while is_labelled(roles, &name(turn)).await.is_ok() {
         turn += 1;
     }
-    // Not so near that its turn comes first.
-    let leaves = (turn + EACH).next_multiple_of(EACH);
-    let (leaves, next) = (name(leaves), name(leaves + 1));
-    ensure!(roles.delete(&leaves, &DeleteParams::default()).await?.is_left(), "it is gone");
-    ensure!(is_labelled(roles, &leaves).await.is_err(), "its turn has come already");
+    // Not so near that its turn comes first, unless the machine stands still for seconds.
+    let mut leaving = (turn + EACH..BEFORE - 1).filter(|number| number % EACH == 0);
+    let (leaves, next) = loop {
+        let number = leaving.next().context("the turn of all has come already")?;
+        let leaves = name(number);
+        ensure!(roles.delete(&leaves, &DeleteParams::default()).await?.is_left(), "it is gone");
+        if is_labelled(roles, &leaves).await.is_err() {
+            break (leaves, name(number + 1));
+        }
+    };
     retry(|| is_labelled(roles, &next)).await?;
     ensure!(is_labelled(roles, &leaves).await.is_err(), "it was labelled on its way out");
     let let_go = Patch::Merge(json!({"metadata": {"finalizers": null}}));

@@ -73,11 +73,13 @@ impl Pending {
         self.remember(meta, change, failures + 1, now + self.wait(failures));
     }
 
-    /// The object is not as it was seen: it is looked at again at once, and later and later where that goes on.
-    pub(super) fn changed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) {
+    /// The object is not as it was seen: it is looked at again at once, and later and later where that goes on; gives
+    /// whether it does.
+    pub(super) fn changed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) -> bool {
         let failures = self.failures(meta);
         let wait = failures.checked_sub(1).map_or(Duration::ZERO, |before| self.wait(before));
         self.remember(meta, change, failures + 1, now + wait);
+        failures > 0
     }
 
     fn failures(&self, meta: &ObjectMeta) -> u32 {
@@ -187,9 +189,9 @@ mod tests {
     fn what_was_changed_is_looked_at_again_at_once_and_then_later() {
         let (mut pending, now) = (Pending::default(), Instant::now());
         pending.leaves(&object("a"));
-        pending.changed(&object("a"), labels(), now);
+        assert!(!pending.changed(&object("a"), labels(), now));
         assert!(pending.next(now).is_some());
-        pending.changed(&object("a"), labels(), now);
+        assert!(pending.changed(&object("a"), labels(), now));
         assert_eq!((pending.next(now), pending.due()), (None, Some(now + AGAIN.0)));
         pending.failed(&object("a"), labels(), now);
         assert_eq!(pending.due(), Some(now + 4 * AGAIN.0));

@@ -211,7 +211,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             for (meta, change) in left.by_ref() {
                 self.pace.wait().await;
                 match self.repair(NAMESPACES, &api, &meta, change.clone()).await {
-                    Repaired::Failed(why) => {
+                    Repaired::Failed(why) | Repaired::Changed(why) => {
                         unfinished.failed(&why);
                         all.failed(&meta, change, Instant::now());
                     }
@@ -223,8 +223,6 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
                     }
                     Repaired::Undone => all.failed(&meta, change, Instant::now()),
                     Repaired::Gone => all.done(&meta),
-                    // The next look at all shows how it is now.
-                    Repaired::Changed => {}
                 }
                 if began.elapsed() > NEW_NAMESPACES {
                     break;

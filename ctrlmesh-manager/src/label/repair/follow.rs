@@ -157,9 +157,34 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
         }
     }
 
-    /// Labels the object, where anything is to become of its labels.
+    /// Labels the object in its turn, where anything is to become of its labels.
     async fn look(&mut self, meta: &ObjectMeta) {
-        match change(meta, self.kind.scope, &self.labels.scheme) {
+        let needs = change(meta, self.kind.scope, &self.labels.scheme);
+        if needs.is_some() {
+            self.labels.pace.wait().await;
+        }
+        self.settle(meta, needs).await;
+    }
+
+    /// Looks in its turn at the object as it is then, which needed what it did `before`.
+    async fn look_again(&mut self, meta: &ObjectMeta, before: Change) {
+        self.labels.pace.wait().await;
+        match self.labels.metadata(&self.kind, meta).await {
+            Ok(Some(now)) => {
+                let needs = change(&now, self.kind.scope, &self.labels.scheme);
+                self.settle(&now, needs).await;
+            }
+            Ok(None) => self.pending.done(meta),
+            Err(why) => {
+                let (kind, object) = (&self.name, meta.name.as_deref());
+                warn!(kind, object, namespace = meta.namespace, error = why, "not seen");
+                self.fail(meta, before, &why);
+            }
+        }
+    }
+
+    async fn settle(&mut self, meta: &ObjectMeta, needs: Option<Change>) {
+        match needs {
             Some(change) => self.repair(meta, change).await,
             None if is_waited_for(meta, self.kind.scope, &self.labels.scheme) => {
                 let name = meta.name.as_deref().unwrap_or_default();
@@ -168,15 +193,6 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 self.pending.leaves(meta);
             }
             None => self.pending.done(meta),
-        }
-    }
-
-    /// Looks at the object as it is now, which needed `change` when it was seen.
-    async fn look_again(&mut self, meta: &ObjectMeta, change: Change) {
-        match self.labels.metadata(&self.kind, meta).await {
-            Ok(Some(now)) => self.look(&now).await,
-            Ok(None) => self.pending.done(meta),
-            Err(why) => self.fail(meta, change, &why),
         }
     }
 
@@ -197,7 +213,11 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
             }
             Repaired::Undone => self.pending.failed(meta, change, Instant::now()),
             Repaired::Gone => self.pending.done(meta),
-            Repaired::Changed => self.pending.changed(meta, change, Instant::now()),
+            Repaired::Changed(why) => {
+                if self.pending.changed(meta, change, Instant::now()) {
+                    self.unfinished.failed(&why);
+                }
+            }
             Repaired::Failed(why) => self.fail(meta, change, &why),
         }
     }

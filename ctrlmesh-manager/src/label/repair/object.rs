@@ -17,8 +17,8 @@ pub(super) enum Repaired {
     Done,
     /// It is gone.
     Gone,
-    /// It was changed since it was seen, or is another now.
-    Changed,
+    /// It was changed since it was seen, or is another now, as the API server says.
+    Changed(String),
     /// It is not as it was written: what labels at once does not know yet what is wanted now, or the object's namespace
     /// says something else still.
     Undone,
@@ -29,7 +29,7 @@ pub(super) enum Repaired {
 // === impl Labels ===
 
 impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
-    /// Labels one object of `kind`, called `name`, in its turn.
+    /// Labels one object of `kind`, called `name`.
     pub(super) async fn repair_object(
         &self,
         name: &str,
@@ -37,7 +37,6 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         meta: &ObjectMeta,
         change: Change,
     ) -> Repaired {
-        self.pace.wait().await;
         self.repair(name, &self.place(kind, meta), meta, change).await
     }
 
@@ -48,13 +47,15 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         meta: &ObjectMeta,
     ) -> Result<Option<ObjectMeta>, String> {
         // A list, because that is what the manager may do.
-        let name = meta.name.as_deref().unwrap_or_default();
-        let one = ListParams::default().fields(&format!("metadata.name={name}"));
-        match time::timeout(DEADLINE, self.place(kind, meta).list_metadata(&one)).await {
-            Ok(Ok(found)) => Ok(found.items.into_iter().next().map(|object| object.metadata)),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_elapsed) => Err("no answer in time".to_owned()),
-        }
+        let one = ListParams::default().fields(&named(meta.name.as_deref().unwrap_or_default()));
+        let found = match time::timeout(DEADLINE, self.place(kind, meta).list_metadata(&one)).await
+        {
+            Ok(Ok(found)) => found.items.into_iter().map(|object| object.metadata),
+            Ok(Err(error)) => return Err(error.to_string()),
+            Err(_elapsed) => return Err("no answer in time".to_owned()),
+        };
+        // A server of others' may not know how to select.
+        Ok({ found }.find(|now| now.name == meta.name && now.namespace == meta.namespace))
     }
 
     fn place(&self, kind: &Kind, meta: &ObjectMeta) -> Api<DynamicObject> {
@@ -96,7 +97,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             }
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => ("gone", Repaired::Gone),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
-                ("changed", Repaired::Changed)
+                ("changed", Repaired::Changed(status.message))
             }
             Ok(Err(error)) => ("failed", Repaired::Failed(error.to_string())),
             Err(_elapsed) => ("failed", Repaired::Failed("no answer in time".to_owned())),
@@ -116,6 +117,13 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
     }
 }
 
+/// What selects the object of that name; roles may have names with what is meant otherwise in a field selector:
+/// `fields.EscapeValue` of apimachinery.
+fn named(name: &str) -> String {
+    let escaped = name.replace('\\', r"\\").replace(',', r"\,").replace('=', r"\=");
+    format!("metadata.name={escaped}")
+}
+
 /// Whether a label is not as it was written: an admission that labels at once has put it back, because it had not heard of
 /// the change yet, or gives what the object's namespace says. Where that is what was there before, no watch would tell.
 fn is_undone(change: &Change, written: &ObjectMeta) -> bool {
@@ -126,6 +134,12 @@ fn is_undone(change: &Change, written: &ObjectMeta) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_selected_whatever_is_in_it() {
+        assert_eq!(named("a-1.b:c"), "metadata.name=a-1.b:c");
+        assert_eq!(named(r"a,b=c\d"), r"metadata.name=a\,b\=c\\d");
+    }
 
     #[test]
     fn a_label_that_is_not_as_it_was_written_was_put_back() {
