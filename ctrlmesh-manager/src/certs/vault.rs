@@ -188,8 +188,10 @@ impl Vault {
                 if leadership.is_held() {
                     tries = Tries::default();
                     // Of the manager's, proxies and the API server are told as it changes.
-                    if let Some(news) = reminder.due(&self.current().mesh, Instant::now()) {
-                        self.reporter.tell(&news).await;
+                    if let Some(news) = reminder.due(&self.current().mesh, Instant::now())
+                        && self.reporter.tell(&news).await
+                    {
+                        reminder.told(news, Instant::now());
                     }
                 }
                 continue;

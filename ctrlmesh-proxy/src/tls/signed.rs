@@ -112,7 +112,7 @@ impl Signed {
             match Box::pin(self.renew()).await {
                 Ok(()) => {
                     wait = RETRY;
-                    // One whose authority ends soon is old when it is made.
+                    // Where the clocks differ much, or the authority is at its end, it is no better than the one before.
                     time::sleep(LOOK_AGAIN).await;
                 }
                 Err(error) => {
@@ -196,10 +196,10 @@ impl Signed {
     }
 }
 
-/// Whether no more than so many thirds of that time are over.
+/// Whether no more than so many thirds of that time are over; before it nobody believes what is kept.
 fn is_within(from: SystemTime, to: SystemTime, thirds: u32, now: SystemTime) -> bool {
     let life = to.duration_since(from).unwrap_or_default();
-    now.duration_since(from).unwrap_or_default() < life / THIRDS * thirds
+    now.duration_since(from).is_ok_and(|over| over < life / THIRDS * thirds)
 }
 
 #[cfg(test)]
@@ -253,6 +253,14 @@ mod tests {
             (signed.is_good_for(RENEWAL_THIRDS), signed.is_good_for(THIRDS))
         };
         let hours = Duration::from_hours;
+        let later = {
+            let (mut params, now) = (CertificateParams::default(), SystemTime::now());
+            (params.not_before, params.not_after) =
+                ((now + hours(1)).into(), (now + hours(25)).into());
+            params.self_signed(&key).unwrap()
+        };
+        signed.keep(&key, &[later.der().clone()], &under).unwrap();
+        assert!(!signed.is_good_for(THIRDS), "nobody believes it yet");
         assert_eq!(lives(hours(15), hours(9)), (true, true));
         assert_eq!(lives(hours(17), hours(7)), (false, true));
         assert_eq!(lives(hours(3), hours(3)), (true, true));

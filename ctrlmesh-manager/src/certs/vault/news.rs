@@ -67,8 +67,8 @@ impl Reporter {
         Self { recorder: Recorder::new(client, REPORTER.into()), namespace: namespace.to_owned() }
     }
 
-    /// Tells those who look at the Secret, also where there is none.
-    pub(super) async fn tell(&self, news: &News) {
+    /// Tells those who look at the Secret, also where there is none; gives whether the event was written.
+    pub(super) async fn tell(&self, news: &News) -> bool {
         let (reason, action, note) = news.said();
         warn!(reason, note, "certificate authorities");
         let secret = ObjectReference {
@@ -86,10 +86,11 @@ impl Reporter {
             secondary: None,
         };
         match time::timeout(EVENT, self.recorder.publish(&event, &secret)).await {
-            Ok(Ok(())) => {}
+            Ok(Ok(())) => return true,
             Ok(Err(error)) => warn!(%error, "event not written"),
             Err(_elapsed) => warn!("event not written in time"),
         }
+        false
     }
 }
 
@@ -97,14 +98,15 @@ impl Reporter {
 
 impl Reminder {
     /// What is to be told of the successor, where it is time to.
-    pub(super) fn due(&mut self, line: &Line, now: Instant) -> Option<News> {
+    pub(super) fn due(&self, line: &Line, now: Instant) -> Option<News> {
         let news = line.follows().map(|(made, signs)| News::Follows { made, signs })?;
         let is_told = |(told, at): &(News, Instant)| *told == news && now < *at + AGAIN;
-        if self.told.as_ref().is_some_and(is_told) {
-            return None;
-        }
-        self.told = Some((news.clone(), now));
-        Some(news)
+        (!self.told.as_ref().is_some_and(is_told)).then_some(news)
+    }
+
+    /// That was told.
+    pub(super) fn told(&mut self, news: News, now: Instant) {
+        self.told = Some((news, now));
     }
 }
 
@@ -128,8 +130,9 @@ impl News {
             Self::Follows { made, signs } => {
                 let (made, signs) = (printed(*made + FOLLOWED), printed(*signs));
                 let note = format!(
-                    "the {} has a successor, which signs from {signs} on: enrolled operators that were started before {made}, and read what they believe only then, have to be restarted until that time",
-                    Kind::Mesh.called()
+                    "the {} has a successor, which signs from {signs} on: enrolled operators that were started before {made}, or before ConfigMap {} of their namespace had it, and read what they believe only then, have to be restarted until that time",
+                    Kind::Mesh.called(),
+                    names::root_ca::MESH
                 );
                 ("AuthorityFollows", "MakeMeshAuthority", note)
             }
@@ -174,7 +177,9 @@ mod tests {
         assert_eq!(reminder.due(&begin, now), None, "there is none");
         let step = |line: Line, due| line.step(due, Kind::Mesh, &names, validity, start).unwrap();
         let line = step(begin, Due::Prepare);
-        assert!(reminder.due(&line, now).is_some());
+        let news = reminder.due(&line, now).unwrap();
+        assert!(reminder.due(&line, now).is_some(), "it was not written");
+        reminder.told(news, now);
         assert_eq!(reminder.due(&line, now + AGAIN / 2), None);
         assert!(reminder.due(&line, now + AGAIN).is_some());
         assert!(Reminder::default().due(&line, now).is_some(), "another leader");
