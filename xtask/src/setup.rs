@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use crate::progress::{say, step};
 use crate::run::{root, run, succeeds, with_own_toolchain};
-use crate::{build_ebpf, tools};
+use crate::{build_ebpf, room, tools};
 
 mod assets;
 pub mod kubectl;
@@ -186,6 +186,13 @@ fn go_problem(version: Option<&str>) -> Option<String> {
 /// Builds what is missing of the control plane; a folder that the user names is used as it is.
 fn control_plane() -> Result<()> {
     let is_there = |program: &str| tools::control_plane(program).is_file();
+    if to_build(tools::assets().is_some(), is_there).next().is_some() {
+        let gigabytes = room::GO_BUILDS_MB / 100;
+        let (whole, tenth) = (gigabytes / 10, gigabytes % 10);
+        say(&format!(
+            "Go keeps up to {whole}.{tenth} GB of what it builds now in `go env GOCACHE`; afterwards `go clean -cache` gives them back"
+        ));
+    }
     for (program, package, time) in to_build(tools::assets().is_some(), is_there) {
         let what = format!("build {program}, for a real Kubernetes, once per machine");
         step(&what, Duration::from_secs(*time), || build_go(program, package))?;

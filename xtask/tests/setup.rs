@@ -79,7 +79,8 @@ fn a_machine_that_is_ready_is_left_as_it_is() {
     let before = programs(&tools::cache()).unwrap();
     let output = setup().output().unwrap();
     let said = said(&output);
-    if output.status.code() == Some(2) {
+    let lacks = ["KUBEBUILDER_ASSETS", "I can install it only as root and on Debian 12"];
+    if output.status.code() == Some(2) && lacks.iter().any(|one| said.contains(one)) {
         return skipped("this machine is not ready");
     }
     assert!(output.status.success() && said.contains("everything is there"), "{said}");
