@@ -225,6 +225,12 @@ impl Cache {
         self.scheme().is_some_and(|scheme| written == Some(scheme.written()))
     }
 
+    /// Waits until that is written down.
+    pub async fn scheme_written(&self) {
+        // The sender is ours.
+        drop(self.changes().wait_for(|_version| self.is_scheme_written()).await);
+    }
+
     /// How objects are labelled, and a way to learn of a change.
     pub fn schemes(&self) -> watch::Receiver<Option<Arc<Scheme>>> {
         self.scheme.subscribe()
@@ -480,8 +486,10 @@ mod tests {
                 (Some("written"), false)
             );
         }
+        assert_eq!(cache.scheme_written().now_or_never(), None);
         take(Event::Apply(state(Some(Scheme::settled(by("later")).written()))));
         assert_eq!(in_force().as_deref(), Some("later"));
+        assert_eq!(cache.scheme_written().now_or_never(), Some(()));
     }
 
     #[test]

@@ -4,13 +4,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use ctrlmesh_common::names::MANAGER_STATE;
 use ctrlmesh_common::policy::Redirect;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;
 use kube::runtime::events::Recorder;
 use tokio::sync::watch;
+use tokio::time;
+use tracing::warn;
 
 use crate::board::{self, Board, Posted, Receipt};
 use crate::cache::Cache;
@@ -34,6 +38,10 @@ const REPORTER: &str = "ctrlmesh-manager";
 
 /// Where it is asked for labels.
 const LABEL: &str = "/label";
+
+/// For how long objects are not labelled because it is not written by what: where the definition of the `ManagerState` is
+/// older than this manager, it never is.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts everything; what is returned answers the API server.
 ///
@@ -133,6 +141,13 @@ fn keep_labels(
             let progress = current.set(scheme.clone());
             let labels = async {
                 let Some(scheme) = scheme else { return std::future::pending().await };
+                // Who leads after this replica has to know by what objects were labelled.
+                if time::timeout(WRITTEN_WITHIN, cache.scheme_written()).await.is_err() {
+                    warn!(
+                        state = MANAGER_STATE,
+                        "objects are labelled, and it is not written by what"
+                    );
+                }
                 let parts = (Arc::clone(&cache), metrics.clone(), progress);
                 let labels = labeller(&this, background.clone(), scheme, parts);
                 Box::pin(Arc::new(labels).run(this.drain.clone())).await;

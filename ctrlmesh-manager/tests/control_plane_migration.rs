@@ -116,6 +116,10 @@ async fn other_keys_and_another_hash_are_taken_over_in_place_and_it_is_said_how_
     let before = until_labelled(&client, KEY, NamespaceHash::Kusionstack)
         .await
         .with_context(|| manager.log())?;
+    // Whoever comes after this one, and was told otherwise, knows what is there.
+    let states: Api<ManagerState> = Api::all(client.clone());
+    let written = states.get("ctrlmesh-manager").await?.status.and_then(|status| status.labels);
+    ensure!(written.is_some_and(|labels| labels.in_force.sharding_hash == KEY), "not written");
     harness::until_degraded(&client, &space(0), "AsExpected", "").await?;
     manager.kill()?;
     // So slowly that one can look on.
