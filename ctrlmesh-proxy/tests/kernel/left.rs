@@ -8,7 +8,7 @@ use std::process::Stdio;
 use ctrlmesh_proxy::intercept::{self, Error, Interceptor, Limits, Options};
 
 use crate::bed::{Bed, PROXY, Process, Seen, TARGET, until, until_seen};
-use crate::command::{attach, run, status, text};
+use crate::command::{attach, is_let_go, run, status, text};
 
 #[test]
 fn a_node_lets_go_of_its_own_pods_while_a_dead_one_of_another_owner_is_recorded() {
@@ -28,8 +28,7 @@ fn a_node_lets_go_of_its_own_pods_while_a_dead_one_of_another_owner_is_recorded(
     assert_eq!((left.len(), &left[0]["owner"]), (1, &"cli".into()));
     let _target = bed.target(TARGET);
     for pod in &pods {
-        let seen = bed.connect(pod, TARGET, "blocking");
-        assert_eq!(seen.answer, format!("target {}", seen.local));
+        is_let_go(&bed, pod);
         let member = format!("cgroups/{}", fs::metadata(pod).unwrap().ino());
         assert!(fs::symlink_metadata(bed.pins().join(member)).is_err());
     }
@@ -108,7 +107,7 @@ fn a_pod_that_was_closed_and_then_could_not_be_attached_is_found_again() {
     let detached = text(&run(&mut bed.command(&["detach"])));
     assert_eq!(detached, format!("detached {}\ndetached {}\n", closed.display(), first.display()));
     let _target = bed.target(TARGET);
-    assert!(bed.connect(&closed, TARGET, "blocking").answer.starts_with("target"));
+    is_let_go(&bed, &closed);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::bed::{Bed, PROXY, TARGET, count, targets};
+use crate::command::is_let_go;
 use ctrlmesh_proxy::intercept::{Error, Interceptor};
 
 #[test]
@@ -53,8 +54,7 @@ fn after_detaching_nothing_is_redirected_and_nothing_is_left() {
     let _proxy = bed.enrol(&mut interceptor, &bed.attach(&pod));
     interceptor.detach(&pod).unwrap();
     let _target = bed.target(TARGET);
-    let seen = bed.connect(&pod, TARGET, "blocking");
-    assert_eq!(seen.answer, format!("target {}", seen.local));
+    is_let_go(&bed, &pod);
     assert!(interceptor.status().unwrap().attachments.is_empty());
     assert!(members(&bed).is_empty() && entries(&bed, "TARGETS") == 0);
     assert!(matches!(interceptor.detach(&pod), Err(Error::NotAttached(_))));

@@ -1,7 +1,7 @@
 //! Everything is removed: by one owner, by another, and while others are at it.
 
 use crate::bed::{Bed, TARGET};
-use crate::command::{attach, run, status, text};
+use crate::command::{attach, is_let_go, run, status, text};
 
 #[test]
 fn uninstalling_leaves_nothing_in_the_kernel() {
@@ -13,8 +13,7 @@ fn uninstalling_leaves_nothing_in_the_kernel() {
     let text = text(&run(&mut bed.command(&["uninstall"])));
     assert_eq!(text, format!("nothing is left below {}\n", bed.pins().display()));
     assert!(!bed.pins().exists());
-    let seen = bed.connect(&pod, TARGET, "blocking");
-    assert_eq!(seen.answer, format!("target {}", seen.local));
+    is_let_go(&bed, &pod);
     // There is nothing any more, which is what was asked for.
     run(&mut bed.command(&["uninstall"]));
     run(&mut attach(&bed, &[]));
