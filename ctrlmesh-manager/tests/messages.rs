@@ -1,5 +1,7 @@
 //! What do we say of each manifest in the folder `manifests`, without an API server?
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api;
 use ctrlmesh_manager::validate;
@@ -49,5 +51,43 @@ fn what_must_not_be_is_refused_by_field_and_with_what_is_allowed() -> Result<()>
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// Rules that no manifest breaks by itself, but a change of one, or a status: what tests them.
+const ELSEWHERE: [(&str, &str); 4] = [
+    ("selector: is immutable; it can be neither added nor removed.", "control_plane/changes.rs"),
+    ("root: can be neither added nor removed.", "control_plane/changes.rs"),
+    ("is immutable. Delete the ShardingConfig", "control_plane/changes.rs"),
+    ("every key must be a slot", "control_plane/shown.rs"),
+];
+
+/// What each rule in CEL below `schema` says where it does not hold.
+fn messages(schema: &Value, found: &mut BTreeSet<String>) {
+    let rules = schema["x-kubernetes-validations"].as_array().into_iter().flatten();
+    found.extend(rules.map(|rule| rule["message"].as_str().unwrap_or_default().to_owned()));
+    let inner = schema.as_object().into_iter().flatten().map(|(_, inner)| inner);
+    inner.chain(schema.as_array().into_iter().flatten()).for_each(|inner| messages(inner, found));
+}
+
+#[test]
+fn each_rule_of_the_schemas_has_a_manifest_that_breaks_it() -> Result<()> {
+    let mut rules = BTreeSet::new();
+    for definition in api::definitions() {
+        messages(&serde_json::to_value(&definition.spec)?, &mut rules);
+    }
+    ensure!(rules.len() > 30 && !rules.contains(""), "a rule without a message: {rules:?}");
+    let lines = REFUSED.lines().filter_map(|line| line.strip_prefix("# schema: "));
+    let broken: Vec<&str> = lines.flat_map(|line| line.split('|')).map(str::trim).collect();
+    // A word or two would be in many: what is compared says what is allowed.
+    let has_manifest = |rule: &String| {
+        let is_of_rule =
+            |part: &&str| part.len() > 12 && (rule.contains(part) || part.contains(rule.as_str()));
+        broken.iter().any(is_of_rule) || ELSEWHERE.iter().any(|(part, _)| rule.starts_with(part))
+    };
+    let without: Vec<&String> = rules.iter().filter(|rule| !has_manifest(rule)).collect();
+    assert!(without.is_empty(), "no manifest in refused.yaml breaks {without:#?}");
+    let gone = |(part, _): &&(&str, &str)| !rules.iter().any(|rule| rule.starts_with(part));
+    assert_eq!(ELSEWHERE.iter().find(gone), None);
     Ok(())
 }

@@ -1,6 +1,13 @@
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use regex::Regex;
 use serde_json::Value;
 
 use super::definitions;
+use crate::names::is_dns_subdomain;
+use crate::resource::ResourceMatch;
+use crate::selector::{check_key, check_value};
 
 /// Every schema in our definitions, each with its path: `[]` is an item of a list, `{}` what stands at any key.
 fn schemas() -> Vec<(String, Value)> {
@@ -87,4 +94,70 @@ fn all_that_users_write_is_bounded() {
         (part == "spec" && !is_bounded).then_some("has no bound")
     });
     assert_eq!(found, Vec::<String>::new());
+}
+
+/// What a schema allows a text to be.
+struct Allowed {
+    pattern: Regex,
+    /// In characters, as the API server counts.
+    longest: usize,
+}
+
+// === impl Allowed ===
+
+impl Allowed {
+    /// Of the texts at `path` of our definitions.
+    fn at(path: &str) -> Self {
+        let (_, schema) = schemas().into_iter().find(|(at, _)| at == path).unwrap();
+        let longest = schema["maxLength"].as_u64().unwrap();
+        Self {
+            pattern: Regex::new(schema["pattern"].as_str().unwrap()).unwrap(),
+            longest: usize::try_from(longest).unwrap(),
+        }
+    }
+
+    fn takes(&self, text: &str) -> bool {
+        text.chars().count() <= self.longest && self.pattern.is_match(text)
+    }
+}
+
+/// A text that is nearly a name: of the letters and signs of which names are made, at the lengths at which they end.
+fn nearly_a_name() -> impl Strategy<Value = String> {
+    let inner = prop_oneof![
+        3 => "[a-zA-Z0-9._/*-]{0,6}",
+        1 => "[a-z0-9.-]{250,256}",
+        1 => "[a-zA-Z0-9]{61,65}",
+        1 => "[a-z]{1,3}(\\.[a-z0-9-]{1,62}){0,4}(/[a-zA-Z0-9._-]{0,65})?",
+        1 => "[a-z]{252,254}/[a-zA-Z0-9]{62,64}",
+    ];
+    (inner, "[\n\u{e4} A]?").prop_map(|(text, end)| text + &end)
+}
+
+proptest! {
+    /// They stand twice: as patterns, by which the API server judges, and as functions, by which we do.
+    #[test]
+    fn the_schema_and_we_know_the_same_names(text in nearly_a_name()) {
+        static TEXTS: LazyLock<[Allowed; 5]> = LazyLock::new(|| {
+            [
+                "limits[].selector.matchExpressions[].key",
+                "limits[].selector.matchLabels{}",
+                "limits[].relateResources[].apiGroups[]",
+                "limits[].relateResources[].resources[]",
+                "root.targetStatefulSet",
+            ]
+            .map(|path| Allowed::at(&format!("ShardingConfig.spec.{path}")))
+        });
+        let [key, value, group, resource, name] = &*TEXTS;
+        // The API server's rule about the part before the slash stands beside the pattern.
+        let prefix = text.split_once('/').map_or(0, |(prefix, _)| prefix.len());
+        prop_assert_eq!(key.takes(&text) && prefix <= 253, check_key(&text).is_ok());
+        prop_assert_eq!(value.takes(&text), check_value(&text).is_ok());
+        prop_assert_eq!(name.takes(&text), is_dns_subdomain(&text));
+        let of = |group: &str, resource: &str| ResourceMatch {
+            api_groups: vec![group.to_owned()],
+            resources: vec![resource.to_owned()],
+        };
+        prop_assert_eq!(group.takes(&text), of(&text, "pods").check().is_ok());
+        prop_assert_eq!(resource.takes(&text), of("", &text).check().is_ok());
+    }
 }

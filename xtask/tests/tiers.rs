@@ -1,0 +1,50 @@
+//! What does `cargo xtask test` do with a tier that cannot run?
+
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::{env, fs};
+
+use xtask::tools;
+
+/// What the guard of a run starts, and nothing that a tier could be run with.
+const PROGRAMS: [&str; 6] = ["env", "id", "kill", "setsid", "sh", "sleep"];
+
+/// Runs the socket tier on a machine without Go: how it ended, the rows of its table, and its last line.
+fn socket_tier_without_go(strict: bool) -> (Option<i32>, Vec<String>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let [home, path, tools] = ["home", "path", "tools"].map(|name| folder.path().join(name));
+    for made in [&home, &path] {
+        fs::create_dir(made).unwrap();
+    }
+    for name in PROGRAMS {
+        let folders = env::var_os("PATH").unwrap();
+        let mut found = env::split_paths(&folders).map(|folder| folder.join(name));
+        symlink(found.find(|program| program.is_file()).unwrap(), path.join(name)).unwrap();
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["test", "--tier", "socket"]).env_clear();
+    command.env("PATH", &path).env("HOME", &home).env(tools::CACHE, &tools);
+    if strict {
+        command.env("CI", "true");
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut lines = said.lines().skip_while(|line| !line.starts_with("tier "));
+    assert!(lines.next().is_some(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let rows = lines.by_ref().take_while(|line| !line.is_empty()).map(words).collect();
+    (output.status.code(), rows, lines.last().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn a_tier_that_cannot_run_is_said_and_is_a_failure_where_nothing_may_be_skipped() {
+    for (strict, code, verdict) in
+        [(false, 0, "ok. 0 passed; 0 failed;"), (true, 1, "FAILED. 0 passed; 1 failed;")]
+    {
+        let (ended, rows, last) = socket_tier_without_go(strict);
+        // The one that was named, and no other.
+        assert_eq!(rows, ["socket 0 0 0 all 0 needs Go"]);
+        assert!(last.starts_with(&format!("test result: {verdict}")), "{last}");
+        assert_eq!(ended, Some(code), "CI={strict}");
+    }
+}
