@@ -1,10 +1,12 @@
 //! `cargo xtask`: one command per wish.
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 use xtask::setup::Purpose;
 use xtask::{bench, build_ebpf, demo, fuzz, guest, images, lint, node, setup, test, tools};
@@ -51,7 +53,21 @@ enum Command {
     Bench(bench::Options),
 }
 
+/// The folder of this crate, when it was built.
+const BUILT_IN: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Whether it was built where it is run, as far as cargo says where that is. It builds nothing again where a checkout was moved
+/// or copied with its target folder, and we, and all tests, would go on with the files that are at the old place.
+fn is_in_place(here: Option<&OsStr>) -> bool {
+    let crate_folder = here.map(Path::new).filter(|folder| folder.ends_with("xtask"));
+    crate_folder.is_none_or(|folder| folder == Path::new(BUILT_IN))
+}
+
 fn main() -> Result<ExitCode> {
+    ensure!(
+        is_in_place(env::var_os("CARGO_MANIFEST_DIR").as_deref()),
+        "this checkout was built as {BUILT_IN} and is elsewhere now, which cargo does not see: `cargo clean` once"
+    );
     match Arguments::parse().command {
         Command::Setup => return Ok(setup::run_setup(Purpose::Tests)?.into()),
         Command::BuildEbpf => build_ebpf::build()?,
@@ -70,4 +86,16 @@ fn main() -> Result<ExitCode> {
         Command::Bench(options) => bench::run_benches(&options)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkout_that_was_moved_after_it_was_built_is_seen() {
+        assert!(is_in_place(None) && is_in_place(Some(BUILT_IN.as_ref())));
+        assert!(!is_in_place(Some("/elsewhere/xtask".as_ref())));
+        assert!(is_in_place(Some("/elsewhere/ctrlmesh-proxy".as_ref())), "who runs us there");
+    }
 }
