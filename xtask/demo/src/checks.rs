@@ -5,15 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_common::names::label;
-use ctrlmesh_common::selector::Selector;
-use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
+use ctrlmesh_common::slots::SlotSet;
 use jiff::Timestamp;
 
 use crate::audit::Resource;
 use crate::ledger::{Activity, Asked, Asking, Span};
 use crate::observer::Sampled;
-use crate::scene::{Scene, Still};
+use crate::rules::{Still, shard_of};
+use crate::scene::Scene;
 use crate::view::{Answers, Table};
 use crate::writers::{Writers, once_seen, shards_of};
 
@@ -66,7 +65,8 @@ pub(crate) fn steady(scene: &Scene, start: Timestamp) -> Result<String> {
 /// The same of all the time since something moved last, whatever died meanwhile; and that each object was changed by a
 /// replica of the shard that has its slot.
 pub(crate) fn still(scene: &Scene) -> Result<String> {
-    let Still { since, canary } = scene.still().context("nothing was ever divided")?;
+    let Still { since, canary } =
+        scene.rules(|rules| rules.still()).context("nothing was ever divided, or it moves")?;
     let replicas = shards_of(&scene.observer.table());
     let told = written(scene, since, |writers, span| {
         writers.own(span, &replicas, |space| vec![shard_of(space, canary)])?;
@@ -176,27 +176,20 @@ pub(crate) fn only_retried(
     ))
 }
 
-/// That no replica has asked for objects of work without the selector of its shard.
+/// That each replica has asked for objects of work of its own shard's slots only.
 pub(crate) fn only_own(scene: &Scene, start: Timestamp) -> Result<String> {
     let divided: Vec<Resource> = scene.work.kinds().iter().map(|kind| kind.resource()).collect();
-    let asked: Vec<(String, Asked)> = scene.observer.ledger(|ledger| {
+    let (shards, asked) = scene.observer.both(|world, ledger| {
         let of = |(pod, one): (&String, &Activity)| -> Vec<(String, Asked)> {
             one.asked().iter().map(|asked| (pod.clone(), asked.clone())).collect()
         };
         let mut all: Vec<_> = ledger.pods().iter().flat_map(of).collect();
         all.retain(|(_, asked)| asked.at >= start && divided.contains(&asked.resource));
-        all
+        (world.shards.clone(), all)
     });
-    let is_limited = |selector: &Selector| {
-        let mut requirements = selector.requirements().iter();
-        requirements.any(|one| [label::SHARDING_HASH, label::NAMESPACE].contains(&one.key()))
-    };
-    let unlimited =
-        asked.iter().find(|(_, asked)| !asked.selector.as_ref().is_some_and(is_limited));
-    ensure!(unlimited.is_none(), "without limit: {unlimited:?}");
-    ensure!(!asked.is_empty(), "nothing was asked for");
+    scene.rules(|rules| rules.limit(&shards, &asked))?;
     let count = asked.len();
-    Ok(format!("audit log: {count} lists and watches of the work, each with its shard's selector"))
+    Ok(format!("audit log: {count} lists and watches of the work, each of its shard's slots only"))
 }
 
 /// That each namespace is with the shard that the rule gives its slot to; reckoned here, from its name.
@@ -215,16 +208,6 @@ pub(crate) fn landed(scene: &Scene, canary: SlotSet) -> Result<()> {
         }
         Ok(())
     })
-}
-
-/// The shard that a namespace belongs to where the canary has these slots.
-pub(crate) fn shard_of(namespace: &str, canary: SlotSet) -> String {
-    let slot = NamespaceHash::Fnv1a.slot(namespace);
-    let rest = canary.complement().divide(2);
-    match rest.iter().position(|part| part.contains(slot)) {
-        Some(at) => format!("share-{}-normal", at + 1),
-        None => "share-0-canary".to_owned(),
-    }
 }
 
 /// That the replicas are those that there were, and none was started again.
@@ -256,6 +239,14 @@ pub(crate) fn worst(samples: &[Sampled], when: &str) -> String {
         lasted(samples, |sample| sample.unowned > 0),
         lasted(samples, |sample| sample.twice > 0),
     )
+}
+
+/// The same where nothing moves, so that nothing may be watched by two at any moment.
+pub(crate) fn one_owner(samples: &[Sampled], when: &str) -> Result<String> {
+    let told = worst(samples, when);
+    ensure!(!samples.is_empty(), "{when}: nobody looked");
+    ensure!(samples.iter().all(|sample| sample.twice == 0), "though nothing moved, {told}");
+    Ok(told)
 }
 
 fn lasted(samples: &[Sampled], is: impl Fn(&Sampled) -> bool) -> String {
@@ -334,6 +325,15 @@ mod tests {
     }
 
     #[test]
+    fn what_two_watch_though_nothing_moves_is_found() {
+        let sample = |twice| Sampled { at: Timestamp::UNIX_EPOCH, unowned: 3, twice };
+        assert!(one_owner(&[sample(0), sample(0)], "meanwhile").is_ok());
+        let found = one_owner(&[sample(0), sample(2)], "meanwhile").unwrap_err().to_string();
+        assert!(found.contains("2 watched by two"), "{found}");
+        assert!(one_owner(&[], "meanwhile").is_err());
+    }
+
+    #[test]
     fn a_client_that_saw_more_than_broken_connections_is_found() {
         let answers = |pairs: &[(&str, f64)]| -> BTreeMap<String, Answers> {
             let one = pairs.iter().map(|(status, count)| ((*status).to_owned(), *count));
@@ -347,17 +347,5 @@ mod tests {
         assert!(only(&[("200", 9.0), ("503", 2.0)]).is_err());
         assert!(only(&[("200", 5.0), ("<error>", 2.0)]).is_err(), "nothing was asked");
         assert!(only_retried(&BTreeMap::new(), &before).is_err(), "it is another pod");
-    }
-
-    #[test]
-    fn a_namespace_is_of_one_shard_whatever_the_canary_has() {
-        let third = SlotSet::ALL.divide(3)[0];
-        let shards: BTreeSet<String> =
-            (0..60).map(|number| shard_of(&format!("shop-{number:02}"), third)).collect();
-        assert_eq!(
-            shards.into_iter().collect::<Vec<_>>(),
-            ["share-0-canary", "share-1-normal", "share-2-normal"]
-        );
-        assert_eq!(shard_of("shop-00", SlotSet::ALL), "share-0-canary");
     }
 }

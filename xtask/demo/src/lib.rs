@@ -10,6 +10,8 @@ pub mod view;
 
 mod writers;
 
+mod rules;
+
 pub mod paint;
 
 pub mod screen;

@@ -12,7 +12,7 @@ use ctrlmesh_demo::guard::{self, End};
 use ctrlmesh_demo::install;
 use ctrlmesh_demo::paint;
 use ctrlmesh_demo::scene::Scene;
-use ctrlmesh_demo::screen::Screen;
+use ctrlmesh_demo::screen::{self, Screen};
 use ctrlmesh_demo::steps::{self, DEMO, Step};
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
@@ -62,6 +62,7 @@ fn main() -> Result<ExitCode> {
     }
     // Also where something of it does not end, the cluster is not left as it is.
     let end = guard::watch(env::args_os().skip(1));
+    screen::restore();
     // Images that were being built for the node when it was killed.
     images::sweep();
     if let Some(kubeconfig) = &arguments.kubeconfig {

@@ -49,8 +49,6 @@ struct Shared {
 struct Seen {
     ledger: Ledger,
     world: World,
-    /// The addresses that the operator's pods have ever had.
-    addresses: BTreeSet<String>,
     /// Reconciles a second, by pod.
     rates: BTreeMap<String, f64>,
     /// What was unowned and owned twice, whenever we looked, as long as there is work.
@@ -122,7 +120,7 @@ impl Observer {
 
     /// The addresses that the operator's pods have ever had: who connects to the API server past a proxy comes from there.
     pub fn addresses(&self) -> BTreeSet<String> {
-        self.shared.seen().addresses.clone()
+        self.shared.seen().world.addresses.clone()
     }
 
     /// Asks the ledger.
@@ -248,7 +246,7 @@ impl Shared {
         let samples = &mut before.samples;
         let mut seen = self.seen();
         match answer {
-            Ok(world) => {
+            Ok(mut world) => {
                 let now = Instant::now();
                 for (name, pod) in &world.pods {
                     let Some(count) = pod.reconciles else { continue };
@@ -258,7 +256,7 @@ impl Shared {
                         seen.rates.insert(name.clone(), (count - before).max(0.0) / seconds);
                     }
                 }
-                seen.addresses.extend(world.addresses.iter().cloned());
+                world.remember(&seen.world);
                 seen.world = world;
                 seen.rounds += 1;
             }

@@ -93,13 +93,21 @@ impl Operator {
     /// What `found` says.
     pub fn world(&self, found: &Found) -> World {
         let root = items(&found.configs).find(|config| config["spec"].get("root").is_some());
+        let work: Vec<Work> = items(&found.work).map(read_work).collect();
+        let pods: BTreeMap<String, Pod> =
+            items(&found.pods).filter(|pod| is_alive(pod)).map(read_pod).collect();
+        let shard = |(name, pod): (&String, &Pod)| {
+            pod.shard.clone().map(|shard| (name.clone(), [shard].into()))
+        };
         World {
-            pods: items(&found.pods).filter(|pod| is_alive(pod)).map(read_pod).collect(),
+            shards: pods.iter().filter_map(shard).collect(),
+            pods,
             addresses: items(&found.pods).flat_map(addresses).collect(),
             locks: self.lock.map(|lock| locks(&found.leases, lock)),
             resource: self.resource.clone(),
             settles: self.settles,
-            work: items(&found.work).map(read_work).collect(),
+            spaces: work.iter().map(|work| work.namespace.clone()).collect(),
+            work,
             epoch: root.and_then(|root| root["status"]["epoch"].as_i64()),
             acknowledged: acknowledged(&found.configs),
         }

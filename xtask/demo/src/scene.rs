@@ -1,6 +1,7 @@
 //! Gives an operator things to do, changes what it is, and takes processes away, as accidents do.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -18,6 +19,7 @@ use crate::api::Api;
 use crate::install::{ROLLED_OUT_WITHIN, namespace, rolled_out};
 use crate::observer::Observer;
 use crate::operator::{Operator, metric};
+use crate::rules::Rules;
 use crate::view::Answers;
 use crate::work::{Made, Work};
 
@@ -46,23 +48,14 @@ pub struct Scene {
     pub is_seen: OnceLock<bool>,
     /// Since when each replica is to see its share only.
     pub sharded: OnceLock<Timestamp>,
-    /// Since when nothing moves, once something is divided.
-    still: Mutex<Option<Still>>,
+    /// The rules that the root was given.
+    rules: Mutex<Rules>,
     /// Watches the operator.
     pub observer: Observer,
     /// Asks the API server.
     pub api: Arc<Api>,
     /// The cluster.
     pub cluster: Cluster,
-}
-
-/// A time in which each slot has one shard.
-#[derive(Clone, Copy, Debug)]
-pub struct Still {
-    /// Since when.
-    pub since: Timestamp,
-    /// The slots of the canary.
-    pub canary: SlotSet,
 }
 
 // === impl Scene ===
@@ -82,22 +75,16 @@ impl Scene {
             alone: OnceLock::new(),
             is_seen: OnceLock::new(),
             sharded: OnceLock::new(),
-            still: Mutex::default(),
+            rules: Mutex::default(),
             observer,
             api,
             cluster,
         })
     }
 
-    /// Since when nothing moves; nothing where it has never been divided.
-    pub fn still(&self) -> Option<Still> {
-        *self.still.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Remembers that nothing moves any more.
-    pub fn stand(&self, since: Timestamp, canary: SlotSet) {
-        let mut still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
-        *still = Some(Still { since, canary });
+    /// Asks what the root was told, or says what became of it.
+    pub(crate) fn rules<T>(&self, ask: impl FnOnce(&mut Rules) -> T) -> T {
+        ask(&mut self.rules.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn operator(&self) -> &Operator {
@@ -184,11 +171,13 @@ impl Scene {
         self.api.merge(&self.deployment(), &template).map(drop)
     }
 
-    /// Writes the root ShardingConfig; `rule` is what its `spec.root` has beside prefix and target.
+    /// Writes the root ShardingConfig; `rule` is what its `spec.root` has beside prefix and target, by which the canary gets
+    /// these slots.
     ///
     /// # Errors
     /// Where the API server refuses it.
-    pub fn shard(&self, rule: &Value) -> Result<()> {
+    pub fn shard(&self, canary: SlotSet, rule: &Value) -> Result<()> {
+        self.rules(|rules| rules.begin(Timestamp::now(), canary));
         let Operator { namespace, name, lock, .. } = self.operator();
         let mut root = json!({"prefix": "share", "targetDeployment": name, "resourceSelector": self.work.resource_selector()});
         for (key, value) in rule.as_object().context("a rule")? {
@@ -226,6 +215,18 @@ impl Scene {
         Ok(())
     }
 
+    /// Deletes what the operator was to do in the namespace of this number; gives how much of it there was.
+    ///
+    /// # Errors
+    /// Where the API server refuses something.
+    pub fn unmake(&self, number: usize) -> Result<usize> {
+        let (main, space) = (self.work.main(), namespace(number));
+        let work = self.observer.world().work.into_iter().filter(|one| one.namespace == space);
+        let paths: Vec<String> = work.map(|one| main.path(&space, &one.name)).collect();
+        paths.iter().try_for_each(|path| self.api.delete(path, &json!({})).map(drop))?;
+        Ok(paths.len())
+    }
+
     /// The paths of all objects of work.
     fn paths(&self) -> Vec<String> {
         let main = self.work.main();
@@ -245,13 +246,13 @@ impl Scene {
         Ok(paths.len())
     }
 
-    /// What the operator has made in the namespaces that there were at first.
+    /// What the operator has made in the namespaces of these numbers.
     ///
     /// # Errors
     /// Where the API server does not answer.
-    pub fn made(&self) -> Result<Made> {
-        let first: BTreeSet<String> = (0..self.namespaces).map(namespace).collect();
-        self.work.made(&self.api, |namespace| first.contains(namespace))
+    pub fn made(&self, numbers: Range<usize>) -> Result<Made> {
+        let spaces: BTreeSet<String> = numbers.map(namespace).collect();
+        self.work.made(&self.api, |namespace| spaces.contains(namespace))
     }
 
     /// What [`Self::kill`] does.

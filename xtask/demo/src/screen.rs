@@ -13,6 +13,10 @@ use xtask::progress;
 /// How often what is painted is painted anew.
 const PAINT_EVERY: Duration = Duration::from_millis(250);
 
+/// What has a terminal cut long lines off, and wrap them.
+const CLIP: &str = "\x1b[?7l";
+const WRAP: &str = "\x1b[?7h";
+
 /// How wide a bar is.
 const BAR: usize = 24;
 
@@ -21,6 +25,13 @@ const BAR: usize = 24;
 pub struct Screen {
     terminal: bool,
     canvas: Mutex<Canvas>,
+}
+
+/// Has a terminal wrap lines again, as whoever painted there and was killed amid it may not have done.
+pub fn restore() {
+    if stdout().is_terminal() {
+        write(WRAP);
+    }
 }
 
 /// What is painted below the lines that stay.
@@ -35,11 +46,6 @@ impl Screen {
     /// Standard output; nothing is painted where that is no terminal, or `live` says that nobody looks.
     pub fn stdout(live: bool) -> Self {
         Self { terminal: live && stdout().is_terminal(), canvas: Mutex::default() }
-    }
-
-    /// Whether anything is painted.
-    pub fn is_live(&self) -> bool {
-        self.terminal
     }
 
     /// Prints lines that stay.
@@ -134,7 +140,7 @@ fn erase(painted: &str) -> String {
 }
 
 fn clipped(text: &str) -> String {
-    if text.is_empty() { String::new() } else { format!("\x1b[?7l{text}\x1b[?7h") }
+    if text.is_empty() { String::new() } else { format!("{CLIP}{text}{WRAP}") }
 }
 
 #[cfg(test)]

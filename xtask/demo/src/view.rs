@@ -19,7 +19,7 @@ pub type Answers = BTreeMap<String, f64>;
 pub struct World {
     /// The operator's pods that are not on their way out, by name.
     pub pods: BTreeMap<String, Pod>,
-    /// The addresses of all its pods, those on their way out too.
+    /// The addresses that its pods have, those on their way out too, or ever had.
     pub addresses: BTreeSet<String>,
     /// Who holds which of the operator's locks: the lock's name, the pod. None where the operator has no lock.
     pub locks: Option<BTreeMap<String, String>>,
@@ -27,6 +27,10 @@ pub struct World {
     pub resource: Resource,
     /// The objects of work.
     pub work: Vec<Work>,
+    /// The namespaces that have work, or ever had.
+    pub spaces: BTreeSet<String>,
+    /// The shards that each pod is of, or ever was.
+    pub shards: BTreeMap<String, BTreeSet<String>>,
     /// Whether [`Work::done`] may be said before everything is made: as [`Operator::settles`](crate::operator::Operator).
     pub settles: bool,
     /// The epoch of the operator; none before there is a ShardingConfig.
@@ -113,6 +117,15 @@ pub struct Replica {
 // === impl World ===
 
 impl World {
+    /// Keeps of what was `before` what is said of all time.
+    pub fn remember(&mut self, before: &Self) {
+        self.addresses.extend(before.addresses.iter().cloned());
+        self.spaces.extend(before.spaces.iter().cloned());
+        for (pod, shards) in &before.shards {
+            self.shards.entry(pod.clone()).or_default().extend(shards.iter().cloned());
+        }
+    }
+
     /// Whether a pod works.
     pub fn works(&self, name: &str) -> bool {
         let Some(pod) = self.pods.get(name).filter(|pod| pod.ready) else { return false };

@@ -36,6 +36,15 @@ pub struct Kind {
 /// What an operator has made, by path.
 pub type Made = BTreeMap<String, Value>;
 
+/// What the path of what an operator says ends in.
+const STATUS: &str = "/status";
+
+/// How many objects there are of what an operator has made, and of how many it says something.
+pub fn count(made: &Made) -> (usize, usize) {
+    let statuses = made.keys().filter(|path| path.ends_with(STATUS)).count();
+    (made.len() - statuses, statuses)
+}
+
 /// How many websites a namespace has.
 const SITES: usize = 2;
 
@@ -200,7 +209,7 @@ impl Work {
         let (asked, list) = (self.main(), api.get(&self.main().list_path())?);
         let ours = said(&list).filter(|(namespace, ..)| is_work(namespace));
         made.extend(ours.map(|(namespace, name, status)| {
-            (format!("{}/status", asked.path(&namespace, &name)), status)
+            (format!("{}{STATUS}", asked.path(&namespace, &name)), status)
         }));
         Ok(made)
     }
@@ -227,9 +236,10 @@ fn read(kind: Kind, list: &Value) -> impl Iterator<Item = (String, String, Value
     })
 }
 
-/// What an operator says of each object that it was asked for: the namespace, the name, and the status.
+/// What an operator says of each object that it was asked for, where it says anything: the namespace, the name, and the
+/// status.
 fn said(list: &Value) -> impl Iterator<Item = (String, String, Value)> {
-    items(list).map(|object| {
+    items(list).filter(|object| object["status"].is_object()).map(|object| {
         let meta = &object["metadata"];
         let mut status = object["status"].clone();
         lasting(&mut status, &meta["generation"]);
@@ -306,6 +316,19 @@ mod tests {
         assert_eq!(of(1, 1, "then", 2), of(9, 9, "now", 2));
         assert_ne!(of(1, 1, "then", 2), of(1, 1, "then", 3));
         assert_ne!(of(9, 9, "now", 2), of(9, 8, "now", 2), "it is about what was asked before");
+    }
+
+    #[test]
+    fn what_was_said_is_no_object_that_was_made_and_who_says_nothing_is_not_counted() {
+        let named = |name: &str| json!({"namespace": "a", "name": name});
+        let list = json!({"items": [{"metadata": named("s"), "status": {"pages": 2}}, {"metadata": named("t")}]});
+        let said = said(&list).map(|(space, name, status)| {
+            (format!("{}{STATUS}", WEBSITES[0].path(&space, &name)), status)
+        });
+        let made = json!({"items": [page("x")]});
+        let pages = read(WEBSITES[1], &made);
+        let pages = pages.map(|(space, name, page)| (WEBSITES[1].path(&space, &name), page));
+        assert_eq!(count(&pages.chain(said).collect()), (1, 1));
     }
 
     #[test]

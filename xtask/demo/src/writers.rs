@@ -41,10 +41,9 @@ pub(crate) fn shards_of(table: &Table) -> Shards {
 // === impl Writers ===
 
 impl<'a> Writers<'a> {
-    /// Of the work that there is in `world`.
+    /// Of the work that there is in `world`, or ever was.
     pub(crate) fn of(world: &'a World, ledger: &'a Ledger) -> Self {
-        let spaces = world.work.iter().map(|work| work.namespace.as_str());
-        Self { ledger, spaces: spaces.collect() }
+        Self { ledger, spaces: world.spaces.iter().map(String::as_str).collect() }
     }
 
     /// The changes in a span.

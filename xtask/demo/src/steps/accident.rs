@@ -10,12 +10,13 @@ use xtask::guest::SYSTEM;
 
 use super::later;
 use crate::checks::{
-    WHOLE_WITHIN, all_replaced, count, only_by_proxy, only_retried, same_replicas, seconds,
-    shard_of, steady, still, touched, worst, written,
+    WHOLE_WITHIN, all_replaced, count, one_owner, only_by_proxy, only_retried, same_replicas,
+    seconds, steady, still, touched, worst, written,
 };
 use crate::install;
 use crate::ledger::Span;
 use crate::observer::since;
+use crate::rules::shard_of;
 use crate::scene::Scene;
 use crate::writers::{Shards, Writers, none, shards_of};
 
@@ -46,7 +47,7 @@ pub(super) fn proxy_killed(scene: &Scene) -> Result<Vec<String>> {
             seconds(took)
         ),
         seen,
-        worst(&scene.observer.sampled(&since(start)), "meanwhile"),
+        one_owner(&scene.observer.sampled(&since(start)), "meanwhile")?,
         steady(scene, start)?,
         only_by_proxy(scene, start)?,
     ])
@@ -85,6 +86,7 @@ pub(super) fn manager_killed(scene: &Scene) -> Result<Vec<String>> {
             scene.killed()
         ),
         format!("without: {seen}; {away}"),
+        one_owner(&scene.observer.sampled(&since(start)), "meanwhile")?,
         "back: it tells the same, in the same epoch".to_owned(),
     ])
 }
@@ -120,7 +122,7 @@ pub(super) fn replica_killed(scene: &Scene) -> Result<Vec<String>> {
     let writes = written(scene, start, |writers, span| {
         taken_over(writers, span, &replicas, |space| shard_of(space, later(scene)))
     })?;
-    scene.stand(span.end, later(scene));
+    scene.rules(|rules| rules.stand(span.end))?;
     let after = scene.observer.table();
     for (name, one) in before.replicas.iter().filter(|(name, _)| *name != killed) {
         ensure!(
@@ -199,7 +201,7 @@ pub(super) fn rolled(scene: &Scene) -> Result<Vec<String>> {
             "both restarted in {took}, while {changed} objects were changed; 0 restarts of the operator"
         ),
         seen,
-        worst(&scene.observer.sampled(&since(start)), "meanwhile"),
+        one_owner(&scene.observer.sampled(&since(start)), "meanwhile")?,
         steady(scene, start)?,
         only_by_proxy(scene, start)?,
         only_retried(&answers, &scene.answers()?)?,

@@ -11,11 +11,12 @@ use jiff::Timestamp;
 use super::{MOVED, later, rule, third};
 use crate::checks::{
     WHOLE_WITHIN, changed, is_seen, landed, of_shard, only_by_proxy, only_own, same_replicas,
-    seconds, shard_of, shards, steady, still, touched, worst,
+    seconds, shards, steady, still, touched, worst,
 };
 use crate::install;
 use crate::ledger::{Ledger, Span};
 use crate::observer::since;
+use crate::rules::shard_of;
 use crate::scene::{LOOK_EVERY, Scene};
 use crate::shares;
 use crate::view::{Table, World};
@@ -48,9 +49,13 @@ pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
     ensure!(working == 1, "{working} replicas work: {table:#?}");
     let seen = touched(scene)?;
     changed(scene, 0)?;
-    let made = scene.made()?;
-    let count = made.len();
-    ensure!(count >= objects, "{count} objects were made of {objects}");
+    let made = scene.made(0..scene.namespaces)?;
+    let (count, said) = work::count(&made);
+    // Each has something of its own, and something is said of each.
+    ensure!(
+        count >= objects && said == objects,
+        "{count} objects were made of {objects}, {said} statuses"
+    );
     scene.reference.set(made).ok().context("the reference is there already")?;
     // What it takes to know everything, from nothing on, and to follow.
     scene.scale(0)?;
@@ -79,7 +84,7 @@ pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
 }
 
 pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
-    scene.shard(&rule(third()))?;
+    scene.shard(third(), &rule(third()))?;
     // Started anew all at once: while some are enrolled and some are not, there would be two owners.
     scene.scale(0)?;
     scene.enrol()?;
@@ -101,7 +106,7 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
     let parts: Vec<String> =
         table.replicas.values().map(|one| one.namespaces.to_string()).collect();
     let parts = parts.join(" + ");
-    scene.stand(start, third());
+    scene.rules(|rules| rules.stand(start))?;
     Ok(vec![
         format!(
             "{} namespaces divided as {parts} {} after the start",
@@ -160,7 +165,7 @@ pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
     let load = scene.load(Duration::from_millis(100));
     let before_it = steady_until_written(scene, start)?;
     let (changed_at, clock) = (Timestamp::now(), Instant::now());
-    scene.shard(&rule(new))?;
+    scene.shard(new, &rule(new))?;
     let known = Known::default();
     scene.observer.until("the canary's slice", WHOLE_WITHIN, |table| {
         let replica = table.replicas.get(&first);
@@ -183,7 +188,7 @@ pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
     ensure!(has == had + moving, "{had} -> {has} namespaces, not {moving} more");
     let span = changed_at..settled;
     let by_both = by_both(scene, &span, acknowledged)?;
-    scene.stand(settled, new);
+    scene.rules(|rules| rules.stand(settled))?;
     Ok(vec![
         format!(
             "{moving} namespaces moved to {first}: {had} -> {has}; acknowledged by all in {}, 0 restarts",
@@ -279,17 +284,19 @@ pub(super) fn added(scene: &Scene) -> Result<Vec<String>> {
 
 pub(super) fn end_state(scene: &Scene) -> Result<Vec<String>> {
     let start = Timestamp::now();
+    let gone = deleted(scene)?;
     touched(scene)?;
     let seen = changed(scene, 0)?;
     let reference = scene.reference.get().context("there is no reference")?;
     same_in_the_end(scene, reference)?;
+    let (objects, statuses) = work::count(reference);
     // Whatever started, restarted and was killed since.
     let sharded = *scene.sharded.get().context("it was never sharded")?;
     Ok(vec![
+        gone,
         seen,
         format!(
-            "{} objects and statuses are what one replica alone has made and said",
-            reference.len()
+            "{objects} objects and {statuses} statuses are what one replica alone has made and said"
         ),
         steady(scene, start)?,
         still(scene)?,
@@ -298,10 +305,33 @@ pub(super) fn end_state(scene: &Scene) -> Result<Vec<String>> {
     ])
 }
 
+/// Deletes what was added, and waits until nothing of it is left: an operator that puts a finaliser on its work has to take it
+/// away, which whoever does not see the object cannot.
+fn deleted(scene: &Scene) -> Result<String> {
+    let clock = Instant::now();
+    let numbers = scene.namespaces..scene.namespaces + ADDED;
+    let mut objects = 0;
+    for number in numbers.clone() {
+        objects += scene.unmake(number)?;
+    }
+    ensure!(objects == ADDED * scene.work.each(), "{objects} objects were added");
+    scene.until("all of what was deleted to be gone", WHOLE_WITHIN, || {
+        Ok(scene.made(numbers.clone())?.is_empty().then_some(()))
+    })?;
+    let left = scene.namespaces * scene.work.each();
+    scene.observer.until("what was deleted to be gone", WHOLE_WITHIN, |table| {
+        table.is_whole() && table.objects == left
+    })?;
+    let took = seconds(clock.elapsed());
+    Ok(format!(
+        "{objects} objects deleted, let go of, and gone with what was made of them, in {took}"
+    ))
+}
+
 /// That all is as one replica alone has left it. What an operator says of its work may come a moment after the work.
 fn same_in_the_end(scene: &Scene, reference: &Made) -> Result<()> {
     let deadline = Instant::now() + ON_ITS_WAY;
-    while let Some(difference) = work::difference(&scene.made()?, reference) {
+    while let Some(difference) = work::difference(&scene.made(0..scene.namespaces)?, reference) {
         ensure!(Instant::now() < deadline, "{difference}");
         thread::sleep(LOOK_EVERY);
     }

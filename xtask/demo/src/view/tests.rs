@@ -50,7 +50,6 @@ fn world() -> World {
     };
     let lock = |shard: &str, pod: &str| (format!("op.example---{shard}"), pod.to_owned());
     World {
-        addresses: BTreeSet::new(),
         pods: [("x".to_owned(), pod("a")), ("y".to_owned(), pod("b"))].into(),
         locks: Some([lock("a", "x"), lock("b", "y")].into()),
         resource: websites(),
@@ -58,7 +57,25 @@ fn world() -> World {
         settles: false,
         epoch: Some(3),
         acknowledged: [("x".to_owned(), 3), ("y".to_owned(), 2)].into(),
+        ..World::default()
     }
+}
+
+#[test]
+fn what_is_gone_is_remembered() {
+    let of = |shard: &str, space: &str| World {
+        addresses: [format!("10.0.0.{space}")].into(),
+        spaces: [space.to_owned()].into(),
+        shards: [("x".to_owned(), [shard.to_owned()].into())].into(),
+        ..World::default()
+    };
+    let mut now = of("b", "2");
+    now.remember(&of("a", "1"));
+    assert_eq!(now.addresses, ["10.0.0.1", "10.0.0.2"].map(str::to_owned).into());
+    assert_eq!(now.spaces, ["1", "2"].map(str::to_owned).into());
+    assert_eq!(now.shards["x"], ["a", "b"].map(str::to_owned).into());
+    now.remember(&World { shards: [("y".to_owned(), BTreeSet::new())].into(), ..World::default() });
+    assert_eq!(now.shards.len(), 2, "a pod that is gone");
 }
 
 fn span() -> Span {

@@ -3,14 +3,12 @@ use std::cell::RefCell;
 use super::*;
 use crate::audit::Event;
 use crate::ledger::tests::{at, ledger, write_in};
-use crate::view::Work;
 
 /// A namespace of the first shard, one of the second, and one that moves from the first to the second.
 const SPACES: [&str; 3] = ["first", "second", "moves"];
 
 fn world() -> World {
-    let work = |space: &&str| Work { namespace: (*space).to_owned(), ..Work::default() };
-    World { work: SPACES.iter().map(work).collect(), ..World::default() }
+    World { spaces: SPACES.map(str::to_owned).into(), ..World::default() }
 }
 
 /// `x` and `standby` are of the first shard, `y` of the second, `z` of a third.
@@ -63,7 +61,8 @@ fn what_an_old_owner_ends_when_all_know_the_last_epoch_is_counted_and_bounded() 
     let late = |space: &str| [write(5, "x", space), write(6, "y", space)];
     let told = moved(&late("moves")).unwrap();
     assert!(told.contains("1 when all proxies had"), "{told}");
-    let world = World { work: [world().work, other()].concat(), ..World::default() };
+    let mut world = world();
+    world.spaces.insert("other".to_owned());
     let ledger = ledger([late("moves"), late("other")].concat());
     let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
     let asked = Writers::of(&world, &ledger);
@@ -82,16 +81,13 @@ fn an_old_owner_ends_what_it_had_begun_and_begins_nothing_more() {
     // One worker is at several objects of a namespace.
     let told = moved(&[again("moves", "1"), again("moves", "2")].concat()).unwrap();
     assert!(told.contains("2 by the old one after the new one"), "{told}");
-    let world = World { work: [world().work, other()].concat(), ..World::default() };
+    let mut world = world();
+    world.spaces.insert("other".to_owned());
     let ledger = ledger([again("moves", "1"), again("other", "1")].concat());
     let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
     let asked = Writers::of(&world, &ledger);
     let with = |workers| asked.moved(&(at(0)..at(9)), at(5), &replicas(), all_move, workers);
     assert!(with(1).is_err() && with(2).is_ok());
-}
-
-fn other() -> Vec<Work> {
-    vec![Work { namespace: "other".to_owned(), ..Work::default() }]
 }
 
 #[test]
