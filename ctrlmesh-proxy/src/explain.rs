@@ -32,10 +32,18 @@ pub fn policy(policy: &Policy) {
     }
 }
 
-/// A request's target before and after.
+/// A request's target before and after. Nothing is said where it stayed the same: a request that only might hold the lock
+/// is planned for as well.
 pub fn rewritten(verb: &str, before: &str, after: &str) {
-    if tracing::enabled!(target: TARGET, tracing::Level::INFO) {
+    if before != after && tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         info!(target: TARGET, "{verb} {} became {}", readable(before), readable(after));
+    }
+}
+
+/// The lock's name in what a client sends, before and after.
+pub fn renamed(verb: &str, target: &str, before: &str, after: &str) {
+    if tracing::enabled!(target: TARGET, tracing::Level::INFO) {
+        info!(target: TARGET, "{verb} {}: {before} in its body became {after}", readable(target));
     }
 }
 

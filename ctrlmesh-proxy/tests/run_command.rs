@@ -307,25 +307,6 @@ async fn the_shard_follows_its_file_while_the_command_runs() {
     panic!("the policy never changed");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_rewritten_is_explained_as_it_happens() {
-    let bed = Bed::new().await;
-    let flags = ["--explain", "--lock", "lead", "--shard", "a"];
-    let flags = [&LIMIT[..], &flags].concat();
-    let targets = ["/api/v1/pods", "/apis/coordination.k8s.io/v1/namespaces/ops/leases/lead---b"];
-    let text = stderr(&output(bed.client(&flags, &targets)).await);
-    for line in [
-        &format!("ctrlmesh: server https://{} became https://127.0.0.1:", bed.upstream.address),
-        "ctrlmesh: limit on pods of [\"*\"]: slot in (0,1)",
-        "ctrlmesh: lock ops/lead is lead---a on the server",
-        "ctrlmesh: list /api/v1/pods became /api/v1/pods?labelSelector=slot in (0,1)",
-        "/leases/lead---b refused: the name \"lead---b\" is kept",
-        "ctrlmesh: 2 requests, 1 injected, 1 refused",
-    ] {
-        assert!(text.contains(line), "no {line:?} in\n{text}");
-    }
-}
-
 /// A proxy of that kind, which leads to one server however it is called.
 async fn proxied(
     kind: &'static str,

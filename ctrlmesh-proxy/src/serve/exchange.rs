@@ -190,7 +190,7 @@ impl Session {
         }
         if let Some(plan) = plan.lock {
             let is_watch = extra.watch.is_some();
-            let renaming = lock::request(self, request, &plan, is_watch, &extra.waits);
+            let renaming = lock::request(self, request, info.verb(), &plan, is_watch, &extra.waits);
             request = Box::pin(renaming).await.map_err(Failure::Lock)?;
             extra.rename = Some(plan.rename);
         }

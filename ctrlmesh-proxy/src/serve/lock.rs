@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
@@ -15,6 +16,7 @@ use tokio::time;
 
 use crate::body::Relay;
 use crate::decide::{LockPlan, Rename};
+use crate::explain;
 use crate::rewrite;
 use crate::rewrite::Encoding;
 use crate::rewrite::lock;
@@ -72,6 +74,7 @@ pub(super) enum LockedError {
 pub(super) async fn request(
     session: &Session,
     mut request: Request<Relay>,
+    verb: &str,
     plan: &LockPlan,
     is_watch: bool,
     waits: &Waits,
@@ -89,12 +92,13 @@ pub(super) async fn request(
         return Ok(request);
     }
     let (room, deadline) = (&session.counted.room, session.server.response_timeout);
-    whole(request, &plan.rename, deadline, room, waits).await
+    whole(request, verb, &plan.rename, deadline, room, waits).await
 }
 
 /// Renames in a request's body, which the client sends in time.
 async fn whole(
     request: Request<Relay>,
+    verb: &str,
     rename: &Rename,
     deadline: Duration,
     room: &Room,
@@ -105,6 +109,10 @@ async fn whole(
     let collected = waits.on(time::timeout(deadline, collect(body, room))).await;
     let bytes = collected.map_err(|_elapsed| LockedError::Slow { deadline })??;
     let renamed = renamed(&head.headers, &bytes, rename)?;
+    if matches!(renamed, Cow::Owned(_)) {
+        let target = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
+        explain::renamed(verb, target, &rename.lock.name, &rename.on_server);
+    }
     let body = replace(&mut head.headers, renamed, &bytes);
     Ok(Request::from_parts(head, body))
 }

@@ -3,7 +3,7 @@
 client.py [--kubeconfig=FILE] [--bare] [--wait | --last] TARGET...
 
 --bare leaves client certificates away, --wait asks for the next target only when a line comes in, --last says its process
-ID and asks when it is told to end.
+ID and asks when it is told to end. A TARGET with a space and JSON behind it is a POST of that.
 """
 import base64, http.client, json, os, signal, ssl, sys, tempfile, urllib.parse
 
@@ -49,9 +49,11 @@ def main():
         print(os.getpid(), flush=True)
         signal.sigwait({signal.SIGTERM})
     for target in targets:
+        target, _, body = target.partition(" ")
+        kind = {"content-type": "application/json"} if body else {}
         try:
             connection = connect(cluster, user, bare)
-            connection.request("GET", target, headers=headers)
+            connection.request("POST" if body else "GET", target, body or None, headers | kind)
             answer = connection.getresponse()
             print(answer.status, answer.read().decode(), flush=True)
         except (OSError, http.client.HTTPException) as error:
