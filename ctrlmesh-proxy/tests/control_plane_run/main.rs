@@ -8,20 +8,29 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use ctrlmesh_testbed::ControlPlane;
+use ctrlmesh_testbed::{ControlPlane, Options};
 use http::Request;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+mod operator;
+
 /// How many objects there are; each has its number as a label.
 const OBJECTS: usize = 12;
 
 /// How long a store may take to be what it should be.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What all tests here ask; who asked for what stands in its log.
+static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
+    let options = Options { audit: true, ..Options::default() };
+    ControlPlane::start(&options).unwrap_or_else(|error| panic!("{error:?}"))
+});
 
 struct Bed {
     plane: &'static ControlPlane,
@@ -33,10 +42,15 @@ struct Bed {
 
 impl Bed {
     async fn new() -> Self {
-        let plane = ControlPlane::shared();
+        let plane = &*PLANE;
         let namespace = plane.namespace("run").await.unwrap();
         let client = plane.client().await.unwrap();
-        let bed = Self { plane, client, namespace, folder: TempDir::new().unwrap() };
+        Self { plane, client, namespace, folder: TempDir::new().unwrap() }
+    }
+
+    /// One with objects, and the informer.
+    async fn with_objects() -> Self {
+        let bed = Self::new().await;
         for number in 0..OBJECTS {
             bed.create(number).await;
         }
@@ -55,9 +69,11 @@ impl Bed {
     }
 
     async fn admin(&self, method: &str, target: &str, body: &Value) -> Value {
+        let kind =
+            if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let request = Request::builder().method(method).uri(target);
-        let request = request.header("content-type", "application/json").body(body).unwrap();
+        let request = request.header("content-type", kind).body(body).unwrap();
         self.client.request(request).await.unwrap()
     }
 
@@ -96,7 +112,9 @@ impl Bed {
     fn kubeconfig(&self, user: Value) -> PathBuf {
         let config = json!({
             "current-context": "t",
-            "contexts": [{"name": "t", "context": {"cluster": "t", "user": "t"}}],
+            "contexts": [{"name": "t", "context": {
+                "cluster": "t", "user": "t", "namespace": self.namespace,
+            }}],
             "clusters": [{"name": "t", "cluster": {
                 "server": self.plane.url(), "certificate-authority": self.plane.ca(),
             }}],
@@ -210,20 +228,20 @@ async fn two_informers_share_all_objects(bed: &Bed, kubeconfig: &Path) {
 
 #[tokio::test]
 async fn with_a_client_certificate_two_shards_are_disjoint_and_complete() {
-    let bed = Bed::new().await;
+    let bed = Bed::with_objects().await;
     two_informers_share_all_objects(&bed, &bed.plane.kubeconfig()).await;
 }
 
 #[tokio::test]
 async fn with_a_token_two_shards_are_disjoint_and_complete() {
-    let bed = Bed::new().await;
+    let bed = Bed::with_objects().await;
     let kubeconfig = bed.token().await;
     two_informers_share_all_objects(&bed, &kubeconfig).await;
 }
 
 #[tokio::test]
 async fn with_an_exec_plugin_two_shards_are_disjoint_and_complete() {
-    let bed = Bed::new().await;
+    let bed = Bed::with_objects().await;
     let kubeconfig = bed.plugin().await;
     two_informers_share_all_objects(&bed, &kubeconfig).await;
 }
