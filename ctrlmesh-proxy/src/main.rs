@@ -73,3 +73,96 @@ fn main() -> anyhow::Result<ExitCode> {
 fn code(clean: bool) -> ExitCode {
     if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::{Arg, ArgAction, CommandFactory as _};
+
+    use super::*;
+
+    const README: &str = include_str!("../../README.md");
+
+    /// The sections of the README that tell of a command, by what their headings begin with.
+    fn sections(command: &str) -> Vec<&'static str> {
+        let wanted: &[&str] = match command {
+            "run" => &["Run any operator through a shard"],
+            "intercept" => &["Try interception by itself"],
+            "sidecar" => &["Run the proxy for one pod", "Run the proxy for a node"],
+            _ => &["Run the proxy for a node", "Run the proxy for one pod"],
+        };
+        let parts = README.split("\n## ");
+        parts.filter(|part| wanted.iter().any(|heading| part.starts_with(heading))).collect()
+    }
+
+    /// The words in backquotes, or of a table's cell; what stands around them is no part of them.
+    fn words(text: &str) -> impl Iterator<Item = &str> {
+        let words = text.split(|letter: char| letter.is_whitespace() || "`|".contains(letter));
+        words.map(|word| word.trim_matches(['(', ')', ',', ';', '.']).trim_end_matches(':'))
+    }
+
+    /// Flags that stand in backquotes; examples are fenced, and do not count.
+    fn flags(section: &str) -> BTreeSet<&str> {
+        let prose = section.split("```").step_by(2);
+        let quoted = prose.flat_map(|prose| prose.split('`').skip(1).step_by(2));
+        let flags = quoted.flat_map(words).map(|word| word.trim_matches(['[', ']']));
+        flags.filter(|word| word.starts_with("--")).collect()
+    }
+
+    /// What clap takes where a flag is not given, if it is worth saying. That a machine has no IPv6 is none of it.
+    fn defaults(flag: &Arg) -> Vec<String> {
+        if matches!(flag.get_action(), ArgAction::SetTrue) {
+            return Vec::new();
+        }
+        let defaults = flag.get_default_values().iter();
+        defaults.map(|value| value.to_string_lossy().replace("0.0.0.0:", "[::]:")).collect()
+    }
+
+    /// The long flags of a command and of those below it.
+    fn each_flag(command: &clap::Command, look: &mut impl FnMut(&str, &Arg)) {
+        for flag in command.get_arguments().filter(|flag| !flag.is_hide_set()) {
+            if let Some(long) = flag.get_long().filter(|long| !["help", "version"].contains(long)) {
+                look(&format!("--{long}"), flag);
+            }
+        }
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+            each_flag(below, look);
+        }
+    }
+
+    #[test]
+    fn the_readme_tells_of_every_flag_where_it_tells_of_its_command() {
+        let mut seen = 0;
+        for command in Arguments::command().get_subcommands().filter(|it| !it.is_hide_set()) {
+            let sections = sections(command.get_name());
+            let told: BTreeSet<&str> = sections.iter().flat_map(|part| flags(part)).collect();
+            each_flag(command, &mut |flag, _| {
+                assert!(told.contains(flag), "{} {flag} is not in README.md", command.get_name());
+                seen += 1;
+            });
+        }
+        assert!(seen > 60, "{seen}");
+    }
+
+    #[test]
+    fn a_row_of_the_readme_that_tells_of_a_flag_has_its_default() {
+        let mut seen = 0;
+        for command in Arguments::command().get_subcommands().filter(|it| !it.is_hide_set()) {
+            let sections = sections(command.get_name());
+            let rows = sections.iter().flat_map(|part| part.lines());
+            let rows: Vec<(&str, &str)> =
+                rows.filter_map(|row| row.strip_prefix("| ")?.split_once(" | ")).collect();
+            each_flag(command, &mut |flag, it| {
+                let its_own = rows.iter().filter(|(first, _)| flags(first).contains(flag));
+                let its_own: Vec<&str> = its_own.map(|(_, rest)| *rest).collect();
+                for default in defaults(it).iter().filter(|_| !its_own.is_empty()) {
+                    let said = its_own.iter().any(|row| words(row).any(|word| word == default));
+                    assert!(said, "no default {default} of {flag} in README.md: {its_own:#?}");
+                    seen += 1;
+                }
+            });
+        }
+        assert!(seen > 25, "{seen}");
+    }
+}
