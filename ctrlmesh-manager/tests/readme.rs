@@ -1,4 +1,4 @@
-//! Does the README tell of everything that the manager has?
+//! Does the README tell of everything that the manager has, and is what it shows accepted?
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +6,9 @@ use std::process::Command;
 use std::{fs, io};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_manager::validate;
 use regex::Regex;
+use serde_json::Value;
 
 const README: &str = include_str!("../../README.md");
 
@@ -124,6 +126,26 @@ fn the_readme_lists_every_metric() -> Result<()> {
         .collect();
     for name in names {
         ensure!(listed.contains(&*name), "{name} is not in README.md");
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_said_against_the_shards_that_the_readme_shows() -> Result<()> {
+    let blocks = README.split("\n```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+    let shown: Vec<&str> = blocks.filter(|block| block.contains("kind: ShardingConfig")).collect();
+    ensure!(shown.len() > 1, "{shown:?}");
+    // Beside each other, as a reader may apply them.
+    let files = shown.iter().map(|block| {
+        let documents: Vec<Value> = serde_saphyr::from_multiple(block)?;
+        Ok(("README.md".to_owned(), documents))
+    });
+    let verdicts = validate::manifests(&files.collect::<Result<Vec<_>>>()?);
+    ensure!(verdicts.len() > 2, "{verdicts:?}");
+    for verdict in verdicts {
+        let report = verdict.report.with_context(|| format!("{} passed over", verdict.name))?;
+        ensure!(report.errors.is_empty(), "{}: {:?}", verdict.name, report.errors);
+        ensure!(report.warnings.is_empty(), "{}: {:?}", verdict.name, report.warnings);
     }
     Ok(())
 }
