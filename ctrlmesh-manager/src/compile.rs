@@ -10,7 +10,7 @@
 //!
 //! A ShardingConfig that is wrong, or a pod that two of them select, changes nothing: the last good policy stays, and
 //! the trouble is told. So it does where two that are there could own the same object, whatever let them pass: the one
-//! that is in force stays.
+//! that is in force, or was accepted, stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -3,6 +3,9 @@
 //! The admission refuses what could own the same object as another; but it sees only what its replica has seen, may be
 //! away, and can be told to look the other way. So it is looked again here. Who is in force already stays in force, so
 //! that nothing new is told to anybody as long as it would make a second owner; of those, the older one stays.
+//!
+//! What an operator is told can change without anybody's edit: by a namespace that is new, by other keys of labels, by
+//! another version of the manager. Then nothing is in force, and who was accepted stays.
 
 use std::collections::BTreeMap;
 
@@ -10,6 +13,19 @@ use ctrlmesh_common::api::ShardingConfig;
 
 use super::{Operator, Policies, Trouble, World, operator, record};
 use crate::validate;
+
+/// What speaks for an operator, the most first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    /// Its pods are told just this already.
+    InForce,
+    /// It was accepted as it stands.
+    Accepted,
+    /// It was accepted, and has been edited since.
+    AcceptedBefore,
+    /// It was never accepted, or is not any more.
+    NotAccepted,
+}
 
 /// The operators, by number, that are told nothing new because of another, and why; `policies` are what the shards of
 /// each would be told, none where nothing is anyway.
@@ -32,12 +48,11 @@ pub(super) fn yielding(
     // Where there is one only, there is nothing to compare.
     for (namespace, mut some) in by_namespace.into_iter().filter(|(_, some)| some.len() > 1) {
         some.sort_by_cached_key(|at| {
-            let (operator, policies) = (&operators[*at], policies[*at].iter().next());
-            let in_force = policies.is_some_and(|policies| record::is_written(operator, policies));
+            let operator = &operators[*at];
             let meta = &operator.config().metadata;
             let born = meta.creation_timestamp.as_ref().map(|time| time.0);
             // What was read from a file has no time: it comes after what has one, by name.
-            (!in_force, born.is_none(), born, meta.name.clone())
+            (standing(operator, policies[*at].as_ref()), born.is_none(), born, meta.name.clone())
         });
         let configs: Vec<&ShardingConfig> = some.iter().map(|at| operators[*at].config()).collect();
         let of_namespace = near.get(namespace).map_or(&[][..], Vec::as_slice);
@@ -48,4 +63,19 @@ pub(super) fn yielding(
         }));
     }
     all
+}
+
+fn standing(operator: &Operator<'_>, policies: Option<&Policies>) -> Standing {
+    if policies.is_some_and(|policies| record::is_written(operator, policies)) {
+        return Standing::InForce;
+    }
+    let conditions = operator.status().into_iter().flat_map(|status| &status.conditions);
+    let mut accepted = conditions.filter(|one| one.type_ == "Accepted" && one.status == "True");
+    match accepted.next() {
+        Some(one) if one.observed_generation == operator.config().metadata.generation => {
+            Standing::Accepted
+        }
+        Some(_) => Standing::AcceptedBefore,
+        None => Standing::NotAccepted,
+    }
 }

@@ -436,6 +436,27 @@ fn of_two_that_could_own_the_same_object_the_one_that_is_in_force_stays_or_else_
     let changed = compiled(&[written.clone(), b.clone()], &pods, &alone);
     assert_eq!(refused(&changed), ["b"], "it is not in force");
     assert_eq!(changed.policies[&pods[0].name], alone.policies[&pods[0].name]);
+    // What `a` is told changes without anybody's edit, as with another version of the manager: nothing is in force.
+    let digest = &alone.operators["ops/a"].policy_digest;
+    let accepted = |status: &str, generation: u32| {
+        let condition = format!(
+            "{{type: Accepted, status: '{status}', observedGeneration: {generation}, reason: r, message: m, lastTransitionTime: '2026-01-03T00:00:00Z'}}"
+        );
+        format!("conditions: [{condition}]")
+    };
+    let second = |text: &str| text.replacen("namespace: ops", "namespace: ops, generation: 2", 1);
+    for (of_a, of_b, why) in [
+        (accepted("True", 2), accepted("False", 2), "it was not accepted"),
+        (accepted("True", 2), accepted("True", 1), "it was edited since it was accepted"),
+        (accepted("True", 1), accepted("False", 2), "it was edited as well, but accepted before"),
+    ] {
+        let of_a = second(&written)
+            .replace(digest, "0")
+            .replace("status: {", &format!("status: {{{of_a}, "));
+        let of_b = second(&b) + &format!("status: {{epoch: 1, policyDigest: '1', {of_b}}}\n");
+        let found = compiled(&[of_a, of_b], &pods, &alone);
+        assert_eq!(refused(&found), ["b"], "{why}");
+    }
     // Both are in force, from when nobody looked.
     let other = compiled(std::slice::from_ref(&b), &pods, &Compiled::default());
     let both = [written, b + &status(&other, "ops/b")];
