@@ -285,9 +285,9 @@ impl Posted {
         (&self.uid, &self.node, digest(self)) == (&other.uid, &other.node, digest(other))
     }
 
-    /// Whether a ShardingConfig speaks of the pod.
-    pub fn is_of_a_shard(&self) -> bool {
-        self.said.as_ref().is_some_and(|said| said.operator.is_some())
+    /// Whether a proxy inside the pod serves it; none where no ShardingConfig speaks of it.
+    pub fn served_inside(&self) -> Option<bool> {
+        self.said.as_ref().filter(|said| said.operator.is_some()).map(|said| said.inside)
     }
 
     fn subjects(&self) -> impl Iterator<Item = Subject> {

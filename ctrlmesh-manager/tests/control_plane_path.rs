@@ -72,7 +72,8 @@ impl Journey {
         let pod = json!({
             "metadata": {"name": name, "labels": {label::ENABLE_PROXY: "true"}, "annotations": {annotation::INJECTED: "true"},
                 "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "op", "uid": "6d7a1f0e-0000-4000-8000-000000000000", "controller": true}]},
-            "spec": {"serviceAccountName": "default", "nodeName": "node-a", "automountServiceAccountToken": false, "containers": [{"name": "operator", "image": "none"}]},
+            "spec": {"serviceAccountName": "default", "nodeName": "node-a", "automountServiceAccountToken": false,
+                "initContainers": [{"name": "ctrlmesh-proxy", "image": "none", "restartPolicy": "Always"}], "containers": [{"name": "operator", "image": "none"}]},
         });
         let made = create(&pods, pod).await?;
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);

@@ -28,7 +28,7 @@ use tokio_rustls::TlsConnector;
 use tonic::{Code, Status};
 
 use crate::bed::{
-    AUDIENCE, Bed, UNPROVEN_OF_ONE, eventually, of_node, of_pod, policy, soon, until,
+    AUDIENCE, Bed, UNPROVEN_OF_ONE, eventually, inside, of_node, of_pod, policy, soon, until,
 };
 use crate::replicas::believing;
 use crate::token::{self, TestPod};
@@ -288,7 +288,7 @@ async fn plaintext_and_a_client_that_does_not_know_our_authority_get_nothing() {
 async fn a_request_for_a_certificate_outside_the_constraints_is_refused() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
-    bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
+    bed.publish(&[(&pod, "node-a", inside(policy(1, "a=1")))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
     let mut link = bed.connect(&token).await.unwrap();
     // 10.96.0.1 is the API server's by the Service `kubernetes`.
@@ -303,7 +303,7 @@ async fn a_request_for_a_certificate_outside_the_constraints_is_refused() {
 }
 
 #[tokio::test]
-async fn a_pod_of_which_no_sharding_config_speaks_gets_no_certificate() {
+async fn a_pod_of_which_no_sharding_config_speaks_or_without_a_proxy_inside_gets_no_certificate() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     let token = pod.token(&bed.client, AUDIENCE).await;
@@ -314,13 +314,15 @@ async fn a_pod_of_which_no_sharding_config_speaks_gets_no_certificate() {
         node: Some("node-a".to_owned()),
         said: told.as_ref().map(board::Said::from),
     };
-    let nothing = Told::nothing().policy;
-    let of_a_shard = Told::new(None, Some("ns/op".to_owned()), 0, nothing);
+    let of_a_shard = |policy| Told::new(None, Some("ns/op".to_owned()), 0, policy);
+    let by_the_node = of_a_shard(Told::nothing().policy);
+    let of_a_shard = of_a_shard(inside(Told::nothing().policy));
     for (at, notices) in [
         vec![],
         vec![notice(&pod.uid, None)],
         vec![notice(&pod.uid, Some(Told::nothing()))],
         vec![notice("of another incarnation", Some(of_a_shard.clone()))],
+        vec![notice(&pod.uid, Some(by_the_node))],
     ]
     .into_iter()
     .enumerate()
@@ -332,6 +334,7 @@ async fn a_pod_of_which_no_sharding_config_speaks_gets_no_certificate() {
         assert_eq!(bed.refused("foreign"), u64::try_from(at).unwrap() + 1);
     }
     // It is waited for one that is about to be known.
+    bed.board.publish([]);
     let mut link = bed.connect(&token).await.unwrap();
     let request = csr(&["kubernetes.default.svc"]);
     let (chain, ()) = tokio::join!(link.sign(&request), async {

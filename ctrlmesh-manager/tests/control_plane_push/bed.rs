@@ -7,7 +7,7 @@ use std::time::Duration;
 use std::{fs, future::Future};
 
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_common::policy::{Limit, Policy};
+use ctrlmesh_common::policy::{Limit, Policy, Redirect};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire::{Hello, PodId};
@@ -356,6 +356,11 @@ pub(crate) fn policy(epoch: u64, selector: &str) -> Policy {
         changed_at: None,
     };
     Policy { epoch, limits: vec![limit], ..Policy::default() }
+}
+
+/// The same, for a pod with a proxy inside.
+pub(crate) fn inside(policy: Policy) -> Policy {
+    Policy { redirect: Redirect::Nowhere, ..policy }
 }
 
 /// What `work` gives; the test fails when it takes too long.

@@ -15,7 +15,9 @@ use rustls_pki_types::pem::PemObject as _;
 use serde_json::json;
 use tonic::Code;
 
-use crate::bed::{AUDIENCE, Bed, eventually, notices_of, of_node, of_pod, policy, soon, until};
+use crate::bed::{
+    AUDIENCE, Bed, eventually, inside, notices_of, of_node, of_pod, policy, soon, until,
+};
 use crate::process::{Place, Sidecar};
 use crate::token::{self, TestPod};
 
@@ -77,8 +79,8 @@ async fn two_proxies_apply_a_change_go_on_without_the_manager_and_start_from_the
     let pods = [bed.pod("op-0", "node-a").await, bed.pod("op-1", "node-b").await];
     let publish = |bed: &Bed, epoch, halves: [&str; 2]| {
         bed.publish(&[
-            (&pods[0], "node-a", policy(epoch, halves[0])),
-            (&pods[1], "node-b", policy(epoch, halves[1])),
+            (&pods[0], "node-a", inside(policy(epoch, halves[0]))),
+            (&pods[1], "node-b", inside(policy(epoch, halves[1]))),
         ]);
     };
     publish(&bed, 1, ["slot in (0,1)", "slot in (2,3)"]);
@@ -126,7 +128,7 @@ async fn two_proxies_apply_a_change_go_on_without_the_manager_and_start_from_the
 async fn a_proxy_whose_file_broke_says_so_and_serves_nothing_before_it_is_told() {
     let mut bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
-    bed.publish(&[(&pod, "node-a", policy(1, "slot=0"))]);
+    bed.publish(&[(&pod, "node-a", inside(policy(1, "slot=0")))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
     let mut sidecar = Sidecar::start(&bed.place(), &pod, &token).await;
     // It serves before it has written the file, and says so afterwards.
@@ -144,7 +146,7 @@ async fn a_proxy_whose_file_broke_says_so_and_serves_nothing_before_it_is_told()
     assert_eq!(fs::read(state.join("policies.broken")).unwrap(), broken);
     assert!(!waiting.log().contains("\"purpose\":\"operators\""), "{}", waiting.log());
     bed.restart().await;
-    bed.publish(&[(&pod, "node-a", policy(2, "slot=0"))]);
+    bed.publish(&[(&pod, "node-a", inside(policy(2, "slot=0")))]);
     let sidecar = soon("the proxy to serve", waiting.ready()).await;
     until("its verdict", || bed.receipt(&pod).is_some_and(|one| one.epoch == 2)).await;
     drop(sidecar);
@@ -154,10 +156,10 @@ async fn a_proxy_whose_file_broke_says_so_and_serves_nothing_before_it_is_told()
 async fn a_policy_that_cannot_be_applied_is_reported_with_its_reason_and_the_last_one_stays() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
-    bed.publish(&[(&pod, "node-a", policy(1, "slot=0"))]);
+    bed.publish(&[(&pod, "node-a", inside(policy(1, "slot=0")))]);
     let token = pod.token(&bed.client, AUDIENCE).await;
     let sidecar = Sidecar::start(&bed.place(), &pod, &token).await;
-    let mut wrong = policy(2, "slot=1");
+    let mut wrong = inside(policy(2, "slot=1"));
     wrong.lock =
         Some(Lock { namespace: "ns".into(), name: "NOT A NAME".into(), shard: "s".into() });
     bed.publish(&[(&pod, "node-a", wrong)]);
@@ -168,7 +170,7 @@ async fn a_policy_that_cannot_be_applied_is_reported_with_its_reason_and_the_las
     assert!(sidecar.metric("ctrlmesh_proxy_policies_refused_total").await > 0.0);
     let shown = format!("ctrlmesh_proxy_policy_epoch{{pod=\"{}/op-0\"}}", bed.namespace);
     assert!((sidecar.metric(&shown).await - 1.0).abs() < f64::EPSILON);
-    bed.publish(&[(&pod, "node-a", policy(3, "slot=1"))]);
+    bed.publish(&[(&pod, "node-a", inside(policy(3, "slot=1")))]);
     until("the next", || bed.receipt(&pod).is_some_and(|one| one.epoch == 3)).await;
     assert_eq!(bed.receipt(&pod).unwrap().refused, None);
 }

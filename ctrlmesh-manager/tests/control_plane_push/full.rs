@@ -135,8 +135,8 @@ pub(crate) async fn enrolled(
     folder: &TempDir,
 ) -> (Place, [TestPod; 2]) {
     let pods = [
-        token::pod(client, OPERATOR, "op-0", "operator", "node-a").await,
-        token::pod(client, OPERATOR, "op-1", "operator", "node-a").await,
+        token::pod_with_proxy(client, OPERATOR, "op-0").await,
+        token::pod_with_proxy(client, OPERATOR, "op-1").await,
     ];
     let place = Place {
         url: cluster.url().to_owned(),

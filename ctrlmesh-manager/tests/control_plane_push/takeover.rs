@@ -145,8 +145,8 @@ async fn leaders_are_killed_while_shards_change_and_nothing_is_lost_or_done_twic
     let mut managers = Managers::start(&cluster, &client, &folder).await;
     divide(&client, 2, None).await;
     let pods = [
-        token::pod(&client, OPERATOR, "op-0", "operator", "node-a").await,
-        token::pod(&client, OPERATOR, "op-1", "operator", "node-a").await,
+        token::pod_with_proxy(&client, OPERATOR, "op-0").await,
+        token::pod_with_proxy(&client, OPERATOR, "op-1").await,
     ];
     let place = |at: usize| Place {
         url: cluster.url().to_owned(),

@@ -33,6 +33,22 @@ pub(crate) async fn pod(
     account: &str,
     node: &str,
 ) -> TestPod {
+    make(client, (namespace, name), account, node, json!([])).await
+}
+
+/// Makes a pod of an operator that has a proxy inside; nothing runs either.
+pub(crate) async fn pod_with_proxy(client: &Client, namespace: &str, name: &str) -> TestPod {
+    let proxy = json!([{"name": "ctrlmesh-proxy", "image": "none", "restartPolicy": "Always"}]);
+    make(client, (namespace, name), "operator", "node-a", proxy).await
+}
+
+async fn make(
+    client: &Client,
+    (namespace, name): (&str, &str),
+    account: &str,
+    node: &str,
+    init_containers: Value,
+) -> TestPod {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
     let made = serde_json::from_value(json!({"metadata": {"name": account}})).unwrap();
     // Another pod of the same account may have made it.
@@ -52,6 +68,7 @@ pub(crate) async fn pod(
             "serviceAccountName": account,
             "nodeName": node,
             "automountServiceAccountToken": false,
+            "initContainers": init_containers,
             "containers": [{"name": "operator", "image": "none"}],
         },
     });
