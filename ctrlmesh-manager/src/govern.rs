@@ -215,7 +215,7 @@ async fn tell(board: Arc<Board>, published: watch::Sender<Option<Arc<Plan>>>, mu
     }
 }
 
-/// What the pods of `plan` are told, each by its UID and node.
+/// What the pods of `plan` are told, each by its UID and node. One that has ended is told nothing: no proxy serves it.
 fn posted(plan: &Plan) -> Vec<Posted> {
     let posted = |member: &Member| Posted {
         pod: member.name.clone(),
@@ -223,7 +223,8 @@ fn posted(plan: &Plan) -> Vec<Posted> {
         node: member.node.clone().filter(|_| member.redirect != Redirect::Nowhere),
         said: plan.told().get(&member.name).map(board::Said::from),
     };
-    plan.snapshot.members.iter().filter(|member| member.enrolled()).map(posted).collect()
+    let members = plan.snapshot.members.iter().filter(|member| member.enrolled() && !member.ended);
+    members.map(posted).collect()
 }
 
 /// What the proxies have said, gathered anew only where one of them has said more: they are asked for twice a second.
@@ -303,7 +304,8 @@ mod tests {
         let text = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
             spec: {selector: {matchLabels: {app: a}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n\
             apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ops, uid: '7', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {app: a, ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nspec: {nodeName: 'n', containers: []}\n---\n\
-            apiVersion: v1\nkind: Pod\nmetadata: {name: q, namespace: ops, uid: '8', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\n---\n";
+            apiVersion: v1\nkind: Pod\nmetadata: {name: q, namespace: ops, uid: '8', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\n---\n\
+            apiVersion: v1\nkind: Pod\nmetadata: {name: r, namespace: ops, uid: '9', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nstatus: {phase: Failed}\n---\n";
         let mut manifests = Manifests::default();
         manifests.read(text).unwrap();
         let snapshot = Snapshot {
@@ -316,6 +318,7 @@ mod tests {
         assert_eq!(told[0].said, None, "nobody has written the epoch of `a` down");
         let nothing = board::Said::from(&Told::nothing());
         assert_eq!((told[1].uid.as_str(), &told[1].said), ("8", &Some(nothing)));
+        assert_eq!(told.len(), 2, "the last one has ended");
         let plan = plan::of(snapshot.clone(), &BTreeMap::new());
         let mut written = snapshot;
         written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {

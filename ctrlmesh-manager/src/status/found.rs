@@ -22,10 +22,11 @@ pub struct Found<'a> {
 // === impl Found ===
 
 impl<'a> Found<'a> {
-    /// In `plan`.
+    /// In `plan`. Of pods that have ended nothing is said: evicted ones stay by the thousands, more than a status has room
+    /// for.
     pub fn of(plan: &'a Plan) -> Self {
         let mut found = Self::default();
-        for member in &plan.snapshot.members {
+        for member in plan.snapshot.members.iter().filter(|member| !member.ended) {
             let Some(told) = plan.compiled.policies.get(&member.name) else { continue };
             let (Some(operator), Some(shard)) = (&told.operator, &told.shard) else { continue };
             found.pods.entry((operator, shard)).or_default().push((member, told));

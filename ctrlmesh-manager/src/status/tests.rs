@@ -300,6 +300,19 @@ fn what_was_said_of_a_pod_is_not_said_of_the_next_of_its_name() {
     assert_eq!((next.pods[0].epoch, next.pods[0].last_contact.clone()), (None, None));
 }
 
+#[test]
+fn pods_that_have_ended_are_not_listed() {
+    let ended = |name: &str, phase: &str| {
+        pod(name).replace("---\n", &format!("status: {{phase: {phase}}}\n---\n"))
+    };
+    let text =
+        SHARD.to_owned() + &pod("op-0") + &ended("op-1", "Failed") + &ended("op-2", "Succeeded");
+    let found = status(&plan(&text), 0, &[], 1);
+    let names: Vec<&str> = found.pods.iter().map(|pod| pod.name.as_str()).collect();
+    assert_eq!(names, ["op-0"]);
+    assert_eq!(found.conditions[1].message, "0 of 1 proxies have acknowledged epoch 1");
+}
+
 /// The reasons that a function of `status.rs` can give, in order.
 fn reasons(function: &str) -> Vec<String> {
     let source = include_str!("../status.rs");
