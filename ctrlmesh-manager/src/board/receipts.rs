@@ -79,6 +79,7 @@ impl Receipts {
             return;
         }
         of_pod.insert(at.cloned(), receipt);
+        forget_older(of_pod);
         drop(by_pod);
         self.change();
     }
@@ -87,9 +88,12 @@ impl Receipts {
     pub(super) fn lose(&self, at: &Arc<str>, now: SystemTime) {
         let at = Some(at.clone());
         let mut by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
-        let heard = by_pod.values_mut().filter_map(|all| all.get_mut(&at));
-        for receipt in heard.filter(|receipt| receipt.connected) {
-            (receipt.connected, receipt.last_contact) = (false, now);
+        for of_pod in by_pod.values_mut() {
+            let Some(receipt) = of_pod.get_mut(&at) else { continue };
+            if receipt.connected {
+                (receipt.connected, receipt.last_contact) = (false, now);
+            }
+            forget_older(of_pod);
         }
         drop(by_pod);
         self.change();
@@ -116,5 +120,44 @@ impl Receipts {
 
 /// What is known of a pod: where its proxy is connected, or else what was heard last.
 fn newest(receipts: &OfPod) -> Option<&Receipt> {
-    receipts.values().max_by_key(|receipt| (receipt.connected, receipt.last_contact))
+    receipts.values().max_by_key(|receipt| weight(receipt))
+}
+
+fn weight(receipt: &Receipt) -> (bool, SystemTime) {
+    (receipt.connected, receipt.last_contact)
+}
+
+/// Keeps of what other replicas heard only what counts, or may again: each replica that comes and goes would leave a word
+/// behind for as long as the pod lives.
+fn forget_older(receipts: &mut OfPod) {
+    let counts = newest(receipts).map(weight);
+    receipts.retain(|at, one| at.is_none() || one.connected || Some(weight(one)) == counts);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::tests::{name, receipt};
+    use super::*;
+
+    #[test]
+    fn replicas_that_come_and_go_leave_one_word_behind() {
+        let receipts = Receipts::default();
+        let kept = || receipts.by_pod.lock().unwrap()[&name("a")].len();
+        for number in 1..=10 {
+            let replica: Arc<str> = Arc::from(format!("replica-{number}"));
+            receipts.take(Some(&replica), &name("a"), receipt("a", number));
+            assert_eq!(kept(), 1, "the one before is gone");
+            receipts.lose(&replica, SystemTime::UNIX_EPOCH + Duration::from_secs(number));
+            assert_eq!(receipts.newest()[&name("a")].epoch, number);
+        }
+        receipts.take(None, &name("a"), receipt("a", 20));
+        receipts.take(
+            Some(&Arc::from("late")),
+            &name("a"),
+            Receipt { connected: false, ..receipt("a", 30) },
+        );
+        assert_eq!((kept(), receipts.newest()[&name("a")].epoch), (1, 20), "it is connected here");
+    }
 }

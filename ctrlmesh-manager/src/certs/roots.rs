@@ -3,9 +3,9 @@
 //! Pods through a ConfigMap in their namespace, which is there before they are; the API server through the `caBundle`
 //! of the webhook configurations. Both are put right for ever by the leader.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_common::names::root_ca;
@@ -22,7 +22,7 @@ use kube::runtime::watcher::{Config, watcher};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{self, Instant, MissedTickBehavior};
+use tokio::time::{self, MissedTickBehavior};
 use tracing::{info, warn};
 
 use crate::certs::cluster::Cluster;
@@ -31,8 +31,10 @@ use crate::lease::Leadership;
 use crate::telemetry;
 
 mod there;
+mod written;
 
 use there::There;
+use written::Written;
 
 /// Who writes.
 const MANAGER: &str = "ctrlmesh-manager";
@@ -60,9 +62,6 @@ pub enum RootsError {
     Webhooks(#[source] kube::Error),
 }
 
-/// For how long what was written is taken to stand: a namespace may be removed, and made anew without it.
-const STANDS: Duration = Duration::from_secs(5);
-
 /// How many write for pods that are being admitted: hundreds are made in one namespace at once, and who asks for many
 /// namespaces that there are not is not to make a flood of it.
 const AT_ONCE: usize = 4;
@@ -73,8 +72,8 @@ pub struct Roots {
     vault: Arc<Vault>,
     /// The cluster's own certificate authority.
     cluster: Cluster,
-    /// By namespace, the digest of what was written there, and when.
-    written: Mutex<HashMap<String, (u64, Instant)>>,
+    /// What was written a moment ago.
+    written: Written,
     /// For those that are admitted.
     room: Semaphore,
 }
@@ -96,7 +95,7 @@ impl Roots {
     /// `cluster` is the API server's own authority.
     pub fn new(client: Client, vault: Arc<Vault>, cluster: Cluster) -> Self {
         let room = Semaphore::new(AT_ONCE);
-        Self { client, vault, cluster, written: Mutex::default(), room }
+        Self { client, vault, cluster, written: Written::default(), room }
     }
 
     /// Sees to it that the ConfigMap is in `namespace`: to be awaited before a pod is admitted there.
@@ -104,14 +103,14 @@ impl Roots {
     /// # Errors
     /// Where it cannot be written; the pod could not start without it.
     pub async fn in_namespace(&self, namespace: &str) -> Result<(), RootsError> {
-        if self.stands(namespace, digest(&self.data())) {
+        if self.written.stands(namespace, digest(&self.data())) {
             return Ok(());
         }
         // It is never closed.
         let _room = self.room.acquire().await;
         // Somebody who came before has perhaps written it meanwhile, and what there is to write may be another.
         let data = self.data();
-        if self.stands(namespace, digest(&data)) {
+        if self.written.stands(namespace, digest(&data)) {
             return Ok(());
         }
         self.write(namespace, &data).await
@@ -165,7 +164,7 @@ impl Roots {
                     None => return,
                 },
                 _ = ticks.tick() => Look::Everywhere,
-                () = time::sleep(STANDS), if again => Look::Everywhere,
+                () = time::sleep(written::STANDS), if again => Look::Everywhere,
                 known = changes.changed() => match known {
                     Ok(()) => Look::Everywhere,
                     Err(_gone) => return,
@@ -223,7 +222,7 @@ impl Roots {
         let digest = digest(&data);
         let wrong = namespaces.into_iter().filter(|one| there.digest(one) != Some(digest));
         let (stand, wrong): (BTreeSet<_>, BTreeSet<_>) =
-            wrong.partition(|one| self.stands(one, digest));
+            wrong.partition(|one| self.written.stands(one, digest));
         for namespace in wrong {
             if !leadership.is_held() {
                 break;
@@ -234,13 +233,6 @@ impl Roots {
             }
         }
         !stand.is_empty()
-    }
-
-    /// Whether it was written there just now: the watch may not have seen it yet.
-    fn stands(&self, namespace: &str, digest: u64) -> bool {
-        let known =
-            self.written.lock().unwrap_or_else(PoisonError::into_inner).get(namespace).copied();
-        known.is_some_and(|(known, at)| known == digest && at.elapsed() < STANDS)
     }
 
     async fn write(
@@ -259,11 +251,7 @@ impl Roots {
         let written = maps.patch(root_ca::MESH, &params, &Patch::Apply(&map)).await;
         written.map_err(|source| RootsError::Write { namespace: namespace.to_owned(), source })?;
         info!(namespace, "certificate authorities published");
-        let digest = digest(data);
-        self.written
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(namespace.to_owned(), (digest, Instant::now()));
+        self.written.remember(namespace, digest(data));
         Ok(())
     }
 
