@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use ctrlmesh_common::api::{LabelsStatus, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
-use ctrlmesh_common::selector::Labels;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
@@ -32,6 +31,12 @@ use crate::scheme::{Scheme, SchemeError};
 use crate::served::Served;
 use crate::shard::Labelling;
 use crate::telemetry;
+
+mod kept;
+mod known;
+
+use kept::Kept;
+pub use known::Known;
 
 /// How many objects a page of a list has.
 const PAGE: u32 = 500;
@@ -71,15 +76,6 @@ pub struct Snapshot {
     pub scheme: Arc<Scheme>,
 }
 
-/// A namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known {
-    /// Its labels.
-    pub labels: Labels,
-    /// Whether it is being deleted.
-    pub terminating: bool,
-}
-
 #[derive(Debug, Default)]
 struct Seen {
     configs: Kept<ShardingConfig>,
@@ -90,15 +86,6 @@ struct Seen {
     schemes: Kept<Option<LabelsStatus>>,
     /// Nothing waits for it: it is only to warn.
     listed: Kept<String>,
-}
-
-/// What was seen of one kind, by `NAMESPACE/NAME`.
-#[derive(Debug)]
-struct Kept<V> {
-    current: BTreeMap<String, V>,
-    /// What a list that has not ended has shown; in its place what is current, where it is a watch.
-    listed: Option<BTreeMap<String, V>>,
-    synced: bool,
 }
 
 // === impl Cache ===
@@ -132,11 +119,7 @@ impl Cache {
         drain.spawn_until_started(this().follow(
             namespaces,
             |seen| &mut seen.namespaces,
-            |one| {
-                let labels = one.metadata.labels.clone().unwrap_or_default();
-                let terminating = one.metadata.deletion_timestamp.is_some();
-                (one.metadata.name.unwrap_or_default(), Known { labels, terminating })
-            },
+            |one| (one.metadata.name.clone().unwrap_or_default(), Known::from(one.metadata)),
         ));
         drain.spawn_until_started(this().follow_served(client.clone()));
         this().watch_scheme(client, drain);
@@ -376,43 +359,6 @@ impl Seen {
     }
 }
 
-// === impl Kept ===
-
-impl<V> Default for Kept<V> {
-    fn default() -> Self {
-        Self { current: BTreeMap::new(), listed: None, synced: false }
-    }
-}
-
-impl<V: PartialEq> Kept<V> {
-    /// Takes an event; returns whether anything else is known now.
-    fn take<K>(&mut self, event: Event<K>, read: fn(K) -> (String, V)) -> bool {
-        match event {
-            Event::Init => {
-                self.listed = Some(BTreeMap::new());
-                false
-            }
-            Event::InitApply(object) => {
-                self.listed.get_or_insert_default().extend([read(object)]);
-                false
-            }
-            Event::InitDone => {
-                let listed = self.listed.take().unwrap_or_default();
-                let changed = !self.synced || listed != self.current;
-                (self.current, self.synced) = (listed, true);
-                changed
-            }
-            Event::Apply(object) => {
-                let (name, value) = read(object);
-                let same = self.current.get(&name) == Some(&value);
-                self.current.insert(name, value);
-                !same
-            }
-            Event::Delete(object) => self.current.remove(&read(object).0).is_some(),
-        }
-    }
-}
-
 fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {
     (full_name(&state), state.status.and_then(|status| status.labels))
 }
@@ -428,31 +374,6 @@ mod tests {
     use ctrlmesh_common::api::{ManagerStateSpec, ManagerStateStatus};
 
     use super::*;
-
-    fn read((name, value): (&str, u8)) -> (String, u8) {
-        (name.to_owned(), value)
-    }
-
-    #[test]
-    fn a_list_takes_the_place_of_what_was_known_only_when_it_is_whole() {
-        let mut kept = Kept::<u8>::default();
-        let mut take = |event| {
-            let changed = kept.take(event, read);
-            (changed, kept.current.clone().into_iter().collect::<Vec<_>>())
-        };
-        let is = |pairs: &[(&str, u8)]| pairs.iter().map(|pair| read(*pair)).collect::<Vec<_>>();
-        take(Event::Init);
-        take(Event::InitApply(("a", 1)));
-        assert_eq!(take(Event::InitApply(("b", 2))), (false, vec![]));
-        assert_eq!(take(Event::InitDone), (true, is(&[("a", 1), ("b", 2)])));
-        assert_eq!(take(Event::Apply(("a", 1))), (false, is(&[("a", 1), ("b", 2)])));
-        assert_eq!(take(Event::Apply(("a", 3))), (true, is(&[("a", 3), ("b", 2)])));
-        take(Event::Init);
-        assert_eq!(take(Event::InitApply(("b", 2))), (false, is(&[("a", 3), ("b", 2)])));
-        assert_eq!(take(Event::InitDone), (true, is(&[("b", 2)])), "what is not listed is gone");
-        assert_eq!(take(Event::Delete(("b", 2))), (true, vec![]));
-        assert_eq!(take(Event::Delete(("b", 2))), (false, vec![]));
-    }
 
     fn state(labels: Option<LabelsStatus>) -> ManagerState {
         let mut state = ManagerState::new(MANAGER_STATE, ManagerStateSpec::default());
@@ -500,12 +421,5 @@ mod tests {
             cache.take(event, |seen| &mut seen.schemes, read_labels);
         }
         assert_eq!(cache.scheme().as_deref(), Some(&Scheme::settled(told)));
-    }
-
-    #[test]
-    fn an_empty_list_is_a_list() {
-        let mut kept = Kept::<u8>::default();
-        kept.take(Event::Init, read);
-        assert!(kept.take(Event::InitDone, read) && kept.synced);
     }
 }

@@ -21,6 +21,9 @@ const BEFORE: usize = 150;
 /// Each which of the roles stays, when it is deleted, until somebody lets it go.
 const EACH: usize = 10;
 
+/// How often namespaces are told to go just before their turn.
+const ROUNDS: usize = 6;
+
 /// So slowly that the test is done long before the manager is.
 const RATE: &str = "2";
 
@@ -73,6 +76,7 @@ async fn what_is_new_is_labelled_before_what_was_there() -> Result<()> {
     retry(|| is_labelled(&namespaces, "zz-new")).await.with_context(|| manager.log())?;
     retry(|| is_labelled(&roles, "zz-new")).await.with_context(|| manager.log())?;
     what_leaves_while_it_waits_is_not_touched(&roles).await.with_context(|| manager.log())?;
+    namespaces_that_leave_are_not_touched(&namespaces).await.with_context(|| manager.log())?;
     let last = format!("old-{:03}", BEFORE - 1);
     ensure!(is_labelled(&namespaces, &last).await.is_err(), "all namespaces were labelled before");
     ensure!(is_labelled(&roles, &last).await.is_err(), "all roles were labelled before");
@@ -100,5 +104,33 @@ async fn what_leaves_while_it_waits_is_not_touched(roles: &Api<ClusterRole>) -> 
     ensure!(is_labelled(roles, &leaves).await.is_err(), "it was labelled on its way out");
     let let_go = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     roles.patch(&leaves, &PatchParams::default(), &let_go).await?;
+    Ok(())
+}
+
+/// The same, of namespaces: all are looked at again each second, so those that are next are told to go, several times.
+async fn namespaces_that_leave_are_not_touched(namespaces: &Api<Namespace>) -> Result<()> {
+    let name = |number: usize| format!("old-{number:03}");
+    let (mut turn, mut left) = (0, Vec::new());
+    for _ in 0..ROUNDS {
+        while is_labelled(namespaces, &name(turn)).await.is_ok() {
+            turn += 1;
+        }
+        for number in [turn + 1, turn] {
+            // Nobody here takes away what is in them, so they stay.
+            let leaves = namespaces.delete(&name(number), &DeleteParams::default()).await?;
+            let leaves = leaves.left().context("it is gone")?;
+            if !leaves.labels().contains_key(label::SHARDING_HASH) {
+                left.push(name(number));
+            }
+        }
+        turn += 2;
+        let next = name(turn);
+        retry(|| is_labelled(namespaces, &next)).await?;
+    }
+    ensure!(left.len() >= ROUNDS, "the turn of most had come already");
+    for name in left {
+        let touched = is_labelled(namespaces, &name).await.is_ok();
+        ensure!(!touched, "{name} was labelled on its way out");
+    }
     Ok(())
 }

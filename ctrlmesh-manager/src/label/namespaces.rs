@@ -18,6 +18,9 @@ use crate::scheme::Scheme;
 /// How long after a failure a namespace is tried again, at most: what is in it is not labelled at once before it is.
 const WITHIN: Duration = Duration::from_mins(1);
 
+/// How long after a namespace was found to be another than was seen it is looked at again: the watch brings that.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// What is known of the namespaces from before.
 #[derive(Debug)]
 pub(super) struct Namespaces {
@@ -36,7 +39,8 @@ impl Default for Namespaces {
 }
 
 impl Namespaces {
-    /// Those of all `known` ones whose labels are to be changed and that may be tried at `now`, each with the change.
+    /// Those of all `known` ones whose labels are to be changed and that may be tried at `now`, as they were seen, each with
+    /// the change.
     pub(super) fn due(
         &mut self,
         known: &BTreeMap<String, Known>,
@@ -60,12 +64,22 @@ impl Namespaces {
         let (old, new): (Vec<_>, Vec<_>) =
             unlabelled.into_iter().partition(|(name, _)| self.before.contains(*name));
         self.before = known.keys().cloned().collect();
-        new.into_iter().chain(old).map(|(name, labels)| (named(name), labels)).collect()
+        let seen = |name: &String| ObjectMeta {
+            uid: known[name].uid.clone(),
+            resource_version: known[name].version.clone(),
+            ..named(name)
+        };
+        new.into_iter().chain(old).map(|(name, labels)| (seen(name), labels)).collect()
     }
 
     /// The labels could not be given to it.
     pub(super) fn failed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) {
         self.pending.failed(meta, change, now);
+    }
+
+    /// It is not as it was seen; gives whether that goes on.
+    pub(super) fn changed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) -> bool {
+        self.pending.changed(meta, change, now + MOMENT)
     }
 
     /// Whether there is none that could not be labelled.
@@ -114,9 +128,27 @@ mod tests {
         let mut more = known(["a", "b", "c", "d", "e"]);
         let labels = change(&named("d"), Scope::Namespace, &Scheme::default()).unwrap();
         let labels = labels.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-        more.insert("d".to_owned(), Known { labels, terminating: false });
+        more.insert("d".to_owned(), Known { labels, ..Known::default() });
         more.insert("c".to_owned(), Known { terminating: true, ..Known::default() });
         assert_eq!(due(&mut namespaces, &more, now), ["a", "e", "b"]);
+    }
+
+    #[test]
+    fn one_is_labelled_as_it_was_seen_and_looked_at_again_in_a_moment_where_it_is_another() {
+        let (mut namespaces, now) = (Namespaces::default(), Instant::now());
+        let mut take = |uid: &str, version: &str, now| {
+            let (uid, version) = (Some(uid.to_owned()), Some(version.to_owned()));
+            let known = Known { uid, version, ..Known::default() };
+            let all = [("a".to_owned(), known)].into();
+            let due = namespaces.due(&all, &Scheme::default(), now);
+            due.into_iter().next().map(|(meta, change)| {
+                let goes_on = namespaces.changed(&meta, change, now);
+                (meta.uid.unwrap(), meta.resource_version.unwrap(), goes_on)
+            })
+        };
+        assert_eq!(take("1", "5", now), Some(("1".to_owned(), "5".to_owned(), false)));
+        assert_eq!(take("1", "5", now), None, "the watch is to bring it first");
+        assert_eq!(take("2", "7", now + MOMENT), Some(("2".to_owned(), "7".to_owned(), true)));
     }
 
     #[test]

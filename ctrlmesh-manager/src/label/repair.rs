@@ -211,9 +211,14 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             for (meta, change) in left.by_ref() {
                 self.pace.wait().await;
                 match self.repair(NAMESPACES, &api, &meta, change.clone()).await {
-                    Repaired::Failed(why) | Repaired::Changed(why) => {
+                    Repaired::Failed(why) => {
                         unfinished.failed(&why);
                         all.failed(&meta, change, Instant::now());
+                    }
+                    Repaired::Changed(why) => {
+                        if all.changed(&meta, change, Instant::now()) {
+                            unfinished.failed(&why);
+                        }
                     }
                     Repaired::Done => {
                         if is_unowned(&change, &self.scheme) {
