@@ -10,6 +10,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::slots::{COUNT, Slot};
 
+/// The greatest epoch. Up to it whoever reads JSON reads a number exactly; with a change each second it lasts for 285
+/// million years.
+pub const MAX_EPOCH: u64 = (1 << 53) - 1;
+
 /// The ownership table of one operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "api", derive(schemars::JsonSchema))]
@@ -18,7 +22,7 @@ pub struct Ownership {
     /// Grows with every change of the table, and with nothing else. From 1; default 0, a table that was never
     /// written.
     #[serde(default)]
-    #[cfg_attr(feature = "api", schemars(with = "i64", range(min = 0)))]
+    #[cfg_attr(feature = "api", schemars(with = "i64", range(min = 0, max = MAX_EPOCH)))]
     pub epoch: u64,
     /// The shard of each slot, "0" to "31". A slot that is missing belongs to nobody; absent or empty: all
     /// do.

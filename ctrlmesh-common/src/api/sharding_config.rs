@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{LabelSelector, rules};
-use crate::ownership::Ownership;
+use crate::ownership::{MAX_EPOCH, Ownership};
 use crate::resource::ResourceMatch;
 
 /// A shard of an operator, or, with `root`, the rule that makes all its shards.
@@ -278,6 +278,7 @@ pub struct ShardingConfigStatus {
     pub is_root: Option<bool>,
     /// Grows with every change of what the operator's proxies are told. Absent: there was no table yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = MAX_EPOCH))]
     pub epoch: Option<i64>,
     /// A hash of what they are told in this epoch: a replica of the manager that would tell something else waits until
     /// the leader has written it here. Absent: there was no table yet.

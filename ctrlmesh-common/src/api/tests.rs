@@ -96,6 +96,17 @@ fn all_that_users_write_is_bounded() {
     assert_eq!(found, Vec::<String>::new());
 }
 
+/// One that somebody wrote would otherwise leave no room for the next.
+#[test]
+fn an_epoch_is_a_number_that_everybody_reads_exactly() {
+    let schemas = schemas();
+    for path in ["ShardingConfig.status.epoch", "ShardingConfig.status.ownership.epoch"] {
+        let (_, schema) = schemas.iter().find(|(one, _)| one == path).unwrap();
+        let bounds = [&schema["minimum"], &schema["maximum"]].map(Value::as_f64);
+        assert_eq!(bounds, [Some(0.0), Some(9_007_199_254_740_991.0)], "{path}");
+    }
+}
+
 /// What a schema allows a text to be.
 struct Allowed {
     pattern: Regex,

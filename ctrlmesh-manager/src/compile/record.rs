@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
-use ctrlmesh_common::ownership::Ownership;
+use ctrlmesh_common::ownership::{MAX_EPOCH, Ownership};
 use ctrlmesh_common::slots;
 
 use super::{Operator, Policies, Record};
@@ -11,29 +11,32 @@ use super::{Operator, Policies, Record};
 /// The record of a valid `operator` whose shards are told `policies`, which are in no epoch yet.
 ///
 /// The epoch is the written one where what was written says the same; else it is later than all that were written for
-/// the operator, its shards included, which stand by themselves while their root is switched off.
+/// the operator, its shards included, which stand by themselves while their root is switched off. One that leaves no room
+/// for a later one, and was written by somebody else, is as none: it would be told nothing new for ever.
 pub(super) fn of(
     operator: &Operator<'_>,
     policies: &Policies,
     configs: &[ShardingConfig],
 ) -> Record {
     let status = operator.status();
-    let before = status.and_then(|status| status.ownership.clone()).unwrap_or_default();
+    let mut before = status.and_then(|status| status.ownership.clone()).unwrap_or_default();
+    before.epoch = possible(before.epoch);
     let (written, newest) = (epoch(status), newest(operator, configs));
     let table = operator.table();
     let policy_digest = digest(table.as_ref(), texts(policies));
     let said = status.and_then(|status| status.policy_digest.as_ref());
     let unchanged = said == Some(&policy_digest)
+        && written > 0
         && written == newest
         && table.as_ref().is_none_or(|table| !moved(&before, table));
-    let next = newest.max(before.epoch).saturating_add(1);
+    let next = newest.max(before.epoch) + 1;
     Record {
         epoch: if unchanged { written } else { next },
         policy_digest,
         written: unchanged,
         ownership: table.map(|table| {
             let after = table.after(&before);
-            let changed = after.epoch != before.epoch;
+            let changed = after.epoch != before.epoch || before.epoch == 0;
             Ownership { epoch: if changed { next } else { before.epoch }, ..after }
         }),
         shards: if operator.is_root() { alone(policies) } else { BTreeMap::new() },
@@ -95,5 +98,10 @@ fn digest<'a>(
 
 fn epoch(status: Option<&ShardingConfigStatus>) -> u64 {
     let epoch = status.and_then(|status| status.epoch);
-    epoch.and_then(|epoch| u64::try_from(epoch).ok()).unwrap_or_default()
+    epoch.and_then(|epoch| u64::try_from(epoch).ok()).map(possible).unwrap_or_default()
+}
+
+/// The epoch, where there can be a later one; else 0.
+fn possible(epoch: u64) -> u64 {
+    if epoch < MAX_EPOCH { epoch } else { 0 }
 }

@@ -1,4 +1,5 @@
 use ctrlmesh_common::names::label;
+use ctrlmesh_common::ownership::MAX_EPOCH;
 use ctrlmesh_common::policy::Limit;
 use ctrlmesh_common::selector::Selector;
 use proptest::prelude::*;
@@ -134,6 +135,28 @@ fn epochs_go_on_where_a_root_was_switched_off_and_its_shards_were_edited() {
     let child = child.replace("{name: r-1-normal", &of_root);
     let after = compiled(&[said, child], &[pod("op-0", &[])], &first);
     assert_eq!(epochs(&after), [("op-0", 10)]);
+}
+
+#[test]
+fn an_epoch_that_leaves_no_room_for_a_later_one_counts_as_none() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 1}";
+    let pods = [pod("op-0", &[])];
+    let first = compiled(&[root(rule)], &pods, &Compiled::default());
+    let said = status(&first, "ops/root");
+    for most in [MAX_EPOCH, i64::MAX.cast_unsigned()] {
+        let wrong = said.replace("epoch: 1", &format!("epoch: {most}"));
+        let wrong = wrong.replace("\"epoch\":1", &format!("\"epoch\":{most}"));
+        let found = compiled(&[root(rule) + &wrong], &pods, &first);
+        let record = &found.operators["ops/root"];
+        let table = record.ownership.as_ref().unwrap();
+        assert_eq!((record.epoch, record.written, table.epoch), (1, false, 1), "{most}");
+        let after = compiled(&[root(rule) + &status(&found, "ops/root")], &pods, &found);
+        assert!(after.operators["ops/root"].written, "{most}");
+    }
+    let last = said.replace("epoch: 1", &format!("epoch: {}", MAX_EPOCH - 1));
+    let other = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let found = compiled(&[root(other) + &last], &pods, &first);
+    assert_eq!(found.operators["ops/root"].epoch, MAX_EPOCH, "it can be written");
 }
 
 #[test]
