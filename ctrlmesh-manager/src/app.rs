@@ -190,6 +190,7 @@ async fn start(
         leader: Leader::default(),
         asked: asked(&args, listeners.webhook.local_addr().map_err(AppError::Runtime)?.port()),
         roots: Arc::new(Roots::new(client.clone(), vault.clone(), cluster)),
+        grpc: listens.port(),
         args: Arc::new(args),
         wanted,
         client,

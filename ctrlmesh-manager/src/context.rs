@@ -43,6 +43,8 @@ pub struct Context {
     pub roots: Arc<Roots>,
     /// Where the API server asks our webhooks, but for the path and for whom it believes there.
     pub asked: WebhookClientConfig,
+    /// The port at which proxies are told.
+    pub grpc: u16,
     /// What is still awaited.
     pub readiness: Readiness,
     /// Ends with it.

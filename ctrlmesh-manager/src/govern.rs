@@ -120,6 +120,7 @@ fn roster(context: &Context, pen: Pen) -> Roster {
         namespace: context.args.namespace.clone(),
         service: context.args.service.clone(),
         replica: context.args.replica(),
+        grpc: context.grpc,
         leadership: context.leadership.clone(),
     }
 }

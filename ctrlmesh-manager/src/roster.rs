@@ -8,7 +8,7 @@ use std::time::Duration;
 use ctrlmesh_common::api::{
     ManagerEndpoint, ManagerPorts, ManagerState, ManagerStateSpec, ManagerStateStatus,
 };
-use ctrlmesh_common::names::{MANAGER_STATE, port};
+use ctrlmesh_common::names::MANAGER_STATE;
 use jiff::Timestamp;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -36,6 +36,8 @@ pub struct Roster {
     pub service: String,
     /// The pod of this replica.
     pub replica: String,
+    /// The port of its gRPC, and so of the others', which are told the same.
+    pub grpc: u16,
     /// Whether this replica writes.
     pub leadership: Leadership,
     /// Who else writes that status.
@@ -74,7 +76,8 @@ impl Roster {
             None => return Ok(()),
         };
         let before = state.status.clone().unwrap_or_default();
-        let after = status(&slices, &self.namespace, &self.replica, &before, Timestamp::now());
+        let leader = (self.replica.as_str(), self.grpc);
+        let after = status(&slices, &self.namespace, leader, &before, Timestamp::now());
         if after != before && self.leadership.is_held() {
             let state = ManagerState { status: Some(after), ..state };
             pen.writes();
@@ -88,7 +91,7 @@ impl Roster {
 fn status(
     slices: &[EndpointSlice],
     namespace: &str,
-    leader: &str,
+    (leader, grpc): (&str, u16),
     before: &ManagerStateStatus,
     now: Timestamp,
 ) -> ManagerStateStatus {
@@ -106,8 +109,8 @@ fn status(
         namespace: Some(namespace.to_owned()),
         endpoints,
         ports: Some(ManagerPorts {
-            grpc_leader_election_port: Some(port::MANAGER_GRPC.into()),
-            grpc_non_leader_election_port: Some(port::MANAGER_GRPC.into()),
+            grpc_leader_election_port: Some(grpc.into()),
+            grpc_non_leader_election_port: Some(grpc.into()),
         }),
         ..before.clone()
     };
@@ -139,7 +142,7 @@ mod tests {
             slice("IPv6", json!([endpoint("m-0", "fd00::1")])),
         ];
         let at = |second| Timestamp::from_second(second).unwrap();
-        let first = status(&slices, "ns", "m-1", &ManagerStateStatus::default(), at(1));
+        let first = status(&slices, "ns", ("m-1", 9071), &ManagerStateStatus::default(), at(1));
         let seen: Vec<_> = first
             .endpoints
             .iter()
@@ -147,12 +150,16 @@ mod tests {
             .collect();
         assert_eq!(seen, [("m-0", "10.0.0.1", false), ("m-1", "10.0.0.2", true)]);
         assert_eq!(first.update_timestamp, Some(Time(at(1))));
-        assert_eq!(status(&slices, "ns", "m-1", &first, at(9)), first, "nothing has changed");
-        let next = status(&slices, "ns", "m-0", &first, at(9));
+        let ports = first.ports.clone().unwrap();
+        let ports = [ports.grpc_leader_election_port, ports.grpc_non_leader_election_port];
+        assert_eq!(ports, [Some(9071), Some(9071)]);
+        let again = status(&slices, "ns", ("m-1", 9071), &first, at(9));
+        assert_eq!(again, first, "nothing has changed");
+        let next = status(&slices, "ns", ("m-0", 9071), &first, at(9));
         assert_eq!(next.update_timestamp, Some(Time(at(9))));
         let labels = Some(LabelsStatus::default());
         let with_labels = ManagerStateStatus { labels: labels.clone(), ..first };
-        let next = status(&slices, "ns", "m-0", &with_labels, at(9));
+        let next = status(&slices, "ns", ("m-0", 9071), &with_labels, at(9));
         assert_eq!(next.labels, labels, "what is another's stays");
     }
 }
