@@ -19,7 +19,7 @@ use crate::pods::{self, OnePod};
 pub(crate) const SYSTEM: &str = "ctrlmesh-system";
 
 /// ShardingConfigs in one namespace.
-const IN_ONE: usize = 10;
+pub(crate) const IN_ONE: usize = 10;
 
 /// How many writes are under way at once.
 const AT_ONCE: usize = 16;
