@@ -31,6 +31,7 @@ use crate::drain::Drain;
 use crate::intercept::Targets;
 use crate::node::charge::{Charge, Claim, Link};
 use crate::node::keeper::{Keeper, Ways};
+use crate::node::network::Heirloom;
 use crate::readiness::BlockReady;
 use crate::watched::PERIOD;
 
@@ -84,6 +85,15 @@ pub struct Node {
 /// What a process in charge holds.
 type Held = Option<Charge>;
 
+/// What a process begins with.
+#[derive(Default)]
+struct Begun {
+    charge: Held,
+    heirlooms: Vec<Heirloom>,
+    /// The way to the process that was in charge before.
+    before: Option<Link>,
+}
+
 /// Why a process serves no more.
 enum Why {
     /// Another one does.
@@ -117,15 +127,14 @@ impl Node {
     /// tried, of those that are to be served, or once the process is ready to follow another one.
     pub async fn run(mut self, starting: BlockReady, asked: CancellationToken) {
         let mut starting = Some(starting);
-        let (mut charge, serving) = tokio::select! {
+        let Begun { mut charge, heirlooms, before } = tokio::select! {
             // Another process is in charge, and stays so.
             () = asked.cancelled() => return self.removal.if_due().await,
-            begun = Box::pin(self.come(&mut starting)) => match begun {
-                Some(begun) => begun,
-                None => return,
-            },
+            begun = Box::pin(self.come(&mut starting)) => begun,
         };
-        drop(serving);
+        // Nobody else has the charge from here on: who is asked to leave first serves, and then sees who follows.
+        self.keeper.inherit(heirlooms).await;
+        drop(before);
         match Box::pin(self.serve(&mut charge, &mut starting, &asked)).await {
             Why::Followed => {
                 info!("another process serves the pods of this node now");
@@ -140,24 +149,21 @@ impl Node {
         }
     }
 
-    /// Waits until this process is in charge, and looks at all pods once; with what that was made known by, where another
-    /// process was in charge before.
-    async fn come(&mut self, starting: &mut Option<BlockReady>) -> Option<(Held, Option<Link>)> {
+    /// Waits until this process is in charge. Nothing is lost where it waits no longer.
+    async fn come(&mut self, starting: &mut Option<BlockReady>) -> Begun {
         let Some(Handover { folder, .. }) = self.handover.clone() else {
-            self.keeper.pass().await;
-            return Some((None, None));
+            return Begun::default();
         };
         loop {
             match charge::claim(&folder) {
                 Ok(Claim::Ours(charge)) => {
-                    self.keeper.pass().await;
-                    return Some((Some(charge), None));
+                    return Begun { charge: Some(charge), ..Begun::default() };
                 }
                 Ok(Claim::Later) => time::sleep(SOON).await,
                 Ok(Claim::Theirs(before)) => {
                     info!("another process serves the pods of this node, waiting to follow it");
-                    if let Some((charge, link)) = self.follow(before, starting).await {
-                        return Some((Some(charge), Some(link)));
+                    if let Some(begun) = self.follow(before, starting).await {
+                        return begun;
                     }
                 }
                 Err(error) => {
@@ -173,7 +179,7 @@ impl Node {
         &mut self,
         mut before: charge::Predecessor,
         starting: &mut Option<BlockReady>,
-    ) -> Option<(Charge, Link)> {
+    ) -> Option<Begun> {
         let given = loop {
             if self.keeper.knows() {
                 drop(starting.take());
@@ -192,8 +198,7 @@ impl Node {
         match taken {
             Ok((charge, heirlooms, link)) => {
                 info!(listeners = heirlooms.len(), "follows the process before");
-                self.keeper.inherit(heirlooms).await;
-                Some((charge, link))
+                Some(Begun { charge: Some(charge), heirlooms, before: Some(link) })
             }
             Err(error) => {
                 warn_of("follow the process that serves the pods")(&error);

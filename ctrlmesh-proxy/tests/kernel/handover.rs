@@ -1,5 +1,6 @@
 //! One process of a node follows another: nothing is refused, nothing passes, and one of them is in charge.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::thread;
 use ctrlmesh_proxy::intercept::Slot;
 use serde_json::Value;
 
+use crate::bed;
 use crate::harness::proxy::Proxy;
 use crate::harness::until;
 use crate::older::{Patched, once_written};
@@ -37,6 +39,16 @@ async fn waiting(proxy: Proxy) -> Proxy {
     until("it to wait", || async { proxy.log().contains("waiting to follow it") }).await;
     until("it to be ready", || async { is_ready(&proxy).await }).await;
     proxy
+}
+
+/// Tells `first` to stop, and returns when `next` has been given everything and has come to its first pod; it goes on when
+/// what is returned is dropped.
+fn amid(node: &Node, first: &Proxy, next: &Proxy) -> File {
+    let lock = File::open(node.bed.pins()).unwrap();
+    lock.lock().unwrap();
+    first.terminate();
+    bed::waits_for_lock(next.pid().as_raw().unsigned_abs());
+    lock
 }
 
 async fn is_ready(proxy: &Proxy) -> bool {
@@ -168,6 +180,25 @@ async fn who_is_told_to_stop_serves_on_until_another_one_comes() {
     assert!(first.ended().await.success());
     served(&next, 1.0).await;
     busy.end("a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_told_to_stop_while_it_takes_over_serves_on_until_another_one_comes() {
+    let node = Node::new().await;
+    node.list(&["a", "b", "c", "d"].map(|name| node.pod(name)));
+    let first = proxy(&node, "60s");
+    served(&first, 4.0).await;
+    let busy = Busy::begin(node.operator("d"));
+    let next = successor(&node).await;
+    let lock = amid(&node, &first, &next);
+    next.terminate();
+    drop(lock);
+    assert!(first.ended().await.success());
+    served(&next, 4.0).await;
+    let last = proxy(&node, "60s");
+    assert!(next.ended().await.success());
+    served(&last, 4.0).await;
+    busy.end("d");
 }
 
 #[tokio::test(flavor = "multi_thread")]
