@@ -134,7 +134,10 @@ impl Node {
         };
         // Nobody else has the charge from here on: who is asked to leave first serves, and then sees who follows.
         self.keeper.inherit(heirlooms).await;
-        drop(before);
+        if let Some(before) = before {
+            // Where it has not waited, it need not know.
+            let _gone = before.serves().await;
+        }
         match Box::pin(self.serve(&mut charge, &mut starting, &asked)).await {
             Why::Followed => {
                 info!("another process serves the pods of this node now");

@@ -37,7 +37,8 @@ const VERSION: u32 = 1;
 /// How long a successor may take to say that it has everything. Until then we serve.
 const TAKEN_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long it may take to serve from there on: meanwhile we go on to accept, beside it.
+/// How long it may take to serve from there on: meanwhile we go on to accept, beside it. Who lives and takes longer has
+/// the sockets, and what comes waits there.
 const SERVED_WITHIN: Duration = Duration::from_secs(3);
 
 /// The longest packet, in bytes: a network namespace in which every pod of a node is.
@@ -87,6 +88,8 @@ enum Said {
     Last,
     /// The answer: all of it arrived.
     Taken,
+    /// The last word: who took it serves.
+    Serves,
 }
 
 /// Looks whose the charge is that `folder` stands for, and takes it where it is nobody's.
@@ -146,18 +149,24 @@ impl Charge {
     /// are to be dropped.
     ///
     /// # Errors
-    /// Where it does not take them: then nothing is given, and this process is in charge.
+    /// Where it does not take them, or dies before it serves: then this process is in charge, and whoever comes next is
+    /// given everything anew.
     pub(super) async fn give(&mut self, heirlooms: Vec<Heirloom>) -> io::Result<()> {
         let Some(successor) = self.successor.take() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
         let given = time::timeout(TAKEN_WITHIN, self.hand(&successor, heirlooms)).await;
         given.map_err(|_elapsed| io::Error::from(io::ErrorKind::TimedOut)).flatten()?;
-        // It ends the connection when it serves.
-        if time::timeout(SERVED_WITHIN, successor.receive()).await.is_err() {
-            debug!("the process that follows takes its time");
+        match time::timeout(SERVED_WITHIN, successor.receive()).await {
+            Ok(Ok(Some((Said::Serves, _)))) => Ok(()),
+            // The lock is still ours, too, and so are all sockets.
+            Ok(Ok(_)) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(Err(error)) => Err(error),
+            Err(_elapsed) => {
+                debug!("the process that follows takes its time");
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     async fn hand(&self, successor: &Link, heirlooms: Vec<Heirloom>) -> io::Result<()> {
@@ -203,7 +212,7 @@ impl Predecessor {
         }
     }
 
-    /// Takes what was given, and says so. The link is to be dropped when the pods are served.
+    /// Takes what was given, and says so. Over the link it is to be said when the pods are served.
     pub(super) async fn take(self) -> io::Result<(Charge, Vec<Heirloom>, Link)> {
         let Self { link, charge, heirlooms } = self;
         let (lock, door) = charge.ok_or(io::ErrorKind::InvalidData)?;
@@ -216,6 +225,11 @@ impl Predecessor {
 // === impl Link ===
 
 impl Link {
+    /// Says to the process before this one that it is needed no more.
+    pub(super) async fn serves(self) -> io::Result<()> {
+        self.send(&Said::Serves, &[]).await
+    }
+
     async fn send(&self, said: &Said, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = serde_json::to_vec(said)?;
         let send = || {
@@ -314,10 +328,12 @@ mod tests {
             let ports: Vec<u16> = heirlooms.iter().map(|one| one.port).collect();
             let (given, taken) = tokio::join!(charge.give(heirlooms), async {
                 assert!(next.gives().await.unwrap());
-                next.take().await.unwrap()
+                let (charge, sockets, link) = next.take().await.unwrap();
+                link.serves().await.unwrap();
+                (charge, sockets)
             });
             given.unwrap();
-            let (received, sockets, _) = taken;
+            let (received, sockets) = taken;
             charge = received;
             for (socket, port) in sockets.iter().zip(&ports) {
                 assert_eq!(socket.listener.local_addr().unwrap().port(), *port);
@@ -339,6 +355,34 @@ mod tests {
         let mut next = theirs(folder.path());
         drop(charge);
         assert!(!next.gives().await.unwrap());
+        drop(ours(folder.path()));
+    }
+
+    #[tokio::test]
+    async fn who_takes_everything_and_dies_before_it_serves_leaves_the_one_before_in_charge() {
+        let folder = TempDir::new().unwrap();
+        let mut charge = ours(folder.path());
+        let mut next = theirs(folder.path());
+        charge.attend().await.unwrap();
+        let (given, ()) = tokio::join!(charge.give(vec![heirloom(&[1])]), async {
+            assert!(next.gives().await.unwrap());
+            drop(next.take().await.unwrap());
+        });
+        assert!(given.is_err());
+        // Whoever comes after it is let in by the same door, and given everything.
+        let mut last = theirs(folder.path());
+        charge.attend().await.unwrap();
+        let (given, received) = tokio::join!(charge.give(vec![heirloom(&[1])]), async {
+            assert!(last.gives().await.unwrap());
+            let (charge, sockets, link) = last.take().await.unwrap();
+            link.serves().await.unwrap();
+            assert_eq!(sockets.len(), 1);
+            charge
+        });
+        given.unwrap();
+        drop(charge);
+        assert!(matches!(claim(folder.path()).unwrap(), Claim::Theirs(_)));
+        drop(received);
         drop(ours(folder.path()));
     }
 
