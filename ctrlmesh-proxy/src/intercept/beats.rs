@@ -79,7 +79,7 @@ impl Beats {
             }
             let Some(path) = self.found.find(&census, &cgroup) else { continue };
             let namespaces = cgroup::namespaces(&path);
-            let here = namespaces.found.contains_key(&self.place.namespace);
+            let here = namespaces.has(self.place.namespace);
             let only = here && namespaces.found.len() == 1 && namespaces.unseen.is_none();
             if let Some(error) = namespaces.unseen.filter(|_| !here) {
                 if self.unseen.insert(slot) {

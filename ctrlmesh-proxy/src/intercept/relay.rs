@@ -16,7 +16,7 @@ use tokio::{signal, time};
 
 use super::attach::Options;
 use super::beats::{Beats, Complaint, Place};
-use super::cgroup::{Cgroup, Hierarchy, Namespaces};
+use super::cgroup::{Cgroup, Hierarchy};
 use super::event::Events;
 use super::interceptor::Interceptor;
 use super::listener::Namespace;
@@ -136,11 +136,13 @@ impl Relay {
 /// that are.
 fn among(own: &Namespace, pod: &Cgroup) -> Result<(), Error> {
     let inode = own.inode()?;
-    let Namespaces { found, unseen } = cgroup::namespaces(&pod.path);
-    if found.contains_key(&inode) || found.is_empty() && unseen.is_none() {
+    let namespaces = cgroup::namespaces(&pod.path);
+    if namespaces.has(inode) || namespaces.found.is_empty() && namespaces.unseen.is_none() {
         return Ok(());
     }
-    Err(unseen.unwrap_or_else(|| Error::NoSuchNamespace { inode, cgroup: pod.path.clone() }))
+    Err(namespaces
+        .unseen
+        .unwrap_or_else(|| Error::NoSuchNamespace { inode, cgroup: pod.path.clone() }))
 }
 
 /// Fails if this process is itself intercepted: it would be its own client.

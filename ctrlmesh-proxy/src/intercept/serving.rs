@@ -7,6 +7,7 @@ use std::path::Path;
 
 use ctrlmesh_common::kernel::{INBOUND_PER_POD, Inbound, InboundKey};
 
+use super::cgroup::{self, Namespaces};
 use super::enrol::Register;
 use super::interceptor::Interceptor;
 use super::listener::{self, Namespace};
@@ -14,7 +15,7 @@ use super::map::Maps;
 use super::object::Object;
 use super::pin::Slot;
 use super::record::Record;
-use super::{Error, cgroup, link, map};
+use super::{Error, link, map};
 
 /// Beats of one owner's pods, for a thread of its own.
 pub struct Pulse(Register);
@@ -189,8 +190,9 @@ fn reopen(record: &Record, path: &Path, inode: u64) -> Result<Namespace, Error> 
     if let Some(known) = Namespace::open(path).ok().filter(is) {
         return Ok(known);
     }
-    let mut namespaces = cgroup::namespaces(&record.cgroup.path);
-    let found = namespaces.found.remove(&inode).map(|path| Namespace::open(&path)).transpose()?;
+    let Namespaces { found, unseen } = cgroup::namespaces(&record.cgroup.path);
+    let found = found.iter().find(|(one, _)| *one == inode);
+    let found = found.map(|(_, path)| Namespace::open(path)).transpose()?;
     let gone = || Error::NoSuchNamespace { inode, cgroup: record.cgroup.path.clone() };
-    found.filter(is).ok_or_else(|| namespaces.unseen.unwrap_or_else(gone))
+    found.filter(is).ok_or_else(|| unseen.unwrap_or_else(gone))
 }

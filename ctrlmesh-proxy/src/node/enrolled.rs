@@ -60,12 +60,12 @@ impl Enrolled {
         if let Some(file) = &self.pod.network {
             return NetworkId::of(file).is_ok_and(|now| now != serving.network);
         }
-        // The process by which it was found may be gone, and its number another's.
+        // The process by which it was found, the pod's oldest, may be gone, and its number another's.
         if NetworkId::of(&serving.file).is_ok_and(|now| now == serving.network) {
             return false;
         }
         let (now, _) = network::of_processes(&self.cgroup.path);
-        !now.is_empty() && !now.iter().any(|(one, _)| *one == serving.network)
+        now.first().is_some_and(|(oldest, _)| *oldest != serving.network)
     }
 }
 

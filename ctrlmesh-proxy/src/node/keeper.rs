@@ -266,6 +266,7 @@ impl Keeper {
         }
         let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
         let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
+        // That of the oldest process: a later one may have gone into one of its own.
         let found = found.into_iter().next().map(|(id, file)| (file, id));
         found.ok_or_else(|| unseen.map_or(Waiting::NoNetwork, Waiting::Network))
     }

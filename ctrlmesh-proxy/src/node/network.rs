@@ -65,13 +65,13 @@ impl NetworkId {
     }
 }
 
-/// The network namespaces of the processes of a pod, other than the node's: a process that is only being started is
-/// still in that. And why there may be others.
+/// The network namespaces of the processes of a pod, that of the oldest first, other than the node's: a process that is
+/// only being started is still in that. And why there may be others.
 pub(super) fn of_processes(cgroup: &Path) -> (Vec<(NetworkId, PathBuf)>, Option<Error>) {
     let nodes: Vec<NetworkId> =
         ["self", "1"].iter().filter_map(|one| NetworkId::of(&namespace(one)).ok()).collect();
     let Namespaces { found, unseen } = cgroup::namespaces(cgroup);
-    let found = found.into_values().filter_map(|file| Some((NetworkId::of(&file).ok()?, file)));
+    let found = found.into_iter().filter_map(|(_, file)| Some((NetworkId::of(&file).ok()?, file)));
     (found.filter(|(network, _)| !nodes.contains(network)).collect(), unseen)
 }
 

@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use ctrlmesh_common::kernel::Code;
 use ctrlmesh_proxy::intercept::Slot;
+use ctrlmesh_proxy::intercept::cgroup::namespaces as namespaces_of;
 use serde_json::json;
 
-use crate::bed::PROXY;
+use crate::bed::{Bed, PROXY};
 use crate::harness::until;
 use crate::operators::{Node, POD, refused, served, shows};
 
@@ -245,4 +247,18 @@ async fn a_pod_of_another_user_that_is_named_by_a_process_takes_ptrace_and_it_is
     let proxy = node.proxy_with(&format!("{some},+sys_ptrace"));
     served(&proxy, 1.0).await;
     assert_eq!(operator.anew(), shows("a"));
+}
+
+#[test]
+fn a_pod_is_where_its_oldest_process_is_and_not_where_a_child_has_gone() {
+    let bed = Bed::new();
+    let pod = bed.cgroup("pod");
+    let inode = |name| fs::metadata(bed.namespace(name)).unwrap().ino();
+    let mut namespaces = ["a", "b"].map(|name| (inode(name), name));
+    // As the kernel may have it: a child's has the lower number.
+    namespaces.sort_unstable();
+    let [child, parent] = namespaces;
+    let _processes = [parent, child].map(|(_, name)| bed.nobody(&pod, name));
+    let found = namespaces_of(&pod).found.into_iter().map(|(inode, _)| inode);
+    assert_eq!(found.collect::<Vec<_>>(), [parent.0, child.0]);
 }
