@@ -117,6 +117,13 @@ impl Kept {
         warn!(error, emptied, file = %self.file.display(), "what watches were told is not kept");
     }
 
+    /// Where the next file of this pod, and of no other, is written: no name of a pod ends so.
+    fn next(&self) -> PathBuf {
+        let mut name = self.file.clone().into_os_string();
+        name.push("._next");
+        name.into()
+    }
+
     /// A process that is killed leaves the old file or the new one. What is lost with the node's power is of no pod that
     /// goes on.
     fn replace(&self, written: &Written) -> Result<(), KeptError> {
@@ -126,7 +133,10 @@ impl Kept {
         }
         let folder = self.file.parent().ok_or(KeptError::Broken)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let next = self.file.with_extension("_next");
+        // Another process of the node may follow this one, and keep the same pod's beside it.
+        let directory = File::open(folder)?;
+        directory.lock()?;
+        let next = self.next();
         let mut file = File::create(&next)?;
         file.set_permissions(Permissions::from_mode(0o600))?;
         write!(file, "{MAGIC}{:016x}\n{content}", wire::digest(content.as_bytes()))?;

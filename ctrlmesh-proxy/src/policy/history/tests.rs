@@ -327,3 +327,25 @@ fn a_pod_that_is_let_go_of_may_have_read_everything() {
     let suspects = history.suspects(&now, PODS, 7).unwrap();
     assert!(suspects.iter().all(|past| past.passes_everything()) && suspects.len() == 1);
 }
+
+#[test]
+fn what_pods_and_processes_write_at_once_is_whole_and_each_pods_own() {
+    let folder = TempDir::new().unwrap();
+    let writes = |pod: &str| {
+        let kept = Kept::of(folder.path(), Some(&format!("ns/{pod}").parse().unwrap()), pod);
+        let policy = Policy { limits: vec![limit("pods", "a=1"); 100], ..Policy::default() };
+        for _ in 0..200 {
+            let policies = vec![WrittenPolicy { policy: policy.clone(), until: Vec::new() }];
+            kept.write(policies, None);
+            let read = kept.read().expect("it is whole").expect("it is this pod's");
+            assert_eq!(read.policies.len(), 1);
+        }
+    };
+    std::thread::scope(|scope| {
+        // Names that end as a file's extension would, and each pod in two processes of a node.
+        for pod in ["a.b-0", "a.b-1", "a.b-0", "a.b-1"] {
+            scope.spawn(move || writes(pod));
+        }
+    });
+    assert_eq!(std::fs::read_dir(folder.path().join("histories")).unwrap().count(), 2);
+}
