@@ -157,7 +157,7 @@ impl Keeper {
         let by_network = heirlooms.into_iter().map(|one| (one.network, one));
         self.networks.inherited = by_network.collect();
         self.pass().await;
-        self.networks.inherited.clear();
+        self.networks.settle();
     }
 
     /// Listens no more: the kernel refuses what comes, until another process listens.

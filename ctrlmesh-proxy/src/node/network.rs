@@ -41,8 +41,11 @@ pub(super) struct Networks {
 /// One network namespace's socket; it closes when this is dropped.
 pub(super) struct Network {
     listener: TcpListener,
+    /// The same socket, as long as nobody accepts there.
+    waiting: Option<tokio::net::TcpListener>,
     pods: Arc<RwLock<HashSet<Slot>>>,
-    /// Those whose connections the kernel sends here already, for the process before this one told it to.
+    /// Those whose connections the kernel sends here already, for the process before this one told it to. Until they have
+    /// all joined nobody accepts: a connection of one that has not would be nobody's.
     known: HashSet<Slot>,
     stop: CancellationToken,
 }
@@ -98,14 +101,24 @@ impl Networks {
                     Some(Heirloom { listener, slots, .. }) => (listener, slots),
                     None => (listener::outbound(&Namespace::open(file)?, self.port)?, Vec::new()),
                 };
-                let (acceptor, drain) = (self.acceptor.clone(), &self.drain);
-                vacant.insert(Network::open(listener, known, acceptor, &self.originals, drain)?)
+                vacant.insert(Network::open(listener, known)?)
             }
         };
         network.pods.write().unwrap_or_else(PoisonError::into_inner).insert(slot);
         // Once: it may be told of another one later.
         let known = network.known.remove(&slot);
+        if network.known.is_empty() {
+            network.accept(self.acceptor.clone(), &self.originals, &self.drain);
+        }
         Ok((!known).then_some(&network.listener))
+    }
+
+    /// Closes what was inherited and nobody needs, and waits for none of the pods any more that have not joined.
+    pub(super) fn settle(&mut self) {
+        self.inherited.clear();
+        for network in self.open.values_mut() {
+            network.accept(self.acceptor.clone(), &self.originals, &self.drain);
+        }
     }
 
     /// What the next process is to listen with.
@@ -134,28 +147,27 @@ impl Networks {
 // === impl Network ===
 
 impl Network {
-    fn open(
-        listener: TcpListener,
-        known: Vec<Slot>,
-        acceptor: Acceptor,
-        originals: &Arc<Originals>,
-        drain: &Drain,
-    ) -> Result<Self, Error> {
+    fn open(listener: TcpListener, known: Vec<Slot>) -> Result<Self, Error> {
         let failed = |source| Error::Listen {
             address: listener.local_addr().unwrap_or(SocketAddr::from(([0; 4], 0))),
             source,
         };
-        let accepting = listener.try_clone().and_then(tokio::net::TcpListener::from_std);
-        let accepting = accepting.map_err(failed)?;
-        let (pods, stop) = (Arc::<RwLock<HashSet<Slot>>>::default(), CancellationToken::new());
-        let (originals, here) = (originals.clone(), pods.clone());
+        let waiting = listener.try_clone().and_then(tokio::net::TcpListener::from_std);
+        let waiting = Some(waiting.map_err(failed)?);
+        let (pods, known, stop) = (Arc::default(), known.into_iter().collect(), <_>::default());
+        Ok(Self { listener, waiting, pods, known, stop })
+    }
+
+    /// Accepts from now on, unless it does already.
+    fn accept(&mut self, acceptor: Acceptor, originals: &Arc<Originals>, drain: &Drain) {
+        let Some(listener) = self.waiting.take() else { return };
+        let (originals, here) = (originals.clone(), self.pods.clone());
         let origin = move |own, client| origin(&originals, &here, own, client);
-        let accepting = acceptor.run(accepting, origin, drain.clone());
-        let stopped = stop.clone();
+        let (accepting, stopped) =
+            (acceptor.run(listener, origin, drain.clone()), self.stop.clone());
         drain.spawn(async move {
             stopped.run_until_cancelled(accepting).await;
         });
-        Ok(Self { listener, pods, known: known.into_iter().collect(), stop })
     }
 }
 

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use ctrlmesh_common::names::port;
 use ctrlmesh_proxy::intercept::Slot;
+use nix::sys::signal;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::bed;
@@ -53,6 +56,20 @@ fn amid(node: &Node, first: &Proxy, next: &Proxy) -> File {
 
 async fn is_ready(proxy: &Proxy) -> bool {
     crate::harness::client::plain_get(proxy.admin, "/readyz").await.0 == 200
+}
+
+/// Whether a connection in a pod's network namespace waits for somebody to accept it.
+fn waits_to_be_accepted(node: &Node, pod: &str) -> bool {
+    let net = format!("--net={}", node.bed.path(pod).display());
+    let mut cat = Command::new("nsenter");
+    let cat = cat.args([&net, "cat", "/proc/net/tcp", "/proc/net/tcp6"]);
+    let sockets = String::from_utf8(cat.output().unwrap().stdout).unwrap();
+    let here = format!(":{:04X}", port::PROXY_REDIRECTED);
+    sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|socket| {
+        // Of one that listens, what there is to read are connections.
+        matches!(socket[..], [_, own, _, "0A", queues, ..]
+            if own.ends_with(&here) && !queues.ends_with(":00000000"))
+    })
 }
 
 /// Asks on a new connection again and again, until told to stop; gives the operator, and what it was answered.
@@ -160,12 +177,22 @@ async fn pods_that_share_a_network_namespace_go_over_together() {
     node.list(&[one, other]);
     let first = proxy(&node, "60s");
     served(&first, 2.0).await;
-    let busy = Busy::begin(node.operator("a"));
-    let next = successor(&node).await;
-    first.terminate();
+    let second = || node.operator_at("b", "a", node.upstream.address);
+    let busy = [Busy::begin(node.operator("a")), Busy::begin(second())];
+    let (next, mut last) = (successor(&node).await, second());
+    let lock = amid(&node, &first, &next);
+    // Now only the next one can accept what comes, and it has none of the two yet.
+    signal::kill(first.pid(), Signal::SIGSTOP).unwrap();
+    let asks = thread::spawn(move || last.anew());
+    bed::until("it waits", || waits_to_be_accepted(&node, "a"));
+    drop(lock);
+    assert_eq!(asks.join().unwrap(), shows("b"));
+    signal::kill(first.pid(), Signal::SIGCONT).unwrap();
     assert!(first.ended().await.success());
     served(&next, 2.0).await;
-    busy.end("a");
+    for (busy, team) in busy.into_iter().zip(["a", "b"]) {
+        busy.end(team);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
