@@ -220,6 +220,8 @@ impl Keeper {
         });
         let stale: Vec<(PodName, bool)> =
             stale.map(|(name, _)| (name.clone(), wanted.contains_key(name))).collect();
+        // Of a pod that comes back it is said anew.
+        self.complaints.retain(|name, _| wanted.contains_key(name));
         for (name, is_wanted) in stale {
             if let Some(Enrolled { slot, serving, .. }) = self.pods.remove(&name) {
                 info!(pod = %name, "pod is served no more");

@@ -183,6 +183,25 @@ async fn a_pod_without_a_policy_is_refused_until_it_has_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_pod_waits_for_is_said_again_where_it_comes_back() {
+    let node = Node::new().await;
+    let (mut a, b) = (node.pod("a"), node.pod("b"));
+    a["cgroup"] = json!("/no/such/cgroup");
+    node.list(&[a.clone(), b.clone()]);
+    let proxy = node.proxy();
+    let said = || proxy.log().matches("pod cannot be served yet").count();
+    for times in 1..=2 {
+        until("the complaint", || async { said() == times }).await;
+        node.list(std::slice::from_ref(&b));
+        until("nobody to wait", || async {
+            proxy.metric("ctrlmesh_proxy_pods_waiting").await == 0.0
+        })
+        .await;
+        node.list(&[a.clone(), b.clone()]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_does_not_parse_is_refused_and_the_last_good_one_stays() {
     let node = Node::new().await;
     node.list(&[node.pod("a")]);
