@@ -111,6 +111,17 @@ fn every_node_has_a_proxy_that_stays_and_one_node_after_the_other_gets_the_next(
 }
 
 #[test]
+fn a_quota_lets_our_pods_be_critical_where_that_takes_one_and_limits_nothing() {
+    let quota = object("ResourceQuota", "ctrlmesh-critical");
+    assert_eq!(quota["metadata"]["namespace"], NAMESPACE);
+    assert_eq!(quota["spec"]["hard"], json!({"pods": "1G"}));
+    let classes = [proxy(), manager()]
+        .map(|one| one["spec"]["template"]["spec"]["priorityClassName"].clone());
+    let scope = json!({"scopeName": "PriorityClass", "operator": "In", "values": classes});
+    assert_eq!(quota["spec"]["scopeSelector"], json!({"matchExpressions": [scope]}));
+}
+
+#[test]
 fn no_webhook_is_asked_about_what_the_cluster_and_we_ourselves_need() {
     let name = "kubernetes.io/metadata.name";
     let others = json!({"matchExpressions": [
