@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::rights::{ACCOUNT, BACKGROUND, NAMESPACE};
 
 /// What a node's proxy cannot do without.
-const CAPABILITIES: [&str; 4] = ["BPF", "NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"];
+const CAPABILITIES: [&str; 3] = ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"];
 
 /// Everything that the kustomization of a folder names, and those that it names.
 fn named_in(folder: &Path) -> Vec<Value> {
@@ -95,6 +95,9 @@ fn a_nodes_proxy_sees_the_nodes_network_and_processes_by_capabilities_and_is_not
     assert_eq!(may["readOnlyRootFilesystem"], true);
     assert_eq!(may["allowPrivilegeEscalation"], false);
     assert_eq!(may["seccompProfile"]["type"], "RuntimeDefault");
+    let mounts = container(&proxy)["volumeMounts"].as_array().unwrap();
+    let cgroup = mounts.iter().find(|mount| mount["mountPath"] == "/sys/fs/cgroup").unwrap();
+    assert_eq!(cgroup["readOnly"], true);
 }
 
 #[test]
