@@ -294,6 +294,11 @@ fn annotations_give_resources_and_variables() {
     };
     let field = json!({"resource": "limits.memory", "divisor": "1"});
     assert_eq!(told(&found).unwrap()["valueFrom"]["resourceFieldRef"], field);
+    let usual_ones = injected(json!({annotation::SIDECAR: "true"}), usual());
+    assert_eq!(
+        usual_ones["spec"]["initContainers"][0]["resources"],
+        json!({"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "512Mi"}})
+    );
     // Without a limit of its own it would be told all memory of the node.
     let unlimited = json!({annotation::SIDECAR: "true", annotation::PROXY_RESOURCE: "{}"});
     assert_eq!(told(&injected(unlimited, usual())), None);
