@@ -146,6 +146,10 @@ pub struct Update {
     /// It is for managers to read. Empty where it stays the one before.
     #[prost(bytes = "bytes", tag = "4")]
     pub voucher: Bytes,
+    /// Where the API server is, as `ADDRESS:PORT`, IPv6 in brackets: what its pods dial there a node redirects, too. All of
+    /// it; empty where it stays what it was, and to proxies inside pods.
+    #[prost(string, repeated, tag = "5")]
+    pub servers: Vec<String>,
 }
 
 /// One pod's policy.

@@ -302,7 +302,8 @@ impl Authority {
         Ok(Leaf { chain, key: key.serialize_der() })
     }
 
-    /// Signs a certificate signing request (DER): its key, for its names, and nothing else that it asks for.
+    /// Signs a certificate signing request (DER): its key, and nothing else that it asks for. It is for all that the
+    /// authority may speak for: a client may dial any of the API server's addresses, and who asks need not know of all.
     ///
     /// # Errors
     /// Where it asks for what the authority must not speak for.
@@ -332,7 +333,7 @@ impl Authority {
         }
         let issuer = self.issuer().map_err(SignError::Sign)?;
         let leaf = self
-            .leaf(names, now)
+            .leaf(self.names.alternative().unwrap_or(names), now)
             .signed_by(&request.public_key, &issuer)
             .map_err(SignError::Sign)?;
         Ok(vec![leaf.der().clone(), self.certificate.clone()])

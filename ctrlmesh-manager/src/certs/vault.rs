@@ -5,7 +5,7 @@
 //! as long as one lives. What changes later is written by the leader, on the version that it read; a leader that cannot
 //! write lets another replica try, and says so.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::names::{self, root_ca};
@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use crate::certs::authority::{AuthorityError, Names};
 use crate::certs::line::{Data, Kind, Line, LineError};
 use crate::certs::published::{Published, Restorer};
-use crate::certs::servers;
+use crate::certs::servers::{self, Servers};
 use crate::certs::tries::Tries;
 use crate::lease::Leadership;
 use crate::telemetry;
@@ -67,8 +67,8 @@ pub struct Vault {
     reporter: Reporter,
     secrets: Api<Secret>,
     wanted: Wanted,
-    /// What the API server was last known to be called.
-    names: RwLock<Names>,
+    /// What the API server was last known to be called, and where.
+    servers: watch::Sender<Servers>,
     current: watch::Sender<Arc<Authorities>>,
 }
 
@@ -155,15 +155,17 @@ impl Vault {
         restorer: &mut Restorer,
     ) -> Result<Self, VaultError> {
         let secrets = Api::namespaced(client.clone(), namespace);
-        let names = servers::names(&client, &wanted.api_server).await.map_err(VaultError::Names)?;
+        let servers = servers::find(&client, &wanted.api_server).await;
+        let servers = servers.map_err(VaultError::Names)?;
         let believed = Box::pin(find(&client, namespace, restorer)).await?;
         let authorities = match believed {
             Found::Secret(authorities) => *authorities,
-            Found::Believed(believed) => make(&secrets, &names, &wanted, believed).await?,
+            Found::Believed(believed) => make(&secrets, &servers.names, &wanted, believed).await?,
         };
         let current = watch::Sender::new(Arc::new(authorities));
-        let (reporter, names) = (Reporter::new(client.clone(), namespace), RwLock::new(names));
-        Ok(Self { client, reporter, secrets, wanted, names, current })
+        let reporter = Reporter::new(client.clone(), namespace);
+        let servers = watch::Sender::new(servers);
+        Ok(Self { client, reporter, secrets, wanted, servers, current })
     }
 
     /// The authorities.
@@ -174,6 +176,11 @@ impl Vault {
     /// The authorities, and a way to learn of a change.
     pub fn changes(&self) -> watch::Receiver<Arc<Authorities>> {
         self.current.subscribe()
+    }
+
+    /// Where the API server is, and a way to learn of a change.
+    pub fn servers(&self) -> watch::Receiver<Servers> {
+        self.servers.subscribe()
     }
 
     /// Follows the Secret for ever; the leader also does what is due. What it could not write is counted in `failures`, and
@@ -221,8 +228,12 @@ impl Vault {
         };
         let authorities = Authorities::read(&secret)?;
         self.take(authorities.clone());
-        match servers::names(&self.client, &self.wanted.api_server).await {
-            Ok(names) => *self.names.write().unwrap_or_else(PoisonError::into_inner) = names,
+        match servers::find(&self.client, &self.wanted.api_server).await {
+            Ok(found) => drop(self.servers.send_if_modified(|servers| {
+                let differs = *servers != found;
+                *servers = found;
+                differs
+            })),
             Err(error) => {
                 warn!(error = telemetry::chain(&error), "names of the API server kept as they are");
             }
@@ -247,7 +258,7 @@ impl Vault {
         mut authorities: Authorities,
         now: SystemTime,
     ) -> Result<Option<Tended>, AuthorityError> {
-        let mesh = self.names.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mesh = self.servers.borrow().names.clone();
         let (mut changed, mut news) = (false, Vec::new());
         for (kind, line, names) in [
             (Kind::Mesh, &mut authorities.mesh, &mesh),

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use ctrlmesh_common::wire::{Entry, Hello, Known, MAX_KNOWN, Report, Said, Update};
 use futures::StreamExt as _;
 use futures::stream::Map;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status, Streaming};
@@ -21,7 +21,8 @@ use super::catch_up::{Held, catch_up, is_held};
 use super::hello;
 use super::newest::Replaced;
 use super::told::{Gone, Told, id, is_of, known, name};
-use crate::board::{Posted, Reader, Receipt};
+use crate::board::{Posted, Reader, Receipt, Subject};
+use crate::certs::servers::Servers;
 use crate::identity::{IdentityError, Proven};
 use crate::metrics::{Open, Refused};
 use crate::pod::PodName;
@@ -53,6 +54,8 @@ struct Session {
     gone: Gone,
     /// Of which pods it keeps what it has.
     held: Held,
+    /// Where the API server is: for nodes, who redirect what is dialled there.
+    servers: Option<watch::Receiver<Servers>>,
     /// Whether there may be something that it has not been told.
     news: bool,
     _open: Open,
@@ -93,6 +96,11 @@ pub(super) async fn follow(
     let review = time::Instant::now() + push.again.due(proven.reviewed);
     push.board.begun().await;
     let replaced = push.newest.begin(&identity.uid);
+    let servers = matches!(subject, Subject::Node(_)).then(|| {
+        let mut servers = push.vault.servers();
+        servers.mark_changed();
+        servers
+    });
     let (outbound, answers) = mpsc::channel(ROOM);
     let session = Session {
         reader: push.board.follow(subject),
@@ -109,6 +117,7 @@ pub(super) async fn follow(
         told: HashMap::new(),
         gone: Gone::default(),
         held: Held::new(),
+        servers,
         news: false,
     };
     push.drain.spawn(session.run(hello));
@@ -172,6 +181,7 @@ impl Session {
             let event = tokio::select! {
                 said = self.inbound.message() => Event::Said(said),
                 () = self.reader.changed(), if !self.news => Event::News,
+                () = moved(&mut self.servers), if !self.news => Event::News,
                 // Only whether there is room matters: who else would send?
                 _ = self.outbound.reserve(), if self.news => Event::Room,
                 () = &mut review => Event::Review,
@@ -302,6 +312,11 @@ impl Session {
                 version: said.version,
             });
         }
+        let servers = self.servers.as_mut();
+        if let Some(servers) = servers.filter(|all| all.has_changed().unwrap_or_default()) {
+            let all = servers.borrow_and_update();
+            update.servers = all.addresses.iter().map(ToString::to_string).collect();
+        }
         update.more = self.news;
         if std::mem::take(&mut self.vouches) {
             update.voucher = self.push.vouching().issue(&self.token, &self.proven);
@@ -345,4 +360,12 @@ impl Session {
             self.receipt(pod, false);
         }
     }
+}
+
+/// Completes when the API server is somewhere else; it is to be seen by who looks next.
+async fn moved(servers: &mut Option<watch::Receiver<Servers>>) {
+    let Some(servers) = servers else { return std::future::pending().await };
+    // The vault that says so lives as long as whoever tells it.
+    drop(servers.changed().await);
+    servers.mark_changed();
 }

@@ -31,7 +31,7 @@ fn knows(pod: &TestPod, version: u64) -> Hello {
 
 /// What it is told, whatever its voucher is.
 async fn update(stream: &mut Stream) -> Update {
-    Update { voucher: Bytes::new(), ..stream.update().await }
+    Update { voucher: Bytes::new(), servers: Vec::new(), ..stream.update().await }
 }
 
 /// Says hello, and is sent away.

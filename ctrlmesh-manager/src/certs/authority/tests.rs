@@ -73,11 +73,13 @@ fn an_authority_without_addresses_speaks_for_none() {
 }
 
 #[test]
-fn a_request_within_the_constraints_is_signed_for_its_own_key_and_a_day() {
+fn a_request_within_the_constraints_is_signed_for_its_own_key_and_every_name_and_a_day() {
     let authority = authority();
     let now = SystemTime::now();
     let chain = authority.sign(&request(&["kubernetes.default.svc"], |_| {}), now).unwrap();
-    assert!(believed(&authority, &chain, "kubernetes.default.svc"));
+    for name in ["kubernetes.default.svc", "10.96.0.1", "::1"] {
+        assert!(believed(&authority, &chain, name), "{name}");
+    }
     let (_, leaf) = X509Certificate::from_der(&chain[0]).unwrap();
     let left = validity(&leaf).1.duration_since(now).unwrap();
     assert!(left <= LEAF_VALIDITY && left > LEAF_VALIDITY / 2);
