@@ -151,7 +151,7 @@ pub struct NodeArgs {
     #[arg(long, env = "CTRLMESH_PROXY_NODE", value_name = "NAME")]
     pub node: Option<String>,
     /// What is redirected: ADDRESS:PORT or PREFIX/LENGTH:PORT, IPv6 in brackets; may be repeated. The default is what
-    /// Kubernetes tells every pod of the API server.
+    /// Kubernetes tells every pod of the API server. Where there is a manager, also wherever that says that it is.
     #[arg(long, env = "CTRLMESH_PROXY_TARGET", value_name = "TARGET", value_delimiter = ',')]
     pub target: Vec<intercept::Target>,
     /// Where redirected connections arrive in each pod's network namespace.

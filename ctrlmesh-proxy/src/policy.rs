@@ -18,6 +18,7 @@ mod file;
 mod enforce;
 mod history;
 mod store;
+mod servers;
 pub mod client;
 
 pub use enforce::enforce;

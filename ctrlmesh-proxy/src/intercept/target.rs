@@ -63,6 +63,18 @@ pub enum InvalidTarget {
 // === impl Targets ===
 
 impl Targets {
+    /// These, and `more` that are none of them and can be redirected.
+    #[must_use]
+    pub fn and(&self, more: &[SocketAddr]) -> Self {
+        let mut list = self.list.clone();
+        for target in more.iter().copied().map(Target::exact).filter(|one| !one.is_reserved()) {
+            if !list.contains(&target) {
+                list.push(target);
+            }
+        }
+        Self { name: self.name.clone(), list }
+    }
+
     /// The addresses of those that are no prefix.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let exact = self.list.iter().filter(|target| target.host_bits == 0);
@@ -203,6 +215,16 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn what_is_added_stands_once_and_nowhere_where_connections_are_redirected_to() {
+        let list = |texts: &[&str]| texts.iter().map(|one| one.parse().unwrap()).collect();
+        let told = Targets { name: "t".to_owned(), list: list(&["10.96.0.1:443"]) };
+        let more = ["10.96.0.1:443", "192.0.2.1:6443", "192.0.2.1:6443", "127.64.0.1:1"];
+        let both = told.and(&more.map(|one| one.parse().unwrap()));
+        assert_eq!(both.list, list(&["10.96.0.1:443", "192.0.2.1:6443"]) as Vec<Target>);
+        assert_eq!(both.and(&[]), both);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::network::{self, NetworkId};
 use super::pods::Pod;
-use crate::intercept::Slot;
 use crate::intercept::cgroup::Cgroup;
+use crate::intercept::{Attach, Slot};
 
 /// What is said of a pod that waits for no longer than this is said to nobody: its container is only being started.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -19,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) struct Enrolled {
     pub(super) pod: Pod,
     pub(super) cgroup: Cgroup,
+    /// How it is attached.
+    pub(super) attach: Attach,
     pub(super) slot: Slot,
     pub(super) serving: Option<Serving>,
 }

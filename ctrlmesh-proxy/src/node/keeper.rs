@@ -62,6 +62,8 @@ pub(super) struct Ways {
 pub(super) struct Keeper {
     roster: Roster,
     wanted: Arc<Vec<Pod>>,
+    /// What we were told to redirect, and that with wherever else the API server is.
+    told: Targets,
     targets: Targets,
     interceptor: Interceptor,
     pulse: Pulse,
@@ -108,6 +110,7 @@ impl Keeper {
         Ok(Self {
             roster,
             wanted: Arc::new(wanted),
+            told: targets.clone(),
             targets,
             interceptor,
             pulse,
@@ -151,8 +154,7 @@ impl Keeper {
         self.networks.heirlooms()
     }
 
-    /// Looks at everything for the first time, with what the process before this one listened with. What of that nobody
-    /// needs now closes: nobody would accept there.
+    /// Looks at everything for the first time, with what the process before this one listened with.
     pub(super) async fn inherit(&mut self, heirlooms: Vec<Heirloom>) {
         let by_network = heirlooms.into_iter().map(|one| (one.network, one));
         self.networks.inherited = by_network.collect();
@@ -207,6 +209,21 @@ impl Keeper {
                 warn!(error, "list of pods refused, the last one stays");
             }
             None => {}
+        }
+        if let Some(servers) = self.roster.moved() {
+            self.retarget(self.told.and(&servers));
+        }
+    }
+
+    /// Has the kernel redirect something else, also of pods that are attached already: their connections stay. One where
+    /// that fails goes on with what it had, until the next change.
+    fn retarget(&mut self, targets: Targets) {
+        self.targets = targets;
+        for pod in self.pods.values_mut() {
+            pod.attach.targets = self.targets.clone();
+            if let Err(error) = self.interceptor.attach(&pod.attach) {
+                warn_of("redirect all that is the API server's")(&error);
+            }
         }
     }
 
@@ -294,7 +311,7 @@ impl Keeper {
                 (ListenerCheck::Port, None)
             }
         };
-        let slot = self.interceptor.attach(&Attach {
+        let attach = Attach {
             cgroup: cgroup.path.clone(),
             except,
             targets: self.targets.clone(),
@@ -303,8 +320,9 @@ impl Keeper {
             listener,
             heartbeat,
             report: false,
-        })?;
-        let enrolled = Enrolled { pod: pod.clone(), cgroup, slot, serving: None };
+        };
+        let slot = self.interceptor.attach(&attach)?;
+        let enrolled = Enrolled { pod: pod.clone(), cgroup, attach, slot, serving: None };
         self.pods.insert(pod.name.clone(), enrolled);
         Ok(slot)
     }

@@ -3,6 +3,7 @@
 //! A file, or the manager. What neither of them has said yet is no reason to let go of a pod that a former process was
 //! told to serve: its links are there still, and refuse what would otherwise pass.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -49,6 +50,7 @@ impl Roster {
             }
             Source::Manager(mut followed) => {
                 let first = of(&followed.told.borrow_and_update());
+                followed.servers.mark_changed();
                 Ok((Self::Manager(followed), first))
             }
         }
@@ -65,14 +67,25 @@ impl Roster {
         }
     }
 
+    /// Where the API server is, besides what we were told, where that may have changed since.
+    pub(super) fn moved(&mut self) -> Option<Arc<[SocketAddr]>> {
+        let Self::Manager(Followed { servers, .. }) = self else { return None };
+        let moved = servers.has_changed().unwrap_or_default();
+        moved.then(|| servers.borrow_and_update().clone())
+    }
+
     /// Completes when there is a change that need not wait for the next look.
     pub(super) async fn news(&mut self) {
         match self {
             Self::File(_) => std::future::pending().await,
-            Self::Manager(Followed { told, whole }) => {
+            Self::Manager(Followed { told, whole, servers }) => {
                 let ended = tokio::select! {
                     changed = told.changed() => changed.is_err(),
                     whole = whole.changed() => whole.is_err(),
+                    moved = servers.changed() => {
+                        servers.mark_changed();
+                        moved.is_err()
+                    }
                 };
                 // It is to be seen by who looks next.
                 told.mark_changed();

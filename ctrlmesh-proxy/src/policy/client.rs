@@ -5,6 +5,7 @@
 //! force, kept in a file, and answered; what cannot be put in force is refused with the reason, and the last good policy
 //! stays. Without the manager the file says what holds.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::enforce::show;
+use super::servers::Servers;
 use super::store::{Held, Store, Told};
 use super::{Current, PodName, StoreError};
 use crate::channel::{ConnectError, Manager};
@@ -61,6 +63,7 @@ pub struct Client {
     /// Whether that is still to be kept.
     unsaved: Mutex<bool>,
     whole: watch::Sender<bool>,
+    servers: Servers,
     metrics: ManagerMetrics,
     drain: Drain,
 }
@@ -72,6 +75,8 @@ pub struct Followed {
     pub told: watch::Receiver<Arc<Told>>,
     /// Whether the manager has said everything once: before that, it may know of more pods.
     pub whole: watch::Receiver<bool>,
+    /// Where the API server is, besides where everybody is told that it is; proxies inside pods are not told.
+    pub servers: watch::Receiver<Arc<[SocketAddr]>>,
 }
 
 /// Why a stream ended.
@@ -115,6 +120,8 @@ pub fn follow(
     }
     let (told, current) = watch::channel(Arc::new(kept));
     let (whole, heard) = watch::channel(false);
+    let servers = Servers::open(&manager.state);
+    let followed = Followed { told: current, whole: heard, servers: servers.follow() };
     let client = Client {
         manager,
         served,
@@ -122,6 +129,7 @@ pub fn follow(
         told,
         unsaved: Mutex::new(false),
         whole,
+        servers,
         metrics: metrics.manager.clone(),
         drain: drain.clone(),
     };
@@ -134,7 +142,7 @@ pub fn follow(
             () = client.save_again() => {}
         }
     });
-    Ok(Followed { told: current, whole: heard })
+    Ok(followed)
 }
 
 /// The policy of `pod`, as soon as there is one, and followed until shutdown. Until then nothing is to be served: what
@@ -238,6 +246,8 @@ impl Client {
                 // Not the message that it came in.
                 *voucher = Bytes::copy_from_slice(&update.voucher);
             }
+            // First: pods that it says more of are to be redirected from there, too.
+            self.servers.take(&update.servers).await;
             let more = update.more;
             let verdicts = self.take(update).await;
             if !more {
@@ -493,6 +503,7 @@ mod tests {
             told: watch::Sender::new(Arc::default()),
             unsaved: Mutex::new(false),
             whole: watch::Sender::new(false),
+            servers: Servers::open(&state),
             metrics: Metrics::new().manager.clone(),
             drain: Drain::default(),
         };

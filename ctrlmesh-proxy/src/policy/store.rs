@@ -22,9 +22,6 @@ const FILE: &str = "policies";
 /// Where a file that broke is put.
 const BROKEN: &str = "policies.broken";
 
-/// Where the next file is written.
-const NEXT: &str = "policies.next";
-
 /// What the file begins with, before its checksum. The number changes with the format.
 const MAGIC: &str = "ctrlmesh-policies 1 ";
 
@@ -151,7 +148,7 @@ impl Store {
         let content = content.map_err(|error| StoreError::Write(error.into()))?;
         let checksum = wire::digest(content.as_bytes());
         let text = format!("{MAGIC}{checksum:016x}\n{content}\n");
-        replace(&self.folder, text.as_bytes()).map_err(StoreError::Write)
+        replace(&self.folder, FILE, text.as_bytes()).map_err(StoreError::Write)
     }
 
     fn read(&self) -> Result<Told, StoreError> {
@@ -192,16 +189,16 @@ impl Entry {
     }
 }
 
-/// Whole, or not at all, also where the power goes.
-fn replace(folder: &Path, text: &[u8]) -> io::Result<()> {
-    let (next, directory) = (folder.join(NEXT), File::open(folder)?);
+/// Writes a file of `folder`, whole or not at all, also where the power goes.
+pub(super) fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> {
+    let (next, directory) = (folder.join(format!("{name}.next")), File::open(folder)?);
     // Another process of the node may follow this one, and keep what it is told beside it.
     directory.lock()?;
     let mut options = File::options();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
     file.write_all(text)?;
     file.sync_all()?;
-    fs::rename(&next, folder.join(FILE))?;
+    fs::rename(&next, folder.join(name))?;
     directory.sync_all()
 }
 

@@ -5,7 +5,7 @@ use ctrlmesh_testbed::Space;
 use serde_json::json;
 use xtask::images::Image;
 
-use super::operator::NAME;
+use super::operator::{self, NAME, Wish};
 
 /// The pod with kubectl.
 pub(crate) const CLIENT: &str = "client";
@@ -35,4 +35,17 @@ pub(crate) fn deploy(space: Space<'_>) -> Result<()> {
         space.kubectl(&["wait", pod, "--for=condition=Ready", "--timeout=120s"])?;
     }
     Ok(())
+}
+
+/// An enrolled pod with kubectl, with the operator's account, which takes the API server to be at an address of its own.
+pub(crate) fn dials(space: Space<'_>, wish: Wish<'_>, host: &str, port: u64) -> Result<()> {
+    let mut metadata = operator::metadata(wish);
+    metadata["name"] = json!(CLIENT);
+    let env = json!([{"name": "KUBERNETES_SERVICE_HOST", "value": host},
+        {"name": "KUBERNETES_SERVICE_PORT", "value": port.to_string()}]);
+    let kubectl = json!({"name": "kubectl", "image": Image::Kubectl.name(), "env": env, "args": ["proxy", "--port=8001"]});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {
+        "serviceAccountName": NAME, "terminationGracePeriodSeconds": 1, "containers": [kubectl]}});
+    space.apply(&pod.to_string())?;
+    space.kubectl(&["wait", "pod/client", "--for=condition=Ready", "--timeout=120s"]).map(drop)
 }

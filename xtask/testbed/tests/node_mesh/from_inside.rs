@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::Space;
+use ctrlmesh_testbed::{Cluster, Space};
 use xtask::images::{self, Image};
 
 use crate::mesh::client::{self, CLIENT};
@@ -18,15 +18,56 @@ fn inside(space: Space<'_>, arguments: &[&str]) -> Result<String> {
     space.kubectl(&[&exec[..], arguments].concat())
 }
 
+fn with_kubectl(cluster: &Cluster) -> Result<()> {
+    let Some(node) = cluster.node() else { return Ok(()) };
+    for archive in images::build(&[Image::Kubectl], true)? {
+        node.load(&archive)?;
+    }
+    Ok(())
+}
+
+/// Where the API server itself listens, past its Service.
+fn endpoint(cluster: &Cluster) -> Result<(String, u64)> {
+    let slices = ["--namespace=default", "get", "endpointslices"];
+    let slices = mesh::json(
+        cluster,
+        &[&slices[..], &["--selector=kubernetes.io/service-name=kubernetes"]].concat(),
+    )?;
+    let slice = &slices["items"][0];
+    let address = slice["endpoints"][0]["addresses"][0].as_str().context("an endpoint")?;
+    Ok((address.to_owned(), slice["ports"][0]["port"].as_u64().context("its port")?))
+}
+
+#[test]
+fn who_dials_an_endpoint_of_the_api_server_sees_no_more_than_who_dials_its_service() -> Result<()> {
+    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
+    let cluster = mesh::shared();
+    with_kubectl(cluster)?;
+    let (host, port) = endpoint(cluster)?;
+    cluster.case("endpoint", |space| {
+        operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
+        operator::own(space, "mine")?;
+        operator::foreign(space, "foreign")?;
+        // Who fails open believes the API server, too: whatever passes shows everything.
+        for annotations in [&[][..], &[("fail-open", "true")]] {
+            let wish = Wish { annotations, ..PLAIN };
+            client::dials(space, wish, &host, port)?;
+            let get = ["get", "websites", "--output=name"];
+            until("its share to be all that is seen", || {
+                let said = inside(space, &get).ok();
+                Ok(said.filter(|said| said == "website.web.example.com/mine\n"))
+            })?;
+            space.kubectl(&["delete", "pod", CLIENT, "--timeout=120s"])?;
+        }
+        Ok(())
+    })
+}
+
 #[test]
 fn one_can_look_into_pods_and_reach_their_ports_from_within_an_enrolled_one() -> Result<()> {
     let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
     let cluster = mesh::shared();
-    if let Some(node) = cluster.node() {
-        for archive in images::build(&[Image::Kubectl], true)? {
-            node.load(&archive)?;
-        }
-    }
+    with_kubectl(cluster)?;
     cluster.case("from-inside", |space| {
         operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
         client::deploy(space)?;

@@ -1,0 +1,123 @@
+//! Where is the API server, as the manager says?
+//!
+//! Kept in a file, an address a line, for a start without the manager. What is not understood of it says nothing: then it
+//! is where everybody is told that it is, until the manager says more.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task;
+use tracing::{info, warn};
+
+use super::store::replace;
+
+/// The file's name.
+const FILE: &str = "api-servers";
+
+/// Those that are taken of what is said: a table of the kernel's has room for 255, and for what we were told otherwise.
+const MOST: usize = 200;
+
+/// Where the API server is, and where that is kept.
+#[derive(Debug)]
+pub(super) struct Servers {
+    folder: PathBuf,
+    told: watch::Sender<Arc<[SocketAddr]>>,
+}
+
+// === impl Servers ===
+
+impl Servers {
+    /// What is kept in `folder`, which is there.
+    pub(super) fn open(folder: &Path) -> Self {
+        let text = match fs::read_to_string(folder.join(FILE)) {
+            Ok(text) => text,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    warn!(%error, "where the API server is, besides, is not known yet");
+                }
+                String::new()
+            }
+        };
+        Self { folder: folder.to_owned(), told: watch::Sender::new(parsed(text.lines())) }
+    }
+
+    /// As it changes.
+    pub(super) fn follow(&self) -> watch::Receiver<Arc<[SocketAddr]>> {
+        self.told.subscribe()
+    }
+
+    /// Takes what the manager says; nothing stands for what it said before.
+    pub(super) async fn take(&self, said: &[String]) {
+        let said = parsed(said.iter().map(String::as_str));
+        if said.is_empty() || *self.told.borrow() == said {
+            return;
+        }
+        info!(addresses = ?said, "where the API server is");
+        let lines: Vec<String> = said.iter().map(ToString::to_string).collect();
+        let text = lines.join("\n") + "\n";
+        self.told.send_replace(said);
+        let folder = self.folder.clone();
+        // A disk may take its time.
+        let kept = task::spawn_blocking(move || replace(&folder, FILE, text.as_bytes())).await;
+        if let Ok(Err(error)) = kept {
+            warn!(%error, "where the API server is, is not kept: a restart without the manager knows it as before");
+        }
+    }
+}
+
+fn parsed<'a>(said: impl Iterator<Item = &'a str>) -> Arc<[SocketAddr]> {
+    let addresses = said.filter_map(|one| one.parse::<SocketAddr>().ok());
+    addresses.filter(|address| address.port() != 0).take(MOST).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn said(addresses: &[&str]) -> Vec<String> {
+        addresses.iter().map(|one| (*one).to_owned()).collect()
+    }
+
+    fn known(servers: &Servers) -> Vec<String> {
+        servers.follow().borrow().iter().map(ToString::to_string).collect()
+    }
+
+    #[tokio::test]
+    async fn what_was_said_last_is_known_again_and_what_says_nothing_takes_nothing_away() {
+        let folder = TempDir::new().unwrap();
+        let servers = Servers::open(folder.path());
+        assert!(known(&servers).is_empty());
+        let all = said(&["10.96.0.1:443", "[fd00:96::1]:443", "192.0.2.1:6443"]);
+        servers.take(&all).await;
+        servers.take(&[]).await;
+        servers.take(&said(&["nowhere", "192.0.2.1:0"])).await;
+        assert_eq!(known(&servers), all);
+        assert_eq!(known(&Servers::open(folder.path())), all);
+        let fewer = said(&["10.96.0.1:443"]);
+        servers.take(&fewer).await;
+        assert_eq!(known(&Servers::open(folder.path())), fewer);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_is_said_again_is_no_change() {
+        let folder = TempDir::new().unwrap();
+        let servers = Servers::open(folder.path());
+        servers.take(&said(&["192.0.2.1:6443"])).await;
+        let follows = servers.follow();
+        servers.take(&said(&["192.0.2.1:6443"])).await;
+        assert!(!follows.has_changed().unwrap());
+    }
+
+    #[test]
+    fn no_more_is_taken_than_a_pod_has_room_for() {
+        let many: Vec<String> = (1..=300).map(|port| format!("192.0.2.1:{port}")).collect();
+        assert_eq!(parsed(many.iter().map(String::as_str)).len(), MOST);
+    }
+}
