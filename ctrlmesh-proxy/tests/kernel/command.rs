@@ -261,7 +261,7 @@ fn a_relay_takes_webhook_calls_too_and_passes_them_on() {
     bed.wire("node");
     let pod = bed.cgroup("pod").display().to_string();
     let _servers = WEBHOOKS.map(|address| bed.target(address));
-    let call = |host: &str| -> crate::bed::Seen {
+    let call = |host: &str| -> Seen {
         bed.client_in("node", &bed.cgroup("node"), &["once", host, "9443"])
     };
     let webhooks = ["--webhook", WEBHOOKS[0], "--webhook", WEBHOOKS[1], "--cgroup", &pod];
@@ -353,7 +353,7 @@ fn a_relay_relays_nothing_from_outside_the_pod() {
         let seen = bed.connect(&outside, &format!("[{address}]:15001"), "blocking");
         seen.answer.starts_with("target ")
     });
-    let seen: crate::bed::Seen = bed.client_in("b", &outside, &["once", address, "15001"]);
+    let seen: Seen = bed.client_in("b", &outside, &["once", address, "15001"]);
     assert_eq!((seen.answer.as_str(), seen.error.as_str()), ("", ""), "{seen:?}");
 }
 
