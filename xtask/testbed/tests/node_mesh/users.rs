@@ -4,8 +4,10 @@ use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
+use xtask::images::Image;
 
-use crate::mesh::{self, NAMESPACE, in_ours};
+use crate::mesh::operator::{self, PLAIN};
+use crate::mesh::{self, NAMESPACE, in_ours, until};
 
 /// The example of the README that begins with this line, up to its end.
 fn example(readme: &str, first: &str) -> Result<String> {
@@ -65,4 +67,47 @@ fn by_the_token_of_a_nodes_proxy_no_secret_is_to_be_had() -> Result<()> {
     let (may, said) = as_it(&["get", "daemonset", account, "-n", NAMESPACE])?;
     ensure!(may, "{said}");
     Ok(())
+}
+
+#[test]
+fn a_pod_that_pretends_to_be_its_node_is_told_of_nobody() -> Result<()> {
+    let cluster = mesh::shared();
+    let address = ["get", "service", "ctrlmesh-manager", "--output=jsonpath={.spec.clusterIP}"];
+    let address = in_ours(cluster, &address)?;
+    let ca = ["get", "configmap", "ctrlmesh-root-ca", r"--output=jsonpath={.data.manager-ca\.crt}"];
+    let ca = in_ours(cluster, &ca)?;
+    cluster.case("pretends", |space| {
+        // What a proxy inside a pod is given, in the hands of one who says that it is the node's.
+        let arguments = [
+            "node",
+            "--node=$(NODE)",
+            "--manager=ctrlmesh-manager.ctrlmesh-system.svc:8071",
+            &format!("--manager-address={address}"),
+            "--manager-ca=/given/manager-ca.crt",
+            "--token=/given/token",
+            "--state-dir=/state",
+        ];
+        let node = json!({"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}});
+        let mounts =
+            json!([{"name": "given", "mountPath": "/given"}, {"name": "state", "mountPath": "/state"}]);
+        let given = json!([
+            {"serviceAccountToken": {"path": "token", "audience": "ctrlmesh"}},
+            {"configMap": {"name": "manager-ca"}}]);
+        let mut metadata = operator::metadata(PLAIN);
+        metadata["name"] = json!("pretender");
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{"name": "proxy", "image": Image::Proxy.name(), "args": arguments, "env": [node], "volumeMounts": mounts}],
+            "volumes": [{"name": "given", "projected": {"sources": given}}, {"name": "state", "emptyDir": {}}]}});
+        // Of the mesh's own map an enrolled pod is given the API server's CA, whatever it picks.
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "manager-ca"}, "data": {"manager-ca.crt": ca}});
+        let items = json!({"apiVersion": "v1", "kind": "List", "items": [map, pod]});
+        space.apply(&items.to_string())?;
+        until("it to be refused", || {
+            let said = space.kubectl(&["logs", "pretender"]).unwrap_or_default();
+            ensure!(!said.contains("the manager is there"), "{said}");
+            let refused = "its service account is not that of node proxies (PermissionDenied)";
+            Ok(said.contains(refused).then_some(()))
+        })
+    })
 }
