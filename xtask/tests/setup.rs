@@ -25,34 +25,34 @@ fn said(output: &Output) -> String {
 
 /// Sets up with these programs on the path and no others, where nothing may be installed: what it lists, and all that it
 /// says.
-fn refused(programs: &[(&str, &str)]) -> (Vec<String>, String) {
-    let (code, said) = ended(setup(), programs);
+fn refused(programs: &[(&str, &str)]) -> io::Result<(Vec<String>, String)> {
+    let (code, said) = ended(setup(), programs)?;
     assert_eq!(code, Some(2), "{said}");
     let item = |line: &str| line.strip_prefix("  ")?.split("  ").next().map(str::to_owned);
-    (said.lines().filter_map(item).collect(), said)
+    Ok((said.lines().filter_map(item).collect(), said))
 }
 
 /// How it ends, and what it says, with these programs on the path and no others. Nothing may have been built.
-fn ended(mut command: Command, programs: &[(&str, &str)]) -> (Option<i32>, String) {
-    let folder = tempfile::tempdir().unwrap();
+fn ended(mut command: Command, programs: &[(&str, &str)]) -> io::Result<(Option<i32>, String)> {
+    let folder = tempfile::tempdir()?;
     let [home, path, tools] = ["home", "path", "tools"].map(|name| folder.path().join(name));
     for made in [&home, &path] {
-        fs::create_dir(made).unwrap();
+        fs::create_dir(made)?;
     }
     for (name, script) in programs {
-        fs::write(path.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(path.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(path.join(name), format!("#!/bin/sh\n{script}\n"))?;
+        fs::set_permissions(path.join(name), fs::Permissions::from_mode(0o755))?;
     }
     command.env_clear().env("PATH", &path).env("HOME", &home).env(tools::CACHE, &tools);
-    let output = command.output().unwrap();
+    let output = command.output()?;
     let said = said(&output);
-    assert!(!tools.exists() && fs::read_dir(&home).unwrap().next().is_none(), "{said}");
-    (output.status.code(), said)
+    assert!(!tools.exists() && fs::read_dir(&home)?.next().is_none(), "{said}");
+    Ok((output.status.code(), said))
 }
 
 #[test]
 fn the_demo_asks_who_is_there_before_it_does_anything() {
-    let (code, said) = ended(xtask("demo"), &[("id", "echo 1000")]);
+    let (code, said) = ended(xtask("demo"), &[("id", "echo 1000")]).unwrap();
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("needs root") && said.contains("--kubeconfig FILE"), "{said}");
 }
@@ -60,7 +60,7 @@ fn the_demo_asks_who_is_there_before_it_does_anything() {
 #[test]
 fn where_nothing_may_be_installed_the_whole_list_comes_before_anything_is_built() {
     // Without apt-get it is no Debian, whoever asks.
-    let (listed, said) = refused(&[]);
+    let (listed, said) = refused(&[]).unwrap();
     // What lies in /usr/sbin is found whatever the path says.
     for needed in ["nightly Rust", "Go"] {
         assert!(listed.iter().any(|one| one == needed), "{needed}: {said}");
@@ -83,7 +83,8 @@ fn who_is_not_root_is_told_what_root_would_install() {
         return;
     }
     // Were it run, the status would not be that of a list.
-    let (listed, said) = refused(&[("apt-get", "exit 7"), ("id", "echo 1000")]);
+    let programs = [("apt-get", "exit 7"), ("id", "echo 1000")];
+    let (listed, said) = refused(&programs).unwrap();
     // No dpkg says what is there, so this is asked for whatever this machine has.
     for needed in ["llvm-22-dev", "rustc-web", "Go"] {
         assert!(listed.iter().any(|one| one == needed), "{needed}: {said}");
