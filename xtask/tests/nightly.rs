@@ -1,6 +1,6 @@
 //! Which toolchain builds the kernel programs where a nightly one is there?
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::{fs, io};
@@ -29,6 +29,9 @@ fn said(linker: bool) -> io::Result<String> {
     for made in [&path, &core, &tools] {
         fs::create_dir_all(made)?;
     }
+    for name in ["dirname", "sh"] {
+        symlink(Path::new("/bin").join(name), path.join(name))?;
+    }
     write(&path.join("rustc"), RUSTC)?;
     write(&path.join("cargo"), CARGO)?;
     if linker {
@@ -36,7 +39,7 @@ fn said(linker: bool) -> io::Result<String> {
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
     command.arg("build-ebpf").env_clear().env("HOME", folder.path()).env(tools::CACHE, &tools);
-    let output = command.env("PATH", format!("{}:/bin", path.display())).output()?;
+    let output = command.env("PATH", &path).output()?;
     assert_eq!(output.status.code(), Some(1), "nothing was built");
     Ok([&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat())
 }

@@ -151,6 +151,11 @@ impl Line {
         Some((self.next.first()?.made(), self.signs()?))
     }
 
+    /// What may be spoken for now.
+    pub fn spoken_for(&self) -> &Names {
+        self.current.names()
+    }
+
     /// Whether one of those that are believed may speak for all of `names`.
     pub fn covers(&self, names: &Names) -> bool {
         self.believed().any(|one| one.names().cover(names))

@@ -10,6 +10,9 @@ use kube::{Api, Client};
 
 use crate::certs::authority::Names;
 
+/// What the API server calls its port (`pkg/controlplane/controller/kubernetesservice`).
+const PORT: &str = "https";
+
 /// The API server, as it speaks of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Servers {
@@ -18,6 +21,18 @@ pub struct Servers {
     pub names: Names,
     /// Where pods may dial it: that Service and its endpoints, in order.
     pub addresses: Vec<SocketAddr>,
+}
+
+// === impl Servers ===
+
+impl Servers {
+    /// Leaves only addresses that are among `names`. Who dials another one would not believe whoever answers in the API
+    /// server's place; by itself it answers those only who believe it.
+    #[must_use]
+    pub fn among(mut self, names: &Names) -> Self {
+        self.addresses.retain(|one| names.cover(&Names::of([one.ip().to_string()])));
+        self
+    }
 }
 
 /// Asks the API server; its names are also `more`.
@@ -40,11 +55,16 @@ pub async fn find(client: &Client, more: &[String]) -> Result<Servers, kube::Err
 
 fn of(service: Service, slices: Vec<EndpointSlice>, more: &[String]) -> Servers {
     let spec = service.spec.unwrap_or_default();
-    let ports = spec.ports.unwrap_or_default().into_iter().map(|port| port.port);
+    // Others than the API server's may be there besides.
+    let is_its_own = |name: Option<&str>| name.is_none_or(|name| name.is_empty() || name == PORT);
+    let ports = spec.ports.unwrap_or_default().into_iter();
+    let ports = ports.filter(|port| is_its_own(port.name.as_deref())).map(|port| port.port);
     let mut all = vec![(spec.cluster_ips.unwrap_or_default(), ports.collect::<Vec<_>>())];
     for slice in slices {
         let endpoints = slice.endpoints.unwrap_or_default().into_iter();
-        let ports = slice.ports.unwrap_or_default().into_iter().filter_map(|port| port.port);
+        let ports = slice.ports.unwrap_or_default().into_iter();
+        let ports = ports.filter(|port| is_its_own(port.name.as_deref()));
+        let ports = ports.filter_map(|port| port.port);
         all.push((endpoints.flat_map(|one| one.addresses).collect(), ports.collect()));
     }
     let mut addresses: Vec<SocketAddr> = Vec::new();
@@ -77,7 +97,7 @@ mod tests {
     #[test]
     fn it_is_at_its_service_of_either_family_and_at_every_endpoint() {
         let service = json!({"spec": {"clusterIPs": ["10.96.0.1", "fd00:96::1"],
-            "ports": [{"name": "https", "port": 443, "targetPort": 6443}]}});
+            "ports": [{"name": "https", "port": 443, "targetPort": 6443}, {"name": "konnectivity", "port": 8132}]}});
         let slice = |addresses: &[&str]| {
             json!({"metadata": {}, "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}],
                 "endpoints": [{"addresses": addresses}]})
@@ -88,6 +108,17 @@ mod tests {
         assert_eq!(addresses, expected.map(|one| one.parse().unwrap()));
         let also = ["10.96.0.1", "fd00:96::1", "192.0.2.1", "192.0.2.2", "api.example.com"];
         assert!(names.cover(&Names::of(api_server::NAMES.iter().chain(&also))));
+    }
+
+    #[test]
+    fn an_address_that_nobody_may_speak_for_is_left_to_the_api_server_itself() {
+        let service = json!({"spec": {"clusterIPs": ["10.96.0.1"], "ports": [{"name": "https", "port": 443}]}});
+        let slices = json!([{"metadata": {}, "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}],
+            "endpoints": [{"addresses": ["192.0.2.1", "192.0.2.2"]}]}]);
+        let known = Names::of(["kubernetes", "10.96.0.1", "192.0.2.1"]);
+        let Servers { names, addresses } = servers(service, slices).among(&known);
+        assert_eq!(addresses, ["10.96.0.1:443", "192.0.2.1:6443"].map(|one| one.parse().unwrap()));
+        assert!(names.cover(&Names::of(["192.0.2.2"])), "the next authority is to know it");
     }
 
     #[test]

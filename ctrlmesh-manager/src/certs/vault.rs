@@ -162,6 +162,7 @@ impl Vault {
             Found::Secret(authorities) => *authorities,
             Found::Believed(believed) => make(&secrets, &servers.names, &wanted, believed).await?,
         };
+        let servers = servers.among(authorities.mesh.spoken_for());
         let current = watch::Sender::new(Arc::new(authorities));
         let reporter = Reporter::new(client.clone(), namespace);
         let servers = watch::Sender::new(servers);
@@ -230,6 +231,7 @@ impl Vault {
         self.take(authorities.clone());
         match servers::find(&self.client, &self.wanted.api_server).await {
             Ok(found) => drop(self.servers.send_if_modified(|servers| {
+                let found = found.among(authorities.mesh.spoken_for());
                 let differs = *servers != found;
                 *servers = found;
                 differs

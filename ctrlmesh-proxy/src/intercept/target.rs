@@ -11,6 +11,9 @@ use std::str::FromStr;
 
 use ctrlmesh_common::kernel::{self, Address, Destination, MAX_HOST_BITS, TargetKey};
 
+/// How many a pod may have: the index of one has 8 bits, of which one value means none.
+const MOST: usize = 255;
+
 /// An address or a prefix, and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target {
@@ -63,12 +66,12 @@ pub enum InvalidTarget {
 // === impl Targets ===
 
 impl Targets {
-    /// These, and `more` that are none of them and can be redirected.
+    /// These, and `more` that are none of them and can be redirected, as many as there is room for.
     #[must_use]
     pub fn and(&self, more: &[SocketAddr]) -> Self {
         let mut list = self.list.clone();
         for target in more.iter().copied().map(Target::exact).filter(|one| !one.is_reserved()) {
-            if !list.contains(&target) {
+            if !list.contains(&target) && list.len() < MOST {
                 list.push(target);
             }
         }
@@ -225,6 +228,9 @@ mod tests {
         let both = told.and(&more.map(|one| one.parse().unwrap()));
         assert_eq!(both.list, list(&["10.96.0.1:443", "192.0.2.1:6443"]) as Vec<Target>);
         assert_eq!(both.and(&[]), both);
+        let many: Vec<SocketAddr> =
+            (1..=300).map(|port| SocketAddr::from(([192, 0, 2, 1], port))).collect();
+        assert_eq!(told.and(&many).list.len(), MOST);
     }
 
     #[test]

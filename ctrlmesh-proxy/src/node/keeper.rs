@@ -219,10 +219,11 @@ impl Keeper {
     /// that fails goes on with what it had, until the next change.
     fn retarget(&mut self, targets: Targets) {
         self.targets = targets;
-        for pod in self.pods.values_mut() {
+        for (name, pod) in &mut self.pods {
             pod.attach.targets = self.targets.clone();
             if let Err(error) = self.interceptor.attach(&pod.attach) {
-                warn_of("redirect all that is the API server's")(&error);
+                let error = format!("{:#}", anyhow::Error::from(error));
+                warn!(pod = %name, error, "redirect all that is the API server's");
             }
         }
     }

@@ -3,6 +3,7 @@
 //! Kept in a file, an address a line, for a start without the manager. What is not understood of it says nothing: then it
 //! is where everybody is told that it is, until the manager says more.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -50,16 +51,24 @@ impl Servers {
         self.told.subscribe()
     }
 
-    /// Takes what the manager says; nothing stands for what it said before.
+    /// Takes what the manager says; nothing stands for what it said before. What is not said any more stays as long as this
+    /// process lives: an API server that is started anew is no endpoint for a moment, and is dialled all the same.
     pub(super) async fn take(&self, said: &[String]) {
         let said = parsed(said.iter().map(String::as_str));
-        if said.is_empty() || *self.told.borrow() == said {
+        let before = self.told.borrow().clone();
+        let all: Vec<SocketAddr> = said.iter().chain(before.iter()).copied().collect();
+        let new = said.iter().any(|one| !before.contains(one));
+        if said.is_empty() || !new && said.len() == before.len() {
             return;
         }
         info!(addresses = ?said, "where the API server is");
         let lines: Vec<String> = said.iter().map(ToString::to_string).collect();
         let text = lines.join("\n") + "\n";
-        self.told.send_replace(said);
+        if new {
+            let mut seen = HashSet::new();
+            let all = all.into_iter().filter(|one| seen.insert(*one)).take(MOST);
+            self.told.send_replace(all.collect());
+        }
         let folder = self.folder.clone();
         // A disk may take its time.
         let kept = task::spawn_blocking(move || replace(&folder, FILE, text.as_bytes())).await;
@@ -101,7 +110,10 @@ mod tests {
         assert_eq!(known(&Servers::open(folder.path())), all);
         let fewer = said(&["10.96.0.1:443"]);
         servers.take(&fewer).await;
+        assert_eq!(known(&servers), all, "it may only be started anew");
         assert_eq!(known(&Servers::open(folder.path())), fewer);
+        servers.take(&said(&["192.0.2.9:6443"])).await;
+        assert_eq!(known(&servers), [&said(&["192.0.2.9:6443"])[..], &all].concat());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 

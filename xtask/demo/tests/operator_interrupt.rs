@@ -117,8 +117,10 @@ impl Demo {
         for painted in ["#.", "] start a Kubernetes node: ", "\x1b[?7lreplica ", "A\x1b[J"] {
             ensure!(seen.contains(painted), "no {painted:?} was painted");
         }
-        let (clipped, wrapped) = (seen.rfind("\x1b[?7l"), seen.rfind("\x1b[?7h"));
-        ensure!(clipped < wrapped, "the terminal does not wrap lines any more");
+        // What was painted last ends so, too, if it was not cut off.
+        let last = &seen[seen.rfind("\x1b[?7l").context("nothing was painted")?..];
+        let restored = last.matches("\x1b[?7h").count() == 2;
+        ensure!(restored && last.contains("\x1b[?7hended; nothing is left"), "{last:?}");
         Ok(())
     }
 
