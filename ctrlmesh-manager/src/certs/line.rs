@@ -151,7 +151,7 @@ impl Line {
         Some((self.next.first()?.made(), self.signs()?))
     }
 
-    /// What may be spoken for now.
+    /// What the authority that signs may speak for.
     pub fn spoken_for(&self) -> &Names {
         self.current.names()
     }

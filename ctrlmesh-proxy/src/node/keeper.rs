@@ -215,8 +215,7 @@ impl Keeper {
         }
     }
 
-    /// Has the kernel redirect something else, also of pods that are attached already: their connections stay. One where
-    /// that fails goes on with what it had, until the next change.
+    /// Has the kernel redirect something else, of pods that are attached, too; one where that fails keeps what it had.
     fn retarget(&mut self, targets: Targets) {
         self.targets = targets;
         for (name, pod) in &mut self.pods {
