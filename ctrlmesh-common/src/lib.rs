@@ -1,5 +1,6 @@
-//! What the kernel, the proxy, the manager and users agree on.
+//! The contracts of ctrlmesh: what the kernel, the proxy, the manager and users agree on.
 #![cfg_attr(not(feature = "core"), no_std)]
+#![warn(missing_docs)]
 
 pub mod kernel;
 #[cfg(feature = "loader")]
