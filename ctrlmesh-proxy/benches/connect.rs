@@ -18,9 +18,9 @@ use std::process::{self, Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
-use ctrlmesh_proxy::intercept::listener::{self, Namespace};
-use ctrlmesh_proxy::intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Targets};
+use ctrlmesh_intercept::cgroup::Hierarchy;
+use ctrlmesh_intercept::listener::{self, Namespace};
+use ctrlmesh_intercept::{Attach, Heartbeat, Interceptor, ListenerCheck, Options, Targets};
 
 const TARGET: &str = "10.96.0.1:443";
 const PROXY: u16 = 15_001;

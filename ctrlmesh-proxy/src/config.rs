@@ -14,12 +14,11 @@ use thiserror::Error;
 
 use crate::backlog::Memory;
 use crate::channel::ManagerArgs;
-use crate::intercept;
-use crate::intercept::{Targets, default_pins};
 use crate::policy::{PodName, PolicyArgs};
 use crate::telemetry::LogFormat;
 use crate::tls::issue::Source;
 use crate::upstream::{Address, Target};
+use ctrlmesh_intercept::{Targets, default_pins};
 
 /// Where a service account finds its cluster's CA.
 const SERVICE_ACCOUNT_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
@@ -153,7 +152,7 @@ pub struct NodeArgs {
     /// What is redirected: ADDRESS:PORT or PREFIX/LENGTH:PORT, IPv6 in brackets; may be repeated. The default is what
     /// Kubernetes tells every pod of the API server. Where there is a manager, also wherever that says that it is.
     #[arg(long, env = "CTRLMESH_PROXY_TARGET", value_name = "TARGET", value_delimiter = ',')]
-    pub target: Vec<intercept::Target>,
+    pub target: Vec<ctrlmesh_intercept::Target>,
     /// Where redirected connections arrive in each pod's network namespace.
     #[arg(long, env = "CTRLMESH_PROXY_REDIRECT_PORT", value_name = "PORT",
           default_value_t = port::PROXY_REDIRECTED, value_parser = value_parser!(u16).range(1..))]

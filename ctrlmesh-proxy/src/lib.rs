@@ -13,7 +13,6 @@ pub mod backlog;
 pub mod body;
 pub mod watched;
 pub mod channel;
-pub mod intercept;
 pub mod policy;
 pub mod accept;
 pub mod tls;

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use ctrlmesh_proxy::config::{NodeArgs, SidecarArgs};
 use ctrlmesh_proxy::run::{ChildArgs, RunArgs};
-use ctrlmesh_proxy::{admin, app, classify, intercept, run, telemetry};
+use ctrlmesh_proxy::telemetry::LogFormat;
+use ctrlmesh_proxy::{admin, app, classify, run, telemetry};
 
 /// Sits between an operator and its API server, and gives each replica its own share of the objects.
 #[derive(Debug, Parser)]
@@ -30,7 +31,7 @@ enum Command {
     #[command(hide = true, name = "run-command")]
     Become(ChildArgs),
     /// Redirects the connections of a cgroup to a proxy, with eBPF.
-    Intercept(intercept::command::Arguments),
+    Intercept(ctrlmesh_intercept::command::Arguments),
     /// Asks the proxy of the same container whether it is ready, or for another of its pages.
     Probe(ProbeArgs),
     /// Prints what the API server makes of each `METHOD TARGET` line on stdin, as one JSON object a line.
@@ -60,7 +61,10 @@ fn main() -> anyhow::Result<ExitCode> {
         }
         Command::Run(arguments) => return Ok(run::run(&arguments)),
         Command::Become(arguments) => return Ok(run::become_command(arguments)),
-        Command::Intercept(arguments) => intercept::command::run(arguments)?,
+        Command::Intercept(arguments) => {
+            telemetry::init(LogFormat::Text)?;
+            ctrlmesh_intercept::command::run(arguments)?;
+        }
         Command::Probe(ProbeArgs { socket, page }) => {
             stdout().write_all(admin::probe(&socket, &page)?.as_bytes())?;
         }

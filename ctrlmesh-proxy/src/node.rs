@@ -28,12 +28,12 @@ use tracing::{info, warn};
 
 use crate::accept::Acceptor;
 use crate::drain::Drain;
-use crate::intercept::Targets;
 use crate::node::charge::{Charge, Claim, Link};
 use crate::node::keeper::{Keeper, Ways};
 use crate::node::network::Heirloom;
 use crate::readiness::BlockReady;
 use crate::watched::PERIOD;
+use ctrlmesh_intercept::Targets;
 
 pub use end::{End, Removal};
 pub use error::NodeError;

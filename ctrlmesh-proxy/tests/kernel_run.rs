@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
+use ctrlmesh_intercept::cgroup::Hierarchy;
 use harness::run::{Bed, LIMIT, Running, output, stderr, stdout, unignored};
 use harness::until;
 use nix::sys::signal::{self, Signal};

@@ -23,10 +23,11 @@ const TOOLCHAIN_VARIABLES: [&str; 8] = [
 ];
 
 /// The crates of the workspace.
-pub(crate) const CRATES: [&str; 6] = [
+pub(crate) const CRATES: [&str; 7] = [
     "ctrlmesh-common",
     "ctrlmesh-manager",
     "ctrlmesh-proxy",
+    "ctrlmesh-proxy/intercept",
     "xtask",
     "xtask/demo",
     "xtask/testbed",

@@ -29,7 +29,7 @@ use tokio::time;
 use tracing::{debug, info};
 
 use super::network::{Heirloom, NetworkId};
-use crate::intercept::Slot;
+use ctrlmesh_intercept::Slot;
 
 /// What is said. A version that another process does not know it does not take.
 const VERSION: u32 = 1;

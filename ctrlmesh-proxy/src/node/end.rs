@@ -22,11 +22,10 @@ use tracing::{debug, info, warn};
 use super::ask::{Asker, MAX_BYTES};
 use super::keeper::OWNER;
 use crate::drain::Drain;
-use crate::intercept;
-use crate::intercept::Options;
 use crate::policy::PodName;
 use crate::tls::trust::Trust;
 use crate::upstream::Target;
+use ctrlmesh_intercept::Options;
 
 /// How long the API server may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -77,7 +76,7 @@ impl Removal {
     /// Takes everything out of the kernel.
     pub fn carry_out(&self) {
         let options = Options { pins: self.pins.clone(), ..Options::new(OWNER) };
-        match intercept::uninstall(&options, false) {
+        match ctrlmesh_intercept::uninstall(&options, false) {
             Ok(()) => info!("everything is taken out of the kernel"),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;

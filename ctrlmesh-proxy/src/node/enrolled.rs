@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::network::{self, NetworkId};
 use super::pods::Pod;
-use crate::intercept::cgroup::Cgroup;
-use crate::intercept::{Attach, Slot};
+use ctrlmesh_intercept::cgroup::Cgroup;
+use ctrlmesh_intercept::{Attach, Slot};
 
 /// What is said of a pod that waits for no longer than this is said to nobody: its container is only being started.
 const PATIENCE: Duration = Duration::from_secs(2);

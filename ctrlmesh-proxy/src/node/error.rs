@@ -5,7 +5,6 @@ use std::io;
 use thiserror::Error;
 
 use super::pods::PodsError;
-use crate::intercept;
 use crate::policy::LoadError;
 
 /// Why a node cannot be served.
@@ -13,7 +12,7 @@ use crate::policy::LoadError;
 pub enum NodeError {
     /// The kernel does not let us.
     #[error("prepare interception")]
-    Intercept(#[from] intercept::Error),
+    Intercept(#[from] ctrlmesh_intercept::Error),
     /// There is no thread that says that we live.
     #[error("start the thread that beats")]
     Pulse(#[source] io::Error),
@@ -26,11 +25,11 @@ pub enum NodeError {
 #[derive(Debug, Error)]
 pub(super) enum Waiting {
     #[error("attach it in the kernel")]
-    Intercept(#[from] intercept::Error),
+    Intercept(#[from] ctrlmesh_intercept::Error),
     #[error("read its policy")]
     Policy(#[from] LoadError),
     #[error("find its network namespace")]
-    Network(#[source] intercept::Error),
+    Network(#[source] ctrlmesh_intercept::Error),
     #[error(
         "find its network namespace: it has no process yet, or is in the node's own (hostNetwork), where it cannot be served"
     )]

@@ -26,16 +26,15 @@ use super::pulse::Pulse;
 use super::roster::{Roster, Source};
 use crate::accept::{Acceptor, PodSlot};
 use crate::drain::Drain;
-use crate::intercept;
-use crate::intercept::cgroup::Hierarchy;
-use crate::intercept::listener::Namespace;
-use crate::intercept::{
-    Attach, Attachment, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets,
-};
 use crate::metrics::Metrics;
 use crate::policy;
 use crate::policy::PodName;
 use crate::serve::Served;
+use ctrlmesh_intercept::cgroup::Hierarchy;
+use ctrlmesh_intercept::listener::Namespace;
+use ctrlmesh_intercept::{
+    Attach, Attachment, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets,
+};
 
 /// Whose the attachments are.
 pub(super) const OWNER: &str = "node";
@@ -298,7 +297,7 @@ impl Keeper {
         found.insert(cgroup.path.clone());
         let own = self.hierarchy.own()?;
         if own.starts_with(&cgroup.path) {
-            return Err(intercept::Error::Inside(cgroup.path).into());
+            return Err(ctrlmesh_intercept::Error::Inside(cgroup.path).into());
         }
         let beats = Heartbeat { number: None, max_age: BEAT_MAX_AGE };
         let mut except = pod.except.clone();
@@ -367,7 +366,7 @@ impl Keeper {
     }
 
     /// Detaches what nobody wants: pods that are gone, and those that a former process was told to serve.
-    fn tidy(&mut self, found: &HashSet<PathBuf>) -> Result<(), intercept::Error> {
+    fn tidy(&mut self, found: &HashSet<PathBuf>) -> Result<(), ctrlmesh_intercept::Error> {
         policy::tidy(self.state.as_deref(), self.wanted.iter().map(|pod| &pod.name));
         self.interceptor.sweep()?;
         let attachments = self.interceptor.status()?.attachments.into_iter();
@@ -395,6 +394,6 @@ impl Keeper {
     }
 }
 
-fn warn_of(doing: &'static str) -> impl FnOnce(&intercept::Error) {
+fn warn_of(doing: &'static str) -> impl FnOnce(&ctrlmesh_intercept::Error) {
     move |error| warn!(error = error as &dyn std::error::Error, doing, "the kernel does not let us")
 }

@@ -15,10 +15,10 @@ use tracing::warn;
 
 use crate::accept::{Acceptor, Origin, PodSlot};
 use crate::drain::Drain;
-use crate::intercept::cgroup;
-use crate::intercept::cgroup::Namespaces;
-use crate::intercept::listener::{self, Namespace};
-use crate::intercept::{Error, Originals, Slot};
+use ctrlmesh_intercept::cgroup;
+use ctrlmesh_intercept::cgroup::Namespaces;
+use ctrlmesh_intercept::listener::{self, Namespace};
+use ctrlmesh_intercept::{Error, Originals, Slot};
 
 /// A network namespace, whatever it is called.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

@@ -16,9 +16,8 @@ use tokio::time;
 use tracing::warn;
 
 use crate::drain::Drain;
-use crate::intercept;
-use crate::intercept::Slot;
 use crate::watched::PERIOD;
+use ctrlmesh_intercept::Slot;
 
 /// For how long the thread that accepts may be busy before it counts as hanging.
 const LEASH: Duration = Duration::from_secs(30);
@@ -46,7 +45,7 @@ struct State {
 
 impl Pulse {
     /// Begins, for nobody yet.
-    pub(super) fn begin(mut beats: intercept::Pulse, drain: &Drain) -> io::Result<Self> {
+    pub(super) fn begin(mut beats: ctrlmesh_intercept::Pulse, drain: &Drain) -> io::Result<Self> {
         let state = State { slots: BTreeSet::new(), round: Instant::now(), over: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), ended: Condvar::new() });
         let told = shared.clone();
@@ -90,7 +89,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn beat_until_over(&self, mut beat: impl FnMut(Slot) -> Result<(), intercept::Error>) {
+    fn beat_until_over(&self, mut beat: impl FnMut(Slot) -> Result<(), ctrlmesh_intercept::Error>) {
         while let Some(slots) = self.due() {
             for slot in slots {
                 // One that is gone already must not silence the others.

@@ -17,10 +17,12 @@ use tracing::warn;
 
 use super::folder::{Folder, FolderError};
 use super::left;
-use crate::intercept::cgroup::Hierarchy;
-use crate::intercept::listener;
-use crate::intercept::listener::Namespace;
-use crate::intercept::{Attach, Error, Interceptor, Limits, ListenerCheck, Options, Slot, Targets};
+use ctrlmesh_intercept::cgroup::Hierarchy;
+use ctrlmesh_intercept::listener;
+use ctrlmesh_intercept::listener::Namespace;
+use ctrlmesh_intercept::{
+    Attach, Error, Interceptor, Limits, ListenerCheck, Options, Slot, Targets,
+};
 
 /// Whose attachments these are, in the tables.
 const OWNER: &str = "run";

@@ -17,7 +17,6 @@ use super::folder::Folder;
 use super::isolate::{IsolateError, Isolation};
 use super::signals::{Event, Events};
 use super::through::Through;
-use crate::intercept;
 use crate::upstream::Address;
 
 /// How often the API server's name is looked up again.
@@ -112,7 +111,7 @@ pub(super) fn follow(cluster: &Cluster, to: Sender<Event>) -> io::Result<()> {
 fn ebpf(args: &RunArgs, folder: &Folder, targets: &[SocketAddr]) -> Result<Route, RunError> {
     let opened = Isolation::new(folder, &args.pin_dir, args.port.unwrap_or(0), targets);
     let (isolation, listener) = opened.map_err(|error| match (args.port, error) {
-        (Some(port), IsolateError::Intercept(intercept::Error::Listen { source, .. }))
+        (Some(port), IsolateError::Intercept(ctrlmesh_intercept::Error::Listen { source, .. }))
             if is_taken(&source) =>
         {
             RunError::PortTaken { port }

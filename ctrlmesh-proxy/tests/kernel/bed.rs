@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, process, thread};
 
-use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
-use ctrlmesh_proxy::intercept::listener::Namespace;
-use ctrlmesh_proxy::intercept::{
+use ctrlmesh_intercept::cgroup::Hierarchy;
+use ctrlmesh_intercept::listener::Namespace;
+use ctrlmesh_intercept::{
     Attach, Interceptor, ListenerCheck, Options, Originals, Slot, Targets, listener,
 };
 use serde::de::DeserializeOwned;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 
 use crate::bed::{Bed, Hammered, PROXY, Process, Seen, TARGET, TARGET_V6, echo, until};
-use ctrlmesh_proxy::intercept::{Event, Events, Interceptor, ListenerCheck, listener};
+use ctrlmesh_intercept::{Event, Events, Interceptor, ListenerCheck, listener};
 
 /// What was counted since the last time.
 struct Counts(BTreeMap<&'static str, u64>);

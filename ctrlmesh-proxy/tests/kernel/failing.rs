@@ -5,13 +5,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::bed::{Bed, PROXY, Process, Seen, TARGET, TARGET_V6, until_seen};
-use ctrlmesh_proxy::intercept::{Heartbeat, ListenerCheck, listener};
+use ctrlmesh_intercept::{Heartbeat, ListenerCheck, listener};
 
 /// Longest that a refusal may take, in milliseconds: a SYN that is lost costs a second.
 const REFUSED_WITHIN: f64 = 10.0;
 const ATTEMPTS: usize = 7;
 
-fn counted(interceptor: &ctrlmesh_proxy::intercept::Interceptor, name: &str) -> u64 {
+fn counted(interceptor: &ctrlmesh_intercept::Interceptor, name: &str) -> u64 {
     interceptor.status().unwrap().counters[name]
 }
 
@@ -163,7 +163,7 @@ fn events_name_the_outcome_the_pod_and_the_target() {
     let mut interceptor = bed.interceptor();
     let mut attach = bed.attach(&bed.cgroup("pod"));
     interceptor.attach(&attach).unwrap();
-    let mut events = ctrlmesh_proxy::intercept::Events::open(&bed.pins()).unwrap();
+    let mut events = ctrlmesh_intercept::Events::open(&bed.pins()).unwrap();
     bed.connect(&bed.cgroup("pod"), TARGET, "blocking");
     assert_eq!(events.next(), None, "off by default");
     attach.report = true;

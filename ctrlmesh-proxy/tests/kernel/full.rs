@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 
 use crate::bed::{Bed, TARGET, TARGET_V6};
 use crate::command::is_let_go;
-use ctrlmesh_proxy::intercept::{Attach, Error, Interceptor, Limits, Options};
+use ctrlmesh_intercept::{Attach, Error, Interceptor, Limits, Options};
 
 fn limited(bed: &Bed, limits: Limits) -> Interceptor {
     Interceptor::open(Options { limits, ..bed.options("test") }).unwrap()

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use ctrlmesh_common::names::port;
-use ctrlmesh_proxy::intercept::Slot;
+use ctrlmesh_intercept::Slot;
 use nix::sys::signal;
 use nix::sys::signal::Signal;
 use serde_json::Value;

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use crate::bed::{Bed, Seen, Server};
 use crate::command::let_go;
-use ctrlmesh_proxy::intercept::{INBOUND_SOURCE, INBOUND_SOURCE_V6, Interceptor, Slot, listener};
+use ctrlmesh_intercept::{INBOUND_SOURCE, INBOUND_SOURCE_V6, Interceptor, Slot, listener};
 
 const WEBHOOK: &str = "10.244.1.5:9443";
 const WEBHOOK_V6: &str = "[fd00:244::5]:9443";
@@ -174,7 +174,7 @@ fn the_proxys_socket_is_not_reachable_by_its_own_port() {
 #[test]
 fn of_one_pod_so_many_addresses_are_taken_that_all_pods_of_a_node_have_room() {
     use ctrlmesh_common::kernel::{INBOUND_PER_POD, MAX_INBOUND, MAX_PODS};
-    use ctrlmesh_proxy::intercept::Error;
+    use ctrlmesh_intercept::Error;
     assert_eq!(MAX_INBOUND, INBOUND_PER_POD * MAX_PODS);
     let (mut pod, _proxy) = taken(false);
     let mut take = |slot: Slot, port: u16| {

@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Stdio;
 
-use ctrlmesh_proxy::intercept::{self, Error, Interceptor, Limits, Options};
+use ctrlmesh_intercept::{Error, Interceptor, Limits, Options};
 
 use crate::bed::{Bed, PROXY, Process, Seen, TARGET, until, until_seen};
 use crate::command::{attach, is_let_go, run, status, text};
@@ -19,10 +19,10 @@ fn a_node_lets_go_of_its_own_pods_while_a_dead_one_of_another_owner_is_recorded(
     let mut node = Interceptor::open(bed.options("node")).unwrap();
     let proxies = pods.each_ref().map(|pod| {
         let port = PROXY + u16::from(pod.ends_with("b"));
-        bed.enrol(&mut node, &intercept::Attach { port, ..bed.attach(pod) })
+        bed.enrol(&mut node, &ctrlmesh_intercept::Attach { port, ..bed.attach(pod) })
     });
     drop(proxies);
-    let error = intercept::uninstall(&bed.options("node"), false).unwrap_err();
+    let error = ctrlmesh_intercept::uninstall(&bed.options("node"), false).unwrap_err();
     assert!(matches!(&error, Error::Others { owner, .. } if owner == "cli"), "{error}");
     let left = status(&bed)["attachments"].as_array().unwrap().clone();
     assert_eq!((left.len(), &left[0]["owner"]), (1, &"cli".into()));
@@ -36,7 +36,7 @@ fn a_node_lets_go_of_its_own_pods_while_a_dead_one_of_another_owner_is_recorded(
     node.attach(&bed.attach(&pods[0])).unwrap();
     assert_eq!(bed.connect(&pods[0], TARGET, "blocking").error, "ECONNREFUSED");
     run(&mut bed.command(&["detach"]));
-    intercept::uninstall(&bed.options("node"), false).unwrap();
+    ctrlmesh_intercept::uninstall(&bed.options("node"), false).unwrap();
     assert!(!bed.pins().exists());
 }
 
@@ -47,7 +47,10 @@ fn a_folder_elsewhere_than_on_a_bpf_file_system_is_not_uninstalled() {
     let own = folder.path().join("maps");
     fs::create_dir(&own).unwrap();
     let uninstall = |pins: &Path| {
-        intercept::uninstall(&Options { pins: pins.to_owned(), ..Options::new("test") }, true)
+        ctrlmesh_intercept::uninstall(
+            &Options { pins: pins.to_owned(), ..Options::new("test") },
+            true,
+        )
     };
     let error = uninstall(folder.path()).unwrap_err();
     assert!(matches!(error, Error::NoBpffs { .. }), "{error}");
@@ -61,7 +64,7 @@ fn what_a_loader_left_half_made_beside_the_folders_is_uninstalled_too() {
     let bed = Bed::new();
     bed.interceptor().attach(&bed.attach(&bed.cgroup("pod"))).unwrap();
     std::os::unix::fs::symlink("2", bed.pins().join("next-next")).unwrap();
-    intercept::uninstall(&bed.options("test"), false).unwrap();
+    ctrlmesh_intercept::uninstall(&bed.options("test"), false).unwrap();
     assert!(!bed.pins().exists());
 }
 
@@ -69,7 +72,7 @@ fn what_a_loader_left_half_made_beside_the_folders_is_uninstalled_too() {
 fn a_cgroup_that_is_gone_is_detached_by_the_name_that_it_was_attached_by() {
     let bed = Bed::new();
     let pod = bed.cgroup("pod");
-    let hierarchy = intercept::cgroup::Hierarchy::find().unwrap();
+    let hierarchy = ctrlmesh_intercept::cgroup::Hierarchy::find().unwrap();
     let name = pod.strip_prefix(hierarchy.mount()).unwrap();
     for name in [name, &Path::new("/").join(name), &pod] {
         fs::create_dir_all(&pod).unwrap();
@@ -114,7 +117,7 @@ fn a_pod_that_was_closed_and_then_could_not_be_attached_is_found_again() {
 fn who_has_maps_open_that_were_removed_does_not_attach_with_those() {
     let bed = Bed::new();
     let mut before = bed.interceptor();
-    intercept::uninstall(&bed.options("test"), false).unwrap();
+    ctrlmesh_intercept::uninstall(&bed.options("test"), false).unwrap();
     let after = bed.interceptor();
     let error = before.attach(&bed.attach(&bed.cgroup("pod"))).unwrap_err();
     assert!(matches!(error, Error::Replaced(_)), "{error}");

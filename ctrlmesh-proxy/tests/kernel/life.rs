@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::bed::{Bed, PROXY, TARGET, count, targets};
 use crate::command::is_let_go;
-use ctrlmesh_proxy::intercept::{Error, Interceptor};
+use ctrlmesh_intercept::{Error, Interceptor};
 
 #[test]
 fn a_cgroup_that_is_gone_is_swept_with_its_maps_and_links() {
@@ -167,7 +167,7 @@ fn a_pod_whose_network_namespace_has_no_ipv6_any_more_goes_on_over_ipv4() {
     let native = |interceptor: &Interceptor| interceptor.status().unwrap().attachments[0].ipv6;
     assert!(native(&interceptor));
     // No network namespace at all: it cannot be entered.
-    let none = ctrlmesh_proxy::intercept::listener::Namespace::open("/proc/self/ns/uts".as_ref());
+    let none = ctrlmesh_intercept::listener::Namespace::open("/proc/self/ns/uts".as_ref());
     interceptor.serve_ipv6(slot, &none.unwrap()).unwrap_err();
     assert!(!native(&interceptor));
 }
@@ -189,7 +189,7 @@ fn what_is_no_cgroup_is_refused_by_name() {
         interceptor.attach(&bed.attach("/no/such".as_ref())),
         Err(Error::NotACgroup { .. })
     ));
-    let root = ctrlmesh_proxy::intercept::cgroup::Hierarchy::find().unwrap();
+    let root = ctrlmesh_intercept::cgroup::Hierarchy::find().unwrap();
     assert!(matches!(interceptor.attach(&bed.attach(root.mount())), Err(Error::RootCgroup(_))));
     assert!(interceptor.status().unwrap().attachments.is_empty());
 }
@@ -245,7 +245,7 @@ fn a_cgroup_is_found_by_its_pods_uid_and_its_containers_id() {
             "docker-c0ffee.scope",
         ),
     ];
-    let hierarchy = ctrlmesh_proxy::intercept::cgroup::Hierarchy::find().unwrap();
+    let hierarchy = ctrlmesh_intercept::cgroup::Hierarchy::find().unwrap();
     for (pod, container) in pods {
         let container = bed.cgroup(&format!("{pod}/{container}"));
         let found = hierarchy.pod(&uid).unwrap();
@@ -289,9 +289,9 @@ fn a_thousand_pods_are_attached_and_work() {
         memory().saturating_sub(before)
     );
     let last = pods.len() - 1;
-    let listener = ctrlmesh_proxy::intercept::listener::outbound(&bed.net(), PROXY).unwrap();
+    let listener = ctrlmesh_intercept::listener::outbound(&bed.net(), PROXY).unwrap();
     interceptor
-        .listen(ctrlmesh_proxy::intercept::Slot::new(u16::try_from(last).unwrap()), &listener)
+        .listen(ctrlmesh_intercept::Slot::new(u16::try_from(last).unwrap()), &listener)
         .unwrap();
     let _proxy = bed.proxy(interceptor.originals().unwrap(), listener);
     assert_eq!(

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
-use ctrlmesh_proxy::intercept::{Attach, Error, Heartbeat, Interceptor, Slot, listener};
+use ctrlmesh_intercept::cgroup::Hierarchy;
+use ctrlmesh_intercept::{Attach, Error, Heartbeat, Interceptor, Slot, listener};
 
 use crate::bed::{Bed, PROXY, TARGET};
 use crate::command::{attach, run, status, text};

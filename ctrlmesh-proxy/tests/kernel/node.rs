@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use ctrlmesh_common::kernel::Code;
-use ctrlmesh_proxy::intercept::Slot;
-use ctrlmesh_proxy::intercept::cgroup::namespaces as namespaces_of;
+use ctrlmesh_intercept::Slot;
+use ctrlmesh_intercept::cgroup::namespaces as namespaces_of;
 use serde_json::json;
 
 use crate::bed::{Bed, PROXY};
@@ -100,7 +100,7 @@ async fn while_the_proxy_is_away_its_pods_are_refused_and_afterwards_served_agai
 async fn a_proxy_that_sees_cgroups_elsewhere_keeps_the_pods_of_the_one_before() {
     let node = Node::new().await;
     let (mut a, cgroup) = (node.pod("a"), node.bed.cgroup("a"));
-    let hierarchy = ctrlmesh_proxy::intercept::cgroup::Hierarchy::find().unwrap();
+    let hierarchy = ctrlmesh_intercept::cgroup::Hierarchy::find().unwrap();
     // As `/proc/PID/cgroup` writes it.
     a["cgroup"] = json!(Path::new("/").join(cgroup.strip_prefix(hierarchy.mount()).unwrap()));
     node.list(&[a]);

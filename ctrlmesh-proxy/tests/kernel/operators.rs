@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
-use ctrlmesh_proxy::intercept::Status;
+use ctrlmesh_intercept::Status;
 use http::StatusCode;
 use serde_json::{Value, json};
 

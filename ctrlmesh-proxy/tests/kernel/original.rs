@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use crate::bed::{Bed, PROXY, Process, Seen, TARGET, TARGET_V6, targets, until_seen};
 use crate::sockets::passive_fast_opens;
-use ctrlmesh_proxy::intercept::{Interceptor, ListenerCheck, Slot};
+use ctrlmesh_intercept::{Interceptor, ListenerCheck, Slot};
 
 /// A proxy that is not ours: it asks for `SO_ORIGINAL_DST`, as the world's proxies do.
 fn foreign(bed: &Bed, interceptor: &mut Interceptor) -> Process {

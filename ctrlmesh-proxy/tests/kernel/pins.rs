@@ -1,7 +1,7 @@
 //! Where pins may be, and whose.
 
 use crate::bed::Bed;
-use ctrlmesh_proxy::intercept::{Error, Interceptor, Options, Originals, Status};
+use ctrlmesh_intercept::{Error, Interceptor, Options, Originals, Status};
 
 #[test]
 fn pins_are_for_root_only() {
@@ -64,7 +64,7 @@ fn the_bpf_file_system_itself_is_no_place_for_pins() {
     let options = Options { pins: "/sys/fs/bpf".into(), ..bed.options("test") };
     let expected = "/sys/fs/bpf is the BPF file system itself: name a folder below it";
     assert_eq!(Interceptor::open(options.clone()).unwrap_err().to_string(), expected);
-    let error = ctrlmesh_proxy::intercept::uninstall(&options, true).unwrap_err();
+    let error = ctrlmesh_intercept::uninstall(&options, true).unwrap_err();
     assert_eq!(error.to_string(), expected);
     assert!(!std::path::Path::new("/sys/fs/bpf/pods").exists());
 }

@@ -6,8 +6,8 @@ use std::process::{Command, Output, Stdio};
 
 use crate::bed::{Bed, PROXY, Process, TARGET, until};
 use crate::older::{Patched, once_written};
-use ctrlmesh_proxy::intercept::listener::{self, Namespace};
-use ctrlmesh_proxy::intercept::{Interceptor, Options, Slot, Status};
+use ctrlmesh_intercept::listener::{self, Namespace};
+use ctrlmesh_intercept::{Interceptor, Options, Slot, Status};
 
 /// What every command needs, and no more.
 const THREE: &str = "-all,+bpf,+net_admin,+perfmon";

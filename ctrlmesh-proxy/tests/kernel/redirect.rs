@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::bed::{Bed, PROXY, Seen, TARGET, TARGET_V6, echo, targets};
 use crate::sockets::{fast_open, passive_fast_opens};
-use ctrlmesh_proxy::intercept::{Attach, Interceptor, listener};
+use ctrlmesh_intercept::{Attach, Interceptor, listener};
 
 pub(crate) struct Enrolled {
     pub(crate) bed: Bed,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::bed::{Bed, PROXY, Process, Seen, TARGET, targets};
 use ctrlmesh_common::kernel::Code;
-use ctrlmesh_proxy::intercept::{
+use ctrlmesh_intercept::{
     Attach, Error, Heartbeat, Interceptor, Limits, ListenerCheck, Options, Slot, Targets, listener,
 };
 

@@ -58,13 +58,13 @@ fn the_folder_of_all_versions_goes_with_the_last() {
     let parent = bed.pins().join("ctrlmesh");
     for version in ["v1", "v2"] {
         let pins = parent.join(version);
-        let options = ctrlmesh_proxy::intercept::Options { pins, ..bed.options("test") };
-        drop(ctrlmesh_proxy::intercept::Interceptor::open(options.clone()).unwrap());
+        let options = ctrlmesh_intercept::Options { pins, ..bed.options("test") };
+        drop(ctrlmesh_intercept::Interceptor::open(options.clone()).unwrap());
         if version == "v2" {
-            ctrlmesh_proxy::intercept::uninstall(&options, false).unwrap();
+            ctrlmesh_intercept::uninstall(&options, false).unwrap();
             assert!(parent.join("v1").exists() && !parent.join("v2").exists());
-            let options = ctrlmesh_proxy::intercept::Options { pins: parent.join("v1"), ..options };
-            ctrlmesh_proxy::intercept::uninstall(&options, false).unwrap();
+            let options = ctrlmesh_intercept::Options { pins: parent.join("v1"), ..options };
+            ctrlmesh_intercept::uninstall(&options, false).unwrap();
         }
     }
     assert!(!parent.exists());

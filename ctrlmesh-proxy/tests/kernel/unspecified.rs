@@ -2,7 +2,7 @@
 
 use crate::bed::{Bed, Seen, Server, TARGET, TARGET_V6, targets};
 use crate::redirect::{Enrolled, canonical, direct, enrolled, redirected};
-use ctrlmesh_proxy::intercept::Events;
+use ctrlmesh_intercept::Events;
 
 const UNSPECIFIED: &str = "0.0.0.0:443";
 const UNSPECIFIED_V6: &str = "[::]:443";

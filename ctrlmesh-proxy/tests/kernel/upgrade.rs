@@ -9,7 +9,7 @@ use aya::programs::links::{FdLink, PinnedLink};
 
 use crate::bed::{Bed, Hammered, PROXY, Process, TARGET, count, until};
 use crate::older::{Patched, once_written};
-use ctrlmesh_proxy::intercept::{Error, Interceptor, ListenerCheck, Slot, listener};
+use ctrlmesh_intercept::{Error, Interceptor, ListenerCheck, Slot, listener};
 
 /// The id of a pinned link, and of its program.
 pub(crate) fn linked(path: &Path) -> (u32, u32) {

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Instant;
 use std::{fs, thread};
 
-use ctrlmesh_proxy::intercept::cgroup::Hierarchy;
+use ctrlmesh_intercept::cgroup::Hierarchy;
 
 use super::{PATIENCE, PINS, PREFIX};
 

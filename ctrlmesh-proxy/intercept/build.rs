@@ -1,4 +1,4 @@
-//! Puts the kernel programs where the proxy embeds them from.
+//! Puts the kernel programs where the crate embeds them from.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use object::elf;
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
     let object = env::var_os("CTRLMESH_BPF_OBJECT")
-        .map_or_else(|| root.join("../target/bpf/ctrlmesh.o"), PathBuf::from);
+        .map_or_else(|| root.join("../../target/bpf/ctrlmesh.o"), PathBuf::from);
     println!("cargo::rerun-if-env-changed=CTRLMESH_BPF_OBJECT");
     println!("cargo::rerun-if-changed={}", object.display());
     let embedded = PathBuf::from(env::var("OUT_DIR")?).join("ctrlmesh.o");

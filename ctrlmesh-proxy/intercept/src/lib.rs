@@ -1,13 +1,15 @@
-//! How do connections get to the proxy without the operator knowing?
+//! Redirects connections with programs in the kernel, without the operator knowing.
 //!
-//! Programs in the kernel (`ctrlmesh-ebpf`) do it; this module loads them, attaches them at a pod's cgroup, pins them so
-//! that they outlive the process, replaces them without a gap, and explains where a redirected connection wanted to go.
-//! It is the only user of aya.
+//! This crate loads the programs of `ctrlmesh-ebpf`, attaches them at a pod's cgroup, and pins them so that they outlive
+//! the process. It replaces them without a gap, and tells where a redirected connection wanted to go.
+//!
+//! The modules are listed in reading order: each names only those above it.
+#![forbid(unsafe_code)]
 
-mod error;
 mod feature;
-mod privilege;
 mod target;
+mod privilege;
+mod error;
 pub mod cgroup;
 mod route;
 pub mod listener;

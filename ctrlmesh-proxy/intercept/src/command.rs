@@ -20,7 +20,6 @@ use super::status::Status;
 use super::target::{Target, Targets};
 use super::uninstall::uninstall;
 use super::{Error, default_pins};
-use crate::telemetry::{self, LogFormat};
 
 /// `ctrlmesh-proxy intercept`
 #[derive(Debug, Args)]
@@ -133,7 +132,6 @@ enum Output {
 pub fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { pin_dir: pins, owner, command } = arguments;
     let options = Options { pins, ..Options::new(&owner) };
-    telemetry::init(LogFormat::Text)?;
     match command {
         Command::Attach(arguments) => attach(options, arguments),
         Command::Status(arguments) => show(&Status::read(&options.pins)?, arguments.output),
