@@ -9,7 +9,8 @@ use clap::{Args, Parser, Subcommand};
 use ctrlmesh_proxy::config::{NodeArgs, SidecarArgs};
 use ctrlmesh_proxy::run::{ChildArgs, RunArgs};
 use ctrlmesh_proxy::telemetry::LogFormat;
-use ctrlmesh_proxy::{admin, app, classify, run, telemetry};
+use ctrlmesh_proxy::{admin, app, run, telemetry};
+use ctrlmesh_request::classify;
 
 /// Sits between an operator and its API server, and gives each replica its own share of the objects.
 #[derive(Debug, Parser)]

@@ -1,17 +1,17 @@
 //! Raw bytes into the pure core: what must hold whatever they are.
 //!
-//! The fuzzer calls these functions with nightly; the tests of the proxy call them with stable, on seeded input.
+//! The fuzzer calls these functions with nightly; the tests of `ctrlmesh-request` call them with stable, on seeded input.
 
 use std::borrow::Cow;
 
 use ctrlmesh_common::policy::{Limit, Lock, Policy};
 use ctrlmesh_common::selector::Selector;
-use ctrlmesh_proxy::decide::{Decision, Rename, decide};
-use ctrlmesh_proxy::request::fragment::{Blocks, Lines, Look as _};
-use ctrlmesh_proxy::request::{Query, RequestInfo};
-use ctrlmesh_proxy::rewrite::list::{self, Change};
-use ctrlmesh_proxy::rewrite::watch::{self, Frames};
-use ctrlmesh_proxy::rewrite::{self, Encoding, lock};
+use ctrlmesh_request::decide::{Decision, Rename, decide};
+use ctrlmesh_request::request::fragment::{Blocks, Lines, Look as _};
+use ctrlmesh_request::request::{Query, RequestInfo};
+use ctrlmesh_request::rewrite::list::{self, Change};
+use ctrlmesh_request::rewrite::watch::{self, Frames};
+use ctrlmesh_request::rewrite::{self, Encoding, lock};
 use serde_json::Value;
 
 /// The policy's selector.

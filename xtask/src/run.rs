@@ -23,11 +23,12 @@ const TOOLCHAIN_VARIABLES: [&str; 8] = [
 ];
 
 /// The crates of the workspace.
-pub(crate) const CRATES: [&str; 7] = [
+pub(crate) const CRATES: [&str; 8] = [
     "ctrlmesh-common",
     "ctrlmesh-manager",
     "ctrlmesh-proxy",
     "ctrlmesh-proxy/intercept",
+    "ctrlmesh-proxy/request",
     "xtask",
     "xtask/demo",
     "xtask/testbed",

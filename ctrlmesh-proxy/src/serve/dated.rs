@@ -1,14 +1,14 @@
 //! What does the policy make of a request, where that follows from when it changed?
 
 use ctrlmesh_common::policy::Policy;
+use ctrlmesh_request::decide;
+use ctrlmesh_request::decide::Decision;
+use ctrlmesh_request::request::RequestInfo;
 use http::Request;
 use http::uri::PathAndQuery;
 use tracing::debug;
 
 use crate::body::Relay;
-use crate::decide;
-use crate::decide::Decision;
-use crate::request::RequestInfo;
 use crate::serve::Session;
 use crate::serve::splice;
 use crate::serve::splice::Kept;

@@ -4,6 +4,11 @@ use std::error::Error;
 use std::rc::Rc;
 use std::time::Duration;
 
+use ctrlmesh_request::decide;
+use ctrlmesh_request::decide::{Decision, Plan, Refusal, Rename};
+use ctrlmesh_request::request::{RequestInfo, TargetError};
+use ctrlmesh_request::rewrite;
+use ctrlmesh_request::rewrite::status::Status;
 use h2::Reason;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, header};
@@ -13,14 +18,9 @@ use tokio::time::Instant;
 use tracing::{debug, info};
 
 use crate::body::Relay;
-use crate::decide;
-use crate::decide::{Decision, Plan, Refusal, Rename};
 use crate::explain;
 use crate::metrics::{ClientError, Outcome, UpstreamError};
 use crate::policy::{ReadOf, Reading};
-use crate::request::{RequestInfo, TargetError};
-use crate::rewrite;
-use crate::rewrite::status::Status;
 use crate::serve::Session;
 use crate::serve::headers;
 use crate::serve::lock;

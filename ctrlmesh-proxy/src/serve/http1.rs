@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ctrlmesh_request::request::fragment::{Found, Lines};
 use http::uri::PathAndQuery;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
@@ -22,7 +23,6 @@ use tracing::debug;
 
 use crate::body::Relay;
 use crate::metrics::ClientError;
-use crate::request::fragment::{Found, Lines};
 use crate::seldom::Seldom;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;

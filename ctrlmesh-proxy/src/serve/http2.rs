@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use ctrlmesh_request::request::fragment::Blocks;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Reason, RecvStream};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -21,7 +22,6 @@ use crate::backlog::Waiting;
 use crate::body;
 use crate::body::{Piece, Relay, TooMuch};
 use crate::metrics::ClientError;
-use crate::request::fragment::Blocks;
 use crate::seldom::Seldom;
 use crate::serve::Session;
 use crate::serve::exchange::Abort;

@@ -4,11 +4,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use ctrlmesh_request::rewrite::lock::Items;
 use hyper::body::{Body as _, Frame};
 use tracing::debug;
 
 use crate::body::{BodyError, Relay};
-use crate::rewrite::lock::Items;
 
 /// A list that passes item by item.
 #[derive(Debug)]

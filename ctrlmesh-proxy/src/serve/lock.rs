@@ -7,6 +7,11 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use ctrlmesh_request::decide::{LockPlan, Rename};
+use ctrlmesh_request::rewrite;
+use ctrlmesh_request::rewrite::Encoding;
+use ctrlmesh_request::rewrite::lock;
+use ctrlmesh_request::rewrite::lock::LockError;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
@@ -15,12 +20,7 @@ use thiserror::Error;
 use tokio::time;
 
 use crate::body::Relay;
-use crate::decide::{LockPlan, Rename};
 use crate::explain;
-use crate::rewrite;
-use crate::rewrite::Encoding;
-use crate::rewrite::lock;
-use crate::rewrite::lock::LockError;
 use crate::serve::Session;
 use crate::serve::headers;
 use crate::serve::held::Room;

@@ -6,10 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use ctrlmesh_request::request::fragment::Look;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::backlog::{Backlog, Waiting};
-use crate::request::fragment::Look;
 
 /// No longer head is taken: what came without end is something else.
 const MOST_BYTES: usize = 1 << 20;

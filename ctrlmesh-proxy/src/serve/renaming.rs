@@ -1,13 +1,13 @@
 //! How do the frames of a watch pass in which locks are renamed?
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use ctrlmesh_request::decide::Rename;
+use ctrlmesh_request::rewrite::Encoding;
+use ctrlmesh_request::rewrite::lock;
+use ctrlmesh_request::rewrite::watch;
+use ctrlmesh_request::rewrite::watch::{FrameError, Framer, Frames};
 
 use crate::body::BodyError;
-use crate::decide::Rename;
-use crate::rewrite::Encoding;
-use crate::rewrite::lock;
-use crate::rewrite::watch;
-use crate::rewrite::watch::{FrameError, Framer, Frames};
 
 /// Frames whose lock is renamed pass one by one.
 #[derive(Debug)]

@@ -11,11 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
+use ctrlmesh_request::rewrite::status;
+use ctrlmesh_request::rewrite::status::Status;
 use http::{HeaderMap, StatusCode, header};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-
-use crate::rewrite::status;
-use crate::rewrite::status::Status;
 
 /// What hyper answers by itself, and how the API server calls it.
 const ANSWERS: [(StatusCode, &str, &str); 3] = [

@@ -6,11 +6,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use ctrlmesh_common::policy::Policy;
+use ctrlmesh_request::decide;
+use ctrlmesh_request::request::RequestInfo;
 
-use crate::decide;
 use crate::drain::Drain;
 use crate::policy::{Current, Forgotten, History, InForce, ReadOf, Reading, Unread};
-use crate::request::RequestInfo;
 
 /// The policy as one client connection sees it. As long as it does not change, looking at it takes no lock.
 #[derive(Debug)]

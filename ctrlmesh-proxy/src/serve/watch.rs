@@ -12,6 +12,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use ctrlmesh_request::decide::Rename;
+use ctrlmesh_request::request::RequestInfo;
+use ctrlmesh_request::rewrite::Encoding;
+use ctrlmesh_request::rewrite::watch;
+use ctrlmesh_request::rewrite::watch::Frames;
 use http::response::Parts;
 use http::{HeaderMap, Response};
 use hyper::body::{Body as _, Frame};
@@ -20,13 +25,8 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use crate::body::{BodyError, Relay};
-use crate::decide::Rename;
 use crate::metrics::Open;
 use crate::policy::{InForce, Reading};
-use crate::request::RequestInfo;
-use crate::rewrite::Encoding;
-use crate::rewrite::watch;
-use crate::rewrite::watch::Frames;
 use crate::seldom::Seldom;
 use crate::serve::Session;
 use crate::serve::renaming::Renaming;

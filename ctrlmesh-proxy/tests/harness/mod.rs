@@ -5,6 +5,7 @@ pub(crate) mod client;
 pub(crate) mod frames;
 pub(crate) mod pki;
 pub(crate) mod proxy;
+#[path = "../../request/tests/harness/random.rs"]
 pub(crate) mod random;
 pub(crate) mod run;
 pub(crate) mod upstream;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, thread};
 
-use ctrlmesh_proxy::classify;
+use ctrlmesh_request::classify;
 use serde_json::Value;
 
 use random::Random;
@@ -251,7 +251,7 @@ fn line(random: &mut Random) -> Vec<u8> {
 
 /// Builds the program that asks the server's own code.
 fn built_reference() -> PathBuf {
-    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/control-plane");
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../xtask/control-plane");
     let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join("requestinfo");
     let built = Command::new("go")
         .args(["build", "-o"])

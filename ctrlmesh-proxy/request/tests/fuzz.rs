@@ -9,7 +9,7 @@ use random::Random;
 #[path = "harness/random.rs"]
 mod random;
 
-#[path = "../../fuzz/src/lib.rs"]
+#[path = "../../../fuzz/src/lib.rs"]
 #[expect(unreachable_pub, reason = "public where the fuzzer links it")]
 mod targets;
 

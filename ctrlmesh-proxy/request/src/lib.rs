@@ -1,0 +1,9 @@
+//! Reads a Kubernetes API request, decides what a policy makes of it, and rewrites it, without I/O or clocks.
+//!
+//! The modules are listed in reading order: each names only those above it.
+#![forbid(unsafe_code)]
+
+pub mod request;
+pub mod classify;
+pub mod decide;
+pub mod rewrite;
