@@ -22,32 +22,35 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
 use crate::admin::Page;
-use crate::certs::cluster::Cluster;
-use crate::certs::published::Restorer;
-use crate::certs::roots::Roots;
-use crate::certs::serving::{self, ServingError};
-use crate::certs::vault::{Vault, VaultError, Wanted};
+use crate::admission::placement::Seats;
+use crate::admission::webhook::{Room, Route, Webhook, WebhookMetrics};
+use crate::ca::cluster::Cluster;
+use crate::ca::published::Restorer;
+use crate::ca::serving::{self, ServingError};
+use crate::ca::store::{Vault, VaultError, Wanted};
+use crate::ca::trust_bundle::Roots;
 use crate::config::{RunArgs, SameKeysError};
-use crate::context::Context;
-use crate::doubt::Doubts;
 use crate::drain::Drain;
-use crate::govern;
-use crate::identity::Reviewer;
-use crate::label::LabelMetrics;
-use crate::lease::{self, Candidate};
+use crate::labels::LabelMetrics;
+use crate::labels::migration::MigrationMetrics;
+use crate::leader::lease::{self, Candidate};
 use crate::listen::{Limits, Listen};
 use crate::metrics::{self, PREFIX, Refusals};
-use crate::migration::MigrationMetrics;
-use crate::push::{Accounts, Again, Allowance, Leader, Newest, Push, PushMetrics, Relay};
-use crate::reach::{self, ReachError};
+use crate::push::identity::Reviewer;
+use crate::push::service::{Accounts, Again, Allowance, Leader, Newest, Push, PushMetrics, Relay};
+use crate::push::staleness::Doubts;
 use crate::readiness::Readiness;
-use crate::seats::Seats;
-use crate::shard::Labelling;
+use crate::rules::shard::Labelling;
 use crate::telemetry;
 use crate::tls::{self, Presented};
-use crate::webhook::{Room, Route, Webhook, WebhookMetrics};
 
+pub mod api_client;
+pub mod context;
+mod controllers;
 mod room;
+
+use api_client::ReachError;
+use context::Context;
 
 /// How often it is tried to reach an API server that is not there yet.
 const RETRY: Duration = Duration::from_secs(1);
@@ -122,10 +125,10 @@ pub fn run(args: RunArgs) -> Result<bool, AppError> {
 
 async fn serve(args: RunArgs) -> Result<bool, AppError> {
     let wanted = args.labels.labelling()?;
-    let config = reach::config(&args).await?;
+    let config = api_client::config(&args).await?;
     let cluster = Cluster::of(&config);
-    let client = reach::client(config.clone())?;
-    let background = reach::client(reach::background(config, &args))?;
+    let client = api_client::client(config.clone())?;
+    let background = api_client::client(api_client::background(config, &args))?;
     let drain = Drain::default();
     let readiness = Readiness::default();
     let starting = readiness.block("certificates");
@@ -209,7 +212,7 @@ async fn start(
         listeners.webhook,
         counted.refusals,
         counted.webhook,
-        govern::start(&context, background, counted.labels),
+        controllers::start(&context, background, counted.labels),
     )?;
     Ok(context)
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::{fs, io};
 
 use anyhow::{Context as _, Result};
-use ctrlmesh_manager::manifest::Manifests;
+use ctrlmesh_manager::rules::manifest::Manifests;
 
 mod compile;
 mod crds;

@@ -11,8 +11,8 @@ use ctrlmesh_common::selector::{KeyError, check_key};
 use ctrlmesh_common::slots::NamespaceHash;
 use thiserror::Error;
 
-use crate::certs::authority::Names;
-use crate::shard::Labelling;
+use crate::ca::authority::Names;
+use crate::rules::shard::Labelling;
 use crate::telemetry::LogFormat;
 
 /// What `run` is told.

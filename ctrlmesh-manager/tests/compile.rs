@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_manager::compile::{Compiled, World, compile};
-use ctrlmesh_manager::manifest::Manifests;
-use ctrlmesh_manager::pod::Member;
-use ctrlmesh_manager::shard::Labelling;
+use ctrlmesh_manager::rules::compile::{Compiled, World, compile};
+use ctrlmesh_manager::rules::manifest::Manifests;
+use ctrlmesh_manager::rules::pod::Member;
+use ctrlmesh_manager::rules::shard::Labelling;
 
 fn cases() -> io::Result<Vec<PathBuf>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile");

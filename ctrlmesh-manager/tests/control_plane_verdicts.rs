@@ -2,7 +2,7 @@
 #![expect(clippy::large_futures, reason = "one per test, and never moved")]
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_manager::validate;
+use ctrlmesh_manager::rules::validate;
 use ctrlmesh_testbed::ControlPlane;
 use kube::Client;
 use serde_json::Value;

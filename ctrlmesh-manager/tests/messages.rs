@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api;
-use ctrlmesh_manager::validate;
+use ctrlmesh_manager::rules::validate;
 use serde_json::Value;
 
 const ACCEPTED: &str = include_str!("manifests/accepted.yaml");

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::{fs, io};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_manager::validate;
+use ctrlmesh_manager::rules::validate;
 use regex::Regex;
 use serde_json::Value;
 

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{annotation, label};
-use ctrlmesh_manager::compile::{World, compile};
-use ctrlmesh_manager::pod::Member;
-use ctrlmesh_manager::shard::Labelling;
+use ctrlmesh_manager::rules::compile::{World, compile};
+use ctrlmesh_manager::rules::pod::Member;
+use ctrlmesh_manager::rules::shard::Labelling;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use ctrlmesh_manager::compile::{Compiled, World, compile};
 use ctrlmesh_manager::config::LabelArgs;
-use ctrlmesh_manager::pod::Member;
+use ctrlmesh_manager::rules::compile::{Compiled, World, compile};
+use ctrlmesh_manager::rules::pod::Member;
 
 use super::{exit_code, manifests};
 

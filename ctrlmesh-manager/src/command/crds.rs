@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use ctrlmesh_manager::definitions;
+use ctrlmesh_manager::install::crds;
 
 /// What is asked for.
 #[derive(Args)]
@@ -21,10 +21,9 @@ pub(crate) struct Crds {
 impl Crds {
     pub(crate) fn run(self) -> Result<ExitCode> {
         if let Some(folder) = self.output {
-            definitions::write(&folder)
-                .with_context(|| format!("write into {}", folder.display()))?;
+            crds::write(&folder).with_context(|| format!("write into {}", folder.display()))?;
         } else {
-            for definition in definitions::all()? {
+            for definition in crds::all()? {
                 writeln!(stdout(), "---\n{}", definition.yaml.trim_end())?;
             }
         }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use ctrlmesh_manager::rights;
+use ctrlmesh_manager::install::rbac;
 
 /// What is asked for.
 #[derive(Args)]
@@ -22,9 +22,9 @@ pub(crate) struct Rights {
 impl Rights {
     pub(crate) fn run(self) -> Result<ExitCode> {
         match self.output {
-            Some(file) => fs::write(&file, rights::yaml())
+            Some(file) => fs::write(&file, rbac::yaml())
                 .with_context(|| format!("write {}", file.display()))?,
-            None => write!(stdout(), "{}", rights::yaml())?,
+            None => write!(stdout(), "{}", rbac::yaml())?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use ctrlmesh_common::names;
 use ctrlmesh_manager::config::LabelArgs;
-use ctrlmesh_manager::shard;
-use ctrlmesh_manager::validate::{self, Verdict};
+use ctrlmesh_manager::rules::shard;
+use ctrlmesh_manager::rules::validate::{self, Verdict};
 
 use super::{exit_code, files};
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
-use ctrlmesh_manager::validate;
+use ctrlmesh_manager::rules::validate;
 use ctrlmesh_testbed::ControlPlane;
 use kube::ResourceExt as _;
 use kube::api::{Api, Patch, PatchParams, PostParams};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ctrlmesh_common::wire::{self, Hello, PodId, Report, Said, Verdict};
-use ctrlmesh_manager::board::{self, Posted};
-use ctrlmesh_manager::compile::Told;
-use ctrlmesh_manager::pod::PodName;
+use ctrlmesh_manager::push::policy_store::{self, Posted};
+use ctrlmesh_manager::rules::compile::Told;
+use ctrlmesh_manager::rules::pod::PodName;
 use ctrlmesh_proxy::channel::ConnectError;
 use http::Request;
 use http_body_util::Empty;
@@ -312,7 +312,7 @@ async fn a_pod_of_which_no_sharding_config_speaks_or_without_a_proxy_inside_gets
         pod: name.clone(),
         uid: uid.to_owned(),
         node: Some("node-a".to_owned()),
-        said: told.as_ref().map(board::Said::from),
+        said: told.as_ref().map(policy_store::Said::from),
     };
     let of_a_shard = |policy| Told::new(None, Some("ns/op".to_owned()), 0, policy);
     let by_the_node = of_a_shard(Told::nothing().policy);

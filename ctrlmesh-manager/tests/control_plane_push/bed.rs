@@ -11,26 +11,26 @@ use ctrlmesh_common::policy::{Limit, Policy, Redirect};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire::{Hello, PodId};
-use ctrlmesh_manager::board::{self, Board, Posted, Receipt};
-use ctrlmesh_manager::cache::Snapshot;
-use ctrlmesh_manager::certs::authority::Names;
-use ctrlmesh_manager::certs::published::Restorer;
-use ctrlmesh_manager::certs::serving;
-use ctrlmesh_manager::certs::vault::{Vault, VaultError, Wanted};
-use ctrlmesh_manager::compile::Told;
-use ctrlmesh_manager::doubt::Doubts;
+use ctrlmesh_manager::admission::placement::Seats;
+use ctrlmesh_manager::ca::authority::Names;
+use ctrlmesh_manager::ca::published::Restorer;
+use ctrlmesh_manager::ca::serving;
+use ctrlmesh_manager::ca::store::{Vault, VaultError, Wanted};
+use ctrlmesh_manager::cluster::cache::Snapshot;
+use ctrlmesh_manager::cluster::plan::Plan;
 use ctrlmesh_manager::drain::Drain;
-use ctrlmesh_manager::identity::Reviewer;
-use ctrlmesh_manager::lease::{self, Candidate, Leadership};
+use ctrlmesh_manager::leader::lease::{self, Candidate, Leadership};
 use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
-use ctrlmesh_manager::plan::Plan;
-use ctrlmesh_manager::pod::{Member, PodName};
-use ctrlmesh_manager::push::{
+use ctrlmesh_manager::push::identity::Reviewer;
+use ctrlmesh_manager::push::policy_store::{self, Board, Posted, Receipt};
+use ctrlmesh_manager::push::service::{
     Accounts, Again, Allowance, Leader, Newest, Push, PushMetrics, Relay,
 };
+use ctrlmesh_manager::push::staleness::Doubts;
 use ctrlmesh_manager::readiness::Readiness;
-use ctrlmesh_manager::seats::Seats;
+use ctrlmesh_manager::rules::compile::Told;
+use ctrlmesh_manager::rules::pod::{Member, PodName};
 use ctrlmesh_manager::tls;
 use ctrlmesh_proxy::channel::{ConnectError, Link, Manager};
 use ctrlmesh_testbed::{ControlPlane, retry};
@@ -331,7 +331,7 @@ pub(crate) fn notices_of(notices: &[(&TestPod, &str, Policy)]) -> Vec<Posted> {
         pod: PodName { namespace: pod.namespace.clone(), name: pod.name.clone() },
         uid: pod.uid.clone(),
         node: Some((*node).to_owned()),
-        said: Some(board::Said::from(&told(pod, policy))),
+        said: Some(policy_store::Said::from(&told(pod, policy))),
     });
     notices.collect()
 }

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use ctrlmesh_common::policy::Lock;
 use ctrlmesh_common::wire::{Report, Said, Verdict};
-use ctrlmesh_manager::board::Receipt;
-use ctrlmesh_manager::pod::PodName;
+use ctrlmesh_manager::push::policy_store::Receipt;
+use ctrlmesh_manager::rules::pod::PodName;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, Config};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_manager::certs::authority::Names;
-use ctrlmesh_manager::certs::published::Restorer;
-use ctrlmesh_manager::certs::vault::{Vault, Wanted};
+use ctrlmesh_manager::ca::authority::Names;
+use ctrlmesh_manager::ca::published::Restorer;
+use ctrlmesh_manager::ca::store::{Vault, Wanted};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_manager::drain::Drain;
-use ctrlmesh_manager::lease::{self, Candidate};
+use ctrlmesh_manager::leader::lease::{self, Candidate};
 use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::tls;
 use ctrlmesh_testbed::ControlPlane;

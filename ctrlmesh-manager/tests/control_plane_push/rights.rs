@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{CA_SECRET, resource_list, root_ca};
-use ctrlmesh_manager::label::POLICY;
-use ctrlmesh_manager::rights::{ACCOUNT, BACKGROUND, NAMESPACE, Place, ROLES, yaml};
+use ctrlmesh_manager::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE, Place, ROLES, yaml};
+use ctrlmesh_manager::labels::POLICY;
 use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{

@@ -10,7 +10,7 @@ use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::selector::Labels;
 use ctrlmesh_common::wire;
-use ctrlmesh_manager::pod::Member;
+use ctrlmesh_manager::rules::pod::Member;
 use ctrlmesh_testbed::ControlPlane;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ctrlmesh_common::names::CA_SECRET;
 use ctrlmesh_manager::drain::Drain;
-use ctrlmesh_manager::lease::campaign;
+use ctrlmesh_manager::leader::lease::campaign;
 use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,

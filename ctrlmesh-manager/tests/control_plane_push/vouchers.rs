@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use ctrlmesh_common::wire;
-use ctrlmesh_manager::identity::{Identity, Proven, Vouching};
-use ctrlmesh_manager::pod::PodName;
-use ctrlmesh_manager::push::Again;
+use ctrlmesh_manager::push::identity::{Identity, Proven, Vouching};
+use ctrlmesh_manager::push::service::Again;
+use ctrlmesh_manager::rules::pod::PodName;
 use data_encoding::BASE64;
 use tonic::Code;
 

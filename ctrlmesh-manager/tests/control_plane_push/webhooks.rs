@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_manager::certs::authority::{Authority, Names};
+use ctrlmesh_manager::admission::webhook::{Handler, Room, Route, Webhook, WebhookMetrics};
+use ctrlmesh_manager::ca::authority::{Authority, Names};
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::listen::{Limits, Listen};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::tls::{self, Presented};
-use ctrlmesh_manager::webhook::{Handler, Room, Route, Webhook, WebhookMetrics};
 use ctrlmesh_testbed::ControlPlane;
 use futures::FutureExt as _;
 use k8s_openapi::ByteString;

@@ -1,0 +1,101 @@
+//! Which shard is a pod of that is being admitted?
+
+use std::time::Instant;
+
+use ctrlmesh_common::api::ShardingConfig;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::{Asked, Recent, enrolled};
+use crate::cluster::cache::Snapshot;
+use crate::rules::compile::{self, World};
+use crate::rules::pod::{Admitted, Member};
+
+/// The pod, where its shard depends on which others have come: it is to be given one by one replica for all of them. That of
+/// others follows from their names or labels, or they have one already. Nothing but its metadata is read: it may be large, and
+/// this is asked before it is judged.
+pub fn shared(asked: &Asked, snapshot: &Snapshot) -> Option<Member> {
+    let object = enrolled(asked).filter(|_| !asked.dry_run)?;
+    let member = Member::of_deployment(asked.namespace.as_deref()?, &object.metadata)?;
+    let divides = |config: &ShardingConfig| {
+        let near = config.metadata.namespace.as_ref() == Some(&member.name.namespace);
+        let root = config.spec.root.as_ref().filter(|_| near);
+        let deployment = root.and_then(|root| root.target_deployment.as_deref());
+        deployment.is_some_and(|name| member.revision_in(name).is_some())
+    };
+    let is_shared = member.recorded().is_none() && snapshot.configs.iter().any(divides);
+    is_shared.then_some(member)
+}
+
+/// Gives `member` a shard, for another replica that was asked about it; none where there is not exactly one for it. One that
+/// is refused there after all counts here for a moment, as one that another webhook refuses does.
+pub fn seat(
+    member: &Member,
+    snapshot: &Snapshot,
+    recent: &mut Recent,
+    now: Instant,
+) -> Option<String> {
+    let unseen = recent.unseen(&snapshot.members, now);
+    let shards = shards(member, snapshot, &unseen).ok()?;
+    let [shard] = <[String; 1]>::try_from(shards).ok()?;
+    recent.admitted(member, &shard, &snapshot.members, now);
+    Some(shard)
+}
+
+/// The pod as it will be.
+pub(super) fn member(asked: &Asked, pod: &Pod) -> Member {
+    let mut member = Member::from(pod);
+    member.name.namespace = asked.namespace.clone().unwrap_or_default();
+    // It is about to be given what it needs.
+    member.admitted = Admitted::Injected;
+    member
+}
+
+/// The names of the shards that the pod would be of, beside those that are there and those that are `unseen` yet.
+///
+/// # Errors
+/// Where it is of none, but perhaps of a ShardingConfig that is invalid: let through, it would see everything.
+pub(super) fn shards(
+    member: &Member,
+    snapshot: &Snapshot,
+    unseen: &[Member],
+) -> Result<Vec<String>, String> {
+    let namespace = &member.name.namespace;
+    let configs: Vec<ShardingConfig> = snapshot
+        .configs
+        .iter()
+        .filter(|config| config.metadata.namespace.as_ref() == Some(namespace))
+        .cloned()
+        .collect();
+    let members: Vec<Member> = snapshot
+        .members
+        .iter()
+        .chain(unseen)
+        .filter(|member| member.name.namespace == *namespace)
+        .cloned()
+        .collect();
+    let world = World { configs: &configs, members: &members, ..snapshot.world() };
+    let (operators, troubles) = compile::operators(world);
+    let places = operators.iter().enumerate();
+    let places = places.filter_map(|(at, operator)| {
+        Some((at, operator.shard_for(member, &members)?.metadata.name.clone()?))
+    });
+    let mut places: Vec<(usize, String)> = places.collect();
+    if places.len() > 1 {
+        let yielding = compile::yielding(&operators, world);
+        places.retain(|(at, _)| !yielding.contains(at));
+    }
+    let shards: Vec<String> = places.into_iter().map(|(_, shard)| shard).collect();
+    let Some(invalid) = operators.iter().find(|operator| operator.may_have(member, None)) else {
+        return Ok(shards);
+    };
+    if !shards.is_empty() {
+        return Ok(shards);
+    }
+    let name = invalid.full_name();
+    let of_it = troubles.iter().filter(|trouble| trouble.configs.contains(&name));
+    let why: Vec<&str> = of_it.map(|trouble| trouble.message.as_str()).collect();
+    let why = why.join("; ");
+    Err(format!(
+        "the pod may be of ShardingConfig {name:?}, which is invalid; mend it first: {why}"
+    ))
+}

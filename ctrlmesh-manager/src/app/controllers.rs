@@ -1,0 +1,335 @@
+//! What does a replica of the manager do all day?
+//!
+//! Every replica watches, compiles, tells its proxies and answers the API server; the one that leads also writes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ctrlmesh_common::names::MANAGER_STATE;
+use ctrlmesh_common::policy::Redirect;
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
+use kube::Client;
+use kube::runtime::events::Recorder;
+use tokio::sync::watch;
+use tokio::time;
+use tracing::warn;
+
+use crate::admission::webhook::Route;
+use crate::app::context::Context;
+use crate::cluster::cache::Cache;
+use crate::cluster::plan::{self, Plan, Plans};
+use crate::labels::migration::{Migration, MigrationMetrics, Said};
+use crate::labels::{AtOnce, Current, LabelMetrics, Labeller, Pace, Progress};
+use crate::leader::lease::Leadership;
+use crate::leader::replica_list::Roster;
+use crate::push::policy_store::{self, Board, Posted, Receipt};
+use crate::rules::label_scheme::Scheme;
+use crate::rules::pod::{Member, PodName};
+use crate::status::cluster_writer::Control;
+use crate::status::compute::{Contact, Unlabelled};
+use crate::status::status_writer::Pen;
+
+mod answers;
+
+/// As whom events are told.
+const REPORTER: &str = "ctrlmesh-manager";
+
+/// Where it is asked for labels.
+const LABEL: &str = "/label";
+
+/// For how long objects are not labelled because it is not written by what: where the definition of the `ManagerState` is
+/// older than this manager, it never is.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// Starts everything; what is returned answers the API server.
+///
+/// `background` is the client for what can wait.
+pub(super) fn start(
+    context: &Context,
+    background: Client,
+    metrics: (LabelMetrics, MigrationMetrics),
+) -> Vec<Route> {
+    let drain = &context.drain;
+    let told = context.wanted.clone();
+    let cache = Cache::start(&context.client, &context.args.namespace, told, drain);
+    cache.watch_list(background.clone(), &context.args.namespace, drain);
+    let plans = plan::start(Arc::clone(&cache), drain);
+    let caches = context.readiness.block("caches");
+    let mut first = context.posted.subscribe();
+    drain.spawn_until_started(async move {
+        // Who posts them ends only with the process.
+        drop(first.wait_for(Option::is_some).await);
+        drop(caches);
+    });
+    drain.spawn_until_started(tell(context.board.clone(), context.posted.clone(), plans.clone()));
+    let (heard, leadership) = (Heard::by(&context.board), context.leadership.clone());
+    let (current, said) = (Current::default(), Said::default());
+    let (left, beside) = (current.clone(), said.clone());
+    let control = Control {
+        client: context.client.clone(),
+        recorder: Recorder::new(context.client.clone(), REPORTER.into()),
+        contacts: move || heard.contacts(),
+        unlabelled: move || unlabelled(&left, &beside),
+        may_write: move || leadership.is_held(),
+    };
+    drain.spawn_until_started(control.run(plans.clone()));
+    let pen = Pen::default();
+    drain.spawn_until_started(roster(context, pen.clone()).run());
+    lead_over(context, (&cache, &plans, pen), (metrics.1, said, current.clone()));
+    keep_labels(context, background, Arc::clone(&cache), (metrics.0, current));
+    answers::routes(context, &plans, &cache)
+}
+
+/// What is to become of labels yet; what belongs to nobody is said first.
+fn unlabelled(current: &Current, said: &Said) -> Option<Unlabelled> {
+    let left = current.left().map(Unlabelled::Some);
+    left.or_else(|| said.get().map(Unlabelled::Beside))
+}
+
+/// Leads objects over to other labels, whenever this replica leads.
+fn lead_over(
+    context: &Context,
+    (cache, plans, pen): (&Arc<Cache>, &Plans, Pen),
+    (metrics, said, current): (MigrationMetrics, Said, Current),
+) {
+    let heard = Heard::by(&context.board);
+    let migration = Migration {
+        client: context.client.clone(),
+        namespace: context.args.namespace.clone(),
+        wanted: context.wanted.clone(),
+        keeps_former: context.args.labels.keep_former_labels,
+        cache: Arc::clone(cache),
+        plans: plans.clone(),
+        contacts: move || heard.contacts(),
+        current,
+        leadership: context.leadership.clone(),
+        pen,
+        recorder: Recorder::new(context.client.clone(), REPORTER.into()),
+        metrics,
+        said,
+    };
+    context.drain.spawn_until_started(migration.run());
+}
+
+fn roster(context: &Context, pen: Pen) -> Roster {
+    Roster {
+        pen,
+        client: context.client.clone(),
+        namespace: context.args.namespace.clone(),
+        service: context.args.service.clone(),
+        replica: context.args.replica(),
+        grpc: context.grpc,
+        leadership: context.leadership.clone(),
+    }
+}
+
+/// Labels, whenever this replica leads, as is in force then.
+fn keep_labels(
+    context: &Context,
+    background: Client,
+    cache: Arc<Cache>,
+    (metrics, current): (LabelMetrics, Current),
+) {
+    let (this, mut leadership) = (context.clone(), context.leadership.clone());
+    let mut schemes = cache.schemes();
+    context.drain.spawn_until_started(async move {
+        loop {
+            leadership.held().await;
+            let mut here = Leadership::clone(&leadership);
+            let scheme = schemes.borrow_and_update().clone();
+            let progress = current.set(scheme.clone());
+            let labels = async {
+                let Some(scheme) = scheme else { return std::future::pending().await };
+                // Who leads after this replica has to know by what objects were labelled.
+                if time::timeout(WRITTEN_WITHIN, cache.scheme_written()).await.is_err() {
+                    warn!(
+                        state = MANAGER_STATE,
+                        "objects are labelled, and it is not written by what"
+                    );
+                }
+                let parts = (Arc::clone(&cache), metrics.clone(), progress);
+                let labels = labeller(&this, background.clone(), scheme, parts);
+                Box::pin(Arc::new(labels).run(this.drain.clone())).await;
+            };
+            tokio::select! {
+                () = labels => {}
+                // From now on it is labelled otherwise.
+                _ = schemes.changed() => {}
+                // Another replica labels now.
+                () = here.lost() => {}
+            }
+            current.set(None);
+        }
+    });
+}
+
+fn labeller(
+    context: &Context,
+    background: Client,
+    scheme: Arc<Scheme>,
+    (cache, metrics, progress): (Arc<Cache>, LabelMetrics, Progress),
+) -> Labeller<impl Fn() -> bool + Send + Sync + 'static> {
+    let (leadership, vault) = (context.leadership.clone(), context.vault.clone());
+    let at_once = AtOnce {
+        client: context.client.clone(),
+        namespace: context.args.namespace.clone(),
+        scheme: Arc::clone(&scheme),
+        asked: at(context.asked.clone(), LABEL),
+        believed: Arc::new(move || vault.current().manager.bundle()),
+    };
+    Labeller {
+        client: background.clone(),
+        namespace: context.args.namespace.clone(),
+        scheme,
+        at_once,
+        cache,
+        recorder: Recorder::new(background, REPORTER.into()),
+        metrics,
+        progress,
+        may_write: move || leadership.is_held(),
+        pace: Pace::per_second(context.args.labels.label_rate),
+    }
+}
+
+/// The same, at `path`.
+fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
+    if let Some(service) = &mut asked.service {
+        service.path = Some(path.to_owned());
+    }
+    asked.url = asked.url.map(|url| url + path);
+    asked
+}
+
+/// Publishes what proxies may be told, whenever that changes.
+async fn tell(board: Arc<Board>, published: watch::Sender<Option<Arc<Plan>>>, mut plans: Plans) {
+    loop {
+        let plan = plans.borrow_and_update().clone();
+        if let Some(plan) = plan {
+            board.publish(posted(&plan));
+            published.send_replace(Some(plan));
+        }
+        if plans.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// What the pods of `plan` are told, each by its UID and node. One that has ended is told nothing: no proxy serves it.
+fn posted(plan: &Plan) -> Vec<Posted> {
+    let posted = |member: &Member| Posted {
+        pod: member.name.clone(),
+        uid: member.uid.clone(),
+        node: member.node.clone().filter(|_| member.redirect != Redirect::Nowhere),
+        said: plan.told().get(&member.name).map(policy_store::Said::from),
+    };
+    let members = plan.snapshot.members.iter().filter(|member| member.enrolled() && !member.ended);
+    members.map(posted).collect()
+}
+
+/// What the proxies have said, gathered anew only where one of them has said more: they are asked for twice a second.
+struct Heard {
+    board: Arc<Board>,
+    changes: Mutex<watch::Receiver<u64>>,
+    last: Mutex<Arc<BTreeMap<PodName, Contact>>>,
+}
+
+// === impl Heard ===
+
+impl Heard {
+    fn by(board: &Arc<Board>) -> Self {
+        let mut changes = board.receipts_changed();
+        changes.mark_changed();
+        let (changes, last) = (Mutex::new(changes), Mutex::default());
+        Self { board: Arc::clone(board), changes, last }
+    }
+
+    fn contacts(&self) -> Arc<BTreeMap<PodName, Contact>> {
+        if self.is_changed() {
+            let contacts = Arc::new(self.board.receipts().into_iter().map(contact).collect());
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = contacts;
+        }
+        Arc::clone(&self.last.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether anything was said since this was asked last; what is said from now on is something new.
+    fn is_changed(&self) -> bool {
+        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        // The board lives as long as we do, so nobody closes it.
+        let is_changed = changes.has_changed().unwrap_or(true);
+        // Only then: what is said between the two is not to be overlooked.
+        if is_changed {
+            changes.mark_unchanged();
+        }
+        is_changed
+    }
+}
+
+fn contact((pod, receipt): (PodName, Receipt)) -> (PodName, Contact) {
+    let at = Timestamp::try_from(receipt.last_contact).unwrap_or_default();
+    let Receipt { epoch, digest, refused, connected, .. } = receipt;
+    (pod, Contact { epoch, digest, refused, connected, at })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::cache::Snapshot;
+    use crate::push::policy_store::tests::{name, notice, receipt};
+    use crate::rules::compile::Told;
+    use crate::rules::manifest::Manifests;
+
+    #[test]
+    fn what_proxies_said_is_gathered_when_one_says_more_or_a_pod_is_gone() {
+        let board = Arc::<Board>::default();
+        let pod = name("a");
+        board.publish([notice("a", "one", 1)]);
+        let heard = Heard::by(&board);
+        let epoch = || heard.contacts().get(&pod).map(|one| one.epoch);
+        assert_eq!(epoch(), None);
+        board.receive(None, &pod, receipt("a", 1));
+        assert_eq!(epoch(), Some(1));
+        assert!(Arc::ptr_eq(&heard.contacts(), &heard.contacts()));
+        let before = heard.contacts();
+        board.publish([notice("a", "one", 1)]);
+        assert!(Arc::ptr_eq(&before, &heard.contacts()), "nobody said anything");
+        board.receive(None, &pod, receipt("a", 2));
+        assert_eq!(epoch(), Some(2));
+        board.publish([]);
+        assert_eq!(epoch(), None, "the next pod of that name has said nothing");
+    }
+
+    #[test]
+    fn a_pod_is_told_by_uid_and_node_and_only_what_is_written_down() {
+        let text = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
+            spec: {selector: {matchLabels: {app: a}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n\
+            apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ops, uid: '7', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {app: a, ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nspec: {nodeName: 'n', containers: []}\n---\n\
+            apiVersion: v1\nkind: Pod\nmetadata: {name: q, namespace: ops, uid: '8', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\n---\n\
+            apiVersion: v1\nkind: Pod\nmetadata: {name: r, namespace: ops, uid: '9', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nstatus: {phase: Failed}\n---\n";
+        let mut manifests = Manifests::default();
+        manifests.read(text).unwrap();
+        let snapshot = Snapshot {
+            members: manifests.pods.iter().map(Member::from).collect(),
+            configs: manifests.configs,
+            ..Snapshot::default()
+        };
+        let of = |snapshot: &Snapshot| posted(&plan::of(snapshot.clone(), &BTreeMap::new()));
+        let told = of(&snapshot);
+        assert_eq!(told[0].said, None, "nobody has written the epoch of `a` down");
+        let nothing = policy_store::Said::from(&Told::nothing());
+        assert_eq!((told[1].uid.as_str(), &told[1].said), ("8", &Some(nothing)));
+        assert_eq!(told.len(), 2, "the last one has ended");
+        let plan = plan::of(snapshot.clone(), &BTreeMap::new());
+        let mut written = snapshot;
+        written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {
+            epoch: Some(1),
+            policy_digest: Some(plan.compiled.operators["ops/a"].policy_digest.clone()),
+            ..Default::default()
+        });
+        let told = of(&written);
+        assert_eq!((told[0].uid.as_str(), told[0].node.as_deref()), ("7", Some("n")));
+        let said = told[0].said.as_ref().unwrap();
+        assert_eq!((said.operator.as_deref(), said.epoch), (Some("ops/a"), 1));
+    }
+}

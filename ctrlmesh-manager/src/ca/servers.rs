@@ -1,0 +1,130 @@
+//! What is the API server called, and where is it?
+
+use std::net::{IpAddr, SocketAddr};
+
+use ctrlmesh_common::names::api_server;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::ListParams;
+use kube::{Api, Client};
+
+use crate::ca::authority::Names;
+
+/// What the API server calls its port (`pkg/controlplane/controller/kubernetesservice`).
+const PORT: &str = "https";
+
+/// The API server, as it speaks of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Servers {
+    /// Its names and addresses: what every cluster has, the addresses of the Service `kubernetes` and of its endpoints, and
+    /// those that we were told besides.
+    pub names: Names,
+    /// Where pods may dial it: that Service and its endpoints, in order.
+    pub addresses: Vec<SocketAddr>,
+}
+
+// === impl Servers ===
+
+impl Servers {
+    /// Leaves only addresses that are among `names`. Who dials another one would not believe whoever answers in the API
+    /// server's place; by itself it answers those only who believe it.
+    #[must_use]
+    pub fn among(mut self, names: &Names) -> Self {
+        self.addresses.retain(|one| names.cover(&Names::of([one.ip().to_string()])));
+        self
+    }
+}
+
+/// Asks the API server; its names are also `more`.
+///
+/// # Errors
+/// Where the API server does not say, as in its first moments, when its Service is not there yet: an authority without
+/// that address would have to be replaced at once.
+pub async fn find(client: &Client, more: &[String]) -> Result<Servers, kube::Error> {
+    let services: Api<Service> = Api::namespaced(client.clone(), api_server::NAMESPACE);
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), api_server::NAMESPACE);
+    let service = services.get(api_server::SERVICE).await?;
+    let of_it = ListParams::default().labels(&format!(
+        "{}={}",
+        api_server::SLICE_LABEL,
+        api_server::SERVICE
+    ));
+    let slices = slices.list(&of_it).await?;
+    Ok(of(service, slices.items, more))
+}
+
+fn of(service: Service, slices: Vec<EndpointSlice>, more: &[String]) -> Servers {
+    let spec = service.spec.unwrap_or_default();
+    // Others than the API server's may be there besides.
+    let is_its_own = |name: Option<&str>| name.is_none_or(|name| name.is_empty() || name == PORT);
+    let ports = spec.ports.unwrap_or_default().into_iter();
+    let ports = ports.filter(|port| is_its_own(port.name.as_deref())).map(|port| port.port);
+    let mut all = vec![(spec.cluster_ips.unwrap_or_default(), ports.collect::<Vec<_>>())];
+    for slice in slices {
+        let endpoints = slice.endpoints.unwrap_or_default().into_iter();
+        let ports = slice.ports.unwrap_or_default().into_iter();
+        let ports = ports.filter(|port| is_its_own(port.name.as_deref()));
+        let ports = ports.filter_map(|port| port.port);
+        all.push((endpoints.flat_map(|one| one.addresses).collect(), ports.collect()));
+    }
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for (hosts, ports) in &all {
+        let hosts = hosts.iter().filter_map(|host| host.parse::<IpAddr>().ok());
+        addresses.extend(hosts.flat_map(|host| {
+            let ports = ports.iter().filter_map(|port| u16::try_from(*port).ok());
+            ports.map(move |port| SocketAddr::new(host, port))
+        }));
+    }
+    // Slices come in any order.
+    addresses.sort_unstable();
+    addresses.dedup();
+    let usual = api_server::NAMES.iter().copied().map(str::to_owned);
+    let hosts = all.into_iter().flat_map(|(hosts, _)| hosts);
+    Servers { names: Names::of(usual.chain(hosts).chain(more.iter().cloned())), addresses }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    fn servers(service: Value, slices: Value) -> Servers {
+        let named = ["api.example.com".to_owned()];
+        of(from_value(service).unwrap(), from_value(slices).unwrap(), &named)
+    }
+
+    #[test]
+    fn it_is_at_its_service_of_either_family_and_at_every_endpoint() {
+        let service = json!({"spec": {"clusterIPs": ["10.96.0.1", "fd00:96::1"],
+            "ports": [{"name": "https", "port": 443, "targetPort": 6443}, {"name": "konnectivity", "port": 8132}]}});
+        let slice = |addresses: &[&str]| {
+            json!({"metadata": {}, "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}],
+                "endpoints": [{"addresses": addresses}]})
+        };
+        let slices = json!([slice(&["192.0.2.2"]), slice(&["192.0.2.1", "192.0.2.2"])]);
+        let Servers { names, addresses } = servers(service, slices);
+        let expected = ["10.96.0.1:443", "192.0.2.1:6443", "192.0.2.2:6443", "[fd00:96::1]:443"];
+        assert_eq!(addresses, expected.map(|one| one.parse().unwrap()));
+        let also = ["10.96.0.1", "fd00:96::1", "192.0.2.1", "192.0.2.2", "api.example.com"];
+        assert!(names.cover(&Names::of(api_server::NAMES.iter().chain(&also))));
+    }
+
+    #[test]
+    fn an_address_that_nobody_may_speak_for_is_left_to_the_api_server_itself() {
+        let service = json!({"spec": {"clusterIPs": ["10.96.0.1"], "ports": [{"name": "https", "port": 443}]}});
+        let slices = json!([{"metadata": {}, "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}],
+            "endpoints": [{"addresses": ["192.0.2.1", "192.0.2.2"]}]}]);
+        let known = Names::of(["kubernetes", "10.96.0.1", "192.0.2.1"]);
+        let Servers { names, addresses } = servers(service, slices).among(&known);
+        assert_eq!(addresses, ["10.96.0.1:443", "192.0.2.1:6443"].map(|one| one.parse().unwrap()));
+        assert!(names.cover(&Names::of(["192.0.2.2"])), "the next authority is to know it");
+    }
+
+    #[test]
+    fn what_says_nothing_of_where_it_is_leaves_its_usual_names() {
+        let Servers { names, addresses } = servers(json!({}), json!([]));
+        assert!(addresses.is_empty());
+        assert_eq!(names, Names::of(api_server::NAMES.iter().chain(&["api.example.com"])));
+    }
+}

@@ -1,0 +1,6 @@
+//! Watches the API server and plans anew when something changes.
+
+pub mod backoff;
+pub mod served_resources;
+pub mod cache;
+pub mod plan;

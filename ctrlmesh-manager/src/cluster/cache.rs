@@ -1,0 +1,425 @@
+//! What is in the cluster, as far as anything is decided by it?
+//!
+//! One watch of each kind for the whole process. Of each object only what is decided by is kept, so that many fit; of
+//! pods, only those that are enrolled. The API server may go away: what was seen last stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ctrlmesh_common::api::{LabelsStatus, ManagerState, ShardingConfig};
+use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
+use futures::{FutureExt as _, Stream, StreamExt as _};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::time;
+use tracing::warn;
+
+use crate::cluster::served_resources::Served;
+use crate::drain::Drain;
+use crate::rules::compile::World;
+use crate::rules::label_scheme::{Scheme, SchemeError};
+use crate::rules::pod::{self, Member};
+use crate::rules::shard::Labelling;
+use crate::telemetry;
+
+mod kept;
+mod known;
+
+use kept::Kept;
+pub use known::Known;
+
+/// How many objects a page of a list has.
+const PAGE: u32 = 500;
+
+/// How long after a change of a definition it is asked what is served (it takes the API server a moment to know), and how
+/// often without any.
+const SERVED: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(1));
+
+/// What was seen, kept current by tasks of its own.
+#[derive(Debug)]
+pub struct Cache {
+    seen: Mutex<Seen>,
+    /// How objects are labelled where nobody has written it down.
+    told: Labelling,
+    /// How objects are labelled, once that is known.
+    scheme: watch::Sender<Option<Arc<Scheme>>>,
+    version: watch::Sender<u64>,
+    synced: watch::Sender<bool>,
+}
+
+/// What was seen at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// The ShardingConfigs, by namespace and name.
+    pub configs: Vec<ShardingConfig>,
+    /// The enrolled pods, by namespace and name.
+    pub members: Vec<Member>,
+    /// The namespaces.
+    pub namespaces: BTreeSet<String>,
+    /// The first ordinal of each StatefulSet, by `NAMESPACE/NAME`.
+    pub first_ordinals: BTreeMap<String, u32>,
+    /// What the API server serves.
+    pub served: Arc<Served>,
+    /// Which kinds are labelled, as it stands in the list of them; none where that is not known.
+    pub listed: Option<String>,
+    /// How objects are labelled.
+    pub scheme: Arc<Scheme>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    configs: Kept<ShardingConfig>,
+    members: Kept<Member>,
+    namespaces: Kept<Known>,
+    first_ordinals: Kept<u32>,
+    served: Arc<Served>,
+    schemes: Kept<Option<LabelsStatus>>,
+    /// Nothing waits for it: it is only to warn.
+    listed: Kept<String>,
+}
+
+// === impl Cache ===
+
+impl Cache {
+    /// Begins to watch; nothing is seen yet. Of the pods of namespace `own`, the manager's, nothing ever is. Objects are
+    /// labelled as is written in the `ManagerState`, or else as was `told`.
+    pub fn start(client: &Client, own: &str, told: Labelling, drain: &Drain) -> Arc<Self> {
+        let cache = Arc::new(Self::told(told));
+        let config = Config::default().page_size(PAGE);
+        let (labels, elsewhere) = pod::watched(own);
+        let enrolled = config.clone().labels(&labels).fields(&elsewhere);
+        let this = || Arc::clone(&cache);
+        let configs = watcher(Api::<ShardingConfig>::all(client.clone()), config.clone());
+        drain.spawn_until_started(this().follow(
+            configs,
+            |seen| &mut seen.configs,
+            |mut config| {
+                config.metadata.managed_fields = None;
+                (full_name(&config), config)
+            },
+        ));
+        let pods = watcher(Api::<Pod>::all(client.clone()), enrolled);
+        drain.spawn_until_started(this().follow(
+            pods,
+            |seen| &mut seen.members,
+            |pod| (full_name(&pod), Member::from(&pod)),
+        ));
+        let namespaces = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
+        let namespaces = watcher(namespaces, config.clone());
+        drain.spawn_until_started(this().follow(
+            namespaces,
+            |seen| &mut seen.namespaces,
+            |one| (one.metadata.name.clone().unwrap_or_default(), Known::from(one.metadata)),
+        ));
+        drain.spawn_until_started(this().follow_served(client.clone()));
+        this().watch_scheme(client, drain);
+        let sets = watcher(Api::<StatefulSet>::all(client.clone()), config);
+        drain.spawn_until_started(this().follow(
+            sets,
+            |seen| &mut seen.first_ordinals,
+            |set| pod::first_ordinal(&set),
+        ));
+        cache
+    }
+
+    fn told(told: Labelling) -> Self {
+        Self {
+            seen: Mutex::default(),
+            told,
+            scheme: watch::Sender::new(None),
+            version: watch::Sender::new(0),
+            synced: watch::Sender::new(false),
+        }
+    }
+
+    fn watch_scheme(self: Arc<Self>, client: &Client, drain: &Drain) {
+        let one = Config::default().fields(&format!("metadata.name={MANAGER_STATE}"));
+        let states = watcher(Api::<ManagerState>::all(client.clone()), one);
+        drain.spawn_until_started(self.follow(states, |seen| &mut seen.schemes, read_labels));
+    }
+
+    /// Begins to watch the list of the kinds that are labelled, in namespace `own`, as `client`, who may.
+    pub fn watch_list(self: &Arc<Self>, client: Client, own: &str, drain: &Drain) {
+        let one = Config::default().fields(&format!("metadata.name={}", resource_list::NAME));
+        let maps = watcher(Api::<ConfigMap>::namespaced(client, own), one);
+        drain.spawn_until_started(Arc::clone(self).follow(
+            maps,
+            |seen| &mut seen.listed,
+            |map| {
+                let name = full_name(&map);
+                (
+                    name,
+                    map.data.and_then(|mut all| all.remove(resource_list::KEY)).unwrap_or_default(),
+                )
+            },
+        ));
+    }
+
+    /// Waits until every kind was seen once, whole.
+    pub async fn synced(&self) {
+        let mut synced = self.synced.subscribe();
+        // The sender is ours.
+        drop(synced.wait_for(|synced| *synced).await);
+    }
+
+    /// Ticks with every change.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// What was seen last.
+    pub fn snapshot(&self) -> Snapshot {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        Snapshot {
+            configs: seen.configs.current.values().cloned().collect(),
+            members: seen.members.current.values().cloned().collect(),
+            namespaces: seen.namespaces.current.keys().cloned().collect(),
+            first_ordinals: seen.first_ordinals.current.clone(),
+            served: Arc::clone(&seen.served),
+            listed: seen
+                .listed
+                .synced
+                .then(|| seen.listed.current.values().next().cloned().unwrap_or_default()),
+            scheme: self.scheme().unwrap_or_default(),
+        }
+    }
+
+    /// How objects are labelled; none until that is known.
+    pub fn scheme(&self) -> Option<Arc<Scheme>> {
+        self.scheme.borrow().clone()
+    }
+
+    /// Whether that is written down.
+    pub fn is_scheme_written(&self) -> bool {
+        let written = {
+            let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            seen.schemes.current.values().flatten().next().cloned()
+        };
+        self.scheme().is_some_and(|scheme| written == Some(scheme.written()))
+    }
+
+    /// Waits until that is written down.
+    pub async fn scheme_written(&self) {
+        // The sender is ours.
+        drop(self.changes().wait_for(|_version| self.is_scheme_written()).await);
+    }
+
+    /// How objects are labelled, and a way to learn of a change.
+    pub fn schemes(&self) -> watch::Receiver<Option<Arc<Scheme>>> {
+        self.scheme.subscribe()
+    }
+
+    /// The namespaces, by name.
+    pub fn namespaces(&self) -> BTreeMap<String, Known> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).namespaces.current.clone()
+    }
+
+    /// Asks what is served, now and then, and soon after a definition was changed.
+    async fn follow_served(self: Arc<Self>, client: Client) {
+        let definitions = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
+        let config = Config::default().page_size(PAGE);
+        let mut definitions = pin!(watcher(definitions, config).default_backoff());
+        loop {
+            match Served::ask(&client).await {
+                Ok(served) => {
+                    let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+                    let changed = *seen.served != served;
+                    seen.served = Arc::new(served);
+                    drop(seen);
+                    if changed {
+                        self.version.send_modify(|version| *version = version.wrapping_add(1));
+                    }
+                }
+                Err(error) => warn!(%error, "what is served is not known; what was known holds"),
+            }
+            drop(time::timeout(SERVED.1, definitions.next()).await);
+            time::sleep(SERVED.0).await;
+            // Many definitions are often made at once.
+            while definitions.next().now_or_never().flatten().is_some() {}
+        }
+    }
+
+    async fn follow<K, V: PartialEq>(
+        self: Arc<Self>,
+        events: impl Stream<Item = Result<Event<K>, watcher::Error>>,
+        of: fn(&mut Seen) -> &mut Kept<V>,
+        read: fn(K) -> (String, V),
+    ) where
+        K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
+    {
+        let mut events = pin!(events.default_backoff());
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => self.take(event, of, read),
+                Err(error) => {
+                    warn!(kind = std::any::type_name::<K>(), %error, "watch failed; goes on");
+                }
+            }
+        }
+    }
+
+    /// Takes what is written of how objects are labelled. What somebody has removed, or cannot be read, takes nothing from
+    /// what was known: the leader writes it again.
+    fn follow_scheme(&self, seen: &Seen) {
+        if !seen.schemes.synced {
+            return;
+        }
+        let written = seen.schemes.current.values().flatten().next();
+        let read = written.and_then(|written| {
+            let said = |error: &SchemeError| {
+                let (error, state) = (telemetry::chain(error), MANAGER_STATE);
+                warn!(error, state, "not read; what was known holds, or what is wanted");
+            };
+            Scheme::read(written).inspect_err(said).ok()
+        });
+        let scheme = match read {
+            Some(scheme) => scheme,
+            None if self.scheme.borrow().is_some() => return,
+            None => Scheme::settled(self.told.clone()),
+        };
+        self.scheme.send_if_modified(|before| {
+            let differs = before.as_deref() != Some(&scheme);
+            if differs {
+                *before = Some(Arc::new(scheme));
+            }
+            differs
+        });
+    }
+
+    fn take<K, V: PartialEq>(
+        &self,
+        event: Event<K>,
+        of: fn(&mut Seen) -> &mut Kept<V>,
+        read: fn(K) -> (String, V),
+    ) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = of(&mut seen).take(event, read);
+        if changed {
+            self.follow_scheme(&seen);
+        }
+        let synced = seen.synced() && self.scheme.borrow().is_some();
+        drop(seen);
+        if changed {
+            self.version.send_modify(|version| *version = version.wrapping_add(1));
+        }
+        self.synced.send_if_modified(|before| !std::mem::replace(before, synced) && synced);
+    }
+}
+
+// === impl Snapshot ===
+
+impl Snapshot {
+    /// What is compiled.
+    pub fn world(&self) -> World<'_> {
+        World {
+            configs: &self.configs,
+            members: &self.members,
+            namespaces: &self.namespaces,
+            first_ordinals: &self.first_ordinals,
+            labelling: &self.scheme.in_force,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Snapshot {
+    /// What these manifests say; of what is served nothing is known.
+    pub(crate) fn of_manifests(text: &str) -> Self {
+        let mut manifests = crate::rules::manifest::Manifests::default();
+        assert!(manifests.read(text).is_ok(), "{text}");
+        Self {
+            members: manifests.pods.iter().map(Member::from).collect(),
+            configs: manifests.configs,
+            namespaces: manifests.namespaces,
+            first_ordinals: manifests.first_ordinals,
+            ..Self::default()
+        }
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    fn synced(&self) -> bool {
+        self.configs.synced
+            && self.members.synced
+            && self.namespaces.synced
+            && self.first_ordinals.synced
+            && self.schemes.synced
+    }
+}
+
+fn read_labels(state: ManagerState) -> (String, Option<LabelsStatus>) {
+    (full_name(&state), state.status.and_then(|status| status.labels))
+}
+
+fn full_name<K: Resource>(object: &K) -> String {
+    let meta = object.meta();
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}/{}", part(&meta.namespace), part(&meta.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::api::{ManagerStateSpec, ManagerStateStatus};
+
+    use super::*;
+
+    fn state(labels: Option<LabelsStatus>) -> ManagerState {
+        let mut state = ManagerState::new(MANAGER_STATE, ManagerStateSpec::default());
+        state.status = Some(ManagerStateStatus { labels, ..ManagerStateStatus::default() });
+        state
+    }
+
+    #[test]
+    fn what_is_written_of_labels_is_in_force_whatever_was_told_and_whoever_removes_it() {
+        let by = |key: &str| Labelling { hash_key: key.to_owned(), ..Labelling::default() };
+        let cache = Cache::told(by("told"));
+        let take = |event| cache.take(event, |seen| &mut seen.schemes, read_labels);
+        let in_force = || cache.scheme().map(|scheme| scheme.in_force.hash_key.clone());
+        take(Event::Init);
+        assert_eq!(in_force(), None, "nothing was seen yet");
+        let written = Scheme::settled(by("written")).written();
+        take(Event::InitApply(state(Some(written.clone()))));
+        assert_eq!(in_force(), None);
+        take(Event::InitDone);
+        assert_eq!((in_force().as_deref(), cache.is_scheme_written()), (Some("written"), true));
+        let mut wrong = written;
+        wrong.in_force.hash = "md5".to_owned();
+        for event in [
+            Event::Apply(state(Some(wrong))),
+            Event::Apply(state(None)),
+            Event::Delete(state(None)),
+        ] {
+            take(event);
+            assert_eq!(
+                (in_force().as_deref(), cache.is_scheme_written()),
+                (Some("written"), false)
+            );
+        }
+        assert_eq!(cache.scheme_written().now_or_never(), None);
+        take(Event::Apply(state(Some(Scheme::settled(by("later")).written()))));
+        assert_eq!(in_force().as_deref(), Some("later"));
+        assert_eq!(cache.scheme_written().now_or_never(), Some(()));
+    }
+
+    #[test]
+    fn where_nothing_is_written_of_labels_what_was_told_is_in_force() {
+        let told = Labelling { hash_key: "told".to_owned(), ..Labelling::default() };
+        let cache = Cache::told(told.clone());
+        for event in [Event::Init, Event::InitApply(state(None)), Event::InitDone] {
+            cache.take(event, |seen| &mut seen.schemes, read_labels);
+        }
+        assert_eq!(cache.scheme().as_deref(), Some(&Scheme::settled(told)));
+    }
+}

@@ -1,0 +1,106 @@
+//! What was seen of one kind?
+
+use std::collections::BTreeMap;
+
+use kube::runtime::watcher::Event;
+
+/// What was seen of one kind, by `NAMESPACE/NAME`.
+#[derive(Debug)]
+pub(super) struct Kept<V> {
+    pub(super) current: BTreeMap<String, V>,
+    /// What a list that has not ended has shown; in its place what is current, where it is a watch.
+    listed: Option<BTreeMap<String, V>>,
+    pub(super) synced: bool,
+}
+
+// === impl Kept ===
+
+impl<V> Default for Kept<V> {
+    fn default() -> Self {
+        Self { current: BTreeMap::new(), listed: None, synced: false }
+    }
+}
+
+impl<V: PartialEq> Kept<V> {
+    /// Takes an event; returns whether anything else is known now.
+    pub(super) fn take<K>(&mut self, event: Event<K>, read: fn(K) -> (String, V)) -> bool {
+        match event {
+            Event::Init => {
+                self.listed = Some(BTreeMap::new());
+                false
+            }
+            Event::InitApply(object) => {
+                self.listed.get_or_insert_default().extend([read(object)]);
+                false
+            }
+            Event::InitDone => {
+                let listed = self.listed.take().unwrap_or_default();
+                let changed = !self.synced || listed != self.current;
+                (self.current, self.synced) = (listed, true);
+                changed
+            }
+            Event::Apply(object) => {
+                let (name, value) = read(object);
+                let same = self.current.get(&name) == Some(&value);
+                self.current.insert(name, value);
+                !same
+            }
+            Event::Delete(object) => self.current.remove(&read(object).0).is_some(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    use super::*;
+    use crate::cluster::cache::Known;
+
+    fn read((name, value): (&str, u8)) -> (String, u8) {
+        (name.to_owned(), value)
+    }
+
+    #[test]
+    fn a_list_takes_the_place_of_what_was_known_only_when_it_is_whole() {
+        let mut kept = Kept::<u8>::default();
+        let mut take = |event| {
+            let changed = kept.take(event, read);
+            (changed, kept.current.clone().into_iter().collect::<Vec<_>>())
+        };
+        let is = |pairs: &[(&str, u8)]| pairs.iter().map(|pair| read(*pair)).collect::<Vec<_>>();
+        take(Event::Init);
+        take(Event::InitApply(("a", 1)));
+        assert_eq!(take(Event::InitApply(("b", 2))), (false, vec![]));
+        assert_eq!(take(Event::InitDone), (true, is(&[("a", 1), ("b", 2)])));
+        assert_eq!(take(Event::Apply(("a", 1))), (false, is(&[("a", 1), ("b", 2)])));
+        assert_eq!(take(Event::Apply(("a", 3))), (true, is(&[("a", 3), ("b", 2)])));
+        take(Event::Init);
+        assert_eq!(take(Event::InitApply(("b", 2))), (false, is(&[("a", 3), ("b", 2)])));
+        assert_eq!(take(Event::InitDone), (true, is(&[("b", 2)])), "what is not listed is gone");
+        assert_eq!(take(Event::Delete(("b", 2))), (true, vec![]));
+        assert_eq!(take(Event::Delete(("b", 2))), (false, vec![]));
+    }
+
+    #[test]
+    fn another_version_of_a_namespace_is_kept_and_is_no_change() {
+        let read = |meta: ObjectMeta| ("a".to_owned(), Known::from(meta));
+        let seen = |uid: &str, version: &str| ObjectMeta {
+            uid: Some(uid.to_owned()),
+            resource_version: Some(version.to_owned()),
+            ..ObjectMeta::default()
+        };
+        let mut kept = Kept::default();
+        assert!(kept.take(Event::Apply(seen("1", "5")), read));
+        assert!(!kept.take(Event::Apply(seen("2", "6")), read));
+        let known = &kept.current["a"];
+        assert_eq!((known.uid.as_deref(), known.version.as_deref()), (Some("2"), Some("6")));
+    }
+
+    #[test]
+    fn an_empty_list_is_a_list() {
+        let mut kept = Kept::<u8>::default();
+        kept.take(Event::Init, read);
+        assert!(kept.take(Event::InitDone, read) && kept.synced);
+    }
+}

@@ -1,0 +1,141 @@
+//! What follows from what is in the cluster now?
+//!
+//! One task compiles whenever something changed, once for everybody: those who tell proxies, those who write, those who
+//! admit pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task;
+use tokio::time::{self, Instant};
+use tracing::{error, warn};
+
+use crate::cluster::backoff::Rest;
+use crate::cluster::cache::{Cache, Snapshot};
+use crate::drain::Drain;
+use crate::rules::compile::{self, Compiled, Told};
+use crate::rules::pod::PodName;
+
+/// How long changes are gathered before they are compiled: a rollout is many at once. Where compiling has just taken longer,
+/// as long as that: of thousands of pods something changes all the time.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// What follows.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// What it follows from.
+    pub snapshot: Arc<Snapshot>,
+    /// What follows.
+    pub compiled: Compiled,
+    /// What proxies may be told now, where that is not all of it.
+    pub only_told: Option<BTreeMap<PodName, Told>>,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// What proxies may be told now.
+    pub fn told(&self) -> &BTreeMap<PodName, Told> {
+        self.only_told.as_ref().unwrap_or(&self.compiled.policies)
+    }
+
+    /// Whether proxies wait for something to be written. What goes is not written any more.
+    pub fn waits(&self) -> bool {
+        let leaving = self.snapshot.configs.iter().map(|config| &config.metadata);
+        let leaving = leaving.filter(|meta| meta.deletion_timestamp.is_some());
+        let name = |text: &Option<String>| text.clone().unwrap_or_default();
+        let leaving: BTreeSet<String> =
+            leaving.map(|meta| format!("{}/{}", name(&meta.namespace), name(&meta.name))).collect();
+        let mut operators = self.compiled.operators.iter();
+        operators.any(|(operator, record)| !record.written && !leaving.contains(operator))
+    }
+}
+
+/// The newest plan. Until the cache has seen everything once, there is none.
+pub type Plans = watch::Receiver<Option<Arc<Plan>>>;
+
+/// Begins to compile what `cache` sees.
+pub fn start(cache: Arc<Cache>, drain: &Drain) -> Plans {
+    let (sender, plans) = watch::channel(None);
+    drain.spawn_until_started(follow(cache, sender));
+    plans
+}
+
+async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
+    cache.synced().await;
+    let mut changes = cache.changes();
+    let mut last = Arc::<Plan>::default();
+    let mut troubles = Vec::new();
+    loop {
+        changes.mark_unchanged();
+        let begun = Instant::now();
+        let snapshot = cache.snapshot();
+        let before = Arc::clone(&last);
+        // Compiling for thousands of pods takes longer than others should have to wait.
+        match task::spawn_blocking(move || of(snapshot, before.told())).await {
+            Ok(plan) => {
+                let new = plan.compiled.troubles.iter().filter(|one| !troubles.contains(*one));
+                new.for_each(|one| warn!(object = %one.object, problem = %one.message, "refused"));
+                troubles.clone_from(&plan.compiled.troubles);
+                last = Arc::new(plan);
+                plans.send_replace(Some(Arc::clone(&last)));
+            }
+            Err(error) => error!(%error, "compiling failed; the last plan stays"),
+        }
+        let rest = Rest::after(begun, Instant::now(), 1);
+        if changes.changed().await.is_err() {
+            return;
+        }
+        time::sleep_until(rest.until(Instant::now() + GATHER)).await;
+    }
+}
+
+/// The plan for `snapshot`, where `before` is what proxies were told last.
+pub fn of(snapshot: Snapshot, before: &BTreeMap<PodName, Told>) -> Plan {
+    let compiled = compile::compile(snapshot.world(), before);
+    let waits = compiled.operators.values().any(|record| !record.written);
+    let only_told = waits.then(|| compile::tellable(&compiled, before));
+    Plan { snapshot: Arc::new(snapshot), compiled, only_told }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
+        spec: {selector: {matchLabels: {app: a}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n\
+        apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ops, annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, \
+        labels: {app: a, ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nspec: {containers: []}\n";
+
+    #[test]
+    fn what_is_told_is_what_may_be_told_and_somebody_waits_for_what_is_not_written() {
+        let snapshot = Snapshot::of_manifests(CONFIG);
+        let nothing = BTreeMap::new();
+        let first = of(snapshot.clone(), &nothing);
+        assert!(first.waits() && first.told().is_empty() && first.compiled.policies.len() == 1);
+        let record = &first.compiled.operators["ops/a"];
+        let mut written = snapshot;
+        written.configs[0].status = Some(ctrlmesh_common::api::ShardingConfigStatus {
+            epoch: i64::try_from(record.epoch).ok(),
+            policy_digest: Some(record.policy_digest.clone()),
+            ..Default::default()
+        });
+        let second = of(written.clone(), first.told());
+        assert!(!second.waits() && *second.told() == second.compiled.policies);
+        assert_eq!(*second.told(), compile::tellable(&second.compiled, first.told()));
+        // Another policy: until it is written, the one from before is told.
+        let other = Snapshot::of_manifests(&CONFIG.replace("team: a", "team: b"));
+        written.configs[0].spec = other.configs[0].spec.clone();
+        let third = of(written.clone(), second.told());
+        assert!(third.waits() && third.told() == second.told());
+        assert_ne!(*third.told(), third.compiled.policies);
+        // What goes is not written, and nobody waits for that.
+        let meta = &mut written.configs[0].metadata;
+        meta.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+        let last = of(written, second.told());
+        assert!(!last.waits() && last.told() == second.told());
+    }
+}

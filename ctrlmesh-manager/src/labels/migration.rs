@@ -1,0 +1,380 @@
+//! How do other labels take the place of those in force?
+//!
+//! The leader takes the next step when it may be taken, and writes it into the `ManagerState`, from where every replica has
+//! it: who labels, who compiles and who answers the API server all go by that. What the steps are is decided elsewhere (the
+//! scheme); here it is found out whether one may be taken, and said how far it has come.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ctrlmesh_common::api::{ManagerState, ManagerStateSpec, ManagerStateStatus};
+use ctrlmesh_common::names::{MANAGER_STATE, label};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::api::PostParams;
+use kube::runtime::events::{Event, EventType, Recorder};
+use kube::{Api, Client};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::time::{self, Instant};
+use tracing::{info, warn};
+
+use crate::cluster::cache::Cache;
+use crate::cluster::plan::Plans;
+use crate::labels::{Current, Progress, list_of_kinds};
+use crate::leader::lease::Leadership;
+use crate::rules::label_scheme::{Facts, Scheme, Step};
+use crate::rules::pod::PodName;
+use crate::rules::shard::Labelling;
+use crate::status::compute::Contact;
+use crate::status::status_writer::{Held, Pen};
+use crate::telemetry;
+
+mod asked;
+
+/// How often it is looked.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// For how long no object may have lacked anything before all are taken to have all: what was written while the API server
+/// and the other replicas had not heard of other labels yet is found by then.
+const SETTLES: Duration = Duration::from_secs(5);
+
+/// The same where keys are used again that said something else: a watch that is led over to them reads at the version that
+/// it saw last, where other shards' objects may have said that still. By then a bookmark has told of a later version,
+/// which the API server sends each minute (`defaultBookmarkFrequency`).
+const SETTLES_AGAIN: Duration = Duration::from_secs(90);
+
+/// How long the API server may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The condition of the `ManagerState`.
+const CONDITION: &str = "Relabelled";
+
+/// Leads objects over to other labels, while this replica leads.
+pub struct Migration<Contacts> {
+    /// The API server.
+    pub client: Client,
+    /// The managers' namespace, where the list of kinds is.
+    pub namespace: String,
+    /// What the managers were told.
+    pub wanted: Labelling,
+    /// Whether the former labels are to stay.
+    pub keeps_former: bool,
+    /// Where it is seen what is in force.
+    pub cache: Arc<Cache>,
+    /// What follows from it.
+    pub plans: Plans,
+    /// What the proxies have said.
+    pub contacts: Contacts,
+    /// How far labelling has come.
+    pub current: Current,
+    /// Whether this replica writes.
+    pub leadership: Leadership,
+    /// Who else writes that status.
+    pub pen: Pen,
+    /// Whom events are told by.
+    pub recorder: Recorder,
+    /// What is counted.
+    pub metrics: MigrationMetrics,
+    /// What is said of it elsewhere.
+    pub said: Said,
+}
+
+/// What is to be said of labels that are being changed, for whoever holds a copy.
+#[derive(Clone, Debug, Default)]
+pub struct Said(Arc<Mutex<Option<String>>>);
+
+/// What is counted.
+#[derive(Clone, Debug, Default)]
+pub struct MigrationMetrics(Family<StageLabels, Gauge>);
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
+struct StageLabels {
+    stage: &'static str,
+}
+
+/// Since when no object has lacked anything.
+#[derive(Debug, Default)]
+struct Settled(Option<(Arc<Scheme>, u64, Instant)>);
+
+/// How far it has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stage {
+    /// In a word; none where nothing is being changed.
+    name: Option<&'static str>,
+    /// For people.
+    message: String,
+}
+
+// === impl Said ===
+
+impl Said {
+    /// What is to be said, where there is anything.
+    pub fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, message: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = message;
+    }
+}
+
+// === impl MigrationMetrics ===
+
+impl MigrationMetrics {
+    /// Registers all.
+    pub fn register(registry: &mut Registry) -> Self {
+        let this = Self::default();
+        let help = "1 where the leader gives objects other labels besides (labelling), waits until nobody goes by those from before (leaving), or takes these away (removing)";
+        registry.register("label_migration", help, this.0.clone());
+        this.set(None);
+        this
+    }
+
+    fn set(&self, stage: Option<&'static str>) {
+        for one in ["labelling", "leaving", "removing"] {
+            let gauge = self.0.get_or_create_owned(&StageLabels { stage: one });
+            gauge.set(i64::from(stage == Some(one)));
+        }
+    }
+}
+
+// === impl Settled ===
+
+impl Settled {
+    /// Whether it has been so for long enough, where so many have been labelled by `scheme`, and it is `finished`.
+    fn is(&mut self, scheme: &Arc<Scheme>, finished: bool, repaired: u64, now: Instant) -> bool {
+        let same = |(before, count, _): &(Arc<Scheme>, u64, Instant)| {
+            finished && before == scheme && *count == repaired
+        };
+        if !self.0.as_ref().is_some_and(same) {
+            self.0 = finished.then(|| (Arc::clone(scheme), repaired, now));
+        }
+        self.0.as_ref().is_some_and(|(.., since)| now >= *since + settles(scheme))
+    }
+}
+
+/// For how long no object may have lacked anything.
+fn settles(scheme: &Scheme) -> Duration {
+    let mut keys = scheme.in_force.keys().into_iter();
+    let is_spare = keys.any(|key| key.starts_with(label::SPARE));
+    if is_spare { SETTLES_AGAIN } else { SETTLES }
+}
+
+// === impl Migration ===
+
+impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
+    /// Takes one step after the other, for ever.
+    pub async fn run(mut self) {
+        let mut ticks = time::interval(PERIOD);
+        let (mut settled, mut told) = (Settled::default(), None);
+        loop {
+            if !self.leadership.is_held() {
+                self.metrics.set(None);
+                self.said.set(None);
+                (settled, told) = (Settled::default(), None);
+            }
+            self.leadership.held().await;
+            ticks.tick().await;
+            let looked = time::timeout(DEADLINE, Box::pin(self.look(&mut settled, &mut told)));
+            match looked.await {
+                Ok(Ok(None)) => {}
+                // The step is taken, and is not taken again: what is left of the time above is not enough.
+                Ok(Ok(Some((step, message)))) => {
+                    if time::timeout(DEADLINE, self.tell(step, &message)).await.is_err() {
+                        warn!(?step, "event not written in time");
+                    }
+                }
+                Ok(Err(error)) => warn!(%error, state = MANAGER_STATE, "not written; tried again"),
+                Err(_elapsed) => warn!(state = MANAGER_STATE, "not written in time; tried again"),
+            }
+        }
+    }
+
+    /// Takes the next step, if it may be taken, and returns it, with what to tell of it; `told` is what was written last.
+    async fn look(
+        &self,
+        settled: &mut Settled,
+        told: &mut Option<Stage>,
+    ) -> kube::Result<Option<(Step, String)>> {
+        let Some(scheme) = self.cache.scheme() else { return Ok(None) };
+        let progress = self.current.of(&scheme);
+        let repaired = progress.as_ref().map_or(0, Progress::repaired);
+        let unfinished = match &progress {
+            Some(progress) => progress.unfinished(),
+            None => Some("it has only begun".to_owned()),
+        };
+        let labelled = settled.is(&scheme, unfinished.is_none(), repaired, Instant::now());
+        let asked = scheme.former.is_some().then(|| self.still_asked(&scheme)).flatten();
+        let facts = Facts { wanted: &self.wanted, labelled, left: asked.is_none() };
+        let next = scheme.step(facts);
+        let after = next.as_ref().map_or(&*scheme, |(after, _)| after);
+        // What was found out is of what was before.
+        let (unfinished, asked) = if next.is_some() { (None, None) } else { (unfinished, asked) };
+        let stage = Stage::of(after, unfinished.as_deref(), asked.as_deref());
+        self.metrics.set(stage.name);
+        self.said.set(stage.name.map(|_| stage.message.clone()));
+        if next.is_none() && told.as_ref() == Some(&stage) && self.cache.is_scheme_written() {
+            return Ok(None);
+        }
+        let parts = (&*scheme, after);
+        let stands = Box::pin(self.write(parts, &stage, &mut self.pen.take().await)).await?;
+        if !stands {
+            return Ok(None);
+        }
+        let taken = next.map(|(_, step)| (step, stage.message.clone()));
+        if let Some((step, message)) = &taken {
+            info!(?step, labels = message, "other labels");
+        }
+        *told = Some(stage);
+        Ok(taken)
+    }
+
+    /// Who may go by the former labels still.
+    fn still_asked(&self, scheme: &Arc<Scheme>) -> Option<String> {
+        // On the way to what is wanted, none are kept.
+        if self.keeps_former && scheme.in_force == self.wanted {
+            return Some("they are to be kept (--keep-former-labels)".to_owned());
+        }
+        let plan = self.plans.borrow().clone();
+        let Some(plan) = plan.filter(|plan| plan.snapshot.scheme == *scheme) else {
+            return Some("what follows is not known yet".to_owned());
+        };
+        asked::by(&plan, &(self.contacts)(), &scheme.former_keys())
+    }
+
+    /// Writes `after`, where it is `before` still, and how far it has come; returns whether that stands there now.
+    async fn write(
+        &self,
+        (before, after): (&Scheme, &Scheme),
+        far: &Stage,
+        pen: &mut Held<'_>,
+    ) -> kube::Result<bool> {
+        let api: Api<ManagerState> = Api::all(self.client.clone());
+        let found = match api.get_opt(MANAGER_STATE).await? {
+            Some(found) => found,
+            None if self.leadership.is_held() => {
+                let fresh = ManagerState::new(MANAGER_STATE, ManagerStateSpec::default());
+                api.create(&PostParams::default(), &fresh).await?
+            }
+            None => return Ok(false),
+        };
+        let status = found.status.clone().unwrap_or_default();
+        match status.labels.as_ref().map(Scheme::read) {
+            // Another has written it meanwhile, and the watch has not shown it yet.
+            Some(Ok(there)) if there != *before => return Ok(false),
+            Some(Err(error)) => {
+                let error = telemetry::chain(&error);
+                warn!(error, state = MANAGER_STATE, "not read; what was known is written again");
+            }
+            Some(Ok(_)) | None => {}
+        }
+        let condition = far.condition(&status.conditions, Timestamp::now());
+        let others = status.conditions.iter().filter(|one| one.type_ != CONDITION).cloned();
+        let conditions = others.chain([condition]).collect();
+        let labels = Some(after.written());
+        let wanted = ManagerStateStatus { labels: labels.clone(), conditions, ..status.clone() };
+        if wanted == status {
+            return Ok(true);
+        }
+        if !self.leadership.is_held() {
+            return Ok(false);
+        }
+        let next = ManagerState { status: Some(wanted), ..found };
+        pen.writes();
+        let written = api.replace_status(MANAGER_STATE, &PostParams::default(), &next).await?;
+        let kept = written.status.is_some_and(|status| status.labels == labels);
+        if !kept {
+            warn!(
+                state = MANAGER_STATE,
+                "its definition is older than this manager, and has no `status.labels`: update the definitions"
+            );
+        }
+        Ok(kept)
+    }
+
+    /// Tells those who look at the list of kinds.
+    async fn tell(&self, step: Step, message: &str) {
+        let reason = match step {
+            Step::Begun => "Relabelling",
+            Step::GivenUp => "RelabellingGivenUp",
+            Step::Switched => "Relabelled",
+            Step::Left => "FormerLabelsLeft",
+            Step::Removed => "FormerLabelsRemoved",
+        };
+        let event = Event {
+            type_: EventType::Normal,
+            reason: reason.to_owned(),
+            note: Some(message.chars().take(1000).collect()),
+            action: "Relabel".to_owned(),
+            secondary: None,
+        };
+        let list = list_of_kinds(&self.namespace);
+        if let Err(error) = self.recorder.publish(&event, &list).await {
+            warn!(%error, "event not written");
+        }
+    }
+}
+
+// === impl Stage ===
+
+impl Stage {
+    fn of(scheme: &Scheme, unfinished: Option<&str>, asked: Option<&str>) -> Self {
+        let Scheme { in_force, next, former, leftover } = scheme;
+        let labels = |one: &Labelling| format!("{} ({})", one.keys().join(", "), one.hash);
+        let far = unfinished.unwrap_or("every object was gone through");
+        let (name, message) = match (next, former) {
+            (Some(next), _) => (
+                Some("labelling"),
+                format!(
+                    "objects are given other labels, {}, beside those that shards go by, {}; until all have both: {far}",
+                    labels(next),
+                    labels(in_force)
+                ),
+            ),
+            (None, Some(former)) => (
+                Some("leaving"),
+                format!(
+                    "shards go by other labels, {}; objects keep those from before, {}, until nobody goes by them: {}",
+                    labels(in_force),
+                    labels(former),
+                    asked.unwrap_or("nobody does")
+                ),
+            ),
+            (None, None) if !leftover.is_empty() => {
+                let keys: Vec<&str> = leftover.iter().map(String::as_str).collect();
+                let keys = keys.join(", ");
+                let message = format!("labels that nobody goes by are taken away, {keys}: {far}");
+                (Some("removing"), message)
+            }
+            (None, None) => (None, format!("shards go by {}", labels(in_force))),
+        };
+        Self { name, message }
+    }
+
+    fn condition(&self, before: &[Condition], now: Timestamp) -> Condition {
+        let (status, reason) = match self.name {
+            None => ("True", "Done"),
+            Some("labelling") => ("False", "Labelling"),
+            Some("leaving") => ("False", "Leaving"),
+            Some(_) => ("False", "Removing"),
+        };
+        let same = before.iter().find(|one| one.type_ == CONDITION && one.status == status);
+        let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+        Condition {
+            type_: CONDITION.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: self.message.clone(),
+            observed_generation: None,
+            last_transition_time: same
+                .map_or_else(|| Time(now), |same| same.last_transition_time.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

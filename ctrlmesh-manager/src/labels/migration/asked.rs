@@ -1,0 +1,138 @@
+//! Who may go by labels with certain keys still?
+//!
+//! Pure. A ShardingConfig may name them itself; a proxy goes by them until it has said that it has something newer.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ctrlmesh_common::api::{LabelSelector, ShardingConfig};
+use ctrlmesh_common::policy::Policy;
+
+use crate::cluster::plan::Plan;
+use crate::rules::pod::{Member, PodName};
+use crate::status::compute::Contact;
+
+/// Who may; of several, one.
+pub(super) fn by(
+    plan: &Plan,
+    contacts: &BTreeMap<PodName, Contact>,
+    keys: &BTreeSet<&str>,
+) -> Option<String> {
+    let configs = plan.snapshot.configs.iter();
+    let mut configs = configs.filter_map(|config| Some((config, asks(config, keys)?)));
+    if let Some((config, key)) = configs.next() {
+        let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
+        let name = config.metadata.name.as_deref().unwrap_or_default();
+        return Some(format!("ShardingConfig {namespace}/{name} names {key}"));
+    }
+    // One that is on its way out may work until it has ended.
+    let at_work = |pod: &&Member| pod.enrolled() && pod.node.is_some() && !pod.ended;
+    let mut pods = plan.snapshot.members.iter().filter(at_work);
+    pods.find_map(|pod| {
+        let why = match plan.told().get(&pod.name) {
+            None => "is told nothing new",
+            Some(told) if goes_by(&told.policy, keys) => "is told by them",
+            Some(told) => {
+                let contact = contacts.get(&pod.name);
+                let acknowledged = contact
+                    .is_some_and(|said| said.digest != 0 && said.digest == told.sent().digest);
+                (!acknowledged).then_some("has not acknowledged others")?
+            }
+        };
+        Some(format!("the proxy of pod {} {why}", pod.name))
+    })
+}
+
+/// A key that the ShardingConfig names.
+fn asks<'a>(config: &ShardingConfig, keys: &BTreeSet<&'a str>) -> Option<&'a str> {
+    let limits = config.spec.limits.iter().filter_map(|limit| limit.objects());
+    let root = config.spec.root.iter().flat_map(|root| &root.resource_selector);
+    let root = root.filter_map(|one| one.selector.as_ref());
+    let mut selectors = limits.chain(root);
+    selectors.find_map(|selector| keys.iter().find(|key| names(selector, key)).copied())
+}
+
+fn names(selector: &LabelSelector, key: &str) -> bool {
+    selector.match_labels.contains_key(key)
+        || selector.match_expressions.iter().any(|one| one.key == key)
+}
+
+fn goes_by(policy: &Policy, keys: &BTreeSet<&str>) -> bool {
+    let mut requirements = policy.limits.iter().flat_map(|limit| limit.selector.requirements());
+    requirements.any(|requirement| keys.contains(requirement.key()))
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::names::label;
+
+    use super::*;
+    use crate::cluster::cache::Snapshot;
+    use crate::cluster::plan;
+    use crate::rules::label_scheme::Scheme;
+    use crate::rules::shard::Labelling;
+
+    const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: root, namespace: ops}\n\
+        spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 1}}}\n---\n";
+
+    const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: op-0, namespace: ops, uid: a, annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, \
+        labels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}, ownerReferences: [{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: b, controller: true}]}\n\
+        spec: {nodeName: node-a, containers: []}\n---\n";
+
+    /// What follows where shards have just begun to go by `x/hash`, and that is written down.
+    fn switched(text: &str) -> Plan {
+        let mut snapshot = Snapshot::of_manifests(text);
+        let labelling = Labelling { hash_key: "x/hash".to_owned(), ..Labelling::default() };
+        let former = Some(Labelling::default());
+        snapshot.scheme = Scheme { former, ..Scheme::settled(labelling) }.into();
+        let first = plan::of(snapshot.clone(), &BTreeMap::new());
+        for config in &mut snapshot.configs {
+            let name = format!("ops/{}", config.metadata.name.as_deref().unwrap());
+            let record = &first.compiled.operators[&name];
+            config.status = Some(ctrlmesh_common::api::ShardingConfigStatus {
+                epoch: Some(1),
+                policy_digest: Some(record.policy_digest.clone()),
+                ownership: record.ownership.clone(),
+                ..Default::default()
+            });
+        }
+        plan::of(snapshot, &BTreeMap::new())
+    }
+
+    fn by_former(plan: &Plan, contacts: &BTreeMap<PodName, Contact>) -> Option<String> {
+        by(plan, contacts, &plan.snapshot.scheme.former_keys())
+    }
+
+    #[test]
+    fn a_proxy_goes_by_them_until_it_has_acknowledged_others() {
+        let plan = switched(&format!("{ROOT}{POD}"));
+        let pod: PodName = "ops/op-0".parse().unwrap();
+        let said = |digest| [(pod.clone(), Contact { digest, ..Contact::default() })].into();
+        let waits = Some("the proxy of pod ops/op-0 has not acknowledged others".to_owned());
+        assert_eq!(by_former(&plan, &BTreeMap::new()), waits);
+        assert_eq!(by_former(&plan, &said(7)), waits);
+        let digest = plan.told()[&pod].sent().digest;
+        assert_eq!(by_former(&plan, &said(digest)), None);
+        let mut untold = plan;
+        untold.only_told = Some(BTreeMap::new());
+        assert!(by_former(&untold, &said(digest)).is_some_and(|why| why.ends_with("nothing new")));
+    }
+
+    #[test]
+    fn a_pod_that_nothing_runs_goes_by_nothing() {
+        let unbound = POD.replace("nodeName: node-a, ", "");
+        assert_eq!(by_former(&switched(&format!("{ROOT}{unbound}")), &BTreeMap::new()), None);
+    }
+
+    #[test]
+    fn what_a_sharding_config_names_itself_counts() {
+        let named = format!(
+            "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: a, namespace: ops}}\n\
+             spec: {{selector: {{matchLabels: {{app: a}}}}, limits: [{{selector: {{matchExpressions: [{{key: {}, operator: In, values: ['1']}}]}}}}]}}\n---\n",
+            label::SHARDING_HASH
+        );
+        let why = format!("ShardingConfig ops/a names {}", label::SHARDING_HASH);
+        assert_eq!(by_former(&switched(&named), &BTreeMap::new()), Some(why));
+        let other = named.replace(label::SHARDING_HASH, "x/hash");
+        assert_eq!(by_former(&switched(&other), &BTreeMap::new()), None);
+    }
+}

@@ -1,0 +1,174 @@
+//! Which namespaces are to be labelled now?
+//!
+//! Pure. What is new comes first, because what is in it is not labelled at once before it is. What could not be labelled
+//! is tried again later and later, each by itself, whatever else changes meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use tokio::time::Instant;
+
+use super::pending::Pending;
+use super::{Change, Scope, change, is_waited_for};
+use crate::cluster::cache::Known;
+use crate::rules::label_scheme::Scheme;
+
+/// How long after a failure a namespace is tried again, at most: what is in it is not labelled at once before it is.
+const WITHIN: Duration = Duration::from_mins(1);
+
+/// How long after a namespace was found to be another than was seen it is looked at again: the watch brings that.
+const MOMENT: Duration = Duration::from_secs(1);
+
+/// What is known of the namespaces from before.
+#[derive(Debug)]
+pub(super) struct Namespaces {
+    before: BTreeSet<String>,
+    pending: Pending,
+    /// One that is on its way out, and whose end is waited for.
+    leaving: Option<String>,
+}
+
+// === impl Namespaces ===
+
+impl Default for Namespaces {
+    fn default() -> Self {
+        Self { before: BTreeSet::new(), pending: Pending::within(WITHIN), leaving: None }
+    }
+}
+
+impl Namespaces {
+    /// Those of all `known` ones whose labels are to be changed and that may be tried at `now`, as they were seen, each with
+    /// the change.
+    pub(super) fn due(
+        &mut self,
+        known: &BTreeMap<String, Known>,
+        scheme: &Scheme,
+        now: Instant,
+    ) -> Vec<(ObjectMeta, Change)> {
+        let (mut unlabelled, mut leaving) = (BTreeMap::<&String, Change>::new(), None);
+        for (name, known) in known {
+            let leaves = known.terminating.then_some(Time(Timestamp::UNIX_EPOCH));
+            let labels = Some(known.labels.clone());
+            let meta = ObjectMeta { labels, deletion_timestamp: leaves, ..named(name) };
+            if is_waited_for(&meta, Scope::Namespace, scheme) {
+                leaving.get_or_insert_with(|| name.clone());
+            }
+            let change = change(&meta, Scope::Namespace, scheme);
+            unlabelled.extend(change.map(|change| (name, change)));
+        }
+        self.leaving = leaving;
+        self.pending.keep(|name| unlabelled.contains_key(name));
+        unlabelled.retain(|name, _| !self.pending.waits(&named(name), now));
+        let (old, new): (Vec<_>, Vec<_>) =
+            unlabelled.into_iter().partition(|(name, _)| self.before.contains(*name));
+        self.before = known.keys().cloned().collect();
+        let seen = |name: &String| ObjectMeta {
+            uid: known[name].uid.clone(),
+            resource_version: known[name].version.clone(),
+            ..named(name)
+        };
+        new.into_iter().chain(old).map(|(name, labels)| (seen(name), labels)).collect()
+    }
+
+    /// The labels could not be given to it.
+    pub(super) fn failed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) {
+        self.pending.failed(meta, change, now);
+    }
+
+    /// It is not as it was seen; gives whether that goes on.
+    pub(super) fn changed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) -> bool {
+        self.pending.changed(meta, change, now + MOMENT)
+    }
+
+    /// Whether there is none that could not be labelled.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty() && self.leaving.is_none()
+    }
+
+    /// One that is on its way out, and whose end is waited for.
+    pub(super) fn leaving(&self) -> Option<&str> {
+        self.leaving.as_deref()
+    }
+
+    /// It needs nothing any more.
+    pub(super) fn done(&mut self, meta: &ObjectMeta) {
+        self.pending.done(meta);
+    }
+
+    /// When the next one that could not be labelled is tried again.
+    pub(super) fn again(&self) -> Option<Instant> {
+        self.pending.due()
+    }
+}
+
+fn named(name: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known<const N: usize>(names: [&str; N]) -> BTreeMap<String, Known> {
+        names.map(|name| (name.to_owned(), Known::default())).into()
+    }
+
+    /// The names of those that are due.
+    fn due(of: &mut Namespaces, known: &BTreeMap<String, Known>, now: Instant) -> Vec<String> {
+        let due = of.due(known, &Scheme::default(), now);
+        due.into_iter().filter_map(|(meta, _)| meta.name).collect()
+    }
+
+    #[test]
+    fn what_is_new_comes_first_and_what_is_labelled_or_goes_not_at_all() {
+        let (mut namespaces, now) = (Namespaces::default(), Instant::now());
+        assert_eq!(due(&mut namespaces, &known(["b", "c"]), now), ["b", "c"]);
+        let mut more = known(["a", "b", "c", "d", "e"]);
+        let labels = change(&named("d"), Scope::Namespace, &Scheme::default()).unwrap();
+        let labels = labels.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+        more.insert("d".to_owned(), Known { labels, ..Known::default() });
+        more.insert("c".to_owned(), Known { terminating: true, ..Known::default() });
+        assert_eq!(due(&mut namespaces, &more, now), ["a", "e", "b"]);
+    }
+
+    #[test]
+    fn one_is_labelled_as_it_was_seen_and_looked_at_again_in_a_moment_where_it_is_another() {
+        let (mut namespaces, now) = (Namespaces::default(), Instant::now());
+        let mut take = |uid: &str, version: &str, now| {
+            let (uid, version) = (Some(uid.to_owned()), Some(version.to_owned()));
+            let known = Known { uid, version, ..Known::default() };
+            let all = [("a".to_owned(), known)].into();
+            let due = namespaces.due(&all, &Scheme::default(), now);
+            due.into_iter().next().map(|(meta, change)| {
+                let goes_on = namespaces.changed(&meta, change, now);
+                (meta.uid.unwrap(), meta.resource_version.unwrap(), goes_on)
+            })
+        };
+        assert_eq!(take("1", "5", now), Some(("1".to_owned(), "5".to_owned(), false)));
+        assert_eq!(take("1", "5", now), None, "the watch is to bring it first");
+        assert_eq!(take("2", "7", now + MOMENT), Some(("2".to_owned(), "7".to_owned(), true)));
+    }
+
+    #[test]
+    fn what_fails_is_not_tried_again_with_every_change_but_later_and_later() {
+        let (mut namespaces, all) = (Namespaces::default(), known(["a", "b"]));
+        let (mut now, mut waits) = (Instant::now(), Vec::new());
+        for _ in 0..6 {
+            let (meta, labels) =
+                namespaces.due(&all, &Scheme::default(), now).into_iter().next().unwrap();
+            assert_eq!(meta.name.as_deref(), Some("a"));
+            namespaces.failed(&meta, labels, now);
+            let again = namespaces.again().unwrap();
+            let before = again - Duration::from_millis(1);
+            assert_eq!(due(&mut namespaces, &all, before), ["b"], "something else has changed");
+            waits.push((again - now).as_secs());
+            now = again;
+        }
+        assert_eq!(waits, [5, 10, 20, 40, 60, 60]);
+        assert_eq!(due(&mut namespaces, &known(["b"]), now), ["b"]);
+        assert_eq!(namespaces.again(), None, "what is gone is not waited for");
+        assert_eq!(due(&mut namespaces, &all, now), ["a", "b"], "and is new when it comes back");
+    }
+}

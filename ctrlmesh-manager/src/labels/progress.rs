@@ -1,0 +1,372 @@
+//! How far has labelling come?
+//!
+//! Of interest is a kind whose objects lack labels that shards go by when it is gone through for the first time: until it
+//! is done shards do not see all that is theirs. So is a kind whose objects cannot be seen, and a list of kinds that cannot
+//! be read: then nobody knows what belongs to nobody. While other labels are to take the place of those in force, or what
+//! is left over is taken away, it is of interest when every kind was gone through, and what is written from then on gets
+//! its labels at once.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::rules::label_scheme::Scheme;
+
+/// What objects are being labelled by now, and how far that has come, for whoever holds a copy.
+#[derive(Clone, Debug, Default)]
+pub struct Current(Arc<Mutex<Option<Run>>>);
+
+/// By what objects are being labelled, and how far that has come.
+type Run = (Arc<Scheme>, Progress);
+
+/// How far it has come, for whoever holds a copy.
+#[derive(Clone, Debug, Default)]
+pub struct Progress(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The kinds that are not finished.
+    kinds: BTreeMap<String, Pass>,
+    /// What is wrong with their list.
+    list: Option<String>,
+    /// Whether what is written is labelled at once, or why not; none where it was not tried yet.
+    at_once: Option<Result<(), String>>,
+    /// How many have begun with a kind.
+    begun: u64,
+    /// How many objects have been labelled.
+    repaired: u64,
+}
+
+/// What is known of a kind that is not finished.
+#[derive(Clone, Debug, Default)]
+struct Pass {
+    /// Who goes through it: of one that has ended late nothing counts.
+    by: u64,
+    /// Whether one that belonged to nobody has its labels.
+    labelled: bool,
+    /// Why one of them has not.
+    failed: Option<String>,
+    /// Why they cannot be seen.
+    unseen: Option<String>,
+}
+
+/// Whether it is known which kinds are to be labelled. It is at first.
+#[derive(Debug)]
+pub(super) struct List {
+    gauge: Gauge,
+    progress: Progress,
+}
+
+/// Whether a kind is finished. It is not at first.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    gauge: Gauge,
+    progress: Progress,
+    kind: String,
+    by: u64,
+    is_set: bool,
+}
+
+// === impl Current ===
+
+impl Current {
+    /// Objects are labelled by `scheme` from now on; nothing: not by this replica.
+    pub fn set(&self, scheme: Option<Arc<Scheme>>) -> Progress {
+        let progress = Progress::default();
+        let current = scheme.map(|scheme| (scheme, progress.clone()));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = current;
+        progress
+    }
+
+    /// How far it has come, where it is by `scheme`.
+    pub fn of(&self, scheme: &Scheme) -> Option<Progress> {
+        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        current.filter(|(current, _)| **current == *scheme).map(|(_, progress)| progress)
+    }
+
+    /// What does not belong to whom it should, where anything does not.
+    pub fn left(&self) -> Option<String> {
+        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        current.and_then(|(_, progress)| progress.left())
+    }
+}
+
+// === impl Progress ===
+
+impl Progress {
+    /// What does not belong to whom it should, where anything does not.
+    pub fn left(&self) -> Option<String> {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(why) = &state.list {
+            return Some(format!("not all that is listed can be labelled: {why}"));
+        }
+        // No count: what says it would have to be written again for each object.
+        if let Some(why) = state.kinds.iter().find_map(|(kind, pass)| pass.why(kind)) {
+            return Some(why);
+        }
+        let begun = state.kinds.values().any(|pass| pass.labelled);
+        let names: Vec<String> = state.kinds.keys().cloned().collect();
+        drop(state);
+        begun.then(|| {
+            format!("not all objects of these kinds are labelled yet: {}", names.join(", "))
+        })
+    }
+
+    /// Why it cannot be said yet that every object carries what it is to carry; nothing where it can.
+    pub fn unfinished(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).unfinished()
+    }
+
+    /// How many objects have been labelled: as long as it grows, there are some that were written without.
+    pub fn repaired(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).repaired
+    }
+
+    /// One was labelled.
+    pub(super) fn repair(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).repaired += 1;
+    }
+
+    /// Whether what is written is labelled at once, or why not.
+    pub(super) fn at_once(&self, set_up: Result<(), String>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).at_once = Some(set_up);
+    }
+
+    fn of(&self, (kind, by): (&str, u64), change: impl FnOnce(&mut Pass)) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pass) = state.kinds.get_mut(kind).filter(|pass| pass.by == by) {
+            change(pass);
+        }
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn unfinished(&self) -> Option<String> {
+        let wrong = match (&self.list, &self.at_once) {
+            (Some(why), _) => Some(format!("not all that is listed can be labelled: {why}")),
+            (None, Some(Err(why))) => {
+                Some(format!("what is written is not labelled at once: {why}"))
+            }
+            (None, None) => Some("it has only begun".to_owned()),
+            (None, Some(Ok(()))) => None,
+        };
+        let names = || self.kinds.keys().cloned().collect::<Vec<_>>().join(", ");
+        let left =
+            || (!self.kinds.is_empty()).then(|| format!("not gone through yet: {}", names()));
+        wrong.or_else(|| self.kinds.iter().find_map(|(kind, pass)| pass.why(kind))).or_else(left)
+    }
+}
+
+// === impl Pass ===
+
+impl Pass {
+    /// Why not all objects of `kind`, whose pass it is, can be labelled.
+    fn why(&self, kind: &str) -> Option<String> {
+        let unseen = self.unseen.as_ref().map(|why| format!("cannot be seen: {why}"));
+        let why = unseen.or_else(|| {
+            Some(format!("cannot all be labelled, and are tried again: {}", self.failed.as_ref()?))
+        })?;
+        Some(format!("the objects of {kind} {why}"))
+    }
+}
+
+// === impl List ===
+
+impl List {
+    pub(super) fn new(gauge: &Gauge, progress: &Progress) -> Self {
+        Self { gauge: gauge.clone(), progress: progress.clone() }
+    }
+
+    /// Says what is wrong with it, if anything; returns whether that is new.
+    pub(super) fn say(&self, why: Option<String>) -> bool {
+        let mut state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&state.list, &why) {
+            (None, Some(_)) => drop(self.gauge.inc()),
+            (Some(_), None) => drop(self.gauge.dec()),
+            _ => {}
+        }
+        let new = why.is_some() && state.list != why;
+        state.list = why;
+        new
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        self.say(None);
+    }
+}
+
+// === impl Unfinished ===
+
+impl Unfinished {
+    pub(super) fn new(gauge: &Gauge, progress: &Progress, kind: &str) -> Self {
+        let (gauge, progress, kind) = (gauge.clone(), progress.clone(), kind.to_owned());
+        let by = {
+            let mut state = progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+            state.begun += 1;
+            state.begun
+        };
+        let mut this = Self { gauge, progress, kind, by, is_set: false };
+        this.set(true);
+        this
+    }
+
+    /// Says whether it is; returns whether that has changed.
+    pub(super) fn set(&mut self, unfinished: bool) -> bool {
+        if unfinished == self.is_set {
+            return false;
+        }
+        self.is_set = unfinished;
+        let mut state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if unfinished {
+            self.gauge.inc();
+            // Who began later takes the place of one that has not ended yet.
+            if state.kinds.get(&self.kind).is_none_or(|pass| pass.by < self.by) {
+                let pass = Pass { by: self.by, ..Pass::default() };
+                state.kinds.insert(self.kind.clone(), pass);
+            }
+        } else {
+            self.gauge.dec();
+            if state.kinds.get(&self.kind).is_some_and(|pass| pass.by == self.by) {
+                state.kinds.remove(&self.kind);
+            }
+        }
+        true
+    }
+
+    /// One that belonged to nobody has its labels.
+    pub(super) fn labelled(&self) {
+        self.progress.of((&self.kind, self.by), |pass| pass.labelled = true);
+    }
+
+    /// One cannot have them. Of several reasons the first is told, until there is none.
+    pub(super) fn failed(&mut self, why: &str) {
+        self.set(true);
+        self.progress.of((&self.kind, self.by), |pass| {
+            pass.failed.get_or_insert_with(|| why.to_owned());
+        });
+    }
+
+    /// They cannot be seen, or can be again. Of several reasons the first is told, until there is none.
+    pub(super) fn unseen(&mut self, why: Option<&str>) {
+        if why.is_some() {
+            self.set(true);
+        }
+        self.progress.of((&self.kind, self.by), |pass| match why {
+            Some(why) => drop(pass.unseen.get_or_insert_with(|| why.to_owned())),
+            None => pass.unseen = None,
+        });
+    }
+
+    /// Why not all can be labelled.
+    pub(super) fn why(&self) -> Option<String> {
+        let state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.kinds.get(&self.kind)?.why(&self.kind)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_said_once_something_lacked_labels_and_until_it_is_gone_through() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        let begin = |kind| Unfinished::new(&gauge, &progress, kind);
+        let (mut pods, maps) = (begin("pods"), begin("configmaps"));
+        assert_eq!((progress.left(), gauge.get()), (None, 2), "nothing lacked any");
+        maps.labelled();
+        let left = progress.left().unwrap();
+        assert!(left.ends_with(": configmaps, pods"), "{left}");
+        drop(maps);
+        assert_eq!((progress.left(), gauge.get()), (None, 1));
+        pods.labelled();
+        assert!(progress.left().is_some_and(|left| left.ends_with(": pods")));
+        assert!(pods.set(false) && !pods.set(false));
+        assert_eq!((progress.left(), gauge.get()), (None, 0));
+    }
+
+    #[test]
+    fn it_is_finished_when_every_kind_is_and_what_is_written_is_labelled_at_once() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        let list = List::new(&gauge, &progress);
+        let mut pods = Unfinished::new(&gauge, &progress, "pods");
+        let unfinished = || progress.unfinished().unwrap_or_default();
+        assert_eq!(unfinished(), "it has only begun", "no kind is known yet");
+        progress.at_once(Err("forbidden".to_owned()));
+        assert!(unfinished().ends_with("forbidden"));
+        progress.at_once(Ok(()));
+        assert_eq!(unfinished(), "not gone through yet: pods");
+        assert_eq!(progress.left(), None, "nothing lacks what shards go by");
+        pods.set(false);
+        assert_eq!(progress.unfinished(), None);
+        list.say(Some("bad".to_owned()));
+        assert!(unfinished().ends_with(": bad"));
+        list.say(None);
+        pods.failed("gone wrong");
+        assert!(unfinished().contains("gone wrong"));
+    }
+
+    #[test]
+    fn one_that_ends_late_takes_nothing_from_its_successor() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        progress.at_once(Ok(()));
+        let old = Unfinished::new(&gauge, &progress, "pods");
+        let new = Unfinished::new(&gauge, &progress, "pods");
+        drop(old);
+        assert!(progress.unfinished().is_some());
+        drop(new);
+        assert_eq!((progress.unfinished(), gauge.get()), (None, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_labelled_is_said_also_of_a_kind_that_was_gone_through() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        let mut pods = Unfinished::new(&gauge, &progress, "pods");
+        pods.set(false);
+        pods.failed("forbidden");
+        pods.failed("another reason");
+        let left = progress.left().unwrap();
+        let why = "the objects of pods cannot all be labelled, and are tried again: forbidden";
+        assert_eq!((left.as_str(), pods.why().as_deref()), (why, Some(why)));
+        assert_eq!(gauge.get(), 1);
+        pods.set(false);
+        assert_eq!((progress.left(), gauge.get()), (None, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_said_until_it_can() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        let mut pods = Unfinished::new(&gauge, &progress, "pods");
+        pods.set(false);
+        pods.unseen(Some("forbidden"));
+        let why = Some("the objects of pods cannot be seen: forbidden".to_owned());
+        assert_eq!((progress.left(), pods.why(), gauge.get()), (why.clone(), why, 1));
+        pods.unseen(None);
+        assert_eq!((progress.left(), pods.why()), (None, None));
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_list_is_said_once_and_until_nobody_reads_it_any_more() {
+        let (gauge, progress) = (Gauge::default(), Progress::default());
+        let list = List::new(&gauge, &progress);
+        assert!(!list.say(None));
+        assert!(list.say(Some("bad".to_owned())) && !list.say(Some("bad".to_owned())));
+        assert!(list.say(Some("worse".to_owned())));
+        assert_eq!(gauge.get(), 1);
+        let left = progress.left().unwrap();
+        assert!(left.ends_with("can be labelled: worse"), "{left}");
+        drop(list);
+        assert_eq!((progress.left(), gauge.get()), (None, 0), "another replica reads it now");
+    }
+}

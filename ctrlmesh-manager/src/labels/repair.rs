@@ -1,0 +1,301 @@
+//! How do objects get the labels that nobody gave them when they were written?
+//!
+//! One watch of each kind, of metadata only. A list comes page by page, and the next page is asked for when the last one
+//! is labelled; what is labelled already costs nothing, so that an interrupted pass goes on where it was. All kinds share
+//! one rate, in the order in which they ask, so that none keeps another waiting; within a kind, and among namespaces, what
+//! is new does not wait for what was there before.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ctrlmesh_common::names::resource_list;
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ObjectReference};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::events::{Event as News, EventType, Recorder};
+use kube::runtime::watcher::{Config, watcher};
+use kube::{Api, Client};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::time::{self, Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::namespaces::Namespaces;
+use super::progress::{List, Unfinished};
+use super::{AtOnce, Kind, Kinds, KindsError, NAMESPACES, Pace, Progress, Served, served};
+use super::{is_unowned, list_of_kinds};
+use crate::cluster::cache::Cache;
+use crate::drain::Drain;
+use crate::rules::label_scheme::Scheme;
+use crate::telemetry;
+
+mod follow;
+mod object;
+
+use object::Repaired;
+
+/// How many objects a page of a list has.
+const PAGE: u32 = 500;
+
+/// How long changes of what is listed or served are gathered, and how often it is looked without any.
+const LOOK: (Duration, Duration) = (Duration::from_millis(300), Duration::from_mins(1));
+
+/// How often it is looked, while many are labelled, whether there are new namespaces.
+const NEW_NAMESPACES: Duration = Duration::from_secs(1);
+
+/// How long the API server may take for one object.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Labels namespaces and the objects of the listed kinds, for ever.
+pub struct Labels<MayWrite> {
+    /// The API server. A client of its own, so that it can be told by its user agent and be given a lower priority.
+    pub client: Client,
+    /// The manager's namespace, where the list of kinds is.
+    pub namespace: String,
+    /// How objects are labelled.
+    pub scheme: Arc<Scheme>,
+    /// What labels at once.
+    pub at_once: AtOnce,
+    /// Where the namespaces are seen.
+    pub cache: Arc<Cache>,
+    /// Whom events are told by.
+    pub recorder: Recorder,
+    /// What is counted.
+    pub metrics: LabelMetrics,
+    /// How far it has come with that.
+    pub progress: Progress,
+    /// Whether this replica may write, at this very moment.
+    pub may_write: MayWrite,
+    /// How many objects are labelled in a second, at most.
+    pub pace: Pace,
+}
+
+/// What is counted.
+#[derive(Clone, Debug, Default)]
+pub struct LabelMetrics {
+    repairs: Family<Repair, Counter>,
+    kinds: Gauge,
+    unfinished: Gauge,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
+struct Repair {
+    kind: String,
+    outcome: &'static str,
+}
+
+// === impl Labels ===
+
+impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
+    /// Labels until it is dropped.
+    pub async fn run(self: Arc<Self>, drain: Drain) {
+        let all = CancellationToken::new();
+        // Its drop ends what runs for the kinds.
+        let _guard = all.clone().drop_guard();
+        let unfinished = self.unfinished(NAMESPACES);
+        let namespaces = Arc::clone(&self).follow_namespaces(unfinished);
+        spawn(&drain, &all, namespaces);
+        let mut running: BTreeMap<String, (Kind, CancellationToken)> = BTreeMap::new();
+        let mut triggers = pin!(self.triggers());
+        let list = List::new(&self.metrics.unfinished, &self.progress);
+        let (mut known, mut missing) = (Kinds::new(), Vec::new());
+        loop {
+            let found = served(&self.client, &self.namespace, &known).await;
+            Box::pin(self.say(&list, &found, &mut missing)).await;
+            if let Ok(Served { kinds, .. }) = found {
+                self.change(&kinds, &mut running, &all, &drain);
+                if (self.may_write)() {
+                    let kept = Box::pin(self.at_once.keep(&kinds)).await;
+                    if let Err(error) = &kept {
+                        warn!(%error, "labelling at once is not set up; the watches label");
+                    }
+                    self.progress.at_once(kept.map_err(|error| error.to_string()));
+                }
+                known = kinds;
+            }
+            drop(time::timeout(LOOK.1, triggers.next()).await);
+            time::sleep(LOOK.0).await;
+            // Many definitions are often made at once.
+            while futures::FutureExt::now_or_never(triggers.next()).flatten().is_some() {}
+        }
+    }
+
+    /// Says what of the list is not labelled: what cannot be found out, and what is not served, of which `told` was told.
+    async fn say(&self, list: &List, found: &Result<Served, KindsError>, told: &mut Vec<String>) {
+        let why: Vec<String> = match found {
+            Ok(served) => served.unknown.iter().map(|error| telemetry::chain(error)).collect(),
+            Err(error) => vec![telemetry::chain(error)],
+        };
+        let why = (!why.is_empty()).then(|| why.join("; "));
+        if list.say(why.clone())
+            && let Some(error) = why
+        {
+            warn!(error, "not all that is listed can be labelled; what was known holds");
+            self.tell("list", true, "NotLabelled", error).await;
+        }
+        let Ok(Served { missing, .. }) = found else { return };
+        if missing != told && !missing.is_empty() {
+            let kinds = missing.join(", ");
+            warn!(kinds, "listed, but not served, or not so that it can be labelled");
+            let note = format!("not served, or not so that it can be labelled: {kinds}");
+            self.tell("list", true, "NotServed", note).await;
+        }
+        told.clone_from(missing);
+    }
+
+    /// Starts what is new and ends what is no longer listed or served.
+    fn change(
+        self: &Arc<Self>,
+        kinds: &BTreeMap<String, Kind>,
+        running: &mut BTreeMap<String, (Kind, CancellationToken)>,
+        all: &CancellationToken,
+        drain: &Drain,
+    ) {
+        running.retain(|name, (kind, token)| {
+            let stays = kinds.get(name) == Some(kind);
+            if !stays {
+                info!(kind = name, "no longer labelled");
+                token.cancel();
+            }
+            stays
+        });
+        for (name, kind) in kinds {
+            running.entry(name.clone()).or_insert_with(|| {
+                info!(kind = name, "labelled from now on");
+                let token = all.child_token();
+                let unfinished = self.unfinished(name);
+                let follow =
+                    follow::follow(Arc::clone(self), name.clone(), kind.clone(), unfinished);
+                spawn(drain, &token, follow);
+                (kind.clone(), token)
+            });
+        }
+        self.metrics.kinds.set(i64::try_from(running.len()).unwrap_or(i64::MAX));
+    }
+
+    fn unfinished(&self, kind: &str) -> Unfinished {
+        Unfinished::new(&self.metrics.unfinished, &self.progress, kind)
+    }
+
+    /// One item whenever what is listed or served may have changed.
+    fn triggers(&self) -> impl futures::Stream<Item = ()> + use<MayWrite> {
+        let config = Config::default().page_size(PAGE);
+        let definitions =
+            Api::<PartialObjectMeta<CustomResourceDefinition>>::all(self.client.clone());
+        let definitions = watcher(definitions, config.clone()).default_backoff().map(drop);
+        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), &self.namespace);
+        let one = config.fields(&format!("metadata.name={}", resource_list::NAME));
+        stream::select(definitions, watcher(maps, one).default_backoff().map(drop))
+    }
+
+    async fn follow_namespaces(self: Arc<Self>, mut unfinished: Unfinished) {
+        self.cache.synced().await;
+        let mut changes = self.cache.changes();
+        let resource = ApiResource::erase::<Namespace>(&());
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+        let mut all = Namespaces::default();
+        loop {
+            changes.mark_unchanged();
+            let began = Instant::now();
+            let mut left = all.due(&self.cache.namespaces(), &self.scheme, began).into_iter();
+            // What was labelled is seen with the next change.
+            let was_any = left.len() > 0;
+            for (meta, change) in left.by_ref() {
+                self.pace.wait().await;
+                match self.repair(NAMESPACES, &api, &meta, change.clone()).await {
+                    Repaired::Failed(why) => {
+                        unfinished.failed(&why);
+                        all.failed(&meta, change, Instant::now());
+                    }
+                    Repaired::Changed(why) => {
+                        if all.changed(&meta, change, Instant::now()) {
+                            unfinished.failed(&why);
+                        }
+                    }
+                    Repaired::Done => {
+                        if is_unowned(&change, &self.scheme) {
+                            unfinished.labelled();
+                        }
+                        all.done(&meta);
+                    }
+                    Repaired::Undone => all.failed(&meta, change, Instant::now()),
+                    Repaired::Gone => all.done(&meta),
+                }
+                if began.elapsed() > NEW_NAMESPACES {
+                    break;
+                }
+            }
+            if left.next().is_some() {
+                continue;
+            }
+            if let Some(name) = all.leaving() {
+                unfinished.failed(&format!("{name} is on its way out"));
+            }
+            unfinished.set(was_any || !all.is_empty());
+            tokio::select! {
+                _ = changes.changed() => {}
+                // It is time to try one again.
+                () = time::sleep_until(all.again().unwrap_or(began)), if all.again().is_some() => {}
+            }
+        }
+    }
+
+    /// Tells those who look at the list of kinds.
+    async fn tell(&self, kind: &str, warning: bool, reason: &str, note: String) {
+        let event = News {
+            type_: if warning { EventType::Warning } else { EventType::Normal },
+            reason: reason.to_owned(),
+            note: Some(note.chars().take(1000).collect()),
+            action: "Label".to_owned(),
+            // Events that differ in their text only are taken for one.
+            secondary: Some(ObjectReference {
+                kind: Some(kind.to_owned()),
+                ..ObjectReference::default()
+            }),
+        };
+        let list = list_of_kinds(&self.namespace);
+        match time::timeout(DEADLINE, self.recorder.publish(&event, &list)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%error, "event not written"),
+            Err(_elapsed) => warn!("event not written in time"),
+        }
+    }
+}
+
+// === impl LabelMetrics ===
+
+impl LabelMetrics {
+    /// Registers all.
+    pub fn register(registry: &mut Registry) -> Self {
+        let this = Self::default();
+        let help = "Objects whose labels were put right, by kind and outcome: done, gone, changed, undone or failed";
+        registry.register("label_repairs", help, this.repairs.clone());
+        registry.register("label_kinds", "Kinds whose objects are labelled", this.kinds.clone());
+        let help = "Kinds that were not gone through yet, or of which some cannot be seen or labelled, and the list of kinds where something is wrong with it: 0 when everything is labelled";
+        registry.register("label_kinds_unfinished", help, this.unfinished.clone());
+        this
+    }
+}
+
+fn spawn(
+    drain: &Drain,
+    token: &CancellationToken,
+    task: impl Future<Output = ()> + Send + 'static,
+) {
+    let token = token.clone();
+    drain.spawn_until_started(async move {
+        tokio::select! {
+            // No longer wanted, or no longer ours to do.
+            () = token.cancelled() => {}
+            () = task => {}
+        }
+    });
+}

@@ -1,0 +1,291 @@
+//! How are the objects of one kind labelled?
+//!
+//! What is new comes first, also while what was there before is gone through: a watch of its own, from now on, sees it
+//! until the list has been gone through.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{ListParams, WatchParams};
+use kube::core::{DynamicObject, PartialObjectMeta, WatchEvent};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{Config, Error, Event, watcher};
+use kube::{Api, Client};
+use tokio::time::{self, Instant};
+use tracing::{info, warn};
+
+use super::{DEADLINE, Labels, PAGE, Repaired};
+use crate::labels::pending::Pending;
+use crate::labels::progress::Unfinished;
+use crate::labels::{Change, Kind, change, is_unowned, is_waited_for};
+
+/// How long after a watch of what is new has ended it is begun again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// After how many failures of a watch in a row it is said.
+const FAILURES: u32 = 3;
+
+/// One kind that is labelled.
+struct Following<MayWrite> {
+    labels: Arc<Labels<MayWrite>>,
+    name: String,
+    kind: Kind,
+    unfinished: Unfinished,
+    pending: Pending,
+    /// How many have been labelled in this pass.
+    repaired: u64,
+    /// Whether what was there before has been gone through.
+    listed: bool,
+    /// How often in a row its objects could not be seen.
+    failures: u32,
+    /// What was told last.
+    told: Option<String>,
+}
+
+/// What happened.
+enum Next {
+    Fresh(Box<ObjectMeta>),
+    Seen(Box<Result<Event<PartialObjectMeta<DynamicObject>>, Error>>),
+    Due,
+    Ended,
+}
+
+/// Labels the objects of `kind`, called `name`, for ever.
+pub(super) async fn follow<MayWrite>(
+    labels: Arc<Labels<MayWrite>>,
+    name: String,
+    kind: Kind,
+    unfinished: Unfinished,
+) where
+    MayWrite: Fn() -> bool + Send + Sync + 'static,
+{
+    let (pending, repaired, listed, failures) = (Pending::default(), 0, false, 0);
+    let mut this = Following {
+        labels,
+        name,
+        kind,
+        unfinished,
+        pending,
+        repaired,
+        listed,
+        failures,
+        told: None,
+    };
+    loop {
+        Box::pin(this.pass()).await;
+    }
+}
+
+// === impl Following ===
+
+impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
+    /// Goes through all, and follows what changes, until all has to be gone through again.
+    async fn pass(&mut self) {
+        let client: &Client = &self.labels.client;
+        let seen: Api<PartialObjectMeta<DynamicObject>> =
+            Api::all_with(client.clone(), &self.kind.resource);
+        let events = watcher(seen, Config::default().page_size(PAGE)).default_backoff();
+        let mut events = pin!(events);
+        let mut fresh = fresh(Api::all_with(client.clone(), &self.kind.resource)).boxed();
+        self.listed = false;
+        // What could not be watched is listed anew: that says when it can be seen again.
+        while !(self.pending.overflows() || self.listed && self.failures >= FAILURES) {
+            match self.next(&mut fresh, events.as_mut()).await {
+                Next::Fresh(meta) => self.look(&meta).await,
+                Next::Seen(event) => self.seen(*event).await,
+                Next::Due => {
+                    if let Some((meta, change)) = self.pending.next(Instant::now()) {
+                        self.look_again(&meta, change).await;
+                    }
+                }
+                Next::Ended => return,
+            }
+            if self.listed {
+                // From here on the one watch sees everything.
+                fresh = stream::pending().boxed();
+            }
+            self.say().await;
+        }
+    }
+
+    async fn next(
+        &self,
+        fresh: &mut BoxStream<'_, ObjectMeta>,
+        mut events: Pin<
+            &mut (impl Stream<Item = Result<Event<PartialObjectMeta<DynamicObject>>, Error>> + Send),
+        >,
+    ) -> Next {
+        let due = self.pending.due();
+        tokio::select! {
+            biased;
+            // What is new does not wait for what was there before.
+            Some(meta) = fresh.next() => Next::Fresh(Box::new(meta)),
+            event = events.next() => event.map_or(Next::Ended, |event| Next::Seen(Box::new(event))),
+            () = time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Next::Due,
+        }
+    }
+
+    async fn seen(&mut self, event: Result<Event<PartialObjectMeta<DynamicObject>>, Error>) {
+        // That a list begins says nothing yet.
+        if !matches!(event, Ok(Event::Init) | Err(_)) {
+            self.failures = 0;
+        }
+        match event {
+            Ok(Event::InitApply(object) | Event::Apply(object)) => {
+                self.look(&object.metadata).await;
+            }
+            Ok(Event::InitDone) => {
+                self.listed = true;
+                self.unfinished.unseen(None);
+            }
+            Ok(Event::Delete(object)) => self.pending.done(&object.metadata),
+            Ok(Event::Init) => self.pending.listed_anew(),
+            Err(error) => {
+                let text = error.to_string();
+                warn!(kind = self.name, error = text, "watch failed; goes on");
+                if !self.listed || is_refused(&error) {
+                    self.failures = self.failures.saturating_add(1);
+                }
+                if self.failures >= FAILURES {
+                    self.unfinished.unseen(Some(&text));
+                }
+            }
+        }
+    }
+
+    /// Labels the object in its turn, where anything is to become of its labels.
+    async fn look(&mut self, meta: &ObjectMeta) {
+        let needs = change(meta, self.kind.scope, &self.labels.scheme);
+        if needs.is_some() {
+            self.labels.pace.wait().await;
+        }
+        self.settle(meta, needs).await;
+    }
+
+    /// Looks in its turn at the object as it is then, which needed what it did `before`.
+    async fn look_again(&mut self, meta: &ObjectMeta, before: Change) {
+        self.labels.pace.wait().await;
+        match self.labels.metadata(&self.kind, meta).await {
+            Ok(Some(now)) => {
+                let needs = change(&now, self.kind.scope, &self.labels.scheme);
+                self.settle(&now, needs).await;
+            }
+            Ok(None) => self.pending.done(meta),
+            Err(why) => {
+                let (kind, object) = (&self.name, meta.name.as_deref());
+                warn!(kind, object, namespace = meta.namespace, error = why, "not seen");
+                self.fail(meta, before, &why);
+            }
+        }
+    }
+
+    async fn settle(&mut self, meta: &ObjectMeta, needs: Option<Change>) {
+        match needs {
+            Some(change) => self.repair(meta, change).await,
+            None if is_waited_for(meta, self.kind.scope, &self.labels.scheme) => {
+                let name = meta.name.as_deref().unwrap_or_default();
+                let place = meta.namespace.as_deref().unwrap_or_default();
+                self.unfinished.failed(&format!("{place}/{name} is on its way out"));
+                self.pending.leaves(meta);
+            }
+            None => self.pending.done(meta),
+        }
+    }
+
+    fn fail(&mut self, meta: &ObjectMeta, change: Change, why: &str) {
+        self.unfinished.failed(why);
+        self.pending.failed(meta, change, Instant::now());
+    }
+
+    async fn repair(&mut self, meta: &ObjectMeta, change: Change) {
+        let repaired = self.labels.repair_object(&self.name, &self.kind, meta, change.clone());
+        match repaired.await {
+            Repaired::Done => {
+                self.repaired += 1;
+                if is_unowned(&change, &self.labels.scheme) {
+                    self.unfinished.labelled();
+                }
+                self.pending.done(meta);
+            }
+            Repaired::Undone => self.pending.failed(meta, change, Instant::now()),
+            Repaired::Gone => self.pending.done(meta),
+            Repaired::Changed(why) => {
+                if self.pending.changed(meta, change, Instant::now()) {
+                    self.unfinished.failed(&why);
+                }
+            }
+            Repaired::Failed(why) => self.fail(meta, change, &why),
+        }
+    }
+
+    /// Says how far it has come, where that has changed.
+    async fn say(&mut self) {
+        let is_seen = self.listed && self.failures < FAILURES;
+        let finished = is_seen && self.pending.is_empty();
+        let changed = self.unfinished.set(!finished);
+        if !self.listed && self.failures < FAILURES {
+            return;
+        }
+        if finished {
+            if (changed || self.told.is_some()) && self.repaired > 0 {
+                let (kind, repaired) = (&self.name, self.repaired);
+                info!(kind, repaired, "gone through: every object is labelled");
+                let note = format!(
+                    "every object of {kind} has its labels; {repaired} had to be given some, or had others left over"
+                );
+                self.labels.tell(kind, false, "Labelled", note).await;
+            }
+            (self.repaired, self.told) = (0, None);
+        } else if let Some(why) = self.unfinished.why()
+            && self.told.as_ref() != Some(&why)
+        {
+            self.labels.tell(&self.name, true, "NotLabelled", why.clone()).await;
+            self.told = Some(why);
+        }
+    }
+}
+
+/// Whether it was refused: nothing that passes by itself, such as that the API server is away, or has forgotten.
+fn is_refused(error: &Error) -> bool {
+    let code = match error {
+        Error::WatchStartFailed(kube::Error::Api(status)) | Error::WatchError(status) => {
+            status.code
+        }
+        _ => return false,
+    };
+    matches!(code, 400..=499) && !matches!(code, 408 | 410 | 429)
+}
+
+/// What is created or changed from now on, for ever; some may be missed where a watch is begun again.
+fn fresh(api: Api<DynamicObject>) -> impl Stream<Item = ObjectMeta> + Send {
+    let watches = stream::unfold(api, |api| async {
+        let watch = time::timeout(DEADLINE, from_now_on(&api)).await;
+        let watch = match watch {
+            Ok(Ok(watch)) => watch,
+            // The list will show it.
+            Ok(Err(_)) | Err(_) => stream::empty().boxed(),
+        };
+        Some((watch.chain(pause()), api))
+    });
+    watches.flatten()
+}
+
+async fn from_now_on(api: &Api<DynamicObject>) -> kube::Result<BoxStream<'static, ObjectMeta>> {
+    let now = api.list_metadata(&ListParams::default().limit(1)).await?.metadata.resource_version;
+    let api = api.clone();
+    let watch = api.watch_metadata(&WatchParams::default(), &now.unwrap_or_default()).await?;
+    let changed = watch.filter_map(async |event| match event {
+        Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Some(object.metadata),
+        Ok(_) | Err(_) => None,
+    });
+    Ok(changed.boxed())
+}
+
+/// Nothing, after a while.
+fn pause() -> impl Stream<Item = ObjectMeta> + Send {
+    stream::once(time::sleep(PAUSE)).filter_map(async |()| None)
+}

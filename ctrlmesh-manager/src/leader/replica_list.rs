@@ -1,0 +1,165 @@
+//! Which replicas of the manager are there, and which one leads?
+//!
+//! Written into the status of the one `ManagerState` for those who looked there in the predecessors; nothing of ours reads
+//! it. What else stands there is left as it is.
+
+use std::time::Duration;
+
+use ctrlmesh_common::api::{
+    ManagerEndpoint, ManagerPorts, ManagerState, ManagerStateSpec, ManagerStateStatus,
+};
+use ctrlmesh_common::names::MANAGER_STATE;
+use jiff::Timestamp;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client};
+use tokio::time;
+use tracing::warn;
+
+use crate::leader::lease::Leadership;
+use crate::status::status_writer::{Held, Pen};
+
+/// How often it is looked.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// How long the API server may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Keeps the status of the `ManagerState` true, while this replica leads.
+pub struct Roster {
+    /// The API server.
+    pub client: Client,
+    /// The managers' namespace.
+    pub namespace: String,
+    /// The Service behind which they are.
+    pub service: String,
+    /// The pod of this replica.
+    pub replica: String,
+    /// The port of its gRPC, and so of the others', which are told the same.
+    pub grpc: u16,
+    /// Whether this replica writes.
+    pub leadership: Leadership,
+    /// Who else writes that status.
+    pub pen: Pen,
+}
+
+// === impl Roster ===
+
+impl Roster {
+    /// Writes for ever, where something has changed.
+    pub async fn run(mut self) {
+        let mut ticks = time::interval(PERIOD);
+        loop {
+            self.leadership.held().await;
+            ticks.tick().await;
+            let looked = async { Box::pin(self.write(&mut self.pen.take().await)).await };
+            match time::timeout(DEADLINE, looked).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => warn!(%error, state = MANAGER_STATE, "not written; tried again"),
+                Err(_elapsed) => warn!(state = MANAGER_STATE, "not written in time; tried again"),
+            }
+        }
+    }
+
+    async fn write(&self, pen: &mut Held<'_>) -> kube::Result<()> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
+        let ours = format!("kubernetes.io/service-name={}", self.service);
+        let slices = slices.list(&ListParams::default().labels(&ours)).await?.items;
+        let states: Api<ManagerState> = Api::all(self.client.clone());
+        let state = match states.get_opt(MANAGER_STATE).await? {
+            Some(state) => state,
+            None if self.leadership.is_held() => {
+                let state = ManagerState::new(MANAGER_STATE, ManagerStateSpec::default());
+                states.create(&PostParams::default(), &state).await?
+            }
+            None => return Ok(()),
+        };
+        let before = state.status.clone().unwrap_or_default();
+        let leader = (self.replica.as_str(), self.grpc);
+        let after = status(&slices, &self.namespace, leader, &before, Timestamp::now());
+        if after != before && self.leadership.is_held() {
+            let state = ManagerState { status: Some(after), ..state };
+            pen.writes();
+            states.replace_status(MANAGER_STATE, &PostParams::default(), &state).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What the status has to say; the time only changes where something else does.
+fn status(
+    slices: &[EndpointSlice],
+    namespace: &str,
+    (leader, grpc): (&str, u16),
+    before: &ManagerStateStatus,
+    now: Timestamp,
+) -> ManagerStateStatus {
+    let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+    let endpoints = endpoints.filter_map(|endpoint| {
+        let name = endpoint.target_ref.as_ref()?.name.clone()?;
+        let leader = name == leader;
+        Some(ManagerEndpoint { leader, name, pod_ip: endpoint.addresses.first()?.clone() })
+    });
+    let mut endpoints: Vec<ManagerEndpoint> = endpoints.collect();
+    // An address of each family is an endpoint of each slice; a pod is one manager.
+    endpoints.sort_by(|one, other| one.name.cmp(&other.name));
+    endpoints.dedup_by(|one, other| one.name == other.name);
+    let same = ManagerStateStatus {
+        namespace: Some(namespace.to_owned()),
+        endpoints,
+        ports: Some(ManagerPorts {
+            grpc_leader_election_port: Some(grpc.into()),
+            grpc_non_leader_election_port: Some(grpc.into()),
+        }),
+        ..before.clone()
+    };
+    if same == *before {
+        return same;
+    }
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    ManagerStateStatus { update_timestamp: Some(Time(now)), ..same }
+}
+
+#[cfg(test)]
+mod tests {
+    use ctrlmesh_common::api::LabelsStatus;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_pod_behind_the_service_is_a_manager_and_one_leads() {
+        let endpoint = |name: &str, address: &str| json!({"addresses": [address], "targetRef": {"kind": "Pod", "name": name}});
+        let slice = |family: &str, endpoints: serde_json::Value| {
+            serde_json::from_value(
+                json!({"metadata": {}, "addressType": family, "endpoints": endpoints}),
+            )
+            .unwrap()
+        };
+        let slices: Vec<EndpointSlice> = vec![
+            slice("IPv4", json!([endpoint("m-1", "10.0.0.2"), endpoint("m-0", "10.0.0.1")])),
+            slice("IPv6", json!([endpoint("m-0", "fd00::1")])),
+        ];
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let first = status(&slices, "ns", ("m-1", 9071), &ManagerStateStatus::default(), at(1));
+        let seen: Vec<_> = first
+            .endpoints
+            .iter()
+            .map(|one| (one.name.as_str(), one.pod_ip.as_str(), one.leader))
+            .collect();
+        assert_eq!(seen, [("m-0", "10.0.0.1", false), ("m-1", "10.0.0.2", true)]);
+        assert_eq!(first.update_timestamp, Some(Time(at(1))));
+        let ports = first.ports.clone().unwrap();
+        let ports = [ports.grpc_leader_election_port, ports.grpc_non_leader_election_port];
+        assert_eq!(ports, [Some(9071), Some(9071)]);
+        let again = status(&slices, "ns", ("m-1", 9071), &first, at(9));
+        assert_eq!(again, first, "nothing has changed");
+        let next = status(&slices, "ns", ("m-0", 9071), &first, at(9));
+        assert_eq!(next.update_timestamp, Some(Time(at(9))));
+        let labels = Some(LabelsStatus::default());
+        let with_labels = ManagerStateStatus { labels: labels.clone(), ..first };
+        let next = status(&slices, "ns", ("m-0", 9071), &with_labels, at(9));
+        assert_eq!(next.labels, labels, "what is another's stays");
+    }
+}

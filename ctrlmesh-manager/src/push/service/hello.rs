@@ -1,0 +1,54 @@
+//! Whom does a proxy serve, as it says itself, and may it?
+
+use std::time::Duration;
+
+use ctrlmesh_common::wire::{Hello, Report, Said};
+use tokio::time;
+use tonic::{Status, Streaming};
+
+use super::Push;
+use crate::metrics::Refused;
+use crate::push::identity::Identity;
+use crate::push::policy_store::Subject;
+
+/// How long a proxy may take to say whom it serves.
+const HELLO: Duration = Duration::from_secs(10);
+
+/// What it says first.
+pub(super) async fn read(
+    push: &Push,
+    identity: &Identity,
+    inbound: &mut Streaming<Report>,
+) -> Result<Hello, Status> {
+    let first = time::timeout(HELLO, inbound.message()).await;
+    let refuse = |reason, status| Err(push.refuse(reason, identity, status));
+    match first {
+        Ok(Ok(Some(Report { said: Some(Said::Hello(hello)) }))) => Ok(hello),
+        Ok(Ok(_)) => refuse(Refused::Message, Status::invalid_argument("says no hello")),
+        Ok(Err(status)) => refuse(Refused::Message, status),
+        Err(_elapsed) => refuse(Refused::Slow, Status::deadline_exceeded("says nothing")),
+    }
+}
+
+/// Whom the proxy may follow, where that is what it asks for.
+pub(super) fn subject(push: &Push, identity: &Identity, hello: &Hello) -> Result<Subject, Status> {
+    if !hello.node.is_empty() {
+        if identity.account != push.accounts.node {
+            return Err(Status::permission_denied(
+                "its service account is not that of node proxies",
+            ));
+        }
+        return match &identity.node {
+            Some(node) if *node == hello.node => Ok(Subject::Node(node.clone())),
+            _ => Err(Status::permission_denied("its token is not of that node")),
+        };
+    }
+    let pod = hello.pod.as_ref().ok_or_else(|| Status::permission_denied("asks for nobody"))?;
+    let own = pod.namespace == identity.pod.namespace
+        && pod.name == identity.pod.name
+        && (pod.uid.is_empty() || pod.uid == identity.uid);
+    if !own {
+        return Err(Status::permission_denied("its token is not of that pod"));
+    }
+    Ok(Subject::Pod(identity.pod.clone(), identity.uid.clone()))
+}

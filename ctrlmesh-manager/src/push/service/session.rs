@@ -1,0 +1,371 @@
+//! One proxy that follows its policies, from its first word to its last.
+//!
+//! One task a proxy. What is to be told is read when there is room to send it, so a slow proxy is told the newest, never
+//! all that it missed, and a dead one costs what one message costs until its connection is given up.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use ctrlmesh_common::wire::{Entry, Hello, Known, MAX_KNOWN, Report, Said, Update};
+use futures::StreamExt as _;
+use futures::stream::Map;
+use tokio::sync::{mpsc, watch};
+use tokio::time;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Response, Status, Streaming};
+use tracing::debug;
+
+use super::Push;
+use super::catch_up::{Held, catch_up, is_held};
+use super::hello;
+use super::newest::Replaced;
+use super::told::{Gone, Told, id, is_of, known, name};
+use crate::ca::servers::Servers;
+use crate::metrics::{Open, Refused};
+use crate::push::identity::{IdentityError, Proven};
+use crate::push::policy_store::{Posted, Reader, Receipt, Subject};
+use crate::rules::pod::PodName;
+
+/// Bytes of policies after which a message is full; the rest goes into the next.
+const FULL_BYTES: usize = 1024 * 1024;
+
+/// Room for one message: the next is made when this one is on its way.
+const ROOM: usize = 1;
+
+/// A proxy that follows.
+struct Session {
+    push: Arc<Push>,
+    proven: Proven,
+    /// When the API server is asked again.
+    review: time::Instant,
+    /// Whether the proxy has not been told of its last answer.
+    vouches: bool,
+    /// Its UID.
+    by: Arc<str>,
+    token: Arc<str>,
+    reader: Reader,
+    inbound: Streaming<Report>,
+    outbound: mpsc::Sender<Outgoing>,
+    replaced: Replaced,
+    /// What it has been told.
+    told: HashMap<PodName, Told>,
+    /// Of which pods it has been told that they are gone.
+    gone: Gone,
+    /// Of which pods it keeps what it has.
+    held: Held,
+    /// Where the API server is: for nodes, who redirect what is dialled there.
+    servers: Option<watch::Receiver<Servers>>,
+    /// Whether there may be something that it has not been told.
+    news: bool,
+    _open: Open,
+}
+
+/// What happened.
+enum Event {
+    Said(Result<Option<Report>, Status>),
+    News,
+    Room,
+    Review,
+    Replaced,
+    Shutdown,
+}
+
+/// What is sent. By reference: a channel has room for 32 at once, however few it may hold.
+type Outgoing = Box<Result<Update, Status>>;
+
+/// What is sent, as gRPC takes it.
+pub(super) type Updates = Map<ReceiverStream<Outgoing>, fn(Outgoing) -> Result<Update, Status>>;
+
+/// Begins to tell a proxy its policies.
+pub(super) async fn follow(
+    push: Arc<Push>,
+    proven: Proven,
+    token: Arc<str>,
+    mut inbound: Streaming<Report>,
+) -> Result<Response<Updates>, Status> {
+    let identity = &proven.identity;
+    let hello = hello::read(&push, identity, &mut inbound).await?;
+    let subject = hello::subject(&push, identity, &hello)
+        .map_err(|status| push.refuse(Refused::Foreign, identity, status))?;
+    if hello.known.len() > MAX_KNOWN {
+        let status = Status::invalid_argument("knows more pods than a node has");
+        return Err(push.refuse(Refused::Message, identity, status));
+    }
+    // From now on, however long it takes to begin.
+    let review = time::Instant::now() + push.again.due(proven.reviewed);
+    push.board.begun().await;
+    let replaced = push.newest.begin(&identity.uid);
+    let servers = matches!(subject, Subject::Node(_)).then(|| {
+        let mut servers = push.vault.servers();
+        servers.mark_changed();
+        servers
+    });
+    let (outbound, answers) = mpsc::channel(ROOM);
+    let session = Session {
+        reader: push.board.follow(subject),
+        _open: Open::new(&push.metrics.clients),
+        push: push.clone(),
+        by: Arc::from(identity.uid.as_str()),
+        proven,
+        review,
+        vouches: true,
+        token,
+        inbound,
+        outbound,
+        replaced,
+        told: HashMap::new(),
+        gone: Gone::default(),
+        held: Held::new(),
+        servers,
+        news: false,
+    };
+    push.drain.spawn(session.run(hello));
+    Ok(Response::new(ReceiverStream::new(answers).map(|outgoing| *outgoing)))
+}
+
+// === impl Session ===
+
+impl Session {
+    async fn run(mut self, hello: Hello) {
+        debug!(pod = %self.proven.identity.pod, node = hello.node, version = hello.version, "follows");
+        let mut known = known(hello.known);
+        // Of other pods a proxy inside one is told nothing.
+        known.retain(|pod, _| self.reader.subject().may_be(pod));
+        // Apart, as is what seldom happens: it would hold its room for as long as the proxy follows.
+        let status = match Box::pin(self.begin(known)).await {
+            Ok(()) => self.go_on().await,
+            Err(status) => Some(status),
+        };
+        self.gone();
+        if let Some(status) = status {
+            debug!(pod = %self.proven.identity.pod, error = status.message(), "is let go");
+            // Where there is no room, it is not listening either.
+            drop(self.outbound.try_send(Box::new(Err(status))));
+        }
+    }
+
+    /// Tells everything that the proxy does not know.
+    async fn begin(&mut self, known: HashMap<PodName, Known>) -> Result<(), Status> {
+        self.held = tokio::select! {
+            held = catch_up(&self.push, &mut self.reader, &known) => held?,
+            () = self.outbound.closed() => return Err(Status::cancelled("the proxy is gone")),
+            () = self.push.drain.started() => return Err(Status::unavailable("the manager ends")),
+        };
+        let now = self.reader.read();
+        for posted in &now {
+            let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said) else {
+                continue;
+            };
+            // What it keeps counts as told, so that it hears when the pod is gone.
+            let keeps = known.digest == said.digest || self.held.contains_key(&posted.pod);
+            if is_of(known, posted) && keeps {
+                let told = Told::of(posted, said, known.epoch).left_with(known.digest);
+                self.told.insert(posted.pod.clone(), told);
+                self.receipt(&posted.pod, true);
+            }
+        }
+        let mut update = self.update();
+        // Of a pod that is there, and of which nothing can be said, the proxy keeps what it has.
+        let here = |known: &Known| now.iter().any(|posted| is_of(known, posted));
+        let gone = known.into_values().filter(|known| !here(known));
+        update.gone.extend(gone.filter_map(|known| known.pod));
+        // The first is sent even where it says nothing: the proxy learns that it is up to date.
+        self.send(update).await
+    }
+
+    /// Until somebody ends it; the proxy is told why, where it is not the proxy itself.
+    async fn go_on(&mut self) -> Option<Status> {
+        let mut review = Box::pin(time::sleep_until(self.review));
+        loop {
+            let event = tokio::select! {
+                said = self.inbound.message() => Event::Said(said),
+                () = self.reader.changed(), if !self.news => Event::News,
+                () = moved(&mut self.servers), if !self.news => Event::News,
+                // Only whether there is room matters: who else would send?
+                _ = self.outbound.reserve(), if self.news => Event::Room,
+                () = &mut review => Event::Review,
+                // The sender is dropped when the same pod follows anew.
+                _ = &mut self.replaced => Event::Replaced,
+                () = self.push.drain.started() => Event::Shutdown,
+            };
+            let done = match event {
+                Event::Said(Ok(None)) => return None,
+                Event::Said(Ok(Some(report))) => self.heard(report),
+                Event::Said(Err(status)) => Err(self.unreadable(status)?),
+                Event::News => {
+                    self.news = true;
+                    Ok(())
+                }
+                Event::Room => self.tell().await,
+                Event::Review => {
+                    let due = Box::pin(self.review()).await;
+                    due.map(|due| review.as_mut().reset(time::Instant::now() + due))
+                }
+                Event::Replaced => Err(Status::aborted("the same pod follows anew")),
+                Event::Shutdown => Err(Status::unavailable("the manager ends")),
+            };
+            if let Err(status) = done {
+                return Some(status);
+            }
+        }
+    }
+
+    /// A message that cannot be read; nothing where the connection simply broke.
+    fn unreadable(&self, status: Status) -> Option<Status> {
+        let broken = matches!(status.code(), Code::Cancelled | Code::Unavailable | Code::Unknown);
+        (!broken).then(|| self.push.refuse(Refused::Message, &self.proven.identity, status))
+    }
+
+    /// Takes the proxy's verdict on a policy that it was told.
+    fn heard(&mut self, report: Report) -> Result<(), Status> {
+        let Some(Said::Verdict(verdict)) = report.said else {
+            let status = Status::invalid_argument("says something else than a verdict");
+            return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
+        };
+        let of = verdict.pod.clone().unwrap_or_default();
+        let pod = name(&of);
+        let told = self.told.get_mut(&pod);
+        let Some(told) = told.filter(|told| of.uid.is_empty() || of.uid == told.uid) else {
+            if self.gone.has(&of) {
+                return Ok(());
+            }
+            let status = Status::permission_denied("speaks of a pod that it was told nothing of");
+            return Err(self.push.refuse(Refused::Foreign, &self.proven.identity, status));
+        };
+        // On what has been told since, the next verdict comes.
+        if told.digest == verdict.digest {
+            if !told.judge(verdict, &pod, &self.push) {
+                let status = Status::resource_exhausted("says too much of one policy");
+                return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
+            }
+            self.receipt(&pod, true);
+        }
+        Ok(())
+    }
+
+    /// Whether its token is still good, and how long until that is asked again. Where it cannot be known it is.
+    async fn review(&mut self) -> Result<Duration, Status> {
+        match self.push.reviewer.identify_again(&self.token).await {
+            Ok(proven) if proven.identity == self.proven.identity => {
+                let due = self.push.again.due(proven.reviewed);
+                (self.proven, self.vouches, self.news) = (proven, true, true);
+                Ok(due)
+            }
+            Err(error @ (IdentityError::Review(_) | IdentityError::Late)) => {
+                drop(self.push.unknown(&error));
+                Ok(self.push.again.retry())
+            }
+            Ok(_) => Err(Status::unauthenticated("the token is another's now")),
+            // Every token ends; this is no attack.
+            Err(_) => Err(Status::unauthenticated("the token is not good any more")),
+        }
+    }
+
+    /// Tells what the proxy does not know yet, if there is anything.
+    async fn tell(&mut self) -> Result<(), Status> {
+        let update = self.update();
+        if update == Update::default() {
+            return Ok(());
+        }
+        self.send(update).await
+    }
+
+    /// What the proxy does not know yet, as much as goes into one message.
+    fn update(&mut self) -> Update {
+        let now = self.reader.read();
+        let mut update = Update::default();
+        let mut bytes = 0;
+        self.news = false;
+        let here: HashMap<&PodName, &Posted> =
+            now.iter().map(|posted| (&posted.pod, &**posted)).collect();
+        self.told.retain(|pod, told| {
+            let stays = here.get(pod).is_some_and(|posted| posted.uid == told.uid);
+            if !stays {
+                self.held.remove(pod);
+                update.gone.push(id(pod, &told.uid));
+                self.gone.remember(id(pod, &told.uid));
+            }
+            stays
+        });
+        for posted in &now {
+            let Some(said) = &posted.said else { continue };
+            if is_held(&mut self.held, &posted.pod, said) {
+                continue;
+            }
+            let last = self.told.get(&posted.pod);
+            if last.is_some_and(|told| told.digest == said.digest) {
+                continue;
+            }
+            if bytes >= FULL_BYTES {
+                self.news = true;
+                break;
+            }
+            bytes += said.policy.len();
+            let epoch = last.map_or(0, |told| told.epoch);
+            self.told.insert(posted.pod.clone(), Told::of(posted, said, epoch));
+            update.policies.push(Entry {
+                pod: Some(id(&posted.pod, &posted.uid)),
+                digest: said.digest,
+                policy: said.policy.clone(),
+                operator: said.operator.clone().unwrap_or_default(),
+                version: said.version,
+            });
+        }
+        let servers = self.servers.as_mut();
+        if let Some(servers) = servers.filter(|all| all.has_changed().unwrap_or_default()) {
+            let all = servers.borrow_and_update();
+            update.servers = all.addresses.iter().map(ToString::to_string).collect();
+        }
+        update.more = self.news;
+        if std::mem::take(&mut self.vouches) {
+            update.voucher = self.push.vouching().issue(&self.token, &self.proven);
+        }
+        update
+    }
+
+    async fn send(&mut self, update: Update) -> Result<(), Status> {
+        let count = update.policies.len();
+        let sent = tokio::select! {
+            sent = self.outbound.send(Box::new(Ok(update))) => sent,
+            () = self.push.drain.started() => return Err(Status::unavailable("the manager ends")),
+        };
+        sent.map_err(|_closed| Status::cancelled("the proxy is gone"))?;
+        self.push.metrics.policies.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+        Ok(())
+    }
+
+    fn receipt(&self, pod: &PodName, connected: bool) {
+        let told = self.told.get(pod).filter(|told| self.reader.speaks_for(told.inside));
+        let Some(told) = told else { return };
+        let receipt = Receipt {
+            uid: told.uid.clone(),
+            node: told.node.clone(),
+            by: self.by.clone(),
+            epoch: told.epoch,
+            digest: told.in_force,
+            refused: told.refused.clone(),
+            connected,
+            last_contact: SystemTime::now(),
+        };
+        self.push.board.receive(None, pod, receipt);
+    }
+
+    /// Its proxy is not connected any more, unless it follows anew already.
+    fn gone(&mut self) {
+        if !self.push.newest.end(&self.proven.identity.uid, &mut self.replaced) {
+            return;
+        }
+        for pod in self.told.keys() {
+            self.receipt(pod, false);
+        }
+    }
+}
+
+/// Completes when the API server is somewhere else; it is to be seen by who looks next.
+async fn moved(servers: &mut Option<watch::Receiver<Servers>>) {
+    let Some(servers) = servers else { return std::future::pending().await };
+    // The vault that says so lives as long as whoever tells it.
+    drop(servers.changed().await);
+    servers.mark_changed();
+}

@@ -1,0 +1,64 @@
+//! Who is given a certificate?
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use ctrlmesh_common::wire::{SignRequest, Signed};
+use tokio::time;
+use tonic::{Response, Status};
+use tracing::debug;
+
+use super::Push;
+use crate::metrics::Refused;
+use crate::push::identity::Identity;
+use crate::push::policy_store::Subject;
+use crate::telemetry;
+
+/// How long a pod that asks for a certificate may take to become known.
+const BECOME_KNOWN: Duration = Duration::from_secs(5);
+
+/// Signs for node proxies, and for pods of which a ShardingConfig speaks and which have a proxy inside: whoever has a
+/// certificate can speak to an operator as the API server does, and no other pod needs one.
+pub(super) async fn answer(
+    push: &Push,
+    identity: &Identity,
+    asked: SignRequest,
+) -> Result<Response<Signed>, Status> {
+    if identity.account != push.accounts.node {
+        let why = match time::timeout(BECOME_KNOWN, served_inside(push, identity)).await {
+            Ok(true) => None,
+            Ok(false) => Some("this pod has no proxy inside that could need one"),
+            Err(_elapsed) => Some("no ShardingConfig speaks of this pod"),
+        };
+        if let Some(why) = why {
+            let status = Status::permission_denied(why);
+            return Err(push.refuse(Refused::Foreign, identity, status));
+        }
+    }
+    if !push.signatures.take(&identity.uid) {
+        let status = Status::resource_exhausted("too many certificates for one pod");
+        return Err(push.refuse(Refused::Csr, identity, status));
+    }
+    let signed = push.vault.current().mesh.sign(&asked.request, SystemTime::now());
+    let chain = signed.map_err(|error| {
+        let status = Status::invalid_argument(telemetry::chain(&error));
+        push.refuse(Refused::Csr, identity, status)
+    })?;
+    push.metrics.signed.inc();
+    debug!(pod = %identity.pod, "certificate signed");
+    let chain = chain.into_iter().map(|one| Bytes::copy_from_slice(&one)).collect();
+    Ok(Response::new(Signed { chain }))
+}
+
+/// Waits until a ShardingConfig speaks of the pod, which may not be known yet where it is new; gives whether a proxy inside
+/// serves it, which stays so for as long as it lives.
+async fn served_inside(push: &Push, identity: &Identity) -> bool {
+    let subject = Subject::Pod(identity.pod.clone(), identity.uid.clone());
+    let mut reader = push.board.follow(subject);
+    loop {
+        if let Some(inside) = reader.read().iter().find_map(|posted| posted.served_inside()) {
+            return inside;
+        }
+        reader.changed().await;
+    }
+}

@@ -1,0 +1,8 @@
+//! Turns ShardingConfigs and pods into policies, without any I/O.
+
+pub mod pod;
+pub mod validate;
+pub mod shard;
+pub mod label_scheme;
+pub mod manifest;
+pub mod compile;

@@ -1,0 +1,181 @@
+//! Which pod of a root's workload is of which of its shards?
+//!
+//! Where the root divides, a StatefulSet's pods go by ordinal, and a Deployment's by a record. Where it does not, because
+//! it is switched off or cannot be divided, its shards stand as they are, and so do the pods: each keeps the shard that
+//! is written down for it, and one without any gets one of those that are there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ctrlmesh_common::api::{Root, ShardingConfig};
+use ctrlmesh_common::ownership::Ownership;
+
+use super::World;
+use crate::rules::pod::Member;
+use crate::rules::shard::{self, Seat, Share};
+
+/// The pods of one root, each with its shard.
+#[derive(Clone, Debug)]
+pub(super) struct Placement<'a> {
+    root: &'a ShardingConfig,
+    rule: &'a Root,
+    shares: Vec<Share>,
+    /// Whether the root makes no shards now.
+    stands: bool,
+    first_ordinal: u32,
+    pods: BTreeMap<String, String>,
+    /// Those of them that stay.
+    staying: BTreeMap<String, String>,
+}
+
+// === impl Placement ===
+
+impl<'a> Placement<'a> {
+    /// The pods of `near`, the enrolled ones of the root's namespace, among `shares`, those of a root that divides.
+    pub(super) fn divided(
+        root: &'a ShardingConfig,
+        rule: &'a Root,
+        shares: Vec<Share>,
+        near: &[&Member],
+        world: World<'_>,
+    ) -> Self {
+        Self::new(root, rule, shares, false, near, world)
+    }
+
+    /// The same among the `children` of a root that makes no shards now.
+    pub(super) fn standing(
+        root: &'a ShardingConfig,
+        rule: &'a Root,
+        children: &[&ShardingConfig],
+        near: &[&Member],
+        world: World<'_>,
+    ) -> Self {
+        Self::new(root, rule, shard::standing(rule, children), true, near, world)
+    }
+
+    fn new(
+        root: &'a ShardingConfig,
+        rule: &'a Root,
+        shares: Vec<Share>,
+        stands: bool,
+        near: &[&Member],
+        world: World<'_>,
+    ) -> Self {
+        let set = rule.target_stateful_set.as_deref().unwrap_or_default();
+        let set = format!("{}/{set}", namespace(root));
+        let first_ordinal = world.first_ordinals.get(&set).copied().unwrap_or_default();
+        let (pods, staying) = (BTreeMap::new(), BTreeMap::new());
+        let mut this = Self { root, rule, shares, stands, first_ordinal, pods, staying };
+        let seats = this.seats(near.iter().copied());
+        let settled = !stands && is_settled(rule, &this.shares, near);
+        this.pods = shard::assign(&this.shares, &seats, settled);
+        let seated = near.iter().filter_map(|pod| {
+            let share = this.seated(pod)?;
+            Some((pod.name.name.clone(), share.name.clone()))
+        });
+        let seated: Vec<_> = seated.collect();
+        this.pods.extend(seated);
+        let staying = near.iter().filter(|pod| !pod.leaving);
+        let staying = staying.filter_map(|pod| {
+            this.pods.get_key_value(&pod.name.name).map(|(pod, shard)| (pod.clone(), shard.clone()))
+        });
+        this.staying = staying.collect();
+        this
+    }
+
+    /// By pod, its shard.
+    pub(super) fn pods(&self) -> &BTreeMap<String, String> {
+        &self.pods
+    }
+
+    /// The shards that no pod is of, but perhaps one that goes or has ended.
+    pub(super) fn unserved(&self) -> Vec<String> {
+        shard::unserved(&self.shares, &self.staying).map(str::to_owned).collect()
+    }
+
+    /// The shard for `pod`, which is being admitted and has perhaps no name yet, beside those that are there.
+    pub(super) fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<&str> {
+        let share = self.seated(pod).or_else(|| {
+            let revision = revision(self.rule, pod)?;
+            let recorded = self.shares.iter().find(|share| pod.recorded() == Some(&share.name));
+            let near = members.iter().filter(|pod| self.is_candidate(pod));
+            recorded.or_else(|| shard::choose(&self.shares, &self.seats(near), revision))
+        });
+        share.map(|share| share.name.as_str())
+    }
+
+    /// The share of a pod of the root's StatefulSet. One whose ordinal lies below the first is about to go: it keeps the
+    /// shard that it had.
+    fn seated(&self, pod: &Member) -> Option<&Share> {
+        let ordinal = pod.ordinal_in(self.rule.target_stateful_set.as_deref()?)?;
+        let named = |name: Option<&str>| {
+            name.and_then(|name| self.shares.iter().find(|share| share.name == name))
+        };
+        let before = || {
+            let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
+            named(written).or_else(|| named(pod.recorded()))
+        };
+        let number = ordinal.checked_sub(self.first_ordinal);
+        if let Some(share) = before().filter(|_| self.stands || number.is_none()) {
+            return Some(share);
+        }
+        match number {
+            Some(number) => shard::by_ordinal(&self.shares, number),
+            None => self.shares.iter().find(|share| !share.canary),
+        }
+    }
+
+    /// The pods of the root's Deployment. What is written in the root's status counts before what a pod says of itself.
+    /// One that has ended needs no shard: evicted pods stay there by the hundreds.
+    fn seats<'b>(&self, near: impl Iterator<Item = &'b Member>) -> Vec<Seat> {
+        let seats = near.filter(|pod| !pod.ended).filter_map(|pod| {
+            let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
+            Some(Seat {
+                pod: pod.name.name.clone(),
+                revision: revision(self.rule, pod)?.to_owned(),
+                shard: written.or(pod.recorded()).map(str::to_owned),
+                leaving: pod.leaving,
+            })
+        });
+        seats.collect()
+    }
+
+    fn is_candidate(&self, pod: &Member) -> bool {
+        pod.enrolled() && pod.name.namespace == namespace(self.root)
+    }
+}
+
+/// Whether no rollout is under way and no pod about to be replaced: then pods may move to shards that lack them.
+///
+/// A pod that goes may do so for very long, on a node that is dead. So it counts only until there are as many pods as
+/// there should be, or until another has come in its place: one that was made after it had been told to go.
+fn is_settled(rule: &Root, shares: &[Share], near: &[&Member]) -> bool {
+    let of_target = near.iter().filter(|pod| !pod.ended && revision(rule, pod).is_some());
+    let (leaving, staying): (Vec<&Member>, Vec<&Member>) =
+        of_target.copied().partition(|pod| pod.leaving);
+    let revisions: BTreeSet<_> = staying.iter().filter_map(|pod| revision(rule, pod)).collect();
+    let enough = staying.len() >= shares.iter().map(|share| share.replicas).sum();
+    revisions.len() <= 1 && (enough || are_replaced(&leaving, &staying))
+}
+
+/// Whether for each of `leaving` there is another of `staying` that was made after it had been told to go.
+fn are_replaced(leaving: &[&Member], staying: &[&Member]) -> bool {
+    let newest = |times: &mut Vec<Option<i64>>| times.sort_unstable_by(|one, other| other.cmp(one));
+    let mut told: Vec<Option<i64>> = leaving.iter().map(|pod| pod.leaving_since).collect();
+    let mut born: Vec<Option<i64>> = staying.iter().map(|pod| pod.born).collect();
+    newest(&mut told);
+    newest(&mut born);
+    told.len() <= born.len()
+        && told.iter().zip(born).all(|(told, born)| told.is_some() && born >= *told)
+}
+
+fn revision<'b>(rule: &Root, pod: &'b Member) -> Option<&'b str> {
+    pod.revision_in(rule.target_deployment.as_deref()?)
+}
+
+fn written(root: &ShardingConfig) -> Option<&Ownership> {
+    root.status.as_ref()?.ownership.as_ref()
+}
+
+pub(super) fn namespace(config: &ShardingConfig) -> &str {
+    config.metadata.namespace.as_deref().unwrap_or_default()
+}

@@ -1,0 +1,550 @@
+use ctrlmesh_common::names::label;
+use ctrlmesh_common::ownership::MAX_EPOCH;
+use ctrlmesh_common::policy::Limit;
+use ctrlmesh_common::selector::Selector;
+use proptest::prelude::*;
+
+use super::*;
+use crate::rules::manifest::Manifests;
+use crate::rules::pod::{Admitted, Maker};
+
+/// A shard by itself, in namespace `ops`, of the pods labelled with its name.
+fn shard(name: &str, limits: &str) -> String {
+    format!(
+        "---\napiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops}}\n\
+         spec: {{controller: {{leaderElectionName: op}}, selector: {{matchLabels: {{shard: {name}}}}}, limits: [{{selector: {{matchLabels: {limits}}}}}]}}\n"
+    )
+}
+
+/// A root, in namespace `ops`, by what stands under `spec.root` besides its prefix.
+fn root(rule: &str) -> String {
+    format!(
+        "---\napiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: root, namespace: ops}}\n\
+         spec: {{root: {{prefix: r, {rule}}}}}\n"
+    )
+}
+
+fn pod(name: &str, labels: &[(&str, &str)]) -> Member {
+    let enrolled = [(label::ENABLE_PROXY, "true")];
+    let labels = enrolled.iter().chain(labels);
+    Member {
+        name: PodName { namespace: "ops".to_owned(), name: name.to_owned() },
+        labels: labels.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        maker: Some(Maker { kind: "StatefulSet".to_owned(), name: "op".to_owned() }),
+        ..Member::default()
+    }
+}
+
+fn compiled(texts: &[String], members: &[Member], before: &Compiled) -> Compiled {
+    let mut manifests = Manifests::default();
+    for text in texts {
+        manifests.read(text).unwrap();
+    }
+    let labelling = Labelling::default();
+    let world = World {
+        configs: &manifests.configs,
+        members,
+        namespaces: &manifests.namespaces,
+        first_ordinals: &manifests.first_ordinals,
+        labelling: &labelling,
+    };
+    compile(world, &before.policies)
+}
+
+#[test]
+fn a_pod_that_was_labelled_after_it_was_admitted_is_told_nothing_and_said() {
+    let admitted = pod("op-0", &[("shard", "a")]);
+    let past_us = Member { admitted: Admitted::PastUs, ..pod("op-1", &[("shard", "a")]) };
+    let texts = [shard("a", "{team: a}")];
+    let compiled = compiled(&texts, &[admitted, past_us], &Compiled::default());
+    assert_eq!(epochs(&compiled), [("op-0", 1)]);
+    let [trouble] = &compiled.troubles[..] else { panic!("{:?}", compiled.troubles) };
+    assert!(trouble.object == "Pod ops/op-1" && trouble.message.contains("make it anew"));
+}
+
+/// By pod, its epoch.
+fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
+    let policies = compiled.policies.iter();
+    policies.map(|(name, told)| (name.name.as_str(), told.policy.epoch)).collect()
+}
+
+/// What the leader would write into the status of the operator `name`.
+fn status(compiled: &Compiled, name: &str) -> String {
+    let Record { epoch, policy_digest, ownership, .. } = &compiled.operators[name];
+    let ownership = serde_json::to_string(ownership).unwrap();
+    format!(
+        "status: {{epoch: {epoch}, policyDigest: \"{policy_digest}\", ownership: {ownership}}}\n"
+    )
+}
+
+#[test]
+fn an_epoch_grows_only_with_what_the_policy_says() {
+    let pods = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "b")])];
+    let nobody = Compiled::default();
+    let (a, b) = (shard("a", "{team: a}"), shard("b", "{team: b}"));
+    let first = compiled(&[a.clone(), b.clone()], &pods, &nobody);
+    assert_eq!(epochs(&first), [("p", 1), ("q", 1)]);
+    assert!(tellable(&first, &nobody.policies).is_empty(), "nobody has written it down");
+    let (of_a, of_b) = (status(&first, "ops/a"), status(&first, "ops/b"));
+    let written = compiled(&[b.clone() + &of_b, a + &of_a], &pods, &nobody);
+    assert_eq!(written.policies, first.policies);
+    assert_eq!(tellable(&written, &nobody.policies), written.policies);
+    let changed = [shard("a", "{team: c}") + &of_a, b + &of_b];
+    let changed = compiled(&changed, &pods, &written);
+    assert_eq!(epochs(&changed), [("p", 2), ("q", 1)]);
+    assert_eq!(tellable(&changed, &written.policies), written.policies, "nobody has written it");
+}
+
+#[test]
+fn a_policy_is_written_once_for_all_pods_of_a_shard_that_are_told_the_same() {
+    let alike = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "a")])];
+    let inside = Member { redirect: Redirect::Nowhere, ..pod("r", &[("shard", "a")]) };
+    let pods = [alike[0].clone(), alike[1].clone(), inside];
+    let compiled = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
+    let sent: Vec<_> = compiled.policies.values().map(Told::sent).collect();
+    assert!(Arc::ptr_eq(&sent[0], &sent[1]) && !Arc::ptr_eq(&sent[0], &sent[2]));
+    for (told, sent) in compiled.policies.values().zip(sent) {
+        assert_eq!(*sent, Sent::of(&told.policy));
+    }
+}
+
+#[test]
+fn a_pod_that_comes_is_told_at_once_and_one_that_moves_is_a_new_epoch() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let first = compiled(&[root(rule)], &[pod("op-0", &[])], &Compiled::default());
+    let said = root(rule) + &status(&first, "ops/root");
+    let more = compiled(&[said], &[pod("op-0", &[]), pod("op-1", &[])], &first);
+    let record = &more.operators["ops/root"];
+    assert!(record.written && record.epoch == 1, "{record:?}");
+    assert_eq!(record.ownership.as_ref().unwrap().epoch, 2, "the table has a pod more");
+    assert_eq!(epochs(&more), [("op-0", 1), ("op-1", 1)]);
+    let said = status(&first, "ops/root");
+    let said = said.replace(r#""op-0":"r-1-normal""#, r#""op-0":"r-2-normal""#);
+    let moved = compiled(&[root(rule) + &said], &[pod("op-0", &[])], &first);
+    assert!(!moved.operators["ops/root"].written);
+    assert_eq!(epochs(&moved), [("op-0", 2)]);
+}
+
+#[test]
+fn epochs_go_on_where_a_root_was_switched_off_and_its_shards_were_edited() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let first = compiled(&[root(rule)], &[pod("op-0", &[])], &Compiled::default());
+    let said = root(rule) + &status(&first, "ops/root");
+    let child = shard("r-1-normal", "{edited: by-hand}") + "status: {epoch: 9}\n";
+    let of_root = format!("{{name: r-1-normal, labels: {{{}: root}}", label::AUTO_SHARDING_ROOT);
+    let child = child.replace("{name: r-1-normal", &of_root);
+    let after = compiled(&[said, child], &[pod("op-0", &[])], &first);
+    assert_eq!(epochs(&after), [("op-0", 10)]);
+}
+
+#[test]
+fn an_epoch_that_leaves_no_room_for_a_later_one_counts_as_none() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 1}";
+    let pods = [pod("op-0", &[])];
+    let first = compiled(&[root(rule)], &pods, &Compiled::default());
+    let said = status(&first, "ops/root");
+    for most in [MAX_EPOCH, i64::MAX.cast_unsigned()] {
+        let wrong = said.replace("epoch: 1", &format!("epoch: {most}"));
+        let wrong = wrong.replace("\"epoch\":1", &format!("\"epoch\":{most}"));
+        let found = compiled(&[root(rule) + &wrong], &pods, &first);
+        let record = &found.operators["ops/root"];
+        let table = record.ownership.as_ref().unwrap();
+        assert_eq!((record.epoch, record.written, table.epoch), (1, false, 1), "{most}");
+        let after = compiled(&[root(rule) + &status(&found, "ops/root")], &pods, &found);
+        assert!(after.operators["ops/root"].written, "{most}");
+    }
+    let last = said.replace("epoch: 1", &format!("epoch: {}", MAX_EPOCH - 1));
+    let other = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let found = compiled(&[root(other) + &last], &pods, &first);
+    assert_eq!(found.operators["ops/root"].epoch, MAX_EPOCH, "it can be written");
+}
+
+#[test]
+fn what_is_wrong_changes_nothing_and_is_told() {
+    let pods = [pod("p", &[("shard", "a")])];
+    let first = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
+    for wrong in ["{'a b': c}", "{}"] {
+        let after = compiled(&[shard("a", wrong)], &pods, &first);
+        assert_eq!(after.policies, first.policies, "{wrong}");
+        assert_eq!(after.troubles[0].object, "ShardingConfig ops/a", "{wrong}");
+        assert!(after.troubles[0].message.starts_with("spec.limits[0].selector"), "{wrong}");
+        let never = compiled(&[shard("a", wrong)], &pods, &Compiled::default());
+        assert!(never.policies.is_empty(), "{wrong}");
+    }
+    let removed = compiled(&[], &pods, &first);
+    assert_eq!(
+        removed.policies[&pods[0].name].policy,
+        Policy::nothing(),
+        "a pod of no shard sees nothing"
+    );
+}
+
+#[test]
+fn a_root_that_cannot_be_divided_changes_nothing_and_is_told() {
+    let pods = [pod("op-0", &[]), pod("op-1", &[])];
+    let rule = |size| {
+        format!("targetStatefulSet: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}")
+    };
+    let first = compiled(&[root(&rule(2))], &pods, &Compiled::default());
+    assert_eq!(first.policies.len(), 2);
+    let after = compiled(&[root(&rule(40))], &pods, &first);
+    assert_eq!(after.policies, first.policies);
+    assert!(after.troubles[0].message.starts_with("spec.root.auto.shardingSize"));
+}
+
+#[test]
+fn a_pod_of_two_shards_keeps_what_it_was_told() {
+    let pods = [pod("p", &[("shard", "a")])];
+    let first = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
+    let other = shard("b", "{team: b}").replace("{shard: b}", "{shard: a}");
+    let both = [shard("a", "{team: a}"), other];
+    assert_eq!(compiled(&both, &pods, &first).policies, first.policies);
+    let never = compiled(&both, &pods, &Compiled::default());
+    assert!(never.policies.is_empty());
+    assert_eq!(never.troubles.len(), 1);
+    assert_eq!(never.troubles[0].object, "Pod ops/p");
+}
+
+#[test]
+fn pods_that_are_not_enrolled_are_left_alone_and_those_of_another_namespace_see_nothing() {
+    let mut foreign = pod("p", &[("shard", "a")]);
+    foreign.name.namespace = "other".to_owned();
+    let mut stranger = pod("q", &[("shard", "a")]);
+    stranger.labels.remove(label::ENABLE_PROXY);
+    let pods = [foreign, stranger];
+    let found = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
+    assert_eq!(found.policies.len(), 1);
+    assert_eq!(found.policies[&pods[0].name].shard, None);
+}
+
+#[test]
+fn ordinals_are_counted_from_the_statefulsets_first() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let set = "---\napiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: op, namespace: ops}\n\
+               spec: {serviceName: op, ordinals: {start: 5}, selector: {}, template: {}}\n";
+    let pods = [
+        pod("op-4", &[(label::SHARDING_CONFIG_INJECTED, "r-2-normal")]),
+        pod("op-5", &[]),
+        pod("op-6", &[]),
+    ];
+    let found = compiled(&[root(rule), set.to_owned()], &pods, &Compiled::default());
+    let shards: Vec<&str> =
+        found.policies.values().filter_map(|told| told.shard.as_deref()).collect();
+    assert_eq!(shards, ["r-2-normal", "r-1-normal", "r-2-normal"], "one that is about to go stays");
+}
+
+#[test]
+fn what_the_roots_status_says_of_a_pod_counts_before_its_label() {
+    let rule = "targetDeployment: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let mut pod = pod(
+        "op-5c9-x",
+        &[(label::POD_TEMPLATE_HASH, "5c9"), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")],
+    );
+    pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name: "op-5c9".to_owned() });
+    let pods = [pod];
+    let shard_of = |text: String| {
+        compiled(&[text], &pods, &Compiled::default())
+            .policies
+            .values()
+            .next()
+            .unwrap()
+            .shard
+            .clone()
+            .unwrap()
+    };
+    assert_eq!(shard_of(root(rule)), "r-1-normal");
+    let status = "status: {ownership: {epoch: 6, pods: {op-5c9-x: r-2-normal}}}\n";
+    assert_eq!(shard_of(root(rule) + status), "r-2-normal");
+    let record =
+        &compiled(&[root(rule) + status], &pods, &Compiled::default()).operators["ops/root"];
+    let table = record.ownership.as_ref().unwrap();
+    assert_eq!((table.epoch, record.epoch), (7, 7));
+    assert_eq!(table.shard_of("op-5c9-x"), Some("r-2-normal"));
+}
+
+#[test]
+fn a_deployments_pods_move_to_a_shard_without_any_once_no_rollout_is_under_way() {
+    let pod = |name: &str, revision: &str, shard: &str| {
+        let mut pod = pod(
+            name,
+            &[(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, shard)],
+        );
+        let name = format!("op-{revision}");
+        pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name });
+        pod
+    };
+    let rule = "targetDeployment: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let served = |pods: &[Member]| {
+        let compiled = compiled(&[root(rule)], pods, &Compiled::default());
+        compiled.operators["ops/root"].unserved.is_empty()
+    };
+    let mut pods = vec![pod("a", "1", "r-1-normal"), pod("b", "1", "r-1-normal")];
+    assert!(served(&pods));
+    pods.push(pod("c", "2", "r-1-normal"));
+    assert!(!served(&pods), "a rollout moves nobody");
+    pods.remove(2);
+    pods[0].leaving = true;
+    assert!(!served(&pods), "its successor will be given the other shard");
+}
+
+/// A pod of the Deployment `op`, in its first shard.
+fn of_deployment(name: &str, revision: &str) -> Member {
+    let labels =
+        [(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")];
+    let name_of_set = format!("op-{revision}");
+    let maker = Some(Maker { kind: "ReplicaSet".to_owned(), name: name_of_set });
+    Member { maker, ..pod(name, &labels) }
+}
+
+#[test]
+fn a_pod_that_has_ended_has_no_seat_and_serves_nobody() {
+    let rule =
+        |target: &str| format!("{target}: op, auto: {{shardingSize: 2, everyShardReplicas: 1}}");
+    let unserved = |target: &str, pods: &[Member]| {
+        let found = compiled(&[root(&rule(target))], pods, &Compiled::default());
+        found.operators["ops/root"].unserved.clone()
+    };
+    let ended = |pod: Member| Member { ended: true, leaving: true, ..pod };
+    let mut pods = vec![of_deployment("a", "1"), of_deployment("b", "1")];
+    pods.push(ended(of_deployment("evicted", "1")));
+    assert_eq!(unserved("targetDeployment", &pods), Vec::<String>::new(), "they are divided");
+    let found = compiled(&[root(&rule("targetDeployment"))], &pods, &Compiled::default());
+    assert_eq!(shards(&found), [("a", "r-1-normal"), ("b", "r-2-normal")]);
+    let failed = [pod("op-0", &[]), ended(pod("op-1", &[]))];
+    assert_eq!(unserved("targetStatefulSet", &failed), ["r-2-normal"], "nobody is there");
+}
+
+#[test]
+fn a_pod_that_goes_for_long_stands_in_the_way_only_until_it_is_replaced() {
+    let served = |size: u8, pods: &[Member]| {
+        let rule =
+            format!("targetDeployment: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}");
+        let found = compiled(&[root(&rule)], pods, &Compiled::default());
+        usize::from(size) - found.operators["ops/root"].unserved.len()
+    };
+    let at = |pod: Member, born: i64| Member { born: Some(born), ..pod };
+    let goes =
+        |pod: Member, since: i64| Member { leaving: true, leaving_since: Some(since), ..pod };
+    let (a, b) = (at(of_deployment("a", "1"), 10), at(of_deployment("b", "1"), 20));
+    let gone = goes(at(of_deployment("gone", "1"), 1), 15);
+    assert_eq!(served(3, &[a.clone(), b.clone(), gone.clone()]), 2, "b has come in its place");
+    assert_eq!(served(2, &[a.clone(), b.clone(), goes(gone.clone(), 25)]), 2, "there are enough");
+    assert_eq!(served(3, &[a.clone(), b.clone(), goes(gone.clone(), 25)]), 1, "another will come");
+    let both = [a.clone(), b.clone(), gone.clone(), goes(at(of_deployment("too", "1"), 2), 15)];
+    assert_eq!(served(3, &both), 1, "b comes in the place of one only");
+    let old = goes(at(of_deployment("old", "0"), 1), 15);
+    assert_eq!(served(3, &[a, b, old]), 2, "the rollout is over, but for what is stuck");
+}
+
+#[test]
+fn epochs_go_on_from_what_was_written_down() {
+    let pods = [pod("p", &[("shard", "a")])];
+    let text = shard("a", "{team: a}") + "status: {epoch: 41}\n";
+    assert_eq!(epochs(&compiled(&[text], &pods, &Compiled::default())), [("p", 42)]);
+}
+
+#[test]
+fn what_is_printed_is_read_back() {
+    let rule = "targetStatefulSet: op, canary: {replicas: 1, inNamespaces: [shop]}, auto: {shardingSize: 2, everyShardReplicas: 1}";
+    let pods = [pod("op-0", &[]), pod("op-1", &[])];
+    let compiled = compiled(&[root(rule)], &pods, &Compiled::default());
+    let text = serde_saphyr::to_string(&compiled).unwrap();
+    assert_eq!(serde_saphyr::from_str::<Compiled>(&text).unwrap(), compiled);
+}
+
+/// A shard that `root` has made, and that still stands.
+fn child(name: &str) -> String {
+    let injected = format!("{}: {name}", label::SHARDING_CONFIG_INJECTED);
+    let of_root = format!("labels: {{{}: root}}, namespace: ops", label::AUTO_SHARDING_ROOT);
+    let child = shard(name, &format!("{{team: {name}}}")).replace("namespace: ops", &of_root);
+    child.replace(&format!("{{shard: {name}}}"), &format!("{{{injected}}}"))
+}
+
+/// By pod, its shard.
+fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
+    let policies = compiled.policies.iter();
+    let shard = |told: &'_ Told| told.shard.is_some();
+    let policies = policies.filter(|(_, told)| shard(told));
+    policies.map(|(pod, told)| (pod.name.as_str(), told.shard.as_deref().unwrap())).collect()
+}
+
+/// What makes no shards: a root that is switched off, and one that cannot be divided.
+const STANDING: [&str; 2] =
+    ["disable: true, ", "auto: {shardingSize: 40, everyShardReplicas: 1}, "];
+
+#[test]
+fn a_root_that_makes_no_shards_still_places_the_pods_of_its_statefulset() {
+    for rule in STANDING {
+        let rule = format!("{rule}targetStatefulSet: op");
+        let children = [child("r-2-normal"), child("r-1-normal"), child("r-0-canary")];
+        let pods = ["op-0", "op-1", "op-2", "op-3"].map(|name| pod(name, &[]));
+        let of = |root: String| [vec![root], children.to_vec()].concat();
+        let found = compiled(&of(root(&rule)), &pods, &Compiled::default());
+        let expected = [
+            ("op-0", "r-0-canary"),
+            ("op-1", "r-1-normal"),
+            ("op-2", "r-2-normal"),
+            ("op-3", "r-1-normal"),
+        ];
+        assert_eq!(shards(&found), expected, "{rule}: as they would have been divided");
+        let written =
+            "status: {ownership: {epoch: 1, pods: {op-0: r-2-normal, op-1: r-7-normal}}}\n";
+        let found = compiled(&of(root(&rule) + written), &pods, &Compiled::default());
+        assert_eq!(shards(&found)[..2], [("op-0", "r-2-normal"), ("op-1", "r-1-normal")], "{rule}");
+        let nobody = compiled(&[root(&rule)], &pods, &Compiled::default());
+        assert_eq!(shards(&nobody), [], "{rule}: there is no shard");
+    }
+}
+
+#[test]
+fn the_shards_of_a_root_that_makes_none_any_more_go_on_counting_where_it_was() {
+    for rule in STANDING {
+        let root = root(&format!("{rule}targetStatefulSet: op")) + "status: {epoch: 7}\n";
+        let pods = [pod("op-0", &[])];
+        let texts = [root.clone(), child("r-1-normal")];
+        let found = compiled(&texts, &pods, &Compiled::default());
+        assert_eq!(epochs(&found), [("op-0", 8)], "{rule}: its pods were told 7");
+        let said = status(&found, "ops/r-1-normal");
+        let after = compiled(&[root, child("r-1-normal") + &said], &pods, &found);
+        let record = &after.operators["ops/r-1-normal"];
+        assert_eq!((record.epoch, record.written), (8, true), "{rule}");
+    }
+}
+
+#[test]
+fn a_root_that_makes_no_shards_still_places_the_pods_of_its_deployment() {
+    for rule in STANDING {
+        let root = root(&format!("{rule}targetDeployment: op"));
+        let of_deployment = |name: &str, labels: &[(&str, &str)]| {
+            let mut pod = pod(name, labels);
+            pod.labels.insert(label::POD_TEMPLATE_HASH.to_owned(), "1".to_owned());
+            let name = "op-1".to_owned();
+            pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name });
+            pod
+        };
+        let injected = [(label::SHARDING_CONFIG_INJECTED, "r-2-normal")];
+        let pods = [of_deployment("a", &[]), of_deployment("b", &injected)];
+        let texts = [root, child("r-1-normal"), child("r-2-normal")];
+        let found = compiled(&texts, &pods, &Compiled::default());
+        assert_eq!(shards(&found), [("a", "r-1-normal"), ("b", "r-2-normal")], "{rule}");
+        assert!(found.troubles.iter().all(|one| !one.object.starts_with("Pod ")), "{rule}");
+    }
+}
+
+/// The names of the ShardingConfigs that are told nothing new.
+fn refused(compiled: &Compiled) -> Vec<&str> {
+    let troubles = compiled.troubles.iter();
+    troubles.map(|trouble| trouble.object.trim_start_matches("ShardingConfig ops/")).collect()
+}
+
+#[test]
+fn of_two_that_could_own_the_same_object_the_one_that_is_in_force_stays_or_else_the_older() {
+    let pods = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "b")])];
+    let born = |text: String, day: u32| {
+        let born = format!("namespace: ops, creationTimestamp: '2026-01-0{day}T00:00:00Z'");
+        text.replacen("namespace: ops", &born, 1)
+    };
+    let (a, b) = (born(shard("a", "{team: x}"), 2), born(shard("b", "{team: x}"), 1));
+    let never = compiled(&[a.clone(), b.clone()], &pods, &Compiled::default());
+    assert_eq!(refused(&never), ["a"], "it is the younger");
+    assert_eq!(shards(&never), [("q", "b")]);
+    let message = &never.troubles[0].message;
+    assert!(message.starts_with("spec.limits: could own objects of a resource that is not named"));
+    assert!(message.ends_with("; nothing new is told until they do"), "{message}");
+    let by_name = compiled(&[shard("b", "{team: x}"), shard("a", "{team: x}")], &pods, &never);
+    assert_eq!(refused(&by_name), ["b"], "of no age, by name");
+    // `a` was there alone, and then the older `b` was changed so that it would own the same.
+    let alone = compiled(std::slice::from_ref(&a), &pods, &Compiled::default());
+    let written = a.clone() + &status(&alone, "ops/a");
+    let changed = compiled(&[written.clone(), b.clone()], &pods, &alone);
+    assert_eq!(refused(&changed), ["b"], "it is not in force");
+    assert_eq!(changed.policies[&pods[0].name], alone.policies[&pods[0].name]);
+    // What `a` is told changes without anybody's edit, as with another version of the manager: nothing is in force.
+    let digest = &alone.operators["ops/a"].policy_digest;
+    let accepted = |status: &str, generation: u32| {
+        let condition = format!(
+            "{{type: Accepted, status: '{status}', observedGeneration: {generation}, reason: r, message: m, lastTransitionTime: '2026-01-03T00:00:00Z'}}"
+        );
+        format!("conditions: [{condition}]")
+    };
+    let second = |text: &str| text.replacen("namespace: ops", "namespace: ops, generation: 2", 1);
+    for (of_a, of_b, why) in [
+        (accepted("True", 2), accepted("False", 2), "it was not accepted"),
+        (accepted("True", 2), accepted("True", 1), "it was edited since it was accepted"),
+        (accepted("True", 1), accepted("False", 2), "it was edited as well, but accepted before"),
+    ] {
+        let of_a = second(&written)
+            .replace(digest, "0")
+            .replace("status: {", &format!("status: {{{of_a}, "));
+        let of_b = second(&b) + &format!("status: {{epoch: 1, policyDigest: '1', {of_b}}}\n");
+        let found = compiled(&[of_a, of_b], &pods, &alone);
+        assert_eq!(refused(&found), ["b"], "{why}");
+    }
+    // Both are in force, from when nobody looked.
+    let other = compiled(std::slice::from_ref(&b), &pods, &Compiled::default());
+    let both = [written, b + &status(&other, "ops/b")];
+    assert_eq!(refused(&compiled(&both, &pods, &alone)), ["a"], "it is the younger");
+    assert_eq!(
+        compiled(&both, &pods, &alone).policies[&pods[0].name],
+        alone.policies[&pods[0].name]
+    );
+}
+
+#[test]
+fn of_two_roots_with_one_prefix_or_one_target_the_older_divides() {
+    let rule = "targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 1}";
+    let pods = [pod("op-0", &[])];
+    let old = "namespace: ops, creationTimestamp: '2026-01-01T00:00:00Z'";
+    let first = root(rule).replace("namespace: ops", old);
+    for (from, to) in
+        [("targetStatefulSet: op", "targetStatefulSet: x"), ("prefix: r", "prefix: s")]
+    {
+        let later = root(rule).replace("name: root", "name: later").replace(from, to);
+        let found = compiled(&[later, first.clone()], &pods, &Compiled::default());
+        assert_eq!(refused(&found)[0], "later", "{to}");
+        assert_eq!(found.operators.keys().collect::<Vec<_>>(), ["ops/root"], "{to}");
+        assert_eq!(shards(&found), [("op-0", "r-1-normal")], "{to}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_order_of_what_is_given_does_not_count(
+        configs in Just((0..6).map(|at| shard(&format!("s{at}"), &format!("{{team: t{at}}}"))).chain([root("targetStatefulSet: op, auto: {shardingSize: 3, everyShardReplicas: 2}")]).collect::<Vec<_>>()).prop_shuffle(),
+        pods in Just((0..12).map(|at| if at % 2 == 0 { pod(&format!("op-{at}"), &[]) } else { pod(&format!("x-{at}"), &[("shard", &format!("s{}", at % 6))]) }).collect::<Vec<_>>()).prop_shuffle(),
+    ) {
+        let mut sorted = (configs.clone(), pods.clone());
+        sorted.0.sort();
+        sorted.1.sort_by(|one, other| one.name.cmp(&other.name));
+        let found = compiled(&configs, &pods, &Compiled::default());
+        prop_assert_eq!(found.policies.len(), 12);
+        prop_assert_eq!(&found, &compiled(&sorted.0, &sorted.1, &Compiled::default()));
+        prop_assert_eq!(&compiled(&sorted.0, &sorted.1, &found), &found);
+    }
+}
+
+#[test]
+fn a_policy_that_is_too_large_to_be_sent_is_told_and_the_last_one_stays() {
+    let mut manifests = Manifests::default();
+    manifests.read(&shard("a", "{team: a}")).unwrap();
+    let (namespaces, first_ordinals) = (BTreeSet::new(), BTreeMap::new());
+    let world = World {
+        configs: &manifests.configs,
+        members: &[],
+        namespaces: &namespaces,
+        first_ordinals: &first_ordinals,
+        labelling: &Labelling::default(),
+    };
+    let (operators, _) = operators(world);
+    let policy = |count: usize| {
+        let values: Vec<String> = (0..count).map(|n| format!("{n:060}")).collect();
+        let selector = Selector::parse(&format!("a in ({})", values.join(","))).unwrap();
+        let limit = Limit { relate_resources: Vec::new(), selector, changed_at: None };
+        BTreeMap::from([("a".to_owned(), Policy { limits: vec![limit], ..Policy::default() })])
+    };
+    let small = sendable(&operators[0], policy(1000)).unwrap();
+    assert_eq!(small["a"].policy, policy(1000)["a"]);
+    let trouble = sendable(&operators[0], policy(40_000)).unwrap_err();
+    assert_eq!(trouble.configs, ["ops/a"]);
+    assert!(trouble.message.contains("at most 2097152 are allowed"), "{trouble:?}");
+}

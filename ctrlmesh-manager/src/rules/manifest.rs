@@ -1,0 +1,227 @@
+//! What is in a file of manifests?
+//!
+//! Reads what the manager decides by, ours and Kubernetes', one or many documents, also lists as `kubectl get` prints
+//! them; other kinds are passed over.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ctrlmesh_common::api::{self, ReadError, ShardingConfig};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::rules::pod;
+
+/// What was read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Manifests {
+    /// The ShardingConfigs.
+    pub configs: Vec<ShardingConfig>,
+    /// The pods.
+    pub pods: Vec<Pod>,
+    /// The namespaces that there are, because they are listed or because something is in them.
+    pub namespaces: BTreeSet<String>,
+    /// The ordinal at which each StatefulSet begins, by `NAMESPACE/NAME`.
+    pub first_ordinals: BTreeMap<String, u32>,
+}
+
+/// A file that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// A ShardingConfig.
+    #[error("read the ShardingConfigs")]
+    ShardingConfig(#[from] ReadError),
+    /// Another document.
+    #[error("document {document}")]
+    Document {
+        /// Which document of the file, from 1.
+        document: usize,
+        /// What is wrong, and in which line.
+        #[source]
+        source: Box<serde_saphyr::Error>,
+    },
+    /// A document that the API server would read otherwise.
+    #[error("document {document}: as the API server reads it")]
+    Typed {
+        /// Which document of the file, from 1.
+        document: usize,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// An item of a list.
+    #[error("document {document}: items[{item}]")]
+    Item {
+        /// Which document of the file, from 1.
+        document: usize,
+        /// Which item.
+        item: usize,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+#[derive(Deserialize)]
+struct Kind {
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct List {
+    items: Vec<Value>,
+}
+
+// === impl Manifests ===
+
+impl Manifests {
+    /// Reads `text` in addition to what is there.
+    ///
+    /// # Errors
+    /// The first document that cannot be read.
+    pub fn read(&mut self, text: &str) -> Result<(), ManifestError> {
+        for config in api::read_sharding_configs(text)? {
+            self.add_config(config);
+        }
+        for (at, document) in api::documents(text).enumerate() {
+            let number = at + 1;
+            match parsed::<Option<Kind>>(number, &document)?.and_then(|kind| kind.kind).as_deref() {
+                Some("ShardingConfig") => typed::<ShardingConfig>(number, &document).map(drop)?,
+                Some("Pod") => self.add_pod(typed(number, &document)?),
+                Some("Namespace") => self.add_namespace(typed(number, &document)?),
+                Some("StatefulSet") => self.add_stateful_set(&typed(number, &document)?),
+                Some(kind) if kind.ends_with("List") => {
+                    let list: List = parsed(number, &document)?;
+                    for (item, value) in list.items.into_iter().enumerate() {
+                        let failed =
+                            |source| ManifestError::Item { document: number, item, source };
+                        self.add_item(kind, value).map_err(failed)?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Items of a typed list, such as `PodList`, have no kind themselves. Those that are ShardingConfigs are read already.
+    fn add_item(&mut self, list: &str, item: Value) -> Result<(), serde_json::Error> {
+        let kind = item.get("kind").and_then(Value::as_str);
+        let kind = kind.or(list.strip_suffix("List")).unwrap_or_default().to_owned();
+        match kind.as_str() {
+            "Pod" => self.add_pod(serde_json::from_value(item)?),
+            "Namespace" => self.add_namespace(serde_json::from_value(item)?),
+            "StatefulSet" => self.add_stateful_set(&serde_json::from_value(item)?),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn add_config(&mut self, config: ShardingConfig) {
+        self.namespaces.extend(config.metadata.namespace.clone());
+        self.configs.push(config);
+    }
+
+    fn add_pod(&mut self, pod: Pod) {
+        self.namespaces.extend(pod.metadata.namespace.clone());
+        self.pods.push(pod);
+    }
+
+    fn add_stateful_set(&mut self, set: &StatefulSet) {
+        let (name, first) = pod::first_ordinal(set);
+        self.namespaces.extend(set.metadata.namespace.clone());
+        self.first_ordinals.insert(name, first);
+    }
+
+    fn add_namespace(&mut self, namespace: Namespace) {
+        self.namespaces.extend(namespace.metadata.name);
+    }
+}
+
+fn parsed<T: DeserializeOwned>(document: usize, text: &str) -> Result<T, ManifestError> {
+    serde_saphyr::from_str(text)
+        .map_err(|source| ManifestError::Document { document, source: Box::new(source) })
+}
+
+/// The same, where it also is one as the API server reads it: there `y` is no text, whoever asks for one.
+fn typed<T: DeserializeOwned>(document: usize, text: &str) -> Result<T, ManifestError> {
+    let read = parsed(document, text)?;
+    let value: Value = parsed(document, text)?;
+    serde_json::from_value::<T>(value)
+        .map(|_| read)
+        .map_err(|source| ManifestError::Typed { document, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: a}\n";
+
+    #[test]
+    fn documents_and_lists_say_the_same() {
+        let config = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: c, namespace: b}\nspec: {}\n";
+        let mut documents = Manifests::default();
+        let namespace = "kind: Namespace\napiVersion: v1\nmetadata: {name: d}\n";
+        let other = "kind: Secret\napiVersion: v1\nmetadata: {name: s}\n";
+        documents.read(&[POD, config, namespace, other].join("---\n")).unwrap();
+        assert_eq!((documents.pods.len(), documents.configs.len()), (1, 1));
+        assert_eq!(documents.namespaces.iter().collect::<Vec<_>>(), ["a", "b", "d"]);
+        let item = |text: &str| format!("- {}", text.trim_end().replace('\n', "\n  "));
+        let items = [POD, config, namespace, other].map(item).join("\n");
+        let mut list = Manifests::default();
+        list.read(&format!("apiVersion: v1\nkind: List\nitems:\n{items}\n")).unwrap();
+        assert_eq!(list, documents);
+        let misspelled = items.replace("spec: {}", "spec: {limts: []}");
+        let error = Manifests::default()
+            .read(&format!("apiVersion: v1\nkind: List\nitems:\n{misspelled}\n"))
+            .unwrap_err();
+        let field = error.source().unwrap().to_string();
+        assert_eq!(error.to_string(), "read the ShardingConfigs");
+        assert!(field.starts_with("document 1: items[1].spec.limts: no such field"), "{field}");
+        let mut typed = Manifests::default();
+        typed
+            .read("apiVersion: v1\nkind: PodList\nitems:\n- metadata: {name: p, namespace: a}\n")
+            .unwrap();
+        assert_eq!(typed.pods, documents.pods);
+    }
+
+    #[test]
+    fn what_the_api_server_would_not_take_for_a_text_is_none() {
+        for (kind, version) in
+            [("Pod", "v1"), ("ShardingConfig", "ctrlmesh.kusionstack.io/v1alpha1")]
+        {
+            let of = |value: &str| {
+                format!(
+                    "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: p, namespace: a, labels: {{app: {value}}}}}\nspec: {{containers: []}}\n"
+                )
+            };
+            let of = |value: &str| {
+                of(value).replace(
+                    "spec: {containers: []}",
+                    if kind == "Pod" { "spec: {containers: []}" } else { "spec: {}" },
+                )
+            };
+            let error = Manifests::default().read(&of("y")).unwrap_err();
+            assert_eq!(error.to_string(), "document 1: as the API server reads it", "{kind}");
+            Manifests::default().read(&of("'y'")).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said_with_document_and_line() {
+        let wrong = POD.replace("{name: p, namespace: a}", "5");
+        let error = Manifests::default().read(&format!("{POD}---\n{wrong}")).unwrap_err();
+        assert_eq!(error.to_string(), "document 2");
+        assert!(error.source().unwrap().to_string().contains('7'), "{:?}", error.source());
+        let list = "apiVersion: v1\nkind: PodList\nitems:\n- metadata: 5\n";
+        assert_eq!(
+            Manifests::default().read(list).unwrap_err().to_string(),
+            "document 1: items[0]"
+        );
+    }
+}

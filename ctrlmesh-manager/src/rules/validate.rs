@@ -1,0 +1,349 @@
+//! May this resource be? What the schema cannot see, and, because a webhook must not trust it, what it can.
+//!
+//! Pure: takes the resource and those around it, gives every problem. A problem names its field and says what is
+//! allowed.
+
+use std::fmt;
+
+use ctrlmesh_common::api::{
+    self, CircuitBreaker, Expression, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
+    ShardingConfigSpec,
+};
+use ctrlmesh_common::selector::{RequirementError, Selector};
+use ctrlmesh_common::{expression, names};
+use regex::RegexBuilder;
+
+use crate::rules::pod::Member;
+
+mod schema;
+mod limits;
+mod overlap;
+mod unserved;
+mod root;
+mod breaker;
+mod fault;
+mod metadata;
+mod manifests;
+
+pub use manifests::{Verdict, manifests, manifests_and};
+pub use overlap::yielding;
+
+/// How much memory a compiled regular expression may take: proxies hold every one.
+const MAX_REGEX_BYTES: usize = 1 << 20;
+
+/// What is wrong with one field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The field, as `spec.limits[0].selector`.
+    pub field: String,
+    /// What is wrong with it and what is allowed.
+    pub message: String,
+}
+
+/// Everything that was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Reasons to refuse the resource.
+    pub errors: Vec<Problem>,
+    /// What is merely suspicious.
+    pub warnings: Vec<Problem>,
+}
+
+/// Checks `config` by itself, beside the other `ShardingConfig`s of its namespace, and against the pods there (`None`
+/// where they are not known).
+///
+/// `others` may contain an earlier state of `config` itself; it is passed over.
+pub fn sharding_config(
+    config: &ShardingConfig,
+    others: &[ShardingConfig],
+    pods: Option<&[&Member]>,
+) -> Report {
+    beside_others(config, &beside(config, others), pods)
+}
+
+/// What is merely suspicious of `config`, a shard by hand: hashes that neither it has nor another of its operator among
+/// `others`, which are all that there are. `keys` are those of labels with a hash, beside our own.
+pub fn unowned(config: &ShardingConfig, others: &[ShardingConfig], keys: &[&str]) -> Report {
+    unowned_beside(config, &beside(config, others), keys)
+}
+
+/// As [`unowned`], where `others` do not contain `config` itself.
+fn unowned_beside(config: &ShardingConfig, others: &[&ShardingConfig], keys: &[&str]) -> Report {
+    let mut report = Report::default();
+    overlap::hashes(config, &of_namespace(config, others), keys, &mut report);
+    report
+}
+
+/// Those that are not an earlier state of `config`.
+fn beside<'a>(config: &ShardingConfig, others: &'a [ShardingConfig]) -> Vec<&'a ShardingConfig> {
+    let beside = others.iter().filter(|other| other.metadata.name != config.metadata.name);
+    beside.collect()
+}
+
+/// Those of the namespace of `config`.
+fn of_namespace<'a>(
+    config: &ShardingConfig,
+    others: &[&'a ShardingConfig],
+) -> Vec<&'a ShardingConfig> {
+    let near = others.iter().copied();
+    near.filter(|other| other.metadata.namespace == config.metadata.namespace).collect()
+}
+
+/// As [`sharding_config`], where `others` do not contain `config` itself.
+fn beside_others(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    pods: Option<&[&Member]>,
+) -> Report {
+    let mut report = Report::default();
+    name(config, &mut report);
+    spec(&config.spec, &mut report);
+    lock(config, &mut report);
+    schema::of_spec("ShardingConfig", &config.spec, &mut report);
+    if report.errors.is_empty() {
+        let others = of_namespace(config, others);
+        overlap::with_others(config, &others, &mut report);
+        if config.spec.root.is_none() {
+            overlap::of_selectors(config, &others, &mut report);
+        }
+        if let Some(pods) = pods.filter(|_| config.spec.root.is_none() && report.errors.is_empty())
+        {
+            overlap::of_pods(config, &others, pods, &mut report);
+        }
+        if report.errors.is_empty() {
+            overlap::of_targets(config, &others, pods.unwrap_or_default(), &mut report);
+        }
+    }
+    report
+}
+
+/// Checks `breaker` by itself.
+pub fn circuit_breaker(breaker: &CircuitBreaker) -> Report {
+    let mut report = Report::default();
+    breaker::check(&breaker.spec, &mut report);
+    report.warning("spec", NOT_ENFORCED);
+    schema::of_spec("CircuitBreaker", &breaker.spec, &mut report);
+    report
+}
+
+/// Said of what is checked and kept, and does nothing: nobody may rely on it.
+const NOT_ENFORCED: &str = "is checked, but not enforced yet: proxies do not know this kind";
+
+/// Checks `injection` by itself.
+pub fn fault_injection(injection: &FaultInjection) -> Report {
+    let mut report = Report::default();
+    fault::check(&injection.spec, &mut report);
+    report.warning("spec", NOT_ENFORCED);
+    schema::of_spec("FaultInjection", &injection.spec, &mut report);
+    report
+}
+
+/// Checks `state` by itself.
+pub fn manager_state(state: &ManagerState) -> Report {
+    let mut report = Report::default();
+    if state.metadata.name.as_deref() != Some(names::MANAGER_STATE) {
+        let message = format!("must be {}; there is one ManagerState", names::MANAGER_STATE);
+        report.error("metadata.name", message);
+    }
+    report
+}
+
+/// What is merely suspicious of `config`: resources that `serves`, asked for a group and a plural, does not know.
+pub fn served(config: &ShardingConfig, serves: &dyn Fn(&str, &str) -> bool) -> Report {
+    let mut report = Report::default();
+    unserved::check(&config.spec, serves, &mut report);
+    report
+}
+
+/// What is merely suspicious of `config`: resources whose objects nobody labels, as `labels` says of a group and a plural,
+/// where a shard owns what has a label with one of the `keys`.
+pub fn labelled(
+    config: &ShardingConfig,
+    keys: &[&str],
+    labels: &dyn Fn(&str, &str) -> bool,
+) -> Report {
+    let mut report = Report::default();
+    unserved::check_labelled(&config.spec, keys, labels, &mut report);
+    report
+}
+
+/// Checks a change of `old` to `new`: what is immutable has to stay.
+pub fn change(old: &ShardingConfig, new: &ShardingConfig) -> Report {
+    let mut report = Report::default();
+    if old.spec.selector != new.spec.selector {
+        report.error("spec.selector", "is immutable. Delete the ShardingConfig and create another");
+    }
+    if old.spec.root.is_some() != new.spec.root.is_some() {
+        report.error(
+            "spec.root",
+            "can be neither added nor removed. Delete the ShardingConfig and create another",
+        );
+    }
+    report
+}
+
+// === impl Problem ===
+
+impl fmt::Display for Problem {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}", self.field, self.message)
+    }
+}
+
+// === impl Report ===
+
+impl Report {
+    fn error(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.errors.push(Problem { field: field.into(), message: message.into() });
+    }
+
+    fn warning(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.warnings.push(Problem { field: field.into(), message: message.into() });
+    }
+}
+
+/// Pods carry the name of their shard, and shards that of their root, as a label.
+fn name(config: &ShardingConfig, report: &mut Report) {
+    // What else a name may not be is refused as of any object's.
+    if config.metadata.name.as_ref().is_some_and(|name| name.len() > names::MAX_SHARD_BYTES) {
+        report.error(
+            "metadata.name",
+            "must be at most 63 characters, because it is the value of a label",
+        );
+    }
+}
+
+fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
+    if let Some(controller) = &spec.controller
+        && !names::is_dns_subdomain(&controller.leader_election_name)
+    {
+        report.error(
+            "spec.controller.leaderElectionName",
+            "must be the name of the operator's lock, a lower-case DNS subdomain",
+        );
+    }
+    match (&spec.root, &spec.selector) {
+        (Some(_), Some(selector)) => {
+            report.warning("spec.selector", "is ignored, because a root owns no pods itself");
+            parsed("spec.selector", selector, report);
+        }
+        (Some(_), None) => {}
+        (None, Some(selector)) => required_selector("spec.selector", selector, report),
+        (None, None) => report.error("spec.selector", "is required, unless root is set"),
+    }
+    if spec.root.is_some() && !spec.limits.is_empty() {
+        let message = "is ignored in a root, whose shards divide what root.resourceSelector names";
+        report.warning("spec.limits", message);
+    }
+    match &spec.root {
+        Some(root) => root::check(root, report),
+        None if spec.limits.is_empty() => {
+            report.error("spec.limits", "at least one is required, unless root is set");
+        }
+        None => {}
+    }
+    limits::check(&spec.limits, report);
+}
+
+/// Each shard has a lock of its own, and its name has to be one that an object can have.
+fn lock(config: &ShardingConfig, report: &mut Report) {
+    let (Some(controller), Some(name)) = (&config.spec.controller, &config.metadata.name) else {
+        return;
+    };
+    let lock = names::lock(&controller.leader_election_name, name);
+    if lock.len() > names::MAX_SUBDOMAIN_BYTES {
+        report.error(
+            "spec.controller.leaderElectionName",
+            format!(
+                "makes, with metadata.name, the name {lock:?} for the shard's own lock, of {} characters; at most {} are allowed",
+                lock.len(),
+                names::MAX_SUBDOMAIN_BYTES
+            ),
+        );
+    }
+}
+
+/// Checks a duration, as Go writes it, that must not be zero.
+fn positive_duration(field: &str, text: &str, report: &mut Report) {
+    if api::parse_duration(text).is_none_or(|duration| duration.is_zero()) {
+        report.error(
+            field,
+            format!("{text:?} must be a duration greater than zero, such as 500ms, 10s or 1h30m"),
+        );
+    }
+}
+
+/// Checks a regular expression.
+fn regular_expression(field: &str, text: &str, report: &mut Report) {
+    let compile = |text: String| {
+        let built = RegexBuilder::new(&text).size_limit(MAX_REGEX_BYTES).build();
+        // The last line says what is wrong; those above draw where.
+        built.map_err(|error| error.to_string().lines().last().unwrap_or_default().to_owned())
+    };
+    let read = expression::from_go(text).map_err(|error| error.to_string()).and_then(compile);
+    if let Err(reason) = read {
+        report.error(
+            field,
+            format!("{text:?} is no regular expression of Go's (RE2's) syntax: {reason}"),
+        );
+    }
+}
+
+/// Checks a selector that has to restrict something.
+fn required_selector(field: &str, selector: &LabelSelector, report: &mut Report) {
+    if selector.is_empty() {
+        report
+            .error(field, "must have at least one requirement in matchLabels or matchExpressions");
+    }
+    parsed(field, selector, report);
+}
+
+/// The selector, where it is one; else the problem is reported.
+fn parsed(field: &str, selector: &LabelSelector, report: &mut Report) -> Option<Selector> {
+    match Selector::try_from(selector) {
+        Ok(parsed) if contradicts_itself(&parsed) => {
+            report.error(field, "matches nothing: its requirements contradict each other");
+            None
+        }
+        Ok(parsed) => Some(parsed),
+        Err(error) => {
+            let (part, message) = unreadable(selector, error);
+            report.error(format!("{field}.{part}"), message);
+            None
+        }
+    }
+}
+
+/// The part of a selector that cannot be read, for which `error` is the reason, and what to say of it.
+fn unreadable(selector: &LabelSelector, error: RequirementError) -> (String, String) {
+    let alone = |expression: &Expression| {
+        let match_expressions = vec![expression.clone()];
+        LabelSelector { match_expressions, ..LabelSelector::default() }
+    };
+    let labels = LabelSelector { match_expressions: Vec::new(), ..selector.clone() };
+    let mut expressions = selector.match_expressions.iter();
+    let at = expressions.position(|one| Selector::try_from(&alone(one)).is_err());
+    let part = match at {
+        Some(at) if Selector::try_from(&labels).is_ok() => format!("matchExpressions[{at}]"),
+        _ => "matchLabels".to_owned(),
+    };
+    match error {
+        RequirementError::Key(error) => (part, error.to_string()),
+        RequirementError::Value(error) => (part, error.to_string()),
+        RequirementError::NoValues => (
+            format!("{part}.values"),
+            "must have at least one value with the operators In and NotIn".to_owned(),
+        ),
+        RequirementError::UnwantedValues => (
+            format!("{part}.values"),
+            "must have no value with the operators Exists and DoesNotExist".to_owned(),
+        ),
+    }
+}
+
+fn contradicts_itself(selector: &Selector) -> bool {
+    !selector.overlaps(&Selector::everything())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Could two shards of one operator own the same object, or the same pod?
+//!
+//! Also: would a root make a shard that is called as one that is there?
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ctrlmesh_common::api::ShardingConfig;
+
+use super::{Problem, Report};
+
+mod claim;
+mod kin;
+mod pods;
+mod unowned;
+
+use claim::{Budget, Claim, Named, STEPS, Spent, UNNAMED};
+use kin::{Kin, Kinship, Workload};
+pub(in crate::rules::validate) use pods::{of_pods, of_selectors, of_targets};
+
+/// How many steps it may take to compare all ShardingConfigs of a namespace.
+const ALL_STEPS: usize = 4 * STEPS;
+
+/// What two ShardingConfigs of one operator have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Token<'a> {
+    Lock(&'a str),
+    Workload(Workload<'a>),
+    Prefix(&'a str),
+}
+
+/// Compares the share of `config` with those of the other shards of its operator.
+pub(super) fn with_others(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    report: &mut Report,
+) {
+    let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
+    let (mine, claim) = (Kin::of(config, &near), Claim::of(config));
+    let mut budget = Budget::of(STEPS);
+    // Of those that are merely suspicious, one says enough.
+    let mut suspected = false;
+    for other in others {
+        let theirs = Kin::of(other, &near);
+        names(&mine, &theirs, other, report);
+        let Some(kinship) = mine.to(&theirs) else { continue };
+        if kinship != Kinship::Unknown {
+            let theirs = Claim::of(other);
+            report.errors.extend(compared(config, &claim, other, &theirs, kinship, &mut budget));
+        } else if !suspected && let Ok(Some(what)) = claim.common(&Claim::of(other), &mut budget) {
+            suspected = true;
+            let told = could_own(what, other);
+            report.warning(share_field(config), format!("{told}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
+        }
+    }
+}
+
+/// Warns of hashes that neither `config`, a shard by hand, has nor another shard of its operator. `keys` are those of
+/// labels with a hash, beside our own.
+pub(super) fn hashes(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    keys: &[&str],
+    report: &mut Report,
+) {
+    let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
+    let mine = Kin::of(config, &near);
+    if !mine.is_by_hand() || !mine.is_known() {
+        return;
+    }
+    let of_operator = others.iter().filter(|other| {
+        mine.to(&Kin::of(other, &near)).is_some_and(|kinship| kinship != Kinship::Unknown)
+    });
+    let theirs: Vec<Claim<'_>> = of_operator.map(|other| Claim::of(other)).collect();
+    let claim = Claim::of(config);
+    if let Ok(Some(((_, resource), hashes))) =
+        unowned::unowned(&claim, &theirs, keys, &mut Budget::of(STEPS))
+    {
+        let what = if resource == UNNAMED { "resources that are not named" } else { resource };
+        report.warning("spec.limits", format!("the hashes {hashes} of {what} belong to nobody: neither this shard nor another of its operator has them"));
+    }
+}
+
+/// Which of `configs` cannot be in force beside those before them that can, and why; all are of one namespace, in which
+/// `near` are all that there are.
+pub fn yielding(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(usize, Problem)> {
+    let kin: Vec<Kin<'_>> = configs.iter().map(|config| Kin::of(config, near)).collect();
+    let mut claims: Vec<Option<Claim<'_>>> = configs.iter().map(|_| None).collect();
+    let mut in_force: BTreeMap<Token<'_>, Vec<usize>> = BTreeMap::new();
+    let mut budget = Budget::of(ALL_STEPS);
+    let mut yielding = Vec::new();
+    for (at, config) in configs.iter().enumerate() {
+        let of_one = tokens(&kin[at]);
+        let before = of_one.iter().filter_map(|token| in_force.get(token)).flatten();
+        let before: BTreeSet<usize> = before.copied().collect();
+        let problem = before.into_iter().find_map(|first| {
+            let kinship = kin[at].to(&kin[first])?;
+            for one in [at, first] {
+                claims[one].get_or_insert_with(|| Claim::of(configs[one]));
+            }
+            let (mine, theirs) = (claims[at].as_ref()?, claims[first].as_ref()?);
+            compared(config, mine, configs[first], theirs, kinship, &mut budget)
+        });
+        match problem {
+            Some(problem) => yielding.push((at, problem)),
+            None => of_one.into_iter().for_each(|one| in_force.entry(one).or_default().push(at)),
+        }
+    }
+    yielding
+}
+
+fn tokens<'a>(kin: &Kin<'a>) -> Vec<Token<'a>> {
+    let lock = kin.lock().map(Token::Lock);
+    let workloads = kin.workloads().map(Token::Workload);
+    lock.into_iter().chain(workloads).chain(kin.prefix().map(Token::Prefix)).collect()
+}
+
+/// Why `config` cannot stand beside `other`, of which it is known to be kin.
+fn compared(
+    config: &ShardingConfig,
+    claim: &Claim<'_>,
+    other: &ShardingConfig,
+    others: &Claim<'_>,
+    kinship: Kinship,
+    budget: &mut Budget,
+) -> Option<Problem> {
+    let name = name(other);
+    let problem = |field: &str, message| Some(Problem { field: field.to_owned(), message });
+    match kinship {
+        Kinship::Unknown => None,
+        Kinship::Target => problem(
+            target_field(config),
+            format!("is the target of root {name:?} too; one root divides all pods of its target"),
+        ),
+        Kinship::Prefix => problem(
+            "spec.root.prefix",
+            format!("is that of root {name:?} too; their shards would have the same names"),
+        ),
+        Kinship::Same => match claim.common(others, budget) {
+            Ok(None) => None,
+            Ok(Some(what)) => {
+                let told = could_own(what, other);
+                let message = format!(
+                    "{told}, of the same operator; their selectors must exclude each other"
+                );
+                problem(share_field(config), message)
+            }
+            Err(Spent) => problem(
+                share_field(config),
+                format!(
+                    "names too many resources and values to be compared with ShardingConfig {name:?}, of the same operator; write fewer"
+                ),
+            ),
+        },
+    }
+}
+
+/// A root's shards are called by its prefix, and another cannot be called so.
+fn names(mine: &Kin<'_>, theirs: &Kin<'_>, other: &ShardingConfig, report: &mut Report) {
+    let name = name(other);
+    if mine.would_make(theirs) {
+        report.error("spec.root.prefix", format!("would make a shard called {name:?}, and there is a ShardingConfig of that name that is not of this root; choose another prefix, or delete it"));
+    }
+    if theirs.would_make(mine) {
+        report.error(
+            "metadata.name",
+            format!("is what root {name:?} calls one of its shards; choose another"),
+        );
+    }
+}
+
+fn could_own((group, resource): Named<'_>, other: &ShardingConfig) -> String {
+    let what = shown(group, resource);
+    format!("could own {what} as ShardingConfig {:?}", name(other))
+}
+
+fn name(config: &ShardingConfig) -> &str {
+    config.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn share_field(config: &ShardingConfig) -> &'static str {
+    if config.spec.root.is_some() { "spec.root" } else { "spec.limits" }
+}
+
+fn shown(group: &str, resource: &str) -> String {
+    match (group, resource) {
+        (_, UNNAMED) => "objects of a resource that is not named".to_owned(),
+        ("" | UNNAMED, resource) => format!("the same {resource}"),
+        (group, resource) => format!("the same {resource}.{group}"),
+    }
+}
+
+fn target_field(config: &ShardingConfig) -> &'static str {
+    match &config.spec.root {
+        Some(root) if root.target_deployment.is_some() => "spec.root.targetDeployment",
+        _ => "spec.root.targetStatefulSet",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! Could two ShardingConfigs own the same object?
+//!
+//! Every named group is taken with every named resource, but selectors are compared only once for each combination of
+//! limits. What is hardest to compare is still far more than anybody writes by hand; so every step is paid for from a
+//! budget, and who has spent it is told that it is too much.
+
+use std::collections::BTreeSet;
+
+use ctrlmesh_common::api::{RelatedResources, ShardingConfig};
+use ctrlmesh_common::selector::{Condition, Selector};
+
+use crate::rules::validate::limits::is_wildcard;
+
+/// Stands for all groups and resources that no limit names; no API server serves a group or resource of this name.
+pub(super) const UNNAMED: &str = "*any other*";
+
+/// How many steps it may take to judge one ShardingConfig: about a second of them.
+pub(super) const STEPS: usize = 16_000_000;
+
+/// What a ShardingConfig owns, or all shards of a root together.
+#[derive(Debug)]
+pub(super) struct Claim<'a> {
+    parts: Vec<Part<'a>>,
+}
+
+/// Of these resources (none: of all) what the selector matches.
+#[derive(Debug)]
+struct Part<'a> {
+    related: &'a [RelatedResources],
+    resources: Vec<Resources<'a>>,
+    selector: Selector,
+    /// How many values its selector names.
+    values: usize,
+}
+
+/// Groups and resources; none: all of them.
+#[derive(Debug)]
+struct Resources<'a> {
+    groups: Option<BTreeSet<&'a str>>,
+    resources: Option<BTreeSet<&'a str>>,
+}
+
+/// A resource, by group and name.
+pub(super) type Named<'a> = (&'a str, &'a str);
+
+/// How many steps are left.
+#[derive(Debug)]
+pub(super) struct Budget {
+    left: usize,
+}
+
+/// The budget is spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spent;
+
+// === impl Budget ===
+
+impl Budget {
+    /// With so many steps.
+    pub(super) fn of(steps: usize) -> Self {
+        Self { left: steps }
+    }
+
+    fn spend(&mut self, steps: usize) -> Result<(), Spent> {
+        self.left = self.left.checked_sub(steps).ok_or(Spent)?;
+        Ok(())
+    }
+}
+
+// === impl Claim ===
+
+impl<'a> Claim<'a> {
+    /// What `config` claims; limits that are malformed are passed over.
+    pub(super) fn of(config: &'a ShardingConfig) -> Self {
+        let Some(root) = &config.spec.root else {
+            let limits = config.spec.limits.iter();
+            let parts = limits.filter_map(|limit| {
+                Some(Part::new(limit.resources(), Selector::try_from(limit.objects()?).ok()?))
+            });
+            return Self { parts: parts.collect() };
+        };
+        if root.resource_selector.is_empty() {
+            return Self { parts: vec![Part::new(&[], Selector::everything())] };
+        }
+        let divided = root.resource_selector.iter().map(|one| {
+            let selector =
+                one.selector.as_ref().and_then(|selector| Selector::try_from(selector).ok());
+            Part::new(&one.relate_resources, selector.unwrap_or_default())
+        });
+        Self { parts: divided.collect() }
+    }
+
+    /// A resource, of which some object could satisfy both; none where the claims exclude each other.
+    pub(super) fn common<'b>(
+        &'b self,
+        other: &'b Self,
+        budget: &mut Budget,
+    ) -> Result<Option<Named<'b>>, Spent> {
+        if self.excludes_part_by_part(other, budget)? {
+            return Ok(None);
+        }
+        let mut compared = BTreeSet::new();
+        for (group, resource) in named([self, other]) {
+            let mine = self.covering(group, resource, budget)?;
+            let theirs = other.covering(group, resource, budget)?;
+            if mine.is_empty() && theirs.is_empty() {
+                continue;
+            }
+            let pair = (mine, theirs);
+            if compared.contains(&pair) {
+                continue;
+            }
+            budget.spend(self.values(&pair.0) + other.values(&pair.1))?;
+            if self.selector(&pair.0).overlaps(&other.selector(&pair.1)) {
+                return Ok(Some((group, resource)));
+            }
+            compared.insert(pair);
+        }
+        Ok(None)
+    }
+
+    /// Whether both divide the same resources in the same way, as shards of one operator mostly do, and no part has
+    /// anything in common with its counterpart. Where several parts cover a resource there is less of it, not more.
+    fn excludes_part_by_part(&self, other: &Self, budget: &mut Budget) -> Result<bool, Spent> {
+        let pairs = || self.parts.iter().zip(&other.parts);
+        let alike = self.parts.len() == other.parts.len()
+            && pairs().all(|(mine, theirs)| mine.related == theirs.related);
+        if !alike {
+            return Ok(false);
+        }
+        for (mine, theirs) in pairs() {
+            budget.spend(mine.values + theirs.values)?;
+            if mine.selector.overlaps(&theirs.selector) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether a label with this key and value is what it may see of a resource; none where it does not limit that.
+    pub(super) fn admits(
+        &self,
+        (group, resource): Named<'_>,
+        key: &str,
+        value: &str,
+        budget: &mut Budget,
+    ) -> Result<Option<bool>, Spent> {
+        let parts = self.covering(group, resource, budget)?;
+        let asked = parts.iter().flat_map(|at| self.parts[*at].selector.requirements());
+        let asked: Vec<_> = asked.filter(|one| one.key() == key).collect();
+        let admits = asked.iter().all(|one| one.condition().admits(Some(value)));
+        Ok((!asked.is_empty()).then_some(admits))
+    }
+
+    /// Which parts speak of a resource. Where none does, all of it is seen.
+    fn covering(
+        &self,
+        group: &str,
+        resource: &str,
+        budget: &mut Budget,
+    ) -> Result<Vec<usize>, Spent> {
+        budget.spend(self.parts.iter().map(|part| 1 + part.resources.len()).sum())?;
+        let parts = self.parts.iter().enumerate();
+        Ok(parts.filter(|(_, part)| part.covers(group, resource)).map(|(at, _)| at).collect())
+    }
+
+    fn values(&self, parts: &[usize]) -> usize {
+        parts.iter().map(|at| self.parts[*at].values).sum()
+    }
+
+    fn selector(&self, parts: &[usize]) -> Selector {
+        let selectors = parts.iter().map(|at| &self.parts[*at].selector);
+        selectors.fold(Selector::everything(), Selector::and)
+    }
+}
+
+/// Every group with every resource that `claims` name, and what they do not name.
+pub(super) fn named<'b>(
+    claims: impl IntoIterator<Item = &'b Claim<'b>>,
+) -> impl Iterator<Item = Named<'b>> {
+    let (mut groups, mut resources) = (BTreeSet::from([UNNAMED]), BTreeSet::from([UNNAMED]));
+    for one in claims.into_iter().flat_map(|claim| &claim.parts).flat_map(|part| &part.resources) {
+        groups.extend(one.groups.iter().flatten());
+        resources.extend(one.resources.iter().flatten());
+    }
+    groups.into_iter().flat_map(move |group| {
+        let resources: Vec<&str> = resources.iter().copied().collect();
+        resources.into_iter().map(move |resource| (group, resource))
+    })
+}
+
+// === impl Part ===
+
+impl<'a> Part<'a> {
+    fn new(related: &'a [RelatedResources], selector: Selector) -> Self {
+        let values = selector.requirements().iter().map(|one| match one.condition() {
+            Condition::In(values) | Condition::NotIn(values) => 1 + values.len(),
+            _ => 1,
+        });
+        let values = values.sum();
+        Self { related, resources: related.iter().map(Resources::of).collect(), selector, values }
+    }
+
+    fn covers(&self, group: &str, resource: &str) -> bool {
+        self.resources.is_empty() || self.resources.iter().any(|one| one.covers(group, resource))
+    }
+}
+
+// === impl Resources ===
+
+impl<'a> Resources<'a> {
+    fn of(related: &'a RelatedResources) -> Self {
+        let names = |names: &'a [String]| {
+            let all = names.iter().any(|name| is_wildcard(name));
+            (!all).then(|| names.iter().map(String::as_str).collect())
+        };
+        Self { groups: names(&related.api_groups), resources: names(&related.resources) }
+    }
+
+    fn covers(&self, group: &str, resource: &str) -> bool {
+        let lists = |names: &Option<BTreeSet<&str>>, name| {
+            names.as_ref().is_none_or(|names| names.contains(name))
+        };
+        lists(&self.groups, group) && lists(&self.resources, resource)
+    }
+}

@@ -1,0 +1,136 @@
+//! Would a pod be in two shards?
+
+use std::collections::{BTreeSet, HashSet};
+
+use ctrlmesh_common::api::{Root, ShardingConfig};
+use ctrlmesh_common::selector::{Condition, Selector};
+
+use super::kin::{self, Kin};
+use super::{Report, name, target_field};
+use crate::rules::pod::Member;
+
+/// Compares the selector of pods with those of the other shards, whatever their operator: where two ask the same, every
+/// pod of one is one of the other, whichever pods there are.
+pub(in crate::rules::validate) fn of_selectors(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    report: &mut Report,
+) {
+    let Some(selector) = pod_selector(config) else {
+        return;
+    };
+    let asked = |selector: &Selector| -> HashSet<(String, Condition)> {
+        let requirements = selector.requirements().iter();
+        requirements.map(|one| (one.key().to_owned(), in_one_way(one.condition()))).collect()
+    };
+    let mine = asked(&selector);
+    let same = |other: &&&ShardingConfig| {
+        other.spec.root.is_none() && pod_selector(other).is_some_and(|one| asked(&one) == mine)
+    };
+    if let Some(other) = others.iter().find(same) {
+        let name = name(other);
+        report.error(
+            "spec.selector",
+            format!(
+                "selects the same pods as ShardingConfig {name:?}; a pod can be in one shard only"
+            ),
+        );
+    }
+}
+
+/// A condition as it is written where another way to write it means the same.
+fn in_one_way(condition: &Condition) -> Condition {
+    let only = |values: &BTreeSet<String>| values.first().filter(|_| values.len() == 1).cloned();
+    match condition {
+        Condition::In(values) => only(values).map(Condition::Equals),
+        Condition::NotIn(values) => only(values).map(Condition::NotEquals),
+        _ => None,
+    }
+    .unwrap_or_else(|| condition.clone())
+}
+
+/// Compares the pods of `config` with those of the other shards, whatever their operator.
+pub(in crate::rules::validate) fn of_pods(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    pods: &[&Member],
+    report: &mut Report,
+) {
+    let Some(selector) = pod_selector(config) else {
+        return;
+    };
+    let mine: Vec<_> = pods.iter().filter(|pod| selector.matches(&pod.labels)).collect();
+    if mine.is_empty() {
+        report.warning("spec.selector", "selects no pod of the namespace");
+    }
+    for other in others.iter().filter(|other| other.spec.root.is_none()) {
+        let Some(selector) = pod_selector(other) else {
+            continue;
+        };
+        let name = name(other);
+        if let Some(pod) = mine.iter().find(|pod| selector.matches(&pod.labels)) {
+            report.error("spec.selector", format!("selects pod {:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only", pod.name.name));
+        }
+    }
+}
+
+/// Compares the pods that a root divides with those that shards by hand select, whatever their operator. Every pod of its
+/// target is of one of its shards, whether it carries that one's label already or not.
+pub(in crate::rules::validate) fn of_targets(
+    config: &ShardingConfig,
+    others: &[&ShardingConfig],
+    pods: &[&Member],
+    report: &mut Report,
+) {
+    // To be switched off is never in anybody's way.
+    if kin::is_off(config) {
+        return;
+    }
+    let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
+    let is_by_hand = |one: &ShardingConfig| Kin::of(one, &near).is_by_hand();
+    if config.spec.root.is_some() {
+        for other in others.iter().filter(|other| is_by_hand(other)) {
+            if let Some(pod) = of_both(config, other, &near, pods) {
+                let name = name(other);
+                report.error(target_field(config), format!("has pod {pod:?}, which ShardingConfig {name:?} selects too; a pod can be in one shard only"));
+            }
+        }
+    } else if is_by_hand(config) {
+        for other in others {
+            if let Some(pod) = of_both(other, config, &near, pods) {
+                let name = name(other);
+                report.error("spec.selector", format!("selects pod {pod:?}, which root {name:?} divides; a pod can be in one shard only"));
+            }
+        }
+    }
+}
+
+/// A pod of `root`'s target that `shard` selects, where the root has shards: one that is there, or one that the shard
+/// names.
+fn of_both<'a>(
+    root: &ShardingConfig,
+    shard: &'a ShardingConfig,
+    near: &[&ShardingConfig],
+    pods: &[&'a Member],
+) -> Option<&'a str> {
+    let rule = root.spec.root.as_ref().filter(|_| kin::places(root, near))?;
+    let selector = pod_selector(shard)?;
+    let mut there = pods.iter().filter(|pod| divides(rule, pod));
+    let there = there.find(|pod| selector.matches(&pod.labels));
+    there.map(|pod| pod.name.name.as_str()).or_else(|| {
+        let named = kin::pod_names(shard.spec.selector.as_ref()?)?;
+        let set = rule.target_stateful_set.as_deref()?;
+        named.into_iter().find(|pod| kin::stateful_set(pod) == set)
+    })
+}
+
+/// Whether a root with this `rule` gives `pod` a shard: of a Deployment's, one that has ended has none.
+fn divides(rule: &Root, pod: &Member) -> bool {
+    pod.is_of_target(rule) && !(pod.ended && rule.target_deployment.is_some())
+}
+
+fn pod_selector(config: &ShardingConfig) -> Option<Selector> {
+    // An empty one, which is invalid, selects nothing.
+    let selector = config.spec.selector.as_ref().filter(|selector| !selector.is_empty())?;
+    Selector::try_from(selector).ok()
+}

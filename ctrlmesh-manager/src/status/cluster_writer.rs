@@ -1,0 +1,322 @@
+//! How does the cluster come to say what the plan says?
+//!
+//! Only the leader writes: the shards of roots, the labels of their pods, and status. Every write to something that is
+//! there names the version or UID that it was decided by, so that one by a leader that no longer is one comes to nothing.
+//! What is written when is decided elsewhere (the desk), object by object: one that cannot be written holds no other up.
+//! Events are told beside, for what happened has happened whether or not it is told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ctrlmesh_common::api::ShardingConfig;
+use ctrlmesh_common::names::label;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::events::{Event, EventType, Recorder};
+use kube::{Api, Client, Resource as _};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::{self, Instant};
+use tracing::{info, warn};
+
+use crate::cluster::backoff::Rest;
+use crate::cluster::plan::{Plan, Plans};
+use crate::rules::pod::PodName;
+use crate::status::compute::{Contact, Unlabelled};
+
+mod writes;
+mod write_queue;
+
+use write_queue::{Desk, Outcome};
+pub use writes::{News, Seen, Write, writes};
+
+/// As whom the manager writes.
+pub const FIELD_MANAGER: &str = "ctrlmesh-manager";
+
+/// How often it is looked whether the proxies have said something, or this replica has become the leader.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// How many times as long as it took to find out what has to be written nobody looks again, where no proxy waits for it: of
+/// thousands of pods there is something new all the time.
+const RESTS: u32 = 4;
+
+/// For how long after this replica has begun to write it is not taken for certain that it has heard all proxies.
+const BEGINS: Duration = Duration::from_mins(1);
+
+/// How long the API server may take for one.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// How many events may wait to be told.
+const EVENTS: usize = 1000;
+
+/// Writes for one replica of the manager.
+pub struct Control<Contacts, Left, MayWrite> {
+    /// How the API server is reached.
+    pub client: Client,
+    /// Whom events are told by.
+    pub recorder: Recorder,
+    /// What the proxies have said.
+    pub contacts: Contacts,
+    /// What is to be labelled yet, where that is known to be anything.
+    pub unlabelled: Left,
+    /// Whether this replica may write, at this very moment.
+    pub may_write: MayWrite,
+}
+
+/// A write that failed.
+#[derive(Debug, thiserror::Error)]
+enum WriteError {
+    #[error("the API server refused it")]
+    Refused(#[from] kube::Error),
+    #[error("the API server did not answer within {DEADLINE:?}")]
+    Slow,
+    #[error("this replica may not write any more")]
+    Lost,
+}
+
+/// What is to be told of a ShardingConfig.
+type Told = (Box<ShardingConfig>, Vec<News>);
+
+// === impl Control ===
+
+impl<Contacts, Left, MayWrite> Control<Contacts, Left, MayWrite>
+where
+    Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>> + Send + Sync,
+    Left: Fn() -> Option<Unlabelled> + Send + Sync,
+    MayWrite: Fn() -> bool + Send + Sync,
+{
+    /// Writes what the newest plan says, until nobody plans any more.
+    pub async fn run(self, plans: Plans) {
+        let (news, told) = mpsc::channel(EVENTS);
+        tokio::join!(self.keep(plans, news), self.tell_all(told));
+    }
+
+    async fn keep(&self, mut plans: Plans, news: mpsc::Sender<Told>) {
+        let mut desk = Desk::default();
+        let mut under_way = FuturesUnordered::new();
+        let mut ticks = time::interval(PERIOD);
+        let (mut since, mut rest) = (None, Rest::default());
+        loop {
+            // What waits is decided anew when there is something new, not only once all of it is written.
+            let mut looks = true;
+            tokio::select! {
+                changed = plans.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                Some((write, done)) = under_way.next() => {
+                    let outcome = outcome(&write, done);
+                    desk.done(&write, outcome, Instant::now());
+                    tell_later(write, outcome, &news);
+                    looks = desk.is_idle();
+                }
+                _ = ticks.tick() => {}
+            }
+            if !(self.may_write)() {
+                desk.clear();
+                (since, rest) = (None, Rest::default());
+                continue;
+            }
+            let since = *since.get_or_insert_with(Instant::now);
+            let plan = plans.borrow_and_update().clone();
+            let begun = Instant::now();
+            let may = |plan: &Arc<Plan>| looks && (rest.is_over(begun) || plan.waits());
+            if let Some(plan) = plan.filter(may)
+                && self.decide(plan, &mut desk, since)
+            {
+                rest = Rest::after(begun, Instant::now(), RESTS);
+            }
+            while let Some(write) = desk.next() {
+                under_way.push(self.attempt(write).boxed());
+            }
+        }
+    }
+
+    /// Looks what has to be written, if anything is known that was not when it was last looked; says whether it did.
+    fn decide(&self, plan: Arc<Plan>, desk: &mut Desk, since: Instant) -> bool {
+        let (contacts, unlabelled) = ((self.contacts)(), (self.unlabelled)());
+        let seen = Seen { contacts, unlabelled, begins: since.elapsed() < BEGINS };
+        let now = Instant::now();
+        let asks = desk.asks(&plan, &seen, now);
+        if asks {
+            let writes = writes(&plan, &seen, Timestamp::now());
+            desk.take(plan, seen, writes, now);
+        }
+        asks
+    }
+
+    async fn attempt(&self, write: Write) -> (Write, Result<(), WriteError>) {
+        let done = if (self.may_write)() {
+            let done = time::timeout(DEADLINE, self.write_one(&write)).await;
+            let done = done.map_err(|_elapsed| WriteError::Slow);
+            done.and_then(|done| done.map_err(WriteError::from))
+        } else {
+            Err(WriteError::Lost)
+        };
+        (write, done)
+    }
+
+    async fn write_one(&self, write: &Write) -> kube::Result<()> {
+        match write {
+            Write::Apply { config, added } => self.apply(config, added).await,
+            Write::Remove { config } => {
+                let exactly = Preconditions {
+                    uid: config.metadata.uid.clone(),
+                    resource_version: config.metadata.resource_version.clone(),
+                };
+                let delete =
+                    DeleteParams { preconditions: Some(exactly), ..DeleteParams::default() };
+                self.configs(config).delete(&name(config), &delete).await?;
+                info!(shard = write.object(), "shard removed, its root no longer has it");
+                Ok(())
+            }
+            Write::Label { pod, uid, shard } => {
+                let pods: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+                let patch = json!({"metadata": {"uid": uid, "labels": {label::SHARDING_CONFIG_INJECTED: shard}}});
+                pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(patch))
+                    .await?;
+                info!(%pod, shard, "pod labelled with its shard");
+                Ok(())
+            }
+            Write::Status { config, .. } => {
+                let params = PostParams {
+                    field_manager: Some(FIELD_MANAGER.to_owned()),
+                    ..PostParams::default()
+                };
+                self.configs(config).replace_status(&name(config), &params, config).await?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Applies a shard. One that is not there is made, also by a leader that was stopped and is none any more: it is removed
+    /// by the one that is.
+    async fn apply(&self, config: &ShardingConfig, added: &[&str]) -> kube::Result<()> {
+        let configs = self.configs(config);
+        let mut config = config.clone();
+        if !added.is_empty() {
+            // Applying leaves alone what another has added.
+            let fields: serde_json::Map<_, _> =
+                added.iter().map(|field| ((*field).to_owned(), json!(null))).collect();
+            let meta = &config.metadata;
+            let seen = json!({"uid": meta.uid, "resourceVersion": meta.resource_version});
+            let patch = Patch::Merge(json!({"metadata": seen, "spec": fields}));
+            let there = configs.patch(&name(&config), &PatchParams::default(), &patch).await?;
+            config.metadata.resource_version = there.metadata.resource_version;
+        }
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        configs.patch(&name(&config), &params, &Patch::Apply(&config)).await?;
+        info!(shard = name(&config), "shard written as its root says");
+        Ok(())
+    }
+
+    /// Tells what has happened, until nobody has anything to tell any more.
+    async fn tell_all(&self, mut told: mpsc::Receiver<Told>) {
+        while let Some((config, news)) = told.recv().await {
+            for news in &news {
+                let told = time::timeout(DEADLINE, self.tell(&config, news)).await;
+                match told.map_err(|_elapsed| WriteError::Slow) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => warn!(%error, reason = news.reason, "event not written"),
+                    Err(error) => warn!(%error, reason = news.reason, "event not written"),
+                }
+            }
+        }
+    }
+
+    async fn tell(&self, config: &ShardingConfig, news: &News) -> kube::Result<()> {
+        let News { warning, reason, message } = news;
+        let event = Event {
+            type_: if *warning { EventType::Warning } else { EventType::Normal },
+            reason: reason.clone(),
+            note: Some(message.chars().take(1000).collect()),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        self.recorder.publish(&event, &config.object_ref(&())).await
+    }
+
+    fn configs(&self, config: &ShardingConfig) -> Api<ShardingConfig> {
+        let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
+        Api::namespaced(self.client.clone(), namespace)
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Whether proxies wait for it.
+    fn decides(&self) -> bool {
+        matches!(self, Self::Status { decides: true, .. })
+    }
+
+    /// In a word.
+    pub fn what(&self) -> &'static str {
+        match self {
+            Self::Apply { .. } => "apply",
+            Self::Remove { .. } => "remove",
+            Self::Label { .. } => "label",
+            Self::Status { .. } => "status",
+        }
+    }
+
+    /// The object, as `NAMESPACE/NAME`.
+    pub fn object(&self) -> String {
+        match self {
+            Self::Apply { config, .. } | Self::Remove { config } | Self::Status { config, .. } => {
+                format!(
+                    "{}/{}",
+                    config.metadata.namespace.as_deref().unwrap_or_default(),
+                    name(config)
+                )
+            }
+            Self::Label { pod, .. } => pod.to_string(),
+        }
+    }
+}
+
+/// What became of a write; one that failed is said.
+fn outcome(write: &Write, done: Result<(), WriteError>) -> Outcome {
+    match done {
+        Ok(()) => Outcome::Written,
+        // It was decided by what is no longer so, or by one who no longer decides.
+        Err(WriteError::Lost) => Outcome::Outdated,
+        Err(error) if is_conflict(&error) => Outcome::Outdated,
+        Err(error) => {
+            warn!(
+                write = write.what(),
+                object = write.object(),
+                error = &error as &dyn std::error::Error,
+                "write failed; tried again"
+            );
+            Outcome::Failed
+        }
+    }
+}
+
+/// What was written is told when there is time; nothing waits for that.
+fn tell_later(write: Write, outcome: Outcome, events: &mpsc::Sender<Told>) {
+    let Write::Status { config, news, .. } = write else { return };
+    if outcome == Outcome::Written
+        && !news.is_empty()
+        && let Err(error) = events.try_send((config, news))
+    {
+        warn!(%error, "events not written");
+    }
+}
+
+fn is_conflict(error: &WriteError) -> bool {
+    matches!(error, WriteError::Refused(kube::Error::Api(status)) if matches!(status.code, 404 | 409))
+}
+
+fn name(config: &ShardingConfig) -> String {
+    config.metadata.name.clone().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::*;
+use crate::cluster::cache::Snapshot;
+use crate::cluster::plan;
+
+const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: op, namespace: ops, uid: '1'}\n\
+    spec: {root: {disable: true, prefix: r, targetStatefulSet: op}}\n---\n";
+
+fn child(name: &str) -> String {
+    format!(
+        "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops, ownerReferences: \
+         [{{apiVersion: ctrlmesh.kusionstack.io/v1alpha1, kind: ShardingConfig, name: op, uid: '1', controller: true}}]}}\n\
+         spec: {{selector: {{matchLabels: {{ctrlmesh.kusionstack.io/sharding-config-injected: {name}}}}}, limits: [{{selector: {{matchLabels: {{team: {name}}}}}}}]}}\n---\n"
+    )
+}
+
+fn pod(name: &str, labels: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: ops, uid: {name}, annotations: {{ctrlmesh.kusionstack.io/injected: 'true'}}, labels: {{ctrlmesh.kusionstack.io/enable-proxy: 'true', {labels}}}, \
+         ownerReferences: [{{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: a, controller: true}}]}}\n---\n"
+    )
+}
+
+fn planned(text: &str) -> Plan {
+    plan::of(Snapshot::of_manifests(text), &BTreeMap::new())
+}
+
+/// By pod, the shard that its label is to name.
+fn labelled(plan: &Plan) -> Vec<(String, String)> {
+    let label = |write: Write| match write {
+        Write::Label { pod, shard, .. } => Some((pod.name, shard)),
+        _ => None,
+    };
+    let writes = writes(plan, &Seen::default(), Timestamp::UNIX_EPOCH);
+    writes.into_iter().filter_map(label).collect()
+}
+
+#[test]
+fn pods_of_a_root_are_labelled_also_where_it_is_switched_off() {
+    let injected = "ctrlmesh.kusionstack.io/sharding-config-injected: r-2-normal";
+    let pods = pod("op-0", "") + &pod("op-1", injected) + &pod("x", "app: mine");
+    let by_hand = child("mine").replace("ownerReferences", "finalizers: [], ownerReferences");
+    let by_hand = by_hand.replace("uid: '1', ", "uid: '9', ");
+    let by_hand =
+        by_hand.replace("{ctrlmesh.kusionstack.io/sharding-config-injected: mine}", "{app: mine}");
+    let text = ROOT.to_owned() + &child("r-1-normal") + &child("r-2-normal") + &by_hand + &pods;
+    let expected = [("op-0".to_owned(), "r-1-normal".to_owned())];
+    assert_eq!(labelled(&planned(&text)), expected, "and nobody else's");
+    let on = text.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
+    assert_eq!(labelled(&planned(&on)), expected);
+}
+
+#[test]
+fn a_shard_that_is_there_is_changed_only_as_it_was_seen() {
+    let root = ROOT.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
+    let edited = child("r-1-normal")
+        .replace("namespace: ops", "namespace: ops, uid: '7', resourceVersion: '42'");
+    let planned = planned(&(root + &edited));
+    let writes = writes(&planned, &Seen::default(), Timestamp::UNIX_EPOCH);
+    let applied = writes.iter().filter_map(|write| match write {
+        Write::Apply { config, .. } => Some(&config.metadata),
+        _ => None,
+    });
+    let seen: Vec<_> = applied
+        .map(|meta| (meta.name.as_deref(), meta.uid.as_deref(), meta.resource_version.as_deref()))
+        .collect();
+    let expected = [(Some("r-1-normal"), Some("7"), Some("42")), (Some("r-2-normal"), None, None)];
+    assert_eq!(seen, expected);
+}
+
+/// A status with these conditions, each as `TYPE=STATUS REASON`.
+fn status(conditions: &[&str]) -> ShardingConfigStatus {
+    let condition = |said: &&str| {
+        let (type_, rest) = said.split_once('=').unwrap();
+        let (status, reason) = rest.split_once(' ').unwrap();
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: format!("{reason}, said at length"),
+            observed_generation: None,
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
+        }
+    };
+    let conditions = conditions.iter().map(condition).collect();
+    ShardingConfigStatus { conditions, ..ShardingConfigStatus::default() }
+}
+
+#[test]
+fn events_say_what_has_become_worse_and_what_is_well_again_and_nothing_twice() {
+    const WELL: [&str; 3] =
+        ["Accepted=True Valid", "Programmed=True Acknowledged", "Degraded=False AsExpected"];
+    let told = |before: Option<&[&str]>, after: &[&str]| -> Vec<String> {
+        let news = news(before.map(status).as_ref(), &status(after));
+        let say = |one: &News| {
+            assert_eq!(one.message, format!("{}, said at length", one.reason));
+            format!("{} {}", if one.warning { "Warning" } else { "Normal" }, one.reason)
+        };
+        news.iter().map(say).collect()
+    };
+    let with = |at: usize, said: &'static str| {
+        let mut all = WELL;
+        all[at] = said;
+        all
+    };
+    assert!(told(None, &WELL).is_empty(), "that all is well from the start is no news");
+    let invalid = with(0, "Accepted=False Invalid");
+    assert_eq!(told(None, &invalid), ["Warning Invalid"]);
+    assert_eq!(told(Some(&WELL), &invalid), ["Warning Invalid"]);
+    assert!(told(Some(&invalid), &invalid).is_empty());
+    assert_eq!(told(Some(&invalid), &WELL), ["Normal Valid"]);
+    let away = with(2, "Degraded=True ProxyAway");
+    assert_eq!(told(Some(&WELL), &away), ["Warning ProxyAway"]);
+    assert_eq!(told(Some(&away), &with(2, "Degraded=True Refused")), ["Warning Refused"]);
+    assert_eq!(told(Some(&away), &WELL), ["Normal AsExpected"]);
+    let waiting = with(1, "Programmed=False Waiting");
+    assert!(told(Some(&WELL), &waiting).is_empty(), "that proxies have yet to answer is none");
+    assert_eq!(told(Some(&waiting), &WELL), ["Normal Acknowledged"]);
+}

@@ -1,0 +1,350 @@
+//! What does the status of a ShardingConfig have to say?
+//!
+//! Pure: takes the plan and what the proxies have said, gives the status. What it says of an operator's epoch is what
+//! every replica of the manager goes by; the rest is for people.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ctrlmesh_common::api::{PodStatus, RootStatus, ShardingConfig, ShardingConfigStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::cluster::plan::Plan;
+use crate::rules::compile::{Record, Told};
+use crate::rules::pod::{Member, PodName};
+
+mod found;
+
+pub use found::Found;
+
+/// How much older than the truth the last contact of a pod may be in the status, where nothing else changes. Of those that
+/// are connected it is written anew at each multiple of it, of all at the same time: each such write is followed by a plan,
+/// and a thousand of them one by one would be planned for all the time.
+const CONTACT_PRECISION: Duration = Duration::from_mins(5);
+
+/// How long a proxy may be away before that is said: a restart, or a manager's, is shorter.
+const AWAY: Duration = Duration::from_mins(1);
+
+/// How many names a message lists.
+const LISTED: usize = 5;
+
+/// What a pod's proxy has said last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contact {
+    /// The epoch that it has acknowledged.
+    pub epoch: u64,
+    /// The digest of the policy that is in force there; 0 where it is not known.
+    pub digest: u64,
+    /// Why it has refused the last policy, where it has.
+    pub refused: Option<String>,
+    /// Whether it is connected.
+    pub connected: bool,
+    /// When it was last heard of, where it is not.
+    pub at: Timestamp,
+}
+
+/// What is known beside the plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// What the proxies have said.
+    pub contacts: &'a BTreeMap<PodName, Contact>,
+    /// What stands in the way of a root's shards, by `NAMESPACE/NAME`.
+    pub conflicts: &'a BTreeMap<String, Vec<String>>,
+    /// What is to be labelled yet, where that is known to be anything.
+    pub unlabelled: Option<&'a Unlabelled>,
+    /// Whether it has only just begun to be heard what the proxies say.
+    pub begins: bool,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// What is to become of labels yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unlabelled {
+    /// Some objects lack labels that shards go by, or may: they belong to nobody.
+    Some(String),
+    /// All have those, and are being given others.
+    Beside(String),
+}
+
+/// What a condition says.
+struct Verdict {
+    holds: bool,
+    reason: &'static str,
+    message: String,
+}
+
+// === impl Contact ===
+
+impl Contact {
+    /// When it was last heard of.
+    fn heard(&self, now: Timestamp) -> Timestamp {
+        if self.connected { now } else { self.at }
+    }
+
+    /// Whether `said` is as much of it as has to be said.
+    fn is_said(&self, said: &Time, now: Timestamp) -> bool {
+        let precision = CONTACT_PRECISION.as_secs().cast_signed();
+        if self.connected {
+            return said.0.as_second().div_euclid(precision)
+                == now.as_second().div_euclid(precision);
+        }
+        Duration::try_from(self.at.duration_since(said.0)).is_ok_and(|age| age < CONTACT_PRECISION)
+    }
+}
+
+/// The status of `config`, one of the plan's; what nothing new is known of stays.
+pub fn of(
+    config: &ShardingConfig,
+    plan: &Plan,
+    found: &Found<'_>,
+    facts: Facts<'_>,
+) -> ShardingConfigStatus {
+    let nothing = ShardingConfigStatus::default();
+    let before = config.status.as_ref().unwrap_or(&nothing);
+    let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
+    let name = config.metadata.name.as_deref().unwrap_or_default();
+    let full_name = format!("{namespace}/{name}");
+    let record = plan.compiled.operators.get(&full_name);
+    let root = found.root(config);
+    let root_record = root.as_ref().and_then(|root| plan.compiled.operators.get(root));
+    let all = found.pods((&full_name, name), record, root.as_deref());
+    let is_root = config.spec.root.is_some();
+    let mut status = ShardingConfigStatus {
+        observed_generation: config.metadata.generation,
+        is_root: Some(is_root),
+        pods: if is_root { Vec::new() } else { pod_statuses(&all, &before.pods, facts) },
+        conditions: Vec::new(),
+        epoch: before.epoch,
+        policy_digest: before.policy_digest.clone(),
+        changed_at: before.changed_at.clone(),
+        root: before.root.clone(),
+        ownership: before.ownership.clone(),
+    };
+    match (record, root_record) {
+        (Some(record), _) => write(record, &mut status),
+        // The shard of a root has its epoch from there, once it stands there.
+        (None, Some(record)) if record.written => {
+            status.epoch = i64::try_from(record.epoch).ok();
+            status.policy_digest = record.shards.get(name).cloned();
+        }
+        _ => {}
+    }
+    if status.epoch != before.epoch {
+        // The version by which it was decided.
+        status.changed_at.clone_from(&config.metadata.resource_version);
+    }
+    let accepted = accepted(config, &full_name, plan);
+    let programmed = programmed(config, record.or(root_record), &all, facts);
+    let degraded = degraded(&full_name, record, &all, plan, facts);
+    let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
+    status.conditions = conditions
+        .map(|(kind, verdict)| condition(kind, verdict, config, &before.conditions, facts.now))
+        .into();
+    status
+}
+
+/// What a root, or a ShardingConfig that stands by itself, says of its operator.
+fn write(record: &Record, status: &mut ShardingConfigStatus) {
+    status.epoch = i64::try_from(record.epoch).ok();
+    status.policy_digest = Some(record.policy_digest.clone());
+    if let Some(ownership) = &record.ownership {
+        status.ownership = Some(ownership.clone());
+        let names = record.shards.keys().cloned().collect();
+        status.root = Some(RootStatus { child_sharding_configs: names });
+    }
+}
+
+fn pod_statuses(
+    pods: &[(&Member, &Told)],
+    before: &[PodStatus],
+    facts: Facts<'_>,
+) -> Vec<PodStatus> {
+    let mut by_name: BTreeMap<&str, Vec<&PodStatus>> = BTreeMap::new();
+    for one in before {
+        by_name.entry(&one.name).or_default().push(one);
+    }
+    let status = |(member, _): &(&Member, &Told)| {
+        let contact = facts.contacts.get(&member.name);
+        // What is said of a pod of this name that was there before it, is not said of it.
+        let its_own = |before: &PodStatus| {
+            let last = before.last_contact.as_ref().map(|last| last.0.as_second());
+            member.born.is_none_or(|born| last.is_none_or(|last| last >= born))
+        };
+        let mut before = by_name.get(member.name.name.as_str()).into_iter().flatten();
+        let before = before.find(|before| its_own(before)).copied();
+        let epoch = contact.and_then(|contact| i64::try_from(contact.epoch).ok());
+        let said = before.and_then(|before| before.last_contact.clone());
+        let last_contact = match (said, contact) {
+            (Some(said), Some(contact)) if contact.is_said(&said, facts.now) => Some(said),
+            (said, contact) => contact.map(|one| Time(seconds(one.heard(facts.now)))).or(said),
+        };
+        PodStatus {
+            name: member.name.name.clone(),
+            node: member.node.clone(),
+            epoch: epoch.or(before.and_then(|before| before.epoch)),
+            last_contact,
+        }
+    };
+    pods.iter().map(status).collect()
+}
+
+fn accepted(config: &ShardingConfig, full_name: &str, plan: &Plan) -> Verdict {
+    let problems = plan.compiled.troubles.iter().filter(|trouble| {
+        trouble.object.starts_with("ShardingConfig ")
+            && trouble.configs.iter().any(|config| config == full_name)
+    });
+    let problems: Vec<&str> = problems.map(|trouble| trouble.message.as_str()).collect();
+    let disabled = config.spec.root.as_ref().is_some_and(|root| root.disable == Some(true));
+    match problems[..] {
+        [] if disabled => {
+            verdict(true, "Disabled", "the root is switched off; its shards stay as they are")
+        }
+        [] => verdict(true, "Valid", "it is valid and complete"),
+        _ => verdict(false, "Invalid", problems.join("; ")),
+    }
+}
+
+fn programmed(
+    config: &ShardingConfig,
+    record: Option<&Record>,
+    pods: &[(&Member, &Told)],
+    facts: Facts<'_>,
+) -> Verdict {
+    let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.leaving).collect();
+    let Some(record) = record else {
+        return verdict(false, "Pending", "nothing new is told to any proxy");
+    };
+    // Epochs of different operators, or of one that was made anew, may be the same number.
+    let done = |told: &Told, contact: &Contact| {
+        contact.digest != 0 && contact.digest == told.sent().digest
+    };
+    // Who has just begun to lead has not heard of those that have acknowledged long ago.
+    let before = facts.begins && was_programmed(config, record);
+    let acknowledged = staying.iter().filter(|(member, told)| {
+        let contact = facts.contacts.get(&member.name);
+        record.written && contact.map_or(before, |contact| done(told, contact))
+    });
+    let (acknowledged, all, epoch) = (acknowledged.count(), staying.len(), record.epoch);
+    match (acknowledged, all) {
+        (_, 0) => verdict(false, "NoPods", "no pod is enrolled"),
+        (some, all) if some == all => {
+            let message = format!("every proxy, {all} of {all}, has acknowledged epoch {epoch}");
+            verdict(true, "Acknowledged", message)
+        }
+        _ => {
+            let message =
+                format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
+            verdict(false, "Waiting", message)
+        }
+    }
+}
+
+/// Whether it is written that every proxy has acknowledged the record's epoch.
+fn was_programmed(config: &ShardingConfig, record: &Record) -> bool {
+    let Some(status) = &config.status else { return false };
+    let holds = |one: &Condition| one.type_ == "Programmed" && one.status == "True";
+    status.epoch == i64::try_from(record.epoch).ok() && status.conditions.iter().any(holds)
+}
+
+fn degraded(
+    full_name: &str,
+    record: Option<&Record>,
+    pods: &[(&Member, &Told)],
+    plan: &Plan,
+    facts: Facts<'_>,
+) -> Verdict {
+    let refused = pods.iter().find_map(|(member, _)| {
+        let reason = facts.contacts.get(&member.name)?.refused.as_ref()?;
+        Some(format!("the proxy of pod {} refuses its policy: {reason}", member.name.name))
+    });
+    if let Some(message) = refused {
+        return verdict(true, "PolicyRefused", message);
+    }
+    if let Some(conflicts) = facts.conflicts.get(full_name) {
+        return verdict(true, "Conflict", listed(conflicts, "; "));
+    }
+    let twice = plan.compiled.troubles.iter().find(|trouble| {
+        trouble.object.starts_with("Pod ")
+            && trouble.configs.iter().any(|config| config == full_name)
+    });
+    if let Some(trouble) = twice {
+        let message = format!("{} {}", trouble.object, trouble.message);
+        return verdict(true, "PodSelectedTwice", message);
+    }
+    if let Some(away) = away(pods, facts) {
+        return verdict(true, "ProxyAway", away);
+    }
+    match record.map(|record| record.unserved.as_slice()) {
+        Some([_, ..]) if pods.is_empty() => {
+            verdict(true, "NoPods", "no pod of the operator is enrolled; nobody owns anything")
+        }
+        Some(unserved @ [_, ..]) => {
+            let names = listed(unserved, ", ");
+            let message = format!("no pod is of {names}: their objects are reconciled by nobody");
+            verdict(true, "ShardsWithoutPods", message)
+        }
+        _ => match facts.unlabelled {
+            Some(Unlabelled::Some(message)) => verdict(true, "Unlabelled", message),
+            Some(Unlabelled::Beside(message)) => verdict(false, "Relabelling", message),
+            None => verdict(false, "AsExpected", "nothing is wrong"),
+        },
+    }
+}
+
+/// Pods that stay and whose proxies have not been heard of for a while.
+fn away(pods: &[(&Member, &Told)], facts: Facts<'_>) -> Option<String> {
+    let away = pods.iter().filter(|(member, _)| {
+        let contact = facts.contacts.get(&member.name);
+        let since = contact.filter(|contact| !contact.connected).map(|contact| contact.at);
+        let age = since.and_then(|at| Duration::try_from(facts.now.duration_since(at)).ok());
+        !member.leaving && age.is_some_and(|age| age > AWAY)
+    });
+    let names: Vec<String> = away.map(|(member, _)| member.name.name.clone()).collect();
+    let message = || {
+        format!(
+            "no word for a minute from the proxies of {}; they go on by their last policy, if they live",
+            listed(&names, ", ")
+        )
+    };
+    (!names.is_empty()).then(message)
+}
+
+fn listed(names: &[String], separator: &str) -> String {
+    let more = names.len().saturating_sub(LISTED);
+    let shown = names[..names.len() - more].join(separator);
+    if more == 0 { shown } else { format!("{shown}{separator}and {more} more") }
+}
+
+fn verdict(holds: bool, reason: &'static str, message: impl Into<String>) -> Verdict {
+    Verdict { holds, reason, message: message.into() }
+}
+
+fn condition(
+    kind: &str,
+    verdict: Verdict,
+    config: &ShardingConfig,
+    before: &[Condition],
+    now: Timestamp,
+) -> Condition {
+    let status = if verdict.holds { "True" } else { "False" };
+    let same = before.iter().find(|one| one.type_ == kind && one.status == status);
+    Condition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: verdict.reason.to_owned(),
+        message: verdict.message,
+        observed_generation: config.metadata.generation,
+        last_transition_time: same
+            .map_or_else(|| Time(seconds(now)), |same| same.last_transition_time.clone()),
+    }
+}
+
+/// Times in the API have no fractions: one that had would differ from what is read back.
+fn seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,338 @@
+use ctrlmesh_common::policy::Policy;
+use regex::Regex;
+
+use super::*;
+use crate::cluster::cache::Snapshot;
+use crate::cluster::plan;
+
+const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
+    metadata: {name: root, namespace: ops, generation: 4}\n\
+    spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}}\n---\n";
+
+/// A shard by hand, of every pod.
+const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
+    spec: {selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";
+
+fn pod(name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: ops, labels: {{ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, \
+         ownerReferences: [{{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: a, controller: true}}]}}\n---\n"
+    )
+}
+
+fn plan(text: &str) -> Plan {
+    plan::of(Snapshot::of_manifests(text), &BTreeMap::new())
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+/// At the second `now`, with nothing wrong.
+fn facts(contacts: &BTreeMap<PodName, Contact>, now: i64) -> Facts<'_> {
+    static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    Facts { contacts, conflicts: &NONE, unlabelled: None, begins: false, now: at(now) }
+}
+
+fn name(pod: &str) -> PodName {
+    format!("ops/{pod}").parse().unwrap()
+}
+
+/// The status of the plan's ShardingConfig number `which`.
+fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> ShardingConfigStatus {
+    let contact = |pod, epoch| {
+        let told = plan.compiled.policies[&name(pod)].clone();
+        let policy = Policy { epoch, ..told.policy };
+        let digest = Told::new(told.shard, told.operator, told.version, policy).sent().digest;
+        Contact { epoch, digest, refused: None, connected: true, at: at(now) }
+    };
+    let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
+    let facts = facts(&contacts, now);
+    of(&plan.snapshot.configs[which], plan, &Found::of(plan), facts)
+}
+
+fn said(status: &ShardingConfigStatus) -> Vec<String> {
+    let say = |one: &Condition| format!("{}={} {}", one.type_, one.status, one.reason);
+    status.conditions.iter().map(say).collect()
+}
+
+/// The same manifests, the root with this status.
+fn with(status: &ShardingConfigStatus, text: &str) -> Plan {
+    let status = format!("status: {}\n---\n", serde_json::to_string(status).unwrap());
+    plan(&text.replacen("---\n", &status, 1))
+}
+
+#[test]
+fn a_root_is_programmed_when_every_proxy_has_acknowledged_what_is_written() {
+    let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
+    let first = status(&plan(&text), 0, &[("op-0", 1), ("op-1", 1)], 100);
+    assert_eq!(
+        said(&first),
+        ["Accepted=True Valid", "Programmed=False Waiting", "Degraded=False AsExpected"]
+    );
+    assert_eq!(
+        (first.epoch, first.observed_generation, first.is_root),
+        (Some(1), Some(4), Some(true))
+    );
+    assert_eq!(first.root.as_ref().unwrap().child_sharding_configs, ["r-1-normal", "r-2-normal"]);
+    assert_eq!(first.ownership.as_ref().unwrap().pods.len(), 2);
+    let plan = with(&first, &text);
+    let some = status(&plan, 0, &[("op-0", 1)], 200);
+    assert_eq!(some.conditions[1].message, "1 of 2 proxies have acknowledged epoch 1");
+    assert_eq!(some.conditions[1].last_transition_time, Time(at(100)), "it has not changed");
+    let all = status(&plan, 0, &[("op-0", 1), ("op-1", 1)], 300);
+    assert_eq!(said(&all)[1], "Programmed=True Acknowledged");
+    assert_eq!(all.conditions[1].last_transition_time, Time(at(300)));
+    assert_eq!(all.conditions[0], first.conditions[0]);
+}
+
+#[test]
+fn who_begins_to_lead_does_not_take_back_what_was_acknowledged() {
+    let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
+    let first = status(&plan(&text), 0, &[], 100);
+    let all = status(&with(&first, &text), 0, &[("op-0", 1), ("op-1", 1)], 200);
+    let written = with(&all, &text);
+    let led = |plan: &Plan, begins, contacts: &BTreeMap<PodName, Contact>| {
+        let facts = Facts { begins, ..facts(contacts, 300) };
+        said(&of(&plan.snapshot.configs[0], plan, &Found::of(plan), facts))[1].clone()
+    };
+    assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
+    assert_eq!(led(&written, false, &BTreeMap::new()), "Programmed=False Waiting", "for a while");
+    let behind = [(name("op-0"), Contact::default())].into();
+    assert_eq!(led(&written, true, &behind), "Programmed=False Waiting", "it has been heard");
+    assert_eq!(led(&with(&first, &text), true, &BTreeMap::new()), "Programmed=False Waiting");
+}
+
+#[test]
+fn more_shards_than_pods_are_said() {
+    let found = status(&plan(&(ROOT.to_owned() + &pod("op-0"))), 0, &[], 1);
+    assert_eq!(said(&found)[2], "Degraded=True ShardsWithoutPods");
+    assert!(found.conditions[2].message.contains("r-2-normal"), "{:?}", found.conditions[2]);
+    let none = status(&plan(ROOT), 0, &[], 1);
+    assert_eq!(said(&none)[1..], ["Programmed=False NoPods", "Degraded=True NoPods"]);
+}
+
+#[test]
+fn what_is_invalid_keeps_what_was_written() {
+    let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
+    let before = status(&plan(&text), 0, &[], 1);
+    let wrong = text.replace("shardingSize: 2", "shardingSize: 40");
+    let after = status(&with(&before, &wrong), 0, &[], 2);
+    assert_eq!(said(&after)[0], "Accepted=False Invalid");
+    assert!(after.conditions[0].message.starts_with("spec.root.auto.shardingSize"));
+    assert_eq!((after.ownership, after.epoch), (before.ownership, before.epoch));
+}
+
+#[test]
+fn a_shard_has_its_roots_epoch_only_once_it_is_written() {
+    let child = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
+        metadata: {name: r-1-normal, namespace: ops, labels: {ctrlmesh.kusionstack.io/auto-sharding-root: root}}\nspec: {}\n---\n";
+    let text = ROOT.to_owned() + &pod("op-0") + child;
+    let first = plan(&text);
+    assert_eq!(status(&first, 1, &[], 1).epoch, None);
+    let second = with(&status(&first, 0, &[], 1), &text);
+    let shard = status(&second, 1, &[("op-0", 1)], 2);
+    assert_eq!(shard.epoch, Some(1));
+    assert_eq!(said(&shard)[1], "Programmed=True Acknowledged");
+    assert_eq!(shard.pods[0].name, "op-0");
+    assert_eq!(
+        (shard.pods[0].epoch, shard.pods[0].last_contact.clone()),
+        (Some(1), Some(Time(at(2))))
+    );
+}
+
+#[test]
+fn one_that_is_called_as_a_roots_shard_says_nothing_of_the_root() {
+    let stranger = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: r-1-normal, namespace: ops}\n\
+        spec: {selector: {matchLabels: {app: other}}, limits: [{selector: {matchLabels: {'a b': c}}}]}\n---\n";
+    let text = ROOT.to_owned() + &pod("op-0") + stranger;
+    let written = with(&status(&plan(&text), 0, &[], 1), &text);
+    let found = status(&written, 1, &[("op-0", 1)], 2);
+    assert_eq!((found.epoch, found.pods.len()), (None, 0));
+    assert_eq!(said(&found)[..2], ["Accepted=False Invalid", "Programmed=False Pending"]);
+    let valid = text.replace("'a b'", "ab");
+    let written = with(&status(&plan(&valid), 0, &[], 1), &valid);
+    let found = status(&written, 1, &[("op-0", 1)], 2);
+    assert_eq!(said(&found)[..2], ["Accepted=True Valid", "Programmed=False NoPods"]);
+    let root = status(&written, 0, &[("op-0", 1)], 2);
+    assert_eq!(root.conditions[1].message, "every proxy, 1 of 1, has acknowledged epoch 1");
+}
+
+#[test]
+fn of_each_pod_its_node_epoch_and_last_contact_are_said() {
+    let on_node = pod("op-0") + &pod("op-1");
+    let on_node = on_node.replacen("---\n", "spec: {nodeName: node-a, containers: []}\n---\n", 1);
+    let status = status(&plan(&(SHARD.to_owned() + &on_node)), 0, &[("op-0", 1)], 100);
+    let pod = |name: &str, node: Option<&str>, epoch, heard: Option<i64>| PodStatus {
+        name: name.to_owned(),
+        node: node.map(str::to_owned),
+        epoch,
+        last_contact: heard.map(|second| Time(at(second))),
+    };
+    let wanted = [pod("op-0", Some("node-a"), Some(1), Some(100)), pod("op-1", None, None, None)];
+    assert_eq!(status.pods, wanted);
+}
+
+#[test]
+fn a_contact_is_written_down_again_only_after_a_while() {
+    let text = SHARD.to_owned() + &pod("op-0");
+    let first = status(&plan(&text), 0, &[("op-0", 1)], 1000);
+    let contact = |now| {
+        let status = status(&with(&first, &text), 0, &[("op-0", 1)], now);
+        status.pods[0].last_contact.as_ref().unwrap().0.as_second()
+    };
+    // At multiples of five minutes, of all at the same time.
+    assert_eq!((contact(1010), contact(1199), contact(1200)), (1000, 1000, 1200));
+    assert_eq!(contact(1201), 1201);
+}
+
+#[test]
+fn the_same_epoch_of_another_operator_is_not_acknowledged() {
+    let text = ROOT.to_owned() + &pod("op-0");
+    let written = status(&plan(&text), 0, &[], 1);
+    let plan = with(&written, &text);
+    let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
+    let contacts = [(name("op-0"), other)].into();
+    let facts = facts(&contacts, 2);
+    let found = of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts);
+    assert_eq!(said(&found)[1], "Programmed=False Waiting");
+    assert_eq!(said(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
+}
+
+#[test]
+fn a_proxy_that_is_away_is_said_after_a_minute() {
+    let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
+    let plan = plan(&text);
+    let found = |connected, now| {
+        let contact = Contact { connected, at: at(100), ..Contact::default() };
+        let contacts = [(name("op-0"), contact)].into();
+        let facts = facts(&contacts, now);
+        of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts)
+    };
+    assert_eq!(said(&found(false, 160))[2], "Degraded=False AsExpected");
+    assert_eq!(said(&found(false, 161))[2], "Degraded=True ProxyAway");
+    assert_eq!(
+        found(false, 161).conditions[2].message,
+        "no word for a minute from the proxies of op-0; they go on by their last policy, if they live"
+    );
+    assert_eq!(said(&found(true, 1000))[2], "Degraded=False AsExpected");
+}
+
+#[test]
+fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
+    let shard = |name: &str| {
+        format!(
+            "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops}}\n\
+            spec: {{selector: {{matchLabels: {{ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}}}, limits: [{{selector: {{matchLabels: {{team: {name}}}}}}}]}}\n---\n"
+        )
+    };
+    let twice = plan(&(shard("a") + &shard("b") + &pod("op-0")));
+    for which in [0, 1] {
+        assert_eq!(said(&status(&twice, which, &[], 1))[2], "Degraded=True PodSelectedTwice");
+    }
+    let plan = plan(&(shard("a") + &pod("op-0")));
+    let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
+    let contacts = [(name("op-0"), contact)].into();
+    let found = of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts(&contacts, 1));
+    assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
+    assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
+    let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
+    let none = BTreeMap::new();
+    let facts = Facts { conflicts: &conflicts, ..facts(&none, 1) };
+    let found = of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts);
+    assert_eq!(said(&found)[2], "Degraded=True Conflict");
+}
+
+#[test]
+fn limits_say_at_which_version_their_epoch_began() {
+    let versioned = |version: &str| {
+        ROOT.replace("name: root,", &format!("name: root, resourceVersion: '{version}',"))
+    };
+    let told = |plan: &Plan| -> Vec<Option<u64>> {
+        let policies = plan.compiled.policies.values();
+        policies.flat_map(|told| &told.policy.limits).map(|limit| limit.changed_at).collect()
+    };
+    let text = versioned("40") + &pod("op-0");
+    let first = plan(&text);
+    assert!(told(&first).iter().all(Option::is_none), "nobody has written it down");
+    let written = status(&first, 0, &[], 1);
+    assert_eq!((written.epoch, written.changed_at.as_deref()), (Some(1), Some("40")));
+    // The object has a later version now, but the epoch is the same.
+    let second = with(&written, &(versioned("50") + &pod("op-0")));
+    assert!(!told(&second).is_empty() && told(&second).iter().all(|at| *at == Some(40)));
+    assert_eq!(status(&second, 0, &[("op-0", 1)], 2).changed_at.as_deref(), Some("40"));
+    let other = text.replace("shardingSize: 2", "shardingSize: 1").replace("'40'", "'60'");
+    let changed = status(&with(&written, &other), 0, &[], 3);
+    assert_eq!((changed.epoch, changed.changed_at.as_deref()), (Some(2), Some("60")));
+}
+
+#[test]
+fn that_objects_are_labelled_anew_is_said_where_nothing_worse_is() {
+    let message = "not all objects of these kinds are labelled yet: pods./v1".to_owned();
+    let (some, beside) = (Unlabelled::Some(message.clone()), Unlabelled::Beside(message));
+    let said = |text: &str, unlabelled: &Unlabelled| {
+        let plan = plan(text);
+        let none = BTreeMap::new();
+        let facts = Facts { unlabelled: Some(unlabelled), ..facts(&none, 1) };
+        said(&of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts))[2].clone()
+    };
+    let one = ROOT.to_owned() + &pod("op-0");
+    let both = one.clone() + &pod("op-1");
+    assert_eq!(said(&both, &some), "Degraded=True Unlabelled");
+    assert_eq!(said(&both, &beside), "Degraded=False Relabelling", "each has its objects");
+    assert_eq!(said(&one, &some), "Degraded=True ShardsWithoutPods");
+    assert_eq!(said(ROOT, &some), "Degraded=True NoPods");
+}
+
+#[test]
+fn what_was_said_of_a_pod_is_not_said_of_the_next_of_its_name() {
+    let born = |second: i64| {
+        let time = Time(at(second));
+        let time = serde_json::to_string(&time).unwrap();
+        ROOT.to_owned().replace("root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}", "selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}, limits: [{selector: {matchLabels: {a: b}}}]")
+            + &pod("op-0").replace("namespace: ops, labels", &format!("namespace: ops, creationTimestamp: {time}, labels"))
+    };
+    let first = status(&plan(&born(50)), 0, &[("op-0", 1)], 100);
+    assert_eq!(first.pods[0].epoch, Some(1));
+    let again = status(&with(&first, &born(50)), 0, &[], 200);
+    assert_eq!(again.pods, first.pods, "nothing new is known of it");
+    let next = status(&with(&first, &born(150)), 0, &[], 200);
+    assert_eq!((next.pods[0].epoch, next.pods[0].last_contact.clone()), (None, None));
+}
+
+#[test]
+fn pods_that_have_ended_are_not_listed() {
+    let ended = |name: &str, phase: &str| {
+        pod(name).replace("---\n", &format!("status: {{phase: {phase}}}\n---\n"))
+    };
+    let text =
+        SHARD.to_owned() + &pod("op-0") + &ended("op-1", "Failed") + &ended("op-2", "Succeeded");
+    let found = status(&plan(&text), 0, &[], 1);
+    let names: Vec<&str> = found.pods.iter().map(|pod| pod.name.as_str()).collect();
+    assert_eq!(names, ["op-0"]);
+    assert_eq!(found.conditions[1].message, "0 of 1 proxies have acknowledged epoch 1");
+}
+
+/// The reasons that a function of `compute.rs` can give, in order.
+fn reasons(function: &str) -> Vec<String> {
+    let source = include_str!("../compute.rs");
+    let (_, body) = source.split_once(&format!("\nfn {function}(")).unwrap();
+    let (body, _) = body.split_once("\n}\n").unwrap();
+    let given = Regex::new(r#"verdict\(\s*(?:true|false),\s*"(\w+)""#).unwrap();
+    assert_eq!(given.find_iter(body).count(), body.matches("verdict(").count(), "{function}");
+    given.captures_iter(body).map(|one| one[1].to_owned()).collect()
+}
+
+#[test]
+fn the_readme_lists_every_reason_in_the_order_in_which_they_are_told() {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    let name = Regex::new(r"`(\w+)`").unwrap();
+    for (condition, function) in
+        [("Accepted", "accepted"), ("Programmed", "programmed"), ("Degraded", "degraded")]
+    {
+        let row = readme.lines().find(|line| line.starts_with(&format!("| `{condition}` |")));
+        let names = name.captures_iter(row.unwrap()).map(|one| one[1].to_owned());
+        assert_eq!(names.skip(1).collect::<Vec<_>>(), reasons(function), "{condition}");
+    }
+}
