@@ -19,22 +19,22 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use self::life::{Begun, Leave, Process, listen};
-use crate::accept::{Acceptor, Origin, PerPod};
-use crate::backlog::Backlog;
-use crate::channel::Manager;
 use crate::config::{ConfigError, NodeArgs, SidecarArgs};
 use crate::drain::Drain;
+use crate::manager_client::Manager;
+use crate::manager_client::certificate::Signed;
+use crate::net::accept::{Acceptor, Origin, PerPod};
+use crate::net::memory_budget::Backlog;
+use crate::net::tls;
+use crate::net::tls::TlsError;
+use crate::net::tls::issue::{Presented, Source};
+use crate::net::tls::trust::Trust;
 use crate::node::{self, End, Handover, Node, NodeError, Removal, Settings};
 use crate::policy;
-use crate::policy::client;
+use crate::policy::subscription;
 use crate::policy::{History, Kept, LoadError, StoreError};
 use crate::readiness::BlockReady;
-use crate::serve::{Policies, Served};
-use crate::tls;
-use crate::tls::TlsError;
-use crate::tls::issue::{Presented, Source};
-use crate::tls::signed::Signed;
-use crate::tls::trust::Trust;
+use crate::session::{Policies, Served};
 use crate::upstream::{Address, Target};
 
 pub(crate) use self::threads::Parts;
@@ -140,10 +140,15 @@ async fn begin_sidecar(
         None => policy::enforce(args.policy.source(), pod, metrics, drain, never)?,
         Some(manager) => {
             let pod = args.policy.pod.clone().ok_or(ConfigError::NoPod)?;
-            let followed =
-                client::follow(manager.clone(), client::Served::Pod(pod.clone()), metrics, drain)?;
+            let followed = subscription::follow(
+                manager.clone(),
+                subscription::Served::Pod(pod.clone()),
+                metrics,
+                drain,
+            )?;
             // Nothing is served before it is known what.
-            let Some(policy) = client::policy_of(pod, followed.told, metrics, drain).await else {
+            let Some(policy) = subscription::policy_of(pod, followed.told, metrics, drain).await
+            else {
                 return Ok(Begun::default());
             };
             policy
@@ -245,9 +250,9 @@ async fn begin_node(
     let pods = match &manager {
         None => node::Source::File(args.pods.ok_or(ConfigError::NoPods)?),
         Some(manager) => {
-            let served = client::Served::Node(args.node.ok_or(ConfigError::NoNode)?);
+            let served = subscription::Served::Node(args.node.ok_or(ConfigError::NoNode)?);
             let Process { metrics, drain, .. } = &process;
-            node::Source::Manager(client::follow(manager.clone(), served, metrics, drain)?)
+            node::Source::Manager(subscription::follow(manager.clone(), served, metrics, drain)?)
         }
     };
     let source = process.certificate(&names, manager).await?;

@@ -12,11 +12,11 @@ use ctrlmesh_common::names::port;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 
-use crate::backlog::Memory;
-use crate::channel::ManagerArgs;
+use crate::manager_client::ManagerArgs;
+use crate::net::memory_budget::Memory;
+use crate::net::tls::issue::Source;
 use crate::policy::{PodName, PolicyArgs};
 use crate::telemetry::LogFormat;
-use crate::tls::issue::Source;
 use crate::upstream::{Address, Target};
 use ctrlmesh_intercept::{Targets, default_pins};
 

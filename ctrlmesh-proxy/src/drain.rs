@@ -9,7 +9,7 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::seldom::Seldom;
+use crate::poll_on_wake::PollOnWake;
 
 /// Owns the tasks that must end before the process may.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +35,7 @@ impl Drain {
 
     /// Runs `task` on this thread until it ends or the deadline of [`Drain::finish`] passes.
     pub fn spawn_local(&self, task: impl Future<Output = ()> + 'static) {
-        let mut forced = Seldom::new(Box::pin(self.forced.clone().cancelled_owned()));
+        let mut forced = PollOnWake::new(Box::pin(self.forced.clone().cancelled_owned()));
         self.tasks.spawn_local(async move {
             tokio::select! {
                 biased;

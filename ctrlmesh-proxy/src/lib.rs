@@ -4,22 +4,18 @@
 #![forbid(unsafe_code)]
 
 pub mod telemetry;
-pub mod explain;
-pub mod seldom;
+pub mod poll_on_wake;
 pub mod drain;
 pub mod readiness;
 pub mod metrics;
-pub mod backlog;
-pub mod body;
-pub mod watched;
-pub mod channel;
+pub mod net;
+pub mod manager_client;
 pub mod policy;
-pub mod accept;
-pub mod tls;
 pub mod upstream;
-pub mod tunnel;
-pub mod config;
+pub mod session;
+mod watch;
 pub mod serve;
+pub mod config;
 pub mod admin;
 pub mod node;
 pub mod app;

@@ -26,13 +26,13 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::accept::Acceptor;
 use crate::drain::Drain;
+use crate::net::accept::Acceptor;
 use crate::node::charge::{Charge, Claim, Link};
 use crate::node::keeper::{Keeper, Ways};
 use crate::node::network::Heirloom;
+use crate::policy::file_poll::POLL_INTERVAL;
 use crate::readiness::BlockReady;
-use crate::watched::PERIOD;
 use ctrlmesh_intercept::Targets;
 
 pub use end::{End, Removal};
@@ -171,7 +171,7 @@ impl Node {
                 }
                 Err(error) => {
                     warn_of("see whether another process serves the pods")(&error);
-                    time::sleep(PERIOD).await;
+                    time::sleep(POLL_INTERVAL).await;
                 }
             }
         }
@@ -205,7 +205,7 @@ impl Node {
             }
             Err(error) => {
                 warn_of("follow the process that serves the pods")(&error);
-                time::sleep(PERIOD).await;
+                time::sleep(POLL_INTERVAL).await;
                 None
             }
         }
@@ -287,7 +287,7 @@ async fn attend(charge: &mut Held) {
     let Some(charge) = charge else { return std::future::pending().await };
     if let Err(error) = charge.attend().await {
         warn_of("let in who follows")(&error);
-        time::sleep(PERIOD).await;
+        time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -296,7 +296,7 @@ fn warn_of(doing: &'static str) -> impl FnOnce(&io::Error) {
 }
 
 fn ticks() -> Interval {
-    let mut ticks = time::interval(PERIOD);
+    let mut ticks = time::interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }

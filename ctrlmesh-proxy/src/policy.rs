@@ -14,12 +14,13 @@ use ctrlmesh_common::policy::Policy;
 use tokio::sync::watch;
 
 mod sharding;
+pub mod file_poll;
 mod file;
 mod enforce;
 mod history;
 mod store;
-mod servers;
-pub mod client;
+mod api_servers;
+pub mod subscription;
 
 pub use enforce::enforce;
 pub use file::{LoadError, follow, load, sensible};

@@ -1,128 +1,53 @@
 //! How is one client connection served, from its first byte to its last?
 
-mod dated;
-mod exchange;
+pub mod explain;
 mod headers;
-mod held;
+mod wait_time;
+mod lock_list;
+mod lock;
+mod reply;
+mod refuse;
+mod version_check;
+mod exchange;
+mod tap;
+mod unread;
 mod http1;
 mod http2;
-mod items;
-mod lock;
-mod looked;
-mod refuse;
-mod renaming;
-mod reply;
-mod splice;
-mod turn;
-mod unread;
-mod upgraded;
-mod view;
-mod waits;
-mod watch;
 
-use std::collections::HashMap;
 use std::future;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::ServerConfig;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::sync::watch::Receiver;
 use tokio::time;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::accept::{Accepted, Place, PodSlot};
-use crate::body::Unread;
-use crate::drain::Drain;
-use crate::metrics::{ClientError, Metrics, Open};
-use crate::policy::{Current, History};
-use crate::seldom::Seldom;
-use crate::serve::held::Room;
-use crate::serve::view::View;
-use crate::tls;
-use crate::tls::stream::ServerStream;
-use crate::tunnel;
-use crate::upstream::{Address, Dialer, Target, Upstream};
+use crate::metrics::ClientError;
+use crate::net::accept::Accepted;
+use crate::net::body::Unread;
+use crate::net::tls;
+use crate::net::tls::stream::ServerStream;
+use crate::net::tunnel;
+use crate::policy::Current;
+use crate::poll_on_wake::PollOnWake;
+use crate::session::collect_budget::Room;
+use crate::session::policy_view::View;
+use crate::session::{Counted, Served, Server, Session};
+use crate::upstream::{Address, Target, Upstream};
 
 /// The first byte of a TLS record that begins a handshake.
 const TLS_HANDSHAKE: u8 = 22;
 
-/// What one thread serves its connections with.
-#[derive(Debug)]
-pub struct Server {
-    /// How operators are answered: with HTTP/2 or HTTP/1.1, as they like.
-    pub tls: Arc<ServerConfig>,
-    /// The same for an API server that speaks no HTTP/2.
-    pub tls_http1: Arc<ServerConfig>,
-    /// Opens the connections to the API server.
-    pub dialer: Rc<Dialer>,
-    /// The API server, where the connection itself does not say.
-    pub target: Option<Target>,
-    /// What the pods may see.
-    pub policies: Policies,
-    /// How long a client may take from connecting to the end of its first request's head.
-    pub header_timeout: Duration,
-    /// How long the API server may take to answer.
-    pub response_timeout: Duration,
-    /// Where things are counted.
-    pub metrics: Arc<Metrics>,
-    /// Ends the connections at shutdown.
-    pub drain: Drain,
-}
-
-/// The policies of the pods whose connections are served.
-#[derive(Clone, Debug)]
-pub enum Policies {
-    /// One pod's: the sidecar's.
-    One(Served),
-    /// Each pod's own, by the slot that the kernel gave it; a pod that is not here is not served.
-    BySlot(Receiver<Arc<HashMap<PodSlot, Served>>>),
-}
-
-/// A pod that is served.
-#[derive(Clone, Debug)]
-pub struct Served {
-    /// What it may see.
-    pub policy: Current,
-    /// What it could see before.
-    pub history: Arc<History>,
-    /// Cancelled once the pod is served no more: its connections end then.
-    pub gone: Option<CancellationToken>,
-}
-
-/// What the requests of one client connection share.
-#[derive(Debug)]
-struct Session {
-    server: Rc<Server>,
-    upstream: Upstream,
-    policy: View,
-    gone: Option<CancellationToken>,
-    /// Notified when the client is to open its next connection elsewhere.
-    leaving: Rc<Notify>,
-    counted: Counted,
-}
-
 /// A connection on which the client speaks HTTP, to its end: one a connection, of either protocol.
 type Serving = Pin<Box<dyn Future<Output = ()>>>;
-
-/// A connection of a client in the count of all, for as long as anything of it goes on: a tunnel outlives its HTTP.
-#[derive(Debug)]
-struct Counted {
-    _open: Open,
-    _place: Place,
-    /// What is held of its bodies whole.
-    room: Room,
-    /// What of them waits to be written.
-    unread: Rc<Unread>,
-}
 
 // === impl Server ===
 
@@ -264,24 +189,11 @@ impl Server {
     }
 }
 
-// === impl Policies ===
-
-impl Policies {
-    /// The pod that a connection comes from, if it is served.
-    fn of(&self, pod: Option<PodSlot>) -> Option<Served> {
-        match (self, pod) {
-            (Policies::One(served), _) => Some(served.clone()),
-            (Policies::BySlot(pods), Some(pod)) => pods.borrow().get(&pod).cloned(),
-            (Policies::BySlot(_), None) => None,
-        }
-    }
-}
-
 /// Does `work` to its end, or to the end of the pod that it is done for.
 async fn unless_gone(gone: Option<&CancellationToken>, work: impl Future<Output = ()>) {
     match gone {
         Some(gone) => {
-            let mut gone = Seldom::new(Box::pin(gone.cancelled()));
+            let mut gone = PollOnWake::new(Box::pin(gone.cancelled()));
             tokio::select! {
                 biased;
                 () = &mut gone => {}

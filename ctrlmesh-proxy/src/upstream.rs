@@ -26,13 +26,13 @@ use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 use tracing::debug;
 
-use crate::accept;
-use crate::body::{Relay, Unread};
 use crate::drain::Drain;
 use crate::metrics;
 use crate::metrics::{Metrics, Open};
-use crate::tls::stream::ClientStream;
-use crate::tls::trust::Trust;
+use crate::net::accept;
+use crate::net::body::{Relay, Unread};
+use crate::net::tls::stream::ClientStream;
+use crate::net::tls::trust::Trust;
 
 /// How long it is believed that an API server speaks no HTTP/2: it may be replaced by one that does.
 const HTTP1_BELIEVED: Duration = Duration::from_mins(10);
@@ -217,7 +217,7 @@ impl Dialer {
             .map_err(|_elapsed| self.too_late())
             .and_then(|done| done.map_err(SendError::Tls))
             .map_err(|error| self.on_tls_error(error, target))?;
-        if http2 && stream.protocol() != Some(crate::tls::ALPN_HTTP2) {
+        if http2 && stream.protocol() != Some(crate::net::tls::ALPN_HTTP2) {
             self.http1_only.add(&target.address);
             return Err(SendError::Protocol);
         }

@@ -9,7 +9,7 @@ use ctrlmesh_common::wire::{self, Hello, PodId, Report, Said, Verdict};
 use ctrlmesh_manager::push::policy_store::{self, Posted};
 use ctrlmesh_manager::rules::compile::Told;
 use ctrlmesh_manager::rules::pod::PodName;
-use ctrlmesh_proxy::channel::ConnectError;
+use ctrlmesh_proxy::manager_client::ConnectError;
 use http::Request;
 use http_body_util::Empty;
 use hyper::client::conn::http2;

@@ -32,7 +32,7 @@ use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::rules::compile::Told;
 use ctrlmesh_manager::rules::pod::{Member, PodName};
 use ctrlmesh_manager::tls;
-use ctrlmesh_proxy::channel::{ConnectError, Link, Manager};
+use ctrlmesh_proxy::manager_client::{ConnectError, Link, Manager};
 use ctrlmesh_testbed::{ControlPlane, retry};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};

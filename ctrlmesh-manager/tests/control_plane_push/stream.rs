@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::{Entry, Hello, Report, Said, Update, Verdict};
-use ctrlmesh_proxy::channel::Link;
+use ctrlmesh_proxy::manager_client::Link;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};

@@ -15,12 +15,12 @@ use tokio::time;
 use tracing::warn;
 
 use super::AppError;
-use crate::accept::{Accepted, Thread};
 use crate::config::CommonArgs;
 use crate::drain::Drain;
 use crate::metrics::Metrics;
-use crate::serve::{Policies, Server};
-use crate::tls::trust::Trust;
+use crate::net::accept::{Accepted, Thread};
+use crate::net::tls::trust::Trust;
+use crate::session::{Policies, Server};
 use crate::upstream::{Dialer, Http1Only, Target};
 
 /// Nearer than the deadline of any request, and far enough not to be felt.

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 
-use crate::tls::trust::Trust;
+use crate::net::tls::trust::Trust;
 use crate::upstream::Target;
 
 /// The most that is read of an answer, or of an event, in bytes.

@@ -22,8 +22,8 @@ use tracing::{debug, info, warn};
 use super::ask::{Asker, MAX_BYTES};
 use super::keeper::OWNER;
 use crate::drain::Drain;
+use crate::net::tls::trust::Trust;
 use crate::policy::PodName;
-use crate::tls::trust::Trust;
 use crate::upstream::Target;
 use ctrlmesh_intercept::Options;
 

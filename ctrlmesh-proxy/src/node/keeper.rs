@@ -24,12 +24,12 @@ use super::network::{self, Heirloom, NetworkId, Networks};
 use super::pods::{Place, Pod, Taker};
 use super::pulse::Pulse;
 use super::roster::{Roster, Source};
-use crate::accept::{Acceptor, PodSlot};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
+use crate::net::accept::{Acceptor, PodSlot};
 use crate::policy;
 use crate::policy::PodName;
-use crate::serve::Served;
+use crate::session::Served;
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::Namespace;
 use ctrlmesh_intercept::{

@@ -13,8 +13,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::accept::{Acceptor, Origin, PodSlot};
 use crate::drain::Drain;
+use crate::net::accept::{Acceptor, Origin, PodSlot};
 use ctrlmesh_intercept::cgroup;
 use ctrlmesh_intercept::cgroup::Namespaces;
 use ctrlmesh_intercept::listener::{self, Namespace};

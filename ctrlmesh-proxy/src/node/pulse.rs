@@ -16,7 +16,7 @@ use tokio::time;
 use tracing::warn;
 
 use crate::drain::Drain;
-use crate::watched::PERIOD;
+use crate::policy::file_poll::POLL_INTERVAL;
 use ctrlmesh_intercept::Slot;
 
 /// For how long the thread that accepts may be busy before it counts as hanging.
@@ -99,7 +99,7 @@ impl Shared {
                     warn!(error = &error as &dyn std::error::Error, %slot, "no beat for a pod");
                 }
             }
-            drop(self.ended.wait_timeout_while(self.state(), PERIOD, |state| !state.over));
+            drop(self.ended.wait_timeout_while(self.state(), POLL_INTERVAL, |state| !state.over));
         }
     }
 
@@ -117,7 +117,7 @@ async fn come_round(shared: Arc<Shared>, drain: Drain) {
     let ticks = async {
         loop {
             shared.state().round = Instant::now();
-            time::sleep(PERIOD).await;
+            time::sleep(POLL_INTERVAL).await;
         }
     };
     tokio::select! {

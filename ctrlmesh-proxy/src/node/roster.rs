@@ -15,9 +15,9 @@ use super::error::Waiting;
 use super::pods::{self, Place, Pod, PodsError, Taker};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
-use crate::policy::client::{self, Followed};
+use crate::policy::file_poll::FilePoll;
+use crate::policy::subscription::{self, Followed};
 use crate::policy::{self, Current, Told};
-use crate::watched::Watched;
 
 /// Who says which pods are to be served.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub enum Source {
 /// What is said, as it changes.
 #[derive(Debug)]
 pub(super) enum Roster {
-    File(Watched),
+    File(FilePoll),
     Manager(Followed),
 }
 
@@ -46,7 +46,7 @@ impl Roster {
         match source {
             Source::File(file) => {
                 let first = pods::load(&file)?;
-                Ok((Self::File(Watched::new(file)), first))
+                Ok((Self::File(FilePoll::new(file)), first))
             }
             Source::Manager(mut followed) => {
                 let first = of(&followed.told.borrow_and_update());
@@ -117,7 +117,7 @@ impl Roster {
     ) -> Result<Current, Waiting> {
         if let Self::Manager(followed) = self {
             let told: watch::Receiver<Arc<Told>> = followed.told.clone();
-            let policy = client::policy_now(pod.name.clone(), told, metrics, drain, gone);
+            let policy = subscription::policy_now(pod.name.clone(), told, metrics, drain, gone);
             return policy.ok_or(Waiting::Untold);
         }
         let name = pod.name.to_string();

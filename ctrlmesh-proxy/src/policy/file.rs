@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time;
 
 use super::{ShardingError, Source, sharding};
-use crate::watched::{PERIOD, Watched};
+use crate::policy::file_poll::{FilePoll, POLL_INTERVAL};
 
 /// The most that is read, in bytes: what a ConfigMap can hold, twice.
 const MAX_FILE_BYTES: u64 = 2 * 1024 * 1024;
@@ -113,13 +113,13 @@ pub fn sensible(policy: Policy) -> Result<Policy, LoadError> {
 
 /// Reads the policy again whenever its file has changed and stays so, until nobody is interested any more.
 pub async fn follow(source: Source, sender: watch::Sender<Arc<Policy>>) {
-    let mut watched = Watched::new(source.file().clone());
+    let mut watched = FilePoll::new(source.file().clone());
     let mut settling = watched.changed();
     while !sender.is_closed() {
         tokio::select! {
             // The last receiver is gone.
             () = sender.closed() => return,
-            () = time::sleep(if settling { SETTLED } else { PERIOD }) => {}
+            () = time::sleep(if settling { SETTLED } else { POLL_INTERVAL }) => {}
         }
         if watched.changed() {
             settling = true;

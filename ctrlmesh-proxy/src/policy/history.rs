@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ctrlmesh_common::policy::Policy;
 
 mod reads;
-mod past;
-mod kept;
+mod summary;
+mod file;
 mod versions;
 
-use kept::WrittenPolicy;
-use past::Past;
+use file::WrittenPolicy;
 use reads::Reads;
+use summary::Past;
 use versions::Versions;
 
-pub use kept::{Kept, tidy};
+pub use file::{Kept, tidy};
 pub use reads::{ReadOf, Unread};
 
 /// How many policies are remembered: enough for as many changes while one list is read.

@@ -17,7 +17,7 @@ use tracing::warn;
 use super::through::{Kind, Through};
 use crate::config::Upstream;
 use crate::drain::Drain;
-use crate::tunnel;
+use crate::net::tunnel;
 
 /// How long the proxy may take to connect.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -18,8 +18,8 @@ use super::source::SourceError;
 use super::through::ThroughError;
 use super::{NOT_EXECUTABLE, NOT_FOUND, OWN_FAILURE};
 use crate::app::AppError;
+use crate::net::tls::TlsError;
 use crate::policy::LoadError;
-use crate::tls::TlsError;
 
 /// Why the command is not run.
 #[derive(Debug, thiserror::Error)]

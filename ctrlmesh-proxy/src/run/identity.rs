@@ -25,7 +25,7 @@ use rustls::{RootCertStore, SignatureScheme};
 use tracing::warn;
 
 use super::cluster::Pem;
-use crate::tls;
+use crate::net::tls;
 
 /// How far a clock may be behind ours.
 const CLOCK_SKEW: Duration = Duration::from_mins(5);

@@ -21,18 +21,18 @@ use super::cluster::Cluster;
 use super::error::RunError;
 use super::signals::Event;
 use super::through::Through;
-use crate::accept::{Acceptor, Origin, PerPod};
 use crate::app::{AppError, Parts};
-use crate::backlog::Backlog;
 use crate::config::CommonArgs;
 use crate::drain::Drain;
-use crate::explain;
 use crate::metrics::Metrics;
+use crate::net::accept::{Acceptor, Origin, PerPod};
+use crate::net::memory_budget::Backlog;
+use crate::net::tls;
+use crate::net::tls::issue::Presented;
+use crate::net::tls::trust::Trust;
 use crate::policy;
-use crate::serve::{Policies, Served};
-use crate::tls;
-use crate::tls::issue::Presented;
-use crate::tls::trust::Trust;
+use crate::serve::explain;
+use crate::session::{Policies, Served};
 use crate::upstream::{Address, Target};
 
 /// How long requests of whoever the command left behind may take to end.

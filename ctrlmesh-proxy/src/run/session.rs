@@ -26,11 +26,11 @@ use super::route::{self, Route};
 use super::source::{self, SERVICE_ACCOUNT, Source};
 use super::supervise::Plan;
 use super::through::{self, Through};
-use crate::explain;
+use crate::net::tls::issue;
+use crate::net::tls::issue::Presented;
+use crate::net::tls::trust::Trust;
 use crate::policy;
-use crate::tls::issue;
-use crate::tls::issue::Presented;
-use crate::tls::trust::Trust;
+use crate::serve::explain;
 
 /// Variables that lead clients in a cluster to the API server.
 const IN_CLUSTER: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];

@@ -17,22 +17,22 @@ use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-use crate::body::Relay;
-use crate::explain;
 use crate::metrics::{ClientError, Outcome, UpstreamError};
+use crate::net::body::Relay;
 use crate::policy::{ReadOf, Reading};
-use crate::serve::Session;
+use crate::serve::explain;
 use crate::serve::headers;
 use crate::serve::lock;
 use crate::serve::lock::LockedError;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Counted, Reply};
-use crate::serve::splice;
-use crate::serve::splice::Kept;
-use crate::serve::upgraded::UpgradedWatch;
-use crate::serve::waits::Waits;
-use crate::serve::watch::{Asked, Unreadable, Watch};
+use crate::serve::wait_time::Waits;
+use crate::session::Session;
 use crate::upstream::SendError;
+use crate::watch::splice;
+use crate::watch::splice::Kept;
+use crate::watch::upgraded::UpgradedWatch;
+use crate::watch::{Asked, Unreadable, Watch};
 
 /// When to come back after the API server could not be reached.
 const RETRY_AFTER_SECONDS: u32 = 1;

@@ -21,18 +21,19 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::body::Relay;
 use crate::metrics::ClientError;
-use crate::seldom::Seldom;
+use crate::net::body::Relay;
+use crate::net::tls::stream::ServerStream;
+use crate::net::tunnel;
+use crate::poll_on_wake::PollOnWake;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;
-use crate::serve::looked::Looked;
 use crate::serve::reply::{Pieces, Reply};
+use crate::serve::tap::Looked;
+use crate::serve::unless_gone;
 use crate::serve::unread::{Theirs, Unread};
-use crate::serve::upgraded::UpgradedWatch;
-use crate::serve::{Session, unless_gone};
-use crate::tls::stream::ServerStream;
-use crate::tunnel;
+use crate::session::Session;
+use crate::watch::upgraded::UpgradedWatch;
 
 /// The largest head of a request: what the API server takes (Go's default, and its slack).
 const MAX_HEAD_BYTES: usize = (1 << 20) + 4096;
@@ -63,7 +64,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
     let mut connection = pin!(connection);
     let metrics = &session.server.metrics;
     let closing = pin!(session.server.drain.started());
-    let mut closing = Seldom::new(closing);
+    let mut closing = PollOnWake::new(closing);
     let mut first = pin!(time::sleep_until(deadline));
     let (mut asked, mut waited) = (false, false);
     let ended = loop {

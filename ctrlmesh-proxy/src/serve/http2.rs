@@ -18,16 +18,16 @@ use tokio::time;
 use tokio::time::{Instant, Sleep};
 use tracing::debug;
 
-use crate::backlog::Waiting;
-use crate::body;
-use crate::body::{Piece, Relay, TooMuch};
 use crate::metrics::ClientError;
-use crate::seldom::Seldom;
-use crate::serve::Session;
+use crate::net::body;
+use crate::net::body::{Piece, Relay, TooMuch};
+use crate::net::memory_budget::Waiting;
+use crate::net::tls::stream::{BatchedStream, ServerStream};
+use crate::poll_on_wake::PollOnWake;
 use crate::serve::exchange::Abort;
-use crate::serve::looked::Looked;
 use crate::serve::reply::Reply;
-use crate::tls::stream::{Held, ServerStream};
+use crate::serve::tap::Looked;
+use crate::session::Session;
 
 /// The largest head of a request: what the API server takes.
 const MAX_HEAD_BYTES: u32 = 1 << 20;
@@ -54,7 +54,7 @@ const UNNAMED: &str = "kubernetes.default.svc";
 /// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let server = session.server.clone();
-    let (stream, turns) = Held::new(stream);
+    let (stream, turns) = BatchedStream::new(stream);
     let look = Rc::<RefCell<Blocks>>::default();
     let backlog = session.counted.unread.backlog();
     let stream = Looked::new(stream, look.clone(), backlog);
@@ -77,8 +77,8 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
 
 async fn run(
     session: &Rc<Session>,
-    mut connection: Connection<Looked<Held<ServerConnection>, Rc<RefCell<Blocks>>>, Piece>,
-    turns: Held<ServerConnection>,
+    mut connection: Connection<Looked<BatchedStream<ServerConnection>, Rc<RefCell<Blocks>>>, Piece>,
+    turns: BatchedStream<ServerConnection>,
     look: &RefCell<Blocks>,
     deadline: Instant,
 ) -> Result<(), h2::Error> {
@@ -93,7 +93,7 @@ async fn run(
             () = session.leaving.notified() => {}
         }
     });
-    let mut closing = Seldom::new(closing);
+    let mut closing = PollOnWake::new(closing);
     let mut asked = false;
     loop {
         let accepted = poll_fn(|cx| {

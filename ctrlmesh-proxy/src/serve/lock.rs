@@ -19,14 +19,14 @@ use hyper::body::Body as _;
 use thiserror::Error;
 use tokio::time;
 
-use crate::body::Relay;
-use crate::explain;
-use crate::serve::Session;
+use crate::net::body::Relay;
+use crate::serve::explain;
 use crate::serve::headers;
-use crate::serve::held::Room;
-use crate::serve::items::List;
+use crate::serve::lock_list::List;
 use crate::serve::reply::Content;
-use crate::serve::waits::Waits;
+use crate::serve::wait_time::Waits;
+use crate::session::Session;
+use crate::session::collect_budget::Room;
 
 /// The longest list that is held as a whole, in bytes.
 const SHORT_BYTES: usize = 128 << 10;

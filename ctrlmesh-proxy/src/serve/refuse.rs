@@ -8,7 +8,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::body::Relay;
+use crate::net::body::Relay;
 
 /// What a client hears that does not speak TLS: what Go's servers say to it, and why.
 const NOT_TLS: &[u8] = b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n\

@@ -7,11 +7,11 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use crate::body::{BodyError, Piece, Relay, TooMuch, Unread};
 use crate::metrics::{Outcome, Verb};
-use crate::serve::Session;
-use crate::serve::items::List;
-use crate::serve::watch::Watch;
+use crate::net::body::{BodyError, Piece, Relay, TooMuch, Unread};
+use crate::serve::lock_list::List;
+use crate::session::Session;
+use crate::watch::Watch;
 
 /// The body of a response to a client. The request counts as under way until it is dropped.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::body::{Relay, Share};
+use crate::net::body::{Relay, Share};
 use crate::upstream;
 use crate::upstream::{Dialer, SendError, Target};
 

@@ -20,11 +20,11 @@ use tokio::time;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use crate::body;
-use crate::body::{AHEAD_BYTES, Piece, Relay, Share, Unread};
 use crate::metrics::UpstreamError;
-use crate::seldom::Seldom;
-use crate::tls::stream::Held;
+use crate::net::body;
+use crate::net::body::{AHEAD_BYTES, Piece, Relay, Share, Unread};
+use crate::net::tls::stream::BatchedStream;
+use crate::poll_on_wake::PollOnWake;
 use crate::upstream;
 use crate::upstream::{Dialer, SendError, Target};
 
@@ -56,7 +56,7 @@ pub struct Pool {
     leaving: Rc<Notify>,
     unread: Rc<Unread>,
     lanes: RefCell<Vec<Rc<Lane>>>,
-    /// Held while a connection is opened, so that requests that come together wait for one and the same.
+    /// BatchedStream while a connection is opened, so that requests that come together wait for one and the same.
     dialing: Mutex<()>,
     /// How often that was tried, and how it failed last.
     dialed: Cell<u64>,
@@ -177,7 +177,7 @@ impl Pool {
     async fn dial(&self) -> Result<Rc<Lane>, SendError> {
         let until = Instant::now() + self.dialer.deadline;
         let stream = self.dialer.dial(&self.target, true, until).await?;
-        let (stream, turns) = Held::new(stream);
+        let (stream, turns) = BatchedStream::new(stream);
         let handshake = Box::pin(builder().handshake(stream));
         let (send, connection) = time::timeout_at(until, handshake)
             .await
@@ -202,15 +202,15 @@ impl Lane {
 
 /// Drives a connection to its end, and notifies `leaving` when the API server wants no more streams on it.
 async fn run(
-    mut connection: Connection<Held<ClientConnection>, Piece>,
-    turns: Held<ClientConnection>,
+    mut connection: Connection<BatchedStream<ClientConnection>, Piece>,
+    turns: BatchedStream<ClientConnection>,
     lane: Weak<Lane>,
     leaving: Rc<Notify>,
     dialer: Rc<Dialer>,
 ) {
     let _open = upstream::count(&dialer);
     let silence = pin!(silence(connection.ping_pong(), &turns, dialer.silence));
-    let mut silence = Seldom::new(silence);
+    let mut silence = PollOnWake::new(silence);
     let mut told = false;
     let ended = poll_fn(|cx| {
         let mut ended = turns.turn(cx, |cx| Pin::new(&mut connection).poll(cx)).map(Some);
@@ -240,7 +240,11 @@ async fn run(
 
 /// Completes once nothing was heard for as long as `patience`, in the last third of which the API server was asked
 /// whether it is still there. A client that asks us the same learns nothing of the API server.
-async fn silence(pings: Option<PingPong>, turns: &Held<ClientConnection>, patience: Duration) {
+async fn silence(
+    pings: Option<PingPong>,
+    turns: &BatchedStream<ClientConnection>,
+    patience: Duration,
+) {
     let Some(mut pings) = pings else { return future::pending().await };
     let tick = patience / 3;
     loop {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::serve::looked::HeadObserver;
+use crate::serve::tap::HeadObserver;
 
 #[derive(Debug, Default)]
 pub(super) struct HeadProgress {

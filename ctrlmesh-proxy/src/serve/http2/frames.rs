@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::serve::looked::HeadObserver;
+use crate::serve::tap::HeadObserver;
 
 /// The length of the connection preface.
 const PREFACE_BYTES: usize = 24;

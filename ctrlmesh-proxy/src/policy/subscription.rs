@@ -21,12 +21,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::api_servers::Servers;
 use super::enforce::show;
-use super::servers::Servers;
 use super::store::{Held, Store, Told};
 use super::{Current, PodName, StoreError};
-use crate::channel::{ConnectError, Manager};
 use crate::drain::Drain;
+use crate::manager_client::{ConnectError, Manager};
 use crate::metrics::{ManagerMetrics, Metrics};
 
 /// The longest wait before the first attempt after a stream has ended.

@@ -14,7 +14,7 @@ use crate::policy::{Current, Forgotten, History, InForce, ReadOf, Reading, Unrea
 
 /// The policy as one client connection sees it. As long as it does not change, looking at it takes no lock.
 #[derive(Debug)]
-pub(super) struct View {
+pub(crate) struct View {
     seen: RefCell<Seen>,
     history: Arc<History>,
 }
@@ -30,7 +30,7 @@ struct Seen {
 
 impl View {
     /// Sees what `current` holds.
-    pub(super) fn of(mut current: Current, history: Arc<History>) -> Self {
+    pub(crate) fn of(mut current: Current, history: Arc<History>) -> Self {
         let held = current.borrow_and_update().clone();
         let in_force = history.in_force(&held);
         let seen = Seen { current, held, in_force, answered: Vec::new() };
@@ -38,7 +38,7 @@ impl View {
     }
 
     /// What is in force now.
-    pub(super) fn current(&self) -> Arc<InForce> {
+    pub(crate) fn current(&self) -> Arc<InForce> {
         let seen = &mut *self.seen.borrow_mut();
         // Closed at shutdown: the last one stays.
         if seen.current.has_changed().unwrap_or(true) {
@@ -48,7 +48,7 @@ impl View {
     }
 
     /// The same for who reads a collection under it.
-    pub(super) fn read(&self, of: ReadOf) -> Reading {
+    pub(crate) fn read(&self, of: ReadOf) -> Reading {
         loop {
             let reading = self.current().read(of);
             // Replaced meanwhile: who replaced it may not have seen that it is read.
@@ -59,12 +59,12 @@ impl View {
     }
 
     /// Whether something else than `policy` is in force now.
-    pub(super) fn has_changed_since(&self, policy: &Arc<InForce>) -> bool {
+    pub(crate) fn has_changed_since(&self, policy: &Arc<InForce>) -> bool {
         !Arc::ptr_eq(&self.current(), policy)
     }
 
     /// Says that the API server answered who reads. As long as that is known, it takes no lock.
-    pub(super) fn answered(&self, reading: &Reading, info: &RequestInfo<'_>) {
+    pub(crate) fn answered(&self, reading: &Reading, info: &RequestInfo<'_>) {
         let Seen { in_force, answered, .. } = &mut *self.seen.borrow_mut();
         let (group, resource) = (info.api_group(), info.resource());
         let now = Arc::ptr_eq(in_force, reading.policy());
@@ -79,7 +79,7 @@ impl View {
 
     /// Earlier policies under which a client may have read what it goes on from, when it asks for a watch or for a
     /// further page.
-    pub(super) fn suspects(
+    pub(crate) fn suspects(
         &self,
         now: &InForce,
         info: &RequestInfo<'_>,
@@ -94,27 +94,27 @@ impl View {
     }
 
     /// Of which earlier policies it is to be asked how far was read under them.
-    pub(super) fn unread(&self, now: &InForce, info: &RequestInfo<'_>) -> Vec<Unread> {
+    pub(crate) fn unread(&self, now: &InForce, info: &RequestInfo<'_>) -> Vec<Unread> {
         self.history.unread(now, (info.api_group(), info.resource()))
     }
 
     /// Says how far was read under them.
-    pub(super) fn was_read_until(&self, unread: &[Unread], info: &RequestInfo<'_>, version: u64) {
+    pub(crate) fn was_read_until(&self, unread: &[Unread], info: &RequestInfo<'_>, version: u64) {
         self.history.was_read_until(unread, (info.api_group(), info.resource()), version);
     }
 
     /// Whether versions of what is asked for compare with the one at which the policy changed, where that is known.
-    pub(super) fn compare(&self, info: &RequestInfo<'_>, changed_at: u64) -> Option<bool> {
+    pub(crate) fn compare(&self, info: &RequestInfo<'_>, changed_at: u64) -> Option<bool> {
         self.history.compare((info.api_group(), info.resource()), changed_at)
     }
 
     /// Takes in the newest version of what is asked for; whether they compare.
-    pub(super) fn found(&self, info: &RequestInfo<'_>, changed_at: u64, newest: u64) -> bool {
+    pub(crate) fn found(&self, info: &RequestInfo<'_>, changed_at: u64, newest: u64) -> bool {
         self.history.found((info.api_group(), info.resource()), changed_at, newest)
     }
 
     /// Completes at the next change, or when shutdown begins.
-    pub(super) fn alarm(&self, drain: &Drain) -> Pin<Box<dyn Future<Output = ()>>> {
+    pub(crate) fn alarm(&self, drain: &Drain) -> Pin<Box<dyn Future<Output = ()>>> {
         let mut current = self.seen.borrow().current.clone();
         let drain = drain.clone();
         Box::pin(async move {

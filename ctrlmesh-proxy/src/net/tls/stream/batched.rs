@@ -15,11 +15,11 @@ use super::Stream;
 
 /// A connection whose writes leave at the end of each turn of its driver.
 #[derive(Debug)]
-pub struct Held<C>(Rc<RefCell<Stream<C>>>);
+pub struct BatchedStream<C>(Rc<RefCell<Stream<C>>>);
 
-// === impl Held ===
+// === impl BatchedStream ===
 
-impl<C, S> Held<C>
+impl<C, S> BatchedStream<C>
 where
     C: DerefMut<Target = ConnectionCommon<S>>,
     S: SideData + 'static,
@@ -57,7 +57,7 @@ where
     }
 }
 
-impl<C, S> AsyncRead for Held<C>
+impl<C, S> AsyncRead for BatchedStream<C>
 where
     C: DerefMut<Target = ConnectionCommon<S>> + Unpin,
     S: SideData + 'static,
@@ -71,7 +71,7 @@ where
     }
 }
 
-impl<C, S> AsyncWrite for Held<C>
+impl<C, S> AsyncWrite for BatchedStream<C>
 where
     C: DerefMut<Target = ConnectionCommon<S>> + Unpin,
     S: SideData + 'static,

@@ -4,6 +4,11 @@
 //! leaves is read at the version that the client last saw, and it goes on with the new selector. Where that cannot be
 //! done it ends with 410, and the client lists anew. At shutdown it ends at the end of a frame.
 
+pub(crate) mod splice;
+pub(crate) mod upgraded;
+mod lock_rename;
+mod page_permit;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -24,28 +29,27 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-use crate::body::{BodyError, Relay};
 use crate::metrics::Open;
+use crate::net::body::{BodyError, Relay};
 use crate::policy::{InForce, Reading};
-use crate::seldom::Seldom;
-use crate::serve::Session;
-use crate::serve::renaming::Renaming;
-use crate::serve::splice;
-use crate::serve::splice::{Kept, Over, Spliced};
+use crate::poll_on_wake::PollOnWake;
+use crate::session::Session;
+use crate::watch::lock_rename::Renaming;
+use crate::watch::splice::{Kept, Over, Spliced};
 
 /// A watch that a client asked for.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(crate) struct Asked {
     /// What is needed to ask for the like again.
-    pub(super) kept: Kept,
+    pub(crate) kept: Kept,
     /// The policy under which it is asked for.
-    pub(super) in_force: Reading,
+    pub(crate) in_force: Reading,
     /// Those under which the client may have read what it goes on from.
-    pub(super) suspects: Vec<Arc<InForce>>,
+    pub(crate) suspects: Vec<Arc<InForce>>,
 }
 
 /// A watch, on its way to the client.
-pub(super) struct Watch {
+pub(crate) struct Watch {
     session: Rc<Session>,
     kept: Rc<Kept>,
     upstream: Relay,
@@ -55,7 +59,7 @@ pub(super) struct Watch {
     /// The policy under which the client reads.
     in_force: Reading,
     /// Wakes this watch at the next change of the policy, and at shutdown.
-    alarm: Option<Seldom<Pin<Box<dyn Future<Output = ()>>>>>,
+    alarm: Option<PollOnWake<Pin<Box<dyn Future<Output = ()>>>>>,
     /// Whether the last events that passed are older than what the client knows. One that takes no bookmarks would go on
     /// from there.
     went_back: bool,
@@ -82,7 +86,7 @@ enum Next {
 /// The API server's answer to this watch is none whose frames can be read.
 #[derive(Debug, Error)]
 #[error("read the frames of the watch")]
-pub(super) struct Unreadable(pub(super) Rc<Kept>);
+pub(crate) struct Unreadable(pub(crate) Rc<Kept>);
 
 enum State {
     /// Bytes pass.
@@ -104,7 +108,7 @@ impl Watch {
     /// # Errors
     ///
     /// Fails where it would have to be led over, or a lock renamed in it, and its frames cannot be read.
-    pub(super) fn new(
+    pub(crate) fn new(
         session: Rc<Session>,
         asked: Asked,
         response: Response<Relay>,
@@ -156,7 +160,7 @@ impl Watch {
     }
 
     /// What the client gets next.
-    pub(super) fn poll_frame(
+    pub(crate) fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -226,7 +230,8 @@ impl Watch {
                 return;
             }
             let Session { policy, server, .. } = &*self.session;
-            let alarm = self.alarm.get_or_insert_with(|| Seldom::new(policy.alarm(&server.drain)));
+            let alarm =
+                self.alarm.get_or_insert_with(|| PollOnWake::new(policy.alarm(&server.drain)));
             if Pin::new(alarm).poll(cx).is_pending() {
                 return;
             }

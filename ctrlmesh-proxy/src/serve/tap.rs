@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use ctrlmesh_request::request::fragment::Look;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::backlog::{Backlog, Waiting};
+use crate::net::memory_budget::{Backlog, Waiting};
 
 /// No longer head is taken: what came without end is something else.
 const MOST_BYTES: usize = 1 << 20;

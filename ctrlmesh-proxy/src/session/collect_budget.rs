@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-use crate::accept::PodSlot;
+use crate::net::accept::PodSlot;
 
 /// How much is held for a client connection, in bytes: two of the longest bodies, and small ones beside them.
 const MAX_CONNECTION_BYTES: usize = 8 << 20;
@@ -30,14 +30,14 @@ struct Thread {
 
 /// What is held for a client connection now.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(crate) struct Room {
     pod: Option<PodSlot>,
     bytes: Cell<usize>,
 }
 
 /// A share of what is held, given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Held<'r> {
+pub(crate) struct Held<'r> {
     room: &'r Room,
     bytes: usize,
 }
@@ -46,12 +46,12 @@ pub(super) struct Held<'r> {
 
 impl Room {
     /// For a connection of `pod`, where the process serves many.
-    pub(super) fn of(pod: Option<PodSlot>) -> Self {
+    pub(crate) fn of(pod: Option<PodSlot>) -> Self {
         Self { pod, bytes: Cell::default() }
     }
 
     /// Nothing yet.
-    pub(super) fn begin(&self) -> Held<'_> {
+    pub(crate) fn begin(&self) -> Held<'_> {
         Held { room: self, bytes: 0 }
     }
 
@@ -97,7 +97,7 @@ impl Room {
 impl Held<'_> {
     /// Holds so much more, if there is room.
     #[must_use]
-    pub(super) fn more(&mut self, bytes: usize) -> bool {
+    pub(crate) fn more(&mut self, bytes: usize) -> bool {
         let fits = self.room.take(bytes);
         self.bytes += if fits { bytes } else { 0 };
         fits

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How often a file is looked at.
-pub const PERIOD: Duration = Duration::from_millis(250);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A file, and how it was when it was last looked at.
 #[derive(Debug)]
-pub struct Watched {
+pub struct FilePoll {
     file: PathBuf,
     /// Unknown at first: a change between reading it and looking at it is not missed.
     seen: Option<Stamp>,
@@ -28,9 +28,9 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-// === impl Watched ===
+// === impl FilePoll ===
 
-impl Watched {
+impl FilePoll {
     /// A file that was not looked at yet.
     pub fn new(file: PathBuf) -> Self {
         Self { file, seen: None }

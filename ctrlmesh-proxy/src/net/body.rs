@@ -19,10 +19,10 @@ use tokio::time;
 use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use crate::backlog::Waiting;
-pub use piece::{AHEAD_BYTES, Piece, TooMuch, Unread};
+use crate::net::memory_budget::Waiting;
+pub use unread::{AHEAD_BYTES, Piece, TooMuch, Unread};
 
-mod piece;
+mod unread;
 
 /// How long a client's body waits for the API server's `100 Continue`: clients themselves wait no longer than this.
 const EXPECT_PATIENCE: Duration = Duration::from_secs(1);

@@ -2,9 +2,9 @@
 //!
 //! A read takes what the socket has, up to 64 KiB, into a buffer that the thread lends; records leave together, up to
 //! 64 KiB. So a large body costs a system call for four records, not several for each. Whoever drives a connection
-//! with many streams may hold back what it writes until the end of its turn ([`Held`]); all else leaves at each flush.
+//! with many streams may hold back what it writes until the end of its turn ([`BatchedStream`]); all else leaves at each flush.
 
-mod held;
+mod batched;
 
 use std::cell::RefCell;
 use std::fmt;
@@ -18,7 +18,7 @@ use rustls::{ClientConnection, ConnectionCommon, ServerConnection, SideData};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-pub use held::Held;
+pub use batched::BatchedStream;
 
 /// How much is read from a socket at once: four records of the largest size.
 const READ_BYTES: usize = 64 << 10;

@@ -7,7 +7,7 @@ use ctrlmesh_request::rewrite::lock;
 use ctrlmesh_request::rewrite::watch;
 use ctrlmesh_request::rewrite::watch::{FrameError, Framer, Frames};
 
-use crate::body::BodyError;
+use crate::net::body::BodyError;
 
 /// Frames whose lock is renamed pass one by one.
 #[derive(Debug)]

@@ -3,25 +3,25 @@
 use std::sync::Arc;
 
 use crate::policy::Reading;
-use crate::serve::Session;
-use crate::serve::splice::Kept;
-use crate::serve::watch::Asked;
+use crate::session::Session;
+use crate::watch::Asked;
+use crate::watch::splice::Kept;
 
 /// A watch over a WebSocket, of which nothing is read: it ends when the policy changes, and the client lists again.
 #[derive(Debug)]
-pub(super) struct UpgradedWatch {
+pub(crate) struct UpgradedWatch {
     kept: Kept,
     in_force: Reading,
 }
 
 impl UpgradedWatch {
     /// Of a watch that the API server granted.
-    pub(super) fn new(asked: Asked) -> Arc<Self> {
+    pub(crate) fn new(asked: Asked) -> Arc<Self> {
         Arc::new(Self { kept: asked.kept, in_force: asked.in_force })
     }
 
     /// Completes once it must end: the policy means another watch, or shutdown has begun.
-    pub(super) async fn replaced(&self, session: &Session) {
+    pub(crate) async fn replaced(&self, session: &Session) {
         let drain = &session.server.drain;
         while !drain.has_started()
             && self.kept.means_the_same(self.in_force.policy(), &session.policy.current())

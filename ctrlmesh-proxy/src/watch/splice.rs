@@ -22,12 +22,12 @@ use tokio::sync::mpsc;
 use tokio::time;
 use tracing::debug;
 
-use crate::backlog::{Backlog, Waiting};
-use crate::body::Relay;
+use crate::net::body::Relay;
+use crate::net::memory_budget::{Backlog, Waiting};
 use crate::policy::{InForce, Reading};
-use crate::serve::Session;
-use crate::serve::turn::{MAX_PAGE_BYTES, Turn};
+use crate::session::Session;
 use crate::upstream::SendError;
+use crate::watch::page_permit::{MAX_PAGE_BYTES, Turn};
 
 /// How to ask for a list of which only the version matters.
 const METADATA_ONLY: &str =
@@ -47,7 +47,7 @@ const NOT_OURS: [HeaderName; 7] = [
 
 /// What of a watch request is needed to ask for the like again.
 #[derive(Clone)]
-pub(super) struct Kept {
+pub(crate) struct Kept {
     /// Scheme and authority as they came.
     uri: Uri,
     /// The client's own target: its selector, not ours.
@@ -58,19 +58,19 @@ pub(super) struct Kept {
 }
 
 /// From where to where a watch is led over.
-pub(super) struct Over {
+pub(crate) struct Over {
     /// The version up to which the client has seen everything.
-    pub(super) at: Option<u64>,
+    pub(crate) at: Option<u64>,
     /// The policy under which it saw that, or those of which one may be that policy.
-    pub(super) old: Vec<Arc<InForce>>,
+    pub(crate) old: Vec<Arc<InForce>>,
     /// The policy that is in force.
-    pub(super) new: Arc<InForce>,
+    pub(crate) new: Arc<InForce>,
     /// The watch that goes on from that version, where it was begun already.
-    pub(super) begun: Option<(PathAndQuery, Response<Relay>)>,
+    pub(crate) begun: Option<(PathAndQuery, Response<Relay>)>,
 }
 
 /// How a splice ended.
-pub(super) enum Spliced {
+pub(crate) enum Spliced {
     /// The watch goes on.
     Joined {
         /// What was asked for.
@@ -84,7 +84,7 @@ pub(super) enum Spliced {
 
 /// Why a watch cannot go on.
 #[derive(Debug, Error)]
-pub(super) enum SpliceError {
+pub(crate) enum SpliceError {
     #[error("read the watch's own request")]
     Request(#[source] TargetError),
     #[error("lead over to a new selector")]
@@ -113,13 +113,13 @@ pub(super) enum SpliceError {
 
 impl Kept {
     /// Keeps what is needed of a watch request.
-    pub(super) fn of(request: &Request<Relay>, target: PathAndQuery) -> Self {
+    pub(crate) fn of(request: &Request<Relay>, target: PathAndQuery) -> Self {
         let headers = request.headers().clone();
         Self { uri: request.uri().clone(), target, headers, counted: None }
     }
 
     /// The same, counted as what waits; `None` where too much does already.
-    pub(super) fn counted(mut self, backlog: &Arc<Backlog>) -> Option<Self> {
+    pub(crate) fn counted(mut self, backlog: &Arc<Backlog>) -> Option<Self> {
         let headers = self.headers.iter();
         let headers = headers.map(|(name, value)| name.as_str().len() + value.len());
         let bytes = 2 * self.target.as_str().len() + headers.sum::<usize>();
@@ -128,22 +128,22 @@ impl Kept {
     }
 
     /// What the client asked for.
-    pub(super) fn info(&self) -> Result<RequestInfo<'_>, TargetError> {
+    pub(crate) fn info(&self) -> Result<RequestInfo<'_>, TargetError> {
         RequestInfo::parse("GET", self.target.as_str())
     }
 
     /// Its target.
-    pub(super) fn target(&self) -> &PathAndQuery {
+    pub(crate) fn target(&self) -> &PathAndQuery {
         &self.target
     }
 
     /// Whether the client takes events that hold nothing but a version.
-    pub(super) fn takes_bookmarks(&self) -> bool {
+    pub(crate) fn takes_bookmarks(&self) -> bool {
         self.info().is_ok_and(|info| info.query().is_set("allowWatchBookmarks"))
     }
 
     /// Whether two policies mean the same watch.
-    pub(super) fn means_the_same(&self, one: &Policy, other: &Policy) -> bool {
+    pub(crate) fn means_the_same(&self, one: &Policy, other: &Policy) -> bool {
         self.info().is_ok_and(|info| {
             selector(one, &info) == selector(other, &info) && same_lock(one, other, &info)
         })
@@ -181,7 +181,7 @@ impl fmt::Debug for Kept {
 
 /// Leads a watch over; what the client gets is sent into `pages` as it is read, one page at a time. Where one of several policies may be the one under which the client read, all of them are led
 /// over from: what it has already is sent again, as it is, and what it never had is deleted, which means nothing to it.
-pub(super) async fn run(
+pub(crate) async fn run(
     session: Rc<Session>,
     kept: Rc<Kept>,
     encoding: Encoding,
@@ -265,7 +265,7 @@ async fn begin(
 }
 
 /// Asks for a version that is newer than whatever was read under policies that nobody reads under any more.
-pub(super) async fn clear(session: &Session, kept: &Kept) {
+pub(crate) async fn clear(session: &Session, kept: &Kept) {
     let Ok(info) = kept.info() else { return };
     let unread = session.policy.unread(&session.policy.current(), &info);
     if unread.is_empty() {
@@ -280,7 +280,7 @@ pub(super) async fn clear(session: &Session, kept: &Kept) {
 }
 
 /// The version that a collection has now.
-pub(super) async fn version(
+pub(crate) async fn version(
     session: &Session,
     kept: &Kept,
     info: &RequestInfo<'_>,

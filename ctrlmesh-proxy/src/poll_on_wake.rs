@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// A future that seldom completes, and is asked only after it has woken.
-pub struct Seldom<F> {
+pub struct PollOnWake<F> {
     future: F,
     alarm: Arc<Alarm>,
     /// Wakes by the alarm.
@@ -27,9 +27,9 @@ struct Alarm {
     task: Mutex<Option<Waker>>,
 }
 
-// === impl Seldom ===
+// === impl PollOnWake ===
 
-impl<F: Future + Unpin> Seldom<F> {
+impl<F: Future + Unpin> PollOnWake<F> {
     /// A future that is asked at first, and then after each time that it wakes.
     pub fn new(future: F) -> Self {
         let alarm = Arc::<Alarm>::default();
@@ -51,7 +51,7 @@ impl<F: Future + Unpin> Seldom<F> {
     }
 }
 
-impl<F: Future + Unpin> Future for Seldom<F> {
+impl<F: Future + Unpin> Future for PollOnWake<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -59,9 +59,9 @@ impl<F: Future + Unpin> Future for Seldom<F> {
     }
 }
 
-impl<F> fmt::Debug for Seldom<F> {
+impl<F> fmt::Debug for PollOnWake<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seldom").field("alarm", &self.alarm).finish_non_exhaustive()
+        f.debug_struct("PollOnWake").field("alarm", &self.alarm).finish_non_exhaustive()
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
             asked.set(asked.get() + 1);
             notified.as_mut().poll(cx)
         });
-        let mut seldom = Seldom::new(future);
+        let mut seldom = PollOnWake::new(future);
         poll_fn(|cx| {
             for _ in 0..10 {
                 assert!(Pin::new(&mut seldom).poll(cx).is_pending());
@@ -126,7 +126,7 @@ mod tests {
     async fn it_wakes_whoever_asked_last() {
         let notify = Arc::new(Notify::new());
         let told = notify.clone();
-        let mut seldom = Seldom::new(Box::pin(async move { told.notified().await }));
+        let mut seldom = PollOnWake::new(Box::pin(async move { told.notified().await }));
         let mut elsewhere = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut seldom).poll(&mut elsewhere).is_pending());
         let mut tasks = JoinSet::new();

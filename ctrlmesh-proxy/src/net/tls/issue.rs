@@ -20,8 +20,8 @@ use tokio::time;
 use tracing::{info, warn};
 
 use crate::drain::Drain;
-use crate::tls;
-use crate::tls::TlsError;
+use crate::net::tls;
+use crate::net::tls::TlsError;
 
 /// How long an issued certificate is valid.
 pub const LEAF_VALIDITY: Duration = Duration::from_hours(24);
@@ -199,7 +199,7 @@ fn load(source: &Source) -> Result<Current, TlsError> {
 }
 
 /// What a certificate for the API server's names and `names` says.
-pub(super) fn leaf(names: &[String], now: SystemTime) -> Result<CertificateParams, TlsError> {
+pub(crate) fn leaf(names: &[String], now: SystemTime) -> Result<CertificateParams, TlsError> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
     params.not_before = (now - CLOCK_SKEW).into();

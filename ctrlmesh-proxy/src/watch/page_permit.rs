@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::body::Relay;
+use crate::net::body::Relay;
 
 /// How many pages the process reads at once.
 const PAGES: usize = 16;

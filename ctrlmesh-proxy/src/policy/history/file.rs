@@ -17,8 +17,8 @@ use ctrlmesh_common::wire;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::past;
 use super::reads::Known;
+use super::summary;
 use crate::policy::PodName;
 
 /// The folder of these files, in the folder of what is kept.
@@ -48,7 +48,7 @@ pub struct Kept {
 pub(super) struct Written {
     uid: String,
     pub(super) policies: Vec<WrittenPolicy>,
-    pub(super) forgotten: Option<past::Written>,
+    pub(super) forgotten: Option<summary::Written>,
 }
 
 /// A policy under which somebody may have read.
@@ -109,7 +109,7 @@ impl Kept {
     }
 
     /// Writes down what the next process is to know. Where that fails it will know that it knows nothing.
-    pub(super) fn write(&self, policies: Vec<WrittenPolicy>, forgotten: Option<past::Written>) {
+    pub(super) fn write(&self, policies: Vec<WrittenPolicy>, forgotten: Option<summary::Written>) {
         let written = Written { uid: self.uid.clone(), policies, forgotten };
         let Err(error) = self.replace(&written) else { return };
         let error = format!("{:#}", anyhow::Error::from(error));

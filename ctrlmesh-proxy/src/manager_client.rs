@@ -38,6 +38,7 @@ use tracing::debug;
 use crate::drain::Drain;
 
 mod args;
+pub mod certificate;
 
 pub use args::{Address, AddressError, ManagerArgs, Told};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 
-use crate::backlog::{Backlog, Waiting};
+use crate::net::memory_budget::{Backlog, Waiting};
 
 /// What waits on a connection without being counted, and in what steps the rest is: an ordinary response touches nothing
 /// that threads share.

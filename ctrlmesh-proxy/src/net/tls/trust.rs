@@ -15,8 +15,8 @@ use tokio::time;
 use tracing::{info, warn};
 
 use crate::drain::Drain;
-use crate::tls;
-use crate::tls::TlsError;
+use crate::net::tls;
+use crate::net::tls::TlsError;
 
 /// How often the CA file is looked at.
 const FILE_CHECK: Duration = Duration::from_secs(10);

@@ -1,7 +1,6 @@
 //! How is TLS ended towards the operator, and begun anew towards the API server?
 
 pub mod issue;
-pub mod signed;
 pub mod stream;
 pub mod trust;
 

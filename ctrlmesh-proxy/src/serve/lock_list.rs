@@ -8,7 +8,7 @@ use ctrlmesh_request::rewrite::lock::Items;
 use hyper::body::{Body as _, Frame};
 use tracing::debug;
 
-use crate::body::{BodyError, Relay};
+use crate::net::body::{BodyError, Relay};
 
 /// A list that passes item by item.
 #[derive(Debug)]

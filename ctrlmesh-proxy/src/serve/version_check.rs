@@ -8,11 +8,11 @@ use http::Request;
 use http::uri::PathAndQuery;
 use tracing::debug;
 
-use crate::body::Relay;
-use crate::serve::Session;
-use crate::serve::splice;
-use crate::serve::splice::Kept;
-use crate::serve::waits::Waits;
+use crate::net::body::Relay;
+use crate::serve::wait_time::Waits;
+use crate::session::Session;
+use crate::watch::splice;
+use crate::watch::splice::Kept;
 
 impl Session {
     /// Decides about one request. What follows from the version at which the policy changed holds only where the

@@ -19,9 +19,9 @@ use tokio::sync::mpsc;
 use tokio::time;
 use tracing::warn;
 
-use crate::backlog::Backlog;
 use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics};
+use crate::net::memory_budget::Backlog;
 
 /// How long to wait when the process has no file descriptor or memory left for a connection.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
@@ -276,7 +276,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::backlog::Memory;
+    use crate::net::memory_budget::Memory;
 
     /// A listener of a pod, and where it listens.
     async fn listen(acceptor: &Acceptor, pod: Option<PodSlot>, drain: &Drain) -> SocketAddr {

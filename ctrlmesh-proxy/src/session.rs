@@ -1,0 +1,97 @@
+//! What the requests of one client connection share.
+
+pub(crate) mod collect_budget;
+pub(crate) mod policy_view;
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::sync::Notify;
+use tokio::sync::watch::Receiver;
+use tokio_util::sync::CancellationToken;
+
+use crate::drain::Drain;
+use crate::metrics::{Metrics, Open};
+use crate::net::accept::{Place, PodSlot};
+use crate::net::body::Unread;
+use crate::policy::{Current, History};
+use crate::session::collect_budget::Room;
+use crate::session::policy_view::View;
+use crate::upstream::{Dialer, Target, Upstream};
+
+/// What one thread serves its connections with.
+#[derive(Debug)]
+pub struct Server {
+    /// TLS towards operators, with HTTP/2 and HTTP/1.1.
+    pub tls: Arc<ServerConfig>,
+    /// TLS towards operators whose API server speaks HTTP/1.1 only.
+    pub tls_http1: Arc<ServerConfig>,
+    pub dialer: Rc<Dialer>,
+    /// The API server; `None` where it is the original destination of each connection.
+    pub target: Option<Target>,
+    pub policies: Policies,
+    /// The time from a client's connecting to the end of its first request's head.
+    pub header_timeout: Duration,
+    /// The time that the API server may take to answer.
+    pub response_timeout: Duration,
+    pub metrics: Arc<Metrics>,
+    pub drain: Drain,
+}
+
+/// The policies of the pods whose connections are served.
+#[derive(Clone, Debug)]
+pub enum Policies {
+    /// The sidecar's only pod.
+    One(Served),
+    /// The pods of a node, by the slot that the kernel gave each. Connections of other pods are not served.
+    BySlot(Receiver<Arc<HashMap<PodSlot, Served>>>),
+}
+
+/// A pod that is served.
+#[derive(Clone, Debug)]
+pub struct Served {
+    pub policy: Current,
+    /// The policies before that.
+    pub history: Arc<History>,
+    /// Cancelled once the pod is served no more; its connections end then.
+    pub gone: Option<CancellationToken>,
+}
+
+/// One client connection, as its requests see it.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) server: Rc<Server>,
+    pub(crate) upstream: Upstream,
+    pub(crate) policy: View,
+    pub(crate) gone: Option<CancellationToken>,
+    /// Notified when the client is to open its next connection elsewhere.
+    pub(crate) leaving: Rc<Notify>,
+    pub(crate) counted: Counted,
+}
+
+/// Keeps a client's connection in the counts for as long as anything of it goes on: a tunnel outlives its HTTP.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    pub(crate) _open: Open,
+    pub(crate) _place: Place,
+    /// The memory for bodies that are read whole.
+    pub(crate) room: Room,
+    /// The bytes that wait to be written.
+    pub(crate) unread: Rc<Unread>,
+}
+
+// === impl Policies ===
+
+impl Policies {
+    /// The pod that a connection comes from, if it is served.
+    pub(crate) fn of(&self, pod: Option<PodSlot>) -> Option<Served> {
+        match (self, pod) {
+            (Policies::One(served), _) => Some(served.clone()),
+            (Policies::BySlot(pods), Some(pod)) => pods.borrow().get(&pod).cloned(),
+            (Policies::BySlot(_), None) => None,
+        }
+    }
+}
