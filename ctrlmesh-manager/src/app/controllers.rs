@@ -23,13 +23,13 @@ use crate::cluster::plan::{self, Plan, Plans};
 use crate::labels::migration::{Migration, MigrationMetrics, Said};
 use crate::labels::{AtOnce, Current, LabelMetrics, Labeller, Pace, Progress};
 use crate::leader::lease::Leadership;
-use crate::leader::replica_list::Roster;
+use crate::leader::replica_list::ReplicaList;
 use crate::push::policy_store::{self, Board, Posted, Receipt};
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::{Member, PodName};
-use crate::status::cluster_writer::Control;
+use crate::status::cluster_writer::ClusterWriter;
 use crate::status::compute::{Contact, Unlabelled};
-use crate::status::status_writer::Pen;
+use crate::status::status_writer::StatusWriter;
 
 mod answers;
 
@@ -67,7 +67,7 @@ pub(super) fn start(
     let (heard, leadership) = (Heard::by(&context.board), context.leadership.clone());
     let (current, said) = (Current::default(), Said::default());
     let (left, beside) = (current.clone(), said.clone());
-    let control = Control {
+    let control = ClusterWriter {
         client: context.client.clone(),
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
         contacts: move || heard.contacts(),
@@ -75,9 +75,9 @@ pub(super) fn start(
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
-    let pen = Pen::default();
-    drain.spawn_until_started(roster(context, pen.clone()).run());
-    lead_over(context, (&cache, &plans, pen), (metrics.1, said, current.clone()));
+    let status_writer = StatusWriter::default();
+    drain.spawn_until_started(replica_list(context, status_writer.clone()).run());
+    lead_over(context, (&cache, &plans, status_writer), (metrics.1, said, current.clone()));
     keep_labels(context, background, Arc::clone(&cache), (metrics.0, current));
     answers::routes(context, &plans, &cache)
 }
@@ -91,7 +91,7 @@ fn unlabelled(current: &Current, said: &Said) -> Option<Unlabelled> {
 /// Leads objects over to other labels, whenever this replica leads.
 fn lead_over(
     context: &Context,
-    (cache, plans, pen): (&Arc<Cache>, &Plans, Pen),
+    (cache, plans, status_writer): (&Arc<Cache>, &Plans, StatusWriter),
     (metrics, said, current): (MigrationMetrics, Said, Current),
 ) {
     let heard = Heard::by(&context.board);
@@ -105,7 +105,7 @@ fn lead_over(
         contacts: move || heard.contacts(),
         current,
         leadership: context.leadership.clone(),
-        pen,
+        status_writer,
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
         metrics,
         said,
@@ -113,9 +113,9 @@ fn lead_over(
     context.drain.spawn_until_started(migration.run());
 }
 
-fn roster(context: &Context, pen: Pen) -> Roster {
-    Roster {
-        pen,
+fn replica_list(context: &Context, status_writer: StatusWriter) -> ReplicaList {
+    ReplicaList {
+        status_writer,
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
         service: context.args.service.clone(),
@@ -136,7 +136,7 @@ fn keep_labels(
     let mut schemes = cache.schemes();
     context.drain.spawn_until_started(async move {
         loop {
-            leadership.held().await;
+            leadership.acquired().await;
             let mut here = Leadership::clone(&leadership);
             let scheme = schemes.borrow_and_update().clone();
             let progress = current.set(scheme.clone());

@@ -216,7 +216,7 @@ impl Vault {
 
     /// Lets another replica try what this one cannot, and says why.
     async fn give_up(&self, leadership: &Leadership, error: &VaultError) {
-        leadership.give_up();
+        leadership.step_down();
         self.reporter.tell(&News::NotWritten { why: telemetry::chain(error) }).await;
     }
 

@@ -126,7 +126,7 @@ impl Roots {
     ) {
         let mut election = leadership.clone();
         loop {
-            election.held().await;
+            election.acquired().await;
             let mut here = leadership.clone();
             tokio::select! {
                 () = self.keep(&leadership, namespaces.clone(), &own) => return,

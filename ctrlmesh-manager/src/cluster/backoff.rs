@@ -11,9 +11,9 @@ const MOST: Duration = Duration::from_secs(5);
 
 /// A pause.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Rest(Option<Instant>);
+pub struct Backoff(Option<Instant>);
 
-impl Rest {
+impl Backoff {
     /// One of so many `times` as long as work took, from `begun` until `now`.
     pub fn after(begun: Instant, now: Instant, times: u32) -> Self {
         let rest = now.saturating_duration_since(begun).saturating_mul(times);
@@ -38,10 +38,10 @@ mod tests {
     #[test]
     fn one_rests_so_many_times_as_long_as_one_worked_and_never_for_long() {
         let begun = Instant::now();
-        assert!(Rest::default().is_over(begun) && Rest::default().until(begun) == begun);
+        assert!(Backoff::default().is_over(begun) && Backoff::default().until(begun) == begun);
         for (worked, rests) in [(0, 0), (10, 40), (1000, 4000), (1500, 5000), (3_600_000, 5000)] {
             let now = begun + Duration::from_millis(worked);
-            let (rest, end) = (Rest::after(begun, now, 4), now + Duration::from_millis(rests));
+            let (rest, end) = (Backoff::after(begun, now, 4), now + Duration::from_millis(rests));
             assert_eq!(rest.until(now), end, "{worked}");
             assert!(rests == 0 || !rest.is_over(end - Duration::from_millis(1)));
             assert!(rest.is_over(end));

@@ -1,7 +1,7 @@
 //! What is in the cluster, as far as anything is decided by it?
 //!
-//! One watch of each kind for the whole process. Of each object only what is decided by is kept, so that many fit; of
-//! pods, only those that are enrolled. The API server may go away: what was seen last stays.
+//! One watch of each kind for the whole process. Of each object only what is decided by is store, so that many fit; of
+//! pods, only those that are enrolled. The API server may go away: what was state last stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tokio::time;
 use tracing::warn;
 
-use crate::cluster::served_resources::Served;
+use crate::cluster::served_resources::ServedResources;
 use crate::drain::Drain;
 use crate::rules::compile::World;
 use crate::rules::label_scheme::{Scheme, SchemeError};
@@ -32,11 +32,11 @@ use crate::rules::pod::{self, Member};
 use crate::rules::shard::Labelling;
 use crate::telemetry;
 
-mod kept;
-mod known;
+mod store;
+mod namespace_info;
 
-use kept::Kept;
-pub use known::Known;
+pub use namespace_info::NamespaceInfo;
+use store::ObjectStore;
 
 /// How many objects a page of a list has.
 const PAGE: u32 = 500;
@@ -45,19 +45,19 @@ const PAGE: u32 = 500;
 /// often without any.
 const SERVED: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(1));
 
-/// What was seen, kept current by tasks of its own.
+/// What was state, store current by tasks of its own.
 #[derive(Debug)]
 pub struct Cache {
-    seen: Mutex<Seen>,
+    state: Mutex<State>,
     /// How objects are labelled where nobody has written it down.
-    told: Labelling,
+    default_labelling: Labelling,
     /// How objects are labelled, once that is known.
     scheme: watch::Sender<Option<Arc<Scheme>>>,
     version: watch::Sender<u64>,
     synced: watch::Sender<bool>,
 }
 
-/// What was seen at one moment.
+/// What was state at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// The ShardingConfigs, by namespace and name.
@@ -69,7 +69,7 @@ pub struct Snapshot {
     /// The first ordinal of each StatefulSet, by `NAMESPACE/NAME`.
     pub first_ordinals: BTreeMap<String, u32>,
     /// What the API server serves.
-    pub served: Arc<Served>,
+    pub served: Arc<ServedResources>,
     /// Which kinds are labelled, as it stands in the list of them; none where that is not known.
     pub listed: Option<String>,
     /// How objects are labelled.
@@ -77,24 +77,29 @@ pub struct Snapshot {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
-    configs: Kept<ShardingConfig>,
-    members: Kept<Member>,
-    namespaces: Kept<Known>,
-    first_ordinals: Kept<u32>,
-    served: Arc<Served>,
-    schemes: Kept<Option<LabelsStatus>>,
+struct State {
+    configs: ObjectStore<ShardingConfig>,
+    members: ObjectStore<Member>,
+    namespaces: ObjectStore<NamespaceInfo>,
+    first_ordinals: ObjectStore<u32>,
+    served: Arc<ServedResources>,
+    schemes: ObjectStore<Option<LabelsStatus>>,
     /// Nothing waits for it: it is only to warn.
-    listed: Kept<String>,
+    listed: ObjectStore<String>,
 }
 
 // === impl Cache ===
 
 impl Cache {
-    /// Begins to watch; nothing is seen yet. Of the pods of namespace `own`, the manager's, nothing ever is. Objects are
+    /// Begins to watch; nothing is state yet. Of the pods of namespace `own`, the manager's, nothing ever is. Objects are
     /// labelled as is written in the `ManagerState`, or else as was `told`.
-    pub fn start(client: &Client, own: &str, told: Labelling, drain: &Drain) -> Arc<Self> {
-        let cache = Arc::new(Self::told(told));
+    pub fn start(
+        client: &Client,
+        own: &str,
+        default_labelling: Labelling,
+        drain: &Drain,
+    ) -> Arc<Self> {
+        let cache = Arc::new(Self::new(default_labelling));
         let config = Config::default().page_size(PAGE);
         let (labels, elsewhere) = pod::watched(own);
         let enrolled = config.clone().labels(&labels).fields(&elsewhere);
@@ -102,7 +107,7 @@ impl Cache {
         let configs = watcher(Api::<ShardingConfig>::all(client.clone()), config.clone());
         drain.spawn_until_started(this().follow(
             configs,
-            |seen| &mut seen.configs,
+            |state| &mut state.configs,
             |mut config| {
                 config.metadata.managed_fields = None;
                 (full_name(&config), config)
@@ -111,31 +116,33 @@ impl Cache {
         let pods = watcher(Api::<Pod>::all(client.clone()), enrolled);
         drain.spawn_until_started(this().follow(
             pods,
-            |seen| &mut seen.members,
+            |state| &mut state.members,
             |pod| (full_name(&pod), Member::from(&pod)),
         ));
         let namespaces = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
         let namespaces = watcher(namespaces, config.clone());
         drain.spawn_until_started(this().follow(
             namespaces,
-            |seen| &mut seen.namespaces,
-            |one| (one.metadata.name.clone().unwrap_or_default(), Known::from(one.metadata)),
+            |state| &mut state.namespaces,
+            |one| {
+                (one.metadata.name.clone().unwrap_or_default(), NamespaceInfo::from(one.metadata))
+            },
         ));
         drain.spawn_until_started(this().follow_served(client.clone()));
         this().watch_scheme(client, drain);
         let sets = watcher(Api::<StatefulSet>::all(client.clone()), config);
         drain.spawn_until_started(this().follow(
             sets,
-            |seen| &mut seen.first_ordinals,
+            |state| &mut state.first_ordinals,
             |set| pod::first_ordinal(&set),
         ));
         cache
     }
 
-    fn told(told: Labelling) -> Self {
+    fn new(default_labelling: Labelling) -> Self {
         Self {
-            seen: Mutex::default(),
-            told,
+            state: Mutex::default(),
+            default_labelling,
             scheme: watch::Sender::new(None),
             version: watch::Sender::new(0),
             synced: watch::Sender::new(false),
@@ -145,7 +152,7 @@ impl Cache {
     fn watch_scheme(self: Arc<Self>, client: &Client, drain: &Drain) {
         let one = Config::default().fields(&format!("metadata.name={MANAGER_STATE}"));
         let states = watcher(Api::<ManagerState>::all(client.clone()), one);
-        drain.spawn_until_started(self.follow(states, |seen| &mut seen.schemes, read_labels));
+        drain.spawn_until_started(self.follow(states, |state| &mut state.schemes, read_labels));
     }
 
     /// Begins to watch the list of the kinds that are labelled, in namespace `own`, as `client`, who may.
@@ -154,7 +161,7 @@ impl Cache {
         let maps = watcher(Api::<ConfigMap>::namespaced(client, own), one);
         drain.spawn_until_started(Arc::clone(self).follow(
             maps,
-            |seen| &mut seen.listed,
+            |state| &mut state.listed,
             |map| {
                 let name = full_name(&map);
                 (
@@ -165,7 +172,7 @@ impl Cache {
         ));
     }
 
-    /// Waits until every kind was seen once, whole.
+    /// Waits until every kind was state once, whole.
     pub async fn synced(&self) {
         let mut synced = self.synced.subscribe();
         // The sender is ours.
@@ -177,19 +184,19 @@ impl Cache {
         self.version.subscribe()
     }
 
-    /// What was seen last.
+    /// What was state last.
     pub fn snapshot(&self) -> Snapshot {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         Snapshot {
-            configs: seen.configs.current.values().cloned().collect(),
-            members: seen.members.current.values().cloned().collect(),
-            namespaces: seen.namespaces.current.keys().cloned().collect(),
-            first_ordinals: seen.first_ordinals.current.clone(),
-            served: Arc::clone(&seen.served),
-            listed: seen
+            configs: state.configs.current.values().cloned().collect(),
+            members: state.members.current.values().cloned().collect(),
+            namespaces: state.namespaces.current.keys().cloned().collect(),
+            first_ordinals: state.first_ordinals.current.clone(),
+            served: Arc::clone(&state.served),
+            listed: state
                 .listed
                 .synced
-                .then(|| seen.listed.current.values().next().cloned().unwrap_or_default()),
+                .then(|| state.listed.current.values().next().cloned().unwrap_or_default()),
             scheme: self.scheme().unwrap_or_default(),
         }
     }
@@ -202,8 +209,8 @@ impl Cache {
     /// Whether that is written down.
     pub fn is_scheme_written(&self) -> bool {
         let written = {
-            let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            seen.schemes.current.values().flatten().next().cloned()
+            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.schemes.current.values().flatten().next().cloned()
         };
         self.scheme().is_some_and(|scheme| written == Some(scheme.written()))
     }
@@ -220,8 +227,8 @@ impl Cache {
     }
 
     /// The namespaces, by name.
-    pub fn namespaces(&self) -> BTreeMap<String, Known> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).namespaces.current.clone()
+    pub fn namespaces(&self) -> BTreeMap<String, NamespaceInfo> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).namespaces.current.clone()
     }
 
     /// Asks what is served, now and then, and soon after a definition was changed.
@@ -230,12 +237,12 @@ impl Cache {
         let config = Config::default().page_size(PAGE);
         let mut definitions = pin!(watcher(definitions, config).default_backoff());
         loop {
-            match Served::ask(&client).await {
+            match ServedResources::ask(&client).await {
                 Ok(served) => {
-                    let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-                    let changed = *seen.served != served;
-                    seen.served = Arc::new(served);
-                    drop(seen);
+                    let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                    let changed = *state.served != served;
+                    state.served = Arc::new(served);
+                    drop(state);
                     if changed {
                         self.version.send_modify(|version| *version = version.wrapping_add(1));
                     }
@@ -252,7 +259,7 @@ impl Cache {
     async fn follow<K, V: PartialEq>(
         self: Arc<Self>,
         events: impl Stream<Item = Result<Event<K>, watcher::Error>>,
-        of: fn(&mut Seen) -> &mut Kept<V>,
+        of: fn(&mut State) -> &mut ObjectStore<V>,
         read: fn(K) -> (String, V),
     ) where
         K: Resource + DeserializeOwned + Clone + Debug + Send + 'static,
@@ -270,11 +277,11 @@ impl Cache {
 
     /// Takes what is written of how objects are labelled. What somebody has removed, or cannot be read, takes nothing from
     /// what was known: the leader writes it again.
-    fn follow_scheme(&self, seen: &Seen) {
-        if !seen.schemes.synced {
+    fn follow_scheme(&self, state: &State) {
+        if !state.schemes.synced {
             return;
         }
-        let written = seen.schemes.current.values().flatten().next();
+        let written = state.schemes.current.values().flatten().next();
         let read = written.and_then(|written| {
             let said = |error: &SchemeError| {
                 let (error, state) = (telemetry::chain(error), MANAGER_STATE);
@@ -285,7 +292,7 @@ impl Cache {
         let scheme = match read {
             Some(scheme) => scheme,
             None if self.scheme.borrow().is_some() => return,
-            None => Scheme::settled(self.told.clone()),
+            None => Scheme::settled(self.default_labelling.clone()),
         };
         self.scheme.send_if_modified(|before| {
             let differs = before.as_deref() != Some(&scheme);
@@ -299,16 +306,16 @@ impl Cache {
     fn take<K, V: PartialEq>(
         &self,
         event: Event<K>,
-        of: fn(&mut Seen) -> &mut Kept<V>,
+        of: fn(&mut State) -> &mut ObjectStore<V>,
         read: fn(K) -> (String, V),
     ) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = of(&mut seen).take(event, read);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = of(&mut state).take(event, read);
         if changed {
-            self.follow_scheme(&seen);
+            self.follow_scheme(&state);
         }
-        let synced = seen.synced() && self.scheme.borrow().is_some();
-        drop(seen);
+        let synced = state.synced() && self.scheme.borrow().is_some();
+        drop(state);
         if changed {
             self.version.send_modify(|version| *version = version.wrapping_add(1));
         }
@@ -347,9 +354,9 @@ impl Snapshot {
     }
 }
 
-// === impl Seen ===
+// === impl State ===
 
-impl Seen {
+impl State {
     fn synced(&self) -> bool {
         self.configs.synced
             && self.members.synced
@@ -384,11 +391,11 @@ mod tests {
     #[test]
     fn what_is_written_of_labels_is_in_force_whatever_was_told_and_whoever_removes_it() {
         let by = |key: &str| Labelling { hash_key: key.to_owned(), ..Labelling::default() };
-        let cache = Cache::told(by("told"));
-        let take = |event| cache.take(event, |seen| &mut seen.schemes, read_labels);
+        let cache = Cache::new(by("told"));
+        let take = |event| cache.take(event, |state| &mut state.schemes, read_labels);
         let in_force = || cache.scheme().map(|scheme| scheme.in_force.hash_key.clone());
         take(Event::Init);
-        assert_eq!(in_force(), None, "nothing was seen yet");
+        assert_eq!(in_force(), None, "nothing was state yet");
         let written = Scheme::settled(by("written")).written();
         take(Event::InitApply(state(Some(written.clone()))));
         assert_eq!(in_force(), None);
@@ -416,9 +423,9 @@ mod tests {
     #[test]
     fn where_nothing_is_written_of_labels_what_was_told_is_in_force() {
         let told = Labelling { hash_key: "told".to_owned(), ..Labelling::default() };
-        let cache = Cache::told(told.clone());
+        let cache = Cache::new(told.clone());
         for event in [Event::Init, Event::InitApply(state(None)), Event::InitDone] {
-            cache.take(event, |seen| &mut seen.schemes, read_labels);
+            cache.take(event, |state| &mut state.schemes, read_labels);
         }
         assert_eq!(cache.scheme().as_deref(), Some(&Scheme::settled(told)));
     }

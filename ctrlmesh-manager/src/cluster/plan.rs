@@ -12,7 +12,7 @@ use tokio::task;
 use tokio::time::{self, Instant};
 use tracing::{error, warn};
 
-use crate::cluster::backoff::Rest;
+use crate::cluster::backoff::Backoff;
 use crate::cluster::cache::{Cache, Snapshot};
 use crate::drain::Drain;
 use crate::rules::compile::{self, Compiled, Told};
@@ -84,11 +84,11 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
             }
             Err(error) => error!(%error, "compiling failed; the last plan stays"),
         }
-        let rest = Rest::after(begun, Instant::now(), 1);
+        let backoff = Backoff::after(begun, Instant::now(), 1);
         if changes.changed().await.is_err() {
             return;
         }
-        time::sleep_until(rest.until(Instant::now() + GATHER)).await;
+        time::sleep_until(backoff.until(Instant::now() + GATHER)).await;
     }
 }
 

@@ -7,11 +7,11 @@ use kube::{Client, Discovery};
 
 /// The kinds that are served, each by group and plural. Empty: it is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Served(BTreeMap<(String, String), String>);
+pub struct ServedResources(BTreeMap<(String, String), String>);
 
-// === impl Served ===
+// === impl ServedResources ===
 
-impl Served {
+impl ServedResources {
     /// Asks the API server.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Served {
     }
 }
 
-impl<const N: usize> From<[(&str, &str, &str); N]> for Served {
+impl<const N: usize> From<[(&str, &str, &str); N]> for ServedResources {
     fn from(served: [(&str, &str, &str); N]) -> Self {
         let owned = |text: &str| text.to_owned();
         let owned = served.map(|(group, name, kind)| ((owned(group), owned(name)), owned(kind)));

@@ -24,7 +24,7 @@ const WEBHOOKS: &str = "ctrlmesh";
 
 /// Something that may be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Right {
+pub struct Rule {
     /// What for.
     pub why: &'static str,
     /// The API group.
@@ -39,126 +39,126 @@ pub struct Right {
 
 /// Where something may be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Scope {
     /// Everywhere.
     Cluster,
     /// In one namespace.
     Namespace(&'static str),
 }
 
-/// What one account may do in one place.
+/// What one account may do in one scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
     /// The account, after which the role is called.
     pub account: &'static str,
     /// Where.
-    pub place: Place,
+    pub scope: Scope,
     /// What.
-    pub rights: &'static [Right],
+    pub rules: &'static [Rule],
 }
 
 /// Everything that the managers may do, but for what `LABELS` takes up.
 pub const ROLES: [Role; 5] = [
-    Role { account: ACCOUNT, place: Place::Cluster, rights: &CLUSTER },
-    Role { account: ACCOUNT, place: Place::Namespace(NAMESPACE), rights: &OWN },
+    Role { account: ACCOUNT, scope: Scope::Cluster, rules: &CLUSTER },
+    Role { account: ACCOUNT, scope: Scope::Namespace(NAMESPACE), rules: &OWN },
     Role {
         account: ACCOUNT,
-        place: Place::Namespace(api_server::NAMESPACE),
-        rights: &OF_API_SERVER,
+        scope: Scope::Namespace(api_server::NAMESPACE),
+        rules: &OF_API_SERVER,
     },
-    Role { account: BACKGROUND, place: Place::Cluster, rights: &BACKGROUND_CLUSTER },
-    Role { account: BACKGROUND, place: Place::Namespace(NAMESPACE), rights: &BACKGROUND_OWN },
+    Role { account: BACKGROUND, scope: Scope::Cluster, rules: &BACKGROUND_CLUSTER },
+    Role { account: BACKGROUND, scope: Scope::Namespace(NAMESPACE), rules: &BACKGROUND_OWN },
 ];
 
-const CLUSTER: [Right; 18] = [
-    right("Who is it that asks?", "authentication.k8s.io", &["tokenreviews"], &["create"]),
-    right(
+const CLUSTER: [Rule; 18] = [
+    rule("Who is it that asks?", "authentication.k8s.io", &["tokenreviews"], &["create"]),
+    rule(
         "Which pods are enrolled, and which shard is each of?",
         "",
         &["pods"],
         &["list", "watch", "patch"],
     ),
-    right(
+    rule(
         "The first ordinal of the pods of a StatefulSet.",
         "apps",
         &["statefulsets"],
         &["list", "watch"],
     ),
-    right(
+    rule(
         "The shards of roots.",
         names::GROUP,
         &["shardingconfigs"],
         &["list", "watch", "create", "patch", "delete"],
     ),
-    right("Their epochs.", names::GROUP, &["shardingconfigs/status"], &["update"]),
-    right(
+    rule("Their epochs.", names::GROUP, &["shardingconfigs/status"], &["update"]),
+    rule(
         "What a shard's reference to its root needs where that is enforced.",
         names::GROUP,
         &["shardingconfigs/finalizers"],
         &["update"],
     ),
-    right(
+    rule(
         "Where the managers are, and by which labels objects are shared out: made by name,",
         names::GROUP,
         &["managerstates"],
         &["create"],
     ),
-    Right {
+    Rule {
         names: &[names::MANAGER_STATE],
-        ..right("read by it,", names::GROUP, &["managerstates"], &["get", "list", "watch"])
+        ..rule("read by it,", names::GROUP, &["managerstates"], &["get", "list", "watch"])
     },
-    Right {
+    Rule {
         names: &[names::MANAGER_STATE],
-        ..right("and written.", names::GROUP, &["managerstates/status"], &["update"])
+        ..rule("and written.", names::GROUP, &["managerstates/status"], &["update"])
     },
-    right("What people should hear of.", "events.k8s.io", &["events"], &["create", "patch"]),
-    right("Which namespaces there are.", "", &["namespaces"], &["list", "watch"]),
-    right(
+    rule("What people should hear of.", "events.k8s.io", &["events"], &["create", "patch"]),
+    rule("Which namespaces there are.", "", &["namespaces"], &["list", "watch"]),
+    rule(
         "Which kinds there are.",
         "apiextensions.k8s.io",
         &["customresourcedefinitions"],
         &["list", "watch"],
     ),
-    Right {
+    Rule {
         names: &[POLICY],
-        ..right(
+        ..rule(
             "What labels at once.",
             "admissionregistration.k8s.io",
             &["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"],
             &["get", "create", "patch", "delete"],
         )
     },
-    Right {
+    Rule {
         names: &[root_ca::MESH],
-        ..right("Whom to believe.", "", &["configmaps"], &["list", "watch", "create", "patch"])
+        ..rule("Whom to believe.", "", &["configmaps"], &["list", "watch", "create", "patch"])
     },
-    right(
+    rule(
         "Who asks us, and whom it believes.",
         "admissionregistration.k8s.io",
         &["validatingwebhookconfigurations", "mutatingwebhookconfigurations"],
         &["list"],
     ),
-    Right {
+    Rule {
         names: &[WEBHOOKS],
-        ..right(
+        ..rule(
             "The same, exchanged,",
             "admissionregistration.k8s.io",
             &["validatingwebhookconfigurations"],
             &["update"],
         )
     },
-    Right {
+    Rule {
         names: &[WEBHOOKS, POLICY],
-        ..right(
+        ..rule(
             "also where what labels at once is asked.",
             "admissionregistration.k8s.io",
             &["mutatingwebhookconfigurations"],
             &["update"],
         )
     },
-    Right {
+    Rule {
         names: &[POLICY],
-        ..right(
+        ..rule(
             "Where the API server cannot label new objects by itself, it asks us.",
             "admissionregistration.k8s.io",
             &["mutatingwebhookconfigurations"],
@@ -167,79 +167,79 @@ const CLUSTER: [Right; 18] = [
     },
 ];
 
-const OWN: [Right; 7] = [
-    right("Who writes.", "coordination.k8s.io", &["leases"], &["create"]),
-    Right {
+const OWN: [Rule; 7] = [
+    rule("Who writes.", "coordination.k8s.io", &["leases"], &["create"]),
+    Rule {
         names: &[ACCOUNT],
-        ..right("The same, renewed.", "coordination.k8s.io", &["leases"], &["get", "update"])
+        ..rule("The same, renewed.", "coordination.k8s.io", &["leases"], &["get", "update"])
     },
-    right("The certificate authorities.", "", &["secrets"], &["create"]),
-    Right {
+    rule("The certificate authorities.", "", &["secrets"], &["create"]),
+    Rule {
         names: &[names::CA_SECRET],
-        ..right("The same, read and exchanged.", "", &["secrets"], &["get", "update"])
+        ..rule("The same, read and exchanged.", "", &["secrets"], &["get", "update"])
     },
-    Right {
+    Rule {
         names: &[BACKGROUND],
-        ..right(
+        ..rule(
             "To put labels right as another account.",
             "",
             &["serviceaccounts"],
             &["impersonate"],
         )
     },
-    Right {
+    Rule {
         names: &[NAMESPACE],
-        ..right(
+        ..rule(
             "Who owns what labels at once: everything goes with the namespace.",
             "",
             &["namespaces"],
             &["get"],
         )
     },
-    right("Which replicas there are.", "discovery.k8s.io", &["endpointslices"], &["list"]),
+    rule("Which replicas there are.", "discovery.k8s.io", &["endpointslices"], &["list"]),
 ];
 
-const OF_API_SERVER: [Right; 2] = [
-    Right {
+const OF_API_SERVER: [Rule; 2] = [
+    Rule {
         names: &[api_server::SERVICE],
-        ..right(
+        ..rule(
             "What the API server is called, for which the mesh's authority may speak.",
             "",
             &["services"],
             &["get"],
         )
     },
-    right("Where it is.", "discovery.k8s.io", &["endpointslices"], &["list"]),
+    rule("Where it is.", "discovery.k8s.io", &["endpointslices"], &["list"]),
 ];
 
-const BACKGROUND_CLUSTER: [Right; 3] = [
-    right(
+const BACKGROUND_CLUSTER: [Rule; 3] = [
+    rule(
         "Labels on namespaces; those on objects are in ctrlmesh-manager-labels.",
         "",
         &["namespaces"],
         &["patch"],
     ),
-    right(
+    rule(
         "Which kinds there are.",
         "apiextensions.k8s.io",
         &["customresourcedefinitions"],
         &["list", "watch"],
     ),
-    right("What people should hear of.", "events.k8s.io", &["events"], &["create", "patch"]),
+    rule("What people should hear of.", "events.k8s.io", &["events"], &["create", "patch"]),
 ];
 
-const BACKGROUND_OWN: [Right; 1] = [Right {
+const BACKGROUND_OWN: [Rule; 1] = [Rule {
     names: &[resource_list::NAME],
-    ..right("Which kinds are labelled.", "", &["configmaps"], &["get", "list", "watch"])
+    ..rule("Which kinds are labelled.", "", &["configmaps"], &["get", "list", "watch"])
 }];
 
-const fn right(
+const fn rule(
     why: &'static str,
     group: &'static str,
     resources: &'static [&'static str],
     verbs: &'static [&'static str],
-) -> Right {
-    Right { why, group, resources, names: &[], verbs }
+) -> Rule {
+    Rule { why, group, resources, names: &[], verbs }
 }
 
 /// The accounts, roles and bindings as they are applied.
@@ -251,26 +251,26 @@ pub fn yaml() -> String {
         account(BACKGROUND, background, "automountServiceAccountToken: false\n"),
     ];
     for role in &ROLES {
-        documents.push(rules(role));
-        documents.push(binding(role.account, role.account, role.place));
+        documents.push(role_yaml(role));
+        documents.push(binding(role.account, role.account, role.scope));
     }
     documents.push(taken_up());
-    documents.push(binding(LABELS, BACKGROUND, Place::Cluster));
+    documents.push(binding(LABELS, BACKGROUND, Scope::Cluster));
     text.push_str(&documents.join("---\n"));
     text
 }
 
 fn account(name: &str, comment: &str, more: &str) -> String {
-    let metadata = metadata(name, Place::Namespace(NAMESPACE));
+    let metadata = metadata(name, Scope::Namespace(NAMESPACE));
     format!("{comment}apiVersion: v1\nkind: ServiceAccount\n{metadata}{more}")
 }
 
-fn rules(role: &Role) -> String {
-    let rules: String = role.rights.iter().map(rule).collect();
-    format!("{}rules:\n{rules}", head(role.place.kind(), role.account, role.place))
+fn role_yaml(role: &Role) -> String {
+    let rules: String = role.rules.iter().map(rule_yaml).collect();
+    format!("{}rules:\n{rules}", head(role.scope.kind(), role.account, role.scope))
 }
 
-fn rule(Right { why, group, resources, names, verbs }: &Right) -> String {
+fn rule_yaml(Rule { why, group, resources, names, verbs }: &Rule) -> String {
     let group = if group.is_empty() { "\"\"" } else { group };
     let resources = resources.join(", ");
     let names = match names {
@@ -286,38 +286,38 @@ fn rule(Right { why, group, resources, names, verbs }: &Right) -> String {
 /// The role without rules of its own.
 fn taken_up() -> String {
     let comment = "# Which objects it may label: none, but for those of ClusterRoles with the label below. Whoever lists a kind in ConfigMap\n# ctrlmesh-sharding-resource makes such a ClusterRole for it: list, watch, patch.\n";
-    let head = head(Place::Cluster.kind(), LABELS, Place::Cluster);
+    let head = head(Scope::Cluster.kind(), LABELS, Scope::Cluster);
     format!(
         "{comment}{head}aggregationRule:\n  clusterRoleSelectors:\n  - matchLabels:\n      {}/aggregate-to-labels: \"true\"\nrules: []\n",
         names::GROUP
     )
 }
 
-fn binding(role: &str, account: &str, place: Place) -> String {
-    let kind = place.kind();
-    let head = head(&format!("{kind}Binding"), role, place);
+fn binding(role: &str, account: &str, scope: Scope) -> String {
+    let kind = scope.kind();
+    let head = head(&format!("{kind}Binding"), role, scope);
     format!(
         "{head}roleRef:\n  apiGroup: rbac.authorization.k8s.io\n  kind: {kind}\n  name: {role}\nsubjects:\n- kind: ServiceAccount\n  name: {account}\n  namespace: {NAMESPACE}\n"
     )
 }
 
-fn head(kind: &str, name: &str, place: Place) -> String {
-    format!("apiVersion: rbac.authorization.k8s.io/v1\nkind: {kind}\n{}", metadata(name, place))
+fn head(kind: &str, name: &str, scope: Scope) -> String {
+    format!("apiVersion: rbac.authorization.k8s.io/v1\nkind: {kind}\n{}", metadata(name, scope))
 }
 
-fn metadata(name: &str, place: Place) -> String {
-    let namespace = match place {
-        Place::Cluster => String::new(),
-        Place::Namespace(namespace) => format!("  namespace: {namespace}\n"),
+fn metadata(name: &str, scope: Scope) -> String {
+    let namespace = match scope {
+        Scope::Cluster => String::new(),
+        Scope::Namespace(namespace) => format!("  namespace: {namespace}\n"),
     };
     format!(
         "metadata:\n  name: {name}\n{namespace}  labels:\n    app.kubernetes.io/part-of: ctrlmesh\n"
     )
 }
 
-// === impl Place ===
+// === impl Scope ===
 
-impl Place {
+impl Scope {
     /// What a role there is.
     fn kind(self) -> &'static str {
         match self {
@@ -343,8 +343,8 @@ mod tests {
 
     #[test]
     fn nothing_is_granted_twice_or_wholesale() {
-        for Role { account, rights, .. } in &ROLES {
-            let all = rights.iter().flat_map(|right| {
+        for Role { account, rules, .. } in &ROLES {
+            let all = rules.iter().flat_map(|right| {
                 let resources = right.resources.iter();
                 resources.flat_map(move |resource| {
                     right.verbs.iter().map(move |verb| (right.group, *resource, *verb, right.names))

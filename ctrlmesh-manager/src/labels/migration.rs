@@ -30,7 +30,7 @@ use crate::rules::label_scheme::{Facts, Scheme, Step};
 use crate::rules::pod::PodName;
 use crate::rules::shard::Labelling;
 use crate::status::compute::Contact;
-use crate::status::status_writer::{Held, Pen};
+use crate::status::status_writer::{StatusPermit, StatusWriter};
 use crate::telemetry;
 
 mod asked;
@@ -74,7 +74,7 @@ pub struct Migration<Contacts> {
     /// Whether this replica writes.
     pub leadership: Leadership,
     /// Who else writes that status.
-    pub pen: Pen,
+    pub status_writer: StatusWriter,
     /// Whom events are told by.
     pub recorder: Recorder,
     /// What is counted.
@@ -177,7 +177,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
                 self.said.set(None);
                 (settled, told) = (Settled::default(), None);
             }
-            self.leadership.held().await;
+            self.leadership.acquired().await;
             ticks.tick().await;
             let looked = time::timeout(DEADLINE, Box::pin(self.look(&mut settled, &mut told)));
             match looked.await {
@@ -221,7 +221,8 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
             return Ok(None);
         }
         let parts = (&*scheme, after);
-        let stands = Box::pin(self.write(parts, &stage, &mut self.pen.take().await)).await?;
+        let stands =
+            Box::pin(self.write(parts, &stage, &mut self.status_writer.take().await)).await?;
         if !stands {
             return Ok(None);
         }
@@ -251,7 +252,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         &self,
         (before, after): (&Scheme, &Scheme),
         far: &Stage,
-        pen: &mut Held<'_>,
+        status_writer: &mut StatusPermit<'_>,
     ) -> kube::Result<bool> {
         let api: Api<ManagerState> = Api::all(self.client.clone());
         let found = match api.get_opt(MANAGER_STATE).await? {
@@ -284,7 +285,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
             return Ok(false);
         }
         let next = ManagerState { status: Some(wanted), ..found };
-        pen.writes();
+        status_writer.writes();
         let written = api.replace_status(MANAGER_STATE, &PostParams::default(), &next).await?;
         let kept = written.status.is_some_and(|status| status.labels == labels);
         if !kept {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::pending::Pending;
 use super::{Change, Scope, change, is_waited_for};
-use crate::cluster::cache::Known;
+use crate::cluster::cache::NamespaceInfo;
 use crate::rules::label_scheme::Scheme;
 
 /// How long after a failure a namespace is tried again, at most: what is in it is not labelled at once before it is.
@@ -43,7 +43,7 @@ impl Namespaces {
     /// the change.
     pub(super) fn due(
         &mut self,
-        known: &BTreeMap<String, Known>,
+        known: &BTreeMap<String, NamespaceInfo>,
         scheme: &Scheme,
         now: Instant,
     ) -> Vec<(ObjectMeta, Change)> {
@@ -111,12 +111,16 @@ fn named(name: &str) -> ObjectMeta {
 mod tests {
     use super::*;
 
-    fn known<const N: usize>(names: [&str; N]) -> BTreeMap<String, Known> {
-        names.map(|name| (name.to_owned(), Known::default())).into()
+    fn known<const N: usize>(names: [&str; N]) -> BTreeMap<String, NamespaceInfo> {
+        names.map(|name| (name.to_owned(), NamespaceInfo::default())).into()
     }
 
     /// The names of those that are due.
-    fn due(of: &mut Namespaces, known: &BTreeMap<String, Known>, now: Instant) -> Vec<String> {
+    fn due(
+        of: &mut Namespaces,
+        known: &BTreeMap<String, NamespaceInfo>,
+        now: Instant,
+    ) -> Vec<String> {
         let due = of.due(known, &Scheme::default(), now);
         due.into_iter().filter_map(|(meta, _)| meta.name).collect()
     }
@@ -128,8 +132,11 @@ mod tests {
         let mut more = known(["a", "b", "c", "d", "e"]);
         let labels = change(&named("d"), Scope::Namespace, &Scheme::default()).unwrap();
         let labels = labels.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-        more.insert("d".to_owned(), Known { labels, ..Known::default() });
-        more.insert("c".to_owned(), Known { terminating: true, ..Known::default() });
+        more.insert("d".to_owned(), NamespaceInfo { labels, ..NamespaceInfo::default() });
+        more.insert(
+            "c".to_owned(),
+            NamespaceInfo { terminating: true, ..NamespaceInfo::default() },
+        );
         assert_eq!(due(&mut namespaces, &more, now), ["a", "e", "b"]);
     }
 
@@ -138,7 +145,7 @@ mod tests {
         let (mut namespaces, now) = (Namespaces::default(), Instant::now());
         let mut take = |uid: &str, version: &str, now| {
             let (uid, version) = (Some(uid.to_owned()), Some(version.to_owned()));
-            let known = Known { uid, version, ..Known::default() };
+            let known = NamespaceInfo { uid, version, ..NamespaceInfo::default() };
             let all = [("a".to_owned(), known)].into();
             let due = namespaces.due(&all, &Scheme::default(), now);
             due.into_iter().next().map(|(meta, change)| {

@@ -25,31 +25,32 @@ use crate::readiness::Readiness;
 use crate::telemetry;
 
 /// How long a Lease lasts after it was renewed.
-const LASTS: Duration = Duration::from_secs(8);
+const LEASE_DURATION: Duration = Duration::from_secs(8);
 
 /// How long the holder believes to hold it after it was renewed.
-const HOLDS: Duration = Duration::from_secs(6);
+const RENEW_DEADLINE: Duration = Duration::from_secs(6);
 
 /// How often it is renewed, or looked at.
-const PERIOD: Duration = Duration::from_secs(2);
+const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
 /// How long the API server may take.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a Lease that this replica has never seen has to be missing: a holder that can reach the API server has made it
+/// How long a Lease that this replica has never observed has to be missing: a holder that can reach the API server has made it
 /// anew by then.
-const NOTICED: Duration = Duration::from_secs(4);
+const ABSENCE_GRACE: Duration = Duration::from_secs(4);
 
 /// For how long a replica that has given the Lease up does not ask for it: the others look every two seconds, and a Lease
-/// that could not be given back in [`LASTS`] is nobody's by then.
-const YIELDS: Duration = Duration::from_secs(10);
+/// that could not be given back in [`LEASE_DURATION`] is nobody's by then.
+const STEP_DOWN_PAUSE: Duration = Duration::from_secs(10);
 
-// Where a holder is killed another leads within 15 seconds: it has seen the last version up to a period late, looks up to a
+// Where a holder is killed another leads within 15 seconds: it has observed the last version up to a period late, looks up to a
 // period after that is over, and one of its looks may fail.
-const _: () = assert!(LASTS.as_secs() + 2 * PERIOD.as_secs() + DEADLINE.as_secs() < 15);
+const _: () =
+    assert!(LEASE_DURATION.as_secs() + 2 * RETRY_PERIOD.as_secs() + DEADLINE.as_secs() < 15);
 
 /// How soon it is tried again to give the Lease back.
-const AGAIN: Duration = Duration::from_millis(200);
+const RELEASE_RETRY: Duration = Duration::from_millis(200);
 
 /// The annotation with the address at which the holder's gRPC is reached by the other replicas.
 const ADDRESS: &str = "ctrlmesh.kusionstack.io/grpc-address";
@@ -65,7 +66,7 @@ pub struct Candidate {
     pub address: String,
     /// 1 where it holds the Lease.
     pub leader: Gauge,
-    /// What it still waits for: one that has not seen everything once would hold the Lease and write nothing.
+    /// What it still waits for: one that has not observed everything once would hold the Lease and write nothing.
     pub readiness: Readiness,
 }
 
@@ -74,7 +75,7 @@ pub struct Candidate {
 pub struct Leadership {
     state: watch::Receiver<State>,
     /// That it is to be another's turn.
-    yields: Arc<Notify>,
+    step_down: Arc<Notify>,
 }
 
 /// What is known of the Lease.
@@ -86,8 +87,8 @@ struct State {
     other: Option<Arc<str>>,
 }
 
-/// The Lease as it was last seen.
-struct Seen {
+/// The Lease as it was last observed.
+struct ObservedLease {
     version: String,
     at: Instant,
 }
@@ -96,12 +97,12 @@ struct Seen {
 struct Election {
     candidate: Candidate,
     leases: Api<Lease>,
-    seen: Option<Seen>,
+    observed: Option<ObservedLease>,
     absence: Absence,
     state: watch::Sender<State>,
-    yields: Arc<Notify>,
+    step_down: Arc<Notify>,
     /// Until when it is the others' turn.
-    yielded: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
 /// Since when the Lease is not there.
@@ -117,7 +118,7 @@ impl Leadership {
     }
 
     /// Waits until this replica may write.
-    pub async fn held(&mut self) {
+    pub async fn acquired(&mut self) {
         while !self.is_held() {
             if self.state.changed().await.is_err() {
                 return std::future::pending().await;
@@ -140,9 +141,9 @@ impl Leadership {
     }
 
     /// Gives the Lease up, if this replica holds it, so that another one may try what this one cannot do.
-    pub fn give_up(&self) {
+    pub fn step_down(&self) {
         if self.is_held() {
-            self.yields.notify_one();
+            self.step_down.notify_one();
         }
     }
 
@@ -163,26 +164,26 @@ pub fn campaign(
 ) -> Leadership {
     let (state, leadership) = watch::channel(State::default());
     let leases = Api::namespaced(client, namespace);
-    let yields = Arc::<Notify>::default();
+    let step_down = Arc::<Notify>::default();
     let election = Election {
         candidate,
         leases,
-        seen: None,
+        observed: None,
         absence: Absence::default(),
         state,
-        yields: Arc::clone(&yields),
-        yielded: None,
+        step_down: Arc::clone(&step_down),
+        paused_until: None,
     };
     drain.spawn(election.run(drain.clone()));
-    Leadership { state: leadership, yields }
+    Leadership { state: leadership, step_down }
 }
 
 // === impl Election ===
 
 impl Election {
     async fn run(mut self, drain: Drain) {
-        let mut ticks = time::interval(PERIOD);
-        let yields = Arc::clone(&self.yields);
+        let mut ticks = time::interval(RETRY_PERIOD);
+        let step_down = Arc::clone(&self.step_down);
         loop {
             let until = self.state.borrow().until;
             let lapse = async {
@@ -197,9 +198,9 @@ impl Election {
                 () = drain.started() => return self.resign().await,
                 // It could not be renewed.
                 () = lapse => self.follow(None),
-                () = yields.notified() => {
+                () = step_down.notified() => {
                     self.resign().await;
-                    self.yielded = Some(Instant::now() + YIELDS);
+                    self.paused_until = Some(Instant::now() + STEP_DOWN_PAUSE);
                 }
                 _ = ticks.tick() => self.try_once().await,
             }
@@ -222,24 +223,24 @@ impl Election {
         let begun = Instant::now();
         let Some(lease) = self.leases.get_opt(&self.candidate.lease).await? else {
             let ours = self.state.borrow().until.is_some_and(|until| begun < until);
-            let is_over = self.absence.is_over(self.seen.is_some(), Instant::now());
-            if !(ours || is_over && self.is_fit() && !self.yields_now()) {
+            let is_over = self.absence.is_over(self.observed.is_some(), Instant::now());
+            if !(ours || is_over && self.is_ready() && !self.is_paused()) {
                 return Ok(());
             }
             let mut lease = Lease::default();
             lease.metadata.name = Some(self.candidate.lease.clone());
-            self.fill(&mut lease);
+            self.sign(&mut lease);
             let made = self.leases.create(&PostParams::default(), &lease).await;
-            return self.took(begun, made);
+            return self.on_written(begun, made);
         };
         self.absence = Absence::default();
         let leads = self.state.borrow().until.is_some();
-        if self.may_take(&lease) && (leads || self.is_fit() && !self.yields_now()) {
+        if self.can_acquire(&lease) && (leads || self.is_ready() && !self.is_paused()) {
             let mut mine = lease;
-            self.fill(&mut mine);
+            self.sign(&mut mine);
             let name = self.candidate.lease.clone();
             let taken = self.leases.replace(&name, &PostParams::default(), &mine).await;
-            return self.took(begun, taken);
+            return self.on_written(begun, taken);
         }
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
         let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS));
@@ -250,23 +251,23 @@ impl Election {
         Ok(())
     }
 
-    fn is_fit(&self) -> bool {
+    fn is_ready(&self) -> bool {
         self.candidate.readiness.waiting_for().is_empty()
     }
 
     /// Whether it is the others' turn.
-    fn yields_now(&self) -> bool {
-        self.yielded.is_some_and(|until| Instant::now() < until)
+    fn is_paused(&self) -> bool {
+        self.paused_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Whether it is ours, nobody's, or has not been renewed for as long as it lasts.
-    fn may_take(&mut self, lease: &Lease) -> bool {
+    fn can_acquire(&mut self, lease: &Lease) -> bool {
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
         let now = Instant::now();
-        let seen = match &self.seen {
-            Some(seen) if seen.version == version => seen.at,
+        let observed = match &self.observed {
+            Some(observed) if observed.version == version => observed.at,
             _ => {
-                self.seen = Some(Seen { version, at: now });
+                self.observed = Some(ObservedLease { version, at: now });
                 now
             }
         };
@@ -274,12 +275,12 @@ impl Election {
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
         let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
         let lasts = seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let lasts = lasts.map_or(LASTS, Duration::from_secs);
-        holder.is_empty() || holder == self.candidate.identity || now >= seen + lasts
+        let lasts = lasts.map_or(LEASE_DURATION, Duration::from_secs);
+        holder.is_empty() || holder == self.candidate.identity || now >= observed + lasts
     }
 
     /// Makes it ours.
-    fn fill(&self, lease: &mut Lease) {
+    fn sign(&self, lease: &mut Lease) {
         let now = MicroTime(Timestamp::now());
         let spec = lease.spec.get_or_insert_default();
         if spec.holder_identity.as_deref() != Some(&self.candidate.identity) {
@@ -287,13 +288,13 @@ impl Election {
             spec.acquire_time = Some(now.clone());
             spec.holder_identity = Some(self.candidate.identity.clone());
         }
-        spec.lease_duration_seconds = i32::try_from(LASTS.as_secs()).ok();
+        spec.lease_duration_seconds = i32::try_from(LEASE_DURATION.as_secs()).ok();
         spec.renew_time = Some(now);
         let annotations = lease.metadata.annotations.get_or_insert_default();
         annotations.insert(ADDRESS.to_owned(), self.candidate.address.clone());
     }
 
-    fn took(
+    fn on_written(
         &mut self,
         begun: Instant,
         written: Result<Lease, kube::Error>,
@@ -301,8 +302,8 @@ impl Election {
         match written {
             Ok(lease) => {
                 let version = lease.metadata.resource_version.unwrap_or_default();
-                self.seen = Some(Seen { version, at: begun });
-                let until = Some(begun + HOLDS);
+                self.observed = Some(ObservedLease { version, at: begun });
+                let until = Some(begun + RENEW_DEADLINE);
                 if self.state.borrow().until.is_none() {
                     info!(identity = self.candidate.identity, "leads from now on");
                     self.candidate.leader.set(1);
@@ -335,9 +336,9 @@ impl Election {
         if !led {
             return;
         }
-        let over = Instant::now() + LASTS;
+        let over = Instant::now() + LEASE_DURATION;
         while Instant::now() < over {
-            match time::timeout(DEADLINE, self.give_back()).await {
+            match time::timeout(DEADLINE, self.release()).await {
                 Ok(Ok(())) => return debug!("lease given back"),
                 // Where everything is removed, our rights may go before we do.
                 Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
@@ -346,11 +347,11 @@ impl Election {
                 Ok(Err(error)) => debug!(error = telemetry::chain(&error), "lease not given back"),
                 Err(_elapsed) => debug!("lease not given back in time"),
             }
-            time::sleep(AGAIN).await;
+            time::sleep(RELEASE_RETRY).await;
         }
     }
 
-    async fn give_back(&self) -> Result<(), kube::Error> {
+    async fn release(&self) -> Result<(), kube::Error> {
         let name = &self.candidate.lease;
         let Some(mut lease) = self.leases.get_opt(name).await? else { return Ok(()) };
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
@@ -365,10 +366,10 @@ impl Election {
 // === impl Absence ===
 
 impl Absence {
-    /// Takes that the Lease is not there; returns whether nobody can believe to hold it any more. Of one that was `seen`
+    /// Takes that the Lease is not there; returns whether nobody can believe to hold it any more. Of one that was `observed`
     /// there was a holder, which may not reach the API server, and so not notice.
-    fn is_over(&mut self, seen: bool, now: Instant) -> bool {
-        now >= *self.0.get_or_insert(now) + if seen { LASTS } else { NOTICED }
+    fn is_over(&mut self, observed: bool, now: Instant) -> bool {
+        now >= *self.0.get_or_insert(now) + if observed { LEASE_DURATION } else { ABSENCE_GRACE }
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::time;
 use tracing::warn;
 
 use crate::leader::lease::Leadership;
-use crate::status::status_writer::{Held, Pen};
+use crate::status::status_writer::{StatusPermit, StatusWriter};
 
 /// How often it is looked.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Keeps the status of the `ManagerState` true, while this replica leads.
-pub struct Roster {
+pub struct ReplicaList {
     /// The API server.
     pub client: Client,
     /// The managers' namespace.
@@ -41,19 +41,19 @@ pub struct Roster {
     /// Whether this replica writes.
     pub leadership: Leadership,
     /// Who else writes that status.
-    pub pen: Pen,
+    pub status_writer: StatusWriter,
 }
 
-// === impl Roster ===
+// === impl ReplicaList ===
 
-impl Roster {
+impl ReplicaList {
     /// Writes for ever, where something has changed.
     pub async fn run(mut self) {
         let mut ticks = time::interval(PERIOD);
         loop {
-            self.leadership.held().await;
+            self.leadership.acquired().await;
             ticks.tick().await;
-            let looked = async { Box::pin(self.write(&mut self.pen.take().await)).await };
+            let looked = async { Box::pin(self.write(&mut self.status_writer.take().await)).await };
             match time::timeout(DEADLINE, looked).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => warn!(%error, state = MANAGER_STATE, "not written; tried again"),
@@ -62,7 +62,7 @@ impl Roster {
         }
     }
 
-    async fn write(&self, pen: &mut Held<'_>) -> kube::Result<()> {
+    async fn write(&self, status_writer: &mut StatusPermit<'_>) -> kube::Result<()> {
         let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
         let ours = format!("kubernetes.io/service-name={}", self.service);
         let slices = slices.list(&ListParams::default().labels(&ours)).await?.items;
@@ -80,7 +80,7 @@ impl Roster {
         let after = status(&slices, &self.namespace, leader, &before, Timestamp::now());
         if after != before && self.leadership.is_held() {
             let state = ManagerState { status: Some(after), ..state };
-            pen.writes();
+            status_writer.writes();
             states.replace_status(MANAGER_STATE, &PostParams::default(), &state).await?;
         }
         Ok(())

@@ -162,10 +162,10 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
     let mut policies = policies(&operators, &mut troubles);
-    let mut yielded = BTreeSet::new();
-    for (at, trouble) in clashes::yielding(&operators, &policies, world) {
+    let mut superseded = BTreeSet::new();
+    for (at, trouble) in clashes::superseded(&operators, &policies, world) {
         policies[at] = None;
-        yielded.insert(at);
+        superseded.insert(at);
         troubles.push(trouble);
     }
     let records = operators.iter().zip(policies).map(|(operator, policies)| {
@@ -182,7 +182,7 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     for (pod, mut places) in placed(world.members, &operators) {
         let last = before.get(&pod.name);
         if places.len() > 1 {
-            places.retain(|(at, _)| !yielded.contains(at));
+            places.retain(|(at, _)| !superseded.contains(at));
         }
         let told = match places[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
@@ -210,9 +210,9 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
 }
 
 /// Which of `operators`, by number, are told nothing new because they stand in the way of another.
-pub fn yielding(operators: &[Operator<'_>], world: World<'_>) -> BTreeSet<usize> {
+pub fn superseded(operators: &[Operator<'_>], world: World<'_>) -> BTreeSet<usize> {
     let policies = policies(operators, &mut Vec::new());
-    clashes::yielding(operators, &policies, world).into_iter().map(|(at, _)| at).collect()
+    clashes::superseded(operators, &policies, world).into_iter().map(|(at, _)| at).collect()
 }
 
 /// What the shards of each operator are told; none where that is nothing new.

@@ -54,13 +54,13 @@ pub struct Member {
     /// As what it was admitted.
     pub admitted: Admitted,
     /// What makes and replaces it.
-    pub maker: Option<Maker>,
+    pub owner: Option<Owner>,
     /// When it was made, in seconds since 1970; none while it is being admitted.
     pub born: Option<i64>,
     /// Whether it is on its way out, or has ended: it stands in nobody's way.
     pub leaving: bool,
     /// When it was told to go, in seconds since 1970, by the clock that says when pods are made.
-    pub leaving_since: Option<i64>,
+    pub deleted_since: Option<i64>,
     /// Whether all its containers have ended for good: it does nothing any more, but may stay there for long.
     pub ended: bool,
     /// Where its connections are sent.
@@ -78,12 +78,12 @@ pub enum Admitted {
     #[default]
     Injected,
     /// Without: it is not served.
-    PastUs,
+    Bypassed,
 }
 
 /// What makes pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Maker {
+pub struct Owner {
     /// `StatefulSet`, `ReplicaSet` or another.
     pub kind: String,
     /// Its name.
@@ -142,7 +142,7 @@ impl Member {
     /// Its ordinal, where it is a pod of the StatefulSet called `name`.
     pub fn ordinal_in(&self, name: &str) -> Option<u32> {
         let ours = self.made_by(STATEFUL_SET, name)
-            || self.maker.is_none()
+            || self.owner.is_none()
                 && self.label(label::STATEFULSET_POD_NAME) == Some(&self.name.name);
         let digits = self.name.name.strip_prefix(name)?.strip_prefix('-')?;
         let ordinal: u32 = digits.parse().ok()?;
@@ -158,15 +158,15 @@ impl Member {
     /// A pod of a Deployment that is being admitted, by the `ReplicaSet` that makes it.
     pub fn of_replica_set(namespace: String, labels: Labels, replica_set: String) -> Self {
         let name = PodName { namespace, name: String::new() };
-        let maker = Some(Maker { kind: REPLICA_SET.to_owned(), name: replica_set });
-        Self { name, labels, maker, ..Self::default() }
+        let owner = Some(Owner { kind: REPLICA_SET.to_owned(), name: replica_set });
+        Self { name, labels, owner, ..Self::default() }
     }
 
     /// The same, where its metadata says that it is one.
     pub fn of_deployment(namespace: &str, meta: &ObjectMeta) -> Option<Self> {
-        let maker = maker(meta).filter(|maker| maker.kind == REPLICA_SET)?;
+        let owner = owner(meta).filter(|owner| owner.kind == REPLICA_SET)?;
         let labels = meta.labels.clone().unwrap_or_default();
-        Some(Self::of_replica_set(namespace.to_owned(), labels, maker.name))
+        Some(Self::of_replica_set(namespace.to_owned(), labels, owner.name))
     }
 
     /// Whether it is of the workload that a root with this `rule` divides.
@@ -178,7 +178,7 @@ impl Member {
     }
 
     fn made_by(&self, kind: &str, name: &str) -> bool {
-        self.maker.as_ref().is_some_and(|maker| maker.kind == kind && maker.name == name)
+        self.owner.as_ref().is_some_and(|owner| owner.kind == kind && owner.name == name)
     }
 
     fn label(&self, key: &str) -> Option<&str> {
@@ -200,13 +200,13 @@ impl From<&v1::Pod> for Member {
                 name: meta.name.clone().unwrap_or_default(),
             },
             born: meta.creation_timestamp.as_ref().map(|time| time.0.as_second()),
-            leaving_since: deadline.map(|deadline| deadline.saturating_sub(grace)),
+            deleted_since: deadline.map(|deadline| deadline.saturating_sub(grace)),
             ended,
             uid: meta.uid.clone().unwrap_or_default(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
             admitted: admitted(pod),
-            maker: maker(meta),
+            owner: owner(meta),
             leaving: meta.deletion_timestamp.is_some() || ended,
             redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
             container: pod.status.as_ref().and_then(container),
@@ -216,10 +216,10 @@ impl From<&v1::Pod> for Member {
 }
 
 /// What makes and replaces it.
-fn maker(meta: &ObjectMeta) -> Option<Maker> {
+fn owner(meta: &ObjectMeta) -> Option<Owner> {
     let mut owners = meta.owner_references.iter().flatten();
     let owner = owners.find(|owner| owner.controller == Some(true))?;
-    Some(Maker { kind: owner.kind.clone(), name: owner.name.clone() })
+    Some(Owner { kind: owner.kind.clone(), name: owner.name.clone() })
 }
 
 /// As what the pod was admitted. One that was not admitted yet will be given what it needs.
@@ -229,13 +229,13 @@ fn admitted(pod: &v1::Pod) -> Admitted {
     let empty = v1::PodSpec::default();
     let (meta, spec) = (&pod.metadata, pod.spec.as_ref().unwrap_or(&empty));
     if spec.host_network == Some(true) || meta.namespace.as_deref() == Some(KUBE_SYSTEM) {
-        return Admitted::PastUs;
+        return Admitted::Bypassed;
     }
     let annotations = meta.annotations.as_ref();
     let said = annotations.and_then(|all| all.get(annotation::INJECTED));
     let injected = said.is_some_and(|said| said == "true") || holds(spec, root_ca::MESH);
     if meta.uid.is_some() && (!injected || holds(spec, root_ca::CLUSTER)) {
-        return Admitted::PastUs;
+        return Admitted::Bypassed;
     }
     Admitted::Injected
 }
@@ -246,14 +246,14 @@ fn fails_open(pod: &v1::Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     let asked = annotations.and_then(|all| all.get(annotation::FAIL_OPEN));
     match &pod.metadata.uid {
-        Some(_) => pod.spec.as_ref().is_some_and(believes_both),
+        Some(_) => pod.spec.as_ref().is_some_and(trusts_both_cas),
         None => asked.is_some_and(|value| value == "true"),
     }
 }
 
 /// Whether something of the pod's own holds the mesh's CA and the API server's together, as it is given to pods that may
 /// fail open, and to no other.
-pub fn believes_both(spec: &v1::PodSpec) -> bool {
+pub fn trusts_both_cas(spec: &v1::PodSpec) -> bool {
     let init = spec.init_containers.iter().flatten();
     let init = init.filter(|container| container.name != sidecar::CONTAINER);
     let variables = init.chain(&spec.containers).flat_map(|one| one.env.iter().flatten());

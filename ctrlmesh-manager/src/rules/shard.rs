@@ -31,10 +31,10 @@ mod assign;
 mod changes;
 mod share;
 
-pub use assign::{Seat, assign, by_ordinal, choose, unserved};
+pub use assign::{PodRecord, assign, by_ordinal, choose, unserved};
 pub use changes::{Changes, Conflict, adopts, changes, is_of};
-use share::Asked;
-pub use share::{Share, standing};
+use share::ListedBy;
+pub use share::{Share, existing_shares};
 
 /// Most values that the schema allows in one expression.
 const MAX_VALUES: usize = 4096;
@@ -124,17 +124,18 @@ pub fn divide(
     if rule.disable == Some(true) {
         return Ok(None);
     }
-    let asked = share::of(rule, labelling.hash).into_iter().map(|share| {
-        let asked = share.asked(labelling, namespaces);
-        (share, asked)
+    let listed_by = share::of(rule, labelling.hash).into_iter().map(|share| {
+        let listed_by = share.listed_by(labelling, namespaces);
+        (share, listed_by)
     });
-    let asked: Vec<(Share, Asked)> = asked.collect();
-    let listed: BTreeSet<String> = asked.iter().flat_map(|(_, asked)| asked.listed()).collect();
+    let listed_by: Vec<(Share, ListedBy)> = listed_by.collect();
+    let listed: BTreeSet<String> =
+        listed_by.iter().flat_map(|(_, listed_by)| listed_by.listed()).collect();
     if listed.len() > MAX_VALUES {
         return Err(DivideError::TooManyNamespaces { namespaces: listed.len() });
     }
-    let made = asked.into_iter().map(|(share, asked)| {
-        let limits = limits(rule, &share.name, &expressions(asked, &listed, labelling))?;
+    let made = listed_by.into_iter().map(|(share, listed_by)| {
+        let limits = limits(rule, &share.name, &expressions(listed_by, &listed, labelling))?;
         Ok(Shard { config: config(root, &share, limits), share })
     });
     made.collect::<Result<_, _>>().map(Some)
@@ -238,15 +239,19 @@ fn limits(rule: &Root, shard: &str, own: &[Expression]) -> Result<Vec<Limit>, Di
 }
 
 /// A shard of slots leaves out the listed namespaces; a shard of namespaces asks for nothing else.
-fn expressions(asked: Asked, listed: &BTreeSet<String>, labelling: &Labelling) -> Vec<Expression> {
+fn expressions(
+    listed_by: ListedBy,
+    listed: &BTreeSet<String>,
+    labelling: &Labelling,
+) -> Vec<Expression> {
     let expression = |key: &str, operator, values: Vec<String>| Expression {
         key: key.to_owned(),
         operator,
         values,
     };
-    let slots = match asked {
-        Asked::Slots(slots) => slots,
-        Asked::Namespaces(names) => {
+    let slots = match listed_by {
+        ListedBy::Slots(slots) => slots,
+        ListedBy::Namespaces(names) => {
             let names = names.into_iter().collect();
             return vec![expression(&labelling.namespace_key, SelectorOperator::In, names)];
         }

@@ -26,7 +26,7 @@ mod metadata;
 mod manifests;
 
 pub use manifests::{Verdict, manifests, manifests_and};
-pub use overlap::yielding;
+pub use overlap::superseded;
 
 /// How much memory a compiled regular expression may take: proxies hold every one.
 const MAX_REGEX_BYTES: usize = 1 << 20;

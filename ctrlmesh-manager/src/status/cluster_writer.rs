@@ -2,7 +2,7 @@
 //!
 //! Only the leader writes: the shards of roots, the labels of their pods, and status. Every write to something that is
 //! there names the version or UID that it was decided by, so that one by a leader that no longer is one comes to nothing.
-//! What is written when is decided elsewhere (the desk), object by object: one that cannot be written holds no other up.
+//! What is written when is decided elsewhere (the queue), object by object: one that cannot be written holds no other up.
 //! Events are told beside, for what happened has happened whether or not it is told.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio::time::{self, Instant};
 use tracing::{info, warn};
 
-use crate::cluster::backoff::Rest;
+use crate::cluster::backoff::Backoff;
 use crate::cluster::plan::{Plan, Plans};
 use crate::rules::pod::PodName;
 use crate::status::compute::{Contact, Unlabelled};
@@ -31,8 +31,8 @@ use crate::status::compute::{Contact, Unlabelled};
 mod writes;
 mod write_queue;
 
-use write_queue::{Desk, Outcome};
-pub use writes::{News, Seen, Write, writes};
+use write_queue::{Outcome, WriteQueue};
+pub use writes::{EventNote, Observations, Write, writes};
 
 /// As whom the manager writes.
 pub const FIELD_MANAGER: &str = "ctrlmesh-manager";
@@ -54,7 +54,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const EVENTS: usize = 1000;
 
 /// Writes for one replica of the manager.
-pub struct Control<Contacts, Left, MayWrite> {
+pub struct ClusterWriter<Contacts, Left, MayWrite> {
     /// How the API server is reached.
     pub client: Client,
     /// Whom events are told by.
@@ -79,11 +79,11 @@ enum WriteError {
 }
 
 /// What is to be told of a ShardingConfig.
-type Told = (Box<ShardingConfig>, Vec<News>);
+type StatusEvents = (Box<ShardingConfig>, Vec<EventNote>);
 
-// === impl Control ===
+// === impl ClusterWriter ===
 
-impl<Contacts, Left, MayWrite> Control<Contacts, Left, MayWrite>
+impl<Contacts, Left, MayWrite> ClusterWriter<Contacts, Left, MayWrite>
 where
     Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>> + Send + Sync,
     Left: Fn() -> Option<Unlabelled> + Send + Sync,
@@ -91,15 +91,15 @@ where
 {
     /// Writes what the newest plan says, until nobody plans any more.
     pub async fn run(self, plans: Plans) {
-        let (news, told) = mpsc::channel(EVENTS);
-        tokio::join!(self.keep(plans, news), self.tell_all(told));
+        let (events, told) = mpsc::channel(EVENTS);
+        tokio::join!(self.keep(plans, events), self.tell_all(told));
     }
 
-    async fn keep(&self, mut plans: Plans, news: mpsc::Sender<Told>) {
-        let mut desk = Desk::default();
+    async fn keep(&self, mut plans: Plans, events: mpsc::Sender<StatusEvents>) {
+        let mut queue = WriteQueue::default();
         let mut under_way = FuturesUnordered::new();
         let mut ticks = time::interval(PERIOD);
-        let (mut since, mut rest) = (None, Rest::default());
+        let (mut since, mut backoff) = (None, Backoff::default());
         loop {
             // What waits is decided anew when there is something new, not only once all of it is written.
             let mut looks = true;
@@ -111,41 +111,41 @@ where
                 }
                 Some((write, done)) = under_way.next() => {
                     let outcome = outcome(&write, done);
-                    desk.done(&write, outcome, Instant::now());
-                    tell_later(write, outcome, &news);
-                    looks = desk.is_idle();
+                    queue.done(&write, outcome, Instant::now());
+                    send_events(write, outcome, &events);
+                    looks = queue.is_idle();
                 }
                 _ = ticks.tick() => {}
             }
             if !(self.may_write)() {
-                desk.clear();
-                (since, rest) = (None, Rest::default());
+                queue.clear();
+                (since, backoff) = (None, Backoff::default());
                 continue;
             }
             let since = *since.get_or_insert_with(Instant::now);
             let plan = plans.borrow_and_update().clone();
             let begun = Instant::now();
-            let may = |plan: &Arc<Plan>| looks && (rest.is_over(begun) || plan.waits());
+            let may = |plan: &Arc<Plan>| looks && (backoff.is_over(begun) || plan.waits());
             if let Some(plan) = plan.filter(may)
-                && self.decide(plan, &mut desk, since)
+                && self.decide(plan, &mut queue, since)
             {
-                rest = Rest::after(begun, Instant::now(), RESTS);
+                backoff = Backoff::after(begun, Instant::now(), RESTS);
             }
-            while let Some(write) = desk.next() {
+            while let Some(write) = queue.next() {
                 under_way.push(self.attempt(write).boxed());
             }
         }
     }
 
     /// Looks what has to be written, if anything is known that was not when it was last looked; says whether it did.
-    fn decide(&self, plan: Arc<Plan>, desk: &mut Desk, since: Instant) -> bool {
+    fn decide(&self, plan: Arc<Plan>, queue: &mut WriteQueue, since: Instant) -> bool {
         let (contacts, unlabelled) = ((self.contacts)(), (self.unlabelled)());
-        let seen = Seen { contacts, unlabelled, begins: since.elapsed() < BEGINS };
+        let observed = Observations { contacts, unlabelled, begins: since.elapsed() < BEGINS };
         let now = Instant::now();
-        let asks = desk.asks(&plan, &seen, now);
+        let asks = queue.asks(&plan, &observed, now);
         if asks {
-            let writes = writes(&plan, &seen, Timestamp::now());
-            desk.take(plan, seen, writes, now);
+            let writes = writes(&plan, &observed, Timestamp::now());
+            queue.take(plan, observed, writes, now);
         }
         asks
     }
@@ -204,8 +204,8 @@ where
             let fields: serde_json::Map<_, _> =
                 added.iter().map(|field| ((*field).to_owned(), json!(null))).collect();
             let meta = &config.metadata;
-            let seen = json!({"uid": meta.uid, "resourceVersion": meta.resource_version});
-            let patch = Patch::Merge(json!({"metadata": seen, "spec": fields}));
+            let observed = json!({"uid": meta.uid, "resourceVersion": meta.resource_version});
+            let patch = Patch::Merge(json!({"metadata": observed, "spec": fields}));
             let there = configs.patch(&name(&config), &PatchParams::default(), &patch).await?;
             config.metadata.resource_version = there.metadata.resource_version;
         }
@@ -216,21 +216,21 @@ where
     }
 
     /// Tells what has happened, until nobody has anything to tell any more.
-    async fn tell_all(&self, mut told: mpsc::Receiver<Told>) {
-        while let Some((config, news)) = told.recv().await {
-            for news in &news {
-                let told = time::timeout(DEADLINE, self.tell(&config, news)).await;
+    async fn tell_all(&self, mut told: mpsc::Receiver<StatusEvents>) {
+        while let Some((config, events)) = told.recv().await {
+            for events in &events {
+                let told = time::timeout(DEADLINE, self.tell(&config, events)).await;
                 match told.map_err(|_elapsed| WriteError::Slow) {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => warn!(%error, reason = news.reason, "event not written"),
-                    Err(error) => warn!(%error, reason = news.reason, "event not written"),
+                    Ok(Err(error)) => warn!(%error, reason = events.reason, "event not written"),
+                    Err(error) => warn!(%error, reason = events.reason, "event not written"),
                 }
             }
         }
     }
 
-    async fn tell(&self, config: &ShardingConfig, news: &News) -> kube::Result<()> {
-        let News { warning, reason, message } = news;
+    async fn tell(&self, config: &ShardingConfig, events: &EventNote) -> kube::Result<()> {
+        let EventNote { warning, reason, message } = events;
         let event = Event {
             type_: if *warning { EventType::Warning } else { EventType::Normal },
             reason: reason.clone(),
@@ -300,11 +300,11 @@ fn outcome(write: &Write, done: Result<(), WriteError>) -> Outcome {
 }
 
 /// What was written is told when there is time; nothing waits for that.
-fn tell_later(write: Write, outcome: Outcome, events: &mpsc::Sender<Told>) {
-    let Write::Status { config, news, .. } = write else { return };
+fn send_events(write: Write, outcome: Outcome, sender: &mpsc::Sender<StatusEvents>) {
+    let Write::Status { config, events, .. } = write else { return };
     if outcome == Outcome::Written
-        && !news.is_empty()
-        && let Err(error) = events.try_send((config, news))
+        && !events.is_empty()
+        && let Err(error) = sender.try_send((config, events))
     {
         warn!(%error, "events not written");
     }

@@ -14,9 +14,9 @@ use crate::cluster::plan::Plan;
 use crate::rules::compile::{Record, Told};
 use crate::rules::pod::{Member, PodName};
 
-mod found;
+mod plan_index;
 
-pub use found::Found;
+pub use plan_index::PlanIndex;
 
 /// How much older than the truth the last contact of a pod may be in the status, where nothing else changes. Of those that
 /// are connected it is written anew at each multiple of it, of all at the same time: each such write is followed by a plan,
@@ -46,7 +46,7 @@ pub struct Contact {
 
 /// What is known beside the plan.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct StatusInputs<'a> {
     /// What the proxies have said.
     pub contacts: &'a BTreeMap<PodName, Contact>,
     /// What stands in the way of a root's shards, by `NAMESPACE/NAME`.
@@ -69,7 +69,7 @@ pub enum Unlabelled {
 }
 
 /// What a condition says.
-struct Verdict {
+struct Finding {
     holds: bool,
     reason: &'static str,
     message: String,
@@ -98,8 +98,8 @@ impl Contact {
 pub fn of(
     config: &ShardingConfig,
     plan: &Plan,
-    found: &Found<'_>,
-    facts: Facts<'_>,
+    found: &PlanIndex<'_>,
+    inputs: StatusInputs<'_>,
 ) -> ShardingConfigStatus {
     let nothing = ShardingConfigStatus::default();
     let before = config.status.as_ref().unwrap_or(&nothing);
@@ -114,7 +114,7 @@ pub fn of(
     let mut status = ShardingConfigStatus {
         observed_generation: config.metadata.generation,
         is_root: Some(is_root),
-        pods: if is_root { Vec::new() } else { pod_statuses(&all, &before.pods, facts) },
+        pods: if is_root { Vec::new() } else { pod_statuses(&all, &before.pods, inputs) },
         conditions: Vec::new(),
         epoch: before.epoch,
         policy_digest: before.policy_digest.clone(),
@@ -136,11 +136,11 @@ pub fn of(
         status.changed_at.clone_from(&config.metadata.resource_version);
     }
     let accepted = accepted(config, &full_name, plan);
-    let programmed = programmed(config, record.or(root_record), &all, facts);
-    let degraded = degraded(&full_name, record, &all, plan, facts);
+    let programmed = programmed(config, record.or(root_record), &all, inputs);
+    let degraded = degraded(&full_name, record, &all, plan, inputs);
     let conditions = [("Accepted", accepted), ("Programmed", programmed), ("Degraded", degraded)];
     status.conditions = conditions
-        .map(|(kind, verdict)| condition(kind, verdict, config, &before.conditions, facts.now))
+        .map(|(kind, finding)| condition(kind, finding, config, &before.conditions, inputs.now))
         .into();
     status
 }
@@ -159,14 +159,14 @@ fn write(record: &Record, status: &mut ShardingConfigStatus) {
 fn pod_statuses(
     pods: &[(&Member, &Told)],
     before: &[PodStatus],
-    facts: Facts<'_>,
+    inputs: StatusInputs<'_>,
 ) -> Vec<PodStatus> {
     let mut by_name: BTreeMap<&str, Vec<&PodStatus>> = BTreeMap::new();
     for one in before {
         by_name.entry(&one.name).or_default().push(one);
     }
     let status = |(member, _): &(&Member, &Told)| {
-        let contact = facts.contacts.get(&member.name);
+        let contact = inputs.contacts.get(&member.name);
         // What is said of a pod of this name that was there before it, is not said of it.
         let its_own = |before: &PodStatus| {
             let last = before.last_contact.as_ref().map(|last| last.0.as_second());
@@ -177,8 +177,8 @@ fn pod_statuses(
         let epoch = contact.and_then(|contact| i64::try_from(contact.epoch).ok());
         let said = before.and_then(|before| before.last_contact.clone());
         let last_contact = match (said, contact) {
-            (Some(said), Some(contact)) if contact.is_said(&said, facts.now) => Some(said),
-            (said, contact) => contact.map(|one| Time(seconds(one.heard(facts.now)))).or(said),
+            (Some(said), Some(contact)) if contact.is_said(&said, inputs.now) => Some(said),
+            (said, contact) => contact.map(|one| Time(seconds(one.heard(inputs.now)))).or(said),
         };
         PodStatus {
             name: member.name.name.clone(),
@@ -190,7 +190,7 @@ fn pod_statuses(
     pods.iter().map(status).collect()
 }
 
-fn accepted(config: &ShardingConfig, full_name: &str, plan: &Plan) -> Verdict {
+fn accepted(config: &ShardingConfig, full_name: &str, plan: &Plan) -> Finding {
     let problems = plan.compiled.troubles.iter().filter(|trouble| {
         trouble.object.starts_with("ShardingConfig ")
             && trouble.configs.iter().any(|config| config == full_name)
@@ -199,10 +199,10 @@ fn accepted(config: &ShardingConfig, full_name: &str, plan: &Plan) -> Verdict {
     let disabled = config.spec.root.as_ref().is_some_and(|root| root.disable == Some(true));
     match problems[..] {
         [] if disabled => {
-            verdict(true, "Disabled", "the root is switched off; its shards stay as they are")
+            finding(true, "Disabled", "the root is switched off; its shards stay as they are")
         }
-        [] => verdict(true, "Valid", "it is valid and complete"),
-        _ => verdict(false, "Invalid", problems.join("; ")),
+        [] => finding(true, "Valid", "it is valid and complete"),
+        _ => finding(false, "Invalid", problems.join("; ")),
     }
 }
 
@@ -210,33 +210,33 @@ fn programmed(
     config: &ShardingConfig,
     record: Option<&Record>,
     pods: &[(&Member, &Told)],
-    facts: Facts<'_>,
-) -> Verdict {
+    inputs: StatusInputs<'_>,
+) -> Finding {
     let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.leaving).collect();
     let Some(record) = record else {
-        return verdict(false, "Pending", "nothing new is told to any proxy");
+        return finding(false, "Pending", "nothing new is told to any proxy");
     };
     // Epochs of different operators, or of one that was made anew, may be the same number.
     let done = |told: &Told, contact: &Contact| {
         contact.digest != 0 && contact.digest == told.sent().digest
     };
     // Who has just begun to lead has not heard of those that have acknowledged long ago.
-    let before = facts.begins && was_programmed(config, record);
+    let before = inputs.begins && was_programmed(config, record);
     let acknowledged = staying.iter().filter(|(member, told)| {
-        let contact = facts.contacts.get(&member.name);
+        let contact = inputs.contacts.get(&member.name);
         record.written && contact.map_or(before, |contact| done(told, contact))
     });
     let (acknowledged, all, epoch) = (acknowledged.count(), staying.len(), record.epoch);
     match (acknowledged, all) {
-        (_, 0) => verdict(false, "NoPods", "no pod is enrolled"),
+        (_, 0) => finding(false, "NoPods", "no pod is enrolled"),
         (some, all) if some == all => {
             let message = format!("every proxy, {all} of {all}, has acknowledged epoch {epoch}");
-            verdict(true, "Acknowledged", message)
+            finding(true, "Acknowledged", message)
         }
         _ => {
             let message =
                 format!("{acknowledged} of {all} proxies have acknowledged epoch {epoch}");
-            verdict(false, "Waiting", message)
+            finding(false, "Waiting", message)
         }
     }
 }
@@ -253,17 +253,17 @@ fn degraded(
     record: Option<&Record>,
     pods: &[(&Member, &Told)],
     plan: &Plan,
-    facts: Facts<'_>,
-) -> Verdict {
+    inputs: StatusInputs<'_>,
+) -> Finding {
     let refused = pods.iter().find_map(|(member, _)| {
-        let reason = facts.contacts.get(&member.name)?.refused.as_ref()?;
+        let reason = inputs.contacts.get(&member.name)?.refused.as_ref()?;
         Some(format!("the proxy of pod {} refuses its policy: {reason}", member.name.name))
     });
     if let Some(message) = refused {
-        return verdict(true, "PolicyRefused", message);
+        return finding(true, "PolicyRefused", message);
     }
-    if let Some(conflicts) = facts.conflicts.get(full_name) {
-        return verdict(true, "Conflict", listed(conflicts, "; "));
+    if let Some(conflicts) = inputs.conflicts.get(full_name) {
+        return finding(true, "Conflict", listed(conflicts, "; "));
     }
     let twice = plan.compiled.troubles.iter().find(|trouble| {
         trouble.object.starts_with("Pod ")
@@ -271,34 +271,34 @@ fn degraded(
     });
     if let Some(trouble) = twice {
         let message = format!("{} {}", trouble.object, trouble.message);
-        return verdict(true, "PodSelectedTwice", message);
+        return finding(true, "PodSelectedTwice", message);
     }
-    if let Some(away) = away(pods, facts) {
-        return verdict(true, "ProxyAway", away);
+    if let Some(away) = away(pods, inputs) {
+        return finding(true, "ProxyAway", away);
     }
     match record.map(|record| record.unserved.as_slice()) {
         Some([_, ..]) if pods.is_empty() => {
-            verdict(true, "NoPods", "no pod of the operator is enrolled; nobody owns anything")
+            finding(true, "NoPods", "no pod of the operator is enrolled; nobody owns anything")
         }
         Some(unserved @ [_, ..]) => {
             let names = listed(unserved, ", ");
             let message = format!("no pod is of {names}: their objects are reconciled by nobody");
-            verdict(true, "ShardsWithoutPods", message)
+            finding(true, "ShardsWithoutPods", message)
         }
-        _ => match facts.unlabelled {
-            Some(Unlabelled::Some(message)) => verdict(true, "Unlabelled", message),
-            Some(Unlabelled::Beside(message)) => verdict(false, "Relabelling", message),
-            None => verdict(false, "AsExpected", "nothing is wrong"),
+        _ => match inputs.unlabelled {
+            Some(Unlabelled::Some(message)) => finding(true, "Unlabelled", message),
+            Some(Unlabelled::Beside(message)) => finding(false, "Relabelling", message),
+            None => finding(false, "AsExpected", "nothing is wrong"),
         },
     }
 }
 
 /// Pods that stay and whose proxies have not been heard of for a while.
-fn away(pods: &[(&Member, &Told)], facts: Facts<'_>) -> Option<String> {
+fn away(pods: &[(&Member, &Told)], inputs: StatusInputs<'_>) -> Option<String> {
     let away = pods.iter().filter(|(member, _)| {
-        let contact = facts.contacts.get(&member.name);
+        let contact = inputs.contacts.get(&member.name);
         let since = contact.filter(|contact| !contact.connected).map(|contact| contact.at);
-        let age = since.and_then(|at| Duration::try_from(facts.now.duration_since(at)).ok());
+        let age = since.and_then(|at| Duration::try_from(inputs.now.duration_since(at)).ok());
         !member.leaving && age.is_some_and(|age| age > AWAY)
     });
     let names: Vec<String> = away.map(|(member, _)| member.name.name.clone()).collect();
@@ -317,24 +317,24 @@ fn listed(names: &[String], separator: &str) -> String {
     if more == 0 { shown } else { format!("{shown}{separator}and {more} more") }
 }
 
-fn verdict(holds: bool, reason: &'static str, message: impl Into<String>) -> Verdict {
-    Verdict { holds, reason, message: message.into() }
+fn finding(holds: bool, reason: &'static str, message: impl Into<String>) -> Finding {
+    Finding { holds, reason, message: message.into() }
 }
 
 fn condition(
     kind: &str,
-    verdict: Verdict,
+    finding: Finding,
     config: &ShardingConfig,
     before: &[Condition],
     now: Timestamp,
 ) -> Condition {
-    let status = if verdict.holds { "True" } else { "False" };
+    let status = if finding.holds { "True" } else { "False" };
     let same = before.iter().find(|one| one.type_ == kind && one.status == status);
     Condition {
         type_: kind.to_owned(),
         status: status.to_owned(),
-        reason: verdict.reason.to_owned(),
-        message: verdict.message,
+        reason: finding.reason.to_owned(),
+        message: finding.message,
         observed_generation: config.metadata.generation,
         last_transition_time: same
             .map_or_else(|| Time(seconds(now)), |same| same.last_transition_time.clone()),

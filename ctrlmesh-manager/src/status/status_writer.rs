@@ -1,7 +1,7 @@
 //! Who writes the status of the `ManagerState` next, and when?
 //!
 //! Two tasks of the leader write it: who leads, and how objects are labelled. Each reads it, changes its part and writes it
-//! while it has the pen, so that neither meets the other's write, and both together write no more than once a second.
+//! while it has the status_writer, so that neither meets the other's write, and both together write no more than once a second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,40 +12,40 @@ use tokio::time::{self, Instant};
 /// How long what was written stands before it is written again.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The one pen, for whoever holds a copy.
+/// The one status_writer, for whoever holds a copy.
 #[derive(Clone, Debug, Default)]
-pub struct Pen(Arc<Mutex<Option<Instant>>>);
+pub struct StatusWriter(Arc<Mutex<Option<Instant>>>);
 
-/// The pen in somebody's hand, until it is dropped.
+/// The status_writer in somebody's hand, until it is dropped.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct StatusPermit<'a> {
     last: MutexGuard<'a, Option<Instant>>,
     writes: bool,
 }
 
-// === impl Pen ===
+// === impl StatusWriter ===
 
-impl Pen {
+impl StatusWriter {
     /// Waits until nobody else has it, and until it may be written again.
-    pub async fn take(&self) -> Held<'_> {
+    pub async fn take(&self) -> StatusPermit<'_> {
         let last = self.0.lock().await;
         if let Some(last) = *last {
             time::sleep_until(last + PERIOD).await;
         }
-        Held { last, writes: false }
+        StatusPermit { last, writes: false }
     }
 }
 
-// === impl Held ===
+// === impl StatusPermit ===
 
-impl Held<'_> {
+impl StatusPermit<'_> {
     /// Says that it is being written; it may be again a second after this is dropped, when that has ended.
     pub fn writes(&mut self) {
         self.writes = true;
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for StatusPermit<'_> {
     fn drop(&mut self) {
         if self.writes {
             *self.last = Some(Instant::now());
@@ -59,13 +59,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_who_share_it_write_once_a_second_and_who_wrote_nothing_holds_nobody_up() {
-        let (pen, start) = (Pen::default(), Instant::now());
-        pen.take().await.writes();
-        drop(pen.clone().take().await);
+        let (status_writer, start) = (StatusWriter::default(), Instant::now());
+        status_writer.take().await.writes();
+        drop(status_writer.clone().take().await);
         assert_eq!(start.elapsed(), PERIOD);
-        pen.take().await.writes();
+        status_writer.take().await.writes();
         assert_eq!(start.elapsed(), PERIOD);
-        pen.take().await.writes();
+        status_writer.take().await.writes();
         assert_eq!(start.elapsed(), PERIOD * 2);
     }
 }

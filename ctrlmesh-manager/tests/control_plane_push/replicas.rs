@@ -147,12 +147,12 @@ async fn who_has_not_seen_everything_does_not_lead() {
     let mut waiting = lease::campaign(client.clone(), &namespace, waiting, &first);
     let fit = candidate("fit", "127.0.0.1:2");
     let mut fit = lease::campaign(client, &namespace, fit, &second);
-    soon("the fit one to lead", fit.held()).await;
+    soon("the fit one to lead", fit.acquired()).await;
     assert!(!waiting.is_held());
     eventually("the other to know it", async || waiting.other()).await;
     assert!(second.finish(Duration::from_secs(10)).await);
     drop(caches);
-    soon("the other to lead", waiting.held()).await;
+    soon("the other to lead", waiting.acquired()).await;
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::{CA_SECRET, resource_list, root_ca};
-use ctrlmesh_manager::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE, Place, ROLES, yaml};
+use ctrlmesh_manager::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE, ROLES, Scope, yaml};
 use ctrlmesh_manager::labels::POLICY;
 use ctrlmesh_testbed::{ControlPlane, Options};
 use k8s_openapi::ByteString;
@@ -107,12 +107,12 @@ fn not_asked(asked: &Asked) -> Left {
     let mut left = Left::new();
     for role in &ROLES {
         for (right, resource) in
-            role.rights.iter().flat_map(|right| right.resources.iter().map(move |one| (right, one)))
+            role.rules.iter().flat_map(|right| right.resources.iter().map(move |one| (right, one)))
         {
             for verb in right.verbs {
-                let here = |namespace: &str| match role.place {
-                    Place::Cluster => true,
-                    Place::Namespace(place) => namespace == place,
+                let here = |namespace: &str| match role.scope {
+                    Scope::Cluster => true,
+                    Scope::Namespace(scope) => namespace == scope,
                 };
                 let of_it = asked.iter().filter(|ask| {
                     (ask.account, ask.group.as_str(), ask.resource.as_str(), ask.verb.as_str())

@@ -98,7 +98,7 @@ async fn the_leader_gives_pods_their_shards_for_those_who_ask_it_while_it_leads(
     .await;
     assert_eq!(leader.seat(&pod(Labels::default(), "x")).await, None, "it is of no shard");
     // Somebody else leads, and who asks has not noticed.
-    bed.leadership().give_up();
+    bed.leadership().step_down();
     eventually("it not to lead", async || (!bed.leadership().is_held()).then_some(())).await;
     let token = fs::read_to_string(token).unwrap();
     assert_eq!(attacks::call(&bed, wire::SEAT, Some(&token)).await, Code::FailedPrecondition);

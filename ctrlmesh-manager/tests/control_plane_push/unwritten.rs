@@ -127,14 +127,14 @@ async fn a_lease_that_is_given_up_is_anothers_and_comes_back_where_there_is_none
     eventually("one to lead", async || one.is_held().then_some(())).await;
     let other = campaign(client.clone(), &namespace, candidate("other", "127.0.0.1:2"), &others);
     // Whoever does not hold it gives nothing up.
-    other.give_up();
-    one.give_up();
+    other.step_down();
+    one.step_down();
     eventually("the other to lead", async || other.is_held().then_some(())).await;
     assert!(!one.is_held());
     eventually("one to know", async || one.other().filter(|at| &**at == "127.0.0.1:2")).await;
     others.finish(Duration::from_secs(5)).await;
     eventually("one to lead again", async || one.is_held().then_some(())).await;
-    one.give_up();
+    one.step_down();
     eventually("it to be nobody's", async || (!one.is_held()).then_some(())).await;
     eventually("one to have it back", async || {
         assert_eq!(one.other(), None, "nobody holds it, whoever did before");

@@ -11,7 +11,7 @@ use ctrlmesh_manager::cluster::plan::{self, Plans};
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::rules::pod::PodName;
 use ctrlmesh_manager::rules::shard::Labelling;
-use ctrlmesh_manager::status::cluster_writer::Control;
+use ctrlmesh_manager::status::cluster_writer::ClusterWriter;
 use ctrlmesh_manager::status::compute::Contact;
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -60,7 +60,7 @@ async fn manage() -> Result<()> {
     let drain = Drain::default();
     let cache = Cache::start(&client, "ctrlmesh-system", Labelling::default(), &drain);
     let plans = plan::start(cache, &drain);
-    let control = Control {
+    let control = ClusterWriter {
         client: client.clone(),
         recorder: Recorder::new(client, "ctrlmesh-manager".into()),
         unlabelled: || None,

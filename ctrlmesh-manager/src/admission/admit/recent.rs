@@ -30,7 +30,7 @@ pub struct Recent {
 struct Seat {
     at: Instant,
     pod: Member,
-    /// The pods of the same maker that were there: it is none of them.
+    /// The pods of the same owner that were there: it is none of them.
     before: BTreeSet<PodName>,
 }
 
@@ -76,5 +76,5 @@ impl Recent {
 
 /// Whether the same makes and replaces both.
 fn is_kin(one: &Member, other: &Member) -> bool {
-    one.name.namespace == other.name.namespace && one.maker.is_some() && one.maker == other.maker
+    one.name.namespace == other.name.namespace && one.owner.is_some() && one.owner == other.owner
 }

@@ -81,8 +81,8 @@ pub(super) fn shards(
     });
     let mut places: Vec<(usize, String)> = places.collect();
     if places.len() > 1 {
-        let yielding = compile::yielding(&operators, world);
-        places.retain(|(at, _)| !yielding.contains(at));
+        let superseded = compile::superseded(&operators, world);
+        places.retain(|(at, _)| !superseded.contains(at));
     }
     let shards: Vec<String> = places.into_iter().map(|(_, shard)| shard).collect();
     let Some(invalid) = operators.iter().find(|operator| operator.may_have(member, None)) else {

@@ -147,7 +147,7 @@ pub(super) fn apply(spec: &mut PodSpec, fail_open: bool) {
             trust(&mut map.name, &mut map.items, key);
         }
     }
-    if fail_open && !pod::believes_both(spec) {
+    if fail_open && !pod::trusts_both_cas(spec) {
         spec.volumes.get_or_insert_default().push(fail_open_volume());
     }
 }

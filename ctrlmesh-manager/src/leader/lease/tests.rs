@@ -12,20 +12,20 @@ fn a_lease_that_somebody_has_deleted_is_nobodys_only_when_its_holder_has_noticed
     let begun = Instant::now();
     let mut absence = Absence::default();
     assert!(!absence.is_over(true, begun));
-    assert!(!absence.is_over(true, begun + HOLDS), "its holder may believe until then");
-    assert!(absence.is_over(true, begun + LASTS));
+    assert!(!absence.is_over(true, begun + RENEW_DEADLINE), "its holder may believe until then");
+    assert!(absence.is_over(true, begun + LEASE_DURATION));
     let mut unknown = Absence::default();
     assert!(!unknown.is_over(false, begun));
-    assert!(!unknown.is_over(false, begun + PERIOD), "its holder is about to make it anew");
-    assert!(unknown.is_over(false, begun + NOTICED));
+    assert!(!unknown.is_over(false, begun + RETRY_PERIOD), "its holder is about to make it anew");
+    assert!(unknown.is_over(false, begun + ABSENCE_GRACE));
 }
 
 /// An API server with one Lease, that refuses what does not know its version.
 #[derive(Clone, Default)]
-struct Server(Arc<Mutex<Kept>>);
+struct Server(Arc<Mutex<Stored>>);
 
 #[derive(Default)]
-struct Kept {
+struct Stored {
     lease: Option<Value>,
     version: u64,
     /// What the next who give it back are answered instead.
@@ -57,24 +57,24 @@ impl Server {
     }
 
     fn answer(&self, method: &Method, said: Option<Value>) -> (u16, Value) {
-        let kept = &mut *self.0.lock().unwrap();
+        let stored = &mut *self.0.lock().unwrap();
         match (method, said) {
-            (&Method::GET, _) => kept.lease.clone().map_or_else(|| failed(404), |one| (200, one)),
-            (&Method::POST, Some(_)) if kept.lease.is_some() => failed(409),
-            (&Method::POST | &Method::PUT, Some(said)) => kept.write(method, said),
+            (&Method::GET, _) => stored.lease.clone().map_or_else(|| failed(404), |one| (200, one)),
+            (&Method::POST, Some(_)) if stored.lease.is_some() => failed(409),
+            (&Method::POST | &Method::PUT, Some(said)) => stored.write(method, said),
             _ => failed(400),
         }
     }
 
     fn holder(&self) -> Option<String> {
-        let kept = self.0.lock().unwrap();
-        kept.lease.as_ref()?["spec"]["holderIdentity"].as_str().map(str::to_owned)
+        let stored = self.0.lock().unwrap();
+        stored.lease.as_ref()?["spec"]["holderIdentity"].as_str().map(str::to_owned)
     }
 }
 
-// === impl Kept ===
+// === impl Stored ===
 
-impl Kept {
+impl Stored {
     fn write(&mut self, method: &Method, mut said: Value) -> (u16, Value) {
         let is_return = said["spec"]["holderIdentity"].is_null();
         self.returns += usize::from(is_return);
@@ -114,15 +114,15 @@ async fn where_the_holder_is_cut_off_it_stops_first_and_another_leads_within_fif
         let ((cut, reached), drain) = (watch::channel(true), Drain::default());
         let (_keep, always) = watch::channel(true);
         let mut one = campaign(server.client(reached), "ns", candidate("one"), &drain);
-        one.held().await;
+        one.acquired().await;
         // The other looks at another moment of each period.
-        time::sleep(PERIOD * late / 20).await;
+        time::sleep(RETRY_PERIOD * late / 20).await;
         let mut other = campaign(server.client(always), "ns", candidate("other"), &drain);
         time::sleep(Duration::from_secs(20)).await;
         assert!(one.is_held() && !other.is_held());
         cut.send_replace(false);
         let begun = Instant::now();
-        other.held().await;
+        other.acquired().await;
         assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
         assert!(!one.is_held(), "two lead");
         drain.finish(Duration::from_secs(30)).await;
@@ -138,7 +138,7 @@ async fn it_is_given_back_though_that_fails_at_first_but_not_where_it_is_refused
         let (server, drain) = (Server::default(), Drain::default());
         let (_keep, always) = watch::channel(true);
         let mut one = campaign(server.client(always), "ns", candidate("one"), &drain);
-        one.held().await;
+        one.acquired().await;
         server.0.lock().unwrap().refusals = refusals.into();
         assert!(drain.finish(Duration::from_secs(10)).await);
         assert_eq!(server.holder(), holder);
@@ -151,18 +151,18 @@ async fn one_that_gives_it_up_and_cannot_give_it_back_waits_until_others_could_h
     let (server, drain) = (Server::default(), Drain::default());
     let (_keep, always) = watch::channel(true);
     let mut one = campaign(server.client(always.clone()), "ns", candidate("one"), &drain);
-    one.held().await;
+    one.acquired().await;
     let other = campaign(server.client(always), "ns", candidate("other"), &drain);
-    time::sleep(PERIOD * 2).await;
+    time::sleep(RETRY_PERIOD * 2).await;
     server.0.lock().unwrap().refusals = vec![500; 1000].into();
-    one.give_up();
+    one.step_down();
     let begun = Instant::now();
     while !other.is_held() {
         time::sleep(Duration::from_millis(100)).await;
         assert_ne!(one.other().as_deref(), Some("one:1"), "that is not another");
-        assert!(begun.elapsed() < LASTS + 2 * PERIOD, "nobody takes it");
+        assert!(begun.elapsed() < LEASE_DURATION + 2 * RETRY_PERIOD, "nobody takes it");
     }
-    time::sleep(YIELDS).await;
+    time::sleep(STEP_DOWN_PAUSE).await;
     assert_eq!(one.other().as_deref(), Some("other:1"));
     assert_eq!(server.holder().as_deref(), Some("other"));
     server.0.lock().unwrap().refusals.clear();

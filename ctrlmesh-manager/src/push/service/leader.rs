@@ -57,7 +57,7 @@ impl Leader {
         let seat = Seat {
             namespace: namespace.clone(),
             labels: pod.labels.clone(),
-            replica_set: pod.maker.as_ref()?.name.clone(),
+            replica_set: pod.owner.as_ref()?.name.clone(),
         };
         let mut link = reached.link.clone();
         match time::timeout(PATIENCE, Box::pin(link.seat(seat))).await {

@@ -17,7 +17,7 @@ use crate::rules::validate;
 
 /// What speaks for an operator, the most first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+enum Precedence {
     /// Its pods are told just this already.
     InForce,
     /// It was accepted as it stands.
@@ -30,7 +30,7 @@ enum Standing {
 
 /// The operators, by number, that are told nothing new because of another, and why; `policies` are what the shards of
 /// each would be told, none where nothing is anyway.
-pub(super) fn yielding(
+pub(super) fn superseded(
     operators: &[Operator<'_>],
     policies: &[Option<Policies>],
     world: World<'_>,
@@ -57,8 +57,8 @@ pub(super) fn yielding(
         });
         let configs: Vec<&ShardingConfig> = some.iter().map(|at| operators[*at].config()).collect();
         let of_namespace = near.get(namespace).map_or(&[][..], Vec::as_slice);
-        let yielding = validate::yielding(&configs, of_namespace).into_iter();
-        all.extend(yielding.map(|(one, problem)| {
+        let superseded = validate::superseded(&configs, of_namespace).into_iter();
+        all.extend(superseded.map(|(one, problem)| {
             let message = format!("{problem}; nothing new is told until they do");
             (some[one], operator::trouble(configs[one], message))
         }));
@@ -66,17 +66,17 @@ pub(super) fn yielding(
     all
 }
 
-fn standing(operator: &Operator<'_>, policies: Option<&Policies>) -> Standing {
+fn standing(operator: &Operator<'_>, policies: Option<&Policies>) -> Precedence {
     if policies.is_some_and(|policies| record::is_written(operator, policies)) {
-        return Standing::InForce;
+        return Precedence::InForce;
     }
     let conditions = operator.status().into_iter().flat_map(|status| &status.conditions);
     let mut accepted = conditions.filter(|one| one.type_ == "Accepted" && one.status == "True");
     match accepted.next() {
         Some(one) if one.observed_generation == operator.config().metadata.generation => {
-            Standing::Accepted
+            Precedence::Accepted
         }
-        Some(_) => Standing::AcceptedBefore,
-        None => Standing::NotAccepted,
+        Some(_) => Precedence::AcceptedBefore,
+        None => Precedence::NotAccepted,
     }
 }

@@ -48,25 +48,25 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
     }
     let near =
         |config: &ShardingConfig| members.get(namespace(config)).map_or(&[][..], Vec::as_slice);
-    let mut standing = Vec::new();
+    let mut inactive = Vec::new();
     for root in &configs {
         let Some(rule) = &root.spec.root else { continue };
         match shard::divide(root, world.labelling, world.namespaces) {
             Ok(Some(shards)) => operators.push(divided(root, rule, shards, near(root), world)),
-            Ok(None) => standing.push((*root, rule)),
+            Ok(None) => inactive.push((*root, rule)),
             Err(error) => {
                 troubles.push(trouble(root, error.to_string()));
                 failed.push(undivided(root, rule));
-                standing.push((*root, rule));
+                inactive.push((*root, rule));
             }
         }
     }
-    let standing: Vec<(&ShardingConfig, Arc<Placement<'_>>)> = standing
+    let inactive: Vec<(&ShardingConfig, Arc<Placement<'_>>)> = inactive
         .into_iter()
         .map(|(root, rule)| {
             let children = configs.iter().filter(|config| makes(root, config));
             let children: Vec<&ShardingConfig> = children.copied().collect();
-            (root, Arc::new(Placement::standing(root, rule, &children, near(root), world)))
+            (root, Arc::new(Placement::of_inactive_root(root, rule, &children, near(root), world)))
         })
         .collect();
     let roots = operators.len();
@@ -74,7 +74,7 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
         if !operators[..roots].iter().any(|root| root.is_shard(config)) {
             let report = validate::sharding_config(config, &[], None);
             troubles.extend(report.errors.iter().map(|error| trouble(config, error.to_string())));
-            let placement = standing.iter().find(|(root, _)| makes(root, config));
+            let placement = inactive.iter().find(|(root, _)| makes(root, config));
             let placement = placement.map(|(_, placement)| Arc::clone(placement));
             operators.push(alone(config, placement, report.errors.is_empty()));
         }
@@ -261,7 +261,7 @@ fn divided<'a>(
     world: World<'_>,
 ) -> Operator<'a> {
     let divided = shards.iter().map(|shard| shard.share.clone()).collect();
-    let placement = Placement::divided(root, rule, divided, near, world);
+    let placement = Placement::of_active_root(root, rule, divided, near, world);
     Operator { valid: true, config: root, division: Division::Root { shards, placement } }
 }
 

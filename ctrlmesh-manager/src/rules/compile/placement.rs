@@ -11,7 +11,7 @@ use ctrlmesh_common::ownership::Ownership;
 
 use super::World;
 use crate::rules::pod::Member;
-use crate::rules::shard::{self, Seat, Share};
+use crate::rules::shard::{self, PodRecord, Share};
 
 /// The pods of one root, each with its shard.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub(super) struct Placement<'a> {
     rule: &'a Root,
     shares: Vec<Share>,
     /// Whether the root makes no shards now.
-    stands: bool,
+    inactive: bool,
     first_ordinal: u32,
     pods: BTreeMap<String, String>,
     /// Those of them that stay.
@@ -31,7 +31,7 @@ pub(super) struct Placement<'a> {
 
 impl<'a> Placement<'a> {
     /// The pods of `near`, the enrolled ones of the root's namespace, among `shares`, those of a root that divides.
-    pub(super) fn divided(
+    pub(super) fn of_active_root(
         root: &'a ShardingConfig,
         rule: &'a Root,
         shares: Vec<Share>,
@@ -42,21 +42,21 @@ impl<'a> Placement<'a> {
     }
 
     /// The same among the `children` of a root that makes no shards now.
-    pub(super) fn standing(
+    pub(super) fn of_inactive_root(
         root: &'a ShardingConfig,
         rule: &'a Root,
         children: &[&ShardingConfig],
         near: &[&Member],
         world: World<'_>,
     ) -> Self {
-        Self::new(root, rule, shard::standing(rule, children), true, near, world)
+        Self::new(root, rule, shard::existing_shares(rule, children), true, near, world)
     }
 
     fn new(
         root: &'a ShardingConfig,
         rule: &'a Root,
         shares: Vec<Share>,
-        stands: bool,
+        inactive: bool,
         near: &[&Member],
         world: World<'_>,
     ) -> Self {
@@ -64,9 +64,9 @@ impl<'a> Placement<'a> {
         let set = format!("{}/{set}", namespace(root));
         let first_ordinal = world.first_ordinals.get(&set).copied().unwrap_or_default();
         let (pods, staying) = (BTreeMap::new(), BTreeMap::new());
-        let mut this = Self { root, rule, shares, stands, first_ordinal, pods, staying };
+        let mut this = Self { root, rule, shares, inactive, first_ordinal, pods, staying };
         let seats = this.seats(near.iter().copied());
-        let settled = !stands && is_settled(rule, &this.shares, near);
+        let settled = !inactive && is_settled(rule, &this.shares, near);
         this.pods = shard::assign(&this.shares, &seats, settled);
         let seated = near.iter().filter_map(|pod| {
             let share = this.seated(pod)?;
@@ -115,7 +115,7 @@ impl<'a> Placement<'a> {
             named(written).or_else(|| named(pod.recorded()))
         };
         let number = ordinal.checked_sub(self.first_ordinal);
-        if let Some(share) = before().filter(|_| self.stands || number.is_none()) {
+        if let Some(share) = before().filter(|_| self.inactive || number.is_none()) {
             return Some(share);
         }
         match number {
@@ -126,10 +126,10 @@ impl<'a> Placement<'a> {
 
     /// The pods of the root's Deployment. What is written in the root's status counts before what a pod says of itself.
     /// One that has ended needs no shard: evicted pods stay there by the hundreds.
-    fn seats<'b>(&self, near: impl Iterator<Item = &'b Member>) -> Vec<Seat> {
+    fn seats<'b>(&self, near: impl Iterator<Item = &'b Member>) -> Vec<PodRecord> {
         let seats = near.filter(|pod| !pod.ended).filter_map(|pod| {
             let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
-            Some(Seat {
+            Some(PodRecord {
                 pod: pod.name.name.clone(),
                 revision: revision(self.rule, pod)?.to_owned(),
                 shard: written.or(pod.recorded()).map(str::to_owned),
@@ -160,7 +160,7 @@ fn is_settled(rule: &Root, shares: &[Share], near: &[&Member]) -> bool {
 /// Whether for each of `leaving` there is another of `staying` that was made after it had been told to go.
 fn are_replaced(leaving: &[&Member], staying: &[&Member]) -> bool {
     let newest = |times: &mut Vec<Option<i64>>| times.sort_unstable_by(|one, other| other.cmp(one));
-    let mut told: Vec<Option<i64>> = leaving.iter().map(|pod| pod.leaving_since).collect();
+    let mut told: Vec<Option<i64>> = leaving.iter().map(|pod| pod.deleted_since).collect();
     let mut born: Vec<Option<i64>> = staying.iter().map(|pod| pod.born).collect();
     newest(&mut told);
     newest(&mut born);

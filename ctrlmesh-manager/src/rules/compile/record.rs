@@ -59,9 +59,9 @@ pub(super) fn is_written(operator: &Operator<'_>, policies: &Policies) -> bool {
 /// The newest epoch that was written down for the operator, for a shard of its, or, where it is itself what a root has
 /// made that makes nothing now, for that root: its pods were told by it.
 fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
-    let kin =
+    let affiliation =
         configs.iter().filter(|config| operator.is_shard(config) || operator.is_made_by(config));
-    let epochs = kin.map(|config| epoch(config.status.as_ref()));
+    let epochs = affiliation.map(|config| epoch(config.status.as_ref()));
     epochs.chain([epoch(operator.status())]).max().unwrap_or_default()
 }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::rules::manifest::Manifests;
-use crate::rules::pod::{Admitted, Maker};
+use crate::rules::pod::{Admitted, Owner};
 
 /// A shard by itself, in namespace `ops`, of the pods labelled with its name.
 fn shard(name: &str, limits: &str) -> String {
@@ -30,7 +30,7 @@ fn pod(name: &str, labels: &[(&str, &str)]) -> Member {
     Member {
         name: PodName { namespace: "ops".to_owned(), name: name.to_owned() },
         labels: labels.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
-        maker: Some(Maker { kind: "StatefulSet".to_owned(), name: "op".to_owned() }),
+        owner: Some(Owner { kind: "StatefulSet".to_owned(), name: "op".to_owned() }),
         ..Member::default()
     }
 }
@@ -54,7 +54,7 @@ fn compiled(texts: &[String], members: &[Member], before: &Compiled) -> Compiled
 #[test]
 fn a_pod_that_was_labelled_after_it_was_admitted_is_told_nothing_and_said() {
     let admitted = pod("op-0", &[("shard", "a")]);
-    let past_us = Member { admitted: Admitted::PastUs, ..pod("op-1", &[("shard", "a")]) };
+    let past_us = Member { admitted: Admitted::Bypassed, ..pod("op-1", &[("shard", "a")]) };
     let texts = [shard("a", "{team: a}")];
     let compiled = compiled(&texts, &[admitted, past_us], &Compiled::default());
     assert_eq!(epochs(&compiled), [("op-0", 1)]);
@@ -240,7 +240,7 @@ fn what_the_roots_status_says_of_a_pod_counts_before_its_label() {
         "op-5c9-x",
         &[(label::POD_TEMPLATE_HASH, "5c9"), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")],
     );
-    pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name: "op-5c9".to_owned() });
+    pod.owner = Some(Owner { kind: "ReplicaSet".to_owned(), name: "op-5c9".to_owned() });
     let pods = [pod];
     let shard_of = |text: String| {
         compiled(&[text], &pods, &Compiled::default())
@@ -270,7 +270,7 @@ fn a_deployments_pods_move_to_a_shard_without_any_once_no_rollout_is_under_way()
             &[(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, shard)],
         );
         let name = format!("op-{revision}");
-        pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name });
+        pod.owner = Some(Owner { kind: "ReplicaSet".to_owned(), name });
         pod
     };
     let rule = "targetDeployment: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
@@ -292,8 +292,8 @@ fn of_deployment(name: &str, revision: &str) -> Member {
     let labels =
         [(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")];
     let name_of_set = format!("op-{revision}");
-    let maker = Some(Maker { kind: "ReplicaSet".to_owned(), name: name_of_set });
-    Member { maker, ..pod(name, &labels) }
+    let owner = Some(Owner { kind: "ReplicaSet".to_owned(), name: name_of_set });
+    Member { owner, ..pod(name, &labels) }
 }
 
 #[test]
@@ -324,7 +324,7 @@ fn a_pod_that_goes_for_long_stands_in_the_way_only_until_it_is_replaced() {
     };
     let at = |pod: Member, born: i64| Member { born: Some(born), ..pod };
     let goes =
-        |pod: Member, since: i64| Member { leaving: true, leaving_since: Some(since), ..pod };
+        |pod: Member, since: i64| Member { leaving: true, deleted_since: Some(since), ..pod };
     let (a, b) = (at(of_deployment("a", "1"), 10), at(of_deployment("b", "1"), 20));
     let gone = goes(at(of_deployment("gone", "1"), 1), 15);
     assert_eq!(served(3, &[a.clone(), b.clone(), gone.clone()]), 2, "b has come in its place");
@@ -419,7 +419,7 @@ fn a_root_that_makes_no_shards_still_places_the_pods_of_its_deployment() {
             let mut pod = pod(name, labels);
             pod.labels.insert(label::POD_TEMPLATE_HASH.to_owned(), "1".to_owned());
             let name = "op-1".to_owned();
-            pod.maker = Some(Maker { kind: "ReplicaSet".to_owned(), name });
+            pod.owner = Some(Owner { kind: "ReplicaSet".to_owned(), name });
             pod
         };
         let injected = [(label::SHARDING_CONFIG_INJECTED, "r-2-normal")];

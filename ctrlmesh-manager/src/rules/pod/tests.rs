@@ -1,10 +1,10 @@
 use super::*;
 
-fn member(name: &str, maker: Option<(&str, &str)>, labels: &[(&str, &str)]) -> Member {
+fn member(name: &str, owner: Option<(&str, &str)>, labels: &[(&str, &str)]) -> Member {
     Member {
         name: PodName { namespace: "ns".to_owned(), name: name.to_owned() },
         labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-        maker: maker.map(|(kind, name)| Maker { kind: kind.to_owned(), name: name.to_owned() }),
+        owner: owner.map(|(kind, name)| Owner { kind: kind.to_owned(), name: name.to_owned() }),
         ..Member::default()
     }
 }
@@ -88,11 +88,11 @@ fn a_pod_was_told_to_go_its_grace_before_it_has_to_be_gone() {
         "status": {"phase": "Running"},
     });
     let pod = Member::from(&serde_json::from_value::<v1::Pod>(text).unwrap());
-    assert_eq!(pod.leaving_since.unwrap() - pod.born.unwrap(), 20);
+    assert_eq!(pod.deleted_since.unwrap() - pod.born.unwrap(), 20);
     assert!(pod.leaving && !pod.ended);
     let failed = serde_json::json!({"metadata": {"name": "p"}, "status": {"phase": "Failed"}});
     let failed = Member::from(&serde_json::from_value::<v1::Pod>(failed).unwrap());
-    assert!(failed.leaving && failed.ended && failed.leaving_since.is_none());
+    assert!(failed.leaving && failed.ended && failed.deleted_since.is_none());
 }
 
 #[test]

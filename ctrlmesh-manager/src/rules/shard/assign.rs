@@ -10,7 +10,7 @@ use super::Share;
 
 /// A pod that has to have a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct PodRecord {
     /// The pod's name.
     pub pod: String,
     /// The revision of the pod's template.
@@ -36,9 +36,9 @@ pub fn by_ordinal(shares: &[Share], ordinal: u32) -> Option<&Share> {
 }
 
 /// The shard for a new pod of `revision`, beside those that are there.
-pub fn choose<'a>(shares: &'a [Share], seats: &[Seat], revision: &str) -> Option<&'a Share> {
+pub fn choose<'a>(shares: &'a [Share], seats: &[PodRecord], revision: &str) -> Option<&'a Share> {
     let count = |share: &Share, revision: Option<&str>| {
-        let of_share = |seat: &&Seat| {
+        let of_share = |seat: &&PodRecord| {
             !seat.leaving
                 && seat.shard.as_deref() == Some(&share.name)
                 && revision.is_none_or(|revision| seat.revision == revision)
@@ -60,7 +60,7 @@ pub fn choose<'a>(shares: &'a [Share], seats: &[Seat], revision: &str) -> Option
 ///
 /// Where `settled` (one revision, and nobody who goes will yet be replaced), pods also move: to a shard that has none, and
 /// from shards with more pods than they should have to those with fewer. Empty where there is no shard.
-pub fn assign(shares: &[Share], seats: &[Seat], settled: bool) -> BTreeMap<String, String> {
+pub fn assign(shares: &[Share], seats: &[PodRecord], settled: bool) -> BTreeMap<String, String> {
     let mut seats = seats.to_vec();
     seats.sort_by(|one, other| one.pod.cmp(&other.pod));
     for seat in &mut seats {
@@ -91,9 +91,10 @@ pub fn unserved<'a>(
 }
 
 /// A pod that another shard needs more, and that shard. Every move lessens what is lacking, so they come to an end.
-fn misplaced(shares: &[Share], seats: &[Seat]) -> Option<(usize, String)> {
+fn misplaced(shares: &[Share], seats: &[PodRecord]) -> Option<(usize, String)> {
     let count = |share: &Share| {
-        let of_share = |seat: &&Seat| !seat.leaving && seat.shard.as_deref() == Some(&share.name);
+        let of_share =
+            |seat: &&PodRecord| !seat.leaving && seat.shard.as_deref() == Some(&share.name);
         seats.iter().filter(of_share).count()
     };
     let counted: Vec<(&Share, usize)> = shares.iter().map(|share| (share, count(share))).collect();

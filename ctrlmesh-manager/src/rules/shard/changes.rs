@@ -68,7 +68,7 @@ pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[&ShardingCon
 /// from a file, and has no identity that could own anything: users may set labels.
 pub fn is_of(root: &ShardingConfig, config: &ShardingConfig) -> bool {
     match &root.metadata.uid {
-        Some(uid) => controller(config).is_some_and(|maker| maker.uid == *uid),
+        Some(uid) => controller(config).is_some_and(|owner| owner.uid == *uid),
         None => root_label(&config.metadata) == Some(name(root)),
     }
 }

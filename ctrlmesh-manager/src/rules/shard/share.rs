@@ -23,9 +23,9 @@ pub struct Share {
     pub namespaces: BTreeSet<String>,
 }
 
-/// By which label a shard's objects are asked for.
+/// By which label a shard's objects are listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum ListedBy {
     /// By their slot.
     Slots(SlotSet),
     /// By their namespace; objects of cluster scope by what stands there for their slot.
@@ -35,20 +35,25 @@ pub(super) enum Asked {
 // === impl Share ===
 
 impl Share {
-    /// By which label its objects are asked for, where the namespaces of the cluster are `known`.
-    pub(super) fn asked(&self, labelling: &Labelling, known: &BTreeSet<String>) -> Asked {
+    /// By which label its objects are listed, where the namespaces of the cluster are `namespaces`.
+    pub(super) fn listed_by(
+        &self,
+        labelling: &Labelling,
+        namespaces: &BTreeSet<String>,
+    ) -> ListedBy {
         if self.namespaces.is_empty() {
-            return Asked::Slots(self.slots);
+            return ListedBy::Slots(self.slots);
         }
-        let of_slots = known.iter().filter(|name| self.slots.contains(labelling.hash.slot(name)));
+        let of_slots =
+            namespaces.iter().filter(|name| self.slots.contains(labelling.hash.slot(name)));
         let of_cluster = self.slots.iter().map(Labelling::cluster_namespace);
-        Asked::Namespaces(of_slots.chain(&self.namespaces).cloned().chain(of_cluster).collect())
+        ListedBy::Namespaces(of_slots.chain(&self.namespaces).cloned().chain(of_cluster).collect())
     }
 }
 
-// === impl Asked ===
+// === impl ListedBy ===
 
-impl Asked {
+impl ListedBy {
     /// The namespaces that it lists.
     pub(super) fn listed(&self) -> BTreeSet<String> {
         match self {
@@ -73,7 +78,7 @@ pub(super) fn of(root: &Root, hash: NamespaceHash) -> Vec<Share> {
 
 /// The shares of a root that makes none now, by the shards that are there, in the order in which they would be made. What
 /// they own stands in themselves; only who they are and how many pods they have is told, as far as the rule says it.
-pub fn standing(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
+pub fn existing_shares(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
     let share = |config: &&ShardingConfig| {
         let name = config.metadata.name.as_deref().unwrap_or_default();
         let mut parts = name.rsplitn(3, '-');

@@ -9,12 +9,12 @@ use ctrlmesh_common::api::ShardingConfig;
 use super::{Problem, Report};
 
 mod claim;
-mod kin;
+mod affiliation;
 mod pods;
 mod unowned;
 
-use claim::{Budget, Claim, Named, STEPS, Spent, UNNAMED};
-use kin::{Kin, Kinship, Workload};
+use affiliation::{Affiliation, Relation, Workload};
+use claim::{Budget, BudgetExceeded, Claim, Named, STEPS, UNNAMED};
 pub(in crate::rules::validate) use pods::{of_pods, of_selectors, of_targets};
 
 /// How many steps it may take to compare all ShardingConfigs of a namespace.
@@ -22,7 +22,7 @@ const ALL_STEPS: usize = 4 * STEPS;
 
 /// What two ShardingConfigs of one operator have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Token<'a> {
+enum OperatorKey<'a> {
     Lock(&'a str),
     Workload(Workload<'a>),
     Prefix(&'a str),
@@ -35,17 +35,17 @@ pub(super) fn with_others(
     report: &mut Report,
 ) {
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
-    let (mine, claim) = (Kin::of(config, &near), Claim::of(config));
+    let (mine, claim) = (Affiliation::of(config, &near), Claim::of(config));
     let mut budget = Budget::of(STEPS);
     // Of those that are merely suspicious, one says enough.
     let mut suspected = false;
     for other in others {
-        let theirs = Kin::of(other, &near);
+        let theirs = Affiliation::of(other, &near);
         names(&mine, &theirs, other, report);
-        let Some(kinship) = mine.to(&theirs) else { continue };
-        if kinship != Kinship::Unknown {
+        let Some(relation) = mine.to(&theirs) else { continue };
+        if relation != Relation::Unknown {
             let theirs = Claim::of(other);
-            report.errors.extend(compared(config, &claim, other, &theirs, kinship, &mut budget));
+            report.errors.extend(compared(config, &claim, other, &theirs, relation, &mut budget));
         } else if !suspected && let Ok(Some(what)) = claim.common(&Claim::of(other), &mut budget) {
             suspected = true;
             let told = could_own(what, other);
@@ -63,12 +63,13 @@ pub(super) fn hashes(
     report: &mut Report,
 ) {
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
-    let mine = Kin::of(config, &near);
+    let mine = Affiliation::of(config, &near);
     if !mine.is_by_hand() || !mine.is_known() {
         return;
     }
     let of_operator = others.iter().filter(|other| {
-        mine.to(&Kin::of(other, &near)).is_some_and(|kinship| kinship != Kinship::Unknown)
+        mine.to(&Affiliation::of(other, &near))
+            .is_some_and(|relation| relation != Relation::Unknown)
     });
     let theirs: Vec<Claim<'_>> = of_operator.map(|other| Claim::of(other)).collect();
     let claim = Claim::of(config);
@@ -82,60 +83,61 @@ pub(super) fn hashes(
 
 /// Which of `configs` cannot be in force beside those before them that can, and why; all are of one namespace, in which
 /// `near` are all that there are.
-pub fn yielding(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(usize, Problem)> {
-    let kin: Vec<Kin<'_>> = configs.iter().map(|config| Kin::of(config, near)).collect();
+pub fn superseded(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(usize, Problem)> {
+    let affiliation: Vec<Affiliation<'_>> =
+        configs.iter().map(|config| Affiliation::of(config, near)).collect();
     let mut claims: Vec<Option<Claim<'_>>> = configs.iter().map(|_| None).collect();
-    let mut in_force: BTreeMap<Token<'_>, Vec<usize>> = BTreeMap::new();
+    let mut in_force: BTreeMap<OperatorKey<'_>, Vec<usize>> = BTreeMap::new();
     let mut budget = Budget::of(ALL_STEPS);
-    let mut yielding = Vec::new();
+    let mut superseded = Vec::new();
     for (at, config) in configs.iter().enumerate() {
-        let of_one = tokens(&kin[at]);
+        let of_one = operator_keys(&affiliation[at]);
         let before = of_one.iter().filter_map(|token| in_force.get(token)).flatten();
         let before: BTreeSet<usize> = before.copied().collect();
         let problem = before.into_iter().find_map(|first| {
-            let kinship = kin[at].to(&kin[first])?;
+            let relation = affiliation[at].to(&affiliation[first])?;
             for one in [at, first] {
                 claims[one].get_or_insert_with(|| Claim::of(configs[one]));
             }
             let (mine, theirs) = (claims[at].as_ref()?, claims[first].as_ref()?);
-            compared(config, mine, configs[first], theirs, kinship, &mut budget)
+            compared(config, mine, configs[first], theirs, relation, &mut budget)
         });
         match problem {
-            Some(problem) => yielding.push((at, problem)),
+            Some(problem) => superseded.push((at, problem)),
             None => of_one.into_iter().for_each(|one| in_force.entry(one).or_default().push(at)),
         }
     }
-    yielding
+    superseded
 }
 
-fn tokens<'a>(kin: &Kin<'a>) -> Vec<Token<'a>> {
-    let lock = kin.lock().map(Token::Lock);
-    let workloads = kin.workloads().map(Token::Workload);
-    lock.into_iter().chain(workloads).chain(kin.prefix().map(Token::Prefix)).collect()
+fn operator_keys<'a>(affiliation: &Affiliation<'a>) -> Vec<OperatorKey<'a>> {
+    let lock = affiliation.lock().map(OperatorKey::Lock);
+    let workloads = affiliation.workloads().map(OperatorKey::Workload);
+    lock.into_iter().chain(workloads).chain(affiliation.prefix().map(OperatorKey::Prefix)).collect()
 }
 
-/// Why `config` cannot stand beside `other`, of which it is known to be kin.
+/// Why `config` cannot stand beside `other`, of which it is known to be affiliation.
 fn compared(
     config: &ShardingConfig,
     claim: &Claim<'_>,
     other: &ShardingConfig,
     others: &Claim<'_>,
-    kinship: Kinship,
+    relation: Relation,
     budget: &mut Budget,
 ) -> Option<Problem> {
     let name = name(other);
     let problem = |field: &str, message| Some(Problem { field: field.to_owned(), message });
-    match kinship {
-        Kinship::Unknown => None,
-        Kinship::Target => problem(
+    match relation {
+        Relation::Unknown => None,
+        Relation::Target => problem(
             target_field(config),
             format!("is the target of root {name:?} too; one root divides all pods of its target"),
         ),
-        Kinship::Prefix => problem(
+        Relation::Prefix => problem(
             "spec.root.prefix",
             format!("is that of root {name:?} too; their shards would have the same names"),
         ),
-        Kinship::Same => match claim.common(others, budget) {
+        Relation::Same => match claim.common(others, budget) {
             Ok(None) => None,
             Ok(Some(what)) => {
                 let told = could_own(what, other);
@@ -144,7 +146,7 @@ fn compared(
                 );
                 problem(share_field(config), message)
             }
-            Err(Spent) => problem(
+            Err(BudgetExceeded) => problem(
                 share_field(config),
                 format!(
                     "names too many resources and values to be compared with ShardingConfig {name:?}, of the same operator; write fewer"
@@ -155,7 +157,12 @@ fn compared(
 }
 
 /// A root's shards are called by its prefix, and another cannot be called so.
-fn names(mine: &Kin<'_>, theirs: &Kin<'_>, other: &ShardingConfig, report: &mut Report) {
+fn names(
+    mine: &Affiliation<'_>,
+    theirs: &Affiliation<'_>,
+    other: &ShardingConfig,
+    report: &mut Report,
+) {
     let name = name(other);
     if mine.would_make(theirs) {
         report.error("spec.root.prefix", format!("would make a shard called {name:?}, and there is a ShardingConfig of that name that is not of this root; choose another prefix, or delete it"));

@@ -37,7 +37,7 @@ fn written_by(
     may_write: bool,
     plan: Plan,
 ) -> (watch::Sender<Option<Arc<Plan>>>, Drain) {
-    let control = Control {
+    let control = ClusterWriter {
         client: client.clone(),
         recorder: Recorder::new(client, "test".into()),
         contacts: Arc::default,
@@ -52,11 +52,11 @@ fn written_by(
 
 #[tokio::test(start_paused = true)]
 async fn a_division_is_written_while_hundreds_of_labels_hang() {
-    let (seen, mut written) = mpsc::unbounded_channel::<String>();
+    let (observed, mut written) = mpsc::unbounded_channel::<String>();
     let hung = Arc::new(Mutex::new(0));
     let count = Arc::clone(&hung);
     let service = tower::service_fn(move |request: Request<Body>| {
-        let (seen, count) = (seen.clone(), Arc::clone(&count));
+        let (observed, count) = (observed.clone(), Arc::clone(&count));
         async move {
             let path = request.uri().path().to_owned();
             if request.method() == Method::PATCH && path.contains("/pods/") {
@@ -65,7 +65,7 @@ async fn a_division_is_written_while_hundreds_of_labels_hang() {
             }
             if request.method() == Method::PUT && path.ends_with("/status") {
                 let body = request.into_body().collect_bytes().await?;
-                seen.send(path).unwrap();
+                observed.send(path).unwrap();
                 return Ok(Response::new(Body::from(body)));
             }
             let missing = r#"{"kind":"Status","apiVersion":"v1","code":404,"reason":"NotFound","message":"none","status":"Failure"}"#;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Seen, Write};
+use super::{Observations, Write};
 use crate::cluster::plan::Plan;
 
 /// How many writes are under way at once.
@@ -50,14 +50,14 @@ pub(super) enum Outcome {
 
 /// What waits to be written.
 #[derive(Default)]
-pub(super) struct Desk {
+pub(super) struct WriteQueue {
     first: VecDeque<Write>,
     later: VecDeque<Write>,
     /// What is under way, and whether proxies wait for it.
     busy: BTreeMap<Key, bool>,
     paces: BTreeMap<Key, Pace>,
     /// By what it was decided last.
-    decided: Option<(Arc<Plan>, Seen)>,
+    decided: Option<(Arc<Plan>, Observations)>,
     /// When something is due that was left out then.
     due: Option<Instant>,
 }
@@ -73,27 +73,33 @@ struct Pace {
     longer: Duration,
 }
 
-// === impl Desk ===
+// === impl WriteQueue ===
 
-impl Desk {
+impl WriteQueue {
     /// Whether nothing waits.
     pub(super) fn is_idle(&self) -> bool {
         self.first.is_empty() && self.later.is_empty()
     }
 
-    /// Whether it has to be told what is to be written by `plan` and what was `seen` beside it.
-    pub(super) fn asks(&self, plan: &Arc<Plan>, seen: &Seen, now: Instant) -> bool {
+    /// Whether it has to be told what is to be written by `plan` and what was `observed` beside it.
+    pub(super) fn asks(&self, plan: &Arc<Plan>, observed: &Observations, now: Instant) -> bool {
         let decided = self.decided.as_ref();
-        let same = decided.is_some_and(|(by, said)| Arc::ptr_eq(by, plan) && said == seen);
+        let same = decided.is_some_and(|(by, said)| Arc::ptr_eq(by, plan) && said == observed);
         !same || self.due.is_some_and(|due| now >= due)
     }
 
     /// Takes what has to be written, in the place of what it has.
-    pub(super) fn take(&mut self, plan: Arc<Plan>, seen: Seen, writes: Vec<Write>, now: Instant) {
+    pub(super) fn take(
+        &mut self,
+        plan: Arc<Plan>,
+        observed: Observations,
+        writes: Vec<Write>,
+        now: Instant,
+    ) {
         let keys: BTreeSet<Key> = writes.iter().map(key).collect();
         // What need not be written any more is not remembered either.
         self.paces.retain(|key, pace| keys.contains(key) || now < pace.ends(false));
-        (self.decided, self.due) = (Some((plan, seen)), Some(now + LOOK_AGAIN));
+        (self.decided, self.due) = (Some((plan, observed)), Some(now + LOOK_AGAIN));
         self.first.clear();
         // Which shard a pod is of is decided by the labels of the others: while some are on their way, no others are given.
         let labels =
@@ -206,22 +212,22 @@ mod tests {
     }
 
     fn decision(shard: &str) -> Write {
-        Write::Status { config: config(shard), decides: true, news: Vec::new() }
+        Write::Status { config: config(shard), decides: true, events: Vec::new() }
     }
 
     /// Those that are given out, once `names` have to be written.
-    fn given(desk: &mut Desk, names: &[&str], now: Instant) -> Vec<Write> {
+    fn given(queue: &mut WriteQueue, names: &[&str], now: Instant) -> Vec<Write> {
         let writes = names.iter().map(|name| write(name)).collect();
-        desk.take(Arc::default(), Seen::default(), writes, now);
-        std::iter::from_fn(|| desk.next()).collect()
+        queue.take(Arc::default(), Observations::default(), writes, now);
+        std::iter::from_fn(|| queue.next()).collect()
     }
 
     #[test]
     fn one_that_cannot_be_written_is_tried_later_and_later_and_holds_no_other_up() {
-        let (mut desk, mut now) = (Desk::default(), Instant::now());
+        let (mut queue, mut now) = (WriteQueue::default(), Instant::now());
         let (mut bad, mut good) = (Vec::new(), 0);
         for half_second in 0..400 {
-            for given in given(&mut desk, &["bad", "good"], now) {
+            for given in given(&mut queue, &["bad", "good"], now) {
                 let is_bad = given == write("bad");
                 if is_bad {
                     bad.push(half_second);
@@ -229,48 +235,48 @@ mod tests {
                     good += 1;
                 }
                 let outcome = if is_bad { Outcome::Failed } else { Outcome::Written };
-                desk.done(&given, outcome, now);
+                queue.done(&given, outcome, now);
             }
             now += PERIOD / 2;
         }
         assert_eq!(good, 200, "once a second");
         assert_eq!(bad, [0, 2, 6, 14, 30, 62, 122, 182, 242, 302, 362]);
         now += RETRY.1;
-        assert_eq!(given(&mut desk, &["bad"], now).len(), 1);
-        desk.done(&write("bad"), Outcome::Written, now);
+        assert_eq!(given(&mut queue, &["bad"], now).len(), 1);
+        queue.done(&write("bad"), Outcome::Written, now);
         now += PERIOD;
-        assert_eq!(given(&mut desk, &["bad"], now).len(), 1);
-        desk.done(&write("bad"), Outcome::Failed, now);
-        assert_eq!(given(&mut desk, &["bad"], now + RETRY.0).len(), 1, "from the beginning");
+        assert_eq!(given(&mut queue, &["bad"], now).len(), 1);
+        queue.done(&write("bad"), Outcome::Failed, now);
+        assert_eq!(given(&mut queue, &["bad"], now + RETRY.0).len(), 1, "from the beginning");
     }
 
     #[test]
     fn nothing_is_written_twice_at_once() {
-        let (mut desk, now) = (Desk::default(), Instant::now());
-        assert_eq!(given(&mut desk, &["slow"], now), [write("slow")]);
+        let (mut queue, now) = (WriteQueue::default(), Instant::now());
+        assert_eq!(given(&mut queue, &["slow"], now), [write("slow")]);
         let later = now + RETRY.1;
-        assert_eq!(given(&mut desk, &["slow", "other"], later), [write("other")]);
-        desk.done(&write("slow"), Outcome::Outdated, later);
-        assert_eq!(given(&mut desk, &["slow"], later + PERIOD), [write("slow")]);
+        assert_eq!(given(&mut queue, &["slow", "other"], later), [write("other")]);
+        queue.done(&write("slow"), Outcome::Outdated, later);
+        assert_eq!(given(&mut queue, &["slow"], later + PERIOD), [write("slow")]);
     }
 
     #[test]
     fn what_proxies_wait_for_is_written_first_and_finds_room_beside_what_is_slow() {
-        let (mut desk, now) = (Desk::default(), Instant::now());
+        let (mut queue, now) = (WriteQueue::default(), Instant::now());
         let slow: Vec<String> = (0..400).map(|pod| format!("slow-{pod}")).collect();
         let names: Vec<&str> = slow.iter().map(String::as_str).collect();
-        assert_eq!(given(&mut desk, &names, now).len(), LATER);
+        assert_eq!(given(&mut queue, &names, now).len(), LATER);
         let both = || vec![write("other"), decision("a"), decision("b"), decision("c")];
-        desk.take(Arc::default(), Seen::default(), both(), now);
-        let given: Vec<Write> = std::iter::from_fn(|| desk.next()).collect();
+        queue.take(Arc::default(), Observations::default(), both(), now);
+        let given: Vec<Write> = std::iter::from_fn(|| queue.next()).collect();
         assert_eq!(given, [decision("a"), decision("b")]);
-        desk.done(&given[0], Outcome::Written, now);
-        assert_eq!(desk.next(), Some(decision("c")), "and nothing else");
-        assert_eq!(desk.next(), None);
-        desk.done(&decision("b"), Outcome::Written, now);
-        assert_eq!(desk.next(), None, "room is kept");
-        desk.done(&write("slow-0"), Outcome::Written, now);
-        assert_eq!(desk.next(), Some(write("other")));
+        queue.done(&given[0], Outcome::Written, now);
+        assert_eq!(queue.next(), Some(decision("c")), "and nothing else");
+        assert_eq!(queue.next(), None);
+        queue.done(&decision("b"), Outcome::Written, now);
+        assert_eq!(queue.next(), None, "room is kept");
+        queue.done(&write("slow-0"), Outcome::Written, now);
+        assert_eq!(queue.next(), Some(write("other")));
     }
 
     #[test]
@@ -281,61 +287,61 @@ mod tests {
                 PodStatus { name: "p".to_owned(), node: None, epoch: None, last_contact: None };
             let pods = vec![pod; pods];
             config.status = Some(ShardingConfigStatus { pods, ..ShardingConfigStatus::default() });
-            Write::Status { config, decides, news: Vec::new() }
+            Write::Status { config, decides, events: Vec::new() }
         };
-        let next = |desk: &mut Desk, write: Write, now| {
-            desk.take(Arc::default(), Seen::default(), vec![write], now);
-            desk.next()
+        let next = |queue: &mut WriteQueue, write: Write, now| {
+            queue.take(Arc::default(), Observations::default(), vec![write], now);
+            queue.next()
         };
         let begins = Instant::now();
         for (pods, after) in [(0, PERIOD), (5000, PERIOD + EACH_POD * 5000)] {
             for decides in [true, false] {
-                let mut desk = Desk::default();
-                assert!(next(&mut desk, status(pods, true), begins).is_some());
-                desk.done(&status(pods, true), Outcome::Written, begins);
+                let mut queue = WriteQueue::default();
+                assert!(next(&mut queue, status(pods, true), begins).is_some());
+                queue.done(&status(pods, true), Outcome::Written, begins);
                 let after = if decides { PERIOD } else { after };
                 let early = begins + after - Duration::from_millis(1);
-                assert_eq!(next(&mut desk, status(pods, decides), early), None);
-                assert_eq!(desk.due, Some(begins + after), "it is looked again");
-                assert!(next(&mut desk, status(pods, decides), begins + after).is_some());
+                assert_eq!(next(&mut queue, status(pods, decides), early), None);
+                assert_eq!(queue.due, Some(begins + after), "it is looked again");
+                assert!(next(&mut queue, status(pods, decides), begins + after).is_some());
             }
         }
     }
 
     #[test]
     fn no_other_labels_are_given_before_those_that_were_decided_together_are_written() {
-        let (mut desk, now) = (Desk::default(), Instant::now());
-        let take = |desk: &mut Desk, writes: &[Write], now| {
-            desk.take(Arc::default(), Seen::default(), writes.to_vec(), now);
+        let (mut queue, now) = (WriteQueue::default(), Instant::now());
+        let take = |queue: &mut WriteQueue, writes: &[Write], now| {
+            queue.take(Arc::default(), Observations::default(), writes.to_vec(), now);
         };
-        take(&mut desk, &[label("a"), label("b")], now);
-        assert_eq!(desk.next(), Some(label("a")));
-        take(&mut desk, &[label("c"), write("shard")], now);
-        assert_eq!((desk.next(), desk.next()), (Some(label("b")), Some(write("shard"))));
-        assert_eq!(desk.next(), None);
+        take(&mut queue, &[label("a"), label("b")], now);
+        assert_eq!(queue.next(), Some(label("a")));
+        take(&mut queue, &[label("c"), write("shard")], now);
+        assert_eq!((queue.next(), queue.next()), (Some(label("b")), Some(write("shard"))));
+        assert_eq!(queue.next(), None);
         for done in [label("a"), label("b"), write("shard")] {
-            desk.done(&done, Outcome::Written, now);
+            queue.done(&done, Outcome::Written, now);
         }
-        take(&mut desk, &[label("c")], now);
-        assert_eq!(desk.next(), Some(label("c")));
+        take(&mut queue, &[label("c")], now);
+        assert_eq!(queue.next(), Some(label("c")));
     }
 
     #[test]
     fn it_asks_when_something_has_changed_or_is_due_and_not_otherwise() {
-        let (mut desk, now) = (Desk::default(), Instant::now());
-        let (plan, seen) = (Arc::new(Plan::default()), Seen::default());
-        assert!(desk.asks(&plan, &seen, now), "nothing is known yet");
-        desk.take(Arc::clone(&plan), seen.clone(), vec![write("a")], now);
-        assert!(!desk.asks(&plan, &seen, now + RETRY.1));
-        assert!(desk.asks(&Arc::default(), &seen, now), "another plan");
+        let (mut queue, now) = (WriteQueue::default(), Instant::now());
+        let (plan, observed) = (Arc::new(Plan::default()), Observations::default());
+        assert!(queue.asks(&plan, &observed, now), "nothing is known yet");
+        queue.take(Arc::clone(&plan), observed.clone(), vec![write("a")], now);
+        assert!(!queue.asks(&plan, &observed, now + RETRY.1));
+        assert!(queue.asks(&Arc::default(), &observed, now), "another plan");
         let contacts = BTreeMap::from([("ns/a".parse().unwrap(), Contact::default())]);
-        let said = Seen { contacts: Arc::new(contacts), ..Seen::default() };
-        assert!(desk.asks(&plan, &said, now), "a proxy has said something");
-        assert_eq!(desk.next(), Some(write("a")));
-        desk.done(&write("a"), Outcome::Failed, now);
-        assert!(!desk.asks(&plan, &seen, now));
-        assert!(desk.asks(&plan, &seen, now + RETRY.0), "it may be tried again");
-        desk.clear();
-        assert!(desk.asks(&plan, &seen, now), "another replica may have written meanwhile");
+        let said = Observations { contacts: Arc::new(contacts), ..Observations::default() };
+        assert!(queue.asks(&plan, &said, now), "a proxy has said something");
+        assert_eq!(queue.next(), Some(write("a")));
+        queue.done(&write("a"), Outcome::Failed, now);
+        assert!(!queue.asks(&plan, &observed, now));
+        assert!(queue.asks(&plan, &observed, now + RETRY.0), "it may be tried again");
+        queue.clear();
+        assert!(queue.asks(&plan, &observed, now), "another replica may have written meanwhile");
     }
 }

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use crate::cluster::plan::Plan;
 use crate::rules::pod::{Member, PodName};
 use crate::rules::shard;
-use crate::status::compute::{self, Contact, Facts, Found, Unlabelled};
+use crate::status::compute::{self, Contact, PlanIndex, StatusInputs, Unlabelled};
 
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,13 +43,13 @@ pub enum Write {
         /// Whether it has another epoch: proxies are told what it says once it stands there, and not before.
         decides: bool,
         /// What people should hear of.
-        news: Vec<News>,
+        events: Vec<EventNote>,
     },
 }
 
 /// What is told as an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct EventNote {
     /// Whether it is bad.
     pub warning: bool,
     /// Why, in one word.
@@ -60,7 +60,7 @@ pub struct News {
 
 /// What is known beside the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct Observations {
     /// What the proxies have said.
     pub contacts: Arc<BTreeMap<PodName, Contact>>,
     /// What is to be labelled yet, where that is known to be anything.
@@ -71,22 +71,22 @@ pub struct Seen {
 
 /// What has to be written: shards first, status last. None of it has to wait for another: what is decided by what another
 /// has changed meanwhile is refused by the API server, and decided anew.
-pub fn writes(plan: &Plan, seen: &Seen, now: Timestamp) -> Vec<Write> {
+pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write> {
     let mut conflicts = BTreeMap::new();
     let mut writes = shards(plan, &mut conflicts);
     writes.extend(labels(plan));
-    let unlabelled = seen.unlabelled.as_ref();
-    let (contacts, begins) = (&seen.contacts, seen.begins);
-    let facts = Facts { contacts, conflicts: &conflicts, unlabelled, begins, now };
-    let found = Found::of(plan);
+    let unlabelled = observed.unlabelled.as_ref();
+    let (contacts, begins) = (&observed.contacts, observed.begins);
+    let inputs = StatusInputs { contacts, conflicts: &conflicts, unlabelled, begins, now };
+    let found = PlanIndex::of(plan);
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
-        let status = compute::of(config, plan, &found, facts);
+        let status = compute::of(config, plan, &found, inputs);
         if config.status.as_ref() != Some(&status) {
-            let news = news(config.status.as_ref(), &status);
+            let events = events(config.status.as_ref(), &status);
             let before = config.status.as_ref().and_then(|before| before.epoch);
             let decides = status.epoch != before;
             let config = Box::new(ShardingConfig { status: Some(status), ..config.clone() });
-            writes.push(Write::Status { config, decides, news });
+            writes.push(Write::Status { config, decides, events });
         }
     }
     writes
@@ -116,10 +116,11 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
         writes.extend(changes.apply.into_iter().map(|mut config| {
             let there = there(config.metadata.name.as_deref().unwrap_or_default());
             let added = there.map_or_else(Vec::new, |there| added(there, &config));
-            // What is there is changed only as it was seen; what is not has the root's UID, and goes with that root.
-            let seen = there.map(|there| &there.metadata);
-            config.metadata.uid = seen.and_then(|seen| seen.uid.clone());
-            config.metadata.resource_version = seen.and_then(|seen| seen.resource_version.clone());
+            // What is there is changed only as it was observed; what is not has the root's UID, and goes with that root.
+            let observed = there.map(|there| &there.metadata);
+            config.metadata.uid = observed.and_then(|observed| observed.uid.clone());
+            config.metadata.resource_version =
+                observed.and_then(|observed| observed.resource_version.clone());
             Write::Apply { config: Box::new(config), added }
         }));
         let remove = changes.remove.iter().filter_map(|name| there(name));
@@ -170,22 +171,22 @@ fn labels(plan: &Plan) -> Vec<Write> {
 }
 
 /// What has become worse or, of what was wrong, better.
-fn news(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -> Vec<News> {
+fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -> Vec<EventNote> {
     let before = before.map_or(&[][..], |status| status.conditions.as_slice());
-    let news = after.conditions.iter().filter_map(|condition| {
+    let events = after.conditions.iter().filter_map(|condition| {
         let was = before.iter().find(|one| one.type_ == condition.type_);
         let bad = is_bad(condition);
         let changed =
             was.map_or(bad, |was| is_bad(was) != bad || bad && was.reason != condition.reason);
-        // That proxies have not acknowledged yet is no news; that they have is.
+        // That proxies have not acknowledged yet is no events; that they have is.
         let told = changed && (condition.type_ != "Programmed" || condition.status == "True");
-        told.then(|| News {
+        told.then(|| EventNote {
             warning: bad,
             reason: condition.reason.clone(),
             message: condition.message.clone(),
         })
     });
-    news.collect()
+    events.collect()
 }
 
 fn is_bad(condition: &Condition) -> bool {

@@ -29,9 +29,9 @@ fn at(second: i64) -> Timestamp {
 }
 
 /// At the second `now`, with nothing wrong.
-fn facts(contacts: &BTreeMap<PodName, Contact>, now: i64) -> Facts<'_> {
+fn inputs(contacts: &BTreeMap<PodName, Contact>, now: i64) -> StatusInputs<'_> {
     static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    Facts { contacts, conflicts: &NONE, unlabelled: None, begins: false, now: at(now) }
+    StatusInputs { contacts, conflicts: &NONE, unlabelled: None, begins: false, now: at(now) }
 }
 
 fn name(pod: &str) -> PodName {
@@ -47,8 +47,8 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
         Contact { epoch, digest, refused: None, connected: true, at: at(now) }
     };
     let contacts = contacts.iter().map(|(pod, epoch)| (name(pod), contact(pod, *epoch))).collect();
-    let facts = facts(&contacts, now);
-    of(&plan.snapshot.configs[which], plan, &Found::of(plan), facts)
+    let inputs = inputs(&contacts, now);
+    of(&plan.snapshot.configs[which], plan, &PlanIndex::of(plan), inputs)
 }
 
 fn said(status: &ShardingConfigStatus) -> Vec<String> {
@@ -93,8 +93,8 @@ fn who_begins_to_lead_does_not_take_back_what_was_acknowledged() {
     let all = status(&with(&first, &text), 0, &[("op-0", 1), ("op-1", 1)], 200);
     let written = with(&all, &text);
     let led = |plan: &Plan, begins, contacts: &BTreeMap<PodName, Contact>| {
-        let facts = Facts { begins, ..facts(contacts, 300) };
-        said(&of(&plan.snapshot.configs[0], plan, &Found::of(plan), facts))[1].clone()
+        let inputs = StatusInputs { begins, ..inputs(contacts, 300) };
+        said(&of(&plan.snapshot.configs[0], plan, &PlanIndex::of(plan), inputs))[1].clone()
     };
     assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
     assert_eq!(led(&written, false, &BTreeMap::new()), "Programmed=False Waiting", "for a while");
@@ -193,8 +193,8 @@ fn the_same_epoch_of_another_operator_is_not_acknowledged() {
     let plan = with(&written, &text);
     let other = Contact { epoch: 1, digest: 7, connected: true, ..Contact::default() };
     let contacts = [(name("op-0"), other)].into();
-    let facts = facts(&contacts, 2);
-    let found = of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts);
+    let inputs = inputs(&contacts, 2);
+    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
     assert_eq!(said(&found)[1], "Programmed=False Waiting");
     assert_eq!(said(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
 }
@@ -206,8 +206,8 @@ fn a_proxy_that_is_away_is_said_after_a_minute() {
     let found = |connected, now| {
         let contact = Contact { connected, at: at(100), ..Contact::default() };
         let contacts = [(name("op-0"), contact)].into();
-        let facts = facts(&contacts, now);
-        of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts)
+        let inputs = inputs(&contacts, now);
+        of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs)
     };
     assert_eq!(said(&found(false, 160))[2], "Degraded=False AsExpected");
     assert_eq!(said(&found(false, 161))[2], "Degraded=True ProxyAway");
@@ -233,13 +233,13 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
-    let found = of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts(&contacts, 1));
+    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs(&contacts, 1));
     assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
     let none = BTreeMap::new();
-    let facts = Facts { conflicts: &conflicts, ..facts(&none, 1) };
-    let found = of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts);
+    let inputs = StatusInputs { conflicts: &conflicts, ..inputs(&none, 1) };
+    let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
     assert_eq!(said(&found)[2], "Degraded=True Conflict");
 }
 
@@ -273,8 +273,8 @@ fn that_objects_are_labelled_anew_is_said_where_nothing_worse_is() {
     let said = |text: &str, unlabelled: &Unlabelled| {
         let plan = plan(text);
         let none = BTreeMap::new();
-        let facts = Facts { unlabelled: Some(unlabelled), ..facts(&none, 1) };
-        said(&of(&plan.snapshot.configs[0], &plan, &Found::of(&plan), facts))[2].clone()
+        let inputs = StatusInputs { unlabelled: Some(unlabelled), ..inputs(&none, 1) };
+        said(&of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs))[2].clone()
     };
     let one = ROOT.to_owned() + &pod("op-0");
     let both = one.clone() + &pod("op-1");
@@ -318,8 +318,8 @@ fn reasons(function: &str) -> Vec<String> {
     let source = include_str!("../compute.rs");
     let (_, body) = source.split_once(&format!("\nfn {function}(")).unwrap();
     let (body, _) = body.split_once("\n}\n").unwrap();
-    let given = Regex::new(r#"verdict\(\s*(?:true|false),\s*"(\w+)""#).unwrap();
-    assert_eq!(given.find_iter(body).count(), body.matches("verdict(").count(), "{function}");
+    let given = Regex::new(r#"finding\(\s*(?:true|false),\s*"(\w+)""#).unwrap();
+    assert_eq!(given.find_iter(body).count(), body.matches("finding(").count(), "{function}");
     given.captures_iter(body).map(|one| one[1].to_owned()).collect()
 }
 

@@ -15,8 +15,8 @@ fn shares(replicas: &[usize]) -> Vec<Share> {
     replicas.iter().enumerate().map(share).collect()
 }
 
-fn seat(pod: &str, revision: &str, shard: Option<&str>) -> Seat {
-    Seat {
+fn seat(pod: &str, revision: &str, shard: Option<&str>) -> PodRecord {
+    PodRecord {
         pod: pod.to_owned(),
         revision: revision.to_owned(),
         shard: shard.map(str::to_owned),
@@ -25,18 +25,19 @@ fn seat(pod: &str, revision: &str, shard: Option<&str>) -> Seat {
 }
 
 /// How many pods that stay each shard has.
-fn counts(shares: &[Share], seats: &[Seat]) -> Vec<usize> {
+fn counts(shares: &[Share], seats: &[PodRecord]) -> Vec<usize> {
     let of = |share: &Share| {
-        let is = |seat: &&Seat| !seat.leaving && seat.shard.as_deref() == Some(&share.name);
+        let is = |seat: &&PodRecord| !seat.leaving && seat.shard.as_deref() == Some(&share.name);
         seats.iter().filter(is).count()
     };
     shares.iter().map(of).collect()
 }
 
 /// `seats` with what they are given.
-fn seated(shares: &[Share], seats: &[Seat], settled: bool) -> Vec<Seat> {
+fn seated(shares: &[Share], seats: &[PodRecord], settled: bool) -> Vec<PodRecord> {
     let assignment = assign(shares, seats, settled);
-    let with = |seat: &Seat| Seat { shard: assignment.get(&seat.pod).cloned(), ..seat.clone() };
+    let with =
+        |seat: &PodRecord| PodRecord { shard: assignment.get(&seat.pod).cloned(), ..seat.clone() };
     seats.iter().map(with).collect()
 }
 
@@ -65,7 +66,7 @@ fn every_shard_has_a_pod_before_any_has_two() {
 #[test]
 fn a_replaced_pod_is_replaced_in_its_shard() {
     let shares = shares(&[1, 1, 2]);
-    let mut seats: Vec<Seat> = ["s0", "s1", "s2", "s2"]
+    let mut seats: Vec<PodRecord> = ["s0", "s1", "s2", "s2"]
         .iter()
         .zip(["a", "b", "c", "d"])
         .map(|(shard, pod)| seat(pod, "r", Some(shard)))
@@ -113,16 +114,17 @@ fn shards_without_a_pod_are_told() {
     assert_eq!(assign(&[], &[seat("a", "r", None)], true), BTreeMap::new());
 }
 
-fn any_seats() -> impl Strategy<Value = (Vec<Share>, Vec<Seat>)> {
+fn any_seats() -> impl Strategy<Value = (Vec<Share>, Vec<PodRecord>)> {
     let seat = (0..9_usize, 0..3_u8, 0..6_u8);
     let replicas = proptest::collection::vec(1..4_usize, 1..6);
     (replicas, proptest::collection::vec(seat, 0..20)).prop_map(|(replicas, seats)| {
-        let seats = seats.into_iter().enumerate().map(|(at, (shard, revision, leaving))| Seat {
-            pod: format!("p{at:02}"),
-            revision: format!("r{revision}"),
-            shard: (shard < 7).then(|| format!("s{shard}")),
-            leaving: leaving == 0,
-        });
+        let seats =
+            seats.into_iter().enumerate().map(|(at, (shard, revision, leaving))| PodRecord {
+                pod: format!("p{at:02}"),
+                revision: format!("r{revision}"),
+                shard: (shard < 7).then(|| format!("s{shard}")),
+                leaving: leaving == 0,
+            });
         (shares(&replicas), seats.collect())
     })
 }

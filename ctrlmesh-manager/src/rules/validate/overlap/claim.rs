@@ -51,7 +51,7 @@ pub(super) struct Budget {
 
 /// The budget is spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spent;
+pub(super) struct BudgetExceeded;
 
 // === impl Budget ===
 
@@ -61,8 +61,8 @@ impl Budget {
         Self { left: steps }
     }
 
-    fn spend(&mut self, steps: usize) -> Result<(), Spent> {
-        self.left = self.left.checked_sub(steps).ok_or(Spent)?;
+    fn spend(&mut self, steps: usize) -> Result<(), BudgetExceeded> {
+        self.left = self.left.checked_sub(steps).ok_or(BudgetExceeded)?;
         Ok(())
     }
 }
@@ -95,7 +95,7 @@ impl<'a> Claim<'a> {
         &'b self,
         other: &'b Self,
         budget: &mut Budget,
-    ) -> Result<Option<Named<'b>>, Spent> {
+    ) -> Result<Option<Named<'b>>, BudgetExceeded> {
         if self.excludes_part_by_part(other, budget)? {
             return Ok(None);
         }
@@ -121,7 +121,11 @@ impl<'a> Claim<'a> {
 
     /// Whether both divide the same resources in the same way, as shards of one operator mostly do, and no part has
     /// anything in common with its counterpart. Where several parts cover a resource there is less of it, not more.
-    fn excludes_part_by_part(&self, other: &Self, budget: &mut Budget) -> Result<bool, Spent> {
+    fn excludes_part_by_part(
+        &self,
+        other: &Self,
+        budget: &mut Budget,
+    ) -> Result<bool, BudgetExceeded> {
         let pairs = || self.parts.iter().zip(&other.parts);
         let alike = self.parts.len() == other.parts.len()
             && pairs().all(|(mine, theirs)| mine.related == theirs.related);
@@ -144,7 +148,7 @@ impl<'a> Claim<'a> {
         key: &str,
         value: &str,
         budget: &mut Budget,
-    ) -> Result<Option<bool>, Spent> {
+    ) -> Result<Option<bool>, BudgetExceeded> {
         let parts = self.covering(group, resource, budget)?;
         let asked = parts.iter().flat_map(|at| self.parts[*at].selector.requirements());
         let asked: Vec<_> = asked.filter(|one| one.key() == key).collect();
@@ -158,7 +162,7 @@ impl<'a> Claim<'a> {
         group: &str,
         resource: &str,
         budget: &mut Budget,
-    ) -> Result<Vec<usize>, Spent> {
+    ) -> Result<Vec<usize>, BudgetExceeded> {
         budget.spend(self.parts.iter().map(|part| 1 + part.resources.len()).sum())?;
         let parts = self.parts.iter().enumerate();
         Ok(parts.filter(|(_, part)| part.covers(group, resource)).map(|(at, _)| at).collect())

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use ctrlmesh_common::api::{Root, ShardingConfig};
 use ctrlmesh_common::selector::{Condition, Selector};
 
-use super::kin::{self, Kin};
+use super::affiliation::{self, Affiliation};
 use super::{Report, name, target_field};
 use crate::rules::pod::Member;
 
@@ -83,11 +83,11 @@ pub(in crate::rules::validate) fn of_targets(
     report: &mut Report,
 ) {
     // To be switched off is never in anybody's way.
-    if kin::is_off(config) {
+    if affiliation::is_off(config) {
         return;
     }
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
-    let is_by_hand = |one: &ShardingConfig| Kin::of(one, &near).is_by_hand();
+    let is_by_hand = |one: &ShardingConfig| Affiliation::of(one, &near).is_by_hand();
     if config.spec.root.is_some() {
         for other in others.iter().filter(|other| is_by_hand(other)) {
             if let Some(pod) = of_both(config, other, &near, pods) {
@@ -113,14 +113,14 @@ fn of_both<'a>(
     near: &[&ShardingConfig],
     pods: &[&'a Member],
 ) -> Option<&'a str> {
-    let rule = root.spec.root.as_ref().filter(|_| kin::places(root, near))?;
+    let rule = root.spec.root.as_ref().filter(|_| affiliation::places(root, near))?;
     let selector = pod_selector(shard)?;
     let mut there = pods.iter().filter(|pod| divides(rule, pod));
     let there = there.find(|pod| selector.matches(&pod.labels));
     there.map(|pod| pod.name.name.as_str()).or_else(|| {
-        let named = kin::pod_names(shard.spec.selector.as_ref()?)?;
+        let named = affiliation::pod_names(shard.spec.selector.as_ref()?)?;
         let set = rule.target_stateful_set.as_deref()?;
-        named.into_iter().find(|pod| kin::stateful_set(pod) == set)
+        named.into_iter().find(|pod| affiliation::stateful_set(pod) == set)
     })
 }
 

@@ -57,8 +57,8 @@ fn errors(config: &ShardingConfig, others: &[&ShardingConfig]) -> Vec<String> {
     report.errors.iter().map(ToString::to_string).collect()
 }
 
-fn yielded(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(usize, String)> {
-    yielding(configs, near).into_iter().map(|(at, problem)| (at, problem.to_string())).collect()
+fn losers(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(usize, String)> {
+    superseded(configs, near).into_iter().map(|(at, problem)| (at, problem.to_string())).collect()
 }
 
 #[test]
@@ -130,25 +130,25 @@ fn two_roots_never_have_one_prefix() {
 fn of_two_that_are_there_the_later_yields_and_stands_in_nobodys_way() {
     let (a, b, c) = (shard("a", "x"), shard("b", "x"), shard("c", "y"));
     let all = [&a, &b, &c];
-    let found = yielded(&all, &all);
+    let found = losers(&all, &all);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].0 == 1 && found[0].1.contains("as ShardingConfig \"a\""), "{found:?}");
     let d = shard("d", "x");
     let of_b = [&b, &a, &d, &c];
-    assert_eq!(yielded(&of_b, &of_b).iter().map(|one| one.0).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(losers(&of_b, &of_b).iter().map(|one| one.0).collect::<Vec<_>>(), [1, 2]);
     let on = root("root", "");
     let made = owned(shard("e", "y"), &on);
     let all = [&on, &made];
-    assert_eq!(yielded(&all, &all), []);
+    assert_eq!(losers(&all, &all), []);
     let by_hand = [&on, &c];
-    assert_eq!(yielded(&by_hand, &by_hand).len(), 1);
+    assert_eq!(losers(&by_hand, &by_hand).len(), 1);
     let target = root("later", "");
     let roots = [&on, &target];
-    assert!(yielded(&roots, &roots)[0].1.starts_with("spec.root.targetStatefulSet"));
+    assert!(losers(&roots, &roots)[0].1.starts_with("spec.root.targetStatefulSet"));
     let mut unknown = shard("f", "x");
     unknown.spec.controller = None;
     let unsure = [&a, &unknown];
-    assert_eq!(yielded(&unsure, &unsure), [], "nobody knows that they are of one operator");
+    assert_eq!(losers(&unsure, &unsure), [], "nobody knows that they are of one operator");
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn what_would_take_too_long_to_compare_is_refused() {
     let (one, other) = (limited("one", &[limit("a")]), limited("other", &[limit("b")]));
     let (mine, theirs) = (Claim::of(&one), Claim::of(&other));
     let compared = |steps: usize| {
-        compared(&one, &mine, &other, &theirs, Kinship::Same, &mut Budget::of(steps))
+        compared(&one, &mine, &other, &theirs, Relation::Same, &mut Budget::of(steps))
     };
     assert_eq!(compared(1000), None);
     let found = compared(100).unwrap().to_string();

@@ -6,7 +6,7 @@
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::slots::SlotSet;
 
-use super::claim::{Budget, Claim, Named, Spent, named};
+use super::claim::{Budget, BudgetExceeded, Claim, Named, named};
 
 /// What shards may be divided by, whatever the managers were told.
 const KEYS: [&str; 2] = [label::SHARDING_HASH, label::SHARD_HASH];
@@ -18,7 +18,7 @@ pub(super) fn unowned<'a>(
     others: &[Claim<'_>],
     keys: &[&str],
     budget: &mut Budget,
-) -> Result<Option<(Named<'a>, SlotSet)>, Spent> {
+) -> Result<Option<(Named<'a>, SlotSet)>, BudgetExceeded> {
     let further = keys.iter().copied().filter(|key| !KEYS.contains(key));
     for key in KEYS.into_iter().chain(further) {
         for resource in named([mine]) {

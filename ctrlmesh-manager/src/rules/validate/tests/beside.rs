@@ -1,4 +1,4 @@
-use crate::rules::pod::{Maker, PodName};
+use crate::rules::pod::{Owner, PodName};
 
 use super::*;
 
@@ -178,13 +178,13 @@ fn a_pod_is_in_one_shard_only() {
 }
 
 /// An enrolled pod with the label `app: op`, of what has this kind and name.
-fn pod_of(name: &str, kind: &str, maker: &str) -> Member {
+fn pod_of(name: &str, kind: &str, owner: &str) -> Member {
     let name = PodName { namespace: "a".to_owned(), name: name.to_owned() };
     let labels = [("app", "op"), (names::label::POD_TEMPLATE_HASH, "x")];
     Member {
         name,
         labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
-        maker: Some(Maker { kind: kind.to_owned(), name: maker.to_owned() }),
+        owner: Some(Owner { kind: kind.to_owned(), name: owner.to_owned() }),
         ..Member::default()
     }
 }

@@ -32,7 +32,7 @@ fn labelled(plan: &Plan) -> Vec<(String, String)> {
         Write::Label { pod, shard, .. } => Some((pod.name, shard)),
         _ => None,
     };
-    let writes = writes(plan, &Seen::default(), Timestamp::UNIX_EPOCH);
+    let writes = writes(plan, &Observations::default(), Timestamp::UNIX_EPOCH);
     writes.into_iter().filter_map(label).collect()
 }
 
@@ -57,16 +57,16 @@ fn a_shard_that_is_there_is_changed_only_as_it_was_seen() {
     let edited = child("r-1-normal")
         .replace("namespace: ops", "namespace: ops, uid: '7', resourceVersion: '42'");
     let planned = planned(&(root + &edited));
-    let writes = writes(&planned, &Seen::default(), Timestamp::UNIX_EPOCH);
+    let writes = writes(&planned, &Observations::default(), Timestamp::UNIX_EPOCH);
     let applied = writes.iter().filter_map(|write| match write {
         Write::Apply { config, .. } => Some(&config.metadata),
         _ => None,
     });
-    let seen: Vec<_> = applied
+    let observed: Vec<_> = applied
         .map(|meta| (meta.name.as_deref(), meta.uid.as_deref(), meta.resource_version.as_deref()))
         .collect();
     let expected = [(Some("r-1-normal"), Some("7"), Some("42")), (Some("r-2-normal"), None, None)];
-    assert_eq!(seen, expected);
+    assert_eq!(observed, expected);
 }
 
 /// A status with these conditions, each as `TYPE=STATUS REASON`.
@@ -92,19 +92,19 @@ fn events_say_what_has_become_worse_and_what_is_well_again_and_nothing_twice() {
     const WELL: [&str; 3] =
         ["Accepted=True Valid", "Programmed=True Acknowledged", "Degraded=False AsExpected"];
     let told = |before: Option<&[&str]>, after: &[&str]| -> Vec<String> {
-        let news = news(before.map(status).as_ref(), &status(after));
-        let say = |one: &News| {
+        let events = events(before.map(status).as_ref(), &status(after));
+        let say = |one: &EventNote| {
             assert_eq!(one.message, format!("{}, said at length", one.reason));
             format!("{} {}", if one.warning { "Warning" } else { "Normal" }, one.reason)
         };
-        news.iter().map(say).collect()
+        events.iter().map(say).collect()
     };
     let with = |at: usize, said: &'static str| {
         let mut all = WELL;
         all[at] = said;
         all
     };
-    assert!(told(None, &WELL).is_empty(), "that all is well from the start is no news");
+    assert!(told(None, &WELL).is_empty(), "that all is well from the start is no events");
     let invalid = with(0, "Accepted=False Invalid");
     assert_eq!(told(None, &invalid), ["Warning Invalid"]);
     assert_eq!(told(Some(&WELL), &invalid), ["Warning Invalid"]);

@@ -6,22 +6,22 @@ use kube::runtime::watcher::Event;
 
 /// What was seen of one kind, by `NAMESPACE/NAME`.
 #[derive(Debug)]
-pub(super) struct Kept<V> {
+pub(super) struct ObjectStore<V> {
     pub(super) current: BTreeMap<String, V>,
     /// What a list that has not ended has shown; in its place what is current, where it is a watch.
     listed: Option<BTreeMap<String, V>>,
     pub(super) synced: bool,
 }
 
-// === impl Kept ===
+// === impl ObjectStore ===
 
-impl<V> Default for Kept<V> {
+impl<V> Default for ObjectStore<V> {
     fn default() -> Self {
         Self { current: BTreeMap::new(), listed: None, synced: false }
     }
 }
 
-impl<V: PartialEq> Kept<V> {
+impl<V: PartialEq> ObjectStore<V> {
     /// Takes an event; returns whether anything else is known now.
     pub(super) fn take<K>(&mut self, event: Event<K>, read: fn(K) -> (String, V)) -> bool {
         match event {
@@ -55,7 +55,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
     use super::*;
-    use crate::cluster::cache::Known;
+    use crate::cluster::cache::NamespaceInfo;
 
     fn read((name, value): (&str, u8)) -> (String, u8) {
         (name.to_owned(), value)
@@ -63,10 +63,10 @@ mod tests {
 
     #[test]
     fn a_list_takes_the_place_of_what_was_known_only_when_it_is_whole() {
-        let mut kept = Kept::<u8>::default();
+        let mut store = ObjectStore::<u8>::default();
         let mut take = |event| {
-            let changed = kept.take(event, read);
-            (changed, kept.current.clone().into_iter().collect::<Vec<_>>())
+            let changed = store.take(event, read);
+            (changed, store.current.clone().into_iter().collect::<Vec<_>>())
         };
         let is = |pairs: &[(&str, u8)]| pairs.iter().map(|pair| read(*pair)).collect::<Vec<_>>();
         take(Event::Init);
@@ -84,23 +84,23 @@ mod tests {
 
     #[test]
     fn another_version_of_a_namespace_is_kept_and_is_no_change() {
-        let read = |meta: ObjectMeta| ("a".to_owned(), Known::from(meta));
+        let read = |meta: ObjectMeta| ("a".to_owned(), NamespaceInfo::from(meta));
         let seen = |uid: &str, version: &str| ObjectMeta {
             uid: Some(uid.to_owned()),
             resource_version: Some(version.to_owned()),
             ..ObjectMeta::default()
         };
-        let mut kept = Kept::default();
-        assert!(kept.take(Event::Apply(seen("1", "5")), read));
-        assert!(!kept.take(Event::Apply(seen("2", "6")), read));
-        let known = &kept.current["a"];
+        let mut store = ObjectStore::default();
+        assert!(store.take(Event::Apply(seen("1", "5")), read));
+        assert!(!store.take(Event::Apply(seen("2", "6")), read));
+        let known = &store.current["a"];
         assert_eq!((known.uid.as_deref(), known.version.as_deref()), (Some("2"), Some("6")));
     }
 
     #[test]
     fn an_empty_list_is_a_list() {
-        let mut kept = Kept::<u8>::default();
-        kept.take(Event::Init, read);
-        assert!(kept.take(Event::InitDone, read) && kept.synced);
+        let mut store = ObjectStore::<u8>::default();
+        store.take(Event::Init, read);
+        assert!(store.take(Event::InitDone, read) && store.synced);
     }
 }

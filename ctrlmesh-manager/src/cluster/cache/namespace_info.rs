@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// A namespace. Two that differ only in which one, or in which version, was seen are the same: nothing is decided by that.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct NamespaceInfo {
     /// Its labels.
     pub labels: Labels,
     /// Whether it is being deleted.
@@ -16,15 +16,15 @@ pub struct Known {
     pub version: Option<String>,
 }
 
-// === impl Known ===
+// === impl NamespaceInfo ===
 
-impl PartialEq for Known {
+impl PartialEq for NamespaceInfo {
     fn eq(&self, other: &Self) -> bool {
         (&self.labels, self.terminating) == (&other.labels, other.terminating)
     }
 }
 
-impl From<ObjectMeta> for Known {
+impl From<ObjectMeta> for NamespaceInfo {
     fn from(meta: ObjectMeta) -> Self {
         Self {
             labels: meta.labels.unwrap_or_default(),

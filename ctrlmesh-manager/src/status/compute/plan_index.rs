@@ -11,7 +11,7 @@ use crate::rules::shard;
 
 /// What is looked for again and again in a plan.
 #[derive(Debug, Default)]
-pub struct Found<'a> {
+pub struct PlanIndex<'a> {
     /// The pods of each shard, by the `NAMESPACE/NAME` of its operator and its own name: a shard by itself may be called
     /// as one of a root's.
     pods: BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a Told)>>,
@@ -19,9 +19,9 @@ pub struct Found<'a> {
     roots: BTreeMap<Option<&'a str>, Vec<&'a ShardingConfig>>,
 }
 
-// === impl Found ===
+// === impl PlanIndex ===
 
-impl<'a> Found<'a> {
+impl<'a> PlanIndex<'a> {
     /// In `plan`. Of pods that have ended nothing is said: evicted ones stay by the thousands, more than a status has room
     /// for.
     pub fn of(plan: &'a Plan) -> Self {

@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// Why two ShardingConfigs stand in each other's way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kinship {
+pub(super) enum Relation {
     /// Their pods belong to the same `StatefulSet` or Deployment, or they name the same lock.
     Same,
     /// They are roots with the same target.
@@ -30,9 +30,9 @@ pub(super) enum Kinship {
 
 /// What says whose a ShardingConfig is.
 #[derive(Clone, Debug)]
-pub(super) struct Kin<'a> {
+pub(super) struct Affiliation<'a> {
     config: &'a ShardingConfig,
-    maker: Maker<'a>,
+    owner: Owner<'a>,
     workloads: Option<BTreeSet<Workload<'a>>>,
     /// See [`places`].
     places: bool,
@@ -43,21 +43,21 @@ pub(super) type Workload<'a> = (&'static str, &'a str);
 
 /// The root that owns a ShardingConfig.
 #[derive(Clone, Copy, Debug)]
-enum Maker<'a> {
+enum Owner<'a> {
     Nobody,
     Root(&'a ShardingConfig),
     /// It is not there, or not any more.
     Gone,
 }
 
-// === impl Kin ===
+// === impl Affiliation ===
 
-impl<'a> Kin<'a> {
+impl<'a> Affiliation<'a> {
     /// Of `config`, where `near` are those of its namespace.
     pub(super) fn of(config: &'a ShardingConfig, near: &[&'a ShardingConfig]) -> Self {
         Self {
             config,
-            maker: maker(config, near),
+            owner: owner(config, near),
             workloads: workloads(config),
             places: places(config, near),
         }
@@ -86,12 +86,12 @@ impl<'a> Kin<'a> {
 
     /// Whether it is no root, and made by none.
     pub(super) fn is_by_hand(&self) -> bool {
-        self.prefix().is_none() && matches!(self.maker, Maker::Nobody)
+        self.prefix().is_none() && matches!(self.owner, Owner::Nobody)
     }
 
     /// Why this one cannot stand beside the other; none where they are of different operators, or where one makes the other,
     /// or makes nothing. To be switched off is never in anybody's way.
-    pub(super) fn to(&self, other: &Self) -> Option<Kinship> {
+    pub(super) fn to(&self, other: &Self) -> Option<Relation> {
         if is_off(self.config) || self.is_family(other) {
             return None;
         }
@@ -100,36 +100,36 @@ impl<'a> Kin<'a> {
         let apart = both.map(|(mine, theirs)| mine.is_disjoint(theirs));
         if is_off(other.config) {
             let is_others = roots.is_some() && other.places && apart == Some(false);
-            return is_others.then_some(Kinship::Target);
+            return is_others.then_some(Relation::Target);
         }
         match (apart, self.lock(), other.lock()) {
-            (Some(false), ..) if roots.is_some() => Some(Kinship::Target),
-            _ if roots.is_some_and(|(mine, theirs)| mine == theirs) => Some(Kinship::Prefix),
+            (Some(false), ..) if roots.is_some() => Some(Relation::Target),
+            _ if roots.is_some_and(|(mine, theirs)| mine == theirs) => Some(Relation::Prefix),
             // Whatever the locks are: the pods of one workload run one operator.
-            (Some(false), ..) => Some(Kinship::Same),
-            (_, Some(one), Some(other)) => (one == other).then_some(Kinship::Same),
+            (Some(false), ..) => Some(Relation::Same),
+            (_, Some(one), Some(other)) => (one == other).then_some(Relation::Same),
             (Some(true), ..) => None,
-            (None, ..) => Some(Kinship::Unknown),
+            (None, ..) => Some(Relation::Unknown),
         }
     }
 
     /// Whether one root answers for both, or its going takes one of them with it.
     fn is_family(&self, other: &Self) -> bool {
-        match (self.maker, other.maker) {
-            (Maker::Gone, _) | (_, Maker::Gone) => true,
-            (Maker::Root(one), Maker::Root(other)) => is_same(one, other) && !is_off(one),
-            (Maker::Root(root), Maker::Nobody) => is_same(root, other.config),
-            (Maker::Nobody, Maker::Root(root)) => is_same(root, self.config),
-            (Maker::Nobody, Maker::Nobody) => false,
+        match (self.owner, other.owner) {
+            (Owner::Gone, _) | (_, Owner::Gone) => true,
+            (Owner::Root(one), Owner::Root(other)) => is_same(one, other) && !is_off(one),
+            (Owner::Root(root), Owner::Nobody) => is_same(root, other.config),
+            (Owner::Nobody, Owner::Root(root)) => is_same(root, self.config),
+            (Owner::Nobody, Owner::Nobody) => false,
         }
     }
 
     /// Whether it is a root that would make a shard called as `other`, which is not its own.
     pub(super) fn would_make(&self, other: &Self) -> bool {
-        let own = match other.maker {
-            Maker::Root(root) => is_same(root, self.config),
-            Maker::Gone => true,
-            Maker::Nobody => false,
+        let own = match other.owner {
+            Owner::Root(root) => is_same(root, self.config),
+            Owner::Gone => true,
+            Owner::Nobody => false,
         };
         !own && !is_off(self.config)
             && shards(self.config)
@@ -148,26 +148,26 @@ fn shards(config: &ShardingConfig) -> Vec<String> {
     ids.filter_map(|id| names::shard(&root.prefix, id).ok()).collect()
 }
 
-fn maker<'a>(config: &ShardingConfig, near: &[&'a ShardingConfig]) -> Maker<'a> {
+fn owner<'a>(config: &ShardingConfig, near: &[&'a ShardingConfig]) -> Owner<'a> {
     let owners = config.metadata.owner_references.iter().flatten();
     let ours = |owner: &&OwnerReference| {
         owner.controller == Some(true)
             && owner.kind == "ShardingConfig"
             && owner.api_version.split('/').next() == Some(names::GROUP)
     };
-    let Some(owner) = owners.into_iter().find(ours) else { return Maker::Nobody };
+    let Some(owner) = owners.into_iter().find(ours) else { return Owner::Nobody };
     // One that was read from a file has no UID.
     let is_owner = |root: &&&ShardingConfig| match &root.metadata.uid {
         Some(uid) => *uid == owner.uid,
         None => root.metadata.name.as_deref() == Some(&owner.name),
     };
     let mut roots = near.iter().filter(|config| config.spec.root.is_some());
-    roots.find(is_owner).map_or(Maker::Gone, |root| Maker::Root(root))
+    roots.find(is_owner).map_or(Owner::Gone, |root| Owner::Root(root))
 }
 
 /// Whether it gives the pods of its target to shards: a root does as long as it has any, also where it is switched off.
 pub(super) fn places(config: &ShardingConfig, near: &[&ShardingConfig]) -> bool {
-    let made = |one: &&ShardingConfig| matches!(maker(one, near), Maker::Root(root) if is_same(root, config));
+    let made = |one: &&ShardingConfig| matches!(owner(one, near), Owner::Root(root) if is_same(root, config));
     config.spec.root.is_some() && (!is_off(config) || near.iter().any(made))
 }
 
