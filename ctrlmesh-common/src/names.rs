@@ -322,7 +322,8 @@ mod tests {
         }
     }
 
-    const README: &str = include_str!("../../README.md");
+    const LABELS: &str = include_str!("../../docs/reference/labels.md");
+    const PORTS: &str = include_str!("../../docs/reference/ports.md");
 
     /// What this file calls one kind of thing, as it is written in the module `of`: names and values.
     fn written(of: &str) -> Vec<(&'static str, &'static str)> {
@@ -334,29 +335,23 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_lists_every_label_and_annotation() {
+    fn the_docs_list_every_label_and_annotation() {
         let keys = [written("label"), written("annotation")].concat();
         let ours: Vec<_> = keys.into_iter().filter(|(_, key)| key.contains(GROUP)).collect();
         assert!(ours.len() > 18, "{ours:?}");
         for (name, key) in ours {
-            let short = key.strip_prefix("ctrlmesh.kusionstack.io/");
-            let forms = short.map(|short| [format!("`{short}`"), format!("`{short}: ")]);
-            let mut forms = forms.into_iter().flatten();
-            let is_told = README.contains(key) || forms.any(|form| README.contains(&form));
-            assert!(is_told, "{name} {key} is not in README.md");
+            assert!(LABELS.contains(key), "{name} {key} is not in docs/reference/labels.md");
         }
     }
 
     #[test]
-    fn the_readme_lists_every_port() {
-        let (_, ports) = README.split_once("\n## Ports\n").unwrap();
-        let (ports, _) = ports.split_once("\n## ").unwrap();
+    fn the_docs_list_every_port() {
         let listed = written("port");
         assert!(listed.len() > 7, "{listed:?}");
         for (name, port) in listed {
             let port = port.replace('_', "");
-            let mut numbers = ports.split(|letter: char| !letter.is_ascii_digit());
-            assert!(numbers.any(|number| number == port), "{name} {port} is not in README.md");
+            let mut numbers = PORTS.split(|letter: char| !letter.is_ascii_digit());
+            assert!(numbers.any(|number| number == port), "{name} {port} is not in ports.md");
         }
     }
 }

@@ -108,11 +108,11 @@ fn a_file_with_nothing_to_check_is_an_error() -> io::Result<()> {
 }
 
 #[test]
-fn the_example_of_the_readme_is_what_is_printed() -> io::Result<()> {
+fn the_example_in_the_docs_is_what_is_printed() -> io::Result<()> {
     let manager = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let readme = fs::read_to_string(manager.join("../README.md"))?;
-    let command = "$ ctrlmesh-manager validate -f shards.yaml\n";
-    let shown = readme.split_once(command).and_then(|(_, rest)| rest.split_once("\n$ "));
+    let docs = fs::read_to_string(manager.join("../docs/sharding-config.md"))?;
+    let command = "$ ctrlmesh validate -f shards.yaml\n";
+    let shown = docs.split_once(command).and_then(|(_, rest)| rest.split_once("\n```"));
     let output = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-manager"))
         .args(["validate", "-f", "shards.yaml"])
         .current_dir(manager.join("tests/manifests"))

@@ -1,4 +1,4 @@
-//! Does the README tell of everything that the manager has, and is what it shows accepted?
+//! The docs list every flag and metric of the manager, and the ShardingConfigs in them are valid.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,7 +10,9 @@ use ctrlmesh_manager::rules::validate;
 use regex::Regex;
 use serde_json::Value;
 
-const README: &str = include_str!("../../README.md");
+const COMMANDS: &str = include_str!("../../docs/reference/commands.md");
+const METRICS: &str = include_str!("../../docs/reference/metrics.md");
+const SHARDING_CONFIG: &str = include_str!("../../docs/sharding-config.md");
 
 /// A flag, as `--help` tells of it: the commands that need no cluster are the program's, and not its library's.
 struct Flag {
@@ -60,7 +62,7 @@ fn flags() -> Result<Vec<Flag>> {
 
 /// A section, by what its heading begins with.
 fn section(heading: &str) -> &'static str {
-    README.split("\n## ").find(|part| part.starts_with(heading)).unwrap_or_default()
+    COMMANDS.split("\n## ").find(|part| part.starts_with(heading)).unwrap_or_default()
 }
 
 /// Words, without what stands around them.
@@ -75,8 +77,8 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn the_readme_tells_of_every_flag_and_its_default() -> Result<()> {
-    let (run, check) = (section("Run the manager"), section("Check manifests without a cluster"));
+fn the_docs_have_every_flag_and_its_default() -> Result<()> {
+    let (run, check) = (section("ctrlmesh-manager run"), section("Commands without a cluster"));
     let in_run: BTreeSet<&str> = quoted(run).flat_map(words).collect();
     let in_check: BTreeSet<&str> = quoted(check).flat_map(words).collect();
     let flags = flags()?;
@@ -84,9 +86,9 @@ fn the_readme_tells_of_every_flag_and_its_default() -> Result<()> {
     for Flag { command, name, default } in &flags {
         // The others have some of its flags.
         let told = in_run.contains(&**name) || command != "run" && in_check.contains(&**name);
-        ensure!(told, "{command} {name} is not in README.md");
+        ensure!(told, "{command} {name} is not in commands.md");
         let Some(default) = default else { continue };
-        // As the README writes what depends on the version, and on whether the machine has IPv6.
+        // As the docs write what depends on the version, and on whether the machine has IPv6.
         let default = default.replace(env!("CARGO_PKG_VERSION"), "VERSION");
         let default = format!("`{}`", default.replace("0.0.0.0:", "[::]:"));
         let row = run.lines().find(|row| {
@@ -116,29 +118,29 @@ fn metrics(folder: &Path, found: &mut BTreeSet<String>) -> Result<()> {
 }
 
 #[test]
-fn the_readme_lists_every_metric() -> Result<()> {
+fn the_docs_list_every_metric() -> Result<()> {
     let mut names = BTreeSet::new();
     metrics(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut names)?;
     ensure!(names.len() > 12 && names.contains("leader"), "{names:?}");
-    let listed: BTreeSet<&str> = quoted(section("Run the manager"))
+    let listed: BTreeSet<&str> = quoted(METRICS)
         .filter_map(|name| name.split('{').next())
         .map(|name| name.trim_start_matches("ctrlmesh_manager_").trim_end_matches("_total"))
         .collect();
     for name in names {
-        ensure!(listed.contains(&*name), "{name} is not in README.md");
+        ensure!(listed.contains(&*name), "{name} is not in metrics.md");
     }
     Ok(())
 }
 
 #[test]
-fn nothing_is_said_against_the_shards_that_the_readme_shows() -> Result<()> {
-    let blocks = README.split("\n```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+fn the_shards_in_the_docs_are_valid() -> Result<()> {
+    let blocks = SHARDING_CONFIG.split("\n```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
     let shown: Vec<&str> = blocks.filter(|block| block.contains("kind: ShardingConfig")).collect();
     ensure!(shown.len() > 1, "{shown:?}");
     // Beside each other, as a reader may apply them.
     let files = shown.iter().map(|block| {
         let documents: Vec<Value> = serde_saphyr::from_multiple(block)?;
-        Ok(("README.md".to_owned(), documents))
+        Ok(("sharding-config.md".to_owned(), documents))
     });
     let verdicts = validate::manifests(&files.collect::<Result<Vec<_>>>()?);
     ensure!(verdicts.len() > 2, "{verdicts:?}");

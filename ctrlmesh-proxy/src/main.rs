@@ -87,18 +87,16 @@ mod tests {
 
     use super::*;
 
-    const README: &str = include_str!("../../README.md");
+    const DOCS: &str = include_str!("../../docs/reference/commands.md");
 
-    /// The sections of the README that tell of a command, by what their headings begin with.
+    /// The sections of the docs on a command, by what their headings begin with.
     fn sections(command: &str) -> Vec<&'static str> {
-        let wanted: &[&str] = match command {
-            "run" => &["Run any operator through a shard"],
-            "intercept" => &["Try interception by itself"],
-            "sidecar" => &["Run the proxy for one pod", "Run the proxy for a node"],
-            _ => &["Run the proxy for a node", "Run the proxy for one pod"],
+        let wanted = match command {
+            "run" => "ctrlmesh run",
+            "intercept" => "ctrlmesh intercept",
+            _ => "ctrlmesh-proxy ",
         };
-        let parts = README.split("\n## ");
-        parts.filter(|part| wanted.iter().any(|heading| part.starts_with(heading))).collect()
+        DOCS.split("\n## ").filter(|part| part.starts_with(wanted)).collect()
     }
 
     /// The words in backquotes, or of a table's cell; what stands around them is no part of them.
@@ -137,13 +135,13 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_tells_of_every_flag_where_it_tells_of_its_command() {
+    fn the_docs_have_every_flag_in_its_commands_section() {
         let mut seen = 0;
         for command in Arguments::command().get_subcommands().filter(|it| !it.is_hide_set()) {
             let sections = sections(command.get_name());
             let told: BTreeSet<&str> = sections.iter().flat_map(|part| flags(part)).collect();
             each_flag(command, &mut |flag, _| {
-                assert!(told.contains(flag), "{} {flag} is not in README.md", command.get_name());
+                assert!(told.contains(flag), "{} {flag} is not in commands.md", command.get_name());
                 seen += 1;
             });
         }
@@ -151,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_the_readme_that_tells_of_a_flag_has_its_default() {
+    fn the_docs_have_the_default_of_each_flag() {
         let mut seen = 0;
         for command in Arguments::command().get_subcommands().filter(|it| !it.is_hide_set()) {
             let sections = sections(command.get_name());
@@ -163,7 +161,7 @@ mod tests {
                 let its_own: Vec<&str> = its_own.map(|(_, rest)| *rest).collect();
                 for default in defaults(it).iter().filter(|_| !its_own.is_empty()) {
                     let said = its_own.iter().any(|row| words(row).any(|word| word == default));
-                    assert!(said, "no default {default} of {flag} in README.md: {its_own:#?}");
+                    assert!(said, "no default {default} of {flag} in commands.md: {its_own:#?}");
                     seen += 1;
                 }
             });

@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn who_is_not_root_or_has_no_cgroup2_hears_what_to_do_instead() {
         assert!(check_machine(true, true).is_ok());
-        let readme = fs::read_to_string(root().join("README.md")).unwrap();
+        let docs = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
         for (is_root, has_cgroup2, wanted) in [
             (false, true, "needs root"),
             (false, false, "needs root"),
@@ -136,15 +136,15 @@ mod tests {
         ] {
             let said = check_machine(is_root, has_cgroup2).unwrap_err().to_string();
             assert!(said.contains(wanted) && said.contains("--kubeconfig FILE"), "{said}");
-            assert!(readme.contains(wanted), "README says nothing of {wanted:?}");
+            assert!(docs.contains(wanted), "troubleshooting.md says nothing of {wanted:?}");
         }
     }
 
     #[test]
-    fn readme_has_what_is_said_where_there_is_no_cgroup2_and_what_to_do_then() {
+    fn the_docs_say_what_to_do_without_cgroup2() {
         let (said, commands) = CGROUP2.split_once(": ").unwrap();
-        let readme = fs::read_to_string(root().join("README.md")).unwrap();
-        let row = readme.lines().find(|line| line.contains(&format!("`{said}`"))).unwrap();
+        let docs = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
+        let row = docs.lines().find(|line| line.contains(&format!("`{said}`"))).unwrap();
         assert!(row.contains(&format!("`{commands}`")), "{row}");
     }
 }

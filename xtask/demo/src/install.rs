@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn what_is_needed_is_what_the_manifests_say() {
-        let text = fs::read_to_string(checkout("deploy/README.md")).unwrap();
+        let text = fs::read_to_string(checkout("docs/getting-started.md")).unwrap();
         let (major, minor) = LEAST;
         assert!(text.contains(&format!("Needs Kubernetes {major}.{minor} or newer")), "{text}");
     }

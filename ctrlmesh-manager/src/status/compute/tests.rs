@@ -324,15 +324,14 @@ fn reasons(function: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_readme_lists_every_reason_in_the_order_in_which_they_are_told() {
-    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
-    let readme = std::fs::read_to_string(readme).unwrap();
-    let name = Regex::new(r"`(\w+)`").unwrap();
+fn the_docs_list_every_reason_in_the_order_of_precedence() {
+    let docs = include_str!("../../../docs/sharding-config.md");
+    let row = Regex::new(r"(?m)^\| `(\w+)` \| (?:True|False) \| `(\w+)` \|").unwrap();
+    let rows: Vec<_> = row.captures_iter(docs).map(|row| row.extract::<2>().1).collect();
     for (condition, function) in
         [("Accepted", "accepted"), ("Programmed", "programmed"), ("Degraded", "degraded")]
     {
-        let row = readme.lines().find(|line| line.starts_with(&format!("| `{condition}` |")));
-        let names = name.captures_iter(row.unwrap()).map(|one| one[1].to_owned());
-        assert_eq!(names.skip(1).collect::<Vec<_>>(), reasons(function), "{condition}");
+        let listed = rows.iter().filter(|row| row[0] == condition).map(|row| row[1].to_owned());
+        assert_eq!(listed.collect::<Vec<_>>(), reasons(function), "{condition}");
     }
 }

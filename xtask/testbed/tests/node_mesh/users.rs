@@ -9,17 +9,17 @@ use xtask::images::Image;
 use crate::mesh::operator::{self, PLAIN};
 use crate::mesh::{self, NAMESPACE, in_ours, until};
 
-/// The example of the README that begins with this line, up to its end.
-fn example(readme: &str, first: &str) -> Result<String> {
-    let (_, rest) = readme.split_once(&format!("```yaml\n{first}")).context("an example")?;
+/// The example that begins with this line, up to its end.
+fn example(docs: &str, first: &str) -> Result<String> {
+    let (_, rest) = docs.split_once(&format!("```yaml\n{first}")).context("an example")?;
     let (rest, _) = rest.split_once("```").context("its end")?;
     Ok(format!("{first}{rest}"))
 }
 
 #[test]
 fn with_a_registry_of_the_users_every_image_comes_from_there() -> Result<()> {
-    let readme = fs::read_to_string(mesh::checkout("deploy/README.md"))?;
-    let text = example(&readme, "resources: [../deploy]")?;
+    let docs = fs::read_to_string(mesh::checkout("docs/getting-started.md"))?;
+    let text = example(&docs, "resources: [../deploy]")?;
     // Only what is beside it can be named.
     let beside = mesh::checkout("target");
     fs::create_dir_all(&beside)?;
