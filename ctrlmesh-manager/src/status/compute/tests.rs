@@ -325,7 +325,7 @@ fn reasons(function: &str) -> Vec<String> {
 
 #[test]
 fn the_docs_list_every_reason_in_the_order_of_precedence() {
-    let docs = include_str!("../../../docs/sharding-config.md");
+    let docs = include_str!("../../../../docs/sharding-config.md");
     let row = Regex::new(r"(?m)^\| `(\w+)` \| (?:True|False) \| `(\w+)` \|").unwrap();
     let rows: Vec<_> = row.captures_iter(docs).map(|row| row.extract::<2>().1).collect();
     for (condition, function) in
