@@ -8,10 +8,6 @@ pub mod pod;
 #[cfg(feature = "core")]
 pub mod names;
 #[cfg(feature = "core")]
-pub mod everywhere;
-#[cfg(feature = "core")]
-pub mod spread;
-#[cfg(feature = "core")]
 pub mod selector;
 #[cfg(feature = "core")]
 pub mod resource;

@@ -2,26 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_common::everywhere::without_ipv6;
+use ctrlmesh_runtime::admin::{Admin, Probes};
+use ctrlmesh_runtime::listen::{ListenError, listen};
+use ctrlmesh_runtime::termination::Termination;
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
 use kube::Client;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::TcpListener;
 use tokio::runtime::Builder;
-use tokio::signal::unix::{self, SignalKind};
 use tokio::sync::watch;
 use tokio::time;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
-use crate::admin::Page;
 use crate::admission::placement::Seats;
 use crate::admission::webhook::{Room, Route, Webhook, WebhookMetrics};
 use crate::ca::cluster::Cluster;
@@ -55,10 +54,6 @@ use context::Context;
 /// How often it is tried to reach an API server that is not there yet.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Connections that wait to be accepted; the kernel allows no more by itself (`net.core.somaxconn`). Who finds no room tries
-/// again only after a second, then two.
-const BACKLOG: u32 = 4096;
-
 /// Connections to the webhooks: some from each API server.
 const WEBHOOK_LIMITS: Limits = Limits { connections: 1024, unproven: 512, unproven_of_one: 128 };
 
@@ -80,15 +75,8 @@ pub enum AppError {
     /// The TLS library does not do what is needed.
     #[error("set up TLS")]
     Library(#[from] rustls::Error),
-    /// An address cannot be listened at.
-    #[error("listen at {address}")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// The operating system gives no runtime or signal.
     #[error("start the runtime")]
     Runtime(#[source] io::Error),
@@ -133,20 +121,20 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
     let readiness = Readiness::default();
     let starting = readiness.block("certificates");
     let counted = Counted::new(&client);
-    let probes = Page::Probes { readiness: readiness.clone(), drain: drain.clone() };
-    let probes = probes.run(listen("probes", args.listen_probes)?);
-    let pages = Page::Metrics(counted.registry.clone());
-    let pages = pages.run(listen("metrics", args.listen_metrics)?);
+    let probes = Probes { readiness: readiness.clone(), drain: drain.clone() };
+    let probes = Admin { probes: Some(probes), metrics: None };
+    let probes = probes.run_at(listen("probes", args.listen_probes)?);
+    let metrics = Admin { probes: None, metrics: Some(counted.registry.clone()) };
+    let metrics = metrics.run_at(listen("metrics", args.listen_metrics)?);
     let work = async {
-        let stop = stop()?;
-        let mut stop = std::pin::pin!(stop);
+        let mut stop = Termination::listen().map_err(AppError::Runtime)?;
         let started = tokio::select! {
             started = start((args.clone(), wanted), (client, background), cluster, counted, readiness, drain.clone()) => started?,
-            () = &mut stop => return Ok(true),
+            () = stop.requested() => return Ok(true),
         };
         drop(starting);
         info!(namespace = started.args.namespace, "ready");
-        stop.await;
+        stop.requested().await;
         info!(deadline = ?args.drain_timeout, "draining");
         let clean = drain.finish(args.drain_timeout).await;
         info!(clean, "drained");
@@ -156,7 +144,7 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
         done = work => done,
         // They are served for as long as the process lives.
         () = probes => Ok(true),
-        () = pages => Ok(true),
+        () = metrics => Ok(true),
     }
 }
 
@@ -340,37 +328,6 @@ fn identity(args: &RunArgs) -> String {
     use std::hash::{BuildHasher as _, RandomState};
 
     format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
-}
-
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
-}
-
-fn listen(purpose: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
-    let failed = |source| AppError::Listen { address, source };
-    let listener = match bind(address) {
-        Err(error) if let Some(v4) = without_ipv6(address, &error) => bind(v4),
-        bound => bound,
-    };
-    let listener = listener.map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    info!(purpose, address = %bound, "listening");
-    Ok(listener)
-}
-
-/// Completes when the process is asked to stop.
-fn stop() -> Result<impl Future<Output = ()>, AppError> {
-    let mut terminate = unix::signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
-    let mut interrupt = unix::signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    })
 }
 
 // === impl Counted ===

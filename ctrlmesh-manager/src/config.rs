@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use ctrlmesh_common::everywhere::everywhere;
 use ctrlmesh_common::names::{label, port};
 use ctrlmesh_common::selector::{KeyError, check_key};
 use ctrlmesh_common::slots::NamespaceHash;
+use ctrlmesh_runtime::listen::all_interfaces;
 use thiserror::Error;
 
 use crate::ca::authority::Names;
@@ -83,16 +83,16 @@ pub struct RunArgs {
     #[arg(long, env = "CTRLMESH_MANAGER_MAX_PROXIES", default_value_t = 20_000, value_name = "N")]
     pub max_proxies: usize,
     /// Where proxies connect
-    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_GRPC", value_name = "ADDRESS", default_value_t = everywhere(port::MANAGER_GRPC))]
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_GRPC", value_name = "ADDRESS", default_value_t = all_interfaces(port::MANAGER_GRPC))]
     pub listen_grpc: SocketAddr,
     /// Where the API server calls the webhooks
-    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_WEBHOOK", value_name = "ADDRESS", default_value_t = everywhere(port::MANAGER_WEBHOOK))]
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_WEBHOOK", value_name = "ADDRESS", default_value_t = all_interfaces(port::MANAGER_WEBHOOK))]
     pub listen_webhook: SocketAddr,
     /// Where liveness and readiness are served
-    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_PROBES", value_name = "ADDRESS", default_value_t = everywhere(port::MANAGER_PROBES))]
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_PROBES", value_name = "ADDRESS", default_value_t = all_interfaces(port::MANAGER_PROBES))]
     pub listen_probes: SocketAddr,
     /// Where metrics are served
-    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_METRICS", value_name = "ADDRESS", default_value_t = everywhere(port::MANAGER_METRICS))]
+    #[arg(long, env = "CTRLMESH_MANAGER_LISTEN_METRICS", value_name = "ADDRESS", default_value_t = all_interfaces(port::MANAGER_METRICS))]
     pub listen_metrics: SocketAddr,
     /// The image of the proxy that pods get beside their operator
     #[arg(

@@ -1,11 +1,9 @@
 //! The control plane of ctrlmesh: watches the cluster, compiles sharding rules and pushes policies to proxies.
 #![forbid(unsafe_code)]
 
-pub mod telemetry;
-pub mod drain;
-pub mod readiness;
+pub use ctrlmesh_runtime::{drain, readiness, telemetry};
+
 pub mod tls;
-pub mod admin;
 pub mod metrics;
 pub mod listen;
 pub mod rules;

@@ -2,16 +2,13 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::server::{ClientHello, ResolvesServerCert};
+use ctrlmesh_runtime::tls;
+use rustls::crypto::CryptoProvider;
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{CipherSuite, ServerConfig};
 
-/// HTTP/2 as ALPN names it.
-pub const ALPN_HTTP2: &[u8] = b"h2";
-
-/// HTTP/1.1 as ALPN names it.
-pub const ALPN_HTTP1: &[u8] = b"http/1.1";
+pub use ctrlmesh_runtime::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
 /// The certificate that is presented now. Connections keep the one that they began with.
 #[derive(Debug)]
@@ -20,9 +17,10 @@ pub struct Presented(RwLock<Arc<CertifiedKey>>);
 /// The one cryptographic library in use. AES-128 first: its handshake hashes by SHA-256, which processors have instructions
 /// for, and ten thousand proxies may come together.
 pub fn provider() -> Arc<CryptoProvider> {
-    let mut provider = aws_lc_rs::default_provider();
-    provider.cipher_suites.sort_by_key(|one| one.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
-    Arc::new(provider)
+    let mut provider = tls::provider();
+    let suites = &mut Arc::make_mut(&mut provider).cipher_suites;
+    suites.sort_by_key(|one| one.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    provider
 }
 
 /// How the manager presents itself to those who may speak `protocols`.
@@ -33,13 +31,9 @@ pub fn server(
     presented: Arc<Presented>,
     protocols: &[&[u8]],
 ) -> Result<ServerConfig, rustls::Error> {
-    let mut config = ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-        .with_no_client_auth()
-        .with_cert_resolver(presented);
+    let verifier = WebPkiClientVerifier::no_client_auth();
+    let mut config = tls::server(provider(), verifier, presented, protocols)?;
     config.ignore_client_order = true;
-    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-    config.ticketer = aws_lc_rs::Ticketer::new()?;
     // Each ticket is memory on both sides, and a proxy comes back once.
     config.send_tls13_tickets = 1;
     Ok(config)

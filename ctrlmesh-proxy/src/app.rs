@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ctrlmesh_runtime::listen::{ListenError, listen};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::runtime::Builder;
@@ -18,7 +19,7 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use self::life::{Begun, Leave, Process, listen};
+use self::life::{Begun, Leave, Process};
 use crate::config::{ConfigError, NodeArgs, SidecarArgs};
 use crate::drain::Drain;
 use crate::manager_client::Manager;
@@ -66,15 +67,8 @@ pub enum AppError {
     /// The TLS library does not do what is needed.
     #[error("set up TLS")]
     Library(#[from] rustls::Error),
-    /// An address cannot be listened at.
-    #[error("listen at {address}")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// There can be no socket for probes.
     #[error("listen at {path}")]
     Socket {
@@ -165,13 +159,13 @@ async fn begin_sidecar(
     let reached = target.clone();
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
-        let listener = listen("operators", *address).await?;
+        let listener = listen("operators", *address)?;
         let (acceptor, stop) = (acceptor.clone(), drain.clone());
         drain.spawn(acceptor.run(listener, |_, _| Some(Origin::default()), stop));
     }
     if let Some(port) = args.redirected {
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-        let listener = listen("redirected connections", address).await?;
+        let listener = listen("redirected connections", address)?;
         // What the kernel redirects arrives at loopback addresses, and from outside nobody can dial those.
         let inside =
             |own: SocketAddr, _| own.ip().to_canonical().is_loopback().then(Origin::default);

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, value_parser};
-use ctrlmesh_common::everywhere::everywhere;
 use ctrlmesh_common::names::port;
+use ctrlmesh_runtime::listen::all_interfaces;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 
@@ -43,7 +43,7 @@ pub struct CommonArgs {
     pub tls_name: Vec<String>,
     /// Where health, readiness and metrics are served.
     #[arg(long, env = "CTRLMESH_PROXY_ADMIN_LISTEN", value_name = "ADDRESS",
-          default_value_t = everywhere(port::PROXY_ADMIN))]
+          default_value_t = all_interfaces(port::PROXY_ADMIN))]
     pub admin_listen: SocketAddr,
     /// Threads that serve connections; 0 means one a core.
     #[arg(long, env = "CTRLMESH_PROXY_THREADS", default_value_t = 0, value_name = "N")]

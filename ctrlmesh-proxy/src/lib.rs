@@ -3,10 +3,8 @@
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]
 
-pub mod telemetry;
-pub mod poll_on_wake;
-pub mod drain;
-pub mod readiness;
+pub use ctrlmesh_runtime::{drain, readiness, telemetry};
+
 pub mod metrics;
 pub mod net;
 pub mod manager_client;
@@ -16,7 +14,6 @@ pub mod session;
 mod watch;
 pub mod serve;
 pub mod config;
-pub mod admin;
 pub mod node;
 pub mod app;
 pub mod run;

@@ -9,8 +9,9 @@ use clap::{Args, Parser, Subcommand};
 use ctrlmesh_proxy::config::{NodeArgs, SidecarArgs};
 use ctrlmesh_proxy::run::{ChildArgs, RunArgs};
 use ctrlmesh_proxy::telemetry::LogFormat;
-use ctrlmesh_proxy::{admin, app, run, telemetry};
+use ctrlmesh_proxy::{app, run, telemetry};
 use ctrlmesh_request::classify;
+use ctrlmesh_runtime::admin;
 
 /// Sits between an operator and its API server, and gives each replica its own share of the objects.
 #[derive(Debug, Parser)]

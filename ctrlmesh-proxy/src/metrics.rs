@@ -24,7 +24,7 @@ pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
 /// All that is counted.
 #[derive(Debug)]
 pub struct Metrics {
-    registry: Registry,
+    registry: Arc<Registry>,
     requests: Vec<[Counter; OUTCOMES.len()]>,
     /// Requests whose selector was narrowed.
     pub injected: Counter,
@@ -122,9 +122,9 @@ impl Metrics {
             added: added(to),
             epochs: epochs(to),
             manager: ManagerMetrics::register(to),
-            registry: Registry::default(),
+            registry: Arc::default(),
         };
-        Arc::new(Self { registry, ..metrics })
+        Arc::new(Self { registry: Arc::new(registry), ..metrics })
     }
 
     /// Counts a request as under way, until it is counted as ended.
@@ -194,6 +194,10 @@ impl Metrics {
     pub fn pods(&self, served: usize, waiting: usize) {
         self.served.set(i64::try_from(served).unwrap_or(i64::MAX));
         self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+    }
+
+    pub fn registry(&self) -> Arc<Registry> {
+        self.registry.clone()
     }
 
     /// Everything, in the text format of `OpenMetrics`.

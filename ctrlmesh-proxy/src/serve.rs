@@ -21,6 +21,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use ctrlmesh_runtime::poll_on_wake::PollOnWake;
 use rustls::ServerConfig;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -37,7 +38,6 @@ use crate::net::tls;
 use crate::net::tls::stream::ServerStream;
 use crate::net::tunnel;
 use crate::policy::Current;
-use crate::poll_on_wake::PollOnWake;
 use crate::session::collect_budget::Room;
 use crate::session::policy_view::View;
 use crate::session::{Counted, Served, Server, Session};

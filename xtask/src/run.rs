@@ -23,8 +23,9 @@ const TOOLCHAIN_VARIABLES: [&str; 8] = [
 ];
 
 /// The crates of the workspace.
-pub(crate) const CRATES: [&str; 8] = [
+pub(crate) const CRATES: [&str; 9] = [
     "ctrlmesh-common",
+    "ctrlmesh-common/runtime",
     "ctrlmesh-manager",
     "ctrlmesh-proxy",
     "ctrlmesh-proxy/intercept",

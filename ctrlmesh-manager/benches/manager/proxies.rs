@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use ctrlmesh_common::spread::random;
 use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Verdict};
 use ctrlmesh_proxy::drain::Drain;
 use ctrlmesh_proxy::manager_client::Manager;
+use ctrlmesh_runtime::jitter::random;
 use prost::Message as _;
 use tempfile::TempDir;
 use tokio::net::TcpSocket;

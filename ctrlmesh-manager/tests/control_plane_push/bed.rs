@@ -229,7 +229,7 @@ impl Bed {
 
     pub(crate) async fn connect(&self, token: &str) -> Result<Link, ConnectError> {
         // What it is made of ends when the link is dropped.
-        self.manager(token).connect(&ctrlmesh_proxy::drain::Drain::default()).await
+        self.manager(token).connect(&Drain::default()).await
     }
 
     /// Publishes policies of pods of a node.

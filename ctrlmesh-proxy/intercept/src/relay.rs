@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_common::everywhere::without_ipv6;
+use ctrlmesh_runtime::listen::ipv4_fallback;
 use tokio::net::{TcpListener as AsyncListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -167,7 +167,7 @@ fn outside(pins: &Path) -> Result<(), Error> {
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     // Where there is no IPv6, redirected connections come over IPv4 anyway.
     let listener = TcpListener::bind(address).or_else(|error| {
-        let v4 = without_ipv6(address, &error).ok_or(error)?;
+        let v4 = ipv4_fallback(address, &error).ok_or(error)?;
         TcpListener::bind(v4)
     })?;
     listener.set_nonblocking(true)?;

@@ -4,24 +4,22 @@
 //! told to stop, and whoever looks sees that it lives.
 
 use std::future::Future;
-use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ctrlmesh_common::everywhere::without_ipv6;
-use tokio::net::TcpListener;
-use tokio::signal::unix;
-use tokio::signal::unix::{Signal, SignalKind};
+use ctrlmesh_runtime::admin::{self, Admin, Probes};
+use ctrlmesh_runtime::listen::listen;
+use ctrlmesh_runtime::telemetry;
+use ctrlmesh_runtime::termination::Termination;
 use tokio::sync::oneshot;
 use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::AppError;
-use crate::admin::{self, Admin};
 use crate::config::CommonArgs;
 use crate::drain::Drain;
 use crate::metrics::Metrics;
@@ -54,12 +52,6 @@ pub(super) struct Leave {
     pub(super) done: oneshot::Receiver<()>,
 }
 
-/// What tells the process to stop: SIGTERM or SIGINT.
-struct Stop {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
 // === impl Process ===
 
 impl Process {
@@ -77,21 +69,21 @@ impl Process {
         begin: impl Future<Output = Result<Begun, AppError>>,
         instead: impl Future<Output = ()>,
     ) -> Result<bool, AppError> {
-        let mut stop = Stop::listen()?;
+        let mut stop = Termination::listen().map_err(AppError::Runtime)?;
         let pages = self.clone().pages(socket).await?;
         let Self { args, drain, .. } = self;
         let life = async {
             let there = tokio::select! {
                 done = begin => done?,
                 // It still waits for what it needs.
-                () = stop.told() => {
+                () = stop.requested() => {
                     info!("told to stop before it has begun");
                     instead.await;
                     return Ok(finish(drain, args.drain_timeout, Begun::default()).await);
                 }
             };
             info!("begun");
-            stop.told().await;
+            stop.requested().await;
             Ok(finish(drain, args.drain_timeout, there).await)
         };
         tokio::select! {
@@ -107,13 +99,14 @@ impl Process {
     ) -> Result<impl Future<Output = ()> + use<>, AppError> {
         let Self { args, metrics, readiness, drain } = self;
         let address = args.admin_listen;
-        let admin = Admin { metrics, readiness, drain: drain.clone() };
+        let probes = Probes { readiness, drain: drain.clone() };
+        let admin = Admin { probes: Some(probes), metrics: Some(metrics.registry()) };
         let (own, listener) = match socket {
             Some(path) => {
                 let failed = |source| AppError::Socket { path: path.to_owned(), source };
                 (Some(admin::bind(path).map_err(failed)?), None)
             }
-            None => (None, Some(listen("admin", address).await?)),
+            None => (None, Some(listen("admin", address)?)),
         };
         Ok(async move {
             match (own, listener) {
@@ -121,29 +114,10 @@ impl Process {
                     let here = admin.clone().run(async || Ok(own.accept().await?.0));
                     tokio::join!(here, shared(admin, address, drain));
                 }
-                (None, Some(listener)) => admin.run(async || Ok(listener.accept().await?.0)).await,
+                (None, Some(listener)) => admin.run_at(listener).await,
                 (None, None) => {}
             }
         })
-    }
-}
-
-// === impl Stop ===
-
-impl Stop {
-    fn listen() -> Result<Self, AppError> {
-        let of = |kind| unix::signal(kind).map_err(AppError::Runtime);
-        Ok(Self {
-            terminate: of(SignalKind::terminate())?,
-            interrupt: of(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn told(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }
 
@@ -169,12 +143,11 @@ async fn finish(drain: Drain, deadline: Duration, Begun { workers, leave }: Begu
 async fn shared(admin: Admin, address: SocketAddr, drain: Drain) {
     let mut said = false;
     let listener = loop {
-        match listen("admin", address).await {
+        match listen("admin", address) {
             Ok(listener) => break listener,
             Err(error) if !said => {
                 said = true;
-                let error = format!("{:#}", anyhow::Error::from(error));
-                info!(error, "the address of the pages is tried again");
+                info!(error = telemetry::chain(&error), "the address of the pages is tried again");
             }
             Err(_) => {}
         }
@@ -182,21 +155,6 @@ async fn shared(admin: Admin, address: SocketAddr, drain: Drain) {
     };
     tokio::select! {
         () = drain.started() => {}
-        () = admin.run(async || Ok(listener.accept().await?.0)) => {}
+        () = admin.run_at(listener) => {}
     }
-}
-
-pub(super) async fn listen(
-    purpose: &'static str,
-    address: SocketAddr,
-) -> Result<TcpListener, AppError> {
-    let failed = |source: io::Error| AppError::Listen { address, source };
-    let listener = match TcpListener::bind(address).await {
-        Err(error) if let Some(v4) = without_ipv6(address, &error) => TcpListener::bind(v4).await,
-        bound => bound,
-    };
-    let listener = listener.map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    info!(purpose, address = %bound, "listening");
-    Ok(listener)
 }

@@ -9,21 +9,13 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::aws_lc_rs;
+use ctrlmesh_runtime::tls;
+use rustls::ServerConfig;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ResolvesServerCert, WebPkiClientVerifier};
-use rustls::{ServerConfig, SupportedProtocolVersion};
 use thiserror::Error;
 
-/// HTTP/2 as ALPN names it.
-pub const ALPN_HTTP2: &[u8] = b"h2";
-
-/// HTTP/1.1 as ALPN names it.
-pub const ALPN_HTTP1: &[u8] = b"http/1.1";
-
-/// What the API server itself speaks.
-const VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13, &rustls::version::TLS12];
+pub use ctrlmesh_runtime::tls::{ALPN_HTTP1, ALPN_HTTP2, VERSIONS, provider};
 
 /// Why certificates and keys could not be made ready.
 #[derive(Debug, Error)]
@@ -78,16 +70,10 @@ pub enum TlsError {
     },
 }
 
-/// The one cryptographic library in use.
-pub fn provider() -> Arc<CryptoProvider> {
-    Arc::new(aws_lc_rs::default_provider())
-}
-
 /// How the proxy presents itself to an operator that may speak `protocols`.
 ///
 /// # Errors
-///
-/// Fails when the cryptographic library lacks what TLS 1.2 and 1.3 need.
+/// If the cryptographic library lacks what TLS 1.2 and 1.3 need.
 pub fn server(
     certificates: Arc<dyn ResolvesServerCert>,
     protocols: &[&[u8]],
@@ -98,20 +84,13 @@ pub fn server(
 /// The same to operators whose certificates `verifier` asks for.
 ///
 /// # Errors
-///
-/// Fails when the cryptographic library lacks what TLS 1.2 and 1.3 need.
+/// If the cryptographic library lacks what TLS 1.2 and 1.3 need.
 pub fn server_for(
     verifier: Arc<dyn ClientCertVerifier>,
     certificates: Arc<dyn ResolvesServerCert>,
     protocols: &[&[u8]],
 ) -> Result<ServerConfig, rustls::Error> {
-    let mut config = ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(VERSIONS)?
-        .with_client_cert_verifier(verifier)
-        .with_cert_resolver(certificates);
-    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-    config.ticketer = aws_lc_rs::Ticketer::new()?;
-    Ok(config)
+    tls::server(provider(), verifier, certificates, protocols)
 }
 
 /// Reads a whole file; the error names it.

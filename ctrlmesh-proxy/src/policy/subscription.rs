@@ -11,10 +11,10 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use ctrlmesh_common::policy::Policy;
-use ctrlmesh_common::spread::random;
 use ctrlmesh_common::wire::{
     Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
 };
+use ctrlmesh_runtime::jitter::random;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::{task, time};
 use tokio_stream::wrappers::ReceiverStream;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ctrlmesh_request::request::fragment::{Found, Lines};
+use ctrlmesh_runtime::poll_on_wake::PollOnWake;
 use http::uri::PathAndQuery;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
@@ -25,7 +26,6 @@ use crate::metrics::ClientError;
 use crate::net::body::Relay;
 use crate::net::tls::stream::ServerStream;
 use crate::net::tunnel;
-use crate::poll_on_wake::PollOnWake;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;
 use crate::serve::reply::{Pieces, Reply};

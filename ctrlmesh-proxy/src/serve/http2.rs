@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ctrlmesh_request::request::fragment::Blocks;
+use ctrlmesh_runtime::poll_on_wake::PollOnWake;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Reason, RecvStream};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -23,7 +24,6 @@ use crate::net::body;
 use crate::net::body::{Piece, Relay, TooMuch};
 use crate::net::memory_budget::Waiting;
 use crate::net::tls::stream::{BatchedStream, ServerStream};
-use crate::poll_on_wake::PollOnWake;
 use crate::serve::exchange::Abort;
 use crate::serve::reply::Reply;
 use crate::serve::tap::Looked;

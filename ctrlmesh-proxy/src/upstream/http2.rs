@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use ctrlmesh_runtime::poll_on_wake::PollOnWake;
 use h2::client;
 use h2::client::{Connection, ResponseFuture, SendRequest};
 use h2::{Ping, PingPong, Reason};
@@ -24,7 +25,6 @@ use crate::metrics::UpstreamError;
 use crate::net::body;
 use crate::net::body::{AHEAD_BYTES, Piece, Relay, Share, Unread};
 use crate::net::tls::stream::BatchedStream;
-use crate::poll_on_wake::PollOnWake;
 use crate::upstream;
 use crate::upstream::{Dialer, SendError, Target};
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_common::spread::random;
+use ctrlmesh_runtime::jitter::random;
 
 /// How often tokens are reviewed again.
 #[derive(Clone, Copy, Debug)]

@@ -1,13 +1,14 @@
-//! Where do log lines go, and in which form?
+//! Sends log lines to standard error.
 
+use std::error::Error;
 use std::io;
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::TryInitError;
 
-/// What is logged unless `RUST_LOG` says otherwise.
-const DEFAULT_FILTER: &str = "info";
+/// What is logged unless `RUST_LOG` says otherwise. The proxy logs one line per request to `access` and to `explain`.
+const DEFAULT_FILTER: &str = "info,access=off,explain=off";
 
 /// The form of a log line.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
@@ -19,10 +20,10 @@ pub enum LogFormat {
     Json,
 }
 
-/// Sends log lines to standard error from here on, filtered by `RUST_LOG`.
+/// Starts logging, filtered by `RUST_LOG`.
 ///
 /// # Errors
-/// Where it was called before.
+/// If the process logs already.
 pub fn init(format: LogFormat) -> Result<(), TryInitError> {
     use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -35,8 +36,8 @@ pub fn init(format: LogFormat) -> Result<(), TryInitError> {
     }
 }
 
-/// An error and what it came from, on one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
+/// An error and its sources, on one line.
+pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -1,9 +1,10 @@
-//! Is the proxy ready to be sent connections, and what is it still waiting for?
+//! Tracks what the process still waits for before it can serve.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-/// What the process still waits for before it serves.
+use crate::sync::lock;
+
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     waiting_for: Arc<Mutex<BTreeSet<&'static str>>>,
@@ -12,22 +13,22 @@ pub struct Readiness {
 /// Blocks readiness until it is dropped.
 #[derive(Debug)]
 pub struct BlockReady {
-    what: &'static str,
+    reason: &'static str,
     readiness: Readiness,
 }
 
 // === impl Readiness ===
 
 impl Readiness {
-    /// Not ready until what is returned has been dropped.
-    pub fn block(&self, what: &'static str) -> BlockReady {
-        self.waiting_for.lock().unwrap_or_else(PoisonError::into_inner).insert(what);
-        BlockReady { what, readiness: self.clone() }
+    /// Not ready until the returned guard has been dropped.
+    pub fn block(&self, reason: &'static str) -> BlockReady {
+        lock(&self.waiting_for).insert(reason);
+        BlockReady { reason, readiness: self.clone() }
     }
 
-    /// What is still awaited, in order of name; nothing when ready.
+    /// What is still awaited, sorted; empty when ready.
     pub fn waiting_for(&self) -> Vec<&'static str> {
-        self.waiting_for.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+        lock(&self.waiting_for).iter().copied().collect()
     }
 }
 
@@ -35,7 +36,7 @@ impl Readiness {
 
 impl Drop for BlockReady {
     fn drop(&mut self) {
-        self.readiness.waiting_for.lock().unwrap_or_else(PoisonError::into_inner).remove(self.what);
+        lock(&self.readiness.waiting_for).remove(self.reason);
     }
 }
 

@@ -1,4 +1,4 @@
-//! How do the kubelet and Prometheus see the proxy?
+//! Shows the kubelet's probes and Prometheus' metrics over HTTP.
 
 use std::convert::Infallible;
 use std::fs;
@@ -8,51 +8,59 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::encoding::text as openmetrics;
+use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 use tokio::time;
 use tracing::debug;
 
 use crate::drain::Drain;
-use crate::metrics::Metrics;
 use crate::readiness::Readiness;
+use crate::telemetry;
 
-/// How many connections are served at once: a kubelet, a Prometheus, and a few people.
+/// Connections served at once: a kubelet, a Prometheus, and a few people.
 const MAX_CONNECTIONS: usize = 64;
 
-/// How long a connection may take to ask, or idle.
+/// How long a connection may take to send a request, or idle.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// How long to wait when the process has no file descriptor left for a connection.
+/// The pause when the process has no file descriptor left for a connection.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a probe waits for its answer, and the most that it reads of it, in bytes.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: u64 = 64 * 1024;
 
-/// What the format of the metrics page is called.
+/// The content type of the metrics page.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the pages show.
-#[derive(Clone, Debug)]
+/// The pages of one listener.
+#[derive(Clone, Debug, Default)]
 pub struct Admin {
-    /// Behind `/metrics`.
-    pub metrics: Arc<Metrics>,
-    /// Behind `/readyz`.
+    pub probes: Option<Probes>,
+    /// Shown as `/metrics`.
+    pub metrics: Option<Arc<Registry>>,
+}
+
+/// The state behind `/healthz`, `/livez` and `/readyz`.
+#[derive(Clone, Debug)]
+pub struct Probes {
     pub readiness: Readiness,
-    /// Not ready once it has begun.
+    /// The process is not ready once this has started.
     pub drain: Drain,
 }
 
+// === impl Admin ===
+
 impl Admin {
-    /// Serves what is accepted until it is dropped: it is to be seen while the process drains.
+    /// Serves until the future is dropped: the pages stay while the process drains.
     pub async fn run<S>(self, accept: impl AsyncFn() -> io::Result<S>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -70,6 +78,11 @@ impl Admin {
         }
     }
 
+    /// [`Admin::run`] for a TCP listener.
+    pub async fn run_at(self, listener: TcpListener) {
+        self.run(async || Ok(listener.accept().await?.0)).await;
+    }
+
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let service = service_fn(move |request| {
             let answered = Ok::<_, Infallible>(self.answer(&request));
@@ -80,7 +93,7 @@ impl Admin {
             .header_read_timeout(IDLE)
             .serve_connection(TokioIo::new(stream), service);
         if let Err(error) = connection.await {
-            debug!(error = &error as &dyn std::error::Error, "admin connection broke");
+            debug!(error = telemetry::chain(&error), "admin connection broke");
         }
     }
 
@@ -88,14 +101,24 @@ impl Admin {
         if ![Method::GET, Method::HEAD].contains(request.method()) {
             return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
         }
-        match request.uri().path() {
-            "/healthz" | "/livez" => text(StatusCode::OK, "ok\n".to_owned()),
-            "/readyz" => self.readyz(),
-            "/metrics" => self.page(),
-            _ => text(StatusCode::NOT_FOUND, "try /healthz, /readyz or /metrics\n".to_owned()),
+        match (request.uri().path(), &self.probes, &self.metrics) {
+            ("/healthz" | "/livez", Some(_), _) => text(StatusCode::OK, "ok\n".to_owned()),
+            ("/readyz", Some(probes), _) => probes.readyz(),
+            ("/metrics", _, Some(registry)) => metrics(registry),
+            _ => text(StatusCode::NOT_FOUND, self.directions()),
         }
     }
 
+    fn directions(&self) -> String {
+        let probes = self.probes.iter().flat_map(|_| ["/healthz", "/readyz"]);
+        let pages: Vec<&str> = probes.chain(self.metrics.iter().map(|_| "/metrics")).collect();
+        format!("try {}\n", pages.join(" or "))
+    }
+}
+
+// === impl Probes ===
+
+impl Probes {
     fn readyz(&self) -> Response<Full<Bytes>> {
         if self.drain.has_started() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
@@ -106,26 +129,22 @@ impl Admin {
         }
         text(StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", waiting_for.join(", ")))
     }
-
-    fn page(&self) -> Response<Full<Bytes>> {
-        let Ok(page) = self.metrics.render() else {
-            return text(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "metrics cannot be written\n".to_owned(),
-            );
-        };
-        let mut response = text(StatusCode::OK, page);
-        response
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, http::HeaderValue::from_static(OPENMETRICS));
-        response
-    }
 }
 
-/// Listens at a file for those who are in the same container; one that a process before left is replaced.
+fn metrics(registry: &Registry) -> Response<Full<Bytes>> {
+    let mut page = String::new();
+    if openmetrics::encode(&mut page, registry).is_err() {
+        return text(StatusCode::INTERNAL_SERVER_ERROR, "metrics cannot be written\n".to_owned());
+    }
+    let mut response = text(StatusCode::OK, page);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS));
+    response
+}
+
+/// Listens at a socket file, for probes inside the same container. Replaces the file of an earlier process.
 ///
 /// # Errors
-/// Where there can be no such file.
+/// If the file cannot be removed or created.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -134,14 +153,14 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Asks the process that listens at `socket` for a page, as a probe of the kubelet; gives what it says where all is well.
+/// Reads a page of the process that listens at `socket`, as a probe of the kubelet.
 ///
 /// # Errors
-/// Where nobody answers, or all is not well; the error says what was said.
+/// If nobody answers, or not with 200; then the error is the answer's text.
 pub fn probe(socket: &Path, page: &str) -> io::Result<String> {
     let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(ANSWERED_WITHIN))?;
-    stream.set_write_timeout(Some(ANSWERED_WITHIN))?;
+    stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
+    stream.set_write_timeout(Some(PROBE_TIMEOUT))?;
     write!(stream, "GET {page} HTTP/1.1\r\nhost: probe\r\nconnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.take(MAX_ANSWER_BYTES).read_to_string(&mut answer)?;
@@ -155,7 +174,7 @@ pub fn probe(socket: &Path, page: &str) -> io::Result<String> {
 fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    let plain = http::HeaderValue::from_static("text/plain; charset=utf-8");
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, plain);
     response
 }

@@ -1,0 +1,15 @@
+//! What every process of ctrlmesh needs to live.
+//!
+//! The modules are listed in reading order: each names only those above it.
+#![forbid(unsafe_code)]
+
+pub mod sync;
+pub mod jitter;
+pub mod telemetry;
+pub mod poll_on_wake;
+pub mod drain;
+pub mod readiness;
+pub mod termination;
+pub mod listen;
+pub mod tls;
+pub mod admin;
