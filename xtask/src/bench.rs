@@ -15,7 +15,7 @@ const BENCHES: [(&str, &str, &str); 8] = [
     ("rule", "ctrlmesh-proxy", "proxy"),
     ("idle", "ctrlmesh-proxy", "proxy"),
     ("profile", "ctrlmesh-proxy", "proxy"),
-    ("manager", "ctrlmesh-manager", "manager"),
+    ("manager", "ctrlmesh-e2e", "manager"),
 ];
 
 /// What to measure.

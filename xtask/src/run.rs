@@ -23,7 +23,7 @@ const TOOLCHAIN_VARIABLES: [&str; 8] = [
 ];
 
 /// The crates of the workspace.
-pub(crate) const CRATES: [&str; 9] = [
+pub(crate) const CRATES: [&str; 10] = [
     "ctrlmesh-common",
     "ctrlmesh-common/runtime",
     "ctrlmesh-manager",
@@ -32,6 +32,7 @@ pub(crate) const CRATES: [&str; 9] = [
     "ctrlmesh-proxy/request",
     "xtask",
     "xtask/demo",
+    "xtask/e2e",
     "xtask/testbed",
 ];
 

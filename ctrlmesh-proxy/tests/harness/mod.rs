@@ -16,6 +16,13 @@ use std::time::Duration;
 
 use tokio::time;
 
+/// The proxy, as a target of the package that the test is in.
+pub(crate) const PROGRAM: &str =
+    match (option_env!("CARGO_BIN_EXE_ctrlmesh-proxy"), option_env!("CARGO_BIN_EXE_e2e-proxy")) {
+        (Some(program), _) | (None, Some(program)) => program,
+        (None, None) => panic!("the package has no proxy"),
+    };
+
 /// How long a condition may take to come true before a test fails: generous, because nothing waits for it in vain.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::task;
 
 use super::pki::Pki;
-use super::soon;
+use super::{PROGRAM, soon};
 
 /// How many were started: each keeps what it keeps in a folder of its own.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -52,7 +52,7 @@ impl Proxy {
         certificate: &Path,
         key: &Path,
     ) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+        let mut command = Command::new(PROGRAM);
         command
             .args(["sidecar", "--listen", "127.0.0.1:0"])
             .args(["--upstream", &format!("https://{upstream}")])
@@ -154,7 +154,7 @@ impl Proxy {
 }
 
 fn sidecar(upstream: SocketAddr, more: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+    let mut command = Command::new(PROGRAM);
     command
         .args(["sidecar", "--listen", "127.0.0.1:0"])
         .args(["--upstream", &format!("https://{upstream}")])

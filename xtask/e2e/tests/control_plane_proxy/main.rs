@@ -1,0 +1,14 @@
+//! Clients through the proxy to a real API server.
+#![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::disallowed_methods, reason = "tests are not drained")]
+
+mod bed;
+mod clients;
+mod escapes;
+mod informer;
+mod locks;
+mod reads;
+mod reflector;
+#[path = "../../../../ctrlmesh-proxy/tests/harness/mod.rs"]
+mod harness;
