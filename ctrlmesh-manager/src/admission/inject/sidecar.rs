@@ -204,7 +204,7 @@ fn unprivileged() -> SecurityContext {
     }
 }
 
-/// What a proxy of one operator needs: design.md's budget, and room for bursts.
+/// What a proxy of one operator needs, and room for bursts.
 fn default_resources() -> ResourceRequirements {
     let quantities = |pairs: &[(&str, &str)]| {
         let pairs =

@@ -42,7 +42,7 @@ pub(crate) fn alone() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// One command, as the README says, and everything is ready; where it is not, there is a report of why.
+/// One command, as docs/getting-started.md says, and everything is ready; where it is not, there is a report of why.
 fn deploy(cluster: &Cluster) -> Result<()> {
     cluster.explained(&format!("deploy-{}", std::process::id()), install(cluster))
 }
