@@ -1,4 +1,4 @@
-//! How do the parts become a process? The only file that knows all names.
+//! Builds the process `ctrlmesh-manager run` from its parts.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,23 +21,26 @@ use tokio::time;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
-use crate::admission::placement::Seats;
-use crate::admission::webhook::{Room, Route, Webhook, WebhookMetrics};
-use crate::ca::cluster::Cluster;
-use crate::ca::published::Restorer;
+use crate::admission::placement::Placement;
+use crate::admission::webhook::{ReviewMemory, Route, Webhook, WebhookMetrics};
+use crate::ca::cluster_ca::ClusterCa;
+use crate::ca::recovery::LeaseWatch;
 use crate::ca::serving::{self, ServingError};
-use crate::ca::store::{Vault, VaultError, Wanted};
-use crate::ca::trust_bundle::Roots;
+use crate::ca::store::{AuthoritySettings, CaStore, CaStoreError};
+use crate::ca::trust_bundle::TrustBundle;
 use crate::config::{RunArgs, SameKeysError};
 use crate::drain::Drain;
 use crate::labels::LabelMetrics;
 use crate::labels::migration::MigrationMetrics;
 use crate::leader::lease::{self, Candidate};
-use crate::listen::{Limits, Listen};
+use crate::listen::{Limits, Listener};
 use crate::metrics::{self, PREFIX, Refusals};
 use crate::push::identity::Reviewer;
-use crate::push::service::{Accounts, Again, Allowance, Leader, Newest, Push, PushMetrics, Relay};
-use crate::push::staleness::Doubts;
+use crate::push::service::{
+    Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay,
+    ReviewSchedule, SigningQuota,
+};
+use crate::push::staleness::StalenessCheck;
 use crate::readiness::Readiness;
 use crate::rules::shard::Labelling;
 use crate::telemetry;
@@ -46,44 +49,36 @@ use crate::tls::{self, Presented};
 pub mod api_client;
 pub mod context;
 mod controllers;
-mod room;
+mod connection_limits;
 
 use api_client::ReachError;
 use context::Context;
 
-/// How often it is tried to reach an API server that is not there yet.
+/// Pause between attempts to reach the API server at start.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Connections to the webhooks: some from each API server.
+/// Each API server holds a few connections.
 const WEBHOOK_LIMITS: Limits = Limits { connections: 1024, unproven: 512, unproven_of_one: 128 };
 
-/// Why the manager cannot run.
 #[derive(Debug, Error)]
 pub enum AppError {
-    /// How the API server is reached is not known.
     #[error(transparent)]
     Reach(#[from] ReachError),
-    /// What it was told of labels contradicts itself.
     #[error(transparent)]
     Labels(#[from] SameKeysError),
-    /// There are no certificate authorities.
     #[error("open the certificate authorities")]
-    Vault(#[from] VaultError),
-    /// There is no certificate.
+    CaStore(#[from] CaStoreError),
     #[error("prepare the manager's certificate")]
     Serving(#[from] ServingError),
-    /// The TLS library does not do what is needed.
     #[error("set up TLS")]
     Library(#[from] rustls::Error),
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The operating system gives no runtime or signal.
     #[error("start the runtime")]
     Runtime(#[source] io::Error),
 }
 
-/// What is counted.
-struct Counted {
+struct Metrics {
     registry: Arc<Registry>,
     refusals: Refusals,
     push: PushMetrics,
@@ -94,18 +89,17 @@ struct Counted {
     unwritten: Counter,
 }
 
-/// Where is listened.
 struct Listeners {
     grpc: TcpListener,
     webhook: TcpListener,
 }
 
-/// Runs `ctrlmesh-manager run` until SIGTERM or SIGINT; returns whether everything ended in time.
+/// Runs until SIGTERM or SIGINT. Returns whether everything ended in time.
 ///
 /// # Errors
 /// Where it cannot start.
 pub fn run(args: RunArgs) -> Result<bool, AppError> {
-    // Another thread may have installed it: it is the same one.
+    // Fails only if it is installed already.
     drop(aws_lc_rs::default_provider().install_default());
     let runtime = Builder::new_multi_thread().enable_all().build().map_err(AppError::Runtime)?;
     runtime.block_on(Box::pin(serve(args)))
@@ -114,13 +108,13 @@ pub fn run(args: RunArgs) -> Result<bool, AppError> {
 async fn serve(args: RunArgs) -> Result<bool, AppError> {
     let wanted = args.labels.labelling()?;
     let config = api_client::config(&args).await?;
-    let cluster = Cluster::of(&config);
+    let cluster = ClusterCa::of(&config);
     let client = api_client::client(config.clone())?;
     let background = api_client::client(api_client::background(config, &args))?;
     let drain = Drain::default();
     let readiness = Readiness::default();
     let starting = readiness.block("certificates");
-    let counted = Counted::new(&client);
+    let counted = Metrics::new(&client);
     let probes = Probes { readiness: readiness.clone(), drain: drain.clone() };
     let probes = Admin { probes: Some(probes), metrics: None };
     let probes = probes.run_at(listen("probes", args.listen_probes)?);
@@ -142,18 +136,17 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
     };
     tokio::select! {
         done = work => done,
-        // They are served for as long as the process lives.
+        // Probes and metrics are served until the process ends.
         () = probes => Ok(true),
         () = metrics => Ok(true),
     }
 }
 
-/// Starts all parts.
 async fn start(
     (args, wanted): (RunArgs, Labelling),
     (client, background): (Client, Client),
-    cluster: Cluster,
-    counted: Counted,
+    cluster: ClusterCa,
+    counted: Metrics,
     readiness: Readiness,
     drain: Drain,
 ) -> Result<Context, AppError> {
@@ -161,8 +154,8 @@ async fn start(
         grpc: listen("proxies", args.listen_grpc)?,
         webhook: listen("webhooks", args.listen_webhook)?,
     };
-    let vault = Arc::new(open(&client, &args).await?);
-    let presented = serving::first(&vault, &args.names())?;
+    let ca_store = Arc::new(open(&client, &args).await?);
+    let presented = serving::first(&ca_store, &args.names())?;
     let listens = listeners.grpc.local_addr().map_err(AppError::Runtime)?;
     let grpc = args.grpc_address.map_or(listens, |reachable| reachable.at(listens.port()));
     let candidate = Candidate {
@@ -175,18 +168,18 @@ async fn start(
     let leadership = lease::campaign(client.clone(), &args.namespace, candidate, &drain);
     let posted = watch::Sender::new(None);
     let context = Context {
-        board: Arc::default(),
-        seats: Arc::new(Seats::new(posted.subscribe())),
+        store: Arc::default(),
+        placement: Arc::new(Placement::new(posted.subscribe())),
         posted,
-        leader: Leader::default(),
+        leader: LeaderClient::default(),
         asked: asked(&args, listeners.webhook.local_addr().map_err(AppError::Runtime)?.port()),
-        roots: Arc::new(Roots::new(client.clone(), vault.clone(), cluster)),
+        trust_bundle: Arc::new(TrustBundle::new(client.clone(), ca_store.clone(), cluster)),
         grpc: listens.port(),
         args: Arc::new(args),
         wanted,
         client,
         leadership,
-        vault,
+        ca_store,
         readiness,
         drain,
     };
@@ -207,28 +200,28 @@ async fn start(
 
 fn keep_certificates(context: &Context, presented: &Arc<Presented>, unwritten: Counter) {
     let drain = &context.drain;
-    let (vault, leadership) = (context.vault.clone(), context.leadership.clone());
-    drain.spawn_until_started(vault.follow(leadership.clone(), unwritten));
-    let (vault, names) = (context.vault.clone(), context.args.names());
-    drain.spawn_until_started(serving::follow(vault, names, presented.clone()));
-    let namespaces = context.board.namespaces();
-    // Node proxies are in our own.
+    let (ca_store, leadership) = (context.ca_store.clone(), context.leadership.clone());
+    drain.spawn_until_started(ca_store.follow(leadership.clone(), unwritten));
+    let (ca_store, names) = (context.ca_store.clone(), context.args.names());
+    drain.spawn_until_started(serving::follow(ca_store, names, presented.clone()));
+    let namespaces = context.store.namespaces();
+    // Node proxies run in our own namespace.
     let own = context.args.namespace.clone();
-    drain.spawn_until_started(context.roots.clone().follow(leadership, namespaces, own));
+    drain.spawn_until_started(context.trust_bundle.clone().follow(leadership, namespaces, own));
 }
 
-/// Tells the leader what proxies say here, where this replica can say who it is.
+/// Relays receipts to the leader, where this replica has a token.
 fn tell_leader(context: &Context) {
     let Some(token) = context.args.token.clone() else {
         return warn!(
             "without --token this replica cannot tell the leader what its proxies say, nor ask it for shards of pods"
         );
     };
-    let relay = Relay {
-        board: context.board.clone(),
+    let relay = ReceiptRelay {
+        store: context.store.clone(),
         leadership: context.leadership.clone(),
         leader: context.leader.clone(),
-        vault: context.vault.clone(),
+        ca_store: context.ca_store.clone(),
         name: context.args.service_name(),
         token,
         drain: context.drain.clone(),
@@ -244,25 +237,25 @@ fn serve_proxies(
 ) -> Result<(), AppError> {
     let args = &context.args;
     let (client, own) = (context.client.clone(), args.namespace.clone());
-    let push = Arc::new(Push {
-        board: context.board.clone(),
-        doubts: Doubts::new(client, own, context.posted.subscribe()),
+    let push = Arc::new(PushService {
+        store: context.store.clone(),
+        staleness: StalenessCheck::new(client, own, context.posted.subscribe()),
         reviewer,
-        vault: context.vault.clone(),
+        ca_store: context.ca_store.clone(),
         accounts: Accounts { node: args.node_account.clone(), manager: args.account.clone() },
         leadership: context.leadership.clone(),
-        seats: context.seats.clone(),
+        placement: context.placement.clone(),
         refusals: refusals.clone(),
         metrics,
         drain: context.drain.clone(),
-        newest: Newest::default(),
-        signatures: Allowance::default(),
-        again: Again::default(),
+        latest_connections: LatestConnections::default(),
+        signing_quota: SigningQuota::default(),
+        review_schedule: ReviewSchedule::default(),
     });
-    let limits = room::limits(args.max_proxies, room::open_files());
+    let limits = connection_limits::limits(args.max_proxies, connection_limits::open_files());
     let tls = acceptor(presented, &[tls::ALPN_HTTP2])?;
     let serve = move |stream, admission| push.clone().serve(stream, admission);
-    let listen = Listen::new(limits, refusals);
+    let listen = Listener::new(limits, refusals);
     context.drain.spawn(listen.run(listener, tls, context.drain.clone(), serve));
     Ok(())
 }
@@ -276,11 +269,11 @@ fn serve_webhooks(
     routes: Vec<Route>,
 ) -> Result<(), AppError> {
     let routes: BTreeMap<_, _> = routes.into_iter().map(|route| (route.path, route)).collect();
-    let (drain, room) = (context.drain.clone(), Room::default());
+    let (drain, room) = (context.drain.clone(), ReviewMemory::default());
     let webhook = Arc::new(Webhook { routes, metrics, drain, room });
     let tls = acceptor(presented, &[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?;
     let serve = move |stream, admission| webhook.clone().serve(stream, admission);
-    let listen = Listen::new(WEBHOOK_LIMITS, refusals);
+    let listen = Listener::new(WEBHOOK_LIMITS, refusals);
     context.drain.spawn(listen.run(listener, tls, context.drain.clone(), serve));
     Ok(())
 }
@@ -289,7 +282,6 @@ fn acceptor(presented: &Arc<Presented>, protocols: &[&[u8]]) -> Result<TlsAccept
     Ok(TlsAcceptor::from(Arc::new(tls::server(presented.clone(), protocols)?)))
 }
 
-/// Where the API server asks the webhooks.
 fn asked(args: &RunArgs, port: u16) -> WebhookClientConfig {
     let service = || ServiceReference {
         namespace: args.namespace.clone(),
@@ -304,16 +296,18 @@ fn asked(args: &RunArgs, port: u16) -> WebhookClientConfig {
     }
 }
 
-/// Opens the vault, as soon as the API server is there.
-async fn open(client: &Client, args: &RunArgs) -> Result<Vault, VaultError> {
-    let mut restorer = Restorer::of(args.service.clone());
+/// Opens the CA store, as soon as the API server answers.
+async fn open(client: &Client, args: &RunArgs) -> Result<CaStore, CaStoreError> {
+    let mut lease_watch = LeaseWatch::of(args.service.clone());
     loop {
-        let wanted = Wanted {
+        let wanted = AuthoritySettings {
             api_server: args.api_server_name.clone(),
             manager: args.names(),
             validity: args.ca_validity,
         };
-        match Box::pin(Vault::open(client.clone(), &args.namespace, wanted, &mut restorer)).await {
+        match Box::pin(CaStore::open(client.clone(), &args.namespace, wanted, &mut lease_watch))
+            .await
+        {
             Err(error) if error.may_pass() => {
                 warn!(error = telemetry::chain(&error), "waiting for the API server");
                 time::sleep(RETRY).await;
@@ -323,16 +317,16 @@ async fn open(client: &Client, args: &RunArgs) -> Result<Vault, VaultError> {
     }
 }
 
-/// The host's name, which is the pod's, and something that no replica before it had.
+/// The pod's name, and a part that is unique to this process.
 fn identity(args: &RunArgs) -> String {
     use std::hash::{BuildHasher as _, RandomState};
 
     format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
 }
 
-// === impl Counted ===
+// === impl Metrics ===
 
-impl Counted {
+impl Metrics {
     fn new(client: &Client) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
         let to = &mut registry;

@@ -4,11 +4,11 @@
 //! manager's vouches for the manager, and may speak for that only. Neither can stand in for the other.
 
 pub mod authority;
-pub mod cluster;
-pub mod servers;
+pub mod cluster_ca;
+pub mod api_server;
 pub mod rotation;
-pub mod published;
-mod tries;
+pub mod recovery;
+mod write_attempts;
 pub mod store;
 pub mod trust_bundle;
 pub mod serving;

@@ -1,4 +1,4 @@
-//! What was the manager told on its command line and in its environment?
+//! The options of `ctrlmesh-manager run`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -15,7 +15,6 @@ use crate::ca::authority::Names;
 use crate::rules::shard::Labelling;
 use crate::telemetry::LogFormat;
 
-/// What `run` is told.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
     /// How the API server is reached; without it as a pod does, or as kubectl
@@ -127,7 +126,6 @@ pub struct RunArgs {
     pub log_format: LogFormat,
 }
 
-/// How objects are labelled.
 #[derive(Clone, Debug, Args)]
 pub struct LabelArgs {
     /// Key of the label with the hash of an object's namespace
@@ -155,59 +153,51 @@ pub struct LabelArgs {
     pub label_rate: u32,
 }
 
-/// Where a replica is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reachable {
-    /// By which address.
     ip: IpAddr,
-    /// By which port; none: where it listens.
+    /// None: the port of the listener.
     port: Option<u16>,
 }
 
-/// A text that is no address to reach somebody by.
 #[derive(Debug, Error)]
 #[error(
     "`{seen}` is neither an IP address nor one with a port, as 192.0.2.7:8071 or [2001:db8::7]:8071"
 )]
 pub struct ReachableError {
-    /// What it is.
     seen: String,
 }
 
-/// Keys of which two are one.
 #[derive(Debug, Error)]
 #[error(
     "--label-sharding-hash, --label-namespace and --label-control must be three different keys; they are {}",
     .keys.join(", ")
 )]
 pub struct SameKeysError {
-    /// What they are.
     keys: [String; 3],
 }
 
-/// A text that is no duration.
 #[derive(Debug, Error)]
 #[error("`{seen}` is not a duration such as 500ms, 5s, 2m or 8760h")]
 pub struct DurationError {
-    /// What it is.
     seen: String,
 }
 
 // === impl RunArgs ===
 
 impl RunArgs {
-    /// What this replica is called: the host's name, which is the pod's, unless another was given.
+    /// The name of this replica: by default the host's name, which is the pod's.
     pub fn replica(&self) -> String {
         let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         self.identity.clone().unwrap_or_else(host).trim().to_owned()
     }
 
-    /// The DNS name of the Service behind which all replicas are.
+    /// The DNS name of the managers' Service.
     pub fn service_name(&self) -> String {
         format!("{}.{}.svc", self.service, self.namespace)
     }
 
-    /// By what the manager is known to those who call it.
+    /// The names in the manager's certificate.
     pub fn names(&self) -> Names {
         let service = self.service_name();
         let names = [service.clone(), format!("{service}.cluster.local")];
@@ -218,7 +208,7 @@ impl RunArgs {
 // === impl Reachable ===
 
 impl Reachable {
-    /// The address, of one that listens at the port `listens`.
+    /// Where the option has no port, it is that of the listener.
     pub fn at(self, listens: u16) -> SocketAddr {
         SocketAddr::new(self.ip, self.port.unwrap_or(listens))
     }
@@ -227,10 +217,9 @@ impl Reachable {
 // === impl LabelArgs ===
 
 impl LabelArgs {
-    /// What they say.
     ///
     /// # Errors
-    /// Where two keys are one.
+    /// Where two keys are equal.
     pub fn labelling(&self) -> Result<Labelling, SameKeysError> {
         let labelling = Labelling {
             hash_key: self.label_sharding_hash.clone(),
@@ -245,7 +234,7 @@ impl LabelArgs {
     }
 }
 
-/// A key that no label may have would be written into selectors and expressions all the same.
+/// An invalid key would end up in selectors and expressions.
 fn label_key(text: &str) -> Result<String, KeyError> {
     check_key(text).map(|()| text.to_owned())
 }

@@ -15,28 +15,28 @@ use serde::Deserialize;
 use crate::rules::label_scheme::Scheme;
 
 mod kinds;
-mod pace;
-mod pending;
+mod rate_limit;
+mod retry_queue;
 mod namespaces;
 mod policy;
 mod progress;
 mod webhook;
-mod at_once;
-mod repair;
+mod admission_labelling;
+mod labeller;
 pub mod migration;
 
-pub use at_once::AtOnce;
+pub use admission_labelling::AdmissionLabelling;
 pub use kinds::{Kind, Kinds, KindsError, Served, served};
-pub use pace::Pace;
+pub use labeller::{LabelMetrics, Labeller};
 pub use policy::{POLICY, binding, policy};
-pub use progress::{Current, Progress};
-pub use repair::{LabelMetrics, Labels as Labeller};
+pub use progress::{CurrentProgress, Progress};
+pub use rate_limit::RateLimit;
 pub use webhook::webhook;
 
 /// The list of kinds, as it stands in its ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Listed {
+pub struct KindList {
     /// By `GROUP/VERSION` (`v1` for the core group), kinds; `*` is every kind.
     #[serde(default)]
     pub group_version_kinds: BTreeMap<String, Vec<String>>,
@@ -73,9 +73,9 @@ pub fn list_of_kinds(namespace: &str) -> ObjectReference {
     }
 }
 
-// === impl Listed ===
+// === impl KindList ===
 
-impl Listed {
+impl KindList {
     /// Reads the list; of an empty text it is empty.
     ///
     /// # Errors

@@ -1,11 +1,12 @@
-//! Who is let in, and until when must it have proved itself?
+//! Accepts TLS connections, and limits how many there are.
 //!
-//! Every connection is TLS. Of those that have not proved themselves yet there are few at once, fewer from one address,
-//! and each has little time: who holds ten thousand connections open and says nothing keeps nobody else out. Ten thousand
-//! that come back together wait for their turn instead, before anything is spent on them: what is begun is to be ended in
-//! time. Where there is no room, the address that has the most gives way to the one that has fewer, proven or not: the API server proves
-//! nothing when it calls our webhooks, and neither may anybody else shut it out. One pod has few connections, whatever
-//! it proves.
+//! Unproven connections, those without an authenticated call, are few: in all, from one address, and for a short time.
+//! So a client that opens ten thousand silent connections keeps nobody out.
+//!
+//! Connections that come together wait before any work is spent on them. When there is no room, the address with the
+//! most connections loses its oldest one to an address with fewer. That holds for proven ones, too: the API server
+//! proves nothing when it calls our webhooks, and must not be shut out. One pod has few connections, whatever it
+//! proves.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -25,30 +26,26 @@ use crate::drain::Drain;
 use crate::metrics::{Refusals, Refused};
 use crate::telemetry;
 
-mod places;
+mod connection_table;
 
-use places::Places;
+use connection_table::ConnectionTable;
 
-/// How long TLS may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// How long to wait when the process has no file descriptor left for a connection.
+/// Pause when the process has no free file descriptor.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How many there may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections.
     pub connections: usize,
-    /// Connections that have not proved themselves.
+    /// Connections without an authenticated call.
     pub unproven: usize,
-    /// The same, from one address.
+    /// Unproven connections of one address.
     pub unproven_of_one: usize,
 }
 
-/// A place where connections are accepted.
 #[derive(Clone, Debug)]
-pub struct Listen {
+pub struct Listener {
     limits: Limits,
     state: Arc<State>,
     refusals: Refusals,
@@ -56,24 +53,23 @@ pub struct Listen {
 
 #[derive(Debug, Default)]
 struct State {
-    places: Mutex<Places>,
-    /// Told when one that had not proved itself has, or has gone.
+    table: Mutex<ConnectionTable>,
+    /// Notified when an unproven connection was proven or has ended.
     freed: Notify,
 }
 
-/// Why a connection is not let in now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Full {
-    /// As many as may be have not proved themselves, none of them of an address that has more: it waits for its turn, and
-    /// those behind it in the kernel's queue.
-    Waits,
-    /// It would be one more of those that keep others out.
-    Yields,
+enum NoRoom {
+    /// All unproven table are taken, none by an address with more of them: this connection waits, and so do those
+    /// behind it in the kernel's queue.
+    Wait,
+    /// The address has too many connections already.
+    Refuse,
 }
 
-/// A connection's right to be there; it ends with this.
+/// The permit of one connection; dropping it frees the place.
 #[derive(Debug)]
-pub struct Admission {
+pub struct ConnectionPermit {
     state: Arc<State>,
     address: IpAddr,
     number: u64,
@@ -81,18 +77,17 @@ pub struct Admission {
     pod: Mutex<Option<String>>,
 }
 
-// === impl Listen ===
+// === impl Listener ===
 
-impl Listen {
-    /// Nobody is there yet.
+impl Listener {
     pub fn new(limits: Limits, refusals: Refusals) -> Self {
         Self { limits, state: Arc::default(), refusals }
     }
 
-    /// Accepts connections until shutdown, and hands each to `serve` after its TLS handshake.
+    /// Accepts connections until the drain starts. Each goes to `serve` after its TLS handshake.
     pub async fn run<S, F>(self, listener: TcpListener, tls: TlsAcceptor, drain: Drain, serve: S)
     where
-        S: Fn(TlsStream<TcpStream>, Arc<Admission>) -> F + Clone + Send + Sync + 'static,
+        S: Fn(TlsStream<TcpStream>, Arc<ConnectionPermit>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
         loop {
@@ -108,39 +103,39 @@ impl Listen {
                 () = drain.started() => return,
                 admitted = self.admit(peer.ip()) => admitted,
             };
-            let Some(admission) = admitted else {
+            let Some(permit) = admitted else {
                 self.refusals.count(Refused::TooMany);
                 continue;
             };
             let (tls, serve, refusals) = (tls.clone(), serve.clone(), self.refusals.clone());
             drain.spawn(async move {
-                let leave = admission.leave.clone();
+                let leave = permit.leave.clone();
                 let served = async {
                     let handshake = Box::pin(handshake(stream, &tls, &refusals));
                     if let Some(stream) = handshake.await {
-                        serve(stream, Arc::new(admission)).await;
+                        serve(stream, Arc::new(permit)).await;
                     }
                 };
                 tokio::select! {
                     () = served => {}
-                    // It gives way to another.
+                    // Its place went to another connection.
                     () = leave.cancelled() => refusals.count(Refused::TooMany),
                 }
             });
         }
     }
 
-    /// Lets a connection in, at once or when there is room.
-    async fn admit(&self, address: IpAddr) -> Option<Admission> {
+    /// Admits a connection, at once or when there is room.
+    async fn admit(&self, address: IpAddr) -> Option<ConnectionPermit> {
         let wait = time::sleep(HANDSHAKE);
         let mut wait = pin!(wait);
         loop {
-            // Before it is looked: what is free from then on is not overlooked.
+            // Registered before the check, so that no release is missed.
             let freed = self.state.freed.notified();
             match self.try_admit(address) {
-                Ok(admission) => return Some(admission),
-                Err(Full::Yields) => return None,
-                Err(Full::Waits) => {}
+                Ok(permit) => return Some(permit),
+                Err(NoRoom::Refuse) => return None,
+                Err(NoRoom::Wait) => {}
             }
             tokio::select! {
                 () = freed => {}
@@ -149,22 +144,22 @@ impl Listen {
         }
     }
 
-    fn try_admit(&self, address: IpAddr) -> Result<Admission, Full> {
-        let mut places = self.state.lock();
-        let own = places.count(address, true);
+    fn try_admit(&self, address: IpAddr) -> Result<ConnectionPermit, NoRoom> {
+        let mut table = self.state.lock();
+        let own = table.count(address, true);
         if own >= self.limits.unproven_of_one {
-            return Err(Full::Yields);
+            return Err(NoRoom::Refuse);
         }
-        if places.total(true) >= self.limits.unproven && !places.give_way(address, true) {
-            return Err(if own == 0 { Full::Waits } else { Full::Yields });
+        if table.total(true) >= self.limits.unproven && !table.give_way(address, true) {
+            return Err(if own == 0 { NoRoom::Wait } else { NoRoom::Refuse });
         }
-        if places.total(false) >= self.limits.connections && !places.give_way(address, false) {
-            return Err(Full::Yields);
+        if table.total(false) >= self.limits.connections && !table.give_way(address, false) {
+            return Err(NoRoom::Refuse);
         }
-        let (number, leave) = places.take(address);
-        drop(places);
+        let (number, leave) = table.take(address);
+        drop(table);
         let (state, pod) = (self.state.clone(), Mutex::default());
-        Ok(Admission { state, address, number, leave, pod })
+        Ok(ConnectionPermit { state, address, number, leave, pod })
     }
 }
 
@@ -173,7 +168,7 @@ async fn handshake(
     tls: &TlsAcceptor,
     refusals: &Refusals,
 ) -> Option<TlsStream<TcpStream>> {
-    // An answer that waits for more to send would only be late.
+    // Nagle's algorithm would only delay answers.
     if stream.set_nodelay(true).is_err() {
         return None;
     }
@@ -191,21 +186,20 @@ async fn handshake(
     }
 }
 
-// === impl Admission ===
+// === impl ConnectionPermit ===
 
-impl Admission {
-    /// From where it comes.
+impl ConnectionPermit {
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The connection has proved itself, as far as anybody can here.
+    /// Marks the connection as proven.
     pub fn prove(&self) {
         self.state.lock().prove(self.address, self.number);
         self.state.freed.notify_one();
     }
 
-    /// The connection has proved that it is that of the pod with this UID; false where the pod has too many.
+    /// Marks the connection as that of the pod with this UID. False where the pod has too many connections.
     pub fn prove_pod(&self, uid: &str) -> bool {
         let mut pod = self.pod.lock().unwrap_or_else(PoisonError::into_inner);
         if pod.is_none() {
@@ -219,21 +213,20 @@ impl Admission {
         true
     }
 
-    /// Whether it has proved itself.
     pub fn is_proven(&self) -> bool {
         self.state.lock().is_proven(self.address, self.number)
     }
 }
 
-impl Drop for Admission {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let pod = self.pod.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let mut places = self.state.lock();
-        drop(places.remove(self.address, self.number));
+        let mut table = self.state.lock();
+        drop(table.remove(self.address, self.number));
         if let Some(pod) = pod {
-            places.give_back_one_of(&pod);
+            table.give_back_one_of(&pod);
         }
-        drop(places);
+        drop(table);
         self.state.freed.notify_one();
     }
 }
@@ -241,8 +234,8 @@ impl Drop for Admission {
 // === impl State ===
 
 impl State {
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -254,15 +247,15 @@ mod tests {
 
     use super::*;
 
-    fn listen(limits: Limits) -> Listen {
-        Listen::new(limits, Refusals::register(&mut Registry::default()))
+    fn listen(limits: Limits) -> Listener {
+        Listener::new(limits, Refusals::register(&mut Registry::default()))
     }
 
     fn address(last: u8) -> IpAddr {
         [192, 0, 2, last].into()
     }
 
-    fn is_empty(listen: &Listen) -> bool {
+    fn is_empty(listen: &Listener) -> bool {
         listen.state.lock().is_empty()
     }
 
@@ -290,9 +283,9 @@ mod tests {
     fn where_there_is_no_room_the_address_that_has_most_gives_way() {
         let listen = listen(Limits { connections: 6, unproven: 4, unproven_of_one: 4 });
         let enter = |last| {
-            let admission = listen.try_admit(address(last)).ok()?;
-            admission.prove();
-            Some(admission)
+            let permit = listen.try_admit(address(last)).ok()?;
+            permit.prove();
+            Some(permit)
         };
         let greedy: Vec<_> = std::iter::from_fn(|| enter(1)).take(9).collect();
         assert_eq!(greedy.len(), 6, "as long as nobody else asks, it may have all");
@@ -313,7 +306,7 @@ mod tests {
     async fn those_that_come_together_wait_for_their_turn_and_who_has_one_does_not() {
         let listen = listen(Limits { connections: 9, unproven: 2, unproven_of_one: 2 });
         let [first, second] = [1, 2].map(|last| listen.try_admit(address(last)).unwrap());
-        assert_eq!(listen.try_admit(address(1)).err(), Some(Full::Yields));
+        assert_eq!(listen.try_admit(address(1)).err(), Some(NoRoom::Refuse));
         {
             let mut third = pin!(listen.admit(address(3)));
             assert!(third.as_mut().now_or_never().is_none());
@@ -336,11 +329,11 @@ mod tests {
     fn one_pod_has_few_connections_whatever_it_proves() {
         let listen = listen(Limits { connections: 100, unproven: 100, unproven_of_one: 100 });
         let enter = |pod: &str| {
-            let admission = listen.try_admit(address(1)).unwrap();
-            admission.prove_pod(pod).then_some(admission)
+            let permit = listen.try_admit(address(1)).unwrap();
+            permit.prove_pod(pod).then_some(permit)
         };
         let many: Vec<_> = std::iter::from_fn(|| enter("a")).take(50).collect();
-        assert_eq!(many.len(), places::MOST_OF_ONE);
+        assert_eq!(many.len(), connection_table::MOST_OF_ONE);
         assert!(many[0].prove_pod("a"), "each has proved itself once and for all");
         let other = enter("b").unwrap();
         drop(many);

@@ -1,6 +1,4 @@
-//! What is counted about those who ask, and where is it shown?
-//!
-//! Each module registers its own metrics; what several of them refuse is counted here, so that it stands in one place.
+//! Registers metrics, and counts refused connections and calls.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -8,31 +6,26 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Before every name.
 pub const PREFIX: &str = "ctrlmesh_manager";
 
-/// Why somebody who asked the manager was refused.
+/// Why a connection or call was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Refused {
-    /// TLS failed: plaintext, a certificate authority that it does not know, a version that is too old.
+    /// The TLS handshake failed: plaintext, a CA that the client does not trust, or an old version.
     Tls,
-    /// It said nothing, or too little, in time.
+    /// The client was silent or too slow.
     Slow,
-    /// As many are connected as may be.
     TooMany,
-    /// No token.
     NoToken,
-    /// A token that the API server does not vouch for: expired, forged, for another audience, of a pod that is gone.
+    /// The API server rejects the token: expired, forged, for another audience, or of a deleted pod.
     Token,
-    /// A token that is bound to no pod.
     Unbound,
-    /// It spoke of a pod or a node that is not its own.
+    /// About a pod or node that is not its own.
     Foreign,
-    /// A message that is too large, or not what was to come.
+    /// A message that is too large or unexpected.
     Message,
-    /// A certificate signing request that asks for what must not be had.
+    /// A forbidden certificate signing request.
     Csr,
-    /// The API server could not be asked.
     Unavailable,
 }
 
@@ -50,11 +43,10 @@ const REFUSED: [&str; 10] = [
     "unavailable",
 ];
 
-/// Who asked and was refused.
 #[derive(Clone, Debug)]
 pub struct Refusals([Counter; REFUSED.len()]);
 
-/// Counts something that exists for as long as this does.
+/// Adds one to a gauge until it is dropped.
 #[derive(Debug)]
 pub struct Open(Gauge);
 
@@ -66,14 +58,12 @@ struct ReasonLabels {
 // === impl Refusals ===
 
 impl Refusals {
-    /// Registers a counter for each reason.
     pub fn register(registry: &mut Registry) -> Self {
         let family: Family<ReasonLabels, Counter> = Family::default();
         registry.register("refused", "Connections and calls refused, by reason", family.clone());
         Self(REFUSED.map(|reason| family.get_or_create_owned(&ReasonLabels { reason })))
     }
 
-    /// Counts one.
     pub fn count(&self, reason: Refused) {
         self.0[reason as usize].inc();
     }
@@ -82,7 +72,6 @@ impl Refusals {
 // === impl Open ===
 
 impl Open {
-    /// One more.
     pub fn new(gauge: &Gauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
@@ -95,14 +84,12 @@ impl Drop for Open {
     }
 }
 
-/// Registers a counter.
 pub fn counter(registry: &mut Registry, name: &str, help: &str) -> Counter {
     let counter = Counter::default();
     registry.register(name, help, counter.clone());
     counter
 }
 
-/// Registers a gauge.
 pub fn gauge(registry: &mut Registry, name: &str, help: &str) -> Gauge {
     let gauge = Gauge::default();
     registry.register(name, help, gauge.clone());

@@ -42,12 +42,10 @@ pub fn server(
 // === impl Presented ===
 
 impl Presented {
-    /// Presents `key`.
     pub fn new(key: CertifiedKey) -> Self {
         Self(RwLock::new(Arc::new(key)))
     }
 
-    /// Presents `key` from now on.
     pub fn replace(&self, key: CertifiedKey) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(key);
     }

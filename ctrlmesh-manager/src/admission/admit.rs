@@ -1,7 +1,7 @@
-//! What is answered when the API server asks whether an object may be?
+//! Answers admission reviews: validates our resources, injects pods and labels objects.
 //!
-//! Each handler takes the question and what is known of the cluster, and gives the answer; nothing is written, nothing
-//! waited for. Only who was admitted is remembered for a moment.
+//! Each function takes the review and what is known of the cluster, and returns the answer. It neither writes nor
+//! waits. Only admitted pods are remembered for a moment.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -16,38 +16,41 @@ use kube::core::admission::{AdmissionRequest, AdmissionResponse, Operation};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::admission::inject::{self, Settings};
+use crate::admission::inject::{self, SidecarSettings};
 use crate::cluster::cache::Snapshot;
-use crate::labels::{self, Listed, Scope};
+use crate::labels::{self, KindList, Scope};
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, Labelling};
 use crate::rules::validate::{self, Report};
 
 mod patch;
-mod recent;
-mod seat;
+mod recent_pods;
+mod pod_shard;
 
-pub use recent::Recent;
-pub use seat::{seat, shared};
+pub use pod_shard::{assign_shard, shared_pod};
+pub use recent_pods::RecentPods;
 
-/// A question of the API server.
-pub type Asked = AdmissionRequest<DynamicObject>;
+pub type Review = AdmissionRequest<DynamicObject>;
 
-/// Most warnings that are given to one question: clients show every one.
+/// Clients show every warning.
 const MAX_WARNINGS: usize = 10;
 
-/// The annotation of pods that a kubelet runs from a file.
+/// Marks pods that a kubelet runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Whether one of our four kinds may be as it is asked.
+/// Validates one of our four kinds.
 ///
-/// `snapshot` is none where nothing is known of the cluster yet: then the object is judged by itself, as if objects were
-/// labelled as was `told`.
-pub fn validate(asked: &Asked, snapshot: Option<&Snapshot>, told: &Labelling) -> AdmissionResponse {
+/// Without `snapshot` nothing is known of the cluster yet: the object is checked by itself, with the `configured`
+/// labels.
+pub fn validate(
+    review: &Review,
+    snapshot: Option<&Snapshot>,
+    told: &Labelling,
+) -> AdmissionResponse {
     let labelling = snapshot.map_or(told, |snapshot| &snapshot.scheme.in_force);
-    let response = AdmissionResponse::from(asked);
-    let (Operation::Create | Operation::Update, Some(object)) = (&asked.operation, &asked.object)
+    let response = AdmissionResponse::from(review);
+    let (Operation::Create | Operation::Update, Some(object)) = (&review.operation, &review.object)
     else {
         return response;
     };
@@ -57,26 +60,24 @@ pub fn validate(asked: &Asked, snapshot: Option<&Snapshot>, told: &Labelling) ->
     {
         return response;
     }
-    match report(asked, object, snapshot, labelling) {
+    match report(review, object, snapshot, labelling) {
         Ok(report) => answer(response, &report),
         Err(error) => response.deny(format!("cannot be read: {error}")),
     }
 }
 
-/// A pod that is created, with what its shard needs.
+/// Injects a new pod with what its shard needs.
 ///
-/// `snapshot` is none where nothing is known of the cluster yet: then it cannot be said which shard the pod is of, and
-/// it is not admitted. `recent` are those that were admitted and that it does not have yet; the pod is added. `given` is the
-/// shard that another replica has given it, which knows of more pods.
+/// Without a snapshot nothing is known of the cluster yet, so the pod's shard is unknown, and it is denied.
 pub fn inject(
-    asked: &Asked,
+    review: &Review,
     snapshot: Option<&Snapshot>,
-    settings: &Settings,
+    settings: &SidecarSettings,
     given: Option<String>,
-    (recent, now): (&mut Recent, Instant),
+    (recent, now): (&mut RecentPods, Instant),
 ) -> AdmissionResponse {
-    let response = AdmissionResponse::from(asked);
-    let Some(object) = enrolled(asked) else {
+    let response = AdmissionResponse::from(review);
+    let Some(object) = enrolled(review) else {
         return response;
     };
     let pod: Pod = match read(object) {
@@ -86,10 +87,10 @@ pub fn inject(
     let Some(snapshot) = snapshot else {
         return response.deny("the manager has not read the ShardingConfigs yet; try again");
     };
-    let member = seat::member(asked, &pod);
+    let member = pod_shard::member(review, &pod);
     let shards = match given {
         Some(shard) => Ok(vec![shard]),
-        None => seat::shards(&member, snapshot, &recent.unseen(&snapshot.members, now)),
+        None => pod_shard::shards(&member, snapshot, &recent.unseen(&snapshot.members, now)),
     };
     let shard = match shards.as_deref() {
         Ok([]) => None,
@@ -107,51 +108,51 @@ pub fn inject(
     };
     let response = patched(response, object, &injected);
     let Some(shard) = shard else {
-        // Its ShardingConfig may come later; until then it sees nothing.
-        let namespace = asked.namespace.as_deref().unwrap_or_default();
+        // Its ShardingConfig may come later. Until then the pod sees nothing.
+        let namespace = review.namespace.as_deref().unwrap_or_default();
         let warning = format!(
             "no ShardingConfig of namespace {namespace:?} is for this pod: it sees nothing until one is"
         );
         return warned(response, vec![warning]);
     };
-    // Asked again, because another webhook has changed it, it has its shard already.
-    if !asked.dry_run && member.recorded().is_none() {
+    // A reinvocation, after another webhook changed the pod: it has its shard already.
+    if !review.dry_run && member.recorded().is_none() {
         recent.admitted(&member, shard, &snapshot.members, now);
     }
     response
 }
 
-/// The pod that is created, where it asks to be served.
-fn enrolled(asked: &Asked) -> Option<&DynamicObject> {
-    let (Operation::Create, Some(object)) = (&asked.operation, &asked.object) else {
+/// The new pod, where it asks for the proxy.
+fn enrolled(review: &Review) -> Option<&DynamicObject> {
+    let (Operation::Create, Some(object)) = (&review.operation, &review.object) else {
         return None;
     };
     let labels = object.metadata.labels.as_ref();
     let is_true =
         |key: &str| labels.and_then(|all| all.get(key)).is_some_and(|value| value == "true");
     let annotations = object.metadata.annotations.as_ref();
-    // The kubelet's own pods are shown, not made, by the API server: it can change nothing about them.
+    // The API server only mirrors these, and cannot change them.
     let is_mirror = annotations.is_some_and(|all| all.contains_key(MIRROR));
     let asks = is_true(key::ENABLE_PROXY) && !is_true(key::IGNORE_VALIDATE) && !is_mirror;
     asks.then_some(object)
 }
 
-/// An object that is written, with the labels that it lacks: for API servers that cannot label by themselves.
+/// Adds missing labels to a written object, for API servers that cannot label by themselves.
 ///
-/// What nobody goes by any more is left there: the watches take it away.
-pub fn label(asked: &Asked, scheme: &Scheme) -> AdmissionResponse {
-    let response = AdmissionResponse::from(asked);
-    let (Operation::Create | Operation::Update, Some(object)) = (&asked.operation, &asked.object)
+/// Outdated labels stay: the watches remove them.
+pub fn label(review: &Review, scheme: &Scheme) -> AdmissionResponse {
+    let response = AdmissionResponse::from(review);
+    let (Operation::Create | Operation::Update, Some(object)) = (&review.operation, &review.object)
     else {
         return response;
     };
-    let is_namespace = asked.kind.group.is_empty() && asked.kind.kind == "Namespace";
-    let (scope, namespace) = match asked.namespace.as_deref() {
+    let is_namespace = review.kind.group.is_empty() && review.kind.kind == "Namespace";
+    let (scope, namespace) = match review.namespace.as_deref() {
         _ if is_namespace => (Scope::Namespace, None),
         Some(namespace) if !namespace.is_empty() => (Scope::Namespaced, Some(namespace.to_owned())),
         _ => (Scope::Cluster, None),
     };
-    // The namespace may stand in the URL only. A name that is still to be made up is not known.
+    // The namespace may stand in the URL only. A generated name is not known yet.
     let meta = ObjectMeta { namespace, ..object.metadata.clone() };
     let change = labels::change(&meta, scope, scheme).unwrap_or_default();
     let labels: Labels =
@@ -172,21 +173,21 @@ pub fn label(asked: &Asked, scheme: &Scheme) -> AdmissionResponse {
     let patched = serde_json::from_value(Value::Array(patch));
     match patched.map(|patch| response.with_patch(patch)) {
         Ok(Ok(response)) => response,
-        // The watches will label it.
+        // The watches will label the object.
         Ok(Err(_)) | Err(_) => failed,
     }
 }
 
 fn report(
-    asked: &Asked,
+    review: &Review,
     object: &DynamicObject,
     snapshot: Option<&Snapshot>,
     labelling: &Labelling,
 ) -> Result<Report, serde_json::Error> {
-    Ok(match asked.kind.kind.as_str() {
+    Ok(match review.kind.kind.as_str() {
         "ShardingConfig" => {
             let config: ShardingConfig = read(object)?;
-            let old = asked.old_object.as_ref().map(read::<ShardingConfig>).transpose()?;
+            let old = review.old_object.as_ref().map(read::<ShardingConfig>).transpose()?;
             of_config(&config, old.as_ref(), snapshot, labelling)
         }
         "CircuitBreaker" => validate::circuit_breaker(&read::<CircuitBreaker>(object)?),
@@ -196,8 +197,8 @@ fn report(
     })
 }
 
-/// By itself, beside the others of its namespace, against the pods there, and against what it was; and whether a root
-/// can be divided among the namespaces that there are.
+/// Checks a ShardingConfig by itself, against others and pods of its namespace, and against its old version. Also
+/// checks whether the existing namespaces can be divided among its shards.
 fn of_config(
     config: &ShardingConfig,
     old: Option<&ShardingConfig>,
@@ -221,7 +222,7 @@ fn of_config(
     report
 }
 
-/// By itself, and beside what there is: other ShardingConfigs, pods, what is served, what is labelled.
+/// Checks a ShardingConfig by itself, and against other ShardingConfigs, pods, served and labelled resources.
 fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     let namespace = config.metadata.namespace.as_deref().unwrap_or_default();
     let near = snapshot.configs.iter().filter(|other| {
@@ -233,7 +234,7 @@ fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     let pods: Vec<&Member> = pods.collect();
     let mut report = validate::sharding_config(config, &near, Some(&pods));
     if report.errors.is_empty() {
-        // Also by labels that are to come, or to go.
+        // Includes labels of a running migration.
         let keys: Vec<&str> = snapshot.scheme.carried().map(|one| &*one.hash_key).collect();
         report.warnings.extend(validate::unowned(config, &near, &keys).warnings);
     }
@@ -243,16 +244,16 @@ fn beside(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
     report
 }
 
-/// What is limited by labels that nobody gives. What is listed that cannot be read, or is not known, is said elsewhere.
+/// Warns of limits by labels that nobody sets. An unreadable or unknown list of kinds is reported elsewhere.
 fn unlabelled(config: &ShardingConfig, snapshot: &Snapshot) -> Report {
-    let Some(Ok(listed)) = snapshot.listed.as_deref().map(Listed::read) else {
+    let Some(Ok(listed)) = snapshot.listed.as_deref().map(KindList::read) else {
         return Report::default();
     };
     let labels = |group: &str, resource: &str| {
         let kind = snapshot.served.kind(group, resource);
         kind.is_none_or(|kind| listed.has(group, kind))
     };
-    // Also by labels that are to come, or to go.
+    // Includes labels of a running migration.
     let carried = snapshot.scheme.carried();
     let keys: Vec<&str> = carried.flat_map(|one| [&*one.hash_key, &*one.namespace_key]).collect();
     validate::labelled(config, &keys, &labels)
@@ -273,9 +274,9 @@ fn warned(mut response: AdmissionResponse, mut warnings: Vec<String>) -> Admissi
     response
 }
 
-/// Fields of the pod that our types do not know are not in the difference, and so stay as they are.
-fn patched(response: AdmissionResponse, asked: &DynamicObject, pod: &Pod) -> AdmissionResponse {
-    let known = read::<Pod>(asked).and_then(serde_json::to_value);
+/// The patch leaves fields alone that our types do not know.
+fn patched(response: AdmissionResponse, review: &DynamicObject, pod: &Pod) -> AdmissionResponse {
+    let known = read::<Pod>(review).and_then(serde_json::to_value);
     match (known, serde_json::to_value(pod)) {
         (Ok(before), Ok(after)) => {
             let failed = response.clone();

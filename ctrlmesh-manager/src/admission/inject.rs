@@ -1,12 +1,12 @@
-//! What has to be in an operator's pod so that it reaches the API server through its proxy only?
+//! Changes an operator's pod so that it reaches the API server through its proxy only.
 //!
-//! Pure and idempotent: takes the pod as it is admitted and its shard, gives the pod. There is no init container and no
-//! privilege. In mode `ebpf` the node's proxy serves the pod, and only what it trusts is changed: its volumes with the
-//! API server's CA hold the mesh's instead. In the modes `env` and `kubeconfig`, or where it asks for one, it also gets
-//! a proxy of its own: a native sidecar, the first of its init containers, so that all others start behind it.
+//! Pure and idempotent. There is no init container and no privilege. In mode `ebpf` the node's proxy serves the pod,
+//! and only its trust changes: volumes with the API server's CA get the mesh's instead. In the modes `env` and
+//! `kubeconfig`, or on request, it also gets a sidecar. That is its first init container, so that all others start
+//! behind it.
 //!
-//! What would bring the API server's CA in another way, as far as the pod says so, is refused. What a Secret or another
-//! ConfigMap holds is not known here: whoever puts that CA there lets the operator past its shard.
+//! A pod that visibly gets the API server's CA in another way is refused. The content of Secrets and other ConfigMaps
+//! is unknown here: whoever puts the CA there lets the operator past its shard.
 
 use std::str::FromStr;
 
@@ -18,121 +18,78 @@ mod sidecar;
 mod trust;
 mod redirect;
 
-/// The name of the proxy's container, which no other container of the pod may have.
+/// No other container of the pod may have this name.
 pub const CONTAINER: &str = proxy::CONTAINER;
 
-/// What the manager knows of the sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// The proxy's image.
+pub struct SidecarSettings {
     pub image: String,
-    /// When a node pulls it: `Always`, `IfNotPresent` or `Never`.
+    /// `Always`, `IfNotPresent` or `Never`.
     pub pull_policy: String,
-    /// Where the manager's gRPC is, as `HOST:PORT`.
+    /// The manager's gRPC, as `HOST:PORT`.
     pub manager: String,
 }
 
 /// How an operator's connections reach the proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interception {
-    /// The kernel redirects them.
+    /// The kernel redirects connections.
     #[default]
     Ebpf,
-    /// The variables that Kubernetes tells every pod of the API server name the sidecar.
+    /// The variables `KUBERNETES_SERVICE_*` name the sidecar.
     Env,
-    /// A kubeconfig that names the sidecar.
     Kubeconfig,
 }
 
-/// A pod that is not admitted.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// It has no network of its own.
     #[error(
         "spec.hostNetwork: a pod in its node's network cannot be told from others there, and its proxy would serve them all; remove hostNetwork, or the label {}",
         label::ENABLE_PROXY
     )]
     HostNetwork,
-    /// It asks for what there is not.
     #[error(
         "metadata.annotations[{}]: {value:?} is none of ebpf, env, kubeconfig",
         annotation::INTERCEPTION
     )]
-    Interception {
-        /// What it asks for.
-        value: String,
-    },
-    /// An annotation cannot be read.
+    Interception { value: String },
     #[error("metadata.annotations[{annotation}]: {source}")]
     Annotation {
-        /// Which.
         annotation: &'static str,
-        /// What is wrong.
         #[source]
         source: serde_json::Error,
     },
-    /// An annotation names a container that is not there.
     #[error("metadata.annotations[{}]: the pod has no container {name:?}", annotation::ENV_INJECT)]
-    NoContainer {
-        /// The name.
-        name: String,
-    },
-    /// A container has the proxy's name.
+    NoContainer { name: String },
     #[error("spec.{field}: {CONTAINER:?} is the name of the proxy's container; rename yours")]
-    Container {
-        /// Among which containers.
-        field: &'static str,
-    },
-    /// A volume has the name of one of the proxy's.
+    Container { field: &'static str },
     #[error("spec.volumes: {name:?} is the name of a volume of the proxy's; rename yours")]
-    Volume {
-        /// The name.
-        name: String,
-    },
-    /// A container mounts what is the proxy's.
+    Volume { name: String },
     #[error(
         "spec.containers[{container:?}].volumeMounts: the volume {name:?} is the proxy's alone: who has its token and the API server's CA needs no proxy; remove the mount"
     )]
-    Mount {
-        /// Which.
-        container: String,
-        /// The volume.
-        name: String,
-    },
-    /// A kubeconfig would name files that are not there.
+    Mount { container: String, name: String },
     #[error(
         "spec.automountServiceAccountToken: no container has a service account's token and CA at {}, which the kubeconfig of interception kubeconfig names; have it mounted, or use interception ebpf or env",
         trust::SERVICE_ACCOUNT
     )]
     NoToken,
-    /// It runs on Windows.
     #[error(
         "spec.os: nothing can stand between a pod on Windows and the API server; remove the label {}",
         label::ENABLE_PROXY
     )]
     Windows,
-    /// It would trust the API server itself.
     #[error(
         "{field}: {what} brings the API server's own CA, with which the operator could get past its proxy; mount the projected token that Kubernetes adds by itself, or annotate the pod {}: \"true\"",
         annotation::FAIL_OPEN
     )]
-    RealCa {
-        /// Where in the pod.
-        field: String,
-        /// What is in it.
-        what: &'static str,
-    },
-    /// The proxy could not listen where it has to.
+    RealCa { field: String, what: &'static str },
     #[error(
         "spec.securityContext.sysctls[net.ipv4.ip_unprivileged_port_start]: with {value:?} the proxy, which has no privilege, cannot listen at port 443, as it has to for clients that ignore KUBERNETES_SERVICE_HOST; set at most 443 or remove it, or use another interception than env"
     )]
-    Ports {
-        /// What is asked for.
-        value: String,
-    },
+    Ports { value: String },
 }
 
-/// Variables for one container.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Variables {
@@ -162,11 +119,11 @@ impl FromStr for Interception {
     }
 }
 
-/// `pod` as it is to be admitted into the shard called `shard`; without one it is enrolled all the same.
+/// The pod to admit, with the label of `shard`; without a shard it is enrolled all the same.
 ///
 /// # Errors
-/// Where the pod cannot be served, or asks for what cannot be had.
-pub fn inject(pod: &Pod, shard: Option<&str>, settings: &Settings) -> Result<Pod, Refusal> {
+/// Where the pod cannot be served, or asks for something impossible.
+pub fn inject(pod: &Pod, shard: Option<&str>, settings: &SidecarSettings) -> Result<Pod, Refusal> {
     let mut pod = pod.clone();
     let annotated = |key: &str| pod.metadata.annotations.as_ref()?.get(key).cloned();
     let interception =
@@ -228,18 +185,18 @@ fn add_variables(spec: &mut PodSpec, wanted: Variables) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// All containers, also the proxy's.
+/// All containers, the proxy's included.
 fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.init_containers.iter().flatten().chain(&spec.containers)
 }
 
-/// The pod's own containers, those that initialise it included.
+/// The pod's own containers, init containers included.
 fn operators(spec: &mut PodSpec) -> impl Iterator<Item = &mut Container> {
     let init = spec.init_containers.iter_mut().flatten();
     init.filter(|container| container.name != CONTAINER).chain(&mut spec.containers)
 }
 
-/// Sets a variable, in the place of the one of this name, if there is one. A new one comes first: others may refer to it.
+/// Sets or replaces a variable. A new one comes first, because others may refer to it.
 fn set_variable(container: &mut Container, name: &str, value: &str) {
     let variable =
         EnvVar { name: name.to_owned(), value: Some(value.to_owned()), value_from: None };

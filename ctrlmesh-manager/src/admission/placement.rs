@@ -1,74 +1,72 @@
-//! Who is given which shard next?
+//! Assigns new pods to shards, one after another within a namespace.
 //!
-//! Pods that are made at the same time are asked about at the same time, here and at other replicas. Those of one namespace
-//! are given theirs one after another, so that each counts for the next.
+//! Pods that are created together are admitted together, here and by other replicas. Within a namespace they are placed
+//! in turn, so that each counts for the next.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::OwnedMutexGuard;
 
-use crate::admission::admit::{self, Asked, Recent};
-use crate::admission::blocking_pool::Judges;
+use crate::admission::admit::{self, RecentPods, Review};
+use crate::admission::blocking_pool::BlockingPool;
 use crate::cluster::cache::Snapshot;
 use crate::cluster::plan::Plans;
 use crate::rules::pod::Member;
 
-mod turns;
+mod namespace_locks;
 
-use turns::Turns;
+use namespace_locks::NamespaceLocks;
 
-/// Gives pods their shards.
 #[derive(Debug)]
-pub struct Seats {
+pub struct Placement {
     plans: Plans,
-    turns: Turns,
-    judges: Judges,
+    locks: NamespaceLocks,
+    pool: BlockingPool,
 }
 
-// === impl Seats ===
+// === impl Placement ===
 
-impl Seats {
-    /// As `plans` say.
+impl Placement {
     pub fn new(plans: Plans) -> Self {
-        Self { plans, turns: Turns::default(), judges: Judges::default() }
+        Self { plans, locks: NamespaceLocks::default(), pool: BlockingPool::default() }
     }
 
-    /// What is known now; none where nothing is yet.
+    /// None before the first plan.
     pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
         self.plans.borrow().as_ref().map(|plan| Arc::clone(&plan.snapshot))
     }
 
-    /// The pod that is asked about, where its shard depends on which others have come.
-    pub fn shared(&self, asked: &Asked) -> Option<Member> {
-        admit::shared(asked, &*self.snapshot()?)
+    /// The pod of this request, where its shard depends on which other pods exist.
+    pub fn shared(&self, review: &Review) -> Option<Member> {
+        admit::shared_pod(review, &*self.snapshot()?)
     }
 
-    /// Waits for the turn of a pod of `namespace`, which it has until what is given is dropped.
-    pub async fn turn(&self, namespace: &str) -> OwnedMutexGuard<Recent> {
-        self.turns.take(namespace).await
+    /// Locks `namespace`, until the guard is dropped.
+    pub async fn lock_namespace(&self, namespace: &str) -> OwnedMutexGuard<RecentPods> {
+        self.locks.lock(namespace).await
     }
 
-    /// Judges `pod` by what is known, when there is room; none where the judge panicked.
-    pub async fn judge<T: Send + 'static>(
+    /// Runs `work` with the current snapshot on a blocking thread; none where it panicked.
+    pub async fn run<T: Send + 'static>(
         &self,
         pod: impl FnOnce(Option<&Snapshot>) -> T + Send + 'static,
     ) -> Option<T> {
         let plans = self.plans.clone();
-        // What is known when it is its turn, not when it was asked.
+        // The snapshot at the time of the work, not of the request.
         let judge = move || {
             let plan = plans.borrow().clone();
             pod(plan.as_ref().map(|plan| &*plan.snapshot))
         };
-        self.judges.judge(judge).await
+        self.pool.run(judge).await
     }
 
-    /// Gives `pod` a shard, for another replica that was asked about it; none where there is not exactly one for it.
+    /// Assigns `pod` a shard, for another replica. None where there is not exactly one.
     pub async fn give(&self, pod: Member) -> Option<String> {
-        let mut recent = self.turn(&pod.name.namespace).await;
+        let mut recent = self.lock_namespace(&pod.name.namespace).await;
         let give = move |snapshot: Option<&Snapshot>| {
-            admit::seat(&pod, snapshot?, &mut recent, Instant::now())
+            admit::assign_shard(&pod, snapshot?, &mut recent, Instant::now())
         };
-        self.judge(give).await.flatten()
+        self.run(give).await.flatten()
     }
 }

@@ -1,8 +1,8 @@
-//! How do the API server's questions reach those who answer them?
+//! Serves permit webhooks over HTTPS.
 //!
-//! HTTPS, HTTP/2 or HTTP/1.1. What is asked is an `AdmissionReview`; who answers is found by the path. What cannot be read,
-//! or is not answered in time, is an error to the API server, which then does as its configuration says. Nobody has to
-//! prove who it is, so what is asked at once takes so much memory and no more, of which no address has more than a part.
+//! Speaks HTTP/2 and HTTP/1.1. The path selects the handler of an `AdmissionReview`. A review that is unreadable or
+//! late is an error to the API server, which then follows its failure policy. Callers are not authenticated. So the
+//! memory for concurrent reviews is limited, in all and for each address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -35,71 +35,61 @@ use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
 
 use crate::drain::Drain;
-use crate::listen::Admission;
+use crate::listen::ConnectionPermit;
 use crate::telemetry;
 
-/// Largest review that is read, in bytes: an object and what it was before, each as large as etcd takes one, in JSON.
+/// An object and its old version, each as large as etcd allows, in JSON.
 const MAX_REVIEW_BYTES: usize = 7 * 1024 * 1024;
 
-/// How much of reviews is kept at once, in bytes: four of the largest, or thousands of the usual.
+/// Bytes of concurrent reviews: four of the largest, or thousands of the usual ones.
 const KEPT_BYTES: usize = 4 * MAX_REVIEW_BYTES;
 
-/// The same, for those from one address.
+/// Bytes of concurrent reviews from one address.
 const KEPT_BYTES_OF_ONE: usize = MAX_REVIEW_BYTES + 1024 * 1024;
 
-/// What a review takes at least, in bytes.
+/// What a review counts for at least.
 const LEAST_REVIEW_BYTES: usize = 4 * 1024;
 
-/// How many questions one connection may ask at once.
+/// Concurrent reviews of one connection.
 const MAX_QUESTIONS: u32 = 128;
 
-/// How long a review may take to arrive.
 const ARRIVE: Duration = Duration::from_secs(10);
 
-/// How long a connection may say nothing before its first request, and HTTP/1.1 between two.
+/// Until the first request, and in HTTP/1.1 between two.
 const IDLE: Duration = Duration::from_secs(90);
 
-/// Answers one question.
 pub type Handler = Arc<
     dyn Fn(AdmissionRequest<DynamicObject>) -> BoxFuture<'static, AdmissionResponse> + Send + Sync,
 >;
 
-/// Who answers at a path.
 #[derive(Clone)]
 pub struct Route {
     /// The path, such as `/validate`.
     pub path: &'static str,
-    /// How long the answer may take; the API server waits for the time that its configuration says, so less than that.
+    /// Must be less than the timeout in the webhook configuration.
     pub deadline: Duration,
-    /// Who answers.
     pub handler: Handler,
 }
 
-/// What was asked, and how it went.
 #[derive(Clone, Debug, Default)]
 pub struct WebhookMetrics(Family<Labels, Counter>);
 
-/// Answers the API server's questions.
 pub struct Webhook {
-    /// By path, who answers.
     pub routes: BTreeMap<&'static str, Route>,
-    /// Counts.
     pub metrics: WebhookMetrics,
-    /// Ends with it.
     pub drain: Drain,
-    /// For what is asked at once.
-    pub room: Room,
+    pub room: ReviewMemory,
 }
 
-/// Room for what is asked at once.
+/// Limits the memory for concurrent reviews.
 #[derive(Debug)]
-pub struct Room {
+pub struct ReviewMemory {
     all: Arc<Semaphore>,
     by_address: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
 }
 
-/// Some room, until this is dropped.
-type Taken = [OwnedSemaphorePermit; 2];
+/// Frees its share when dropped.
+type Share = [OwnedSemaphorePermit; 2];
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq, EncodeLabelSet)]
 struct Labels {
@@ -107,9 +97,8 @@ struct Labels {
     outcome: &'static str,
 }
 
-/// A question that is not answered.
 #[derive(Debug, thiserror::Error)]
-enum Unanswered {
+enum ReviewError {
     #[error("nobody answers at this path")]
     Path,
     #[error("only POST")]
@@ -131,11 +120,9 @@ enum Unanswered {
 // === impl WebhookMetrics ===
 
 impl WebhookMetrics {
-    /// Registers all.
     pub fn register(registry: &mut Registry) -> Self {
         let this = Self::default();
-        let help =
-            "Admission reviews by path and outcome: allowed, denied, or failed to be answered";
+        let help = "ConnectionPermit reviews by path and outcome: allowed, denied, or failed to be answered";
         registry.register("webhook_reviews", help, this.0.clone());
         this
     }
@@ -145,17 +132,16 @@ impl WebhookMetrics {
     }
 }
 
-// === impl Room ===
+// === impl ReviewMemory ===
 
-impl Default for Room {
+impl Default for ReviewMemory {
     fn default() -> Self {
         Self { all: Arc::new(Semaphore::new(KEPT_BYTES)), by_address: Mutex::default() }
     }
 }
 
-impl Room {
-    /// Waits for room for so many bytes from `address`.
-    async fn take(&self, address: IpAddr, bytes: usize) -> Option<Taken> {
+impl ReviewMemory {
+    async fn take(&self, address: IpAddr, bytes: usize) -> Option<Share> {
         let of_one = {
             let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
             by_address.retain(|_, one| Arc::strong_count(one) > 1);
@@ -164,7 +150,7 @@ impl Room {
         };
         let bytes = bytes.clamp(LEAST_REVIEW_BYTES, MAX_REVIEW_BYTES);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        // First its own: who waits there takes nothing of the others'.
+        // The address's own share first: whoever waits for that holds nothing of the common one.
         let of_one = of_one.acquire_many_owned(bytes).await.ok()?;
         let of_all = self.all.clone().acquire_many_owned(bytes).await.ok()?;
         Some([of_one, of_all])
@@ -174,14 +160,17 @@ impl Room {
 // === impl Webhook ===
 
 impl Webhook {
-    /// Serves one connection until it ends.
-    pub async fn serve(self: Arc<Self>, stream: TlsStream<TcpStream>, admission: Arc<Admission>) {
+    pub async fn serve(
+        self: Arc<Self>,
+        stream: TlsStream<TcpStream>,
+        permit: Arc<ConnectionPermit>,
+    ) {
         let service = {
-            let (webhook, admission) = (self.clone(), admission.clone());
+            let (webhook, permit) = (self.clone(), permit.clone());
             service_fn(move |request| {
-                // The API server does not say who it is: whoever asks at all may stay.
-                admission.prove();
-                webhook.clone().respond(request, admission.address())
+                // The API server does not authenticate, so any request proves the connection.
+                permit.prove();
+                webhook.clone().respond(request, permit.address())
             })
         };
         let mut builder = auto::Builder::new(Tasks(self.drain.clone()));
@@ -195,7 +184,7 @@ impl Webhook {
         let mut connection = std::pin::pin!(connection);
         let late = async {
             time::sleep(IDLE).await;
-            if admission.is_proven() {
+            if permit.is_proven() {
                 std::future::pending::<()>().await;
             }
         };
@@ -203,7 +192,7 @@ impl Webhook {
             ended = connection.as_mut() => if let Err(error) = ended {
                 debug!(error = %error, "connection of the API server broke");
             },
-            // It asks nothing.
+            // No request in time.
             () = late => {}
             () = self.drain.started() => {
                 connection.as_mut().graceful_shutdown();
@@ -221,7 +210,7 @@ impl Webhook {
         let path = route.map_or("other", |route| route.path);
         let answered = match route {
             Some(route) => self.answer(route, request, address).await,
-            None => Err(Unanswered::Path),
+            None => Err(ReviewError::Path),
         };
         Ok(match answered {
             Ok(response) => {
@@ -241,37 +230,36 @@ impl Webhook {
         route: &Route,
         request: Request<Incoming>,
         address: IpAddr,
-    ) -> Result<AdmissionResponse, Unanswered> {
+    ) -> Result<AdmissionResponse, ReviewError> {
         if request.method() != Method::POST {
-            return Err(Unanswered::Method);
+            return Err(ReviewError::Method);
         }
         let bytes = request.body().size_hint().exact();
         let bytes =
             bytes.map_or(MAX_REVIEW_BYTES, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         if bytes > MAX_REVIEW_BYTES {
-            return Err(Unanswered::Body);
+            return Err(ReviewError::Body);
         }
         let arrived = async {
-            let taken = self.room.take(address, bytes).await.ok_or(Unanswered::Slow)?;
+            let taken = self.room.take(address, bytes).await.ok_or(ReviewError::Slow)?;
             let body = Limited::new(request.into_body(), MAX_REVIEW_BYTES).collect().await;
-            Ok((body.map_err(|_broken| Unanswered::Body)?.to_bytes(), taken))
+            Ok((body.map_err(|_broken| ReviewError::Body)?.to_bytes(), taken))
         };
-        let arrived = time::timeout(ARRIVE, arrived).await.map_err(|_elapsed| Unanswered::Slow)?;
+        let arrived = time::timeout(ARRIVE, arrived).await.map_err(|_elapsed| ReviewError::Slow)?;
         let (body, _taken) = arrived?;
         let review: AdmissionReview<DynamicObject> =
-            serde_json::from_slice(&body).map_err(Unanswered::Malformed)?;
-        // That it is of this version goes into the answer.
+            serde_json::from_slice(&body).map_err(ReviewError::Malformed)?;
         let question: AdmissionRequest<DynamicObject> =
-            review.try_into().map_err(|_nothing| Unanswered::Empty)?;
+            review.try_into().map_err(|_nothing| ReviewError::Empty)?;
         let answer = AssertUnwindSafe((route.handler)(question)).catch_unwind();
         let answer = time::timeout(route.deadline, answer).await;
-        let answer = answer.map_err(|_elapsed| Unanswered::Late { within: route.deadline })?;
-        answer.map_err(|_panic| Unanswered::Panicked)
+        let answer = answer.map_err(|_elapsed| ReviewError::Late { within: route.deadline })?;
+        answer.map_err(|_panic| ReviewError::Panicked)
     }
 }
 
 fn json(review: &AdmissionReview<DynamicObject>) -> Response<Full<Bytes>> {
-    // What came as JSON goes back as JSON.
+    // What was parsed from JSON serializes again.
     let body = serde_json::to_vec(review).unwrap_or_default();
     let mut response = Response::new(Full::new(body.into()));
     let kind = HeaderValue::from_static("application/json");
@@ -279,9 +267,9 @@ fn json(review: &AdmissionReview<DynamicObject>) -> Response<Full<Bytes>> {
     response
 }
 
-// === impl Unanswered ===
+// === impl ReviewError ===
 
-impl Unanswered {
+impl ReviewError {
     fn response(&self) -> Response<Full<Bytes>> {
         let mut response = Response::new(Full::new(format!("{self}\n").into()));
         *response.status_mut() = match self {
@@ -307,7 +295,7 @@ impl fmt::Debug for Route {
     }
 }
 
-/// Runs the parts of a connection.
+/// Spawns the tasks of a connection.
 #[derive(Clone, Debug)]
 struct Tasks(Drain);
 
@@ -326,7 +314,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_asked_at_once_takes_so_much_room_and_one_address_only_a_part() {
-        let room = Room::default();
+        let room = ReviewMemory::default();
         let take = async |last: u8| {
             let taken = room.take([192, 0, 2, last].into(), MAX_REVIEW_BYTES);
             time::timeout(Duration::from_millis(50), taken).await.ok().flatten()

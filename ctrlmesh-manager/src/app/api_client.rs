@@ -27,7 +27,6 @@ const ANSWER: Duration = Duration::from_secs(65);
 /// How long it may then be silent: watches end by themselves after 290 s, and one on which nothing happens is silent.
 const SILENCE: Duration = Duration::from_mins(6);
 
-/// How the API server is reached is not known.
 #[derive(Debug, Error)]
 #[error("read how the API server is reached")]
 pub struct ReachError(#[source] Box<dyn std::error::Error + Send + Sync>);

@@ -1,6 +1,6 @@
-//! What does a replica of the manager do all day?
+//! Starts the controllers of a replica.
 //!
-//! Every replica watches, compiles, tells its proxies and answers the API server; the one that leads also writes.
+//! Every replica watches, compiles, serves its proxies and answers the API server. The leader also writes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,32 +20,32 @@ use crate::admission::webhook::Route;
 use crate::app::context::Context;
 use crate::cluster::cache::Cache;
 use crate::cluster::plan::{self, Plan, Plans};
-use crate::labels::migration::{Migration, MigrationMetrics, Said};
-use crate::labels::{AtOnce, Current, LabelMetrics, Labeller, Pace, Progress};
+use crate::labels::migration::{Migration, MigrationMetrics, MigrationNotice};
+use crate::labels::{
+    AdmissionLabelling, CurrentProgress, LabelMetrics, Labeller, Progress, RateLimit,
+};
 use crate::leader::lease::Leadership;
 use crate::leader::replica_list::ReplicaList;
-use crate::push::policy_store::{self, Board, Posted, Receipt};
+use crate::push::policy_store::{self, PolicyStore, Posted, Receipt};
 use crate::rules::label_scheme::Scheme;
 use crate::rules::pod::{Member, PodName};
 use crate::status::cluster_writer::ClusterWriter;
 use crate::status::compute::{Contact, Unlabelled};
 use crate::status::status_writer::StatusWriter;
 
-mod answers;
+mod webhook_routes;
 
-/// As whom events are told.
 const REPORTER: &str = "ctrlmesh-manager";
 
-/// Where it is asked for labels.
+/// Path of the labelling webhook.
 const LABEL: &str = "/label";
 
-/// For how long objects are not labelled because it is not written by what: where the definition of the `ManagerState` is
-/// older than this manager, it never is.
+/// How long labelling waits for the scheme in the `ManagerState`. An older definition never stores it.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// Starts everything; what is returned answers the API server.
+/// Starts all controllers, and returns the webhook routes.
 ///
-/// `background` is the client for what can wait.
+/// `background` is a client with a lower priority.
 pub(super) fn start(
     context: &Context,
     background: Client,
@@ -59,18 +59,18 @@ pub(super) fn start(
     let caches = context.readiness.block("caches");
     let mut first = context.posted.subscribe();
     drain.spawn_until_started(async move {
-        // Who posts them ends only with the process.
+        // The sender lives as long as the process.
         drop(first.wait_for(Option::is_some).await);
         drop(caches);
     });
-    drain.spawn_until_started(tell(context.board.clone(), context.posted.clone(), plans.clone()));
-    let (heard, leadership) = (Heard::by(&context.board), context.leadership.clone());
-    let (current, said) = (Current::default(), Said::default());
+    drain.spawn_until_started(tell(context.store.clone(), context.posted.clone(), plans.clone()));
+    let (receipts, leadership) = (ReceiptCache::by(&context.store), context.leadership.clone());
+    let (current, said) = (CurrentProgress::default(), MigrationNotice::default());
     let (left, beside) = (current.clone(), said.clone());
     let control = ClusterWriter {
         client: context.client.clone(),
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
-        contacts: move || heard.contacts(),
+        contacts: move || receipts.contacts(),
         unlabelled: move || unlabelled(&left, &beside),
         may_write: move || leadership.is_held(),
     };
@@ -79,22 +79,22 @@ pub(super) fn start(
     drain.spawn_until_started(replica_list(context, status_writer.clone()).run());
     lead_over(context, (&cache, &plans, status_writer), (metrics.1, said, current.clone()));
     keep_labels(context, background, Arc::clone(&cache), (metrics.0, current));
-    answers::routes(context, &plans, &cache)
+    webhook_routes::routes(context, &plans, &cache)
 }
 
-/// What is to become of labels yet; what belongs to nobody is said first.
-fn unlabelled(current: &Current, said: &Said) -> Option<Unlabelled> {
+/// What is wrong with labels. Objects that no shard owns come first.
+fn unlabelled(current: &CurrentProgress, notice: &MigrationNotice) -> Option<Unlabelled> {
     let left = current.left().map(Unlabelled::Some);
-    left.or_else(|| said.get().map(Unlabelled::Beside))
+    left.or_else(|| notice.get().map(Unlabelled::Beside))
 }
 
-/// Leads objects over to other labels, whenever this replica leads.
+/// Migrates labels, while this replica leads.
 fn lead_over(
     context: &Context,
     (cache, plans, status_writer): (&Arc<Cache>, &Plans, StatusWriter),
-    (metrics, said, current): (MigrationMetrics, Said, Current),
+    (metrics, said, current): (MigrationMetrics, MigrationNotice, CurrentProgress),
 ) {
-    let heard = Heard::by(&context.board);
+    let receipts = ReceiptCache::by(&context.store);
     let migration = Migration {
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
@@ -102,7 +102,7 @@ fn lead_over(
         keeps_former: context.args.labels.keep_former_labels,
         cache: Arc::clone(cache),
         plans: plans.clone(),
-        contacts: move || heard.contacts(),
+        contacts: move || receipts.contacts(),
         current,
         leadership: context.leadership.clone(),
         status_writer,
@@ -125,12 +125,12 @@ fn replica_list(context: &Context, status_writer: StatusWriter) -> ReplicaList {
     }
 }
 
-/// Labels, whenever this replica leads, as is in force then.
+/// Labels objects by the current scheme, while this replica leads.
 fn keep_labels(
     context: &Context,
     background: Client,
     cache: Arc<Cache>,
-    (metrics, current): (LabelMetrics, Current),
+    (metrics, current): (LabelMetrics, CurrentProgress),
 ) {
     let (this, mut leadership) = (context.clone(), context.leadership.clone());
     let mut schemes = cache.schemes();
@@ -142,7 +142,7 @@ fn keep_labels(
             let progress = current.set(scheme.clone());
             let labels = async {
                 let Some(scheme) = scheme else { return std::future::pending().await };
-                // Who leads after this replica has to know by what objects were labelled.
+                // The next leader must know by which scheme objects were labelled.
                 if time::timeout(WRITTEN_WITHIN, cache.scheme_written()).await.is_err() {
                     warn!(
                         state = MANAGER_STATE,
@@ -155,9 +155,9 @@ fn keep_labels(
             };
             tokio::select! {
                 () = labels => {}
-                // From now on it is labelled otherwise.
+                // The scheme changed.
                 _ = schemes.changed() => {}
-                // Another replica labels now.
+                // Another replica leads now.
                 () = here.lost() => {}
             }
             current.set(None);
@@ -171,13 +171,13 @@ fn labeller(
     scheme: Arc<Scheme>,
     (cache, metrics, progress): (Arc<Cache>, LabelMetrics, Progress),
 ) -> Labeller<impl Fn() -> bool + Send + Sync + 'static> {
-    let (leadership, vault) = (context.leadership.clone(), context.vault.clone());
-    let at_once = AtOnce {
+    let (leadership, ca_store) = (context.leadership.clone(), context.ca_store.clone());
+    let at_once = AdmissionLabelling {
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
         scheme: Arc::clone(&scheme),
         asked: at(context.asked.clone(), LABEL),
-        believed: Arc::new(move || vault.current().manager.bundle()),
+        believed: Arc::new(move || ca_store.current().manager.bundle()),
     };
     Labeller {
         client: background.clone(),
@@ -189,11 +189,10 @@ fn labeller(
         metrics,
         progress,
         may_write: move || leadership.is_held(),
-        pace: Pace::per_second(context.args.labels.label_rate),
+        rate_limit: RateLimit::per_second(context.args.labels.label_rate),
     }
 }
 
-/// The same, at `path`.
 fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
     if let Some(service) = &mut asked.service {
         service.path = Some(path.to_owned());
@@ -202,12 +201,16 @@ fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
     asked
 }
 
-/// Publishes what proxies may be told, whenever that changes.
-async fn tell(board: Arc<Board>, published: watch::Sender<Option<Arc<Plan>>>, mut plans: Plans) {
+/// Publishes the policies of each new plan.
+async fn tell(
+    store: Arc<PolicyStore>,
+    published: watch::Sender<Option<Arc<Plan>>>,
+    mut plans: Plans,
+) {
     loop {
         let plan = plans.borrow_and_update().clone();
         if let Some(plan) = plan {
-            board.publish(posted(&plan));
+            store.publish(posted(&plan));
             published.send_replace(Some(plan));
         }
         if plans.changed().await.is_err() {
@@ -216,7 +219,7 @@ async fn tell(board: Arc<Board>, published: watch::Sender<Option<Arc<Plan>>>, mu
     }
 }
 
-/// What the pods of `plan` are told, each by its UID and node. One that has ended is told nothing: no proxy serves it.
+/// The policies of the plan's pods. Pods that have ended get none: no proxy serves them.
 fn posted(plan: &Plan) -> Vec<Posted> {
     let posted = |member: &Member| Posted {
         pod: member.name.clone(),
@@ -228,37 +231,37 @@ fn posted(plan: &Plan) -> Vec<Posted> {
     members.map(posted).collect()
 }
 
-/// What the proxies have said, gathered anew only where one of them has said more: they are asked for twice a second.
-struct Heard {
-    board: Arc<Board>,
+/// Caches the proxies' receipts, which are read twice a second, until one changes.
+struct ReceiptCache {
+    store: Arc<PolicyStore>,
     changes: Mutex<watch::Receiver<u64>>,
     last: Mutex<Arc<BTreeMap<PodName, Contact>>>,
 }
 
-// === impl Heard ===
+// === impl ReceiptCache ===
 
-impl Heard {
-    fn by(board: &Arc<Board>) -> Self {
-        let mut changes = board.receipts_changed();
+impl ReceiptCache {
+    fn by(store: &Arc<PolicyStore>) -> Self {
+        let mut changes = store.receipts_changed();
         changes.mark_changed();
         let (changes, last) = (Mutex::new(changes), Mutex::default());
-        Self { board: Arc::clone(board), changes, last }
+        Self { store: Arc::clone(store), changes, last }
     }
 
     fn contacts(&self) -> Arc<BTreeMap<PodName, Contact>> {
         if self.is_changed() {
-            let contacts = Arc::new(self.board.receipts().into_iter().map(contact).collect());
+            let contacts = Arc::new(self.store.receipts().into_iter().map(contact).collect());
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = contacts;
         }
         Arc::clone(&self.last.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether anything was said since this was asked last; what is said from now on is something new.
+    /// Whether a receipt changed since the last call.
     fn is_changed(&self) -> bool {
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        // The board lives as long as we do, so nobody closes it.
+        // The store is a field, so the sender lives.
         let is_changed = changes.has_changed().unwrap_or(true);
-        // Only then: what is said between the two is not to be overlooked.
+        // Only then, so that a change in between is not lost.
         if is_changed {
             changes.mark_unchanged();
         }
@@ -282,21 +285,21 @@ mod tests {
 
     #[test]
     fn what_proxies_said_is_gathered_when_one_says_more_or_a_pod_is_gone() {
-        let board = Arc::<Board>::default();
+        let store = Arc::<PolicyStore>::default();
         let pod = name("a");
-        board.publish([notice("a", "one", 1)]);
-        let heard = Heard::by(&board);
-        let epoch = || heard.contacts().get(&pod).map(|one| one.epoch);
+        store.publish([notice("a", "one", 1)]);
+        let receipts = ReceiptCache::by(&store);
+        let epoch = || receipts.contacts().get(&pod).map(|one| one.epoch);
         assert_eq!(epoch(), None);
-        board.receive(None, &pod, receipt("a", 1));
+        store.receive(None, &pod, receipt("a", 1));
         assert_eq!(epoch(), Some(1));
-        assert!(Arc::ptr_eq(&heard.contacts(), &heard.contacts()));
-        let before = heard.contacts();
-        board.publish([notice("a", "one", 1)]);
-        assert!(Arc::ptr_eq(&before, &heard.contacts()), "nobody said anything");
-        board.receive(None, &pod, receipt("a", 2));
+        assert!(Arc::ptr_eq(&receipts.contacts(), &receipts.contacts()));
+        let before = receipts.contacts();
+        store.publish([notice("a", "one", 1)]);
+        assert!(Arc::ptr_eq(&before, &receipts.contacts()), "nobody said anything");
+        store.receive(None, &pod, receipt("a", 2));
         assert_eq!(epoch(), Some(2));
-        board.publish([]);
+        store.publish([]);
         assert_eq!(epoch(), None, "the next pod of that name has said nothing");
     }
 

@@ -1,7 +1,7 @@
-//! What may a certificate authority of ours speak for, and what does it sign?
+//! Creates certificate authorities with name constraints, and signs with them.
 //!
-//! Pure but for the randomness of keys. What an authority may speak for stands in its own certificate, as critical
-//! name constraints, and is read from there again: there is no second list that could say something else.
+//! Pure but for the randomness of keys. The names that an authority may sign for are critical name constraints in its
+//! certificate. They are read back from there, so no second list can disagree.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,33 +19,29 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer as _;
 
-/// How long a leaf is valid.
 pub const LEAF_VALIDITY: Duration = Duration::from_hours(24);
 
-/// How far somebody's clock may be behind ours, at most.
+/// How far a client's clock may be behind ours.
 const CLOCK_SKEW: Duration = Duration::from_mins(5);
 
-/// How long before it is made a certificate that lives for `validity` begins: not so long that it is old when it is made.
+/// How far `notBefore` lies in the past. Never a large part of a short `validity`.
 fn skew(validity: Duration) -> Duration {
     CLOCK_SKEW.min(validity / 8)
 }
 
-/// Largest certificate signing request that is read, in bytes: a key, and some dozens of names.
+/// Bytes of a certificate signing request: a key and some dozens of names.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
-/// What a leaf calls its owner; only the alternative names count.
+/// Common name of leaves; clients check the alternative names only.
 const LEAF_NAME: &str = "ctrlmesh";
 
-/// DNS names and addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
-    /// DNS names, each meant exactly; in a constraint it stands for the names below it too, which we never sign.
+    /// Exact names. A constraint also permits names below them, which we never sign.
     pub dns: BTreeSet<String>,
-    /// Addresses.
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// A certificate authority: its certificate and key.
 #[derive(Clone, Debug)]
 pub struct Authority {
     certificate: CertificateDer<'static>,
@@ -56,7 +52,6 @@ pub struct Authority {
     not_after: SystemTime,
 }
 
-/// A certificate and its key.
 #[derive(Debug)]
 pub struct Leaf {
     /// Leaf first.
@@ -65,54 +60,34 @@ pub struct Leaf {
     pub key: Vec<u8>,
 }
 
-/// An authority that cannot be made or read.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// What is said to be a certificate is none.
     #[error("read the certificate of an authority")]
     Certificate(#[source] rustls_pki_types::pem::Error),
-    /// The certificate says nothing that could be understood, or has no constraints.
+    /// The certificate cannot be parsed, or has no constraints.
     #[error("the certificate of an authority is not one of ours")]
     Foreign,
-    /// A name that no certificate can carry.
     #[error("{name:?} is not a name that a certificate can carry")]
-    Name {
-        /// The name.
-        name: String,
-    },
-    /// The key does not fit, or nothing can be signed with it.
+    Name { name: String },
     #[error("use the key of an authority")]
     Key(#[source] rcgen::Error),
 }
 
-/// A certificate signing request that is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
-    /// It is too large.
     #[error("the request has {bytes} bytes, at most {MAX_REQUEST_BYTES} are read")]
-    TooLarge {
-        /// Its size.
-        bytes: usize,
-    },
-    /// It is no request, or not signed with its own key.
+    TooLarge { bytes: usize },
+    /// Not a request, or not signed with its own key.
     #[error("read the request")]
     Malformed(#[source] rcgen::Error),
-    /// It asks for a certificate that could sign others.
     #[error("the request asks for a certificate authority")]
     Authority,
-    /// A key that is not ECDSA P-256.
     #[error("the request's key is not ECDSA P-256")]
     Key,
-    /// It asks for no name.
     #[error("the request asks for no name")]
     NoName,
-    /// A name that the authority must not speak for.
     #[error("the request asks for {name:?}, which is outside what the authority may speak for")]
-    Outside {
-        /// The name.
-        name: String,
-    },
-    /// Signing failed.
+    Outside { name: String },
     #[error("sign the request")]
     Sign(#[source] rcgen::Error),
 }
@@ -120,7 +95,6 @@ pub enum SignError {
 // === impl Names ===
 
 impl Names {
-    /// Sorts texts into DNS names and addresses.
     pub fn of<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> Self {
         let mut these = Self::default();
         for name in names {
@@ -132,25 +106,22 @@ impl Names {
         these
     }
 
-    /// Whether all of `others` are among these.
-    pub fn cover(&self, others: &Self) -> bool {
+    pub fn contains_all(&self, others: &Self) -> bool {
         self.dns.is_superset(&others.dns) && self.addresses.is_superset(&others.addresses)
     }
 
-    /// These and `others`.
     #[must_use]
-    pub fn and(&self, others: &Self) -> Self {
+    pub fn union(&self, others: &Self) -> Self {
         Self { dns: &self.dns | &others.dns, addresses: &self.addresses | &others.addresses }
     }
 
-    /// Those that are among `others` too.
     #[must_use]
-    pub fn both(&self, others: &Self) -> Self {
+    pub fn intersection(&self, others: &Self) -> Self {
         Self { dns: &self.dns & &others.dns, addresses: &self.addresses & &others.addresses }
     }
 
-    /// Those that are not among `others`, printed.
-    pub fn beyond(&self, others: &Self) -> String {
+    /// Names that `others` lack, printed.
+    pub fn missing_from(&self, others: &Self) -> String {
         let dns = self.dns.difference(&others.dns).cloned();
         let addresses = self.addresses.difference(&others.addresses).map(ToString::to_string);
         dns.chain(addresses).collect::<Vec<_>>().join(", ")
@@ -169,7 +140,7 @@ impl Names {
         dns.chain(self.addresses.iter().map(|address| Ok(SanType::IpAddress(*address)))).collect()
     }
 
-    /// As constraints. Where no address is allowed, all are forbidden: what is not constrained at all is allowed.
+    /// Where no address is permitted, all are excluded: a type without constraints is permitted.
     fn constraints(&self) -> NameConstraints {
         let one = |address: &IpAddr| {
             let bits = if address.is_ipv4() { 32 } else { 128 };
@@ -202,7 +173,7 @@ impl Names {
     }
 }
 
-/// The address of a constraint for one address.
+/// The address of a constraint that permits a single one.
 fn address(constraint: &[u8]) -> Option<IpAddr> {
     let (address, mask) = constraint.split_at_checked(constraint.len() / 2)?;
     if mask.iter().any(|byte| *byte != 0xff) {
@@ -219,19 +190,19 @@ fn ia5(name: &str) -> Result<Ia5String, AuthorityError> {
 // === impl Authority ===
 
 impl Authority {
-    /// Makes an authority that may speak for `names` only.
+    /// Creates an authority that may sign for `names` only.
     ///
     /// # Errors
-    /// Where one of the names cannot be in a certificate.
-    pub fn make(
-        called: &str,
+    /// Where a certificate cannot carry one of the names.
+    pub fn generate(
+        common_name: &str,
         names: &Names,
         validity: Duration,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
         names.alternative()?;
         let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, called);
+        params.distinguished_name.push(DnType::CommonName, common_name);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.name_constraints = Some(names.constraints());
@@ -242,10 +213,10 @@ impl Authority {
         Self::read(certificate.pem(), key.serialize_pem())
     }
 
-    /// Reads an authority from its certificate and key, in PEM.
+    /// Reads certificate and key, in PEM.
     ///
     /// # Errors
-    /// Where they are not what [`Authority::make`] gave.
+    /// Where they are not of an authority that [`Authority::generate`] made.
     pub fn read(pem: String, key: String) -> Result<Self, AuthorityError> {
         let certificate =
             CertificateDer::from_pem_slice(pem.as_bytes()).map_err(AuthorityError::Certificate)?;
@@ -260,37 +231,33 @@ impl Authority {
         Ok(this)
     }
 
-    /// The certificate, in PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// The key, in PEM.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// What it may speak for.
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// From when and until when it is valid.
+    /// `notBefore` and `notAfter`.
     pub fn validity(&self) -> (SystemTime, SystemTime) {
         (self.not_before, self.not_after)
     }
 
-    /// When it was made.
     pub fn made(&self) -> SystemTime {
         let life = self.not_after.duration_since(self.not_before).unwrap_or_default();
-        // What `skew` says of the rest.
+        // The inverse of `skew`.
         self.not_before + CLOCK_SKEW.min(life / 9)
     }
 
-    /// Makes a key and a leaf for `names`.
+    /// Creates a key and a leaf for `names`.
     ///
     /// # Errors
-    /// Where a name cannot be in a certificate; whether it may is not asked, but no client would believe it.
+    /// Where a certificate cannot carry a name. Constraints are not checked: clients would reject the leaf.
     pub fn issue(&self, names: &Names, now: SystemTime) -> Result<Leaf, AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::Key)?;
         let issuer = self.issuer().map_err(AuthorityError::Key)?;
@@ -302,11 +269,12 @@ impl Authority {
         Ok(Leaf { chain, key: key.serialize_der() })
     }
 
-    /// Signs a certificate signing request (DER): its key, and nothing else that it asks for. It is for all that the
-    /// authority may speak for: a client may dial any of the API server's addresses, and who asks need not know of all.
+    /// Signs the key of a certificate signing request (DER). The leaf covers all names of the authority.
+    ///
+    /// A client may dial any of the API server's addresses, and the requester need not know all.
     ///
     /// # Errors
-    /// Where it asks for what the authority must not speak for.
+    /// Where it asks for a name outside the constraints.
     pub fn sign(
         &self,
         request: &[u8],
@@ -358,23 +326,22 @@ impl Authority {
     }
 }
 
-/// When the certificate in `pem` ends; `None` where that cannot be read.
+/// `None` where the certificate cannot be read.
 pub fn end_of(pem: &[u8]) -> Option<SystemTime> {
     let certificate = CertificateDer::from_pem_slice(pem).ok()?;
     let (_, parsed) = X509Certificate::from_der(&certificate).ok()?;
     Some(validity(&parsed).1)
 }
 
-/// Whether `pem` is the certificate of an authority as [`Authority::make`] makes them, `called` so, which may speak for its
-/// names only.
-pub fn is_ours(pem: &[u8], called: &str) -> bool {
+/// Whether `pem` is an authority that [`Authority::generate`] made with this common name, with constraints.
+pub fn is_ours(pem: &[u8], common_name: &str) -> bool {
     let Ok(certificate) = CertificateDer::from_pem_slice(pem) else { return false };
     let Ok((_, parsed)) = X509Certificate::from_der(&certificate) else { return false };
     let mut names = parsed.subject().iter_common_name();
-    let is_called = names.next().is_some_and(|name| name.as_str() == Ok(called));
-    // What only excludes some leaves all others.
+    let matches = names.next().is_some_and(|name| name.as_str() == Ok(common_name));
+    // Exclusions alone permit everything else.
     let may_speak = Names::constrained(&parsed).is_some_and(|names| names != Names::default());
-    parsed.is_ca() && is_called && may_speak
+    parsed.is_ca() && matches && may_speak
 }
 
 fn validity(certificate: &X509Certificate<'_>) -> (SystemTime, SystemTime) {

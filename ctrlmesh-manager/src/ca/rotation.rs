@@ -1,11 +1,11 @@
-//! Which authorities follow each other, and when?
+//! Rotates a certificate authority without a gap in trust.
 //!
-//! Pure. Whoever must believe an authority is told of it long before it signs anything, and goes on being told of the
-//! one before for as long as something that it signed could be shown: `current` signs, `next` are believed and sign only
-//! what those before them may not, `previous` are believed until they end. Programs read their certificate authorities
-//! once, at their start, so a change leaves them a quarter of an authority's life for that, and a name that is new (the
-//! API server has another address) takes nothing from those who know the authorities before it: the oldest that may
-//! sign does.
+//! Pure. Clients learn of an authority long before it signs, and trust its predecessor until that expires. `current`
+//! signs. `next` are trusted already, and sign only for names that older ones may not. `previous` are only trusted.
+//!
+//! Programs read their trust bundle once, at start. So a rotation leaves them a quarter of an authority's life. For a
+//! new name, such as another address of the API server, the oldest authority that covers it signs. So programs that
+//! know only older authorities lose nothing.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -15,81 +15,67 @@ use rustls_pki_types::CertificateDer;
 
 use crate::ca::authority::{self, Authority, AuthorityError, Names, SignError};
 
-/// After which time whoever follows what is to be believed knows a new authority: volumes follow their ConfigMap in two
-/// minutes, and what has to be restarted can be.
-const KNOWN: Duration = Duration::from_hours(24);
+/// When clients that follow the trust bundle have a new authority. Volumes follow their ConfigMap in two minutes; the
+/// rest is time to restart programs.
+const DISTRIBUTION_TIME: Duration = Duration::from_hours(24);
 
-/// How many authorities that do not sign in the usual course yet there may be: each is believed by everybody.
-const MOST_NEXT: usize = 8;
+/// Every client trusts each of them.
+const MAX_NEXT: usize = 8;
 
-/// How a certificate begins.
 const CERTIFICATE_BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 
-/// How a certificate ends.
 const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
 
-/// How a key ends.
 const KEY_END: &str = "-----END PRIVATE KEY-----";
 
-/// Whom an authority speaks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum AuthorityKind {
     /// The API server, to operators.
     Mesh,
     /// The manager, to proxies and to the API server.
     Manager,
 }
 
-/// An authority, the one before and the one after.
+/// An authority with its predecessors and successors.
 #[derive(Clone, Debug)]
-pub struct Line {
-    /// Signs, and is believed.
+pub struct Rotation {
+    /// Signs.
     pub current: Authority,
-    /// Are believed, and will sign, oldest first. Until then they sign what those before them may not.
+    /// Trusted, oldest first. They sign only for names that older ones may not, until they become `current`.
     pub next: Vec<Authority>,
-    /// Are believed until they end. PEM, one certificate each.
+    /// Trusted until they expire. PEM, one certificate each.
     pub previous: Vec<String>,
 }
 
-/// What is to be done.
+/// The next change of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
-    /// A next authority is to be made.
+pub enum Step {
+    /// Create a successor.
     Prepare,
-    /// The next one is to sign.
+    /// Let the oldest successor sign.
     Promote,
-    /// One that has ended is to go.
+    /// Remove expired authorities.
     Forget,
 }
 
-/// The data of a Secret.
 pub type Data = BTreeMap<String, ByteString>;
 
-/// A Secret that holds no authority.
 #[derive(Debug, thiserror::Error)]
-pub enum LineError {
-    /// A key is missing.
+pub enum RotationError {
     #[error("{key:?} is missing")]
-    Missing {
-        /// Which.
-        key: String,
-    },
-    /// What is there is none.
+    Missing { key: String },
     #[error("read {key:?}")]
     Authority {
-        /// Which.
         key: String,
-        /// Why.
         #[source]
         source: AuthorityError,
     },
 }
 
-// === impl Kind ===
+// === impl AuthorityKind ===
 
-impl Kind {
-    /// How its certificates call it.
-    pub fn called(self) -> &'static str {
+impl AuthorityKind {
+    pub fn common_name(self) -> &'static str {
         match self {
             Self::Mesh => "ctrlmesh mesh CA",
             Self::Manager => "ctrlmesh manager CA",
@@ -104,104 +90,102 @@ impl Kind {
     }
 }
 
-// === impl Line ===
+// === impl Rotation ===
 
-impl Line {
-    /// The first of its line, where `previous` are believed already, in PEM, one certificate each.
+impl Rotation {
+    /// Creates the first authority. `previous` are certificates that clients trust already, in PEM, one each.
     ///
     /// # Errors
-    /// Where one of the names cannot be in a certificate.
+    /// Where a certificate cannot carry one of the names.
     pub fn begin(
-        kind: Kind,
+        kind: AuthorityKind,
         names: &Names,
         validity: Duration,
         now: SystemTime,
         previous: Vec<String>,
     ) -> Result<Self, AuthorityError> {
-        let current = Authority::make(kind.called(), names, validity, now)?;
+        let current = Authority::generate(kind.common_name(), names, validity, now)?;
         Ok(Self { current, next: Vec::new(), previous })
     }
 
-    /// What is to be done, now that `names` must be spoken for.
-    pub fn due(&self, names: &Names, now: SystemTime) -> Option<Due> {
-        if self.signs().is_some_and(|signs| now >= signs) {
-            return Some(Due::Promote);
+    /// The next step, where the authority must cover `names`.
+    pub fn due_step(&self, names: &Names, now: SystemTime) -> Option<Step> {
+        if self.promotion_time().is_some_and(|signs| now >= signs) {
+            return Some(Step::Promote);
         }
-        let newest = self.believed().rfind(|one| one.names().cover(names));
-        if newest.is_none_or(|newest| now >= newest.validity().0 + lives(newest) / 2) {
-            return Some(Due::Prepare);
+        let newest = self.trusted().rfind(|one| one.names().contains_all(names));
+        if newest.is_none_or(|newest| now >= newest.validity().0 + lifetime(newest) / 2) {
+            return Some(Step::Prepare);
         }
-        let gone = self.previous.iter().any(|pem| ended(pem, now))
+        let gone = self.previous.iter().any(|pem| is_expired(pem, now))
             || self.next.iter().any(|next| next.validity().1 <= now);
-        gone.then_some(Due::Forget)
+        gone.then_some(Step::Forget)
     }
 
-    /// From when on the oldest of the next signs, in turn; none where there is none.
-    fn signs(&self) -> Option<SystemTime> {
+    /// When the oldest successor is to sign.
+    fn promotion_time(&self) -> Option<SystemTime> {
         let next = self.next.first()?;
         let (begin, end) = self.current.validity();
-        let life = lives(&self.current);
+        let life = lifetime(&self.current);
         let in_turn = (begin + life * 3 / 4).max(next.validity().0 + life / 4);
-        // Not so late that nobody could follow.
+        // Early enough for clients to follow.
         Some(in_turn.min(end - life / 8))
     }
 
-    /// When the oldest of the next was made, and from when on it signs; none where there is none.
-    pub fn follows(&self) -> Option<(SystemTime, SystemTime)> {
-        Some((self.next.first()?.made(), self.signs()?))
+    /// When the oldest successor was created, and when it is to sign.
+    pub fn successor(&self) -> Option<(SystemTime, SystemTime)> {
+        Some((self.next.first()?.made(), self.promotion_time()?))
     }
 
-    /// What the authority that signs may speak for.
-    pub fn spoken_for(&self) -> &Names {
+    pub fn current_names(&self) -> &Names {
         self.current.names()
     }
 
-    /// Whether one of those that are believed may speak for all of `names`.
+    /// Whether one trusted authority covers all of `names`.
     pub fn covers(&self, names: &Names) -> bool {
-        self.believed().any(|one| one.names().cover(names))
+        self.trusted().any(|one| one.names().contains_all(names))
     }
 
-    /// Does what is due.
     ///
     /// # Errors
-    /// Where one of the names cannot be in a certificate.
-    pub fn step(
+    /// Where a certificate cannot carry one of the names.
+    pub fn apply(
         mut self,
-        due: Due,
-        kind: Kind,
+        step: Step,
+        kind: AuthorityKind,
         names: &Names,
         validity: Duration,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        match due {
-            Due::Prepare => {
-                // What comes and goes, as addresses in a rollout, is to be no new authority each time.
-                let young = self.next.iter().filter(|next| !is_known(next, now));
-                let names = young.fold(names.clone(), |names, next| names.and(next.names()));
-                self.next.push(Authority::make(kind.called(), &names, validity, now)?);
-                if self.next.len() > MOST_NEXT {
+        match step {
+            Step::Prepare => {
+                // Addresses come and go in a rollout. One authority covers all recent ones.
+                let young = self.next.iter().filter(|next| !is_distributed(next, now));
+                let names = young.fold(names.clone(), |names, next| names.union(next.names()));
+                self.next.push(Authority::generate(kind.common_name(), &names, validity, now)?);
+                if self.next.len() > MAX_NEXT {
                     self.previous.push(self.next.remove(0).pem().to_owned());
                 }
             }
-            Due::Promote => {
+            Step::Promote => {
                 if !self.next.is_empty() {
                     let next = self.next.remove(0);
                     self.previous.push(self.current.pem().to_owned());
                     self.current = next;
                 }
             }
-            Due::Forget => {
-                self.previous.retain(|pem| !ended(pem, now));
+            Step::Forget => {
+                self.previous.retain(|pem| !is_expired(pem, now));
                 self.next.retain(|next| next.validity().1 > now);
             }
         }
         Ok(self)
     }
 
-    /// Signs a request (DER) by the oldest authority that may: it is the one that most believe.
+    /// Signs a request (DER) with the oldest authority that may: most clients trust it.
     ///
     /// # Errors
-    /// Where it asks for what none may speak for.
+    /// Where no authority covers the requested names.
     pub fn sign(
         &self,
         request: &[u8],
@@ -217,56 +201,56 @@ impl Line {
         signed
     }
 
-    /// By which authority, and for which of `names`, somebody presents himself: by the oldest that may speak for all of
-    /// them and is known by now, else by the current one for those that it may speak for.
-    pub fn presents(&self, names: &Names, now: SystemTime) -> (&Authority, Names) {
-        let mut known = self.next.iter().filter(|next| is_known(next, now));
-        if self.current.names().cover(names) {
+    /// The authority for a serving certificate, and the part of `names` that it covers.
+    ///
+    /// It is the oldest that covers all of them and that clients know by now, or else the current one.
+    pub fn serving_authority(&self, names: &Names, now: SystemTime) -> (&Authority, Names) {
+        let mut known = self.next.iter().filter(|next| is_distributed(next, now));
+        if self.current.names().contains_all(names) {
             return (&self.current, names.clone());
         }
-        match known.find(|next| next.names().cover(names)) {
+        match known.find(|next| next.names().contains_all(names)) {
             Some(next) => (next, names.clone()),
-            None => (&self.current, names.both(self.current.names())),
+            None => (&self.current, names.intersection(self.current.names())),
         }
     }
 
-    /// Those that sign, or will, oldest first.
-    fn believed(&self) -> impl DoubleEndedIterator<Item = &Authority> {
+    /// `current` and `next`, oldest first.
+    fn trusted(&self) -> impl DoubleEndedIterator<Item = &Authority> {
         [&self.current].into_iter().chain(&self.next)
     }
 
-    /// Whom to believe, in PEM.
+    /// The trust bundle, in PEM.
     pub fn bundle(&self) -> String {
-        let all = self.believed().map(Authority::pem);
+        let all = self.trusted().map(Authority::pem);
         all.chain(self.previous.iter().map(String::as_str))
             .flat_map(|pem| [pem.trim_end(), "\n"])
             .collect()
     }
 
-    /// Reads a line from the data of a Secret.
     ///
     /// # Errors
-    /// Where something is missing there, or none of ours.
-    pub fn read(kind: Kind, data: &Data) -> Result<Self, LineError> {
+    /// Where a key is missing, or its value is not an authority of ours.
+    pub fn read(kind: AuthorityKind, data: &Data) -> Result<Self, RotationError> {
         let text = |rest: &str| {
             let bytes = data.get(&kind.key(rest))?;
             Some(String::from_utf8_lossy(&bytes.0).into_owned())
         };
         let authority = |certificate: &str, key: &str| {
-            let key = text(key).ok_or_else(|| LineError::Missing { key: kind.key(key) })?;
+            let key = text(key).ok_or_else(|| RotationError::Missing { key: kind.key(key) })?;
             let pem = text(certificate)
-                .ok_or_else(|| LineError::Missing { key: kind.key(certificate) })?;
+                .ok_or_else(|| RotationError::Missing { key: kind.key(certificate) })?;
             Authority::read(pem, key)
-                .map_err(|source| LineError::Authority { key: kind.key(certificate), source })
+                .map_err(|source| RotationError::Authority { key: kind.key(certificate), source })
         };
         let pems = |rest: &str, end| text(rest).map(|text| blocks(&text, end)).unwrap_or_default();
         let next = pems("-next.crt", CERTIFICATE_END);
         let next_keys = pems("-next.key", KEY_END);
         if next.len() != next_keys.len() {
-            return Err(LineError::Missing { key: kind.key("-next.key") });
+            return Err(RotationError::Missing { key: kind.key("-next.key") });
         }
         let next = next.into_iter().zip(next_keys).map(|(pem, key)| {
-            let key_of = |source| LineError::Authority { key: kind.key("-next.crt"), source };
+            let key_of = |source| RotationError::Authority { key: kind.key("-next.crt"), source };
             Authority::read(pem, key).map_err(key_of)
         });
         Ok(Self {
@@ -276,8 +260,7 @@ impl Line {
         })
     }
 
-    /// Writes it into the data of a Secret.
-    pub fn write(&self, kind: Kind, data: &mut Data) {
+    pub fn write(&self, kind: AuthorityKind, data: &mut Data) {
         let mut put = |rest: &str, text: Option<&str>| match text {
             Some(text) => {
                 drop(data.insert(kind.key(rest), ByteString(text.as_bytes().to_vec())));
@@ -296,33 +279,32 @@ impl Line {
     }
 }
 
-/// The authorities of our `kind` in a bundle, in PEM, one certificate each, but for those that have ended.
-pub fn authorities(bundle: &str, kind: Kind, now: SystemTime) -> Vec<String> {
+/// The unexpired authorities of our `kind` in a bundle, in PEM, one certificate each.
+pub fn authorities(bundle: &str, kind: AuthorityKind, now: SystemTime) -> Vec<String> {
     let blocks = blocks(bundle, CERTIFICATE_END).into_iter();
-    // Before the last there may be one without an end.
+    // The block may begin with a truncated certificate.
     let certificates =
         blocks.filter_map(|block| Some(block[block.rfind(CERTIFICATE_BEGIN)?..].to_owned()));
-    let is_ours = |pem: &str| authority::is_ours(pem.as_bytes(), kind.called());
-    certificates.filter(|pem| is_ours(pem) && !ended(pem, now)).collect()
+    let is_ours = |pem: &str| authority::is_ours(pem.as_bytes(), kind.common_name());
+    certificates.filter(|pem| is_ours(pem) && !is_expired(pem, now)).collect()
 }
 
-/// Whether the certificate has ended; one that cannot be read has.
-fn ended(pem: &str, now: SystemTime) -> bool {
+/// True also for a certificate that cannot be read.
+fn is_expired(pem: &str, now: SystemTime) -> bool {
     authority::end_of(pem.as_bytes()).is_none_or(|end| end <= now)
 }
 
-/// How long it lives.
-fn lives(authority: &Authority) -> Duration {
+fn lifetime(authority: &Authority) -> Duration {
     let (begin, end) = authority.validity();
     end.duration_since(begin).unwrap_or_default()
 }
 
-/// Whether those who follow what is to be believed know it by now.
-fn is_known(authority: &Authority, now: SystemTime) -> bool {
-    now >= authority.validity().0 + KNOWN.min(lives(authority) / 4)
+/// Whether clients that follow the trust bundle have it by now.
+fn is_distributed(authority: &Authority, now: SystemTime) -> bool {
+    now >= authority.validity().0 + DISTRIBUTION_TIME.min(lifetime(authority) / 4)
 }
 
-/// What follows each other in a text, one by one, each with its `end`.
+/// Splits PEM into blocks, each with its `end`.
 fn blocks(text: &str, end: &str) -> Vec<String> {
     let blocks = text.split_inclusive(end).filter(|block| block.contains(end));
     blocks.map(|block| format!("{}\n", block.trim())).collect()

@@ -1,8 +1,7 @@
-//! Which certificate does the manager present?
+//! Issues and renews the manager's serving certificate.
 //!
-//! One that it issues itself, with an authority for the manager, for a day; renewed at two thirds of that, and when the
-//! authorities change. Where it was given names that no authority may speak for which everybody knows, it goes without
-//! them until one is: with a single name too many nobody would believe the rest either.
+//! It lives for a day. It is renewed after two thirds of that, and when the authorities change. Names that no widely
+//! known authority covers are left out until one does: with one such name, clients would reject the whole certificate.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,54 +12,49 @@ use tokio::time;
 use tracing::{info, warn};
 
 use crate::ca::authority::{AuthorityError, LEAF_VALIDITY, Names};
-use crate::ca::store::{Authorities, Vault};
+use crate::ca::store::{Authorities, CaStore};
 use crate::telemetry;
 use crate::tls::{self, Presented};
 
-/// How long to wait after a certificate could not be issued.
+/// Pause after a failed issue.
 const RETRY: Duration = Duration::from_mins(1);
 
-/// How often it is looked whether an authority that is new is known by now.
+/// How often a new authority is checked for being widely known.
 const LOOK: Duration = Duration::from_mins(10);
 
-/// A certificate that cannot be presented.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
-    /// It cannot be issued.
     #[error("issue the manager's certificate")]
     Issue(#[from] AuthorityError),
-    /// The TLS library does not take it.
     #[error("use the manager's certificate")]
     Use(#[from] rustls::Error),
 }
 
-/// The first certificate, for `names`.
 ///
 /// # Errors
 /// Where it cannot be issued.
-pub fn first(vault: &Vault, names: &Names) -> Result<Arc<Presented>, ServingError> {
-    Ok(Arc::new(Presented::new(issue(&vault.current(), names, SystemTime::now())?.0)))
+pub fn first(ca_store: &CaStore, names: &Names) -> Result<Arc<Presented>, ServingError> {
+    Ok(Arc::new(Presented::new(issue(&ca_store.current(), names, SystemTime::now())?.0)))
 }
 
-/// Renews the certificate for ever.
-pub async fn follow(vault: Arc<Vault>, names: Names, presented: Arc<Presented>) {
-    let mut changed = vault.changes();
-    let mut wait = renewal(&vault.current(), &names, SystemTime::now());
+pub async fn follow(ca_store: Arc<CaStore>, names: Names, presented: Arc<Presented>) {
+    let mut changed = ca_store.changes();
+    let mut wait = renewal(&ca_store.current(), &names, SystemTime::now());
     loop {
-        let by = vault.current().manager.bundle();
+        let by = ca_store.current().manager.bundle();
         tokio::select! {
             () = time::sleep(wait) => {}
             gone = changed.changed() => {
                 if gone.is_err() {
                     return;
                 }
-                if vault.current().manager.bundle() == by {
+                if ca_store.current().manager.bundle() == by {
                     continue;
                 }
             }
         }
         let now = SystemTime::now();
-        wait = match issue(&vault.current(), &names, now) {
+        wait = match issue(&ca_store.current(), &names, now) {
             Ok((key, missing)) => {
                 presented.replace(key);
                 info!("serving certificate renewed");
@@ -70,7 +64,7 @@ pub async fn follow(vault: Arc<Vault>, names: Names, presented: Arc<Presented>) 
                         "not presented yet: the authority for them is not known everywhere"
                     );
                 }
-                renewal(&vault.current(), &names, now)
+                renewal(&ca_store.current(), &names, now)
             }
             Err(error) => {
                 warn!(error = telemetry::chain(&error), "serving certificate kept");
@@ -80,26 +74,26 @@ pub async fn follow(vault: Arc<Vault>, names: Names, presented: Arc<Presented>) 
     }
 }
 
-/// How long the certificate that is issued `now` is presented.
+/// How long a certificate that is issued `now` is presented.
 fn renewal(authorities: &Authorities, names: &Names, now: SystemTime) -> Duration {
-    let (by, of) = authorities.manager.presents(names, now);
+    let (by, of) = authorities.manager.serving_authority(names, now);
     let left = by.validity().1.duration_since(now).unwrap_or_default();
     let all = of == *names;
     let longest = if all { LEAF_VALIDITY } else { LOOK };
-    // Where the authority has ended, the next one is waited for.
+    // Where the authority has expired, its successor is waited for.
     (left.min(longest) * 2 / 3).max(RETRY)
 }
 
-/// The certificate, and the names that it does not have, printed.
+/// The certificate, and the names that it lacks, printed.
 fn issue(
     authorities: &Authorities,
     names: &Names,
     now: SystemTime,
 ) -> Result<(CertifiedKey, String), ServingError> {
-    let (by, of) = authorities.manager.presents(names, now);
+    let (by, of) = authorities.manager.serving_authority(names, now);
     let leaf = by.issue(&of, now)?;
     let key = PrivatePkcs8KeyDer::from(leaf.key).into();
-    Ok((CertifiedKey::from_der(leaf.chain, key, &tls::provider())?, names.beyond(&of)))
+    Ok((CertifiedKey::from_der(leaf.chain, key, &tls::provider())?, names.missing_from(&of)))
 }
 
 #[cfg(test)]
@@ -108,13 +102,16 @@ mod tests {
     use x509_parser::prelude::{FromDer as _, GeneralName};
 
     use super::*;
-    use crate::ca::rotation::{Due, Kind, Line};
+    use crate::ca::rotation::{AuthorityKind, Rotation, Step};
 
     const LIFE: Duration = Duration::from_hours(24 * 400);
 
     fn authorities(names: &Names, now: SystemTime) -> Authorities {
-        let line = |kind| Line::begin(kind, names, LIFE, now, Vec::new()).unwrap();
-        Authorities { mesh: line(Kind::Mesh), manager: line(Kind::Manager) }
+        let rotation = |kind| Rotation::begin(kind, names, LIFE, now, Vec::new()).unwrap();
+        Authorities {
+            mesh: rotation(AuthorityKind::Mesh),
+            manager: rotation(AuthorityKind::Manager),
+        }
     }
 
     fn names_of(key: &CertifiedKey) -> usize {
@@ -133,7 +130,8 @@ mod tests {
         let (key, missing) = issue(&all, &names, now).unwrap();
         assert_eq!((names_of(&key), missing.as_str()), (1, "manager.example.com"));
         assert!(renewal(&all, &names, now) < LOOK);
-        all.manager = all.manager.step(Due::Prepare, Kind::Manager, &names, LIFE, now).unwrap();
+        all.manager =
+            all.manager.apply(Step::Prepare, AuthorityKind::Manager, &names, LIFE, now).unwrap();
         assert_eq!(names_of(&issue(&all, &names, now).unwrap().0), 1);
         let later = now + Duration::from_hours(24);
         let (key, missing) = issue(&all, &names, later).unwrap();

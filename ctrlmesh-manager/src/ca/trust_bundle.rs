@@ -1,7 +1,7 @@
-//! How does everybody come to believe the authorities?
+//! Distributes the trust bundle.
 //!
-//! Pods through a ConfigMap in their namespace, which is there before they are; the API server through the `caBundle`
-//! of the webhook configurations. Both are put right for ever by the leader.
+//! Pods get it in a ConfigMap of their namespace, which exists before they start. The API server gets it as `caBundle`
+//! of our webhook configurations. The leader keeps both up to date.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -25,99 +25,87 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{self, MissedTickBehavior};
 use tracing::{info, warn};
 
-use crate::ca::cluster::Cluster;
-use crate::ca::store::Vault;
+use crate::ca::cluster_ca::ClusterCa;
+use crate::ca::store::CaStore;
 use crate::leader::lease::Leadership;
 use crate::telemetry;
 
-mod there;
-mod written;
+mod published_maps;
+mod recent_writes;
 
-use there::There;
-use written::Written;
+use published_maps::PublishedMaps;
+use recent_writes::RecentWrites;
 
-/// Who writes.
 const MANAGER: &str = "ctrlmesh-manager";
 
-/// The label of the webhook configurations that are ours.
 const PART_OF: &str = "app.kubernetes.io/part-of=ctrlmesh";
 
-/// How often everything is looked at.
 const PERIOD: Duration = Duration::from_secs(30);
 
-/// What believes in us could not be told.
 #[derive(Debug, thiserror::Error)]
-pub enum RootsError {
-    /// A `ConfigMap` could not be written.
+pub enum TrustBundleError {
     #[error("write the ConfigMap `{}` in namespace {namespace:?}", root_ca::MESH)]
     Write {
-        /// Where.
         namespace: String,
-        /// Why.
         #[source]
         source: kube::Error,
     },
-    /// The webhook configurations could not be read or written.
     #[error("keep the webhook configurations")]
     Webhooks(#[source] kube::Error),
 }
 
-/// How many write for pods that are being admitted: hundreds are made in one namespace at once, and who asks for many
-/// namespaces that there are not is not to make a flood of it.
+/// How many admissions write at once. Hundreds of pods are created in one namespace together, and requests for many
+/// namespaces that do not exist must not become a flood.
 const AT_ONCE: usize = 4;
 
-/// Tells everybody whom to believe.
-pub struct Roots {
+pub struct TrustBundle {
     client: Client,
-    vault: Arc<Vault>,
-    /// The cluster's own certificate authority.
-    cluster: Cluster,
-    /// What was written a moment ago.
-    written: Written,
-    /// For those that are admitted.
+    ca_store: Arc<CaStore>,
+    cluster: ClusterCa,
+    recent_writes: RecentWrites,
+    /// Limits writes on behalf of admissions.
     room: Semaphore,
 }
 
-/// Where it is looked whether all is right.
+/// What is checked in one round.
 #[derive(Debug)]
 enum Look {
-    /// In one namespace, where something has happened.
+    /// One namespace, whose ConfigMap changed.
     At(String),
-    /// In namespaces that have enrolled pods, and perhaps had none before.
+    /// Namespaces that have enrolled pods, but no ConfigMap yet.
     WhereItIsMissing,
-    /// In all namespaces, and in the webhook configurations.
+    /// All namespaces and the webhook configurations.
     Everywhere,
 }
 
-// === impl Roots ===
+// === impl TrustBundle ===
 
-impl Roots {
-    /// `cluster` is the API server's own authority.
-    pub fn new(client: Client, vault: Arc<Vault>, cluster: Cluster) -> Self {
+impl TrustBundle {
+    pub fn new(client: Client, ca_store: Arc<CaStore>, cluster: ClusterCa) -> Self {
         let room = Semaphore::new(AT_ONCE);
-        Self { client, vault, cluster, written: Written::default(), room }
+        Self { client, ca_store, cluster, recent_writes: RecentWrites::default(), room }
     }
 
-    /// Sees to it that the ConfigMap is in `namespace`: to be awaited before a pod is admitted there.
+    /// Ensures that `namespace` has the ConfigMap. Awaited before a pod is admitted maps_there.
     ///
     /// # Errors
     /// Where it cannot be written; the pod could not start without it.
-    pub async fn in_namespace(&self, namespace: &str) -> Result<(), RootsError> {
-        if self.written.stands(namespace, digest(&self.data())) {
+    pub async fn in_namespace(&self, namespace: &str) -> Result<(), TrustBundleError> {
+        if self.recent_writes.has(namespace, digest(&self.data())) {
             return Ok(());
         }
-        // It is never closed.
+        // The semaphore is never closed.
         let _room = self.room.acquire().await;
-        // Somebody who came before has perhaps written it meanwhile, and what there is to write may be another.
+        // Another admission may have written it meanwhile, or the bundle may have changed.
         let data = self.data();
-        if self.written.stands(namespace, digest(&data)) {
+        if self.recent_writes.has(namespace, digest(&data)) {
             return Ok(());
         }
         self.write(namespace, &data).await
     }
 
-    /// Puts everything right for ever, where this replica leads. `namespaces` are those that have enrolled pods; the
-    /// ConfigMap is in `own`, too.
+    /// Keeps everything up to date, while this replica leads. `namespaces` have enrolled pods; `own` gets the
+    /// ConfigMap, too.
     pub async fn follow(
         self: Arc<Self>,
         leadership: Leadership,
@@ -130,14 +118,13 @@ impl Roots {
             let mut here = leadership.clone();
             tokio::select! {
                 () = self.keep(&leadership, namespaces.clone(), &own) => return,
-                // Another replica does now.
+                // Another replica leads now.
                 () = here.lost() => {}
             }
         }
     }
 
-    /// The same while it leads. The `ConfigMaps` are watched: to list them again and again would cost the API server a
-    /// look at every one of the cluster.
+    /// Watches the `ConfigMaps`: repeated lists would have the API server read every one of the cluster.
     async fn keep(
         &self,
         leadership: &Leadership,
@@ -147,16 +134,16 @@ impl Roots {
         let maps: Api<ConfigMap> = Api::all(self.client.clone());
         let ours = Config::default().fields(&format!("metadata.name={}", root_ca::MESH));
         let mut events = pin!(watcher(maps, ours).default_backoff());
-        let mut changes = self.vault.changes();
+        let mut changes = self.ca_store.changes();
         let mut ticks = time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut there = There::default();
-        // Whether something was passed over because it was written a moment ago.
+        let mut maps_there = PublishedMaps::default();
+        // Whether a namespace was skipped because it was written a moment ago.
         let mut again = false;
         loop {
             let look = tokio::select! {
                 event = events.next() => match event {
-                    Some(Ok(event)) => there.take(event).map_or(Look::Everywhere, Look::At),
+                    Some(Ok(event)) => maps_there.take(event).map_or(Look::Everywhere, Look::At),
                     Some(Err(error)) => {
                         warn!(%error, "watch failed; goes on");
                         continue;
@@ -164,7 +151,7 @@ impl Roots {
                     None => return,
                 },
                 _ = ticks.tick() => Look::Everywhere,
-                () = time::sleep(written::STANDS), if again => Look::Everywhere,
+                () = time::sleep(recent_writes::VALIDITY), if again => Look::Everywhere,
                 known = changes.changed() => match known {
                     Ok(()) => Look::Everywhere,
                     Err(_gone) => return,
@@ -174,60 +161,60 @@ impl Roots {
                     Err(_gone) => return,
                 },
             };
-            if there.is_whole() {
+            if maps_there.is_whole() {
                 let mut all = namespaces.borrow_and_update().clone();
                 all.insert(own.to_owned());
-                again = self.look(look, all, again, &there, leadership).await;
+                again = self.look(look, all, again, &maps_there, leadership).await;
             }
         }
     }
 
-    /// Looks there whether all is right, and puts it right; `all` are the namespaces that need the ConfigMap. Gives whether
-    /// something was passed over, now or `before`, because it was written a moment ago.
+    /// Checks `scope` and repairs it; `all` are the namespaces that need the ConfigMap. Returns whether a namespace was
+    /// skipped, now or `before`, because it was written a moment ago.
     async fn look(
         &self,
         look: Look,
         all: BTreeSet<String>,
         before: bool,
-        there: &There,
+        maps_there: &PublishedMaps,
         leadership: &Leadership,
     ) -> bool {
         match look {
             Look::At(namespace) => {
-                let is_asked = all.contains(&namespace) || there.has(&namespace);
-                before | self.repair(is_asked.then_some(namespace), there, leadership).await
+                let is_asked = all.contains(&namespace) || maps_there.has(&namespace);
+                before | self.repair(is_asked.then_some(namespace), maps_there, leadership).await
             }
             Look::WhereItIsMissing => {
-                let missing = all.into_iter().filter(|namespace| !there.has(namespace));
-                before | self.repair(missing, there, leadership).await
+                let missing = all.into_iter().filter(|namespace| !maps_there.has(namespace));
+                before | self.repair(missing, maps_there, leadership).await
             }
             Look::Everywhere => {
-                let known = there.namespaces();
-                let again = self.repair(all.into_iter().chain(known), there, leadership).await;
+                let known = maps_there.namespaces();
+                let again = self.repair(all.into_iter().chain(known), maps_there, leadership).await;
                 self.webhooks(leadership).await;
                 again
             }
         }
     }
 
-    /// Writes the ConfigMap into those namespaces where it is missing, or says something else; gives whether one was passed
-    /// over, because it was written there just now.
+    /// Writes the ConfigMap where it is missing or different. Returns whether a namespace was skipped because it was
+    /// written a moment ago.
     async fn repair(
         &self,
         namespaces: impl IntoIterator<Item = String>,
-        there: &There,
+        maps_there: &PublishedMaps,
         leadership: &Leadership,
     ) -> bool {
         let data = self.data();
         let digest = digest(&data);
-        let wrong = namespaces.into_iter().filter(|one| there.digest(one) != Some(digest));
+        let wrong = namespaces.into_iter().filter(|one| maps_there.digest(one) != Some(digest));
         let (stand, wrong): (BTreeSet<_>, BTreeSet<_>) =
-            wrong.partition(|one| self.written.stands(one, digest));
+            wrong.partition(|one| self.recent_writes.has(one, digest));
         for namespace in wrong {
             if !leadership.is_held() {
                 break;
             }
-            // One namespace, such as one that is being removed, does not stand in another's way.
+            // A namespace that fails, such as one that is being deleted, does not block the others.
             if let Err(error) = self.write(&namespace, &data).await {
                 warn!(error = telemetry::chain(&error), "certificate authorities not published");
             }
@@ -239,7 +226,7 @@ impl Roots {
         &self,
         namespace: &str,
         data: &BTreeMap<String, String>,
-    ) -> Result<(), RootsError> {
+    ) -> Result<(), TrustBundleError> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
         let map = json!({
             "apiVersion": "v1",
@@ -249,14 +236,17 @@ impl Roots {
         });
         let params = PatchParams::apply(MANAGER).force();
         let written = maps.patch(root_ca::MESH, &params, &Patch::Apply(&map)).await;
-        written.map_err(|source| RootsError::Write { namespace: namespace.to_owned(), source })?;
+        written.map_err(|source| TrustBundleError::Write {
+            namespace: namespace.to_owned(),
+            source,
+        })?;
         info!(namespace, "certificate authorities published");
-        self.written.remember(namespace, digest(data));
+        self.recent_writes.remember(namespace, digest(data));
         Ok(())
     }
 
     fn data(&self) -> BTreeMap<String, String> {
-        let authorities = self.vault.current();
+        let authorities = self.ca_store.current();
         let mesh = authorities.mesh.bundle();
         let both = format!("{mesh}{}", self.cluster.pem());
         BTreeMap::from([
@@ -266,16 +256,15 @@ impl Roots {
         ])
     }
 
-    /// Tells the API server whom to believe when it calls our webhooks.
+    /// Sets the `caBundle` of our webhook configurations.
     async fn webhooks(&self, leadership: &Leadership) {
         for told in [self.validating(leadership).await, self.mutating(leadership).await] {
-            if let Err(error) = told.map_err(RootsError::Webhooks) {
+            if let Err(error) = told.map_err(TrustBundleError::Webhooks) {
                 warn!(error = telemetry::chain(&error), "certificate authorities not published");
             }
         }
     }
 
-    /// Those that check.
     async fn validating(&self, leadership: &Leadership) -> Result<(), kube::Error> {
         let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         for mut one in configurations.list(&ListParams::default().labels(PART_OF)).await? {
@@ -288,7 +277,6 @@ impl Roots {
         Ok(())
     }
 
-    /// Those that change.
     async fn mutating(&self, leadership: &Leadership) -> Result<(), kube::Error> {
         let configurations: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         for mut one in configurations.list(&ListParams::default().labels(PART_OF)).await? {
@@ -302,11 +290,11 @@ impl Roots {
     }
 
     fn bundle(&self) -> ByteString {
-        ByteString(self.vault.current().manager.bundle().into_bytes())
+        ByteString(self.ca_store.current().manager.bundle().into_bytes())
     }
 }
 
-/// Whether any of them had to be changed.
+/// Returns whether a bundle was changed.
 fn set<'a>(
     clients: impl Iterator<Item = &'a mut WebhookClientConfig>,
     bundle: &ByteString,
@@ -319,8 +307,8 @@ fn set<'a>(
     changed
 }
 
-/// One that cannot be written, such as somebody else's with our label, does not stand in another's way. A change in between
-/// is none of our business: the next look sees it.
+/// A configuration that cannot be written, such as a foreign one with our label, does not block the others. A conflict
+/// is ignored: the next round reads the change.
 fn told<T>(name: &str, written: Result<T, kube::Error>) {
     match written {
         Ok(_) => info!(configuration = name, "webhook configuration believes the manager"),

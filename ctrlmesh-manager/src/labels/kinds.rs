@@ -12,54 +12,40 @@ use kube::{Api, Client};
 use tokio::time;
 use tracing::warn;
 
-use super::{ALL, Listed, NAMESPACE, Scope};
+use super::{ALL, KindList, NAMESPACE, Scope};
 use crate::telemetry;
 
 /// How long the API server may take to say what it serves of one group: of one whose own server is away it may never.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// A kind that is listed and served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// How it is asked for.
     pub resource: ApiResource,
-    /// Whether its objects are in namespaces.
     pub scope: Scope,
 }
 
-/// What is listed cannot be found out.
 #[derive(Debug, thiserror::Error)]
 pub enum KindsError {
-    /// The ConfigMap cannot be read.
     #[error("read the ConfigMap `{}` in namespace {namespace:?}", resource_list::NAME)]
     Read {
-        /// Where it should be.
         namespace: String,
-        /// Why.
         #[source]
         source: kube::Error,
     },
-    /// It does not say what it should.
     #[error("parse `{}` of the ConfigMap `{}`", resource_list::KEY, resource_list::NAME)]
     Parse(#[source] Box<serde_saphyr::Error>),
-    /// A key is no group and version.
     #[error("{name:?} is not GROUP/VERSION, or v1")]
-    GroupVersion {
-        /// The key.
-        name: String,
-    },
+    GroupVersion { name: String },
     /// The API server does not say in time what it serves.
     #[error("ask within {DEADLINE:?} what the API server serves of {group_version}")]
     Late {
         /// Of what.
         group_version: String,
     },
-    /// The API server does not say what it serves.
     #[error("ask what the API server serves of {group_version}")]
     Discover {
         /// Of what.
         group_version: String,
-        /// Why.
         #[source]
         source: kube::Error,
     },
@@ -68,10 +54,8 @@ pub enum KindsError {
 /// Kinds by their name in URLs.
 pub type Kinds = BTreeMap<String, Kind>;
 
-/// What is to be labelled.
 #[derive(Debug, Default)]
 pub struct Served {
-    /// The kinds that are listed and served.
     pub kinds: Kinds,
     /// What is listed and cannot be found out, and of which nothing was known before.
     pub unknown: Vec<KindsError>,
@@ -171,7 +155,7 @@ fn listed(
     text: &str,
     unknown: &mut Vec<KindsError>,
 ) -> Result<Vec<(GroupVersion, Names)>, KindsError> {
-    let all = Listed::read(text).map_err(KindsError::Parse)?;
+    let all = KindList::read(text).map_err(KindsError::Parse)?;
     let mut listed = Vec::new();
     for (name, kinds) in all.group_version_kinds {
         match GroupVersion::from_str(&name) {

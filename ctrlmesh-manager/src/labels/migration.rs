@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use crate::cluster::cache::Cache;
 use crate::cluster::plan::Plans;
-use crate::labels::{Current, Progress, list_of_kinds};
+use crate::labels::{CurrentProgress, Progress, list_of_kinds};
 use crate::leader::lease::Leadership;
 use crate::rules::label_scheme::{Facts, Scheme, Step};
 use crate::rules::pod::PodName;
@@ -33,9 +33,8 @@ use crate::status::compute::Contact;
 use crate::status::status_writer::{StatusPermit, StatusWriter};
 use crate::telemetry;
 
-mod asked;
+mod former_labels;
 
-/// How often it is looked.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// For how long no object may have lacked anything before all are taken to have all: what was written while the API server
@@ -47,47 +46,33 @@ const SETTLES: Duration = Duration::from_secs(5);
 /// which the API server sends each minute (`defaultBookmarkFrequency`).
 const SETTLES_AGAIN: Duration = Duration::from_secs(90);
 
-/// How long the API server may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The condition of the `ManagerState`.
 const CONDITION: &str = "Relabelled";
 
 /// Leads objects over to other labels, while this replica leads.
 pub struct Migration<Contacts> {
-    /// The API server.
     pub client: Client,
     /// The managers' namespace, where the list of kinds is.
     pub namespace: String,
-    /// What the managers were told.
     pub wanted: Labelling,
     /// Whether the former labels are to stay.
     pub keeps_former: bool,
-    /// Where it is seen what is in force.
     pub cache: Arc<Cache>,
-    /// What follows from it.
     pub plans: Plans,
-    /// What the proxies have said.
     pub contacts: Contacts,
-    /// How far labelling has come.
-    pub current: Current,
-    /// Whether this replica writes.
+    pub current: CurrentProgress,
     pub leadership: Leadership,
-    /// Who else writes that status.
     pub status_writer: StatusWriter,
-    /// Whom events are told by.
     pub recorder: Recorder,
-    /// What is counted.
     pub metrics: MigrationMetrics,
-    /// What is said of it elsewhere.
-    pub said: Said,
+    pub said: MigrationNotice,
 }
 
 /// What is to be said of labels that are being changed, for whoever holds a copy.
 #[derive(Clone, Debug, Default)]
-pub struct Said(Arc<Mutex<Option<String>>>);
+pub struct MigrationNotice(Arc<Mutex<Option<String>>>);
 
-/// What is counted.
 #[derive(Clone, Debug, Default)]
 pub struct MigrationMetrics(Family<StageLabels, Gauge>);
 
@@ -98,20 +83,19 @@ struct StageLabels {
 
 /// Since when no object has lacked anything.
 #[derive(Debug, Default)]
-struct Settled(Option<(Arc<Scheme>, u64, Instant)>);
+struct QuietPeriod(Option<(Arc<Scheme>, u64, Instant)>);
 
 /// How far it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stage {
     /// In a word; none where nothing is being changed.
     name: Option<&'static str>,
-    /// For people.
     message: String,
 }
 
-// === impl Said ===
+// === impl MigrationNotice ===
 
-impl Said {
+impl MigrationNotice {
     /// What is to be said, where there is anything.
     pub fn get(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -125,7 +109,6 @@ impl Said {
 // === impl MigrationMetrics ===
 
 impl MigrationMetrics {
-    /// Registers all.
     pub fn register(registry: &mut Registry) -> Self {
         let this = Self::default();
         let help = "1 where the leader gives objects other labels besides (labelling), waits until nobody goes by those from before (leaving), or takes these away (removing)";
@@ -142,9 +125,9 @@ impl MigrationMetrics {
     }
 }
 
-// === impl Settled ===
+// === impl QuietPeriod ===
 
-impl Settled {
+impl QuietPeriod {
     /// Whether it has been so for long enough, where so many have been labelled by `scheme`, and it is `finished`.
     fn is(&mut self, scheme: &Arc<Scheme>, finished: bool, repaired: u64, now: Instant) -> bool {
         let same = |(before, count, _): &(Arc<Scheme>, u64, Instant)| {
@@ -170,12 +153,12 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
     /// Takes one step after the other, for ever.
     pub async fn run(mut self) {
         let mut ticks = time::interval(PERIOD);
-        let (mut settled, mut told) = (Settled::default(), None);
+        let (mut settled, mut told) = (QuietPeriod::default(), None);
         loop {
             if !self.leadership.is_held() {
                 self.metrics.set(None);
                 self.said.set(None);
-                (settled, told) = (Settled::default(), None);
+                (settled, told) = (QuietPeriod::default(), None);
             }
             self.leadership.acquired().await;
             ticks.tick().await;
@@ -197,7 +180,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
     /// Takes the next step, if it may be taken, and returns it, with what to tell of it; `told` is what was written last.
     async fn look(
         &self,
-        settled: &mut Settled,
+        settled: &mut QuietPeriod,
         told: &mut Option<Stage>,
     ) -> kube::Result<Option<(Step, String)>> {
         let Some(scheme) = self.cache.scheme() else { return Ok(None) };
@@ -244,7 +227,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         let Some(plan) = plan.filter(|plan| plan.snapshot.scheme == *scheme) else {
             return Some("what follows is not known yet".to_owned());
         };
-        asked::by(&plan, &(self.contacts)(), &scheme.former_keys())
+        former_labels::used_by(&plan, &(self.contacts)(), &scheme.former_keys())
     }
 
     /// Writes `after`, where it is `before` still, and how far it has come; returns whether that stands there now.

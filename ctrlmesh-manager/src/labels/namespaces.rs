@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use tokio::time::Instant;
 
-use super::pending::Pending;
+use super::retry_queue::RetryQueue;
 use super::{Change, Scope, change, is_waited_for};
 use crate::cluster::cache::NamespaceInfo;
 use crate::rules::label_scheme::Scheme;
@@ -25,7 +25,7 @@ const MOMENT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Namespaces {
     before: BTreeSet<String>,
-    pending: Pending,
+    retries: RetryQueue,
     /// One that is on its way out, and whose end is waited for.
     leaving: Option<String>,
 }
@@ -34,7 +34,7 @@ pub(super) struct Namespaces {
 
 impl Default for Namespaces {
     fn default() -> Self {
-        Self { before: BTreeSet::new(), pending: Pending::within(WITHIN), leaving: None }
+        Self { before: BTreeSet::new(), retries: RetryQueue::within(WITHIN), leaving: None }
     }
 }
 
@@ -59,8 +59,8 @@ impl Namespaces {
             unlabelled.extend(change.map(|change| (name, change)));
         }
         self.leaving = leaving;
-        self.pending.keep(|name| unlabelled.contains_key(name));
-        unlabelled.retain(|name, _| !self.pending.waits(&named(name), now));
+        self.retries.keep(|name| unlabelled.contains_key(name));
+        unlabelled.retain(|name, _| !self.retries.waits(&named(name), now));
         let (old, new): (Vec<_>, Vec<_>) =
             unlabelled.into_iter().partition(|(name, _)| self.before.contains(*name));
         self.before = known.keys().cloned().collect();
@@ -72,19 +72,18 @@ impl Namespaces {
         new.into_iter().chain(old).map(|(name, labels)| (seen(name), labels)).collect()
     }
 
-    /// The labels could not be given to it.
     pub(super) fn failed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) {
-        self.pending.failed(meta, change, now);
+        self.retries.failed(meta, change, now);
     }
 
     /// It is not as it was seen; gives whether that goes on.
     pub(super) fn changed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) -> bool {
-        self.pending.changed(meta, change, now + MOMENT)
+        self.retries.changed(meta, change, now + MOMENT)
     }
 
     /// Whether there is none that could not be labelled.
     pub(super) fn is_empty(&self) -> bool {
-        self.pending.is_empty() && self.leaving.is_none()
+        self.retries.is_empty() && self.leaving.is_none()
     }
 
     /// One that is on its way out, and whose end is waited for.
@@ -94,12 +93,12 @@ impl Namespaces {
 
     /// It needs nothing any more.
     pub(super) fn done(&mut self, meta: &ObjectMeta) {
-        self.pending.done(meta);
+        self.retries.done(meta);
     }
 
     /// When the next one that could not be labelled is tried again.
     pub(super) fn again(&self) -> Option<Instant> {
-        self.pending.due()
+        self.retries.due()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::rules::label_scheme::Scheme;
 
 /// What objects are being labelled by now, and how far that has come, for whoever holds a copy.
 #[derive(Clone, Debug, Default)]
-pub struct Current(Arc<Mutex<Option<Run>>>);
+pub struct CurrentProgress(Arc<Mutex<Option<Run>>>);
 
 /// By what objects are being labelled, and how far that has come.
 type Run = (Arc<Scheme>, Progress);
@@ -26,7 +26,6 @@ pub struct Progress(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The kinds that are not finished.
     kinds: BTreeMap<String, Pass>,
     /// What is wrong with their list.
     list: Option<String>,
@@ -34,7 +33,6 @@ struct State {
     at_once: Option<Result<(), String>>,
     /// How many have begun with a kind.
     begun: u64,
-    /// How many objects have been labelled.
     repaired: u64,
 }
 
@@ -47,20 +45,19 @@ struct Pass {
     labelled: bool,
     /// Why one of them has not.
     failed: Option<String>,
-    /// Why they cannot be seen.
     unseen: Option<String>,
 }
 
 /// Whether it is known which kinds are to be labelled. It is at first.
 #[derive(Debug)]
-pub(super) struct List {
+pub(super) struct ListProgress {
     gauge: Gauge,
     progress: Progress,
 }
 
 /// Whether a kind is finished. It is not at first.
 #[derive(Debug)]
-pub(super) struct Unfinished {
+pub(super) struct KindProgress {
     gauge: Gauge,
     progress: Progress,
     kind: String,
@@ -68,9 +65,9 @@ pub(super) struct Unfinished {
     is_set: bool,
 }
 
-// === impl Current ===
+// === impl CurrentProgress ===
 
-impl Current {
+impl CurrentProgress {
     /// Objects are labelled by `scheme` from now on; nothing: not by this replica.
     pub fn set(&self, scheme: Option<Arc<Scheme>>) -> Progress {
         let progress = Progress::default();
@@ -123,7 +120,6 @@ impl Progress {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).repaired
     }
 
-    /// One was labelled.
     pub(super) fn repair(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).repaired += 1;
     }
@@ -173,9 +169,9 @@ impl Pass {
     }
 }
 
-// === impl List ===
+// === impl ListProgress ===
 
-impl List {
+impl ListProgress {
     pub(super) fn new(gauge: &Gauge, progress: &Progress) -> Self {
         Self { gauge: gauge.clone(), progress: progress.clone() }
     }
@@ -194,15 +190,15 @@ impl List {
     }
 }
 
-impl Drop for List {
+impl Drop for ListProgress {
     fn drop(&mut self) {
         self.say(None);
     }
 }
 
-// === impl Unfinished ===
+// === impl KindProgress ===
 
-impl Unfinished {
+impl KindProgress {
     pub(super) fn new(gauge: &Gauge, progress: &Progress, kind: &str) -> Self {
         let (gauge, progress, kind) = (gauge.clone(), progress.clone(), kind.to_owned());
         let by = {
@@ -269,7 +265,7 @@ impl Unfinished {
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for KindProgress {
     fn drop(&mut self) {
         self.set(false);
     }
@@ -282,7 +278,7 @@ mod tests {
     #[test]
     fn what_is_left_is_said_once_something_lacked_labels_and_until_it_is_gone_through() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
-        let begin = |kind| Unfinished::new(&gauge, &progress, kind);
+        let begin = |kind| KindProgress::new(&gauge, &progress, kind);
         let (mut pods, maps) = (begin("pods"), begin("configmaps"));
         assert_eq!((progress.left(), gauge.get()), (None, 2), "nothing lacked any");
         maps.labelled();
@@ -299,8 +295,8 @@ mod tests {
     #[test]
     fn it_is_finished_when_every_kind_is_and_what_is_written_is_labelled_at_once() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
-        let list = List::new(&gauge, &progress);
-        let mut pods = Unfinished::new(&gauge, &progress, "pods");
+        let list = ListProgress::new(&gauge, &progress);
+        let mut pods = KindProgress::new(&gauge, &progress, "pods");
         let unfinished = || progress.unfinished().unwrap_or_default();
         assert_eq!(unfinished(), "it has only begun", "no kind is known yet");
         progress.at_once(Err("forbidden".to_owned()));
@@ -321,8 +317,8 @@ mod tests {
     fn one_that_ends_late_takes_nothing_from_its_successor() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
         progress.at_once(Ok(()));
-        let old = Unfinished::new(&gauge, &progress, "pods");
-        let new = Unfinished::new(&gauge, &progress, "pods");
+        let old = KindProgress::new(&gauge, &progress, "pods");
+        let new = KindProgress::new(&gauge, &progress, "pods");
         drop(old);
         assert!(progress.unfinished().is_some());
         drop(new);
@@ -332,7 +328,7 @@ mod tests {
     #[test]
     fn what_cannot_be_labelled_is_said_also_of_a_kind_that_was_gone_through() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
-        let mut pods = Unfinished::new(&gauge, &progress, "pods");
+        let mut pods = KindProgress::new(&gauge, &progress, "pods");
         pods.set(false);
         pods.failed("forbidden");
         pods.failed("another reason");
@@ -347,7 +343,7 @@ mod tests {
     #[test]
     fn what_cannot_be_seen_is_said_until_it_can() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
-        let mut pods = Unfinished::new(&gauge, &progress, "pods");
+        let mut pods = KindProgress::new(&gauge, &progress, "pods");
         pods.set(false);
         pods.unseen(Some("forbidden"));
         let why = Some("the objects of pods cannot be seen: forbidden".to_owned());
@@ -359,7 +355,7 @@ mod tests {
     #[test]
     fn what_is_wrong_with_the_list_is_said_once_and_until_nobody_reads_it_any_more() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
-        let list = List::new(&gauge, &progress);
+        let list = ListProgress::new(&gauge, &progress);
         assert!(!list.say(None));
         assert!(list.say(Some("bad".to_owned())) && !list.say(Some("bad".to_owned())));
         assert!(list.say(Some("worse".to_owned())));

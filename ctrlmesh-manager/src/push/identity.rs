@@ -1,10 +1,9 @@
-//! Who asks?
+//! Identifies the calling pod by its service-account token.
 //!
-//! A pod, as its service-account token says: a token made out to us that the API server vouches for and that is bound
-//! to one pod. What the API server said is believed for a short time, so that who comes back does not cost a review.
+//! The token must be for our audience, and bound to a pod. The API server reviews it.
 //!
-//! A review costs the API server something, and others have to wait for it. So what no signature could make good is not
-//! reviewed at all, and who shows one bad token after the other has to wait for a while, whatever it shows.
+//! A review is expensive, and others wait for it. So results are cached for a short time. A token that no signature
+//! could make valid is not reviewed. An address that keeps sending bad tokens has to wait.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -24,101 +23,83 @@ use tokio::time::{self, Instant};
 use crate::metrics::{self, Refused};
 use crate::rules::pod::PodName;
 
-mod addresses;
+mod address_limits;
 mod claims;
 mod review_ticket;
 
-use addresses::Addresses;
-pub use review_ticket::Vouching;
+use address_limits::AddressLimits;
+pub use review_ticket::TicketKey;
 
-/// How long what the API server said is believed by this replica, whoever asks.
+/// How long this replica trusts a review.
 const BELIEVED: Duration = Duration::from_mins(1);
 
-/// How long it may take until it is one's turn. Apart from the time for the answer: those who wait would else run out of it
-/// together, and come back to wait again.
+/// Wait for a slot, apart from [`DEADLINE`]: otherwise all waiting calls would time out together, and come back to wait
+/// again.
 const TURN: Duration = Duration::from_secs(10);
 
-/// How long the API server may take.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// How many reviews are asked for at once: ten thousand proxies that come back together are to be no flood.
+/// Concurrent reviews, so that ten thousand reconnecting proxies do not flood the API server.
 const AT_ONCE: usize = 32;
 
-/// How many reviews are remembered: every proxy that a manager is planned for, twice.
+/// Cached reviews: twice the proxies that a manager is planned for.
 const REMEMBERED: usize = 20_000;
 
-/// How many refusals are remembered, apart from those: whoever shows nonsense makes nobody be reviewed anew.
+/// Cached rejections. A separate cache: bad tokens must not evict good ones.
 const REFUSED: usize = 4_000;
 
-/// Longest token that is sent to the API server, in bytes.
 const MAX_TOKEN_BYTES: usize = 8 * 1024;
 
-/// Before the name of a service account, as a user's name.
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
-/// A pod that asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The pod.
     pub pod: PodName,
-    /// Its UID.
     pub uid: String,
-    /// The node that it runs on, where the token says.
+    /// Where the token names it.
     pub node: Option<String>,
-    /// Its service account, as `NAMESPACE/NAME`.
+    /// `NAMESPACE/NAME`.
     pub account: String,
 }
 
-/// Who asks, and since when that is known.
+/// An identity, and when the API server confirmed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proven {
-    /// Who.
+pub struct ReviewedIdentity {
     pub identity: Arc<Identity>,
-    /// When the API server said so.
     pub reviewed: SystemTime,
 }
 
-/// A token that proves nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// It cannot be one.
     #[error("the token has {bytes} bytes, at most {MAX_TOKEN_BYTES} are read")]
-    TooLarge {
-        /// Its size.
-        bytes: usize,
-    },
-    /// The API server does not vouch for it, or not to us.
+    TooLarge { bytes: usize },
+    /// Not authenticated, or for another audience.
     #[error(
         "the API server does not vouch for the token, or it is not made out to `{TOKEN_AUDIENCE}`"
     )]
     Unknown,
-    /// It is bound to no pod.
     #[error("the token is bound to no pod")]
     Unbound,
-    /// Too many that proved nothing came from the same address.
     #[error("too many tokens from this address proved nothing; none is reviewed for a while")]
     TooMany,
-    /// The API server cannot be asked.
     #[error("review the token")]
     Review(#[source] Box<kube::Error>),
-    /// The API server does not answer in time.
     #[error("review the token in time")]
     Late,
 }
 
-/// Finds out who asks.
 #[derive(Debug)]
 pub struct Reviewer {
     reviews: Api<TokenReview>,
-    known: Mutex<HashMap<Key, Remembered<Proven>>>,
-    refused: Mutex<HashMap<Key, Remembered<Nothing>>>,
+    known: Mutex<HashMap<Key, Remembered<ReviewedIdentity>>>,
+    refused: Mutex<HashMap<Key, Remembered<Rejection>>>,
     at_once: Semaphore,
-    addresses: Addresses,
+    address_limits: AddressLimits,
     asked: Counter,
     vouched: Counter,
 }
 
-/// The digest of a token: the token itself is not kept.
+/// SHA-256 of a token; the token itself is not kept.
 type Key = [u8; SHA256_OUTPUT_LEN];
 
 #[derive(Debug)]
@@ -127,9 +108,9 @@ struct Remembered<T> {
     at: Instant,
 }
 
-/// What a token proves that proves nothing.
+/// Why the API server's answer identifies no pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Nothing {
+enum Rejection {
     Unknown,
     Unbound,
 }
@@ -137,7 +118,6 @@ enum Nothing {
 // === impl IdentityError ===
 
 impl IdentityError {
-    /// As what it is counted.
     pub fn reason(&self) -> Refused {
         match self {
             Self::TooLarge { .. } | Self::Unknown => Refused::Token,
@@ -148,13 +128,13 @@ impl IdentityError {
     }
 }
 
-// === impl Nothing ===
+// === impl Rejection ===
 
-impl From<Nothing> for IdentityError {
-    fn from(nothing: Nothing) -> Self {
-        match nothing {
-            Nothing::Unknown => Self::Unknown,
-            Nothing::Unbound => Self::Unbound,
+impl From<Rejection> for IdentityError {
+    fn from(rejection: Rejection) -> Self {
+        match rejection {
+            Rejection::Unknown => Self::Unknown,
+            Rejection::Unbound => Self::Unbound,
         }
     }
 }
@@ -162,29 +142,28 @@ impl From<Nothing> for IdentityError {
 // === impl Reviewer ===
 
 impl Reviewer {
-    /// Asks the API server behind `client`.
     pub fn new(client: Client, registry: &mut Registry) -> Self {
         Self {
             reviews: Api::all(client),
             known: Mutex::default(),
             refused: Mutex::default(),
             at_once: Semaphore::new(AT_ONCE),
-            addresses: Addresses::default(),
+            address_limits: AddressLimits::default(),
             asked: asked(registry),
             vouched: vouched(registry),
         }
     }
 
-    /// Who shows `token`, from `address`; where that is not known, what is `vouched` of it counts, if anything is.
+    /// The pod that sent `token` from `address`. An unknown token may be identified by its review `ticket`.
     ///
     /// # Errors
-    /// Where it proves nothing.
+    /// Where the token identifies no pod.
     pub async fn identify(
         &self,
         token: &str,
         address: IpAddr,
-        vouched: impl FnOnce() -> Option<Proven>,
-    ) -> Result<Proven, IdentityError> {
+        vouched: impl FnOnce() -> Option<ReviewedIdentity>,
+    ) -> Result<ReviewedIdentity, IdentityError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(IdentityError::TooLarge { bytes: token.len() });
         }
@@ -193,35 +172,35 @@ impl Reviewer {
         if let Some(proven) = recall(&self.known, &key, now, BELIEVED) {
             return Ok(proven);
         }
-        if let Some(nothing) = recall(&self.refused, &key, now, BELIEVED) {
-            return Err(nothing.into());
+        if let Some(rejection) = recall(&self.refused, &key, now, BELIEVED) {
+            return Err(rejection.into());
         }
         let ends = claims::possible(token, SystemTime::now())?;
-        // What was refused since it was given no voucher makes good.
-        let refused = recall(&self.refused, &key, now, review_ticket::LASTS).is_some();
+        // A later rejection overrules a ticket.
+        let refused = recall(&self.refused, &key, now, review_ticket::VALIDITY).is_some();
         let is_good = !refused && SystemTime::now() < ends;
         if let Some(proven) = is_good.then(vouched).flatten() {
             self.vouched.inc();
             return Ok(proven);
         }
-        let under_way = self.addresses.reviews_of(address, now)?;
+        let under_way = self.address_limits.reviews_of(address, now)?;
         let _turn = under_way.acquire().await.map_err(|_closed| IdentityError::Late)?;
         let reviewed = self.review(token, key).await;
         if matches!(reviewed, Err(IdentityError::Unknown | IdentityError::Unbound)) {
-            self.addresses.was_bad(address);
+            self.address_limits.was_bad(address);
         }
         reviewed
     }
 
-    /// Asks the API server, whatever is remembered.
+    /// Reviews the token, whatever is cached.
     ///
     /// # Errors
-    /// Where the token proves nothing (any more).
-    pub async fn identify_again(&self, token: &str) -> Result<Proven, IdentityError> {
+    /// Where the token identifies no pod (any more).
+    pub async fn identify_again(&self, token: &str) -> Result<ReviewedIdentity, IdentityError> {
         self.review(token, key(token)).await
     }
 
-    async fn review(&self, token: &str, key: Key) -> Result<Proven, IdentityError> {
+    async fn review(&self, token: &str, key: Key) -> Result<ReviewedIdentity, IdentityError> {
         let late = |_elapsed| IdentityError::Late;
         let turn = time::timeout(TURN, self.at_once.acquire()).await.map_err(late)?;
         let asked = SystemTime::now();
@@ -230,21 +209,21 @@ impl Reviewer {
         let at = Instant::now();
         match reviewed {
             Ok(identity) => {
-                let proven = Proven { identity: Arc::new(identity), reviewed: asked };
+                let proven = ReviewedIdentity { identity: Arc::new(identity), reviewed: asked };
                 let remembered = Remembered { what: proven.clone(), at };
                 remember(&self.known, key, remembered, (REMEMBERED, BELIEVED));
                 Ok(proven)
             }
-            Err(nothing) => {
+            Err(rejection) => {
                 drop(self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&key));
-                let remembered = Remembered { what: nothing, at };
-                remember(&self.refused, key, remembered, (REFUSED, review_ticket::LASTS));
-                Err(nothing.into())
+                let remembered = Remembered { what: rejection, at };
+                remember(&self.refused, key, remembered, (REFUSED, review_ticket::VALIDITY));
+                Err(rejection.into())
             }
         }
     }
 
-    async fn ask(&self, token: &str) -> Result<Result<Identity, Nothing>, IdentityError> {
+    async fn ask(&self, token: &str) -> Result<Result<Identity, Rejection>, IdentityError> {
         self.asked.inc();
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -261,9 +240,9 @@ impl Reviewer {
         let status = answer.status.unwrap_or_default();
         let ours = status.audiences.iter().flatten().any(|audience| audience == TOKEN_AUDIENCE);
         if status.authenticated != Some(true) || !ours {
-            return Ok(Err(Nothing::Unknown));
+            return Ok(Err(Rejection::Unknown));
         }
-        Ok(identity(&status.user.unwrap_or_default()).ok_or(Nothing::Unbound))
+        Ok(identity(&status.user.unwrap_or_default()).ok_or(Rejection::Unbound))
     }
 }
 
@@ -278,7 +257,6 @@ fn recall<T: Clone>(
     remembered.get(key).filter(fresh).map(|one| one.what.clone())
 }
 
-/// Remembers at most so many, for so long.
 fn remember<T>(
     all: &Mutex<HashMap<Key, Remembered<T>>>,
     key: Key,
@@ -311,7 +289,7 @@ fn key(token: &str) -> Key {
     key
 }
 
-/// The pod that a user is; nothing where it is none.
+/// None where the user is no service account, or the token is not bound to a pod.
 fn identity(user: &UserInfo) -> Option<Identity> {
     let account = user.username.as_deref()?.strip_prefix(SERVICE_ACCOUNT)?;
     let (namespace, account) = account.split_once(':')?;

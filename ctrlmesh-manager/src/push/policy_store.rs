@@ -1,7 +1,7 @@
-//! What is each pod to be told, and what did its proxy make of it?
+//! Stores the current policy of each pod, and the proxies' receipts.
 //!
-//! Only the newest is kept: who reads late reads what holds now, and nobody waits for a slow reader. A reader follows
-//! one node or one pod, and is woken by changes of that only.
+//! Only the newest policy is kept, so slow readers delay nobody. A reader follows one node or one pod, and wakes for
+//! its changes only.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -19,53 +19,43 @@ mod receipts;
 pub use receipts::Receipt;
 use receipts::Receipts;
 
-/// What one pod is to be told.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Posted {
-    /// The pod.
     pub pod: PodName,
-    /// Its UID: another incarnation is told nothing.
+    /// A pod with another UID gets nothing.
     pub uid: String,
-    /// The node that it is bound to, once it is.
     pub node: Option<String>,
-    /// What it is told; none where nothing can be said of it now, and it keeps what it has.
+    /// None where no policy can be compiled now; the proxy keeps what it has.
     pub said: Option<Said>,
 }
 
-/// What is said of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Said {
-    /// Whether a proxy inside the pod serves it, and the node's only sends connections there.
+    /// Whether a sidecar serves the pod; the node's proxy then only redirects connections there.
     pub inside: bool,
-    /// The policy's epoch.
     pub epoch: u64,
-    /// The policy's digest.
     pub digest: u64,
-    /// The policy, in JSON.
+    /// JSON.
     pub policy: Bytes,
-    /// The ShardingConfig that the epoch is of, as `NAMESPACE/NAME`; none where none speaks of the pod.
+    /// ShardingConfig of the epoch, as `NAMESPACE/NAME`; none where none covers the pod.
     pub operator: Option<String>,
-    /// Its resourceVersion.
+    /// resourceVersion of the ShardingConfig.
     pub version: u64,
 }
 
-/// Whom somebody follows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Subject {
-    /// All pods of a node.
     Node(String),
-    /// One incarnation of a pod.
+    /// A pod and its UID.
     Pod(PodName, String),
 }
 
-/// What all pods are to be told.
 #[derive(Debug)]
-pub struct Board {
+pub struct PolicyStore {
     posted: RwLock<Posts>,
     readers: Mutex<HashMap<Subject, watch::Sender<()>>>,
-    /// Whether anything was ever published: before that nothing is known of any pod.
+    /// False until the first publication: before that, no pod is known.
     begun: watch::Sender<bool>,
-    /// The namespaces of all enrolled pods.
     namespaces: watch::Sender<BTreeSet<String>>,
     receipts: Receipts,
 }
@@ -76,17 +66,16 @@ struct Posts {
     by_node: HashMap<String, BTreeSet<PodName>>,
 }
 
-/// Follows one subject until it is dropped.
 #[derive(Debug)]
 pub struct Reader {
-    board: Arc<Board>,
+    store: Arc<PolicyStore>,
     subject: Subject,
     changes: watch::Receiver<()>,
 }
 
-// === impl Board ===
+// === impl PolicyStore ===
 
-impl Default for Board {
+impl Default for PolicyStore {
     fn default() -> Self {
         Self {
             posted: RwLock::default(),
@@ -98,8 +87,8 @@ impl Default for Board {
     }
 }
 
-impl Board {
-    /// Says what all pods are to be told from now on; whoever is not among them is told nothing.
+impl PolicyStore {
+    /// Replaces all policies. Pods that are missing get none.
     pub fn publish(&self, all: impl IntoIterator<Item = Posted>) {
         let next: BTreeMap<PodName, Arc<Posted>> =
             all.into_iter().map(|posted| (posted.pod.clone(), Arc::new(posted))).collect();
@@ -122,13 +111,13 @@ impl Board {
         self.begun.send_replace(true);
     }
 
-    /// Takes what is to be told; returns whom it is news to.
+    /// Returns whose policies changed.
     fn post(&self, mut next: BTreeMap<PodName, Arc<Posted>>) -> BTreeSet<Subject> {
         let mut posted = self.posted.write().unwrap_or_else(PoisonError::into_inner);
         let mut changed = BTreeSet::new();
         for (pod, old) in &posted.by_pod {
             match next.get_mut(pod) {
-                // What is the same stays the same allocation.
+                // Equal policies keep their allocation.
                 Some(new) if *new == *old => *new = old.clone(),
                 Some(new) if new.says_what(old) => {}
                 _ => changed.extend(old.subjects()),
@@ -149,62 +138,54 @@ impl Board {
         changed
     }
 
-    /// Waits until it was published for the first time.
     pub async fn begun(&self) {
-        // The sender is ours, so it is there.
+        // The sender is a field of this struct.
         drop(self.begun.subscribe().wait_for(|begun| *begun).await);
     }
 
-    /// The namespaces of all enrolled pods, as they change.
     pub fn namespaces(&self) -> watch::Receiver<BTreeSet<String>> {
         self.namespaces.subscribe()
     }
 
-    /// Follows `subject`.
     pub fn follow(self: &Arc<Self>, subject: Subject) -> Reader {
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = readers.entry(subject.clone()).or_insert_with(|| watch::Sender::new(()));
         let changes = sender.subscribe();
         drop(readers);
-        Reader { board: self.clone(), subject, changes }
+        Reader { store: self.clone(), subject, changes }
     }
 
-    /// What the proxy of each pod said last.
     pub fn receipts(&self) -> BTreeMap<PodName, Receipt> {
         self.receipts.newest()
     }
 
-    /// What proxies said to this replica.
     pub fn heard_here(&self) -> BTreeMap<PodName, Receipt> {
         self.receipts.here()
     }
 
-    /// Changes whenever a receipt does; how often that is, the reader decides.
+    /// Changes with every receipt.
     pub fn receipts_changed(&self) -> watch::Receiver<u64> {
         self.receipts.changes()
     }
 
-    /// Takes what a pod's proxy said to the replica `at`; nothing: to this one. Of another incarnation's nothing is
-    /// kept.
+    /// Takes a receipt that replica `at` got; none: this one. Receipts for another UID are dropped.
     pub fn receive(&self, at: Option<&Arc<str>>, pod: &PodName, receipt: Receipt) {
         if self.find(pod, &receipt.uid).is_some() {
             self.receipts.take(at, pod, receipt);
         }
     }
 
-    /// The replica `at` is not heard any more, from `now` on: nobody is connected to it, as far as is known. Until now
-    /// those that were had nothing to say.
+    /// Replica `at` is gone: its proxies count as disconnected from `now` on.
     pub fn lose(&self, at: &Arc<str>, now: SystemTime) {
         self.receipts.lose(at, now);
     }
 
-    /// What that incarnation of a pod is told, where it is enrolled.
+    /// None where this pod is not enrolled.
     pub fn find(&self, pod: &PodName, uid: &str) -> Option<Arc<Posted>> {
         let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
         posted.by_pod.get(pod).filter(|posted| posted.uid == uid).cloned()
     }
 
-    /// Of pods that are gone nothing is kept.
     fn forget_receipts(&self) {
         let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
         self.receipts.keep(|pod, uid| posted.by_pod.get(pod).is_some_and(|one| one.uid == uid));
@@ -214,7 +195,7 @@ impl Board {
 // === impl Subject ===
 
 impl Subject {
-    /// Whether it may have to do with a pod that is called so.
+    /// Whether it may cover this pod.
     pub fn may_be(&self, pod: &PodName) -> bool {
         match self {
             Self::Node(_) => true,
@@ -243,23 +224,21 @@ impl Posts {
 // === impl Reader ===
 
 impl Reader {
-    /// What its pods are to be told now.
     pub fn read(&mut self) -> Vec<Arc<Posted>> {
         self.changes.mark_unchanged();
-        self.board.posted.read().unwrap_or_else(PoisonError::into_inner).of(&self.subject)
+        self.store.posted.read().unwrap_or_else(PoisonError::into_inner).of(&self.subject)
     }
 
-    /// Whom it follows.
     pub fn subject(&self) -> &Subject {
         &self.subject
     }
 
-    /// Whether what its proxy says of a pod with a proxy `inside` counts: of those, the one inside says what holds.
+    /// Whether this proxy's receipts count for a pod. Where there is a sidecar, only the sidecar's do.
     pub fn speaks_for(&self, inside: bool) -> bool {
         !inside || matches!(self.subject, Subject::Pod(..))
     }
 
-    /// Waits until something of it has changed since it was read.
+    /// Waits for a change after the last read.
     pub async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -269,7 +248,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let mut readers = self.board.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut readers = self.store.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if readers.get(&self.subject).is_some_and(|sender| sender.receiver_count() <= 1) {
             readers.remove(&self.subject);
         }
@@ -279,13 +258,13 @@ impl Drop for Reader {
 // === impl Posted ===
 
 impl Posted {
-    /// Whether a proxy that was told `other` need not be told this.
+    /// Whether a proxy that has `other` needs no update.
     fn says_what(&self, other: &Self) -> bool {
         let digest = |posted: &Self| posted.said.as_ref().map(|said| said.digest);
         (&self.uid, &self.node, digest(self)) == (&other.uid, &other.node, digest(other))
     }
 
-    /// Whether a proxy inside the pod serves it; none where no ShardingConfig speaks of it.
+    /// None where no ShardingConfig covers the pod.
     pub fn served_inside(&self) -> Option<bool> {
         self.said.as_ref().filter(|said| said.operator.is_some()).map(|said| said.inside)
     }

@@ -1,28 +1,27 @@
-//! How are proxies told their policies?
+//! Serves policies and certificates to proxies over gRPC.
 //!
-//! Over gRPC, on connections of their own: each call carries the token of a pod, and is answered with what concerns
-//! that pod, or, for the node proxies' own service account, the pods of that node. Who asks for anything else is refused
-//! before anything is looked up.
+//! Each call carries the token of a pod. It is answered for that pod or, for the service account of node proxies, for
+//! the pods of that node. Other requests are refused before anything is looked up.
 
-mod again;
-mod allowance;
+mod review_schedule;
+mod signing_quota;
 mod catch_up;
 mod codec;
 mod hello;
-mod leader;
-mod link;
-mod newest;
+mod leader_client;
+mod replica_client;
+mod latest_connections;
 mod relay;
 mod session;
 mod sign;
-mod told;
+mod sent_policy;
 
-pub use again::Again;
-pub use allowance::Allowance;
 use codec::SmallCodec;
-pub use leader::Leader;
-pub use newest::Newest;
-pub use relay::Relay;
+pub use latest_connections::LatestConnections;
+pub use leader_client::LeaderClient;
+pub use relay::ReceiptRelay;
+pub use review_schedule::ReviewSchedule;
+pub use signing_quota::SigningQuota;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -52,42 +51,41 @@ use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 use tracing::{debug, info, warn};
 
-use crate::admission::placement::Seats;
-use crate::ca::store::Vault;
+use crate::admission::placement::Placement;
+use crate::ca::store::CaStore;
 use crate::drain::Drain;
 use crate::leader::lease::Leadership;
-use crate::listen::Admission;
+use crate::listen::ConnectionPermit;
 use crate::metrics::{self, Refusals, Refused};
-use crate::push::identity::{Identity, IdentityError, Proven, Reviewer, Vouching};
-use crate::push::policy_store::Board;
-use crate::push::staleness::Doubts;
+use crate::push::identity::{Identity, IdentityError, ReviewedIdentity, Reviewer, TicketKey};
+use crate::push::policy_store::PolicyStore;
+use crate::push::staleness::StalenessCheck;
 use crate::telemetry;
 
-/// How long a connection may take to prove itself.
+/// Until a connection has made its first authenticated call.
 const PROVE: Duration = Duration::from_secs(10);
 
-/// How often a silent connection is asked whether it is still there, and how long it may take to say so.
+/// Interval of HTTP/2 pings, and how long their answer may take.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Calls that one connection may have at once: one to follow, one to sign, and room for one that is being ended.
+/// Concurrent calls of one connection: to follow, to sign, and room for calls that are ending.
 const MAX_CALLS: u32 = 8;
 
-/// Largest head of a call: a token, mostly.
+/// Bytes of the headers of one call: mostly the token.
 const MAX_HEAD_BYTES: u32 = 16 * 1024;
 
-/// How much may wait to be sent on one connection.
+/// Bytes that may wait to be sent on one connection.
 const MAX_SEND_BYTES: usize = 64 * 1024;
 
-/// Who may ask for more than its own pod.
+/// Service accounts with more rights than a pod has for itself.
 #[derive(Clone, Debug)]
 pub struct Accounts {
-    /// The service account of node proxies, as `NAMESPACE/NAME`.
+    /// `NAMESPACE/NAME`.
     pub node: String,
-    /// The manager's own.
+    /// `NAMESPACE/NAME`.
     pub manager: String,
 }
 
-/// What is counted.
 #[derive(Clone, Debug)]
 pub struct PushMetrics {
     clients: Gauge,
@@ -97,44 +95,30 @@ pub struct PushMetrics {
     signed: Counter,
 }
 
-/// Tells proxies their policies.
-pub struct Push {
-    /// What to tell.
-    pub board: Arc<Board>,
-    /// Asks the API server where a proxy may know more.
-    pub doubts: Doubts,
-    /// Finds out who asks.
+pub struct PushService {
+    pub store: Arc<PolicyStore>,
+    /// For proxies that may know more than this replica.
+    pub staleness: StalenessCheck,
     pub reviewer: Reviewer,
-    /// Signs certificates.
-    pub vault: Arc<Vault>,
-    /// Who may ask for more.
+    pub ca_store: Arc<CaStore>,
     pub accounts: Accounts,
-    /// Whether what other replicas heard is taken here.
+    /// Only the leader takes the receipts of other replicas.
     pub leadership: Leadership,
-    /// Gives pods their shards.
-    pub seats: Arc<Seats>,
-    /// Counts who is refused.
+    pub placement: Arc<Placement>,
     pub refusals: Refusals,
-    /// Counts the rest.
     pub metrics: PushMetrics,
-    /// Ends with it.
     pub drain: Drain,
-    /// Who is connected.
-    pub newest: Newest,
-    /// Who has been signed for, and how often.
-    pub signatures: Allowance,
-    /// When tokens are reviewed again.
-    pub again: Again,
+    pub latest_connections: LatestConnections,
+    pub signing_quota: SigningQuota,
+    pub review_schedule: ReviewSchedule,
 }
 
-/// One call.
 struct Call {
-    push: Arc<Push>,
-    proven: Proven,
+    push: Arc<PushService>,
+    proven: ReviewedIdentity,
     token: Arc<str>,
 }
 
-/// What becomes of one call.
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 type Answering<T> = Pin<Box<dyn Future<Output = Result<tonic::Response<T>, Status>> + Send>>;
@@ -142,7 +126,6 @@ type Answering<T> = Pin<Box<dyn Future<Output = Result<tonic::Response<T>, Statu
 // === impl PushMetrics ===
 
 impl PushMetrics {
-    /// Registers all.
     pub fn register(to: &mut Registry) -> Self {
         Self {
             clients: metrics::gauge(to, "push_clients", "Proxies that follow their policies"),
@@ -154,20 +137,19 @@ impl PushMetrics {
     }
 }
 
-// === impl Push ===
+// === impl PushService ===
 
-impl Push {
-    /// Serves one connection until it ends.
+impl PushService {
     pub fn serve(
         self: Arc<Self>,
         stream: TlsStream<TcpStream>,
-        admission: Arc<Admission>,
+        permit: Arc<ConnectionPermit>,
     ) -> impl Future<Output = ()> + Send + 'static {
         let service = {
-            let (push, admission) = (self.clone(), admission.clone());
-            // Apart: what an answer took is given back when its body begins, and that of a proxy that follows has no end.
+            let (push, permit) = (self.clone(), permit.clone());
+            // Boxed: its memory is freed when the body begins, and a follower's body has no end.
             service_fn(move |request| -> Answer {
-                Box::pin(push.clone().answer(request, admission.clone()))
+                Box::pin(push.clone().answer(request, permit.clone()))
             })
         };
         let connection = http2::Builder::new(Tasks(self.drain.clone()))
@@ -182,7 +164,7 @@ impl Push {
         async move {
             let late = async {
                 time::sleep(PROVE).await;
-                if admission.is_proven() {
+                if permit.is_proven() {
                     std::future::pending::<()>().await;
                 }
             };
@@ -190,7 +172,7 @@ impl Push {
                 ended = connection.as_mut() => if let Err(error) = ended {
                     debug!(error = telemetry::chain(&error), "connection of a proxy broke");
                 },
-                // It has not proved itself in time.
+                // No authenticated call in time.
                 () = late => self.refusals.count(Refused::Slow),
                 () = self.drain.started() => {
                     connection.as_mut().graceful_shutdown();
@@ -203,19 +185,19 @@ impl Push {
     async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
-        admission: Arc<Admission>,
+        permit: Arc<ConnectionPermit>,
     ) -> Result<Response<Body>, Infallible> {
         let path = request.uri().path().to_owned();
-        let identified = self.identify(request.headers(), &path, admission.address()).await;
+        let identified = self.identify(request.headers(), &path, permit.address()).await;
         let (proven, token) = match identified {
             Ok(known) => known,
             Err(status) => return Ok(status.into_http()),
         };
-        if !admission.prove_pod(&proven.identity.uid) {
+        if !permit.prove_pod(&proven.identity.uid) {
             let status = Status::resource_exhausted("too many connections of one pod");
             return Ok(self.refuse(Refused::TooMany, &proven.identity, status).into_http());
         }
-        // Before anything that it sends is read.
+        // Checked before the body is read.
         if let Err(status) = self.may_ask(&path, &proven.identity) {
             return Ok(status.into_http());
         }
@@ -246,7 +228,7 @@ impl Push {
         Ok(response)
     }
 
-    /// Of replicas, what no other may ask, and only the one that leads answers.
+    /// Calls between replicas are for managers only, and only the leader answers them.
     fn may_ask(&self, path: &str, identity: &Identity) -> Result<(), Status> {
         if ![wire::RELAY, wire::SEAT].contains(&path) {
             return Ok(());
@@ -264,7 +246,7 @@ impl Push {
         headers: &HeaderMap,
         path: &str,
         address: IpAddr,
-    ) -> Result<(Proven, Arc<str>), Status> {
+    ) -> Result<(ReviewedIdentity, Arc<str>), Status> {
         let token = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
@@ -273,7 +255,7 @@ impl Push {
             self.refusals.count(Refused::NoToken);
             return Err(Status::unauthenticated("a service-account token is needed"));
         };
-        // A certificate is good for a day: for one the API server is asked.
+        // A certificate is valid for a day, so signing needs a fresh review.
         let may_show = path == wire::FOLLOW;
         let vouched = || {
             let voucher = may_show.then(|| shown(headers)).flatten()?;
@@ -284,9 +266,9 @@ impl Push {
         Ok((proven, Arc::from(token)))
     }
 
-    /// Gives vouchers that every replica can read: by the key of the authority that speaks for the manager.
-    fn vouching(&self) -> Vouching {
-        Vouching::by(self.vault.current().manager.current.key())
+    /// Every replica can read its tickets: the key follows from the manager's CA key.
+    fn vouching(&self) -> TicketKey {
+        TicketKey::by(self.ca_store.current().manager.current.key())
     }
 
     fn unknown(&self, error: &IdentityError) -> Status {
@@ -302,7 +284,7 @@ impl Push {
         }
     }
 
-    /// Refuses, and counts it.
+    /// Counts the refusal, and logs it.
     fn refuse(&self, reason: Refused, identity: &Identity, status: Status) -> Status {
         self.refusals.count(reason);
         info!(pod = %identity.pod, reason = ?reason, error = status.message(), "refused");
@@ -349,17 +331,17 @@ impl UnaryService<Seat> for Call {
 
     fn call(&mut self, request: tonic::Request<Seat>) -> Self::Future {
         let push = self.push.clone();
-        Box::pin(async move { leader::answer(&push, request.into_inner()).await })
+        Box::pin(async move { leader_client::answer(&push, request.into_inner()).await })
     }
 }
 
-/// The voucher that is shown; its padding may be there or not, as gRPC has it.
+/// The review ticket in the headers, with or without base64 padding.
 fn shown(headers: &HeaderMap) -> Option<Vec<u8>> {
     let value = headers.get(wire::VOUCHER)?.to_str().ok()?.trim_end_matches('=');
     BASE64_NOPAD.decode(value.as_bytes()).ok()
 }
 
-/// Runs the parts of a connection.
+/// Spawns the tasks of a connection.
 #[derive(Clone, Debug)]
 struct Tasks(Drain);
 

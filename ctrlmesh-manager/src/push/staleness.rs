@@ -1,9 +1,9 @@
-//! Does this replica know what the API server knows?
+//! Finds out whether this replica's view of the cluster is stale.
 //!
-//! A watch may be late, or wait after a failure, and nothing tells: what was seen stays, and is old. A proxy that another
-//! replica told more is not to be told by that what was before, nor that its pods are gone. So where what is known here
-//! would take something from a proxy, the API server itself is asked for the pods and the ShardingConfigs in question, by
-//! lists that show the newest there is; it holds once what is posted here follows from that, or from what is newer.
+//! A watch may be late, or wait after a failure, without a sign. A stale replica must not send a proxy older policies,
+//! nor remove its pods. So where the local state would take something from a proxy, the API server is asked for the
+//! pods and ShardingConfigs in question. Consistent lists show the newest versions. The local state is trusted once it
+//! is as new as these.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,91 +23,89 @@ use crate::cluster::plan::Plans;
 use crate::push::policy_store::Subject;
 use crate::rules::pod::{self, Member, PodName};
 
-/// How long the API server may take for all of it, and how long it may take until it is asked.
+/// For all requests of one question, and for the wait before it.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// For how many proxies it is asked at once: ten thousand that come back together are to be no flood.
+/// Concurrent questions, so that ten thousand reconnecting proxies do not flood the API server.
 const AT_ONCE: usize = 16;
 
-/// What a proxy knows of a pod that what is posted here does not follow from.
+/// A pod of which a proxy may have a newer policy than this replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Doubt {
-    /// The pod.
+pub struct StaleCandidate {
     pub pod: PodName,
-    /// The ShardingConfigs on which it depends whether what is posted is old, as `NAMESPACE/NAME`.
+    /// ShardingConfigs that decide whether the local policy is stale, as `NAMESPACE/NAME`.
     pub operators: Vec<String>,
-    /// The version of its ShardingConfig that the proxy was told by, where what is posted is of an older one.
+    /// Version of the ShardingConfig that the proxy has, where the local one is older.
     pub newer: Option<u64>,
 }
 
-/// Asks the API server.
 #[derive(Clone)]
-pub struct Doubts {
+pub struct StalenessCheck {
     client: Client,
     own: String,
-    /// From which plan follows what is posted, or did until a moment ago.
+    /// The plan of the stored policies; for a moment, it may be an older one.
     posted: Plans,
     room: Arc<Semaphore>,
 }
 
-/// What the API server says.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct ServerState {
     members: BTreeMap<PodName, Member>,
-    /// The versions of the ShardingConfigs that were asked for; none of one that is not there.
+    /// resourceVersions of ShardingConfigs; none for one that does not exist.
     versions: BTreeMap<String, Option<u64>>,
 }
 
-/// The API server gave no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum DoubtError {
-    /// It refused, or was not reached.
+pub enum StalenessError {
     #[error("ask the API server what it knows of the proxy's pods")]
     Ask(#[from] kube::Error),
-    /// It took too long.
     #[error("the API server did not say within {DEADLINE:?} what it knows of the proxy's pods")]
     Late,
-    /// It was not asked.
+    /// Too many other questions are under way.
     #[error("for {DEADLINE:?} it was asked about the pods of {AT_ONCE} other proxies at once")]
     Busy,
 }
 
-/// How an answer compares with what is known here, as far as one pod is concerned.
+/// How the local state of one pod compares with the API server's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compared {
-    /// What follows from what is known here is no older.
-    Settled,
-    /// Nothing newer is known anywhere, but what its proxy was told stands in no status that is known here: it is not
-    /// written yet, or is of a ShardingConfig of which nothing new can be said.
+pub enum Staleness {
+    /// The local state is no older.
+    UpToDate,
+    /// The local state is the newest, but the policy that the proxy has is in no known status. It is not written yet,
+    /// or its ShardingConfig cannot be compiled now.
     Unwritten,
-    /// This replica knows less.
     Behind,
 }
 
-// === impl Doubts ===
+// === impl StalenessCheck ===
 
-impl Doubts {
-    /// Asks as `client`, whose namespace `own` is; `posted` is the plan that was posted last.
+impl StalenessCheck {
+    /// `own` is the manager's namespace, `published` the plan of the stored policies.
     pub fn new(client: Client, own: String, posted: Plans) -> Self {
         Self { client, own, posted, room: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
-    /// The plan that was posted last.
+    /// The plan of the stored policies.
     pub fn posted(&self) -> Plans {
         self.posted.clone()
     }
 
-    /// Asks for the enrolled pods of `subject`, and what `doubts` depend on.
+    /// Asks for the enrolled pods of `subject`, and for the ShardingConfigs of `candidates`.
     ///
     /// # Errors
     /// Where there is no answer.
-    pub async fn ask(&self, subject: &Subject, doubts: &[Doubt]) -> Result<Answer, DoubtError> {
+    pub async fn ask(
+        &self,
+        subject: &Subject,
+        candidates: &[StaleCandidate],
+    ) -> Result<ServerState, StalenessError> {
         let room = time::timeout(DEADLINE, self.room.acquire()).await;
         // It is never closed.
-        let _room = room.map_err(|_elapsed| DoubtError::Busy)?;
+        let _room = room.map_err(|_elapsed| StalenessError::Busy)?;
         let answer = async {
-            let mut answer = Answer { members: self.members(subject).await?, ..Answer::default() };
-            for operator in doubts.iter().flat_map(|doubt| &doubt.operators) {
+            let mut answer =
+                ServerState { members: self.members(subject).await?, ..ServerState::default() };
+            for operator in candidates.iter().flat_map(|candidate| &candidate.operators) {
                 if !answer.versions.contains_key(operator) {
                     let version = self.version(operator).await?;
                     answer.versions.insert(operator.clone(), version);
@@ -115,7 +113,7 @@ impl Doubts {
             }
             Ok(answer)
         };
-        time::timeout(DEADLINE, answer).await.map_err(|_elapsed| DoubtError::Late)?
+        time::timeout(DEADLINE, answer).await.map_err(|_elapsed| StalenessError::Late)?
     }
 
     async fn members(&self, subject: &Subject) -> kube::Result<BTreeMap<PodName, Member>> {
@@ -132,7 +130,7 @@ impl Doubts {
         Ok(pods.iter().map(Member::from).map(|member| (member.name.clone(), member)).collect())
     }
 
-    /// The version of a ShardingConfig. What cannot be the name of one is that of none.
+    /// resourceVersion of a ShardingConfig; none for an impossible name.
     async fn version(&self, operator: &str) -> kube::Result<Option<u64>> {
         let name = operator.parse::<PodName>().ok();
         let is_name =
@@ -146,56 +144,64 @@ impl Doubts {
     }
 }
 
-// === impl Answer ===
+// === impl ServerState ===
 
-impl Answer {
-    /// Compares it with `snapshot`, for each of `doubts` about pods of `subject`.
+impl ServerState {
+    /// Compares it with `snapshot`, for each of the `candidates` among the pods of `subject`.
     pub fn compare(
         &self,
-        doubts: &[Doubt],
+        candidates: &[StaleCandidate],
         subject: &Subject,
         snapshot: &Snapshot,
-    ) -> Vec<Compared> {
-        let here = Here::of(doubts, subject, snapshot);
-        doubts.iter().map(|doubt| self.compare_one(doubt, &here)).collect()
+    ) -> Vec<Staleness> {
+        let here = LocalState::of(candidates, subject, snapshot);
+        candidates.iter().map(|candidate| self.compare_one(candidate, &here)).collect()
     }
 
-    fn compare_one(&self, doubt: &Doubt, here: &Here<'_>) -> Compared {
-        let is_known = here.members.get(&doubt.pod).copied() == self.members.get(&doubt.pod);
+    fn compare_one(&self, candidate: &StaleCandidate, here: &LocalState<'_>) -> Staleness {
+        let is_known =
+            here.members.get(&candidate.pod).copied() == self.members.get(&candidate.pod);
         let is_as_new = |operator: &String| {
             let Some(there) = self.versions.get(operator) else { return false };
             let here = parts(operator).and_then(|parts| here.versions.get(&parts).copied());
             here.is_some() == there.is_some() && here >= *there
         };
-        if !is_known || !doubt.operators.iter().all(is_as_new) {
-            return Compared::Behind;
+        if !is_known || !candidate.operators.iter().all(is_as_new) {
+            return Staleness::Behind;
         }
-        // Where all of them are older than what the proxy was told by, or gone, etcd was put back.
+        // If all versions are older than the proxy's, or gone, etcd was restored from a backup.
         let is_older = |newer: u64| {
             let there = |operator| self.versions.get(operator).copied().flatten();
-            doubt.operators.iter().all(|operator| there(operator).is_none_or(|there| there < newer))
+            candidate
+                .operators
+                .iter()
+                .all(|operator| there(operator).is_none_or(|there| there < newer))
         };
-        if doubt.newer.is_none_or(is_older) { Compared::Settled } else { Compared::Unwritten }
+        if candidate.newer.is_none_or(is_older) {
+            Staleness::UpToDate
+        } else {
+            Staleness::Unwritten
+        }
     }
 }
 
-/// What is known here of what is in doubt.
-struct Here<'a> {
+/// The local state of the pods and ShardingConfigs in question.
+struct LocalState<'a> {
     members: HashMap<&'a PodName, &'a Member>,
     /// By namespace and name.
     versions: HashMap<(&'a str, &'a str), u64>,
 }
 
-impl<'a> Here<'a> {
-    fn of(doubts: &'a [Doubt], subject: &Subject, snapshot: &'a Snapshot) -> Self {
-        let pods: HashSet<&PodName> = doubts.iter().map(|doubt| &doubt.pod).collect();
+impl<'a> LocalState<'a> {
+    fn of(candidates: &'a [StaleCandidate], subject: &Subject, snapshot: &'a Snapshot) -> Self {
+        let pods: HashSet<&PodName> = candidates.iter().map(|candidate| &candidate.pod).collect();
         let is_its = |member: &&Member| match subject {
             Subject::Node(node) => member.node.as_ref() == Some(node),
             Subject::Pod(..) => true,
         };
         let members = snapshot.members.iter().filter(|one| pods.contains(&one.name));
         let members = members.filter(is_its).map(|member| (&member.name, member)).collect();
-        let operators = doubts.iter().flat_map(|doubt| &doubt.operators);
+        let operators = candidates.iter().flat_map(|candidate| &candidate.operators);
         let operators: HashSet<(&str, &str)> = operators.filter_map(|one| parts(one)).collect();
         let versions = snapshot.configs.iter().filter_map(|config| {
             let meta = &config.metadata;
@@ -206,7 +212,7 @@ impl<'a> Here<'a> {
     }
 }
 
-/// A `NAMESPACE/NAME`.
+/// Splits `NAMESPACE/NAME`.
 fn parts(full_name: &str) -> Option<(&str, &str)> {
     full_name.split_once('/')
 }
@@ -230,7 +236,7 @@ mod tests {
         }
     }
 
-    /// What is known here: the pod, and the version of its ShardingConfig.
+    /// The local state: a pod, and the version of its ShardingConfig.
     fn known(member: Option<Member>, version: Option<u64>) -> Snapshot {
         let config = version.map(|version| {
             let mut config = ShardingConfig::new("op", ShardingConfigSpec::default());
@@ -245,21 +251,21 @@ mod tests {
         }
     }
 
-    fn answer(member: Option<Member>, version: Option<u64>) -> Answer {
-        Answer {
+    fn answer(member: Option<Member>, version: Option<u64>) -> ServerState {
+        ServerState {
             members: member.map(|member| (member.name.clone(), member)).into_iter().collect(),
             versions: [("ops/op".to_owned(), version)].into(),
         }
     }
 
-    fn compare(answer: &Answer, newer: Option<u64>, known: &Snapshot) -> Compared {
+    fn compare(answer: &ServerState, newer: Option<u64>, known: &Snapshot) -> Staleness {
         let operators = vec!["ops/op".to_owned()];
-        let doubt = Doubt { pod: "ops/a".parse().unwrap(), operators, newer };
-        answer.compare(&[doubt], &Subject::Node("n".to_owned()), known)[0]
+        let candidate = StaleCandidate { pod: "ops/a".parse().unwrap(), operators, newer };
+        answer.compare(&[candidate], &Subject::Node("n".to_owned()), known)[0]
     }
 
-    fn settles(answer: &Answer, newer: Option<u64>, known: &Snapshot) -> bool {
-        compare(answer, newer, known) == Compared::Settled
+    fn settles(answer: &ServerState, newer: Option<u64>, known: &Snapshot) -> bool {
+        compare(answer, newer, known) == Staleness::UpToDate
     }
 
     #[test]
@@ -291,7 +297,7 @@ mod tests {
                 "{there:?} {here:?}"
             );
         }
-        let not_asked = Answer::default();
+        let not_asked = ServerState::default();
         assert!(!settles(&not_asked, None, &known(None, None)));
     }
 
@@ -299,9 +305,9 @@ mod tests {
     fn what_is_of_an_older_version_than_the_proxy_was_told_by_holds_only_where_etcd_was_put_back() {
         let known = known(None, Some(5));
         let told_by = |newer| compare(&answer(None, Some(5)), Some(newer), &known);
-        assert_eq!(told_by(5), Compared::Unwritten, "its epoch is not written yet");
-        assert_eq!(told_by(9), Compared::Settled);
+        assert_eq!(told_by(5), Staleness::Unwritten, "its epoch is not written yet");
+        assert_eq!(told_by(9), Staleness::UpToDate);
         let later = compare(&answer(None, Some(6)), Some(9), &known);
-        assert_eq!(later, Compared::Behind, "what was put back is not seen yet");
+        assert_eq!(later, Staleness::Behind, "what was put back is not seen yet");
     }
 }

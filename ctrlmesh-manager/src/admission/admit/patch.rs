@@ -1,8 +1,8 @@
-//! Which patch makes one object of another?
+//! Computes a JSON patch between two versions of an object.
 //!
-//! Pure. Both are written by our types, and the object that is patched may have fields that those do not know: such a
-//! field stays with what it is a field of. So an element of a list is known by its name where all have one, and is
-//! inserted, moved and removed as a whole, never turned into another one.
+//! Pure. Both versions were written by our types, and the patched object may have fields that those do not know. Such a
+//! field stays with its parent. So list elements are matched by name where all have one, and are added, moved and
+//! removed as a whole.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use json_patch::{
 };
 use serde_json::{Map, Value};
 
-/// The patch that makes `after` of `before`.
+/// The patch from `before` to `after`.
 pub(super) fn between(before: &Value, after: &Value) -> Patch {
     let mut operations = Vec::new();
     compare(&PointerBuf::new(), before, after, &mut operations);
@@ -51,7 +51,6 @@ fn fields(
     }
 }
 
-/// Elements that have names.
 fn named(
     path: &PointerBuf,
     (before, mut names): (&[Value], Vec<&str>),
@@ -88,7 +87,7 @@ fn named(
     }
 }
 
-/// Elements that have none: what is more comes at the end.
+/// Elements without names: additional ones are appended.
 fn numbered(path: &PointerBuf, before: &[Value], after: &[Value], to: &mut Vec<PatchOperation>) {
     for number in (after.len()..before.len()).rev() {
         let path = at(path, &number.to_string());
@@ -103,7 +102,7 @@ fn numbered(path: &PointerBuf, before: &[Value], after: &[Value], to: &mut Vec<P
     }
 }
 
-/// The names of the elements, where each has one of its own.
+/// The names of the elements, where all have different ones.
 fn names(elements: &[Value]) -> Option<Vec<&str>> {
     let names: Option<Vec<&str>> = elements.iter().map(|one| one.get("name")?.as_str()).collect();
     let names = names?;
@@ -128,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of `asked`, which our types read as `before`.
+    /// Patches `asked`, which our types read as `before`.
     fn patched(asked: &Value, before: &Value, after: &Value) -> Value {
         let mut patched = asked.clone();
         json_patch::patch(&mut patched, &between(before, after)).unwrap();

@@ -95,7 +95,7 @@ fn a_resource_that_is_owned_by_labels_that_nobody_gives_is_a_warning() {
     }
 }
 
-fn asked(operation: &str, object: Value, old: Option<Value>) -> Asked {
+fn asked(operation: &str, object: Value, old: Option<Value>) -> Review {
     let gvk =
         json!({"group": "ctrlmesh.kusionstack.io", "version": "v1alpha1", "kind": object["kind"]});
     let review = json!({
@@ -129,7 +129,7 @@ fn pod(name: &str, set: &str) -> Value {
     })
 }
 
-fn judged(asked: &Asked, known: Option<&Snapshot>) -> AdmissionResponse {
+fn judged(asked: &Review, known: Option<&Snapshot>) -> AdmissionResponse {
     validate(asked, known, &Labelling::default())
 }
 
@@ -227,14 +227,14 @@ fn every_kind_is_judged_by_its_own_rules() {
     assert!(message(&unreadable).starts_with("cannot be read"), "{unreadable:?}");
 }
 
-fn settings() -> Settings {
+fn settings() -> SidecarSettings {
     let (image, pull_policy) = ("p".to_owned(), "Always".to_owned());
-    Settings { image, pull_policy, manager: "m:1".to_owned() }
+    SidecarSettings { image, pull_policy, manager: "m:1".to_owned() }
 }
 
 fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
     let (settings, asked) = (settings(), asked("CREATE", pod, None));
-    let recent = &mut Recent::default();
+    let recent = &mut RecentPods::default();
     inject(&asked, known, &settings, None, (recent, Instant::now()))
 }
 
@@ -242,7 +242,7 @@ fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
 fn pods_that_are_made_together_are_given_different_shards_before_any_of_them_is_seen() {
     let root = ROOT.replace("targetStatefulSet", "targetDeployment");
     let settings = settings();
-    let (mut recent, start) = (Recent::default(), Instant::now());
+    let (mut recent, start) = (RecentPods::default(), Instant::now());
     let pod = |name: &str, shard: Option<&str>, ending: &str| {
         let mut labels = json!({key::ENABLE_PROXY: "true", "pod-template-hash": "x"});
         if let Some(shard) = shard {
@@ -289,7 +289,7 @@ fn of_deployment(labels: Value) -> Value {
 #[test]
 fn a_shard_that_was_given_elsewhere_is_taken_and_counts_here() {
     let known = snapshot(&ROOT.replace("targetStatefulSet", "targetDeployment"));
-    let (settings, mut recent, now) = (settings(), Recent::default(), Instant::now());
+    let (settings, mut recent, now) = (settings(), RecentPods::default(), Instant::now());
     let fresh = json!({key::ENABLE_PROXY: "true", "pod-template-hash": "x"});
     let asked = asked("CREATE", of_deployment(fresh), None);
     let mut ask = |given: Option<&str>| {
@@ -306,7 +306,7 @@ fn a_shard_that_was_given_elsewhere_is_taken_and_counts_here() {
 fn who_leads_is_asked_where_the_others_of_a_deployment_decide() {
     let known = snapshot(&ROOT.replace("targetStatefulSet", "targetDeployment"));
     let asks = |operation: &str, pod: Value, known: &Snapshot| {
-        shared(&asked(operation, pod, None), known).is_some()
+        shared_pod(&asked(operation, pod, None), known).is_some()
     };
     let fresh = json!({key::ENABLE_PROXY: "true", "pod-template-hash": "x"});
     assert!(asks("CREATE", of_deployment(fresh.clone()), &known));

@@ -1,4 +1,4 @@
-//! How do the operator's connections come to the sidecar where the kernel does not redirect them?
+//! Directs the operator's connections to the sidecar by variables or a kubeconfig, without the kernel.
 
 use ctrlmesh_common::names::{annotation, fake_kubeconfig, label, port};
 use k8s_openapi::api::core::v1::{
@@ -9,10 +9,9 @@ use k8s_openapi::api::core::v1::{
 use super::trust::{self, SERVICE_ACCOUNT};
 use super::{Interception, Refusal, operators, set_variable};
 
-/// Where the sidecar listens, as the operator dials it.
 const SIDECAR: &str = "127.0.0.1";
 
-/// The names of the API server's Service, for clients that ignore the variables.
+/// Names of the API server's Service, for clients that ignore the variables.
 const NAMES: [&str; 4] = [
     "kubernetes.default.svc",
     "kubernetes.default.svc.cluster.local",
@@ -20,30 +19,28 @@ const NAMES: [&str; 4] = [
     "kubernetes",
 ];
 
-/// What lets the sidecar, which has no privilege, listen at 443. Kubernetes counts it as safe.
+/// Lets the sidecar listen at port 443 without privilege. Kubernetes counts it as safe.
 const UNPRIVILEGED_PORTS: &str = "net.ipv4.ip_unprivileged_port_start";
 
-/// The volume with the kubeconfig.
 const VOLUME: &str = "ctrlmesh-kubeconfig";
 
-/// The kubeconfig's file in it.
 const FILE: &str = "kubeconfig";
 
-/// The port of the API server's Service.
 const HTTPS: u16 = 443;
 
-/// The argument by which programs are told of a kubeconfig, with one dash or two.
+/// With one dash or two.
 const ARGUMENT: &str = "kubeconfig";
 
+///
 /// # Errors
-/// Where something of the pod's own stands in the way.
+/// Where a part of the pod is in the way.
 pub(super) fn check(spec: &PodSpec, interception: Interception) -> Result<(), Refusal> {
     let ours = volume();
     let mut volumes = spec.volumes.iter().flatten();
     if volumes.any(|volume| volume.name == VOLUME && *volume != ours) {
         return Err(Refusal::Volume { name: VOLUME.to_owned() });
     }
-    // By now the API server has mounted it where it is to be.
+    // The API server adds the token before it calls webhooks.
     if interception == Interception::Kubeconfig && !trust::has_account(spec) {
         return Err(Refusal::NoToken);
     }
@@ -85,7 +82,7 @@ fn by_variables(spec: &mut PodSpec) {
         set_variable(container, "KUBERNETES_SERVICE_HOST", SIDECAR);
     }
     let aliases = spec.host_aliases.get_or_insert_default();
-    // An alias of the pod's own would win over ours.
+    // The pod's own alias would win over ours.
     for alias in aliases.iter_mut() {
         alias
             .hostnames
@@ -126,10 +123,11 @@ fn by_kubeconfig(spec: &mut PodSpec, argument: bool, variable: bool) {
     }
 }
 
-/// Wherever a kubeconfig is named, it is `ours`; what has arguments is given it anyway, but what only initialises the pod.
+/// Replaces every `--kubeconfig` argument by `ours`, and adds it to containers with arguments, init containers
+/// excepted.
 fn by_argument(spec: &mut PodSpec, ours: &str) {
     for container in &mut spec.containers {
-        // Where there are none, those of the image count, and would no more.
+        // Without arguments, the image's own apply; adding one would replace them.
         if let Some(arguments) = container.args.as_mut().filter(|all| !all.is_empty()) {
             arguments.push(ours.to_owned());
         }
@@ -145,14 +143,14 @@ fn by_argument(spec: &mut PodSpec, ours: &str) {
     }
 }
 
-/// The arguments without those that name a kubeconfig, in one word or two.
+/// The arguments without `--kubeconfig`, in one word or two.
 fn without_kubeconfig(arguments: &[String]) -> Vec<String> {
     let mut left = Vec::new();
     let mut all = arguments.iter();
     while let Some(argument) = all.next() {
         let name = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-'));
         match name.and_then(|name| name.strip_prefix(ARGUMENT)) {
-            // Its value is the next word.
+            // The value is the next word.
             Some("") => drop(all.next()),
             Some(value) if value.starts_with('=') => {}
             _ => left.push(argument.clone()),
@@ -161,7 +159,6 @@ fn without_kubeconfig(arguments: &[String]) -> Vec<String> {
     left
 }
 
-/// The volume with the kubeconfig.
 fn volume() -> Volume {
     let field_path = format!("metadata.annotations['{}']", annotation::KUBECONFIG);
     Volume {
@@ -181,7 +178,7 @@ fn volume() -> Volume {
     }
 }
 
-/// It says where, and nothing secret: the token is the pod's own file.
+/// Holds no secret: the token is the pod's own file.
 fn kubeconfig() -> String {
     format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: ctrlmesh\n\

@@ -1,4 +1,4 @@
-//! What does the proxy need to run inside the pod?
+//! Adds the proxy to a pod as a native sidecar.
 
 use std::collections::BTreeMap;
 
@@ -12,32 +12,31 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{CONTAINER, Interception, Refusal, Settings, containers};
+use super::{CONTAINER, Interception, Refusal, SidecarSettings, containers};
 
-/// What the proxy is told and trusts.
+/// The volume with the proxy's token and CAs.
 pub(super) const VOLUME: &str = sidecar::VOLUME;
 
-/// Where its last policy is kept.
+/// The volume with the proxy's last policy.
 const STATE: &str = "ctrlmesh-state";
 
-/// Where they are mounted.
 const FOLDER: &str = "/var/run/ctrlmesh";
 
-/// Where its last policy is kept, mounted.
 const STATE_FOLDER: &str = "/var/lib/ctrlmesh";
 
-/// Nobody's user and group, as whom the proxy runs.
+/// User and group of the proxy.
 const NOBODY: i64 = 65_532;
 
-/// How long the token for the manager lives; the kubelet renews it in time.
+/// Lifetime of the token for the manager. The kubelet renews it.
 const TOKEN_SECONDS: i64 = 3600;
 
-/// How long the proxy may take to be ready, in seconds: the manager may be away, then it starts from what it kept.
+/// How long the proxy may take to be ready. Without the manager, it starts from its last policy.
 const START_SECONDS: i32 = 120;
 
+/// A container like the proxy's is ours only where a proxy is `wanted`, because it is replaced there.
+///
 /// # Errors
-/// Where something of the pod's own has the name of what the proxy needs, or would use what is the proxy's. A container
-/// like the proxy's is the manager's only where a proxy is `wanted`, as it is replaced there.
+/// Where a part of the pod has a name that the proxy needs, or mounts a volume of the proxy.
 pub(super) fn check(spec: &PodSpec, wanted: bool) -> Result<(), Refusal> {
     if spec.containers.iter().any(|container| container.name == CONTAINER) {
         return Err(Refusal::Container { field: "containers" });
@@ -67,7 +66,7 @@ pub(super) fn check(spec: &PodSpec, wanted: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether it is what [`add`] has added, perhaps by another version of the manager.
+/// Whether [`add`] added it, perhaps in another version of the manager.
 fn is_ours(container: &Container) -> bool {
     let mut mounts = container.volume_mounts.iter().flatten();
     container.restart_policy.as_deref() == Some("Always")
@@ -75,10 +74,10 @@ fn is_ours(container: &Container) -> bool {
         && mounts.any(|mount| mount.name == VOLUME && mount.mount_path == FOLDER)
 }
 
-/// Adds the proxy, as the first of the pod's init containers, in place of one that is there.
+/// Adds the proxy as the first init container, or replaces it.
 pub(super) fn add(
     spec: &mut PodSpec,
-    settings: &Settings,
+    settings: &SidecarSettings,
     resources: Option<ResourceRequirements>,
     interception: Interception,
 ) {
@@ -88,7 +87,7 @@ pub(super) fn add(
     containers.insert(0, proxy);
     let volumes = spec.volumes.get_or_insert_default();
     for volume in [knowledge(), state()] {
-        // One that is there is the same.
+        // An existing one is equal.
         if !volumes.contains(&volume) {
             volumes.push(volume);
         }
@@ -96,7 +95,7 @@ pub(super) fn add(
 }
 
 fn container(
-    settings: &Settings,
+    settings: &SidecarSettings,
     resources: ResourceRequirements,
     interception: Interception,
 ) -> Container {
@@ -116,7 +115,7 @@ fn container(
         format!("--upstream-ca={FOLDER}/cluster-ca.crt"),
     ];
     if interception == Interception::Ebpf {
-        // The node's proxy has the kernel send connections here.
+        // The node's proxy has the kernel redirect connections to this port.
         args.push(format!("{}={}", sidecar::REDIRECTED, port::PROXY_REDIRECTED));
     }
     let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
@@ -137,11 +136,11 @@ fn container(
             protocol: Some("TCP".to_owned()),
             ..ContainerPort::default()
         }]),
-        // What makes it a sidecar: the containers behind it start when its startup probe has succeeded.
+        // Makes it a sidecar: later containers start when its startup probe has succeeded.
         restart_policy: Some("Always".to_owned()),
         startup_probe: Some(probe("/readyz", 1, START_SECONDS)),
         readiness_probe: Some(probe("/readyz", 5, 3)),
-        // It is made anew where it hangs, and not because the manager is away: that it lives it says by itself.
+        // Restarts a proxy that hangs. Its liveness does not depend on the manager.
         liveness_probe: Some(probe("/livez", 10, 6)),
         resources: Some(resources),
         security_context: Some(unprivileged()),
@@ -150,7 +149,7 @@ fn container(
     }
 }
 
-/// What the proxy is told by variables: whose it is, and how much memory it may use.
+/// The proxy's variables: its pod, and how much memory it may use.
 fn environment(resources: &ResourceRequirements) -> Vec<EnvVar> {
     let own = [of_pod("POD_NAME", "metadata.name"), of_pod("POD_NAMESPACE", "metadata.namespace")];
     let limit = resources.limits.as_ref().and_then(|limits| limits.get("memory"));
@@ -159,7 +158,7 @@ fn environment(resources: &ResourceRequirements) -> Vec<EnvVar> {
         value_from: Some(EnvVarSource {
             resource_field_ref: Some(ResourceFieldSelector {
                 resource: "limits.memory".to_owned(),
-                // As the API server would say it, so that a second look finds nothing to change.
+                // As the API server defaults it, so that a second review finds no difference.
                 divisor: Some(Quantity("1".to_owned())),
                 container_name: None,
             }),
@@ -170,7 +169,7 @@ fn environment(resources: &ResourceRequirements) -> Vec<EnvVar> {
     own.into_iter().chain(memory).collect()
 }
 
-/// Looks at a page every so many seconds, until it was not well so many times in a row.
+/// `period` is in seconds.
 fn probe(page: &str, period: i32, failures: i32) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
@@ -204,7 +203,7 @@ fn unprivileged() -> SecurityContext {
     }
 }
 
-/// What a proxy of one operator needs, and room for bursts.
+/// For the proxy of one operator, with room for bursts.
 fn default_resources() -> ResourceRequirements {
     let quantities = |pairs: &[(&str, &str)]| {
         let pairs =
@@ -238,7 +237,7 @@ fn knowledge() -> Volume {
     Volume {
         name: VOLUME.to_owned(),
         projected: Some(ProjectedVolumeSource {
-            // Read by the proxy's user, and by nobody who has not the group.
+            // Readable by the proxy's user.
             default_mode: Some(0o444),
             sources: Some(vec![
                 token,

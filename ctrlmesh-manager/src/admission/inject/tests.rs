@@ -6,8 +6,8 @@ use crate::rules::pod::Member;
 
 mod trust;
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> SidecarSettings {
+    SidecarSettings {
         image: "ctrlmesh/proxy:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),
         manager: "m.ns.svc:8071".to_owned(),
@@ -197,7 +197,7 @@ fn names_that_the_proxy_needs_are_refused_and_its_own_are_known_again() {
     for mode in ["env", "kubeconfig"] {
         let once =
             inject(&pod(json!({annotation::INTERCEPTION: mode}), usual()), Some("s"), &settings());
-        let other = Settings { image: "ctrlmesh/proxy:2".to_owned(), ..settings() };
+        let other = SidecarSettings { image: "ctrlmesh/proxy:2".to_owned(), ..settings() };
         let again = inject(&once.unwrap(), Some("s"), &other).unwrap().spec.unwrap();
         let init = again.init_containers.unwrap();
         assert_eq!((init.len(), init[0].image.as_deref()), (2, Some("ctrlmesh/proxy:2")));

@@ -1,7 +1,6 @@
-//! Whom does the operator believe to be the API server?
+//! Replaces the API server's CA in an operator's pod by the mesh's.
 //!
-//! The mesh's CA alone, wherever the pod says that it believes the cluster's: what the operator dials past its proxy does
-//! not verify then. Where it may get past, it believes both.
+//! So the operator cannot verify the API server when it dials past its proxy. A pod that may fail open trusts both.
 
 use std::collections::BTreeSet;
 
@@ -17,22 +16,24 @@ use crate::rules::pod;
 /// Where a service account's token and CA are, in every container.
 pub(super) const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// What the name of the bundle with the API server's CA has in it, and of who signs for it.
+/// Part of the name and signer of the ClusterTrustBundle with the API server's CA.
 const API_SERVER_SIGNER: &str = "kube-apiserver-serving";
 
-/// The volume that says of a pod that it may fail open, where nothing else of its own does.
+/// The volume that marks a fail-open pod, where no other volume does.
 const FAIL_OPEN: &str = "ctrlmesh-fail-open";
 
+///
 /// # Errors
-/// Where a volume has the name of the one that only says that the pod may fail open.
+/// Where another volume has the name of our marker.
 pub(super) fn check_names(spec: &PodSpec) -> Result<(), Refusal> {
     let mut volumes = spec.volumes.iter().flatten();
     let is_taken = volumes.any(|volume| volume.name == FAIL_OPEN && *volume != fail_open_volume());
     if is_taken { Err(Refusal::Volume { name: FAIL_OPEN.to_owned() }) } else { Ok(()) }
 }
 
+///
 /// # Errors
-/// Where a volume or a variable brings the API server's CA in another way than its ConfigMap, and says so.
+/// Where a volume or variable visibly brings the API server's CA in another way than its ConfigMap.
 pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
     let as_account: BTreeSet<&str> = containers(spec).flat_map(mounted_as_account).collect();
     for volume in spec.volumes.iter().flatten() {
@@ -44,7 +45,7 @@ pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
     }
     for container in containers(spec) {
         let all = container.env_from.iter().flatten();
-        // Of ours, too, one key has it.
+        // One key of our own ConfigMap has it, too.
         let mut maps = all.filter_map(|from| from.config_map_ref.as_ref());
         if let Some(map) = maps.find(|map| is_known(&map.name)) {
             let field = format!("spec.containers[{:?}].envFrom", container.name);
@@ -59,17 +60,17 @@ pub(super) fn check(spec: &PodSpec) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether a container has a service account's token and CA where Kubernetes mounts them.
+/// Whether a container has a service account's token and CA at the usual path.
 pub(super) fn has_account(spec: &PodSpec) -> bool {
     containers(spec).flat_map(mounted_as_account).next().is_some()
 }
 
-/// The volumes that a container has where a service account's CA is.
+/// Volumes that a container mounts at the service account's path.
 fn mounted_as_account(container: &Container) -> impl Iterator<Item = &str> {
     let mounts = container.volume_mounts.iter().flatten();
     let there = mounts.filter(|mount| {
         let path = plain(&mount.mount_path);
-        // `/var/run` is a link to `/run` in most images.
+        // In most images `/var/run` is a link to `/run`.
         let path = path.strip_prefix("/var").unwrap_or(&path);
         let account = SERVICE_ACCOUNT.strip_prefix("/var").unwrap_or(SERVICE_ACCOUNT);
         matches!(path.strip_prefix(account), Some("" | "/ca.crt"))
@@ -77,13 +78,13 @@ fn mounted_as_account(container: &Container) -> impl Iterator<Item = &str> {
     there.map(|mount| mount.name.as_str())
 }
 
-/// `path` without what names nothing.
+/// The path without empty parts and `.`.
 fn plain(path: &str) -> String {
     let parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
     parts.fold(String::new(), |path, part| path + "/" + part)
 }
 
-/// What in a volume, which may stand where a service account's CA does, is the API server's.
+/// The part of a volume that brings the API server's CA. `as_account`: it is mounted at the service account's path.
 fn brings_real_ca(volume: &Volume, as_account: bool) -> Option<&'static str> {
     let sources = || volume.projected.iter().flat_map(|all| all.sources.iter().flatten());
     if sources().any(is_real_bundle) {
@@ -101,7 +102,7 @@ fn brings_real_ca(volume: &Volume, as_account: bool) -> Option<&'static str> {
         .then_some("another ConfigMap in the place of the service account's CA")
 }
 
-/// Whether what is picked of a ConfigMap may be the file with the CA; where nothing is picked, it may.
+/// Whether these items include the file with the CA; no items are all keys.
 fn makes_ca(items: Option<&[KeyToPath]>) -> bool {
     let items = items.unwrap_or_default();
     items.is_empty() || items.iter().any(|item| item.path == root_ca::KEY)
@@ -117,11 +118,10 @@ fn is_known(config_map: &str) -> bool {
     config_map == root_ca::CLUSTER || config_map == root_ca::MESH
 }
 
-/// Every volume and variable that holds the API server's CA holds the mesh's instead; where the operator may get past
-/// its proxy, both.
+/// Replaces the API server's CA in every volume and variable by the mesh's, or by both where the pod may fail open.
 ///
-/// That it may is read from there later, since anybody who may patch pods can write annotations. A pod that has no such
-/// volume or variable gets a volume that nobody mounts.
+/// Fail-open is read back from there, because anybody who may patch pods can write annotations. A pod without such a
+/// volume gets one that nobody mounts.
 pub(super) fn apply(spec: &mut PodSpec, fail_open: bool) {
     if let Some(volumes) = spec.volumes.as_mut().filter(|_| !fail_open) {
         volumes.retain(|volume| volume.name != FAIL_OPEN);
@@ -159,13 +159,13 @@ fn fail_open_volume() -> Volume {
         optional: None,
     };
     let source = VolumeProjection { config_map: Some(map), ..VolumeProjection::default() };
-    // As the API server would say it, so that a second look knows it again.
+    // As the API server defaults it, so that a second review recognizes it.
     let projected =
         ProjectedVolumeSource { default_mode: Some(0o644), sources: Some(vec![source]) };
     Volume { name: FAIL_OPEN.to_owned(), projected: Some(projected), ..Volume::default() }
 }
 
-/// The same for what of a ConfigMap is in a volume. Where nothing is picked, all keys are: of ours that would be too many.
+/// Replaces a ConfigMap in a volume. Without items a volume has all keys, and ours has too many.
 fn trust(name: &mut String, items: &mut Option<Vec<KeyToPath>>, key: &str) {
     if !is_known(name) {
         return;

@@ -15,10 +15,10 @@ fn names() -> Names {
 }
 
 fn authority() -> Authority {
-    Authority::make("mesh", &names(), 365 * DAY, SystemTime::now()).unwrap()
+    Authority::generate("mesh", &names(), 365 * DAY, SystemTime::now()).unwrap()
 }
 
-/// Whether a client that trusts `authority` only believes `chain` to be `name`.
+/// Whether a client that trusts only `authority` accepts `chain` for `name`.
 fn believed(authority: &Authority, chain: &[CertificateDer<'static>], name: &str) -> bool {
     let mut roots = RootCertStore::empty();
     roots.add(authority.certificate.clone()).unwrap();
@@ -55,7 +55,7 @@ fn clients_believe_its_leaves_for_its_names_and_for_no_other() {
     for name in ["kubernetes.default.svc", "10.96.0.1", "::1"] {
         assert!(believed(&authority, &leaf.chain, name), "{name}");
     }
-    // Signed all the same, by whoever stole the key: the constraints hold at the client.
+    // A thief of the key could sign these, but clients enforce the constraints.
     for foreign in ["example.com", "10.96.0.2", "192.0.2.1"] {
         let leaf = authority.issue(&Names::of([foreign]), SystemTime::now()).unwrap();
         assert!(!believed(&authority, &leaf.chain, foreign), "{foreign}");
@@ -65,7 +65,7 @@ fn clients_believe_its_leaves_for_its_names_and_for_no_other() {
 #[test]
 fn an_authority_without_addresses_speaks_for_none() {
     let names = Names::of(["ctrlmesh-manager.ctrlmesh-system.svc"]);
-    let authority = Authority::make("manager", &names, DAY, SystemTime::now()).unwrap();
+    let authority = Authority::generate("manager", &names, DAY, SystemTime::now()).unwrap();
     for address in ["10.0.0.1", "fd00::1"] {
         let leaf = authority.issue(&Names::of([address]), SystemTime::now()).unwrap();
         assert!(!believed(&authority, &leaf.chain, address), "{address}");
@@ -124,7 +124,7 @@ fn an_email_address_is_outside() {
 
 #[test]
 fn a_leaf_does_not_outlive_its_authority() {
-    let short = Authority::make("mesh", &names(), DAY / 4, SystemTime::now()).unwrap();
+    let short = Authority::generate("mesh", &names(), DAY / 4, SystemTime::now()).unwrap();
     let leaf = short.issue(&names(), SystemTime::now()).unwrap();
     let (_, leaf) = X509Certificate::from_der(&leaf.chain[0]).unwrap();
     assert!(validity(&leaf).1 <= short.validity().1);

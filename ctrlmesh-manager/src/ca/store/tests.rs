@@ -7,29 +7,29 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Within which, on a clock that nothing real moves, the vault has to be open.
+/// On the paused clock.
 const PATIENCE: Duration = Duration::from_hours(1);
 
-/// An API server where authorities are believed whose Secret is gone.
+/// An API server with a published trust bundle, whose Secret is gone.
 #[derive(Clone)]
 struct Plane {
     believed: Authorities,
-    /// Whether they are.
     published: bool,
-    /// In which version the Lease is found, at one look after the other; then the Secret is there again.
+    /// Versions of the Lease, one a read. After the last one the Secret exists again.
     leases: VecDeque<&'static str>,
-    /// Whether the first look at the Secret after each at the Lease fails.
+    /// Whether the first read of the Secret after each read of the Lease fails.
     flaps: bool,
     fails: bool,
     made: usize,
 }
 
 fn authorities() -> Authorities {
-    let line = |kind| {
+    let rotation = |kind| {
         let names = Names::of(["kubernetes"]);
-        Line::begin(kind, &names, Duration::from_hours(24), SystemTime::now(), Vec::new()).unwrap()
+        Rotation::begin(kind, &names, Duration::from_hours(24), SystemTime::now(), Vec::new())
+            .unwrap()
     };
-    Authorities { mesh: line(Kind::Mesh), manager: line(Kind::Manager) }
+    Authorities { mesh: rotation(AuthorityKind::Mesh), manager: rotation(AuthorityKind::Manager) }
 }
 
 fn plane(leases: impl IntoIterator<Item = &'static str>) -> Plane {
@@ -79,7 +79,7 @@ impl Plane {
     }
 }
 
-/// Opens the vault as often as it takes; what it has then, and the API server.
+/// Opens the store, as often as it takes.
 async fn opened(plane: Plane) -> (Arc<Authorities>, Plane) {
     let plane = Arc::new(Mutex::new(plane));
     let asked = Arc::clone(&plane);
@@ -89,24 +89,24 @@ async fn opened(plane: Plane) -> (Arc<Authorities>, Plane) {
         futures::future::ok::<_, kube::Error>(Response::builder().status(code).body(body).unwrap())
     });
     let client = Client::new(service, "default");
-    let mut restorer = Restorer::of("leader".to_owned());
+    let mut lease_watch = LeaseWatch::of("leader".to_owned());
     let open = async {
         loop {
-            let wanted = Wanted {
+            let wanted = AuthoritySettings {
                 api_server: Vec::new(),
                 manager: Names::of(["manager"]),
                 validity: Duration::from_hours(24),
             };
-            let opened = Vault::open(client.clone(), "ops", wanted, &mut restorer);
+            let opened = CaStore::open(client.clone(), "ops", wanted, &mut lease_watch);
             match Box::pin(opened).await {
-                Err(VaultError::Secret(_)) => time::sleep(Duration::from_secs(1)).await,
+                Err(CaStoreError::Secret(_)) => time::sleep(Duration::from_secs(1)).await,
                 opened => break opened.unwrap(),
             }
         }
     };
-    let vault = time::timeout(PATIENCE, open).await.expect("the vault to be open");
+    let ca_store = time::timeout(PATIENCE, open).await.expect("the vault to be open");
     let plane = plane.lock().unwrap().clone();
-    (vault.current(), plane)
+    (ca_store.current(), plane)
 }
 
 #[tokio::test(start_paused = true)]

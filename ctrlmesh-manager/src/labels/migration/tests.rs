@@ -6,7 +6,7 @@ async fn objects_are_taken_to_have_all_when_for_a_while_none_has_lacked_anything
         Arc::<Scheme>::default(),
         Scheme::settled(Labelling { hash_key: "x".to_owned(), ..Labelling::default() }),
     );
-    let (mut settled, start) = (Settled::default(), Instant::now());
+    let (mut settled, start) = (QuietPeriod::default(), Instant::now());
     assert!(!settled.is(&scheme, true, 3, start));
     assert!(settled.is(&scheme, true, 3, start + SETTLES));
     assert!(!settled.is(&scheme, true, 4, start + SETTLES), "one was written without");

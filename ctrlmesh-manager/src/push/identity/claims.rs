@@ -1,6 +1,6 @@
-//! What does a token say of itself, whoever signed it?
+//! Checks the claims of a token before its signature.
 //!
-//! Pure. Nothing is believed of it; but what it does not even say no signature could make good.
+//! Pure. The claims are not trusted. But a token without the right claims need not be reviewed.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,10 +10,10 @@ use serde::Deserialize;
 
 use super::IdentityError;
 
-/// How far a token may be over by our clock before it is not even reviewed.
+/// How long ago, by our clock, a token may have expired and still be reviewed.
 const CLOCK_SKEW: Duration = Duration::from_mins(5);
 
-/// What a token says of itself, whoever signed it.
+/// Unverified claims.
 #[derive(Debug, Deserialize)]
 struct Claims {
     #[serde(default)]
@@ -49,8 +49,7 @@ impl Default for Audiences {
     }
 }
 
-/// Until when the token says that it is good, where it could prove anything if it were genuine: a service account's, made
-/// out to us, bound to a pod, and not over for long.
+/// The expiry of a token that may be valid: for our audience, bound to a pod, and not long expired.
 pub(super) fn possible(token: &str, now: SystemTime) -> Result<SystemTime, IdentityError> {
     let mut parts = token.split('.');
     let (Some(_), Some(claims), Some(_), None) =

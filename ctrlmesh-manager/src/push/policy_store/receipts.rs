@@ -1,4 +1,4 @@
-//! What did the proxies make of what they were told?
+//! Keeps the latest receipt of each pod's proxy, per replica that got it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,35 +8,29 @@ use tokio::sync::watch;
 
 use crate::rules::pod::PodName;
 
-/// What a pod's proxy said last.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Receipt {
-    /// The pod's UID.
     pub uid: String,
-    /// The pod's node, where it is known.
     pub node: Option<String>,
-    /// Who said it, by UID: of two proxies that take turns, each speaks for itself.
+    /// UID of the proxy's pod: during a handover there are two.
     pub by: Arc<str>,
-    /// The epoch that is in force at the proxy.
+    /// Epoch in force.
     pub epoch: u64,
-    /// The digest of the policy that it speaks of.
+    /// Digest of the policy in force.
     pub digest: u64,
-    /// Why the newest policy was refused, where it was.
+    /// Why the newest policy was refused.
     pub refused: Option<String>,
-    /// Whether the proxy is connected.
     pub connected: bool,
-    /// When it was last heard of.
     pub last_contact: SystemTime,
 }
 
-/// What was heard of all pods.
 #[derive(Debug)]
 pub(super) struct Receipts {
     by_pod: Mutex<BTreeMap<PodName, OfPod>>,
     changed: watch::Sender<u64>,
 }
 
-/// What was heard of one pod, by the replica that heard it; by nothing what was heard here.
+/// By the replica that got it; none is this one.
 type OfPod = BTreeMap<Option<Arc<str>>, Receipt>;
 
 // === impl Receipts ===
@@ -48,26 +42,23 @@ impl Default for Receipts {
 }
 
 impl Receipts {
-    /// What the proxy of each pod said last.
     pub(super) fn newest(&self) -> BTreeMap<PodName, Receipt> {
         let by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), newest(all)?.clone()));
         by_pod.iter().filter_map(newest).collect()
     }
 
-    /// What proxies said to this replica.
     pub(super) fn here(&self) -> BTreeMap<PodName, Receipt> {
         let by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
         let here = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), all.get(&None)?.clone()));
         by_pod.iter().filter_map(here).collect()
     }
 
-    /// Changes whenever a receipt does.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
-    /// Takes what a pod's proxy said to the replica `at`; nothing: to this one.
+    /// Takes a receipt that replica `at` got; none: this one.
     pub(super) fn take(&self, at: Option<&Arc<str>>, pod: &PodName, receipt: Receipt) {
         let mut by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
         let of_pod = by_pod.entry(pod.clone()).or_default();
@@ -75,7 +66,7 @@ impl Receipts {
         let another_serves =
             before.is_some_and(|before| before.connected && before.by != receipt.by);
         if another_serves && !receipt.connected {
-            // Its successor has taken over before it went.
+            // The successor connected before the old proxy left.
             return;
         }
         of_pod.insert(at.cloned(), receipt);
@@ -84,7 +75,7 @@ impl Receipts {
         self.change();
     }
 
-    /// Nobody is connected to the replica `at` any more, from `now` on.
+    /// Marks the proxies of replica `at` as disconnected, from `now` on.
     pub(super) fn lose(&self, at: &Arc<str>, now: SystemTime) {
         let at = Some(at.clone());
         let mut by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +90,7 @@ impl Receipts {
         self.change();
     }
 
-    /// Of pods that are not there, by name and UID, nothing is kept.
+    /// Drops the receipts of pods that do not exist any more.
     pub(super) fn keep(&self, is_there: impl Fn(&PodName, &str) -> bool) {
         let mut forgotten = false;
         self.by_pod.lock().unwrap_or_else(PoisonError::into_inner).retain(|pod, receipts| {
@@ -118,7 +109,7 @@ impl Receipts {
     }
 }
 
-/// What is known of a pod: where its proxy is connected, or else what was heard last.
+/// The receipt of a connected proxy, or else the latest one.
 fn newest(receipts: &OfPod) -> Option<&Receipt> {
     receipts.values().max_by_key(|receipt| weight(receipt))
 }
@@ -127,8 +118,7 @@ fn weight(receipt: &Receipt) -> (bool, SystemTime) {
     (receipt.connected, receipt.last_contact)
 }
 
-/// Keeps of what other replicas heard only what counts, or may again: each replica that comes and goes would leave a word
-/// behind for as long as the pod lives.
+/// Drops outdated receipts of other replicas: otherwise each replica that comes and goes would leave one behind.
 fn forget_older(receipts: &mut OfPod) {
     let counts = newest(receipts).map(weight);
     receipts.retain(|at, one| at.is_none() || one.connected || Some(weight(one)) == counts);

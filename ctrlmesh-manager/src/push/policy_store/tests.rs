@@ -58,32 +58,32 @@ fn woken(reader: &Reader) -> bool {
 
 #[test]
 fn it_is_told_when_a_namespace_has_its_first_enrolled_pod_or_has_lost_its_last() {
-    let board = Board::default();
-    let mut namespaces = board.namespaces();
+    let store = PolicyStore::default();
+    let mut namespaces = store.namespaces();
     let mut news = || {
         let is_new = namespaces.has_changed().unwrap();
         (is_new, namespaces.borrow_and_update().len())
     };
     assert_eq!(news(), (false, 0));
-    board.publish([notice("a", "one", 1)]);
+    store.publish([notice("a", "one", 1)]);
     assert_eq!(news(), (true, 1));
-    board.publish([notice("a", "one", 2), notice("b", "one", 1)]);
+    store.publish([notice("a", "one", 2), notice("b", "one", 1)]);
     assert_eq!(news(), (false, 1), "the same namespace");
-    board.publish([]);
+    store.publish([]);
     assert_eq!(news(), (true, 0));
 }
 
 #[test]
 fn a_reader_sees_its_own_node_only_and_only_the_newest() {
-    let board = Arc::new(Board::default());
-    let (mut one, mut two) = (board.follow(node("one")), board.follow(node("two")));
-    board.publish([notice("a", "one", 1), notice("b", "one", 1), notice("c", "two", 1)]);
-    board.publish([notice("a", "one", 2), notice("b", "one", 1), notice("c", "two", 1)]);
+    let store = Arc::new(PolicyStore::default());
+    let (mut one, mut two) = (store.follow(node("one")), store.follow(node("two")));
+    store.publish([notice("a", "one", 1), notice("b", "one", 1), notice("c", "two", 1)]);
+    store.publish([notice("a", "one", 2), notice("b", "one", 1), notice("c", "two", 1)]);
     assert_eq!(read(&mut one), told(&[("a", 2), ("b", 1)]));
     assert_eq!(read(&mut two), told(&[("c", 1)]));
-    board.publish([notice("a", "one", 2), notice("b", "one", 3), notice("c", "two", 1)]);
+    store.publish([notice("a", "one", 2), notice("b", "one", 3), notice("c", "two", 1)]);
     assert!(woken(&one) && !woken(&two), "what is not its own does not wake it");
-    board.publish([notice("a", "one", 2), notice("b", "two", 3), notice("c", "two", 1)]);
+    store.publish([notice("a", "one", 2), notice("b", "two", 3), notice("c", "two", 1)]);
     assert!(woken(&two));
     assert_eq!(read(&mut one), told(&[("a", 2)]));
     assert_eq!(read(&mut two), told(&[("b", 3), ("c", 1)]));
@@ -91,98 +91,98 @@ fn a_reader_sees_its_own_node_only_and_only_the_newest() {
 
 #[test]
 fn another_incarnation_is_told_nothing() {
-    let board = Arc::new(Board::default());
+    let store = Arc::new(PolicyStore::default());
     let subject = |uid: &str| Subject::Pod(name("a"), uid.to_owned());
-    let (mut old, mut new) = (board.follow(subject("old")), board.follow(subject("uid-of-a")));
-    board.publish([notice("a", "one", 1)]);
+    let (mut old, mut new) = (store.follow(subject("old")), store.follow(subject("uid-of-a")));
+    store.publish([notice("a", "one", 1)]);
     assert!(read(&mut old).is_empty());
     assert_eq!(read(&mut new), told(&[("a", 1)]));
-    board.publish([]);
+    store.publish([]);
     assert!(woken(&new));
     assert!(read(&mut new).is_empty());
 }
 
 #[test]
 fn the_same_again_wakes_nobody() {
-    let board = Arc::new(Board::default());
-    let mut reader = board.follow(node("one"));
-    board.publish([notice("a", "one", 1)]);
+    let store = Arc::new(PolicyStore::default());
+    let mut reader = store.follow(node("one"));
+    store.publish([notice("a", "one", 1)]);
     let first = reader.read();
-    board.publish([notice("a", "one", 1)]);
+    store.publish([notice("a", "one", 1)]);
     assert!(!woken(&reader));
     assert!(Arc::ptr_eq(&first[0], &reader.read()[0]));
 }
 
 #[test]
 fn who_does_not_read_any_more_is_forgotten() {
-    let board = Arc::new(Board::default());
-    let (one, other) = (board.follow(node("one")), board.follow(node("one")));
+    let store = Arc::new(PolicyStore::default());
+    let (one, other) = (store.follow(node("one")), store.follow(node("one")));
     drop(one);
-    board.publish([notice("a", "one", 1)]);
+    store.publish([notice("a", "one", 1)]);
     assert!(woken(&other));
     drop(other);
-    assert!(board.readers.lock().unwrap().is_empty());
+    assert!(store.readers.lock().unwrap().is_empty());
 }
 
 #[test]
 fn a_newer_version_of_the_same_is_known_and_wakes_nobody() {
-    let board = Arc::new(Board::default());
-    let mut reader = board.follow(node("one"));
-    board.publish([notice("a", "one", 1)]);
+    let store = Arc::new(PolicyStore::default());
+    let mut reader = store.follow(node("one"));
+    store.publish([notice("a", "one", 1)]);
     reader.read();
     let mut newer = told_in(1);
     newer.version = 5;
-    board.publish([Posted { said: Some(Said::from(&newer)), ..notice("a", "one", 1) }]);
+    store.publish([Posted { said: Some(Said::from(&newer)), ..notice("a", "one", 1) }]);
     assert!(!woken(&reader));
     assert_eq!(reader.read()[0].said.as_ref().unwrap().version, 5);
 }
 
 #[test]
 fn a_receipt_is_kept_for_the_pod_that_is_there() {
-    let board = Board::default();
-    board.publish([notice("a", "one", 1)]);
-    let changes = board.receipts_changed();
-    board.receive(None, &name("a"), receipt("a", 2));
+    let store = PolicyStore::default();
+    store.publish([notice("a", "one", 1)]);
+    let changes = store.receipts_changed();
+    store.receive(None, &name("a"), receipt("a", 2));
     assert!(changes.has_changed().unwrap());
-    board.receive(None, &name("a"), Receipt { uid: "old".to_owned(), ..receipt("a", 9) });
-    board.receive(None, &name("b"), receipt("b", 1));
-    assert_eq!(board.receipts(), BTreeMap::from([(name("a"), receipt("a", 2))]));
-    board.publish([]);
-    assert!(board.receipts().is_empty());
+    store.receive(None, &name("a"), Receipt { uid: "old".to_owned(), ..receipt("a", 9) });
+    store.receive(None, &name("b"), receipt("b", 1));
+    assert_eq!(store.receipts(), BTreeMap::from([(name("a"), receipt("a", 2))]));
+    store.publish([]);
+    assert!(store.receipts().is_empty());
 }
 
 #[test]
 fn a_proxy_that_goes_after_its_successor_has_come_takes_nothing_with_it() {
-    let board = Board::default();
-    board.publish([notice("a", "one", 1)]);
+    let store = PolicyStore::default();
+    store.publish([notice("a", "one", 1)]);
     let old = receipt("a", 2);
-    board.receive(None, &name("a"), old.clone());
+    store.receive(None, &name("a"), old.clone());
     let new = Receipt { by: Arc::from("successor"), ..receipt("a", 3) };
-    board.receive(None, &name("a"), new.clone());
-    board.receive(None, &name("a"), Receipt { connected: false, ..old });
-    assert_eq!(board.receipts()[&name("a")], new);
+    store.receive(None, &name("a"), new.clone());
+    store.receive(None, &name("a"), Receipt { connected: false, ..old });
+    assert_eq!(store.receipts()[&name("a")], new);
     let gone = Receipt { connected: false, ..new };
-    board.receive(None, &name("a"), gone.clone());
-    assert_eq!(board.receipts()[&name("a")], gone);
+    store.receive(None, &name("a"), gone.clone());
+    assert_eq!(store.receipts()[&name("a")], gone);
 }
 
 #[test]
 fn of_two_replicas_the_one_to_which_the_proxy_is_connected_is_believed_whatever_the_clocks_say() {
-    let board = Board::default();
-    board.publish([notice("a", "one", 1)]);
+    let store = PolicyStore::default();
+    store.publish([notice("a", "one", 1)]);
     let (here, there) = (receipt("a", 2), Arc::from("there"));
     let ahead = Receipt { connected: false, ..receipt("a", 9) };
-    board.receive(Some(&there), &name("a"), ahead.clone());
-    assert_eq!(board.receipts()[&name("a")], ahead);
-    board.receive(None, &name("a"), here.clone());
-    assert_eq!(board.receipts()[&name("a")], here);
-    assert_eq!(board.heard_here(), board.receipts());
-    board.receive(Some(&there), &name("a"), Receipt { connected: true, ..ahead.clone() });
-    board.receive(None, &name("a"), Receipt { connected: false, ..here });
+    store.receive(Some(&there), &name("a"), ahead.clone());
+    assert_eq!(store.receipts()[&name("a")], ahead);
+    store.receive(None, &name("a"), here.clone());
+    assert_eq!(store.receipts()[&name("a")], here);
+    assert_eq!(store.heard_here(), store.receipts());
+    store.receive(Some(&there), &name("a"), Receipt { connected: true, ..ahead.clone() });
+    store.receive(None, &name("a"), Receipt { connected: false, ..here });
     let now = ahead.last_contact + Duration::from_hours(1);
-    board.lose(&there, now);
+    store.lose(&there, now);
     let lost = Receipt { last_contact: now, ..ahead };
-    assert_eq!(board.receipts()[&name("a")], lost, "nobody is connected to what is gone");
-    board.lose(&there, now + Duration::from_hours(1));
-    assert_eq!(board.receipts()[&name("a")], lost, "it was away before");
+    assert_eq!(store.receipts()[&name("a")], lost, "nobody is connected to what is gone");
+    store.lose(&there, now + Duration::from_hours(1));
+    assert_eq!(store.receipts()[&name("a")], lost, "it was away before");
 }

@@ -1,8 +1,8 @@
-//! Is what a replica would tell a proxy that comes back no older than what that was told?
+//! Ensures that a reconnecting proxy is not sent older state than it has.
 //!
-//! Mostly it is at once, or a moment later, when the watches have brought it. Otherwise the API server is asked, for it alone
-//! knows whether a pod is gone, or a ShardingConfig, or is only not seen here yet. A proxy that knows more is sent away, and
-//! comes back, here or to another replica.
+//! The watches usually bring newer state at once or in a moment. Otherwise the API server is asked, because only it
+//! knows what was deleted and what this replica has not seen yet. A proxy that knows more is disconnected, and tries
+//! this or another replica again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,68 +13,70 @@ use tokio::time::{self, Instant};
 use tonic::Status;
 use tracing::{info, warn};
 
-use super::Push;
-use super::told::is_of;
+use super::PushService;
+use super::sent_policy::is_of;
 use crate::push::policy_store::{Posted, Reader, Said};
-use crate::push::staleness::{Compared, Doubt};
+use crate::push::staleness::{StaleCandidate, Staleness};
 use crate::rules::pod::PodName;
 use crate::telemetry;
 
-/// How long the watches are waited for before the API server is asked.
+/// How long to wait for the watches, before the API server is asked.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// How long a replica that knows less waits to learn more, in all.
+/// How long a replica that is behind waits, in all.
 const CATCH_UP: Duration = Duration::from_secs(3);
 
-/// How long an answer is waited for: what the watches bring meanwhile may be newer, and never be the same.
+/// How long one answer is used. The watches may skip the very state that it describes.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// By pod, the ShardingConfig and its version before which there is nothing to tell its proxy.
-pub(super) type Held = HashMap<PodName, (String, u64)>;
+/// By pod: a ShardingConfig and its version. Older policies are not sent.
+pub(super) type MinimumVersions = HashMap<PodName, (String, u64)>;
 
-/// Waits where the proxy may have been told what is not known here yet: to be told what was before would give it what is
-/// another's by now, and have it let go of pods that are there. Gives what must not be told yet all the same.
+/// Waits where the proxy may have newer state. Older state would give it objects of another shard, or make it drop
+/// existing pods.
+///
+/// Returns which policies must not be sent yet all the same.
 pub(super) async fn catch_up(
-    push: &Push,
+    push: &PushService,
     reader: &mut Reader,
     known: &HashMap<PodName, Known>,
-) -> Result<Held, Status> {
+) -> Result<MinimumVersions, Status> {
     let now = Instant::now();
-    while !doubts(&reader.read(), known).is_empty() {
+    while !candidates(&reader.read(), known).is_empty() {
         if time::timeout_at(now + MOMENT, reader.changed()).await.is_err() {
             return settle(push, reader, known, now + CATCH_UP).await;
         }
     }
-    Ok(Held::new())
+    Ok(MinimumVersions::new())
 }
 
-/// Waits until what is posted is as new as what the API server says.
+/// Waits until the stored policies are as new as the API server's answer.
 async fn settle(
-    push: &Push,
+    push: &PushService,
     reader: &mut Reader,
     known: &HashMap<PodName, Known>,
     end: Instant,
-) -> Result<Held, Status> {
+) -> Result<MinimumVersions, Status> {
     let subject = reader.subject().clone();
-    let mut posted = push.doubts.posted();
+    let mut posted = push.staleness.posted();
     loop {
-        let asked = doubts(&reader.read(), known);
-        let answer = push.doubts.ask(&subject, &asked).await.map_err(|error| {
+        let asked = candidates(&reader.read(), known);
+        let answer = push.staleness.ask(&subject, &asked).await.map_err(|error| {
             warn!(error = telemetry::chain(&error), "a proxy is sent away, it may know more");
             Status::unavailable("what the proxy knows cannot be compared with the cluster now")
         })?;
         let again = end.min(Instant::now() + ASK_AGAIN);
         loop {
-            // This first: what is read from the board then follows from it, or from what is newer.
+            // Taken first, so that what is read from the store is at least as new.
             let plan = posted.borrow_and_update().clone();
-            let left = doubts(&reader.read(), known);
+            let left = candidates(&reader.read(), known);
             let compared = plan.map_or_else(
-                || vec![Compared::Behind; left.len()],
+                || vec![Staleness::Behind; left.len()],
                 |plan| answer.compare(&left, &subject, &plan.snapshot),
             );
             let is_over = Instant::now() >= end;
-            if let Some(held) = settled(left, &compared, is_over)? {
-                return Ok(held);
+            if let Some(held_back) = settled(left, &compared, is_over)? {
+                return Ok(held_back);
             }
             if !matches!(time::timeout_at(again, posted.changed()).await, Ok(Ok(()))) {
                 break;
@@ -83,19 +85,24 @@ async fn settle(
     }
 }
 
-/// What of `left` is to be held, where nothing is to be waited for, or the time for that `is_over`.
-fn settled(left: Vec<Doubt>, compared: &[Compared], is_over: bool) -> Result<Option<Held>, Status> {
-    let mut held = Held::new();
-    for (Doubt { pod, operators, newer }, compared) in left.into_iter().zip(compared) {
+/// The policies to hold back; none where the caller has to wait on. `is_over` says that it must not.
+fn settled(
+    left: Vec<StaleCandidate>,
+    compared: &[Staleness],
+    is_over: bool,
+) -> Result<Option<MinimumVersions>, Status> {
+    let mut held_back = MinimumVersions::new();
+    for (StaleCandidate { pod, operators, newer }, compared) in left.into_iter().zip(compared) {
         match (compared, newer) {
-            (Compared::Settled, None) => {}
-            (Compared::Settled, Some(_)) => {
+            (Staleness::UpToDate, None) => {}
+            (Staleness::UpToDate, Some(_)) => {
                 warn!(%pod, "the pod's proxy was told what is newer than anything that is written down; it is told that");
             }
             (_, _) if !is_over => return Ok(None),
-            (Compared::Unwritten, Some(newer)) => {
+            (Staleness::Unwritten, Some(newer)) => {
                 info!(%pod, "the pod's proxy was told what is not written down here; it keeps that until it is");
-                held.extend(operators.into_iter().map(|operator| (pod.clone(), (operator, newer))));
+                held_back
+                    .extend(operators.into_iter().map(|operator| (pod.clone(), (operator, newer))));
             }
             _ => {
                 info!(%pod, "a proxy knows more of the pod than this replica, and is sent away");
@@ -104,65 +111,67 @@ fn settled(left: Vec<Doubt>, compared: &[Compared], is_over: bool) -> Result<Opt
             }
         }
     }
-    Ok(Some(held))
+    Ok(Some(held_back))
 }
 
-/// Whether a pod's proxy has something newer than what is `said` of it. What is not older any more holds for good.
-pub(super) fn is_held(held: &mut Held, pod: &PodName, said: &Said) -> bool {
-    let Some((operator, version)) = held.get(pod) else { return false };
+/// Whether the policy must not be sent yet. Once it may be, the entry is dropped.
+pub(super) fn is_held(held_back: &mut MinimumVersions, pod: &PodName, said: &Said) -> bool {
+    let Some((operator, version)) = held_back.get(pod) else { return false };
     let is_older = said.operator.as_ref() == Some(operator) && said.version < *version;
     if !is_older {
-        held.remove(pod);
+        held_back.remove(pod);
     }
     is_older
 }
 
-/// Of which pods the proxy may have been told what is newer than what is posted: of those that are not posted, or as of
-/// another ShardingConfig, or of none, or of an older version of it. Where nothing is said of one, it keeps what it has.
-fn doubts(posted: &[Arc<Posted>], known: &HashMap<PodName, Known>) -> Vec<Doubt> {
+/// Pods of which the proxy may have a newer policy: those that are not stored, and those with another or an older
+/// ShardingConfig.
+///
+/// A pod without a policy keeps what it has.
+fn candidates(posted: &[Arc<Posted>], known: &HashMap<PodName, Known>) -> Vec<StaleCandidate> {
     let posted: HashMap<&PodName, &Posted> = posted.iter().map(|one| (&one.pod, &**one)).collect();
-    let doubt = |(pod, known): (&PodName, &Known)| {
-        let doubt = |operators: &[&str], newer| {
+    let candidate = |(pod, known): (&PodName, &Known)| {
+        let candidate = |operators: &[&str], newer| {
             let operators = operators.iter().filter(|one| !one.is_empty());
             let operators = operators.map(|one| (*one).to_owned()).collect();
-            Some(Doubt { pod: pod.clone(), operators, newer })
+            Some(StaleCandidate { pod: pod.clone(), operators, newer })
         };
         let Some(posted) = posted.get(pod).filter(|posted| is_of(known, posted)) else {
-            return doubt(&[], None);
+            return candidate(&[], None);
         };
         let said = posted.said.as_ref()?;
         let operator = said.operator.as_deref().unwrap_or_default();
         if operator != known.operator {
-            return doubt(&[operator, &known.operator], None);
+            return candidate(&[operator, &known.operator], None);
         }
         let newer = known.version > said.version;
-        newer.then(|| doubt(&[operator], Some(known.version))).flatten()
+        newer.then(|| candidate(&[operator], Some(known.version))).flatten()
     };
-    known.iter().filter_map(doubt).collect()
+    known.iter().filter_map(candidate).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use ctrlmesh_common::policy::Policy;
 
-    use super::super::told::{id, known};
+    use super::super::sent_policy::{id, known};
     use super::*;
-    use crate::push::policy_store::{Board, Said, Subject};
+    use crate::push::policy_store::{PolicyStore, Said, Subject};
     use crate::rules::compile;
 
-    /// What a proxy of `ops/a` knows, by ShardingConfig and version.
+    /// What a proxy of `ops/a` reports.
     fn known_by(operator: &str, version: u64) -> HashMap<PodName, Known> {
         let pod = Some(id(&"ops/a".parse().unwrap(), "1"));
         let operator = operator.to_owned();
         known(vec![Known { pod, operator, version, ..Known::default() }])
     }
 
-    /// That pod as it is posted, in this incarnation.
+    /// That pod in the store.
     fn posted(uid: &str, told: impl Into<Option<compile::Told>>) -> Vec<Arc<Posted>> {
-        let (board, pod) = (Arc::<Board>::default(), "ops/a".parse::<PodName>().unwrap());
+        let (store, pod) = (Arc::<PolicyStore>::default(), "ops/a".parse::<PodName>().unwrap());
         let said = told.into().as_ref().map(Said::from);
-        board.publish([Posted { pod: pod.clone(), uid: uid.to_owned(), node: None, said }]);
-        board.follow(Subject::Pod(pod, uid.to_owned())).read()
+        store.publish([Posted { pod: pod.clone(), uid: uid.to_owned(), node: None, said }]);
+        store.follow(Subject::Pod(pod, uid.to_owned())).read()
     }
 
     fn by(operator: &str, version: u64) -> compile::Told {
@@ -172,20 +181,20 @@ mod tests {
 
     #[test]
     fn what_is_not_written_down_is_waited_for_and_then_held_and_nothing_else_is() {
-        let doubt = |pod: &str, newer| Doubt {
+        let candidate = |pod: &str, newer| StaleCandidate {
             pod: pod.parse().unwrap(),
             operators: vec!["ops/op".to_owned()],
             newer,
         };
-        let both = || vec![doubt("ops/a", None), doubt("ops/b", Some(5))];
-        let (settled_, unwritten) = (Compared::Settled, Compared::Unwritten);
+        let both = || vec![candidate("ops/a", None), candidate("ops/b", Some(5))];
+        let (settled_, unwritten) = (Staleness::UpToDate, Staleness::Unwritten);
         let all = settled(both(), &[settled_, settled_], false).unwrap();
-        assert_eq!(all, Some(Held::new()));
+        assert_eq!(all, Some(MinimumVersions::new()));
         let of = |is_over| settled(both(), &[settled_, unwritten], is_over).unwrap();
         assert_eq!(of(false), None);
-        let held = ("ops/b".parse().unwrap(), ("ops/op".to_owned(), 5));
-        assert_eq!(of(true), Some(Held::from([held])));
-        let behind = [Compared::Behind, unwritten];
+        let held_back = ("ops/b".parse().unwrap(), ("ops/op".to_owned(), 5));
+        assert_eq!(of(true), Some(MinimumVersions::from([held_back])));
+        let behind = [Staleness::Behind, unwritten];
         assert_eq!(settled(both(), &behind, false).unwrap(), None);
         assert!(settled(both(), &behind, true).is_err());
     }
@@ -193,15 +202,15 @@ mod tests {
     #[test]
     fn what_is_held_is_told_once_it_is_no_older_or_of_another_sharding_config() {
         let pod: PodName = "ops/a".parse().unwrap();
-        let held = || Held::from([(pod.clone(), ("ops/op".to_owned(), 5))]);
-        let says = |held: &mut Held, told| {
-            is_held(held, &pod, posted("1", told)[0].said.as_ref().unwrap())
+        let held_back = || MinimumVersions::from([(pod.clone(), ("ops/op".to_owned(), 5))]);
+        let says = |held_back: &mut MinimumVersions, told| {
+            is_held(held_back, &pod, posted("1", told)[0].said.as_ref().unwrap())
         };
         for told in [by("ops/op", 5), by("ops/b", 1), compile::Told::nothing()] {
-            let mut held = held();
-            assert!(says(&mut held, by("ops/op", 4)));
-            assert!(!says(&mut held, told));
-            assert!(!says(&mut held, by("ops/op", 4)), "for good");
+            let mut held_back = held_back();
+            assert!(says(&mut held_back, by("ops/op", 4)));
+            assert!(!says(&mut held_back, told));
+            assert!(!says(&mut held_back, by("ops/op", 4)), "for good");
         }
     }
 
@@ -209,16 +218,18 @@ mod tests {
     fn what_is_posted_is_in_doubt_where_it_would_take_something_from_the_proxy() {
         let nothing = Some(compile::Told::nothing());
         let of = |posted: &[Arc<Posted>], known| {
-            doubts(posted, &known).pop().map(|doubt| (doubt.operators.join(" "), doubt.newer))
+            candidates(posted, &known)
+                .pop()
+                .map(|candidate| (candidate.operators.join(" "), candidate.newer))
         };
         let knows = || known_by("ops/op", 5);
-        let doubt = |operators: &str, newer| Some((operators.to_owned(), newer));
-        assert_eq!(of(&[], knows()), doubt("", None), "it is not there");
-        assert_eq!(of(&posted("2", by("ops/op", 9)), knows()), doubt("", None), "nor this one");
-        assert_eq!(of(&posted("1", nothing.clone()), knows()), doubt("ops/op", None));
-        assert_eq!(of(&posted("1", by("ops/b", 9)), knows()), doubt("ops/b ops/op", None));
-        assert_eq!(of(&posted("1", by("ops/b", 9)), known_by("", 0)), doubt("ops/b", None));
-        assert_eq!(of(&posted("1", by("ops/op", 4)), knows()), doubt("ops/op", Some(5)));
+        let candidate = |operators: &str, newer| Some((operators.to_owned(), newer));
+        assert_eq!(of(&[], knows()), candidate("", None), "it is not there");
+        assert_eq!(of(&posted("2", by("ops/op", 9)), knows()), candidate("", None), "nor this one");
+        assert_eq!(of(&posted("1", nothing.clone()), knows()), candidate("ops/op", None));
+        assert_eq!(of(&posted("1", by("ops/b", 9)), knows()), candidate("ops/b ops/op", None));
+        assert_eq!(of(&posted("1", by("ops/b", 9)), known_by("", 0)), candidate("ops/b", None));
+        assert_eq!(of(&posted("1", by("ops/op", 4)), knows()), candidate("ops/op", Some(5)));
         for holds in [None, Some(by("ops/op", 5)), Some(by("ops/op", 6))] {
             assert_eq!(of(&posted("1", holds), knows()), None);
         }

@@ -1,7 +1,4 @@
-//! How are messages written?
-//!
-//! As prost writes them, into small buffers: there is one each way for every proxy that follows, and it mostly says
-//! nothing.
+//! A prost codec with small buffers: each connected proxy has one per direction, and mostly sends nothing.
 
 use std::marker::PhantomData;
 
@@ -9,13 +6,12 @@ use tonic::codec::{BufferSettings, Codec};
 use tonic_prost::prost::Message;
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
-/// What a buffer holds at first, in bytes; a longer message makes it grow.
+/// Initial size; a longer message makes the buffer grow.
 const BUFFER_BYTES: usize = 256;
 
-/// How much is gathered before it is sent, in bytes.
 const GATHERED_BYTES: usize = 32 * 1024;
 
-/// Writes `T`, and reads `U`.
+/// Encodes `T` and decodes `U`.
 #[derive(Debug)]
 pub(super) struct SmallCodec<T, U>(PhantomData<(T, U)>);
 

@@ -1,4 +1,4 @@
-//! Whom does a proxy serve, as it says itself, and may it?
+//! Reads the first message of a proxy, and checks which pods it may follow.
 
 use std::time::Duration;
 
@@ -6,17 +6,15 @@ use ctrlmesh_common::wire::{Hello, Report, Said};
 use tokio::time;
 use tonic::{Status, Streaming};
 
-use super::Push;
+use super::PushService;
 use crate::metrics::Refused;
 use crate::push::identity::Identity;
 use crate::push::policy_store::Subject;
 
-/// How long a proxy may take to say whom it serves.
 const HELLO: Duration = Duration::from_secs(10);
 
-/// What it says first.
 pub(super) async fn read(
-    push: &Push,
+    push: &PushService,
     identity: &Identity,
     inbound: &mut Streaming<Report>,
 ) -> Result<Hello, Status> {
@@ -30,8 +28,15 @@ pub(super) async fn read(
     }
 }
 
-/// Whom the proxy may follow, where that is what it asks for.
-pub(super) fn subject(push: &Push, identity: &Identity, hello: &Hello) -> Result<Subject, Status> {
+/// The pods that the proxy asks for.
+///
+/// # Errors
+/// Where its token is for another pod or node.
+pub(super) fn subject(
+    push: &PushService,
+    identity: &Identity,
+    hello: &Hello,
+) -> Result<Subject, Status> {
     if !hello.node.is_empty() {
         if identity.account != push.accounts.node {
             return Err(Status::permission_denied(

@@ -1,8 +1,7 @@
-//! How does the leader learn what proxies told another replica?
+//! Relays the receipts of this replica's proxies to the leader.
 //!
-//! The other replica tells it, over the same gRPC, as the manager that it is: first all that it knows, then what changes,
-//! a few times a second at most, and now and then all again. Of two that speak of one pod, the one to which its proxy is
-//! connected counts, and else the one that heard of it later.
+//! A new connection begins with all receipts. Then changes follow, at most a few times a second, and all receipts once
+//! a minute. Of two receipts for one pod, that of a connected proxy wins, or else the later one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,51 +14,46 @@ use tokio::time::{self, Instant};
 use tonic::{Response, Status, Streaming};
 use tracing::{debug, info};
 
-use super::Push;
-use super::leader::Leader;
-use super::link::{Link, LinkError};
-use crate::ca::store::Vault;
+use super::PushService;
+use super::leader_client::LeaderClient;
+use super::replica_client::{ReplicaClient, ReplicaClientError};
+use crate::ca::store::CaStore;
 use crate::drain::Drain;
 use crate::leader::lease::Leadership;
 use crate::push::identity::Identity;
-use crate::push::policy_store::{Board, Receipt};
+use crate::push::policy_store::{PolicyStore, Receipt};
 use crate::rules::pod::PodName;
 use crate::telemetry;
 
-/// How long what changes is gathered before it is sent.
+/// How long changes are gathered into one message.
 const GATHER: Duration = Duration::from_millis(300);
 
-/// How long to wait after the leader was not reached.
+/// Pause after a failed connection.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How often all is sent again: what the leader did not know the pod of was lost on it.
+/// How often all receipts are sent again. The leader drops those of pods that it does not know yet.
 const AGAIN: Duration = Duration::from_mins(1);
 
-/// How many receipts go into one message: some 200 bytes each.
+/// Receipts in one message, of some 200 bytes each.
 const IN_ONE: usize = 2000;
 
-/// Tells the leader.
-pub struct Relay {
-    /// What is known here.
-    pub board: Arc<Board>,
-    /// Who leads.
+pub struct ReceiptRelay {
+    pub store: Arc<PolicyStore>,
     pub leadership: Leadership,
-    /// For those who would ask it.
-    pub leader: Leader,
-    /// Who vouches for it.
-    pub vault: Arc<Vault>,
-    /// What all replicas are called.
+    /// Set while there is a connection.
+    pub leader: LeaderClient,
+    /// Its bundle verifies the leader.
+    pub ca_store: Arc<CaStore>,
+    /// DNS name in the certificates of all replicas.
     pub name: String,
-    /// File with this replica's token.
     pub token: PathBuf,
-    /// Ends with it.
     pub drain: Drain,
 }
 
-// === impl Relay ===
+// === impl ReceiptRelay ===
 
-impl Relay {
-    /// Tells whoever leads, for ever; nobody while this replica does.
+impl ReceiptRelay {
+    /// Relays to the current leader for ever. Pauses while this replica leads.
     pub async fn run(mut self) {
         loop {
             let Some(leader) = self.leadership.other() else {
@@ -73,7 +67,7 @@ impl Relay {
                 }
             };
             tokio::select! {
-                // Somebody else leads.
+                // The leader changed.
                 () = another => {}
                 ended = self.tell(&leader) => {
                     if let Err(error) = ended {
@@ -85,29 +79,29 @@ impl Relay {
         }
     }
 
-    async fn tell(&self, leader: &str) -> Result<(), LinkError> {
-        let bundle = self.vault.current().manager.bundle();
-        let link = Link::connect(leader, &self.name, &bundle, &self.token, &self.drain);
-        let mut link = Box::pin(link).await?;
-        let _held = self.leader.reached(&link);
+    async fn tell(&self, leader: &str) -> Result<(), ReplicaClientError> {
+        let bundle = self.ca_store.current().manager.bundle();
+        let client = ReplicaClient::connect(leader, &self.name, &bundle, &self.token, &self.drain);
+        let mut client = Box::pin(client).await?;
+        let _held = self.leader.reached(&client);
         info!(leader, "tells the leader what its proxies say");
         let (sender, receipts) = mpsc::channel(1);
         tokio::select! {
-            ended = link.relay(receipts) => ended,
-            () = feed(&self.board, &sender) => Ok(()),
+            ended = client.relay(receipts) => ended,
+            () = feed(&self.store, &sender) => Ok(()),
         }
     }
 }
 
-/// Sends all that is known, and then what changes, until nobody takes it.
-async fn feed(board: &Board, sender: &mpsc::Sender<Receipts>) {
-    let mut changes = board.receipts_changed();
+/// Sends all receipts and then changes, until the channel closes.
+async fn feed(store: &PolicyStore, sender: &mpsc::Sender<Receipts>) {
+    let mut changes = store.receipts_changed();
     let mut sent: BTreeMap<PodName, Receipt> = BTreeMap::new();
-    // Not at once: all is sent first anyway.
+    // Not at once: the first message has all receipts.
     let mut again = time::interval_at(Instant::now() + AGAIN, AGAIN);
     loop {
         changes.mark_unchanged();
-        let now = board.heard_here();
+        let now = store.heard_here();
         let news: Vec<Said> = now
             .iter()
             .filter(|(pod, receipt)| sent.get(*pod) != Some(*receipt))
@@ -148,14 +142,14 @@ fn said(pod: &PodName, receipt: &Receipt) -> Said {
     }
 }
 
-/// Takes what another replica heard, for as long as this one leads.
+/// Takes the receipts of another replica, while this one leads.
 pub(super) async fn take(
-    push: Arc<Push>,
+    push: Arc<PushService>,
     identity: Arc<Identity>,
     mut receipts: Streaming<Receipts>,
 ) -> Result<Response<Relayed>, Status> {
     let from: Arc<str> = Arc::from(identity.uid.as_str());
-    let mut replaced = push.newest.begin(&from);
+    let mut replaced = push.latest_connections.begin(&from);
     let mut leadership = push.leadership.clone();
     let ended = loop {
         let message = tokio::select! {
@@ -172,13 +166,13 @@ pub(super) async fn take(
             Err(status) => break Err(status),
         }
     };
-    if push.newest.end(&from, &mut replaced) {
-        push.board.lose(&from, SystemTime::now());
+    if push.latest_connections.end(&from, &mut replaced) {
+        push.store.lose(&from, SystemTime::now());
     }
     ended.map(|()| Response::new(Relayed {}))
 }
 
-fn receive(push: &Push, from: &Arc<str>, receipt: Said) {
+fn receive(push: &PushService, from: &Arc<str>, receipt: Said) {
     let Some(pod) = receipt.pod else { return };
     let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(receipt.last_contact));
     let taken = Receipt {
@@ -189,8 +183,8 @@ fn receive(push: &Push, from: &Arc<str>, receipt: Said) {
         digest: receipt.digest,
         refused: (!receipt.refused.is_empty()).then_some(receipt.refused),
         connected: receipt.connected,
-        // Its clock may be ahead of ours.
+        // The other clock may be ahead.
         last_contact: at.map_or_else(SystemTime::now, |at| at.min(SystemTime::now())),
     };
-    push.board.receive(Some(from), &PodName { namespace: pod.namespace, name: pod.name }, taken);
+    push.store.receive(Some(from), &PodName { namespace: pod.namespace, name: pod.name }, taken);
 }

@@ -1,7 +1,7 @@
-//! One proxy that follows its policies, from its first word to its last.
+//! The stream of one connected proxy.
 //!
-//! One task a proxy. What is to be told is read when there is room to send it, so a slow proxy is told the newest, never
-//! all that it missed, and a dead one costs what one message costs until its connection is given up.
+//! One task a proxy. Policies are read from the store when there is room to send them. So a slow proxy gets the newest
+//! policies and not every version. A dead one costs one message until its connection ends.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,52 +16,50 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status, Streaming};
 use tracing::debug;
 
-use super::Push;
-use super::catch_up::{Held, catch_up, is_held};
+use super::PushService;
+use super::catch_up::{MinimumVersions, catch_up, is_held};
 use super::hello;
-use super::newest::Replaced;
-use super::told::{Gone, Told, id, is_of, known, name};
-use crate::ca::servers::Servers;
+use super::latest_connections::Replaced;
+use super::sent_policy::{RemovedPods, SentPolicy, id, is_of, known, name};
+use crate::ca::api_server::ApiServer;
 use crate::metrics::{Open, Refused};
-use crate::push::identity::{IdentityError, Proven};
+use crate::push::identity::{IdentityError, ReviewedIdentity};
 use crate::push::policy_store::{Posted, Reader, Receipt, Subject};
 use crate::rules::pod::PodName;
 
-/// Bytes of policies after which a message is full; the rest goes into the next.
+/// Bytes of policies in one message; the rest follows in the next one.
 const FULL_BYTES: usize = 1024 * 1024;
 
-/// Room for one message: the next is made when this one is on its way.
+/// Messages in the channel: the next one is built when this one is sent.
 const ROOM: usize = 1;
 
-/// A proxy that follows.
 struct Session {
-    push: Arc<Push>,
-    proven: Proven,
-    /// When the API server is asked again.
+    push: Arc<PushService>,
+    proven: ReviewedIdentity,
+    /// When the token is reviewed again.
     review: time::Instant,
-    /// Whether the proxy has not been told of its last answer.
+    /// Whether the proxy needs a new review ticket.
     vouches: bool,
-    /// Its UID.
+    /// UID of the proxy's pod.
     by: Arc<str>,
     token: Arc<str>,
     reader: Reader,
     inbound: Streaming<Report>,
     outbound: mpsc::Sender<Outgoing>,
     replaced: Replaced,
-    /// What it has been told.
-    told: HashMap<PodName, Told>,
-    /// Of which pods it has been told that they are gone.
-    gone: Gone,
-    /// Of which pods it keeps what it has.
-    held: Held,
-    /// Where the API server is: for nodes, who redirect what is dialled there.
-    servers: Option<watch::Receiver<Servers>>,
-    /// Whether there may be something that it has not been told.
+    /// Policies that were sent.
+    told: HashMap<PodName, SentPolicy>,
+    /// Removals that were sent.
+    gone: RemovedPods,
+    /// Policies that are held back.
+    held_back: MinimumVersions,
+    /// Addresses of the API server, for node proxies only: they redirect these.
+    servers: Option<watch::Receiver<ApiServer>>,
+    /// Whether there may be something to send.
     news: bool,
     _open: Open,
 }
 
-/// What happened.
 enum Event {
     Said(Result<Option<Report>, Status>),
     News,
@@ -71,16 +69,14 @@ enum Event {
     Shutdown,
 }
 
-/// What is sent. By reference: a channel has room for 32 at once, however few it may hold.
+/// Boxed, because a channel allocates 32 slots however few it may hold.
 type Outgoing = Box<Result<Update, Status>>;
 
-/// What is sent, as gRPC takes it.
 pub(super) type Updates = Map<ReceiverStream<Outgoing>, fn(Outgoing) -> Result<Update, Status>>;
 
-/// Begins to tell a proxy its policies.
 pub(super) async fn follow(
-    push: Arc<Push>,
-    proven: Proven,
+    push: Arc<PushService>,
+    proven: ReviewedIdentity,
     token: Arc<str>,
     mut inbound: Streaming<Report>,
 ) -> Result<Response<Updates>, Status> {
@@ -92,18 +88,18 @@ pub(super) async fn follow(
         let status = Status::invalid_argument("knows more pods than a node has");
         return Err(push.refuse(Refused::Message, identity, status));
     }
-    // From now on, however long it takes to begin.
-    let review = time::Instant::now() + push.again.due(proven.reviewed);
-    push.board.begun().await;
-    let replaced = push.newest.begin(&identity.uid);
+    // Counts from now on, however long the start takes.
+    let review = time::Instant::now() + push.review_schedule.due(proven.reviewed);
+    push.store.begun().await;
+    let replaced = push.latest_connections.begin(&identity.uid);
     let servers = matches!(subject, Subject::Node(_)).then(|| {
-        let mut servers = push.vault.servers();
+        let mut servers = push.ca_store.servers();
         servers.mark_changed();
         servers
     });
     let (outbound, answers) = mpsc::channel(ROOM);
     let session = Session {
-        reader: push.board.follow(subject),
+        reader: push.store.follow(subject),
         _open: Open::new(&push.metrics.clients),
         push: push.clone(),
         by: Arc::from(identity.uid.as_str()),
@@ -115,8 +111,8 @@ pub(super) async fn follow(
         outbound,
         replaced,
         told: HashMap::new(),
-        gone: Gone::default(),
-        held: Held::new(),
+        gone: RemovedPods::default(),
+        held_back: MinimumVersions::new(),
         servers,
         news: false,
     };
@@ -130,9 +126,9 @@ impl Session {
     async fn run(mut self, hello: Hello) {
         debug!(pod = %self.proven.identity.pod, node = hello.node, version = hello.version, "follows");
         let mut known = known(hello.known);
-        // Of other pods a proxy inside one is told nothing.
+        // A sidecar hears of its own pod only.
         known.retain(|pod, _| self.reader.subject().may_be(pod));
-        // Apart, as is what seldom happens: it would hold its room for as long as the proxy follows.
+        // Boxed: a rare path must not enlarge this task for as long as the proxy is connected.
         let status = match Box::pin(self.begin(known)).await {
             Ok(()) => self.go_on().await,
             Err(status) => Some(status),
@@ -140,15 +136,15 @@ impl Session {
         self.gone();
         if let Some(status) = status {
             debug!(pod = %self.proven.identity.pod, error = status.message(), "is let go");
-            // Where there is no room, it is not listening either.
+            // Without room in the channel, the proxy is not reading either.
             drop(self.outbound.try_send(Box::new(Err(status))));
         }
     }
 
-    /// Tells everything that the proxy does not know.
+    /// Sends what the proxy does not have.
     async fn begin(&mut self, known: HashMap<PodName, Known>) -> Result<(), Status> {
-        self.held = tokio::select! {
-            held = catch_up(&self.push, &mut self.reader, &known) => held?,
+        self.held_back = tokio::select! {
+            held_back = catch_up(&self.push, &mut self.reader, &known) => held_back?,
             () = self.outbound.closed() => return Err(Status::cancelled("the proxy is gone")),
             () = self.push.drain.started() => return Err(Status::unavailable("the manager ends")),
         };
@@ -157,10 +153,10 @@ impl Session {
             let (Some(known), Some(said)) = (known.get(&posted.pod), &posted.said) else {
                 continue;
             };
-            // What it keeps counts as told, so that it hears when the pod is gone.
-            let keeps = known.digest == said.digest || self.held.contains_key(&posted.pod);
+            // Counts as sent, so that the proxy hears when the pod is gone.
+            let keeps = known.digest == said.digest || self.held_back.contains_key(&posted.pod);
             if is_of(known, posted) && keeps {
-                let told = Told::of(posted, said, known.epoch).left_with(known.digest);
+                let told = SentPolicy::of(posted, said, known.epoch).left_with(known.digest);
                 self.told.insert(posted.pod.clone(), told);
                 self.receipt(&posted.pod, true);
             }
@@ -170,11 +166,11 @@ impl Session {
         let here = |known: &Known| now.iter().any(|posted| is_of(known, posted));
         let gone = known.into_values().filter(|known| !here(known));
         update.gone.extend(gone.filter_map(|known| known.pod));
-        // The first is sent even where it says nothing: the proxy learns that it is up to date.
+        // An empty first message tells the proxy that it is up to date.
         self.send(update).await
     }
 
-    /// Until somebody ends it; the proxy is told why, where it is not the proxy itself.
+    /// Runs until one side ends. Returns the reason for the proxy, unless the proxy itself ended.
     async fn go_on(&mut self) -> Option<Status> {
         let mut review = Box::pin(time::sleep_until(self.review));
         loop {
@@ -182,10 +178,10 @@ impl Session {
                 said = self.inbound.message() => Event::Said(said),
                 () = self.reader.changed(), if !self.news => Event::News,
                 () = moved(&mut self.servers), if !self.news => Event::News,
-                // Only whether there is room matters: who else would send?
+                // The permit itself is not needed: nobody else sends.
                 _ = self.outbound.reserve(), if self.news => Event::Room,
                 () = &mut review => Event::Review,
-                // The sender is dropped when the same pod follows anew.
+                // The sender is dropped when the same pod connects again.
                 _ = &mut self.replaced => Event::Replaced,
                 () = self.push.drain.started() => Event::Shutdown,
             };
@@ -211,13 +207,13 @@ impl Session {
         }
     }
 
-    /// A message that cannot be read; nothing where the connection simply broke.
+    /// The refusal of an unreadable message; none where the connection broke.
     fn unreadable(&self, status: Status) -> Option<Status> {
         let broken = matches!(status.code(), Code::Cancelled | Code::Unavailable | Code::Unknown);
         (!broken).then(|| self.push.refuse(Refused::Message, &self.proven.identity, status))
     }
 
-    /// Takes the proxy's verdict on a policy that it was told.
+    /// Takes the proxy's verdict on a policy.
     fn heard(&mut self, report: Report) -> Result<(), Status> {
         let Some(Said::Verdict(verdict)) = report.said else {
             let status = Status::invalid_argument("says something else than a verdict");
@@ -233,7 +229,7 @@ impl Session {
             let status = Status::permission_denied("speaks of a pod that it was told nothing of");
             return Err(self.push.refuse(Refused::Foreign, &self.proven.identity, status));
         };
-        // On what has been told since, the next verdict comes.
+        // A verdict on an older policy is ignored.
         if told.digest == verdict.digest {
             if !told.judge(verdict, &pod, &self.push) {
                 let status = Status::resource_exhausted("says too much of one policy");
@@ -244,25 +240,25 @@ impl Session {
         Ok(())
     }
 
-    /// Whether its token is still good, and how long until that is asked again. Where it cannot be known it is.
+    /// Reviews the token, and returns the time until the next review. A review without an answer counts as passed.
     async fn review(&mut self) -> Result<Duration, Status> {
         match self.push.reviewer.identify_again(&self.token).await {
             Ok(proven) if proven.identity == self.proven.identity => {
-                let due = self.push.again.due(proven.reviewed);
+                let due = self.push.review_schedule.due(proven.reviewed);
                 (self.proven, self.vouches, self.news) = (proven, true, true);
                 Ok(due)
             }
             Err(error @ (IdentityError::Review(_) | IdentityError::Late)) => {
                 drop(self.push.unknown(&error));
-                Ok(self.push.again.retry())
+                Ok(self.push.review_schedule.retry())
             }
             Ok(_) => Err(Status::unauthenticated("the token is another's now")),
-            // Every token ends; this is no attack.
+            // Not counted: every token expires.
             Err(_) => Err(Status::unauthenticated("the token is not good any more")),
         }
     }
 
-    /// Tells what the proxy does not know yet, if there is anything.
+    /// Sends what the proxy does not have yet, if anything.
     async fn tell(&mut self) -> Result<(), Status> {
         let update = self.update();
         if update == Update::default() {
@@ -271,7 +267,7 @@ impl Session {
         self.send(update).await
     }
 
-    /// What the proxy does not know yet, as much as goes into one message.
+    /// What the proxy does not have yet, as much as fits into one message.
     fn update(&mut self) -> Update {
         let now = self.reader.read();
         let mut update = Update::default();
@@ -282,7 +278,7 @@ impl Session {
         self.told.retain(|pod, told| {
             let stays = here.get(pod).is_some_and(|posted| posted.uid == told.uid);
             if !stays {
-                self.held.remove(pod);
+                self.held_back.remove(pod);
                 update.gone.push(id(pod, &told.uid));
                 self.gone.remember(id(pod, &told.uid));
             }
@@ -290,7 +286,7 @@ impl Session {
         });
         for posted in &now {
             let Some(said) = &posted.said else { continue };
-            if is_held(&mut self.held, &posted.pod, said) {
+            if is_held(&mut self.held_back, &posted.pod, said) {
                 continue;
             }
             let last = self.told.get(&posted.pod);
@@ -303,7 +299,7 @@ impl Session {
             }
             bytes += said.policy.len();
             let epoch = last.map_or(0, |told| told.epoch);
-            self.told.insert(posted.pod.clone(), Told::of(posted, said, epoch));
+            self.told.insert(posted.pod.clone(), SentPolicy::of(posted, said, epoch));
             update.policies.push(Entry {
                 pod: Some(id(&posted.pod, &posted.uid)),
                 digest: said.digest,
@@ -348,12 +344,12 @@ impl Session {
             connected,
             last_contact: SystemTime::now(),
         };
-        self.push.board.receive(None, pod, receipt);
+        self.push.store.receive(None, pod, receipt);
     }
 
-    /// Its proxy is not connected any more, unless it follows anew already.
+    /// Marks the proxy as disconnected, unless it has connected again.
     fn gone(&mut self) {
-        if !self.push.newest.end(&self.proven.identity.uid, &mut self.replaced) {
+        if !self.push.latest_connections.end(&self.proven.identity.uid, &mut self.replaced) {
             return;
         }
         for pod in self.told.keys() {
@@ -362,10 +358,10 @@ impl Session {
     }
 }
 
-/// Completes when the API server is somewhere else; it is to be seen by who looks next.
-async fn moved(servers: &mut Option<watch::Receiver<Servers>>) {
+/// Resolves when the API server's addresses change, and leaves the change unseen for its reader.
+async fn moved(servers: &mut Option<watch::Receiver<ApiServer>>) {
     let Some(servers) = servers else { return std::future::pending().await };
-    // The vault that says so lives as long as whoever tells it.
+    // The sender lives as long as this replica serves.
     drop(servers.changed().await);
     servers.mark_changed();
 }

@@ -1,4 +1,4 @@
-//! Who is given a certificate?
+//! Signs certificates for proxies.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,19 +8,20 @@ use tokio::time;
 use tonic::{Response, Status};
 use tracing::debug;
 
-use super::Push;
+use super::PushService;
 use crate::metrics::Refused;
 use crate::push::identity::Identity;
 use crate::push::policy_store::Subject;
 use crate::telemetry;
 
-/// How long a pod that asks for a certificate may take to become known.
+/// How long a new pod may be unknown here.
 const BECOME_KNOWN: Duration = Duration::from_secs(5);
 
-/// Signs for node proxies, and for pods of which a ShardingConfig speaks and which have a proxy inside: whoever has a
-/// certificate can speak to an operator as the API server does, and no other pod needs one.
+/// Signs for node proxies, and for pods with a sidecar and a ShardingConfig.
+///
+/// The owner of a certificate can pose as the API server to an operator, and no other pod needs one.
 pub(super) async fn answer(
-    push: &Push,
+    push: &PushService,
     identity: &Identity,
     asked: SignRequest,
 ) -> Result<Response<Signed>, Status> {
@@ -35,11 +36,11 @@ pub(super) async fn answer(
             return Err(push.refuse(Refused::Foreign, identity, status));
         }
     }
-    if !push.signatures.take(&identity.uid) {
+    if !push.signing_quota.take(&identity.uid) {
         let status = Status::resource_exhausted("too many certificates for one pod");
         return Err(push.refuse(Refused::Csr, identity, status));
     }
-    let signed = push.vault.current().mesh.sign(&asked.request, SystemTime::now());
+    let signed = push.ca_store.current().mesh.sign(&asked.request, SystemTime::now());
     let chain = signed.map_err(|error| {
         let status = Status::invalid_argument(telemetry::chain(&error));
         push.refuse(Refused::Csr, identity, status)
@@ -50,11 +51,10 @@ pub(super) async fn answer(
     Ok(Response::new(Signed { chain }))
 }
 
-/// Waits until a ShardingConfig speaks of the pod, which may not be known yet where it is new; gives whether a proxy inside
-/// serves it, which stays so for as long as it lives.
-async fn served_inside(push: &Push, identity: &Identity) -> bool {
+/// Waits until a ShardingConfig covers the pod. Returns whether it has a sidecar, which never changes.
+async fn served_inside(push: &PushService, identity: &Identity) -> bool {
     let subject = Subject::Pod(identity.pod.clone(), identity.uid.clone());
-    let mut reader = push.board.follow(subject);
+    let mut reader = push.store.follow(subject);
     loop {
         if let Some(inside) = reader.read().iter().find_map(|posted| posted.served_inside()) {
             return inside;

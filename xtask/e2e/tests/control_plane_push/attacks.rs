@@ -327,19 +327,19 @@ async fn a_pod_of_which_no_sharding_config_speaks_or_without_a_proxy_inside_gets
     .into_iter()
     .enumerate()
     {
-        bed.board.publish(notices);
+        bed.store.publish(notices);
         let mut link = bed.connect(&token).await.unwrap();
         let answer = link.sign(&csr(&["kubernetes.default.svc"])).await;
         assert_eq!(refusal(answer), Code::PermissionDenied);
         assert_eq!(bed.refused("foreign"), u64::try_from(at).unwrap() + 1);
     }
     // It is waited for one that is about to be known.
-    bed.board.publish([]);
+    bed.store.publish([]);
     let mut link = bed.connect(&token).await.unwrap();
     let request = csr(&["kubernetes.default.svc"]);
     let (chain, ()) = tokio::join!(link.sign(&request), async {
         tokio::task::yield_now().await;
-        bed.board.publish([notice(&pod.uid, Some(of_a_shard))]);
+        bed.store.publish([notice(&pod.uid, Some(of_a_shard))]);
     });
     assert_eq!(chain.unwrap().len(), 2);
     // And no pod has as many as it likes.

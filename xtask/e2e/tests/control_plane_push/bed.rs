@@ -11,23 +11,24 @@ use ctrlmesh_common::policy::{Limit, Policy, Redirect};
 use ctrlmesh_common::resource::ResourceMatch;
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::wire::{Hello, PodId};
-use ctrlmesh_manager::admission::placement::Seats;
+use ctrlmesh_manager::admission::placement::Placement;
 use ctrlmesh_manager::ca::authority::Names;
-use ctrlmesh_manager::ca::published::Restorer;
+use ctrlmesh_manager::ca::recovery::LeaseWatch;
 use ctrlmesh_manager::ca::serving;
-use ctrlmesh_manager::ca::store::{Vault, VaultError, Wanted};
+use ctrlmesh_manager::ca::store::{AuthoritySettings, CaStore, CaStoreError};
 use ctrlmesh_manager::cluster::cache::Snapshot;
 use ctrlmesh_manager::cluster::plan::Plan;
 use ctrlmesh_manager::drain::Drain;
 use ctrlmesh_manager::leader::lease::{self, Candidate, Leadership};
-use ctrlmesh_manager::listen::{Limits, Listen};
+use ctrlmesh_manager::listen::{Limits, Listener};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::push::identity::Reviewer;
-use ctrlmesh_manager::push::policy_store::{self, Board, Posted, Receipt};
+use ctrlmesh_manager::push::policy_store::{self, PolicyStore, Posted, Receipt};
 use ctrlmesh_manager::push::service::{
-    Accounts, Again, Allowance, Leader, Newest, Push, PushMetrics, Relay,
+    Accounts, LatestConnections, LeaderClient, PushMetrics, PushService, ReceiptRelay,
+    ReviewSchedule, SigningQuota,
 };
-use ctrlmesh_manager::push::staleness::Doubts;
+use ctrlmesh_manager::push::staleness::StalenessCheck;
 use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::rules::compile::Told;
 use ctrlmesh_manager::rules::pod::{Member, PodName};
@@ -62,29 +63,28 @@ pub(crate) struct Bed {
     pub(crate) plane: &'static ControlPlane,
     pub(crate) client: Client,
     pub(crate) namespace: String,
-    pub(crate) board: Arc<Board>,
-    pub(crate) vault: Arc<Vault>,
+    pub(crate) store: Arc<PolicyStore>,
+    pub(crate) ca_store: Arc<CaStore>,
     pub(crate) address: SocketAddr,
     pub(crate) folder: TempDir,
     registry: Registry,
     leadership: Leadership,
     posted: watch::Sender<Option<Arc<Plan>>>,
     /// Gives pods their shards, as that says.
-    pub(crate) seats: Arc<Seats>,
-    /// When tokens are reviewed again, once it serves anew.
-    pub(crate) again: Again,
+    pub(crate) placement: Arc<Placement>,
+    pub(crate) review_schedule: ReviewSchedule,
     /// What serves; taken when it is stopped.
     drain: Drain,
 }
 
 /// The authorities of `namespace`.
-pub(crate) async fn opened(client: &Client, namespace: &str) -> Result<Vault, VaultError> {
-    let wanted = Wanted {
+pub(crate) async fn opened(client: &Client, namespace: &str) -> Result<CaStore, CaStoreError> {
+    let wanted = AuthoritySettings {
         api_server: Vec::new(),
         manager: Names::of(["127.0.0.1"]),
         validity: Duration::from_hours(24),
     };
-    Vault::open(client.clone(), namespace, wanted, &mut Restorer::of("push".to_owned())).await
+    CaStore::open(client.clone(), namespace, wanted, &mut LeaseWatch::of("push".to_owned())).await
 }
 
 impl Bed {
@@ -93,8 +93,8 @@ impl Bed {
         let client = plane.client().await.unwrap();
         let namespace = plane.namespace("push").await.unwrap();
         // An API server that has just started does not know its own address yet.
-        let vault = Arc::new(retry(|| opened(&client, &namespace)).await.unwrap());
-        let (board, registry) = (Arc::<Board>::default(), Registry::with_prefix(PREFIX));
+        let ca_store = Arc::new(retry(|| opened(&client, &namespace)).await.unwrap());
+        let (store, registry) = (Arc::<PolicyStore>::default(), Registry::with_prefix(PREFIX));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let folder = TempDir::new().unwrap();
@@ -106,28 +106,28 @@ impl Bed {
             plane,
             client,
             namespace,
-            board,
-            vault,
+            store,
+            ca_store,
             address,
             folder,
             registry,
             leadership,
-            seats: Arc::new(Seats::new(posted.subscribe())),
+            placement: Arc::new(Placement::new(posted.subscribe())),
             posted,
-            again: Again::default(),
+            review_schedule: ReviewSchedule::default(),
             drain,
         };
-        fs::write(bed.path("manager.crt"), bed.vault.current().manager.bundle()).unwrap();
-        fs::write(bed.path("mesh.crt"), bed.vault.current().mesh.bundle()).unwrap();
+        fs::write(bed.path("manager.crt"), bed.ca_store.current().manager.bundle()).unwrap();
+        fs::write(bed.path("mesh.crt"), bed.ca_store.current().mesh.bundle()).unwrap();
         bed.serve(listener);
         bed
     }
 
-    /// Serves anew, at the same address, with a board on which nothing was published.
+    /// Serves anew, at the same address, with a store on which nothing was published.
     pub(crate) async fn restart(&mut self) {
         self.stop().await;
         self.drain = Drain::default();
-        self.board = Arc::default();
+        self.store = Arc::default();
         let this = candidate("this", &self.address.to_string());
         let client = self.client.clone();
         self.leadership = lease::campaign(client, &self.namespace, this, &self.drain);
@@ -146,34 +146,34 @@ impl Bed {
     fn serve(&mut self, listener: TcpListener) {
         self.registry = Registry::with_prefix(PREFIX);
         let refusals = Refusals::register(&mut self.registry);
-        let push = Arc::new(Push {
-            board: self.board.clone(),
-            doubts: Doubts::new(
+        let push = Arc::new(PushService {
+            store: self.store.clone(),
+            staleness: StalenessCheck::new(
                 self.client.clone(),
                 "ctrlmesh-system".to_owned(),
                 self.posted.subscribe(),
             ),
             reviewer: Reviewer::new(self.client.clone(), &mut self.registry),
-            vault: self.vault.clone(),
+            ca_store: self.ca_store.clone(),
             accounts: Accounts {
                 node: format!("{}/node", self.namespace),
                 manager: format!("{}/manager", self.namespace),
             },
             leadership: self.leadership.clone(),
-            seats: self.seats.clone(),
+            placement: self.placement.clone(),
             refusals: refusals.clone(),
             metrics: PushMetrics::register(&mut self.registry),
             drain: self.drain.clone(),
-            newest: Newest::default(),
-            signatures: Allowance::default(),
-            again: self.again,
+            latest_connections: LatestConnections::default(),
+            signing_quota: SigningQuota::default(),
+            review_schedule: self.review_schedule,
         });
-        let presented = serving::first(&self.vault, &Names::of(["127.0.0.1"])).unwrap();
+        let presented = serving::first(&self.ca_store, &Names::of(["127.0.0.1"])).unwrap();
         let tls = TlsAcceptor::from(Arc::new(tls::server(presented, &[tls::ALPN_HTTP2]).unwrap()));
         let limits =
             Limits { connections: 10_000, unproven: 512, unproven_of_one: UNPROVEN_OF_ONE };
         let serve = move |stream, admission| push.clone().serve(stream, admission);
-        let listen = Listen::new(limits, refusals);
+        let listen = Listener::new(limits, refusals);
         self.drain.spawn(listen.run(listener, tls, self.drain.clone(), serve));
     }
 
@@ -234,7 +234,7 @@ impl Bed {
 
     /// Publishes policies of pods of a node.
     pub(crate) fn publish(&self, notices: &[(&TestPod, &str, Policy)]) {
-        self.board.publish(notices_of(notices));
+        self.store.publish(notices_of(notices));
     }
 
     /// Says that what is published follows from the pod as the API server has it, and from this ShardingConfig.
@@ -249,29 +249,29 @@ impl Bed {
         self.posted.send_replace(Some(Arc::new(Plan { snapshot, ..Plan::default() })));
     }
 
-    /// The board of another replica, which tells this one, as soon as this one leads; and how it asks it.
-    pub(crate) async fn other_replica(&self, token: &Path) -> (Arc<Board>, Leader) {
+    /// The store of another replica, which tells this one, as soon as this one leads; and how it asks it.
+    pub(crate) async fn other_replica(&self, token: &Path) -> (Arc<PolicyStore>, LeaderClient) {
         eventually("this one to lead", async || self.leadership.is_held().then_some(())).await;
-        let (board, leader) = (Arc::<Board>::default(), Leader::default());
+        let (store, leader) = (Arc::<PolicyStore>::default(), LeaderClient::default());
         let candidate = candidate("other", "127.0.0.1:1");
         let (client, drain) = (self.client.clone(), &self.drain);
-        let relay = Relay {
-            board: board.clone(),
+        let relay = ReceiptRelay {
+            store: store.clone(),
             leadership: lease::campaign(client, &self.namespace, candidate, drain),
             leader: leader.clone(),
-            vault: self.vault.clone(),
+            ca_store: self.ca_store.clone(),
             name: "127.0.0.1".to_owned(),
             token: token.to_owned(),
             drain: drain.clone(),
         };
         drain.spawn(relay.run());
-        (board, leader)
+        (store, leader)
     }
 
     /// What the pod's proxy said last.
     pub(crate) fn receipt(&self, pod: &TestPod) -> Option<Receipt> {
         let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
-        self.board.receipts().remove(&name)
+        self.store.receipts().remove(&name)
     }
 
     /// Whether this one writes.

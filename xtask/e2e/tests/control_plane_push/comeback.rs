@@ -126,7 +126,7 @@ async fn a_pod_that_a_replica_has_not_seen_yet_is_not_said_to_be_gone() {
     // Of another incarnation it says nothing.
     let mut other = notices_of(&[(&pod, "node-a", policy(6, "a=1"))]);
     other[0].uid = "before".to_owned();
-    bed.board.publish(other);
+    bed.store.publish(other);
     bed.sees(None, None).await;
     sent_away(&bed, &token, hello()).await;
 
@@ -145,7 +145,7 @@ async fn a_pod_of_a_sharding_config_that_a_replica_has_not_seen_yet_is_not_told_
     let hello = || Hello { known: knows(&pod, version(&config)).known, ..of_node("node-a") };
     let mut nothing = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
     nothing[0].said = Some(policy_store::Said::from(&Told::nothing()));
-    bed.board.publish(nothing);
+    bed.store.publish(nothing);
     bed.sees(Some(&pod), None).await;
     sent_away(&bed, &token, hello()).await;
     // It was deleted while the proxy was away.
@@ -205,7 +205,7 @@ async fn of_a_pod_that_is_there_and_of_which_nothing_can_be_said_a_node_keeps_wh
     let token = bed.node_pod("node-a").await.token(&bed.client, AUDIENCE).await;
     let mut notices = notices_of(&[(&pod, "node-a", policy(1, "a=1"))]);
     notices[0].said = None;
-    bed.board.publish(notices);
+    bed.store.publish(notices);
     let hello = Hello { known: knows(&pod, 5).known, ..of_node("node-a") };
     let mut stream = bed.follow(&token, hello).await.unwrap();
     assert_eq!(update(&mut stream).await, Update::default());

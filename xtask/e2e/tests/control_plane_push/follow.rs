@@ -253,8 +253,8 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
     let token = bed.path("manager-token");
     fs::write(&token, manager.token(&bed.client, AUDIENCE).await).unwrap();
     bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
-    let (board, _leader) = bed.other_replica(&token).await;
-    board.publish(notices_of(&[(&pod, "node-a", policy(1, "a=1"))]));
+    let (store, _leader) = bed.other_replica(&token).await;
+    store.publish(notices_of(&[(&pod, "node-a", policy(1, "a=1"))]));
     let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
     for (epoch, refused) in [(7, None), (8, Some("because".to_owned()))] {
         let receipt = Receipt {
@@ -267,7 +267,7 @@ async fn the_leader_learns_what_proxies_told_another_replica() {
             connected: true,
             last_contact: SystemTime::now(),
         };
-        board.receive(None, &name, receipt);
+        store.receive(None, &name, receipt);
         until("the leader to know", || {
             bed.receipt(&pod).is_some_and(|one| one.epoch == epoch && one.refused == refused)
         })

@@ -54,8 +54,8 @@ async fn who_makes_an_authority_anew_has_the_old_ones_believed_on() {
     let plane = ControlPlane::start(&Options::default()).unwrap();
     let client = plane.client().await.unwrap();
     let namespace = plane.namespace("gone").await.unwrap();
-    let vault = retry(|| opened(&client, &namespace)).await.unwrap();
-    let before = vault.current();
+    let ca_store = retry(|| opened(&client, &namespace)).await.unwrap();
+    let before = ca_store.current();
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     let map = json!({"metadata": {"name": "ctrlmesh-root-ca"}, "data": {
         "ca.crt": before.mesh.bundle(),

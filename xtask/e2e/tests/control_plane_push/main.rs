@@ -23,7 +23,7 @@ mod replicas;
 mod resume;
 mod rights;
 mod rotation;
-mod seats;
+mod placement;
 mod stream;
 mod takeover;
 mod token;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_manager::ca::authority::Names;
-use ctrlmesh_manager::ca::published::Restorer;
-use ctrlmesh_manager::ca::store::{Vault, Wanted};
+use ctrlmesh_manager::ca::recovery::LeaseWatch;
+use ctrlmesh_manager::ca::store::{AuthoritySettings, CaStore};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
@@ -23,20 +23,20 @@ fn csr(names: &[&str]) -> Vec<u8> {
 #[tokio::test]
 async fn a_new_address_is_said_and_signed_for_and_takes_nothing_from_who_believes_the_old() {
     let bed = Bed::new().await;
-    let before = bed.vault.current();
-    let wanted = Wanted {
+    let before = bed.ca_store.current();
+    let wanted = AuthoritySettings {
         api_server: vec!["192.0.2.7".to_owned()],
         manager: Names::of(["127.0.0.1", "manager.example.com"]),
         validity: Duration::from_hours(24),
     };
-    let mut restorer = Restorer::of("push".to_owned());
-    let vault = Vault::open(bed.client.clone(), &bed.namespace, wanted, &mut restorer);
-    let vault = Arc::new(vault.await.unwrap());
+    let mut restorer = LeaseWatch::of("push".to_owned());
+    let ca_store = CaStore::open(bed.client.clone(), &bed.namespace, wanted, &mut restorer);
+    let ca_store = Arc::new(ca_store.await.unwrap());
     let leadership = bed.leadership();
     eventually("it to lead", async || leadership.is_held().then_some(())).await;
-    bed.run(vault.clone().follow(leadership, Counter::default()));
+    bed.run(ca_store.clone().follow(leadership, Counter::default()));
     let after = eventually("authorities for the new names", async || {
-        let now = vault.current();
+        let now = ca_store.current();
         (now.mesh.next.len() == 1 && now.manager.next.len() == 1).then_some(now)
     });
     let after = after.await;
@@ -46,7 +46,8 @@ async fn a_new_address_is_said_and_signed_for_and_takes_nothing_from_who_believe
     assert_eq!(chain[1], before.mesh.sign(&csr(&usual), now).unwrap()[1], "as it was believed");
     let chain = after.mesh.sign(&csr(&["kubernetes.default.svc", "192.0.2.7"]), now).unwrap();
     assert_ne!(chain[1], before.mesh.sign(&csr(&usual), now).unwrap()[1]);
-    let (by, of) = after.manager.presents(&Names::of(["127.0.0.1", "manager.example.com"]), now);
+    let (by, of) =
+        after.manager.serving_authority(&Names::of(["127.0.0.1", "manager.example.com"]), now);
     assert_eq!((by.pem(), of), (before.manager.current.pem(), Names::of(["127.0.0.1"])));
     let events: Api<Event> = Api::namespaced(bed.client.clone(), &bed.namespace);
     for name in ["192.0.2.7", "manager.example.com"] {

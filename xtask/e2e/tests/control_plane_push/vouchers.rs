@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use ctrlmesh_common::wire;
-use ctrlmesh_manager::push::identity::{Identity, Proven, Vouching};
-use ctrlmesh_manager::push::service::Again;
+use ctrlmesh_manager::push::identity::{Identity, ReviewedIdentity, TicketKey};
+use ctrlmesh_manager::push::service::ReviewSchedule;
 use ctrlmesh_manager::rules::pod::PodName;
 use data_encoding::BASE64;
 use tonic::Code;
@@ -86,7 +86,7 @@ async fn a_voucher_takes_nobody_further_than_its_own_token() {
 #[tokio::test]
 async fn who_follows_is_reviewed_again_and_again_until_its_pod_is_gone() {
     let mut bed = Bed::new().await;
-    bed.again = Again { after: Duration::from_millis(200) };
+    bed.review_schedule = ReviewSchedule { interval: Duration::from_millis(200) };
     bed.restart().await;
     let (pod, token, mut voucher) = vouched(&bed, "op-0").await;
     let mut stream = bed.follow_with(&token, of_pod(&pod), &voucher).await.unwrap();
@@ -113,8 +113,8 @@ fn voucher(bed: &Bed, pod: &TestPod, token: &str) -> Bytes {
     let name = PodName { namespace: pod.namespace.clone(), name: pod.name.clone() };
     let account = format!("{}/operator", pod.namespace);
     let identity = Identity { pod: name, uid: pod.uid.clone(), node: None, account };
-    let proven = Proven { identity: Arc::new(identity), reviewed: SystemTime::now() };
-    Vouching::by(bed.vault.current().manager.current.key()).issue(token, &proven)
+    let proven = ReviewedIdentity { identity: Arc::new(identity), reviewed: SystemTime::now() };
+    TicketKey::by(bed.ca_store.current().manager.current.key()).issue(token, &proven)
 }
 
 #[tokio::test]

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_manager::admission::webhook::{Handler, Room, Route, Webhook, WebhookMetrics};
+use ctrlmesh_manager::admission::webhook::{Handler, ReviewMemory, Route, Webhook, WebhookMetrics};
 use ctrlmesh_manager::ca::authority::{Authority, Names};
 use ctrlmesh_manager::drain::Drain;
-use ctrlmesh_manager::listen::{Limits, Listen};
+use ctrlmesh_manager::listen::{Limits, Listener};
 use ctrlmesh_manager::metrics::{PREFIX, Refusals};
 use ctrlmesh_manager::tls::{self, Presented};
 use ctrlmesh_testbed::ControlPlane;
@@ -47,7 +47,7 @@ fn handler() -> Handler {
 /// Serves webhooks; where, and who vouches for it (PEM).
 async fn served(registry: &mut Registry, drain: &Drain) -> (SocketAddr, String) {
     let (names, now) = (Names::of(["127.0.0.1"]), SystemTime::now());
-    let authority = Authority::make("test", &names, Duration::from_hours(1), now).unwrap();
+    let authority = Authority::generate("test", &names, Duration::from_hours(1), now).unwrap();
     let leaf = authority.issue(&names, now).unwrap();
     let key = PrivatePkcs8KeyDer::from(leaf.key).into();
     let key = CertifiedKey::from_der(leaf.chain, key, &tls::provider()).unwrap();
@@ -57,12 +57,12 @@ async fn served(registry: &mut Registry, drain: &Drain) -> (SocketAddr, String) 
         routes: BTreeMap::from([(route.path, route)]),
         metrics: WebhookMetrics::register(registry),
         drain: drain.clone(),
-        room: Room::default(),
+        room: ReviewMemory::default(),
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let limits = Limits { connections: 10, unproven: 10, unproven_of_one: 10 };
-    let listen = Listen::new(limits, Refusals::register(registry));
+    let listen = Listener::new(limits, Refusals::register(registry));
     let serve = move |stream, admission| webhook.clone().serve(stream, admission);
     let acceptor = TlsAcceptor::from(Arc::new(server));
     drain.spawn(listen.run(listener, acceptor, drain.clone(), serve));

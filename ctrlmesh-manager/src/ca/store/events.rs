@@ -1,4 +1,4 @@
-//! What are people told of the authorities?
+//! Publishes Kubernetes events about the certificate authorities.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,54 +10,45 @@ use kube::runtime::events::{Event, EventType, Recorder};
 use tokio::time::{self, Instant};
 use tracing::warn;
 
-use crate::ca::rotation::{Kind, Line};
+use crate::ca::rotation::{AuthorityKind, Rotation};
 
-/// As whom events are told.
 const REPORTER: &str = "ctrlmesh-manager";
 
-/// After which time it is told again that another authority will sign.
+/// How often a pending rotation is announced again. Kubernetes keeps an event for an hour.
 const AGAIN: Duration = Duration::from_mins(30);
 
-/// How long after an authority was made what pods read of it names it: volumes follow their ConfigMap in two minutes.
+/// How long a kubelet may take to update a volume after its ConfigMap changed.
 const FOLLOWED: Duration = Duration::from_mins(2);
 
-/// How long an event may take to be written.
 const EVENT: Duration = Duration::from_secs(10);
 
-/// Tells people, by events of the Secret.
+/// Publishes events on the Secret.
 pub(super) struct Reporter {
     recorder: Recorder,
     namespace: String,
 }
 
-/// What they are told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    /// There are names for which those who know only the authorities before do not believe anybody.
+pub(super) enum CaEvent {
+    /// Only the new authority may sign for these names; programs that started before do not trust it.
     NamesAdded {
-        /// Whom they are of.
-        kind: Kind,
-        /// Printed.
+        kind: AuthorityKind,
         names: String,
     },
-    /// There is an authority that will sign, which operators that run since before it do not believe.
+    /// An authority will sign that operators which started before it do not trust.
     Follows {
-        /// When it was made.
         made: SystemTime,
-        /// From when on it signs.
         signs: SystemTime,
     },
-    /// The leader cannot write the Secret.
     NotWritten {
-        /// Why.
         why: String,
     },
 }
 
-/// When was it told last that another authority will sign? An event is kept for an hour.
+/// Decides when a pending rotation is announced again.
 #[derive(Debug, Default)]
 pub(super) struct Reminder {
-    told: Option<(News, Instant)>,
+    last: Option<(CaEvent, Instant)>,
 }
 
 // === impl Reporter ===
@@ -67,9 +58,9 @@ impl Reporter {
         Self { recorder: Recorder::new(client, REPORTER.into()), namespace: namespace.to_owned() }
     }
 
-    /// Tells those who look at the Secret, also where there is none; gives whether the event was written.
-    pub(super) async fn tell(&self, news: &News) -> bool {
-        let (reason, action, note) = news.said();
+    /// Publishes an event on the Secret, even where there is none. Returns whether the event was written.
+    pub(super) async fn publish(&self, event: &CaEvent) -> bool {
+        let (reason, action, note) = event.text();
         warn!(reason, note, "certificate authorities");
         let secret = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -97,33 +88,34 @@ impl Reporter {
 // === impl Reminder ===
 
 impl Reminder {
-    /// What is to be told of the successor, where it is time to.
-    pub(super) fn due(&self, line: &Line, now: Instant) -> Option<News> {
-        let news = line.follows().map(|(made, signs)| News::Follows { made, signs })?;
-        let is_told = |(told, at): &(News, Instant)| *told == news && now < *at + AGAIN;
-        (!self.told.as_ref().is_some_and(is_told)).then_some(news)
+    /// The announcement that is due now.
+    pub(super) fn due(&self, rotation: &Rotation, now: Instant) -> Option<CaEvent> {
+        let event = rotation.successor().map(|(made, signs)| CaEvent::Follows { made, signs })?;
+        let is_recent = |(last, at): &(CaEvent, Instant)| *last == event && now < *at + AGAIN;
+        (!self.last.as_ref().is_some_and(is_recent)).then_some(event)
     }
 
-    /// That was told.
-    pub(super) fn told(&mut self, news: News, now: Instant) {
-        self.told = Some((news, now));
+    pub(super) fn announced(&mut self, event: CaEvent, now: Instant) {
+        self.last = Some((event, now));
     }
 }
 
-// === impl News ===
+// === impl CaEvent ===
 
-impl News {
-    /// Reason, action and note. Events that differ in their note only are taken for one.
-    fn said(&self) -> (&'static str, &'static str, String) {
+impl CaEvent {
+    /// Reason, action and note. Kubernetes merges events that differ in their note only.
+    fn text(&self) -> (&'static str, &'static str, String) {
         match self {
             Self::NamesAdded { kind, names } => {
                 let (who, action) = match kind {
-                    Kind::Mesh => ("the API server is reached by", "MakeMeshAuthority"),
-                    Kind::Manager => ("the manager is to be reached by", "MakeManagerAuthority"),
+                    AuthorityKind::Mesh => ("the API server is reached by", "MakeMeshAuthority"),
+                    AuthorityKind::Manager => {
+                        ("the manager is to be reached by", "MakeManagerAuthority")
+                    }
                 };
                 let note = format!(
                     "{who} {names}, which the {} so far may not speak for: another one does from now on, and programs that were started before have to be restarted if they dial these; for all other names nothing changes until that one signs for all, which is told in time",
-                    kind.called()
+                    kind.common_name()
                 );
                 ("NamesAdded", action, note)
             }
@@ -131,7 +123,7 @@ impl News {
                 let (made, signs) = (printed(*made + FOLLOWED), printed(*signs));
                 let note = format!(
                     "the {} has a successor, which signs from {signs} on: enrolled operators that were started before {made}, or before ConfigMap {} of their namespace had it, and read what they believe only then, have to be restarted until that time",
-                    Kind::Mesh.called(),
+                    AuthorityKind::Mesh.common_name(),
                     names::root_ca::MESH
                 );
                 ("AuthorityFollows", "MakeMeshAuthority", note)
@@ -155,35 +147,38 @@ fn printed(at: SystemTime) -> Timestamp {
 mod tests {
     use super::*;
     use crate::ca::authority::Names;
-    use crate::ca::rotation::Due;
+    use crate::ca::rotation::Step;
 
     #[test]
     fn when_the_successor_signs_is_said() {
         let signs = UNIX_EPOCH + Duration::from_hours(500_000);
         let made = signs - Duration::from_hours(24);
-        let (reason, _, note) = News::Follows { made, signs }.said();
+        let (reason, _, note) = CaEvent::Follows { made, signs }.text();
         assert_eq!(reason, "AuthorityFollows");
         assert!(note.contains("signs from 2027-01-15T08:00:00Z on"), "{note}");
         assert!(note.contains("started before 2027-01-14T08:02:00Z,"), "{note}");
     }
 
     #[test]
-    fn the_successor_is_told_of_again_while_it_does_not_sign() {
+    fn the_successor_is_recent_of_again_while_it_does_not_sign() {
         let (start, now) = (SystemTime::now(), Instant::now());
         let names = Names::of(["api.example.com"]);
         let validity = Duration::from_hours(800);
-        let begin = Line::begin(Kind::Mesh, &names, validity, start, Vec::new()).unwrap();
+        let begin =
+            Rotation::begin(AuthorityKind::Mesh, &names, validity, start, Vec::new()).unwrap();
         let mut reminder = Reminder::default();
         assert_eq!(reminder.due(&begin, now), None, "there is none");
-        let step = |line: Line, due| line.step(due, Kind::Mesh, &names, validity, start).unwrap();
-        let line = step(begin, Due::Prepare);
-        let news = reminder.due(&line, now).unwrap();
-        assert!(reminder.due(&line, now).is_some(), "it was not written");
-        reminder.told(news, now);
-        assert_eq!(reminder.due(&line, now + AGAIN / 2), None);
-        assert!(reminder.due(&line, now + AGAIN).is_some());
-        assert!(Reminder::default().due(&line, now).is_some(), "another leader");
-        let line = step(line, Due::Promote);
-        assert_eq!(reminder.due(&line, now + 2 * AGAIN), None, "it signs");
+        let step = |rotation: Rotation, step| {
+            rotation.apply(step, AuthorityKind::Mesh, &names, validity, start).unwrap()
+        };
+        let rotation = step(begin, Step::Prepare);
+        let event = reminder.due(&rotation, now).unwrap();
+        assert!(reminder.due(&rotation, now).is_some(), "it was not written");
+        reminder.announced(event, now);
+        assert_eq!(reminder.due(&rotation, now + AGAIN / 2), None);
+        assert!(reminder.due(&rotation, now + AGAIN).is_some());
+        assert!(Reminder::default().due(&rotation, now).is_some(), "another leader");
+        let rotation = step(rotation, Step::Promote);
+        assert_eq!(reminder.due(&rotation, now + 2 * AGAIN), None, "it signs");
     }
 }

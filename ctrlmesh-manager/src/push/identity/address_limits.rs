@@ -1,6 +1,6 @@
-//! What came from which address lately?
+//! Limits token reviews per client address.
 //!
-//! Who shows one bad token after the other waits for a while, whatever it shows, and no address has all reviews.
+//! An address that sends one bad token after the other waits, and no address occupies all reviews.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,41 +12,38 @@ use tokio::time::Instant;
 
 use super::IdentityError;
 
-/// How many bad tokens one address may show within [`PERIOD`] before none that is not known is reviewed for it.
+/// Bad tokens of one address within [`PERIOD`], before its unknown tokens are not reviewed any more.
 const BAD: u32 = 30;
 
-/// Over which time they are counted.
 const PERIOD: Duration = Duration::from_mins(1);
 
-/// How often those that were quiet for that long are forgotten.
+/// How often quiet addresses are dropped.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// How many reviews at once may be for one address.
+/// Concurrent reviews of one address.
 const OF_ONE: usize = 16;
 
-/// What came from whom.
 #[derive(Debug, Default)]
-pub(super) struct Addresses(Mutex<ByAddress>);
+pub(super) struct AddressLimits(Mutex<ByAddress>);
 
 #[derive(Debug, Default)]
 struct ByAddress {
-    all: HashMap<IpAddr, OfOne>,
-    /// When those that were quiet for long were forgotten last; not each time, for there may be very many.
+    all: HashMap<IpAddr, AddressState>,
+    /// Not swept on each call: there may be very many addresses.
     swept: Option<Instant>,
 }
 
-/// What came from one address lately.
 #[derive(Debug)]
-struct OfOne {
+struct AddressState {
     began: Instant,
     bad: u32,
     under_way: Arc<Semaphore>,
 }
 
-// === impl Addresses ===
+// === impl AddressLimits ===
 
-impl Addresses {
-    /// Where the reviews for `address` wait for each other.
+impl AddressLimits {
+    /// The semaphore for the reviews of `address`.
     pub(super) fn reviews_of(
         &self,
         address: IpAddr,
@@ -54,7 +51,8 @@ impl Addresses {
     ) -> Result<Arc<Semaphore>, IdentityError> {
         let mut by_address = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         by_address.sweep(now);
-        let fresh = || OfOne { began: now, bad: 0, under_way: Arc::new(Semaphore::new(OF_ONE)) };
+        let fresh =
+            || AddressState { began: now, bad: 0, under_way: Arc::new(Semaphore::new(OF_ONE)) };
         let one = by_address.all.entry(address).or_insert_with(fresh);
         if now.duration_since(one.began) >= PERIOD {
             (one.began, one.bad) = (now, 0);
@@ -64,7 +62,7 @@ impl Addresses {
         if bad < BAD { Ok(under_way) } else { Err(IdentityError::TooMany) }
     }
 
-    /// Counts a token of it that proved nothing.
+    /// Counts a bad token.
     pub(super) fn was_bad(&self, address: IpAddr) {
         let mut by_address = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(one) = by_address.all.get_mut(&address) {
@@ -76,7 +74,6 @@ impl Addresses {
 // === impl ByAddress ===
 
 impl ByAddress {
-    /// Forgets who was quiet for long.
     fn sweep(&mut self, now: Instant) {
         if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_EVERY) {
             return;

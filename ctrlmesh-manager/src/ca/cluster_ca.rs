@@ -1,7 +1,7 @@
-//! Who vouches for the API server itself?
+//! The certificate authority of the cluster's API server, as the kubeconfig or the pod's file has it.
 //!
-//! What operators that may get past their proxy believe beside the mesh. In a pod it is a file, which changes when the
-//! cluster's authority is rotated.
+//! Operators that may fail open trust it beside the mesh. In a pod it is a file, which changes when the cluster rotates
+//! its authority.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,29 +9,25 @@ use std::sync::{PoisonError, RwLock};
 
 use kube::Config;
 
-/// The tag of a certificate in PEM.
 const CERTIFICATE: &str = "CERTIFICATE";
 
-/// The cluster's own certificate authority.
 #[derive(Debug)]
-pub struct Cluster {
-    /// Where it stands, if in a file that is followed.
+pub struct ClusterCa {
     file: Option<PathBuf>,
-    /// What was read last, in PEM.
+    /// PEM, as last read.
     known: RwLock<String>,
 }
 
-// === impl Cluster ===
+// === impl ClusterCa ===
 
-impl Cluster {
-    /// As `config` has it.
+impl ClusterCa {
     pub fn of(config: &Config) -> Self {
         let encode = |der: &Vec<u8>| pem::encode(&pem::Pem::new(CERTIFICATE, der.clone()));
         let known = config.root_cert.iter().flatten().map(encode).collect::<String>();
         Self { file: config.root_cert_file.clone(), known: RwLock::new(known) }
     }
 
-    /// In PEM, as it is now; where it cannot be read, as it was.
+    /// PEM. Where the file cannot be read, the last text that was read.
     pub fn pem(&self) -> String {
         if let Some(now) = self.read() {
             *self.known.write().unwrap_or_else(PoisonError::into_inner) = now;
@@ -39,7 +35,7 @@ impl Cluster {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A file that holds no certificate, such as one that is being written, says nothing.
+    /// A file without a certificate, such as one that is being written, yields nothing.
     fn read(&self) -> Option<String> {
         let all = pem::parse_many(fs::read(self.file.as_ref()?).ok()?).ok()?;
         let certificates = all.iter().filter(|one| one.tag() == CERTIFICATE);
@@ -62,9 +58,9 @@ mod tests {
         let file = folder.path().join("ca.crt");
         let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());
         config.root_cert = Some(vec![b"one".to_vec()]);
-        assert_eq!(Cluster::of(&config).pem(), certificate(b"one"), "there is no file");
+        assert_eq!(ClusterCa::of(&config).pem(), certificate(b"one"), "there is no file");
         config.root_cert_file = Some(file.clone());
-        let cluster = Cluster::of(&config);
+        let cluster = ClusterCa::of(&config);
         assert_eq!(cluster.pem(), certificate(b"one"), "it is not there yet");
         let both = certificate(b"one") + &certificate(b"two");
         fs::write(&file, format!("# ours\n{both}")).unwrap();

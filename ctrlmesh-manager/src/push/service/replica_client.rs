@@ -1,4 +1,4 @@
-//! How does one replica call another?
+//! A gRPC client for another replica.
 
 use std::future::Future;
 use std::io;
@@ -33,22 +33,21 @@ use crate::drain::Drain;
 use crate::telemetry;
 use crate::tls;
 
-/// How long it may take to connect, TLS included.
+/// TLS handshake included.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How often a silent leader is asked whether it is still there, and how long it may take to say so.
+/// Interval of HTTP/2 pings, and how long their answer may take.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// A connection to another replica; clones share it.
+/// One connection; clones share it.
 #[derive(Clone, Debug)]
-pub(super) struct Link {
+pub(super) struct ReplicaClient {
     grpc: Grpc<Channel>,
     token: Arc<Path>,
 }
 
-/// Why another replica was not told.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LinkError {
+pub(super) enum ReplicaClientError {
     #[error("read the token `{path}`")]
     Token {
         path: PathBuf,
@@ -69,36 +68,36 @@ pub(super) enum LinkError {
     Status(#[from] tonic::Status),
 }
 
-/// What sends gRPC calls.
 #[derive(Clone, Debug)]
 struct Channel(http2::SendRequest<Body>);
 
-// === impl Link ===
+// === impl ReplicaClient ===
 
-impl Link {
-    /// Connects to `address`, where one that is called `name` is to be, and `bundle` (PEM) vouches for it.
+impl ReplicaClient {
+    /// Connects to `address`. The peer must have a certificate for `name`, signed by an authority of `bundle` (PEM).
     pub(super) async fn connect(
         address: &str,
         name: &str,
         bundle: &str,
         token: &Path,
         drain: &Drain,
-    ) -> Result<Self, LinkError> {
-        // Who cannot say who it is need not connect.
+    ) -> Result<Self, ReplicaClientError> {
+        // Fails early without a token.
         authorization(token)?;
-        let unfit = |text: &str| LinkError::Unfit { text: text.to_owned() };
+        let unfit = |text: &str| ReplicaClientError::Unfit { text: text.to_owned() };
         let host = ServerName::try_from(name.to_owned()).map_err(|_unfit| unfit(name))?;
         let origin: Uri = format!("https://{name}").parse().map_err(|_unfit| unfit(name))?;
         let tls = connector(bundle)?;
         let open = async {
-            let stream = TcpStream::connect(address).await.map_err(LinkError::Connect)?;
-            Box::pin(tls.connect(host, stream)).await.map_err(LinkError::Connect)
+            let stream = TcpStream::connect(address).await.map_err(ReplicaClientError::Connect)?;
+            Box::pin(tls.connect(host, stream)).await.map_err(ReplicaClientError::Connect)
         };
-        let stream = time::timeout(CONNECT, open).await.map_err(|_elapsed| LinkError::Late)??;
+        let stream =
+            time::timeout(CONNECT, open).await.map_err(|_elapsed| ReplicaClientError::Late)??;
         let mut http2 = http2::Builder::new(Tasks(drain.clone()));
         http2.timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE);
         let begun = Box::pin(http2.handshake(TokioIo::new(stream))).await;
-        let (sender, connection) = begun.map_err(LinkError::Http)?;
+        let (sender, connection) = begun.map_err(ReplicaClientError::Http)?;
         drain.spawn(async move {
             if let Err(error) = connection.await {
                 debug!(error = telemetry::chain(&error), "connection to another replica broke");
@@ -107,53 +106,52 @@ impl Link {
         Ok(Self { grpc: Grpc::with_origin(Channel(sender), origin), token: Arc::from(token) })
     }
 
-    /// Sends what comes, until it ends or the other replica wants no more.
+    /// Sends receipts until the channel closes or the peer ends the call.
     pub(super) async fn relay(
         &mut self,
         receipts: mpsc::Receiver<Receipts>,
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), ReplicaClientError> {
         let request = self.signed(ReceiverStream::new(receipts))?;
-        self.grpc.ready().await.map_err(LinkError::Http)?;
+        self.grpc.ready().await.map_err(ReplicaClientError::Http)?;
         let codec = ProstCodec::<Receipts, Relayed>::default();
         let path = PathAndQuery::from_static(wire::RELAY);
         self.grpc.client_streaming(request, path, codec).await?;
         Ok(())
     }
 
-    /// Asks the other replica for a shard.
-    pub(super) async fn seat(&mut self, pod: Seat) -> Result<Seated, LinkError> {
+    pub(super) async fn seat(&mut self, pod: Seat) -> Result<Seated, ReplicaClientError> {
         let request = self.signed(pod)?;
-        self.grpc.ready().await.map_err(LinkError::Http)?;
+        self.grpc.ready().await.map_err(ReplicaClientError::Http)?;
         let codec = ProstCodec::<Seat, Seated>::default();
         let path = PathAndQuery::from_static(wire::SEAT);
         Ok(self.grpc.unary(request, path, codec).await?.into_inner())
     }
 
-    /// With the token as it is now: the connection may outlive it.
-    fn signed<T>(&self, what: T) -> Result<tonic::Request<T>, LinkError> {
+    /// Reads the token again: the connection may outlive it.
+    fn signed<T>(&self, what: T) -> Result<tonic::Request<T>, ReplicaClientError> {
         let mut request = tonic::Request::new(what);
         request.metadata_mut().insert("authorization", authorization(&self.token)?);
         Ok(request)
     }
 }
 
-/// What says who this replica is, by its token.
-fn authorization(token: &Path) -> Result<MetadataValue<Ascii>, LinkError> {
+/// The `authorization` header with this replica's token.
+fn authorization(token: &Path) -> Result<MetadataValue<Ascii>, ReplicaClientError> {
     let text = std::fs::read_to_string(token)
-        .map_err(|source| LinkError::Token { path: token.to_owned(), source })?;
-    let unfit = |_| LinkError::Unfit { text: "the content of the file".to_owned() };
+        .map_err(|source| ReplicaClientError::Token { path: token.to_owned(), source })?;
+    let unfit = |_| ReplicaClientError::Unfit { text: "the content of the file".to_owned() };
     format!("Bearer {}", text.trim()).parse().map_err(unfit)
 }
 
-fn connector(bundle: &str) -> Result<TlsConnector, LinkError> {
+fn connector(bundle: &str) -> Result<TlsConnector, ReplicaClientError> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
-        let unfit = |_| LinkError::Unfit { text: "the authority".to_owned() };
-        roots.add(certificate.map_err(unfit)?).map_err(LinkError::Library)?;
+        let unfit = |_| ReplicaClientError::Unfit { text: "the authority".to_owned() };
+        roots.add(certificate.map_err(unfit)?).map_err(ReplicaClientError::Library)?;
     }
     let mut config = ClientConfig::builder_with_provider(tls::provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(LinkError::Library)?
+        .map_err(ReplicaClientError::Library)?
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![tls::ALPN_HTTP2.to_vec()];

@@ -1,4 +1,4 @@
-//! What is the API server called, and where is it?
+//! Finds the names and addresses of the API server.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,37 +10,36 @@ use kube::{Api, Client};
 
 use crate::ca::authority::Names;
 
-/// What the API server calls its port (`pkg/controlplane/controller/kubernetesservice`).
+/// Name of the API server's port (`pkg/controlplane/controller/kubernetesservice`).
 const PORT: &str = "https";
 
-/// The API server, as it speaks of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Servers {
-    /// Its names and addresses: what every cluster has, the addresses of the Service `kubernetes` and of its endpoints, and
-    /// those that we were told besides.
+pub struct ApiServer {
+    /// The usual names, the addresses of the Service `kubernetes` and of its endpoints, and configured names.
     pub names: Names,
-    /// Where pods may dial it: that Service and its endpoints, in order.
+    /// Addresses that pods may dial: that Service and its endpoints, in order.
     pub addresses: Vec<SocketAddr>,
 }
 
-// === impl Servers ===
+// === impl ApiServer ===
 
-impl Servers {
-    /// Leaves only addresses that are among `names`. Who dials another one would not believe whoever answers in the API
-    /// server's place; by itself it answers those only who believe it.
+impl ApiServer {
+    /// Keeps only addresses that are among `names`. A client of another address would not trust our certificate for it.
+    ///
+    /// So the API server itself answers there.
     #[must_use]
     pub fn among(mut self, names: &Names) -> Self {
-        self.addresses.retain(|one| names.cover(&Names::of([one.ip().to_string()])));
+        self.addresses.retain(|one| names.contains_all(&Names::of([one.ip().to_string()])));
         self
     }
 }
 
-/// Asks the API server; its names are also `more`.
+/// `more` are further names.
 ///
 /// # Errors
-/// Where the API server does not say, as in its first moments, when its Service is not there yet: an authority without
-/// that address would have to be replaced at once.
-pub async fn find(client: &Client, more: &[String]) -> Result<Servers, kube::Error> {
+/// Where the API server does not answer, or its Service does not exist yet, as in its first moments. An authority
+/// without that address would have to be replaced at once.
+pub async fn find(client: &Client, more: &[String]) -> Result<ApiServer, kube::Error> {
     let services: Api<Service> = Api::namespaced(client.clone(), api_server::NAMESPACE);
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), api_server::NAMESPACE);
     let service = services.get(api_server::SERVICE).await?;
@@ -53,9 +52,9 @@ pub async fn find(client: &Client, more: &[String]) -> Result<Servers, kube::Err
     Ok(of(service, slices.items, more))
 }
 
-fn of(service: Service, slices: Vec<EndpointSlice>, more: &[String]) -> Servers {
+fn of(service: Service, slices: Vec<EndpointSlice>, more: &[String]) -> ApiServer {
     let spec = service.spec.unwrap_or_default();
-    // Others than the API server's may be there besides.
+    // Other ports may be there, too.
     let is_its_own = |name: Option<&str>| name.is_none_or(|name| name.is_empty() || name == PORT);
     let ports = spec.ports.unwrap_or_default().into_iter();
     let ports = ports.filter(|port| is_its_own(port.name.as_deref())).map(|port| port.port);
@@ -75,12 +74,12 @@ fn of(service: Service, slices: Vec<EndpointSlice>, more: &[String]) -> Servers 
             ports.map(move |port| SocketAddr::new(host, port))
         }));
     }
-    // Slices come in any order.
+    // Slices are not ordered.
     addresses.sort_unstable();
     addresses.dedup();
     let usual = api_server::NAMES.iter().copied().map(str::to_owned);
     let hosts = all.into_iter().flat_map(|(hosts, _)| hosts);
-    Servers { names: Names::of(usual.chain(hosts).chain(more.iter().cloned())), addresses }
+    ApiServer { names: Names::of(usual.chain(hosts).chain(more.iter().cloned())), addresses }
 }
 
 #[cfg(test)]
@@ -89,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    fn servers(service: Value, slices: Value) -> Servers {
+    fn servers(service: Value, slices: Value) -> ApiServer {
         let named = ["api.example.com".to_owned()];
         of(from_value(service).unwrap(), from_value(slices).unwrap(), &named)
     }
@@ -103,11 +102,11 @@ mod tests {
                 "endpoints": [{"addresses": addresses}]})
         };
         let slices = json!([slice(&["192.0.2.2"]), slice(&["192.0.2.1", "192.0.2.2"])]);
-        let Servers { names, addresses } = servers(service, slices);
+        let ApiServer { names, addresses } = servers(service, slices);
         let expected = ["10.96.0.1:443", "192.0.2.1:6443", "192.0.2.2:6443", "[fd00:96::1]:443"];
         assert_eq!(addresses, expected.map(|one| one.parse().unwrap()));
         let also = ["10.96.0.1", "fd00:96::1", "192.0.2.1", "192.0.2.2", "api.example.com"];
-        assert!(names.cover(&Names::of(api_server::NAMES.iter().chain(&also))));
+        assert!(names.contains_all(&Names::of(api_server::NAMES.iter().chain(&also))));
     }
 
     #[test]
@@ -116,14 +115,14 @@ mod tests {
         let slices = json!([{"metadata": {}, "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}],
             "endpoints": [{"addresses": ["192.0.2.1", "192.0.2.2"]}]}]);
         let known = Names::of(["kubernetes", "10.96.0.1", "192.0.2.1"]);
-        let Servers { names, addresses } = servers(service, slices).among(&known);
+        let ApiServer { names, addresses } = servers(service, slices).among(&known);
         assert_eq!(addresses, ["10.96.0.1:443", "192.0.2.1:6443"].map(|one| one.parse().unwrap()));
-        assert!(names.cover(&Names::of(["192.0.2.2"])), "the next authority is to know it");
+        assert!(names.contains_all(&Names::of(["192.0.2.2"])), "the next authority is to know it");
     }
 
     #[test]
     fn what_says_nothing_of_where_it_is_leaves_its_usual_names() {
-        let Servers { names, addresses } = servers(json!({}), json!([]));
+        let ApiServer { names, addresses } = servers(json!({}), json!([]));
         assert!(addresses.is_empty());
         assert_eq!(names, Names::of(api_server::NAMES.iter().chain(&["api.example.com"])));
     }

@@ -1,6 +1,6 @@
-//! Who answers the API server, and where?
+//! The routes of the admission webhooks.
 //!
-//! What takes long to answer takes threads of its own, so that neither proxies nor other questions wait for it.
+//! Slow answers are computed on threads of their own, so that neither proxies nor other requests wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,26 +11,25 @@ use kube::core::admission::AdmissionResponse;
 use tracing::warn;
 
 use super::LABEL;
-use crate::admission::admit::{self, Asked};
-use crate::admission::blocking_pool::Judges;
-use crate::admission::inject::Settings;
-use crate::admission::placement::Seats;
+use crate::admission::admit::{self, Review};
+use crate::admission::blocking_pool::BlockingPool;
+use crate::admission::inject::SidecarSettings;
+use crate::admission::placement::Placement;
 use crate::admission::webhook::{Handler, Route};
 use crate::app::context::Context;
 use crate::cluster::cache::{Cache, Snapshot};
 use crate::cluster::plan::Plans;
-use crate::push::service::Leader;
+use crate::push::service::LeaderClient;
 use crate::rules::pod::KUBE_SYSTEM;
 use crate::rules::shard::Labelling;
 use crate::telemetry;
 
-/// How long an answer to the API server may take: its configurations wait 10 s.
+/// Less than the 10 s of our webhook configurations.
 const DEADLINE: Duration = Duration::from_secs(8);
 
-/// Who answers the API server, and where.
 pub(super) fn routes(context: &Context, plans: &Plans, cache: &Arc<Cache>) -> Vec<Route> {
     let (told, cache) = (Arc::new(context.wanted.clone()), Arc::clone(cache));
-    let label = move |asked: Asked| futures::future::ready(label(&asked, &cache)).boxed();
+    let label = move |asked: Review| futures::future::ready(label(&asked, &cache)).boxed();
     vec![
         Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, &told) },
         Route { path: "/inject", deadline: DEADLINE, handler: inject(context) },
@@ -38,37 +37,37 @@ pub(super) fn routes(context: &Context, plans: &Plans, cache: &Arc<Cache>) -> Ve
     ]
 }
 
-/// Labels what is written, once it is known how.
-fn label(asked: &Asked, cache: &Cache) -> AdmissionResponse {
+/// Labels a written object, once the scheme is known.
+fn label(asked: &Review, cache: &Cache) -> AdmissionResponse {
     match cache.scheme() {
         Some(scheme) => admit::label(asked, &scheme),
         None => AdmissionResponse::from(asked),
     }
 }
 
-/// Gives pods what they need. What a pod is to trust has to be there before the pod.
+/// Injects pods. The trust bundle must be in the namespace before the pod.
 fn inject(context: &Context) -> Handler {
     let args = &context.args;
-    let settings = Settings {
+    let settings = SidecarSettings {
         image: args.proxy_image.clone(),
         pull_policy: args.proxy_pull_policy.clone(),
         manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     };
-    let seat = seat(&context.seats, &context.leader, settings);
-    let roots = context.roots.clone();
+    let seat = seat(&context.placement, &context.leader, settings);
+    let trust_bundle = context.trust_bundle.clone();
     let own = args.namespace.clone();
-    Arc::new(move |asked: Asked| {
+    Arc::new(move |asked: Review| {
         if let Some(response) = unasked(&asked, &own) {
             return futures::future::ready(response).boxed();
         }
         let (namespace, dry_run) = (asked.namespace.clone().unwrap_or_default(), asked.dry_run);
         let failed = AdmissionResponse::from(&asked);
-        let (seated, roots) = (seat(asked), roots.clone());
+        let (seated, trust_bundle) = (seat(asked), trust_bundle.clone());
         let injected = async move {
             let response = seated.await;
             if response.patch.is_some()
                 && !dry_run
-                && let Err(error) = roots.in_namespace(&namespace).await
+                && let Err(error) = trust_bundle.in_namespace(&namespace).await
             {
                 let error = telemetry::chain(&error);
                 warn!(namespace, error, "pod not admitted: what it is to trust is not there");
@@ -80,9 +79,11 @@ fn inject(context: &Context) -> Handler {
     })
 }
 
-/// The answer where a pod is not even looked at: what our configurations never ask about stays as it is, and what no
-/// namespace can be called is refused. Whoever reaches us can ask; the API server would not.
-fn unasked(asked: &Asked, own: &str) -> Option<AdmissionResponse> {
+/// The answer to a review that is not looked at.
+///
+/// Namespaces that our configurations exclude stay as they are, and impossible names are refused. Anybody who reaches
+/// us can send such reviews; the API server does not.
+fn unasked(asked: &Review, own: &str) -> Option<AdmissionResponse> {
     let namespace = asked.namespace.as_deref().unwrap_or_default();
     let response = AdmissionResponse::from(asked);
     if [KUBE_SYSTEM, own].contains(&namespace) {
@@ -93,39 +94,41 @@ fn unasked(asked: &Asked, own: &str) -> Option<AdmissionResponse> {
     (!may_be).then(|| response.deny(message()))
 }
 
-/// Finds the shard of each pod. Those of a namespace that are made at the same time are asked about at the same time, and
-/// perhaps not all of them here: so the replica that leads is asked in turn, where a shard depends on who else has come.
-fn seat(seats: &Arc<Seats>, leader: &Leader, settings: Settings) -> Handler {
-    let (seats, leader, settings) = (Arc::clone(seats), leader.clone(), Arc::new(settings));
-    Arc::new(move |asked: Asked| {
-        let (seats, leader, settings) = (Arc::clone(&seats), leader.clone(), Arc::clone(&settings));
+/// Places and injects each pod. Where its shard depends on which other pods exist, the leader is asked: other replicas
+/// admit some of these.
+fn seat(placement: &Arc<Placement>, leader: &LeaderClient, settings: SidecarSettings) -> Handler {
+    let (placement, leader, settings) = (Arc::clone(placement), leader.clone(), Arc::new(settings));
+    Arc::new(move |asked: Review| {
+        let (placement, leader, settings) =
+            (Arc::clone(&placement), leader.clone(), Arc::clone(&settings));
         let seat = async move {
             let failed = AdmissionResponse::from(&asked);
-            let mut recent = seats.turn(asked.namespace.as_deref().unwrap_or_default()).await;
-            let given = match seats.shared(&asked) {
+            let mut recent =
+                placement.lock_namespace(asked.namespace.as_deref().unwrap_or_default()).await;
+            let given = match placement.shared(&asked) {
                 Some(pod) => leader.seat(&pod).await,
                 None => None,
             };
             let seat = move |snapshot: Option<&Snapshot>| {
                 admit::inject(&asked, snapshot, &settings, given, (&mut *recent, Instant::now()))
             };
-            Box::pin(seats.judge(seat)).await.unwrap_or_else(|| unjudged(failed))
+            Box::pin(placement.run(seat)).await.unwrap_or_else(|| unjudged(failed))
         };
         seat.boxed()
     })
 }
 
-/// Judges our resources. Comparing one with many may take a second.
+/// Validates our resources. Comparing one with many may take a second.
 fn judge(plans: &Plans, told: &Arc<Labelling>) -> Handler {
-    let (plans, told, judges) = (plans.clone(), Arc::clone(told), Judges::default());
-    Arc::new(move |asked: Asked| {
+    let (plans, told, pool) = (plans.clone(), Arc::clone(told), BlockingPool::default());
+    Arc::new(move |asked: Review| {
         let (plan, failed) = (plans.borrow().clone(), AdmissionResponse::from(&asked));
-        let (told, judges) = (Arc::clone(&told), judges.clone());
+        let (told, pool) = (Arc::clone(&told), pool.clone());
         let judge = move || {
             let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
             admit::validate(&asked, snapshot, &told)
         };
-        async move { judges.judge(judge).await.unwrap_or_else(|| unjudged(failed)) }.boxed()
+        async move { pool.run(judge).await.unwrap_or_else(|| unjudged(failed)) }.boxed()
     })
 }
 
@@ -147,8 +150,8 @@ mod tests {
 
     use super::*;
 
-    /// The question whether an object of `kind`, with these labels, may be made in `namespace`.
-    fn asked(kind: &str, namespace: &str, labels: &[&str]) -> Asked {
+    /// A review of a new object of `kind` with these labels.
+    fn asked(kind: &str, namespace: &str, labels: &[&str]) -> Review {
         let labels: serde_json::Map<_, _> =
             labels.iter().map(|key| ((*key).to_owned(), "true".into())).collect();
         let object = serde_json::json!({
@@ -181,7 +184,7 @@ mod tests {
         assert!(answer("ops").is_none());
     }
 
-    /// What is answered by a thread of its own, which it waits for while the only one there is has other work.
+    /// The answer of a pooled thread, while the only blocking thread is busy at first.
     fn answered(ask: impl FnOnce() -> BoxFuture<'static, AdmissionResponse>) -> AdmissionResponse {
         let mut runtime = runtime::Builder::new_current_thread();
         let runtime = runtime.max_blocking_threads(1).enable_all().build().unwrap();
@@ -205,9 +208,12 @@ mod tests {
     #[test]
     fn a_pod_is_seated_on_a_thread_of_its_own() {
         let (_plans, known) = watch::channel(None);
-        let settings =
-            Settings { image: String::new(), pull_policy: String::new(), manager: String::new() };
-        let seat = seat(&Arc::new(Seats::new(known)), &Leader::default(), settings);
+        let settings = SidecarSettings {
+            image: String::new(),
+            pull_policy: String::new(),
+            manager: String::new(),
+        };
+        let seat = seat(&Arc::new(Placement::new(known)), &LeaderClient::default(), settings);
         let answer = answered(|| seat(asked("Pod", "a", &[label::ENABLE_PROXY])));
         assert!(answer.result.message.contains("has not read"), "{answer:?}");
     }

@@ -1,23 +1,23 @@
-//! Which of a client's connections is its newest?
+//! Knows the latest connection of each client.
 //!
-//! One that comes back may be here again before it is seen that it went.
+//! A client may connect again before the end of its former connection is noticed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// By UID of the pod that connects, its newest connection.
+/// By UID of the client's pod.
 #[derive(Debug, Default)]
-pub struct Newest(Mutex<HashMap<String, oneshot::Sender<()>>>);
+pub struct LatestConnections(Mutex<HashMap<String, oneshot::Sender<()>>>);
 
-/// Ends when the same client connects anew.
+/// Resolves when the same client connects again.
 pub(super) type Replaced = oneshot::Receiver<()>;
 
-// === impl Newest ===
+// === impl LatestConnections ===
 
-impl Newest {
-    /// The client `uid` connects; its connection before, if there is one, is replaced.
+impl LatestConnections {
+    /// Registers a connection of `uid`, and ends the former one.
     pub(super) fn begin(&self, uid: &str) -> Replaced {
         let (end, replaced) = oneshot::channel();
         let mut newest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -25,10 +25,10 @@ impl Newest {
         replaced
     }
 
-    /// A connection of the client ends; returns whether it was its newest, so that the client is gone.
+    /// Ends a connection. Returns whether it was the latest one, so that the client is gone.
     pub(super) fn end(&self, uid: &str, replaced: &mut Replaced) -> bool {
         let mut newest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock: what is removed is to be its own.
+        // Under the lock: only its own entry may be removed.
         let gone = replaced.try_recv() != Err(oneshot::error::TryRecvError::Closed);
         if gone {
             newest.remove(uid);
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn a_client_is_gone_when_its_newest_connection_ends() {
-        let newest = Newest::default();
+        let newest = LatestConnections::default();
         let mut first = newest.begin("uid");
         let mut other = newest.begin("other");
         let mut second = newest.begin("uid");

@@ -29,20 +29,21 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::namespaces::Namespaces;
-use super::progress::{List, Unfinished};
-use super::{AtOnce, Kind, Kinds, KindsError, NAMESPACES, Pace, Progress, Served, served};
+use super::progress::{KindProgress, ListProgress};
+use super::{
+    AdmissionLabelling, Kind, Kinds, KindsError, NAMESPACES, Progress, RateLimit, Served, served,
+};
 use super::{is_unowned, list_of_kinds};
 use crate::cluster::cache::Cache;
 use crate::drain::Drain;
 use crate::rules::label_scheme::Scheme;
 use crate::telemetry;
 
-mod follow;
+mod kind_follower;
 mod object;
 
-use object::Repaired;
+use object::RepairOutcome;
 
-/// How many objects a page of a list has.
 const PAGE: u32 = 500;
 
 /// How long changes of what is listed or served are gathered, and how often it is looked without any.
@@ -54,31 +55,25 @@ const NEW_NAMESPACES: Duration = Duration::from_secs(1);
 /// How long the API server may take for one object.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Labels namespaces and the objects of the listed kinds, for ever.
-pub struct Labels<MayWrite> {
+/// Labeller namespaces and the objects of the listed kinds, for ever.
+pub struct Labeller<MayWrite> {
     /// The API server. A client of its own, so that it can be told by its user agent and be given a lower priority.
     pub client: Client,
     /// The manager's namespace, where the list of kinds is.
     pub namespace: String,
-    /// How objects are labelled.
     pub scheme: Arc<Scheme>,
-    /// What labels at once.
-    pub at_once: AtOnce,
+    pub at_once: AdmissionLabelling,
     /// Where the namespaces are seen.
     pub cache: Arc<Cache>,
-    /// Whom events are told by.
     pub recorder: Recorder,
-    /// What is counted.
     pub metrics: LabelMetrics,
-    /// How far it has come with that.
     pub progress: Progress,
     /// Whether this replica may write, at this very moment.
     pub may_write: MayWrite,
     /// How many objects are labelled in a second, at most.
-    pub pace: Pace,
+    pub rate_limit: RateLimit,
 }
 
-/// What is counted.
 #[derive(Clone, Debug, Default)]
 pub struct LabelMetrics {
     repairs: Family<Repair, Counter>,
@@ -92,10 +87,9 @@ struct Repair {
     outcome: &'static str,
 }
 
-// === impl Labels ===
+// === impl Labeller ===
 
-impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
-    /// Labels until it is dropped.
+impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     pub async fn run(self: Arc<Self>, drain: Drain) {
         let all = CancellationToken::new();
         // Its drop ends what runs for the kinds.
@@ -105,7 +99,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         spawn(&drain, &all, namespaces);
         let mut running: BTreeMap<String, (Kind, CancellationToken)> = BTreeMap::new();
         let mut triggers = pin!(self.triggers());
-        let list = List::new(&self.metrics.unfinished, &self.progress);
+        let list = ListProgress::new(&self.metrics.unfinished, &self.progress);
         let (mut known, mut missing) = (Kinds::new(), Vec::new());
         loop {
             let found = served(&self.client, &self.namespace, &known).await;
@@ -129,7 +123,12 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
     }
 
     /// Says what of the list is not labelled: what cannot be found out, and what is not served, of which `told` was told.
-    async fn say(&self, list: &List, found: &Result<Served, KindsError>, told: &mut Vec<String>) {
+    async fn say(
+        &self,
+        list: &ListProgress,
+        found: &Result<Served, KindsError>,
+        told: &mut Vec<String>,
+    ) {
         let why: Vec<String> = match found {
             Ok(served) => served.unknown.iter().map(|error| telemetry::chain(error)).collect(),
             Err(error) => vec![telemetry::chain(error)],
@@ -173,7 +172,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
                 let token = all.child_token();
                 let unfinished = self.unfinished(name);
                 let follow =
-                    follow::follow(Arc::clone(self), name.clone(), kind.clone(), unfinished);
+                    kind_follower::follow(Arc::clone(self), name.clone(), kind.clone(), unfinished);
                 spawn(drain, &token, follow);
                 (kind.clone(), token)
             });
@@ -181,8 +180,8 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         self.metrics.kinds.set(i64::try_from(running.len()).unwrap_or(i64::MAX));
     }
 
-    fn unfinished(&self, kind: &str) -> Unfinished {
-        Unfinished::new(&self.metrics.unfinished, &self.progress, kind)
+    fn unfinished(&self, kind: &str) -> KindProgress {
+        KindProgress::new(&self.metrics.unfinished, &self.progress, kind)
     }
 
     /// One item whenever what is listed or served may have changed.
@@ -196,7 +195,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         stream::select(definitions, watcher(maps, one).default_backoff().map(drop))
     }
 
-    async fn follow_namespaces(self: Arc<Self>, mut unfinished: Unfinished) {
+    async fn follow_namespaces(self: Arc<Self>, mut unfinished: KindProgress) {
         self.cache.synced().await;
         let mut changes = self.cache.changes();
         let resource = ApiResource::erase::<Namespace>(&());
@@ -209,25 +208,25 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
             // What was labelled is seen with the next change.
             let was_any = left.len() > 0;
             for (meta, change) in left.by_ref() {
-                self.pace.wait().await;
+                self.rate_limit.wait().await;
                 match self.repair(NAMESPACES, &api, &meta, change.clone()).await {
-                    Repaired::Failed(why) => {
+                    RepairOutcome::Failed(why) => {
                         unfinished.failed(&why);
                         all.failed(&meta, change, Instant::now());
                     }
-                    Repaired::Changed(why) => {
+                    RepairOutcome::Changed(why) => {
                         if all.changed(&meta, change, Instant::now()) {
                             unfinished.failed(&why);
                         }
                     }
-                    Repaired::Done => {
+                    RepairOutcome::Done => {
                         if is_unowned(&change, &self.scheme) {
                             unfinished.labelled();
                         }
                         all.done(&meta);
                     }
-                    Repaired::Undone => all.failed(&meta, change, Instant::now()),
-                    Repaired::Gone => all.done(&meta),
+                    RepairOutcome::Undone => all.failed(&meta, change, Instant::now()),
+                    RepairOutcome::Gone => all.done(&meta),
                 }
                 if began.elapsed() > NEW_NAMESPACES {
                     break;
@@ -273,7 +272,6 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
 // === impl LabelMetrics ===
 
 impl LabelMetrics {
-    /// Registers all.
     pub fn register(registry: &mut Registry) -> Self {
         let this = Self::default();
         let help = "Objects whose labels were put right, by kind and outcome: done, gone, changed, undone or failed";

@@ -17,9 +17,8 @@ const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins
 /// How many are remembered; of more, it is only known that there are some.
 const MOST: usize = 10_000;
 
-/// What could not be labelled.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct RetryQueue {
     objects: BTreeMap<Name, Failed>,
     /// How long after a failure it is tried again, at most.
     within: Duration,
@@ -40,15 +39,15 @@ struct Failed {
     at: Instant,
 }
 
-// === impl Pending ===
+// === impl RetryQueue ===
 
-impl Default for Pending {
+impl Default for RetryQueue {
     fn default() -> Self {
         Self::within(AGAIN.1)
     }
 }
 
-impl Pending {
+impl RetryQueue {
     /// Where each is tried again so long after a failure, at most.
     pub(super) fn within(within: Duration) -> Self {
         Self { objects: BTreeMap::new(), within, more: false, leaving: BTreeSet::new() }
@@ -67,7 +66,6 @@ impl Pending {
         self.leaving.clear();
     }
 
-    /// The labels could not be given to the object.
     pub(super) fn failed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) {
         let failures = self.failures(meta);
         self.remember(meta, change, failures + 1, now + self.wait(failures));
@@ -99,7 +97,6 @@ impl Pending {
         self.objects.insert(name(meta), failed);
     }
 
-    /// The object needs nothing any more.
     pub(super) fn done(&mut self, meta: &ObjectMeta) {
         self.objects.remove(&name(meta));
         self.leaving.remove(&name(meta));
@@ -115,7 +112,6 @@ impl Pending {
         self.objects.get(&name(meta)).is_some_and(|one| one.at > now)
     }
 
-    /// Whether there is nothing.
     pub(super) fn is_empty(&self) -> bool {
         self.objects.is_empty() && !self.more && self.leaving.is_empty()
     }
@@ -162,69 +158,69 @@ mod tests {
 
     #[test]
     fn what_fails_is_tried_again_later_and_later_by_itself() {
-        let mut pending = Pending::default();
+        let mut retries = RetryQueue::default();
         let start = Instant::now();
-        assert_eq!((pending.is_empty(), pending.due()), (true, None));
-        pending.failed(&object("a"), labels(), start);
-        assert_eq!(pending.next(start), None, "not at once");
+        assert_eq!((retries.is_empty(), retries.due()), (true, None));
+        retries.failed(&object("a"), labels(), start);
+        assert_eq!(retries.next(start), None, "not at once");
         let mut waits = Vec::new();
         let mut now = start;
         for _ in 0..9 {
-            let due = pending.due().unwrap();
+            let due = retries.due().unwrap();
             waits.push((due - now).as_secs());
             now = due;
-            let (again, needs) = pending.next(now).unwrap();
+            let (again, needs) = retries.next(now).unwrap();
             assert_eq!((again.name.as_deref(), needs), (Some("a"), labels()));
-            pending.failed(&again, labels(), now);
+            retries.failed(&again, labels(), now);
         }
         assert_eq!(waits, [5, 10, 20, 40, 80, 160, 320, 600, 600]);
-        pending.failed(&object("b"), labels(), now);
-        assert_eq!(pending.due(), Some(now + AGAIN.0), "each has its own time");
-        pending.done(&object("a"));
-        pending.done(&object("b"));
-        assert!(pending.is_empty());
+        retries.failed(&object("b"), labels(), now);
+        assert_eq!(retries.due(), Some(now + AGAIN.0), "each has its own time");
+        retries.done(&object("a"));
+        retries.done(&object("b"));
+        assert!(retries.is_empty());
     }
 
     #[test]
     fn what_was_changed_is_looked_at_again_at_once_and_then_later() {
-        let (mut pending, now) = (Pending::default(), Instant::now());
-        pending.leaves(&object("a"));
-        assert!(!pending.changed(&object("a"), labels(), now));
-        assert!(pending.next(now).is_some());
-        assert!(pending.changed(&object("a"), labels(), now));
-        assert_eq!((pending.next(now), pending.due()), (None, Some(now + AGAIN.0)));
-        pending.failed(&object("a"), labels(), now);
-        assert_eq!(pending.due(), Some(now + 4 * AGAIN.0));
-        pending.leaves(&object("a"));
-        assert!(pending.due().is_none() && !pending.is_empty());
+        let (mut retries, now) = (RetryQueue::default(), Instant::now());
+        retries.leaves(&object("a"));
+        assert!(!retries.changed(&object("a"), labels(), now));
+        assert!(retries.next(now).is_some());
+        assert!(retries.changed(&object("a"), labels(), now));
+        assert_eq!((retries.next(now), retries.due()), (None, Some(now + AGAIN.0)));
+        retries.failed(&object("a"), labels(), now);
+        assert_eq!(retries.due(), Some(now + 4 * AGAIN.0));
+        retries.leaves(&object("a"));
+        assert!(retries.due().is_none() && !retries.is_empty());
     }
 
     #[test]
     fn what_leaves_is_waited_for_until_it_is_gone_or_not_seen_any_more() {
-        let mut pending = Pending::default();
-        pending.failed(&object("a"), labels(), Instant::now());
-        pending.leaves(&object("a"));
-        pending.leaves(&object("b"));
-        assert_eq!((pending.is_empty(), pending.due()), (false, None), "it is not tried");
-        pending.done(&object("a"));
-        assert!(!pending.is_empty());
-        pending.listed_anew();
-        assert!(pending.is_empty());
+        let mut retries = RetryQueue::default();
+        retries.failed(&object("a"), labels(), Instant::now());
+        retries.leaves(&object("a"));
+        retries.leaves(&object("b"));
+        assert_eq!((retries.is_empty(), retries.due()), (false, None), "it is not tried");
+        retries.done(&object("a"));
+        assert!(!retries.is_empty());
+        retries.listed_anew();
+        assert!(retries.is_empty());
     }
 
     #[test]
     fn of_too_many_it_is_known_that_there_are_more() {
-        let mut pending = Pending::default();
+        let mut retries = RetryQueue::default();
         let now = Instant::now();
         for number in 0..=MOST {
-            pending.failed(&object(&number.to_string()), labels(), now);
+            retries.failed(&object(&number.to_string()), labels(), now);
         }
-        assert_eq!(pending.objects.len(), MOST);
-        assert!(!pending.overflows(), "first those that are known");
+        assert_eq!(retries.objects.len(), MOST);
+        assert!(!retries.overflows(), "first those that are known");
         for number in 0..MOST {
-            pending.done(&object(&number.to_string()));
+            retries.done(&object(&number.to_string()));
         }
-        assert!(!pending.is_empty() && pending.overflows());
-        assert!(pending.is_empty() && !pending.overflows());
+        assert!(!retries.is_empty() && retries.overflows());
+        assert!(retries.is_empty() && !retries.overflows());
     }
 }

@@ -1,76 +1,73 @@
-//! Whom does everybody believe already, and is there somebody who writes the Secret again where it is gone?
+//! What a replica needs to know before it creates authorities in place of a lost Secret.
 //!
-//! Pure. The Secret may have been removed, or be restored late, while pods believe what was published and a leader lives
-//! who knows the keys and writes them again. Whoever made an authority at once would have a second one, whom those pods
-//! do not believe. So it waits, for as long as the Lease is renewed; and who has to make one at last has everybody
-//! believe the old ones until they end.
+//! Pure. The Secret may be gone, or be restored late, while pods trust the published bundle and a leader lives that has
+//! the keys. An authority that is created at once would be one that those pods do not trust. So a replica waits for as
+//! long as the leader renews its Lease. If it must create authorities at last, clients keep trusting the old ones until
+//! they expire.
 
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::names::root_ca;
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use crate::ca::rotation::{self, Kind};
+use crate::ca::rotation::{self, AuthorityKind};
 
-/// How long it is waited from one look at the Lease to the next. A leader that could not reach the API server any more
-/// than we has renewed it by then.
+/// A leader that had no connection to the API server either has renewed its Lease by then.
 pub const LOOKS_EVERY: Duration = Duration::from_secs(5);
 
-/// At how many looks in a row the Lease is as it was before nobody is waited for. It takes 30 s: another leads 15 s after
-/// one died, and looks every 10 s.
+/// After so many unchanged reads, 30 s, no leader is waited for. A successor leads 15 s after its predecessor died, and
+/// reads the Secret every 10 s.
 const LOOKS: u32 = 6;
 
-/// The authorities of ours that are believed, in PEM, one certificate each.
+/// Our authorities that pods trust, in PEM, one certificate each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Published {
-    /// Those that speak for the API server.
+pub struct TrustedAuthorities {
     pub mesh: Vec<String>,
-    /// Those that speak for the manager.
     pub manager: Vec<String>,
 }
 
-/// The leader, who writes the Secret again.
+/// Observes whether a leader renews its Lease.
 #[derive(Clone, Debug)]
-pub struct Restorer {
+pub struct LeaseWatch {
     /// The name of its Lease.
     pub lease: String,
-    /// In which version the Lease was found last; none where it was not there.
+    /// resourceVersion at the last read; none where there was no Lease.
     version: Option<String>,
-    /// At how many looks since it was found so.
+    /// How many reads in a row found this version.
     idle: u32,
 }
 
-// === impl Published ===
+// === impl TrustedAuthorities ===
 
-impl Published {
-    /// What `map` says, but for what has ended at `now` and what is no authority of ours.
+impl TrustedAuthorities {
+    /// The authorities in `map` that are ours and have not expired at `now`.
     pub fn of(map: &ConfigMap, now: SystemTime) -> Self {
         let of = |key: &str, kind| {
             let text = map.data.as_ref().and_then(|data| data.get(key));
             text.map(|text| rotation::authorities(text, kind, now)).unwrap_or_default()
         };
         Self {
-            mesh: of(root_ca::KEY, Kind::Mesh),
-            manager: of(root_ca::MANAGER_KEY, Kind::Manager),
+            mesh: of(root_ca::KEY, AuthorityKind::Mesh),
+            manager: of(root_ca::MANAGER_KEY, AuthorityKind::Manager),
         }
     }
 
-    /// Whether nobody believes anything, as before the first start.
+    /// True before the first start.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-// === impl Restorer ===
+// === impl LeaseWatch ===
 
-impl Restorer {
-    /// Who holds the Lease `lease`.
+impl LeaseWatch {
     pub fn of(lease: String) -> Self {
         Self { lease, version: None, idle: 0 }
     }
 
-    /// Takes the version in which its Lease was found; returns whether it has not been renewed for so long that nobody
-    /// leads. Looks that failed do not count: then nobody could renew it either.
+    /// Takes the version that was read. Returns whether nobody has renewed the Lease for so long that nobody leads.
+    ///
+    /// Failed reads do not count: the leader could not renew it either.
     pub fn is_gone(&mut self, version: Option<String>) -> bool {
         self.idle = if self.version == version { self.idle + 1 } else { 0 };
         self.version = version;
@@ -100,22 +97,22 @@ mod tests {
 
     #[test]
     fn a_leader_is_gone_when_its_lease_was_not_renewed_for_some_looks() {
-        let mut restorer = Restorer::of("ctrlmesh-manager".to_owned());
+        let mut lease_watch = LeaseWatch::of("ctrlmesh-manager".to_owned());
         for version in 0..100 {
-            assert!(!restorer.is_gone(Some(version.to_string())), "it was renewed");
+            assert!(!lease_watch.is_gone(Some(version.to_string())), "it was renewed");
         }
         for look in 1..=LOOKS {
-            assert_eq!(restorer.is_gone(Some("99".to_owned())), look == LOOKS);
+            assert_eq!(lease_watch.is_gone(Some("99".to_owned())), look == LOOKS);
         }
-        assert!(!restorer.is_gone(Some("100".to_owned())), "another leads");
-        assert!(!restorer.is_gone(None), "somebody deleted it");
+        assert!(!lease_watch.is_gone(Some("100".to_owned())), "another leads");
+        assert!(!lease_watch.is_gone(None), "somebody deleted it");
         for look in 1..=LOOKS {
-            assert_eq!(restorer.is_gone(None), look == LOOKS);
+            assert_eq!(lease_watch.is_gone(None), look == LOOKS);
         }
     }
 
-    fn made(kind: Kind, at: SystemTime) -> Authority {
-        Authority::make(kind.called(), &Names::of(["kubernetes"]), LIFE, at).unwrap()
+    fn made(kind: AuthorityKind, at: SystemTime) -> Authority {
+        Authority::generate(kind.common_name(), &Names::of(["kubernetes"]), LIFE, at).unwrap()
     }
 
     fn contents(pem: &str) -> Vec<u8> {
@@ -130,24 +127,24 @@ mod tests {
     fn what_is_believed_on_is_ours_and_has_not_ended() {
         let now = SystemTime::now();
         let [old, new, ended] =
-            [now - LIFE / 2, now, now - LIFE * 2].map(|at| made(Kind::Mesh, at));
-        let manager = made(Kind::Manager, now);
+            [now - LIFE / 2, now, now - LIFE * 2].map(|at| made(AuthorityKind::Mesh, at));
+        let manager = made(AuthorityKind::Manager, now);
         let foreign = rcgen::generate_simple_self_signed(["other".to_owned()]).unwrap().cert.pem();
         let text = [new.pem(), ended.pem(), manager.pem(), &foreign, "nonsense\n", old.pem()];
         let text = text.concat();
-        let published = Published::of(&map(&text, manager.pem()), now);
+        let published = TrustedAuthorities::of(&map(&text, manager.pem()), now);
         assert_eq!(all(&published.mesh), [contents(new.pem()), contents(old.pem())]);
         assert_eq!(all(&published.manager), [contents(manager.pem())]);
-        assert!(Published::of(&ConfigMap::default(), now).is_empty());
-        assert!(Published::of(&map("", "nonsense"), now).is_empty());
+        assert!(TrustedAuthorities::of(&ConfigMap::default(), now).is_empty());
+        assert!(TrustedAuthorities::of(&map("", "nonsense"), now).is_empty());
     }
 
     #[test]
     fn one_that_is_cut_off_takes_nothing_from_the_next() {
         let now = SystemTime::now();
-        let (cut, next) = (made(Kind::Mesh, now), made(Kind::Mesh, now));
+        let (cut, next) = (made(AuthorityKind::Mesh, now), made(AuthorityKind::Mesh, now));
         let text = format!("{}\n{}", &cut.pem()[..200], next.pem());
-        assert_eq!(all(&Published::of(&map(&text, ""), now).mesh), [contents(next.pem())]);
+        assert_eq!(all(&TrustedAuthorities::of(&map(&text, ""), now).mesh), [contents(next.pem())]);
     }
 
     #[test]
@@ -155,7 +152,7 @@ mod tests {
         let now = SystemTime::now();
         let addresses = CidrSubnet::from_addr_prefix(Ipv4Addr::UNSPECIFIED.into(), 0);
         let dns = || GeneralSubtree::DnsName("kubernetes".to_owned());
-        let ours = Kind::Mesh.called();
+        let ours = AuthorityKind::Mesh.common_name();
         for (called, permitted_subtrees, is_ours) in
             [(ours, vec![dns()], true), (ours, Vec::new(), false), ("other", vec![dns()], false)]
         {
@@ -167,7 +164,11 @@ mod tests {
                 Some(NameConstraints { permitted_subtrees, excluded_subtrees });
             params.not_after = (now + LIFE).into();
             let pem = params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
-            assert_eq!(!Published::of(&map(&pem, ""), now).is_empty(), is_ours, "{called}");
+            assert_eq!(
+                !TrustedAuthorities::of(&map(&pem, ""), now).is_empty(),
+                is_ours,
+                "{called}"
+            );
         }
     }
 }

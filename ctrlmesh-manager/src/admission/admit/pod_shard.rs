@@ -1,21 +1,21 @@
-//! Which shard is a pod of that is being admitted?
+//! Finds the shard of a pod that is being admitted.
 
 use std::time::Instant;
 
 use ctrlmesh_common::api::ShardingConfig;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{Asked, Recent, enrolled};
+use super::{RecentPods, Review, enrolled};
 use crate::cluster::cache::Snapshot;
 use crate::rules::compile::{self, World};
 use crate::rules::pod::{Admitted, Member};
 
-/// The pod, where its shard depends on which others have come: it is to be given one by one replica for all of them. That of
-/// others follows from their names or labels, or they have one already. Nothing but its metadata is read: it may be large, and
-/// this is asked before it is judged.
-pub fn shared(asked: &Asked, snapshot: &Snapshot) -> Option<Member> {
-    let object = enrolled(asked).filter(|_| !asked.dry_run)?;
-    let member = Member::of_deployment(asked.namespace.as_deref()?, &object.metadata)?;
+/// The pod, where its shard depends on which other pods exist, so that one replica must assign it.
+///
+/// Other pods get theirs by name or label, or have one already. Only the metadata is read: the pod may be large.
+pub fn shared_pod(review: &Review, snapshot: &Snapshot) -> Option<Member> {
+    let object = enrolled(review).filter(|_| !review.dry_run)?;
+    let member = Member::of_deployment(review.namespace.as_deref()?, &object.metadata)?;
     let divides = |config: &ShardingConfig| {
         let near = config.metadata.namespace.as_ref() == Some(&member.name.namespace);
         let root = config.spec.root.as_ref().filter(|_| near);
@@ -26,12 +26,13 @@ pub fn shared(asked: &Asked, snapshot: &Snapshot) -> Option<Member> {
     is_shared.then_some(member)
 }
 
-/// Gives `member` a shard, for another replica that was asked about it; none where there is not exactly one for it. One that
-/// is refused there after all counts here for a moment, as one that another webhook refuses does.
-pub fn seat(
+/// Assigns `member` a shard, for another replica. None where there is not exactly one.
+///
+/// A pod that is refused there after all counts here for a moment.
+pub fn assign_shard(
     member: &Member,
     snapshot: &Snapshot,
-    recent: &mut Recent,
+    recent: &mut RecentPods,
     now: Instant,
 ) -> Option<String> {
     let unseen = recent.unseen(&snapshot.members, now);
@@ -41,19 +42,18 @@ pub fn seat(
     Some(shard)
 }
 
-/// The pod as it will be.
-pub(super) fn member(asked: &Asked, pod: &Pod) -> Member {
+pub(super) fn member(review: &Review, pod: &Pod) -> Member {
     let mut member = Member::from(pod);
-    member.name.namespace = asked.namespace.clone().unwrap_or_default();
-    // It is about to be given what it needs.
+    member.name.namespace = review.namespace.clone().unwrap_or_default();
+    // It is being injected now.
     member.admitted = Admitted::Injected;
     member
 }
 
-/// The names of the shards that the pod would be of, beside those that are there and those that are `unseen` yet.
+/// The shards that would select the pod, given the known and the `unseen` pods.
 ///
 /// # Errors
-/// Where it is of none, but perhaps of a ShardingConfig that is invalid: let through, it would see everything.
+/// Where only an invalid ShardingConfig may select it: without a shard, the pod would see everything.
 pub(super) fn shards(
     member: &Member,
     snapshot: &Snapshot,

@@ -1,4 +1,4 @@
-//! What do the `ConfigMaps` say that are there?
+//! The content of the published `ConfigMaps`, as the watch reports it.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use kube::runtime::watcher::Event;
 
 use super::digest;
 
-/// What the `ConfigMaps` say, by namespace, as digests.
+/// Digests of the data, by namespace.
 #[derive(Debug, Default)]
-pub(super) struct There {
+pub(super) struct PublishedMaps {
     digests: BTreeMap<String, u64>,
-    /// What a list has shown that has not ended.
+    /// The list in progress.
     listed: Option<BTreeMap<String, u64>>,
     is_whole: bool,
 }
 
-// === impl There ===
+// === impl PublishedMaps ===
 
-impl There {
-    /// Takes what has happened; returns the namespace where it did, if it was one.
+impl PublishedMaps {
+    /// Returns the namespace that changed, if it was one.
     pub(super) fn take(&mut self, event: Event<ConfigMap>) -> Option<String> {
         let read = |map: ConfigMap| {
             let digest = digest(&map.data.unwrap_or_default());
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_list_counts_when_it_is_whole_and_what_follows_at_once() {
-        let mut there = There::default();
+        let mut there = PublishedMaps::default();
         let of = |text: &str| digest(&map("", text).data.unwrap());
         there.take(Event::Init);
         there.take(Event::InitApply(map("a", "1")));

@@ -1,90 +1,87 @@
-//! Who has how many connections?
+//! Counts connections by address and by pod.
 //!
-//! Who has most is known without looking at everybody: ten thousand proxies come back together, each from an address of its
-//! own.
+//! The address with the most is found without a scan: ten thousand proxies reconnect together, each from its own
+//! address.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use tokio_util::sync::CancellationToken;
 
-/// How many connections one pod may have: one, while it comes back another one, and some that have not been found dead.
+/// One, another one while it reconnects, and some whose end is not noticed yet.
 pub(super) const MOST_OF_ONE: usize = 8;
 
-/// The connections that there are.
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub(super) struct ConnectionTable {
     last: u64,
-    by_address: HashMap<IpAddr, OfOne>,
+    by_address: HashMap<IpAddr, AddressConnections>,
     by_pod: HashMap<String, usize>,
-    /// All connections, and those that are not proven.
     all: Ranks,
     unproven: Ranks,
 }
 
-/// Connections by address: how many there are, and who has most.
+/// Addresses ordered by their number of connections.
 #[derive(Debug, Default)]
 struct Ranks {
     total: usize,
     counts: BTreeSet<(usize, IpAddr)>,
 }
 
-/// The connections from one address, in the order in which they came.
+/// The connections of one address, oldest first.
 #[derive(Debug, Default)]
-struct OfOne {
-    places: BTreeMap<u64, Place>,
+struct AddressConnections {
+    connections: BTreeMap<u64, Connection>,
     unproven: usize,
 }
 
-/// One connection.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Connection {
     proven: bool,
     leave: CancellationToken,
 }
 
-// === impl Places ===
+// === impl ConnectionTable ===
 
-impl Places {
-    /// How many there are; of those that are not proven only, if so asked.
+impl ConnectionTable {
     pub(super) fn total(&self, unproven: bool) -> usize {
         if unproven { self.unproven.total } else { self.all.total }
     }
 
-    /// How many `address` has; of those that are not proven only, if so asked.
     pub(super) fn count(&self, address: IpAddr, unproven: bool) -> usize {
         self.by_address.get(&address).map_or(0, |of_one| of_one.count(unproven))
     }
 
-    /// One more of `address`, that has not proved itself: its number, and what ends when it has to go.
+    /// Adds an unproven connection. Returns its number, and a token that is cancelled when it must end.
     pub(super) fn take(&mut self, address: IpAddr) -> (u64, CancellationToken) {
         let leave = CancellationToken::new();
         self.last += 1;
         let number = self.last;
         self.change(address, |of_one| {
             of_one.unproven += 1;
-            of_one.places.insert(number, Place { proven: false, leave: leave.clone() });
+            of_one.connections.insert(number, Connection { proven: false, leave: leave.clone() });
         });
         (number, leave)
     }
 
     pub(super) fn is_proven(&self, address: IpAddr, number: u64) -> bool {
-        let place = self.by_address.get(&address).and_then(|of_one| of_one.places.get(&number));
-        place.is_some_and(|place| place.proven)
+        let connection =
+            self.by_address.get(&address).and_then(|of_one| of_one.connections.get(&number));
+        connection.is_some_and(|connection| connection.proven)
     }
 
-    /// Marks the place as that of one who has proved himself, if it is still his.
+    /// Does nothing if the connection was removed meanwhile.
     pub(super) fn prove(&mut self, address: IpAddr, number: u64) {
         self.change(address, |of_one| {
-            let place = of_one.places.get_mut(&number).filter(|place| !place.proven);
-            if let Some(place) = place {
-                place.proven = true;
+            let connection =
+                of_one.connections.get_mut(&number).filter(|connection| !connection.proven);
+            if let Some(connection) = connection {
+                connection.proven = true;
                 of_one.unproven -= 1;
             }
         });
     }
 
-    /// Counts one more connection of the pod, where it may have one.
+    /// Counts a connection of the pod. False where it has too many.
     pub(super) fn take_one_of(&mut self, pod: &str) -> bool {
         let count = self.by_pod.entry(pod.to_owned()).or_default();
         let room = *count < MOST_OF_ONE;
@@ -92,7 +89,6 @@ impl Places {
         room
     }
 
-    /// Counts one less.
     pub(super) fn give_back_one_of(&mut self, pod: &str) {
         let Some(count) = self.by_pod.get_mut(pod) else { return };
         *count -= 1;
@@ -101,7 +97,7 @@ impl Places {
         }
     }
 
-    /// Takes the oldest place of the address that has the most, where that is more than `address` would have with it.
+    /// Ends the oldest connection of the address with the most, if that address has more than `address` would have.
     pub(super) fn give_way(&mut self, address: IpAddr, unproven: bool) -> bool {
         let ranks = if unproven { &self.unproven } else { &self.all };
         let own = self.count(address, unproven);
@@ -109,25 +105,30 @@ impl Places {
         else {
             return false;
         };
-        let mut of_one = self.by_address[&greedy].places.iter();
-        let oldest = of_one.find(|(_, place)| !(unproven && place.proven)).map(|(one, _)| *one);
-        let place = oldest.and_then(|number| self.remove(greedy, number));
-        place.is_some_and(|place| {
-            place.leave.cancel();
+        let mut of_one = self.by_address[&greedy].connections.iter();
+        let oldest =
+            of_one.find(|(_, connection)| !(unproven && connection.proven)).map(|(one, _)| *one);
+        let connection = oldest.and_then(|number| self.remove(greedy, number));
+        connection.is_some_and(|connection| {
+            connection.leave.cancel();
             true
         })
     }
 
-    pub(super) fn remove(&mut self, address: IpAddr, number: u64) -> Option<Place> {
+    pub(super) fn remove(&mut self, address: IpAddr, number: u64) -> Option<Connection> {
         self.change(address, |of_one| {
-            let place = of_one.places.remove(&number)?;
-            of_one.unproven -= usize::from(!place.proven);
-            Some(place)
+            let connection = of_one.connections.remove(&number)?;
+            of_one.unproven -= usize::from(!connection.proven);
+            Some(connection)
         })
     }
 
-    /// Changes what `address` has, and what is counted of it.
-    fn change<T>(&mut self, address: IpAddr, change: impl FnOnce(&mut OfOne) -> T) -> T {
+    /// Changes the connections of `address`, and updates the ranks.
+    fn change<T>(
+        &mut self,
+        address: IpAddr,
+        change: impl FnOnce(&mut AddressConnections) -> T,
+    ) -> T {
         let of_one = self.by_address.entry(address).or_default();
         let before = (of_one.count(false), of_one.count(true));
         let changed = change(of_one);
@@ -164,11 +165,10 @@ impl Ranks {
     }
 }
 
-// === impl OfOne ===
+// === impl AddressConnections ===
 
-impl OfOne {
-    /// How many there are; of those that are not proven only, if so asked.
+impl AddressConnections {
     fn count(&self, unproven: bool) -> usize {
-        if unproven { self.unproven } else { self.places.len() }
+        if unproven { self.unproven } else { self.connections.len() }
     }
 }

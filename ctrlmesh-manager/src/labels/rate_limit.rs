@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use tokio::time::{self, Instant};
 
-/// When the next object may be labelled.
 #[derive(Debug)]
-pub struct Pace {
+pub struct RateLimit {
     period: Duration,
     next: Mutex<Option<Instant>>,
 }
 
-impl Pace {
+impl RateLimit {
     /// So many a second; 0 is taken for 1.
     pub fn per_second(rate: u32) -> Self {
         Self { period: Duration::from_secs(1) / rate.max(1), next: Mutex::new(None) }
@@ -36,12 +35,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn turns_are_given_at_the_rate_and_in_the_order_in_which_they_are_asked_for() {
-        let pace = Pace::per_second(10);
+        let rate_limit = RateLimit::per_second(10);
         let start = Instant::now();
         let turn = |number: u8| {
-            let pace = &pace;
+            let rate_limit = &rate_limit;
             async move {
-                pace.wait().await;
+                rate_limit.wait().await;
                 (number, start.elapsed().as_millis())
             }
         };

@@ -89,7 +89,7 @@ async fn the_leader_gives_pods_their_shards_for_those_who_ask_it_while_it_leads(
             let (leader, pod) = (leader.clone(), pods());
             async move { leader.seat(&pod).await }
         });
-        let here = (0..SHARDS / 2).map(|_| bed.seats.give(pods()));
+        let here = (0..SHARDS / 2).map(|_| bed.placement.give(pods()));
         let (there, here) =
             tokio::join!(futures::future::join_all(there), futures::future::join_all(here));
         let given: Option<Vec<String>> = there.into_iter().chain(here).collect();

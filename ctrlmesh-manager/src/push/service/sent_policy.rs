@@ -1,43 +1,43 @@
-//! What has a proxy been told, and what does it say that it knows?
+//! The policies that a proxy was sent and reports to have.
 
 use std::collections::{HashMap, VecDeque};
 
 use ctrlmesh_common::wire::{Known, MAX_REASON_BYTES, PodId, Verdict};
 use tracing::{info, warn};
 
-use super::Push;
+use super::PushService;
 use crate::push::policy_store;
 use crate::push::policy_store::Posted;
 use crate::rules::pod::PodName;
 
-/// What a proxy has been told of one pod.
-pub(super) struct Told {
+/// The last policy that a proxy was sent for one pod, and its verdict.
+pub(super) struct SentPolicy {
     pub(super) uid: String,
     pub(super) node: Option<String>,
     pub(super) inside: bool,
     pub(super) digest: u64,
-    /// What is in force, and why not more, as far as the proxy has said.
+    /// Epoch in force, by the last verdict.
     pub(super) epoch: u64,
-    /// The digest of that; 0 where it is not known.
+    /// Digest of the policy in force; 0 where unknown.
     pub(super) in_force: u64,
     pub(super) refused: Option<String>,
-    /// How many verdicts there were on it.
+    /// Verdicts on this policy.
     verdicts: u32,
 }
 
-/// How many verdicts there may be on one policy: it is put in force or refused, and perhaps tried again.
+/// A policy is applied or refused, and perhaps tried again.
 const MOST_VERDICTS: u32 = 16;
 
-/// The pods of which a proxy was told that they are gone: what it says of them was on its way.
+/// Recently removed pods: verdicts on them may still be under way.
 #[derive(Debug, Default)]
-pub(super) struct Gone(VecDeque<PodId>);
+pub(super) struct RemovedPods(VecDeque<PodId>);
 
-/// How many of them are remembered, the newest: many times what a node has.
+/// Many times the pods of a node.
 const MOST_GONE: usize = 1024;
 
-// === impl Gone ===
+// === impl RemovedPods ===
 
-impl Gone {
+impl RemovedPods {
     pub(super) fn remember(&mut self, pod: PodId) {
         if self.0.len() >= MOST_GONE {
             self.0.pop_front();
@@ -50,9 +50,9 @@ impl Gone {
     }
 }
 
-// === impl Told ===
+// === impl SentPolicy ===
 
-impl Told {
+impl SentPolicy {
     pub(super) fn of(posted: &Posted, said: &policy_store::Said, epoch: u64) -> Self {
         Self {
             uid: posted.uid.clone(),
@@ -66,13 +66,13 @@ impl Told {
         }
     }
 
-    /// The same where this is in force already, and stays so.
+    /// For a proxy that keeps the policy with this digest.
     pub(super) fn left_with(self, digest: u64) -> Self {
         Self { digest, in_force: digest, ..self }
     }
 
-    /// Takes the verdict; false where there were too many.
-    pub(super) fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &Push) -> bool {
+    /// False where there were too many verdicts.
+    pub(super) fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &PushService) -> bool {
         self.verdicts = self.verdicts.saturating_add(1);
         if self.verdicts > MOST_VERDICTS {
             return false;
@@ -95,12 +95,12 @@ impl Told {
     }
 }
 
-/// What a proxy need not be told again, by pod.
+/// The proxy's report, by pod.
 pub(super) fn known(known: Vec<Known>) -> HashMap<PodName, Known> {
     known.into_iter().filter_map(|known| Some((name(known.pod.as_ref()?), known))).collect()
 }
 
-/// Whether it is of that incarnation, as far as the proxy knows.
+/// Whether the report is about this pod, and its UID, if it has one.
 pub(super) fn is_of(known: &Known, posted: &Posted) -> bool {
     let same =
         |pod: &PodId| name(pod) == posted.pod && (pod.uid.is_empty() || pod.uid == posted.uid);

@@ -12,7 +12,7 @@ use crate::rules::pod::{Member, PodName};
 use crate::status::compute::Contact;
 
 /// Who may; of several, one.
-pub(super) fn by(
+pub(super) fn used_by(
     plan: &Plan,
     contacts: &BTreeMap<PodName, Contact>,
     keys: &BTreeSet<&str>,
@@ -99,7 +99,7 @@ mod tests {
     }
 
     fn by_former(plan: &Plan, contacts: &BTreeMap<PodName, Contact>) -> Option<String> {
-        by(plan, contacts, &plan.snapshot.scheme.former_keys())
+        used_by(plan, contacts, &plan.snapshot.scheme.former_keys())
     }
 
     #[test]

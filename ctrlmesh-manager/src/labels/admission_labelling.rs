@@ -23,17 +23,13 @@ use serde::de::DeserializeOwned;
 use super::{Kind, POLICY, binding, policy, webhook};
 use crate::rules::label_scheme::Scheme;
 
-/// As whom is written.
 const FIELD_MANAGER: &str = "ctrlmesh-manager";
 
 /// Keeps what labels at once.
 #[derive(Clone)]
-pub struct AtOnce {
-    /// The API server.
+pub struct AdmissionLabelling {
     pub client: Client,
-    /// The manager's namespace.
     pub namespace: String,
-    /// How objects are labelled.
     pub scheme: Arc<Scheme>,
     /// Where the API server asks our webhook, but for whom it believes there.
     pub asked: WebhookClientConfig,
@@ -41,9 +37,9 @@ pub struct AtOnce {
     pub believed: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
-// === impl AtOnce ===
+// === impl AdmissionLabelling ===
 
-impl AtOnce {
+impl AdmissionLabelling {
     /// Writes what has to be there for `kinds`.
     pub(super) async fn keep(&self, kinds: &BTreeMap<String, Kind>) -> kube::Result<()> {
         let group = GroupVersion::gv("admissionregistration.k8s.io", "v1");
@@ -91,9 +87,9 @@ impl AtOnce {
     }
 }
 
-impl fmt::Debug for AtOnce {
+impl fmt::Debug for AdmissionLabelling {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("AtOnce").field("asked", &self.asked).finish_non_exhaustive()
+        out.debug_struct("AdmissionLabelling").field("asked", &self.asked).finish_non_exhaustive()
     }
 }
 

@@ -18,9 +18,9 @@ use kube::{Api, Client};
 use tokio::time::{self, Instant};
 use tracing::{info, warn};
 
-use super::{DEADLINE, Labels, PAGE, Repaired};
-use crate::labels::pending::Pending;
-use crate::labels::progress::Unfinished;
+use super::{DEADLINE, Labeller, PAGE, RepairOutcome};
+use crate::labels::progress::KindProgress;
+use crate::labels::retry_queue::RetryQueue;
 use crate::labels::{Change, Kind, change, is_unowned, is_waited_for};
 
 /// How long after a watch of what is new has ended it is begun again.
@@ -29,24 +29,21 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// After how many failures of a watch in a row it is said.
 const FAILURES: u32 = 3;
 
-/// One kind that is labelled.
-struct Following<MayWrite> {
-    labels: Arc<Labels<MayWrite>>,
+struct KindFollower<MayWrite> {
+    labels: Arc<Labeller<MayWrite>>,
     name: String,
     kind: Kind,
-    unfinished: Unfinished,
-    pending: Pending,
+    unfinished: KindProgress,
+    retries: RetryQueue,
     /// How many have been labelled in this pass.
     repaired: u64,
     /// Whether what was there before has been gone through.
     listed: bool,
     /// How often in a row its objects could not be seen.
     failures: u32,
-    /// What was told last.
     told: Option<String>,
 }
 
-/// What happened.
 enum Next {
     Fresh(Box<ObjectMeta>),
     Seen(Box<Result<Event<PartialObjectMeta<DynamicObject>>, Error>>),
@@ -54,22 +51,22 @@ enum Next {
     Ended,
 }
 
-/// Labels the objects of `kind`, called `name`, for ever.
+/// Labeller the objects of `kind`, called `name`, for ever.
 pub(super) async fn follow<MayWrite>(
-    labels: Arc<Labels<MayWrite>>,
+    labels: Arc<Labeller<MayWrite>>,
     name: String,
     kind: Kind,
-    unfinished: Unfinished,
+    unfinished: KindProgress,
 ) where
     MayWrite: Fn() -> bool + Send + Sync + 'static,
 {
-    let (pending, repaired, listed, failures) = (Pending::default(), 0, false, 0);
-    let mut this = Following {
+    let (retries, repaired, listed, failures) = (RetryQueue::default(), 0, false, 0);
+    let mut this = KindFollower {
         labels,
         name,
         kind,
         unfinished,
-        pending,
+        retries,
         repaired,
         listed,
         failures,
@@ -80,9 +77,9 @@ pub(super) async fn follow<MayWrite>(
     }
 }
 
-// === impl Following ===
+// === impl KindFollower ===
 
-impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
+impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
     /// Goes through all, and follows what changes, until all has to be gone through again.
     async fn pass(&mut self) {
         let client: &Client = &self.labels.client;
@@ -93,12 +90,12 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
         let mut fresh = fresh(Api::all_with(client.clone(), &self.kind.resource)).boxed();
         self.listed = false;
         // What could not be watched is listed anew: that says when it can be seen again.
-        while !(self.pending.overflows() || self.listed && self.failures >= FAILURES) {
+        while !(self.retries.overflows() || self.listed && self.failures >= FAILURES) {
             match self.next(&mut fresh, events.as_mut()).await {
                 Next::Fresh(meta) => self.look(&meta).await,
                 Next::Seen(event) => self.seen(*event).await,
                 Next::Due => {
-                    if let Some((meta, change)) = self.pending.next(Instant::now()) {
+                    if let Some((meta, change)) = self.retries.next(Instant::now()) {
                         self.look_again(&meta, change).await;
                     }
                 }
@@ -119,7 +116,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
             &mut (impl Stream<Item = Result<Event<PartialObjectMeta<DynamicObject>>, Error>> + Send),
         >,
     ) -> Next {
-        let due = self.pending.due();
+        let due = self.retries.due();
         tokio::select! {
             biased;
             // What is new does not wait for what was there before.
@@ -142,8 +139,8 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 self.listed = true;
                 self.unfinished.unseen(None);
             }
-            Ok(Event::Delete(object)) => self.pending.done(&object.metadata),
-            Ok(Event::Init) => self.pending.listed_anew(),
+            Ok(Event::Delete(object)) => self.retries.done(&object.metadata),
+            Ok(Event::Init) => self.retries.listed_anew(),
             Err(error) => {
                 let text = error.to_string();
                 warn!(kind = self.name, error = text, "watch failed; goes on");
@@ -157,24 +154,24 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
         }
     }
 
-    /// Labels the object in its turn, where anything is to become of its labels.
+    /// Labeller the object in its turn, where anything is to become of its labels.
     async fn look(&mut self, meta: &ObjectMeta) {
         let needs = change(meta, self.kind.scope, &self.labels.scheme);
         if needs.is_some() {
-            self.labels.pace.wait().await;
+            self.labels.rate_limit.wait().await;
         }
         self.settle(meta, needs).await;
     }
 
     /// Looks in its turn at the object as it is then, which needed what it did `before`.
     async fn look_again(&mut self, meta: &ObjectMeta, before: Change) {
-        self.labels.pace.wait().await;
+        self.labels.rate_limit.wait().await;
         match self.labels.metadata(&self.kind, meta).await {
             Ok(Some(now)) => {
                 let needs = change(&now, self.kind.scope, &self.labels.scheme);
                 self.settle(&now, needs).await;
             }
-            Ok(None) => self.pending.done(meta),
+            Ok(None) => self.retries.done(meta),
             Err(why) => {
                 let (kind, object) = (&self.name, meta.name.as_deref());
                 warn!(kind, object, namespace = meta.namespace, error = why, "not seen");
@@ -190,42 +187,42 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Following<MayWrite> {
                 let name = meta.name.as_deref().unwrap_or_default();
                 let place = meta.namespace.as_deref().unwrap_or_default();
                 self.unfinished.failed(&format!("{place}/{name} is on its way out"));
-                self.pending.leaves(meta);
+                self.retries.leaves(meta);
             }
-            None => self.pending.done(meta),
+            None => self.retries.done(meta),
         }
     }
 
     fn fail(&mut self, meta: &ObjectMeta, change: Change, why: &str) {
         self.unfinished.failed(why);
-        self.pending.failed(meta, change, Instant::now());
+        self.retries.failed(meta, change, Instant::now());
     }
 
     async fn repair(&mut self, meta: &ObjectMeta, change: Change) {
         let repaired = self.labels.repair_object(&self.name, &self.kind, meta, change.clone());
         match repaired.await {
-            Repaired::Done => {
+            RepairOutcome::Done => {
                 self.repaired += 1;
                 if is_unowned(&change, &self.labels.scheme) {
                     self.unfinished.labelled();
                 }
-                self.pending.done(meta);
+                self.retries.done(meta);
             }
-            Repaired::Undone => self.pending.failed(meta, change, Instant::now()),
-            Repaired::Gone => self.pending.done(meta),
-            Repaired::Changed(why) => {
-                if self.pending.changed(meta, change, Instant::now()) {
+            RepairOutcome::Undone => self.retries.failed(meta, change, Instant::now()),
+            RepairOutcome::Gone => self.retries.done(meta),
+            RepairOutcome::Changed(why) => {
+                if self.retries.changed(meta, change, Instant::now()) {
                     self.unfinished.failed(&why);
                 }
             }
-            Repaired::Failed(why) => self.fail(meta, change, &why),
+            RepairOutcome::Failed(why) => self.fail(meta, change, &why),
         }
     }
 
     /// Says how far it has come, where that has changed.
     async fn say(&mut self) {
         let is_seen = self.listed && self.failures < FAILURES;
-        let finished = is_seen && self.pending.is_empty();
+        let finished = is_seen && self.retries.is_empty();
         let changed = self.unfinished.set(!finished);
         if !self.listed && self.failures < FAILURES {
             return;

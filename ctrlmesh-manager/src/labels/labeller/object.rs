@@ -8,14 +8,12 @@ use serde_json::json;
 use tokio::time;
 use tracing::warn;
 
-use super::{DEADLINE, Labels, Repair};
+use super::{DEADLINE, Labeller, Repair};
 use crate::labels::{Change, Kind};
 
 /// What became of an object whose labels had to be put right.
-pub(super) enum Repaired {
-    /// They are.
+pub(super) enum RepairOutcome {
     Done,
-    /// It is gone.
     Gone,
     /// It was changed since it was seen, or is another now, as the API server says.
     Changed(String),
@@ -26,17 +24,16 @@ pub(super) enum Repaired {
     Failed(String),
 }
 
-// === impl Labels ===
+// === impl Labeller ===
 
-impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
-    /// Labels one object of `kind`, called `name`.
+impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     pub(super) async fn repair_object(
         &self,
         name: &str,
         kind: &Kind,
         meta: &ObjectMeta,
         change: Change,
-    ) -> Repaired {
+    ) -> RepairOutcome {
         self.repair(name, &self.place(kind, meta), meta, change).await
     }
 
@@ -65,17 +62,16 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         }
     }
 
-    /// Labels one object.
     pub(super) async fn repair(
         &self,
         kind: &str,
         api: &Api<DynamicObject>,
         meta: &ObjectMeta,
         change: Change,
-    ) -> Repaired {
+    ) -> RepairOutcome {
         // Where that was for a moment only, it is not forgotten.
         if !(self.may_write)() {
-            return Repaired::Undone;
+            return RepairOutcome::Undone;
         }
         let name = meta.name.as_deref().unwrap_or_default();
         // Another object of the same name is not meant, nor what has become of this one since it was seen: it may be on its way
@@ -89,20 +85,22 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labels<MayWrite> {
         let patch = api.patch_metadata(name, &params, &body);
         let (outcome, repaired) = match time::timeout(DEADLINE, patch).await {
             Ok(Ok(written)) if is_undone(&change, &written.metadata) => {
-                ("undone", Repaired::Undone)
+                ("undone", RepairOutcome::Undone)
             }
             Ok(Ok(_)) => {
                 self.progress.repair();
-                ("done", Repaired::Done)
+                ("done", RepairOutcome::Done)
             }
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => ("gone", Repaired::Gone),
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
+                ("gone", RepairOutcome::Gone)
+            }
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
-                ("changed", Repaired::Changed(status.message))
+                ("changed", RepairOutcome::Changed(status.message))
             }
-            Ok(Err(error)) => ("failed", Repaired::Failed(error.to_string())),
-            Err(_elapsed) => ("failed", Repaired::Failed("no answer in time".to_owned())),
+            Ok(Err(error)) => ("failed", RepairOutcome::Failed(error.to_string())),
+            Err(_elapsed) => ("failed", RepairOutcome::Failed("no answer in time".to_owned())),
         };
-        if let Repaired::Failed(error) = &repaired {
+        if let RepairOutcome::Failed(error) = &repaired {
             warn!(
                 kind,
                 object = name,

@@ -1,21 +1,21 @@
-//! How many proxies may be connected?
+//! Derives the limits for proxy connections from the open-files limit.
 
 use nix::sys::resource::{self, Resource};
 use tracing::warn;
 
 use crate::listen::Limits;
 
-/// Proxies that have not proved themselves. They need milliseconds for that where the API server has nothing else to do; so
-/// few that all can where it answers fifty a second.
+/// Unproven connections. A proxy proves itself in milliseconds while the API server is idle. All of these still can in
+/// time where it answers fifty reviews a second.
 const UNPROVEN: usize = 512;
 
-/// The same, from one address.
+/// Unproven connections of one address.
 const UNPROVEN_OF_ONE: usize = 256;
 
-/// Files that are open beside the proxies' connections: those to and from the API servers, and the pages.
+/// Open files besides proxy connections: connections to and from API servers, probes and metrics.
 const OTHER_FILES: usize = 2048;
 
-/// How many files may be open, after that was made as many as may be: many container runtimes begin with 1024.
+/// Raises the open-files limit to its maximum and returns it: many container runtimes begin with 1024.
 pub(super) fn open_files() -> usize {
     let raised = resource::getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| {
         resource::setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
@@ -27,7 +27,7 @@ pub(super) fn open_files() -> usize {
     })
 }
 
-/// How many proxies may be connected where so many files may be open; what else is open always finds room.
+/// `proxies`, or fewer where the open-files limit allows only these.
 pub(super) fn limits(proxies: usize, open_files: usize) -> Limits {
     let room = open_files.saturating_sub(OTHER_FILES).max(open_files / 2);
     if room < proxies {

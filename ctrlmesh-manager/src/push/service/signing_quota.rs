@@ -1,4 +1,4 @@
-//! How many certificates may one pod have?
+//! Limits how many certificates one pod gets.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Certificates of one pod within [`PERIOD`]: a proxy needs one a day, and one each time it starts without its folder.
+/// Per pod and [`PERIOD`]. A proxy needs one a day, and one each time it starts without its state.
 const MOST: u32 = 20;
 
-/// Over which time they are counted.
 const PERIOD: Duration = Duration::from_mins(10);
 
-/// Counts by UID of the pod.
 #[derive(Debug, Default)]
-pub struct Allowance {
+pub struct SigningQuota {
     periods: Mutex<HashMap<String, Period>>,
 }
 
@@ -24,10 +22,10 @@ struct Period {
     count: u32,
 }
 
-// === impl Allowance ===
+// === impl SigningQuota ===
 
-impl Allowance {
-    /// Whether the pod may have another one, which it is taken to have then.
+impl SigningQuota {
+    /// Counts one certificate. False where the pod has had too many.
     pub(super) fn take(&self, uid: &str) -> bool {
         let now = Instant::now();
         let mut periods = self.periods.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,14 +46,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_pod_has_so_many_in_a_while_and_another_its_own() {
-        let allowance = Allowance::default();
+        let quota = SigningQuota::default();
         for _ in 0..MOST {
-            assert!(allowance.take("one"));
+            assert!(quota.take("one"));
         }
-        assert!(!allowance.take("one"));
-        assert!(allowance.take("other"));
+        assert!(!quota.take("one"));
+        assert!(quota.take("other"));
         time::advance(PERIOD).await;
-        assert!(allowance.take("one"));
-        assert_eq!(allowance.periods.lock().unwrap().len(), 1, "what is over is forgotten");
+        assert!(quota.take("one"));
+        assert_eq!(quota.periods.lock().unwrap().len(), 1, "what is over is forgotten");
     }
 }

@@ -1,0 +1,136 @@
+//! Asks the leader which shard a new pod belongs to.
+//!
+//! Replicas of a Deployment that are created together are admitted by several managers. Only one of them can give each
+//! pod another shard. The leader's answer only saves pods from being moved later. Without an answer, each replica
+//! decides by what it knows itself.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ctrlmesh_common::wire::{Seat, Seated};
+use tokio::time::{self, Instant};
+use tonic::{Response, Status};
+use tracing::{info, warn};
+
+use super::PushService;
+use super::replica_client::ReplicaClient;
+use crate::rules::pod::Member;
+use crate::telemetry;
+
+/// The API server waits meanwhile, and so does the creator of the pod.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// After a timeout, how long the leader is not asked about this namespace. Its pods wait for one another.
+const BACKOFF: Duration = Duration::from_secs(5);
+
+/// The connection to the leader, if there is one. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct LeaderClient(Arc<Mutex<Option<Arc<Connected>>>>);
+
+#[derive(Debug)]
+struct Connected {
+    client: ReplicaClient,
+    backoff: NamespaceBackoff,
+}
+
+/// By namespace: until when the leader is not asked.
+#[derive(Debug, Default)]
+struct NamespaceBackoff(Mutex<HashMap<String, Instant>>);
+
+/// Marks the leader as connected, until this is dropped.
+#[derive(Debug)]
+pub(super) struct ConnectionGuard(LeaderClient);
+
+// === impl LeaderClient ===
+
+impl LeaderClient {
+    /// The leader's shard for a pod of a Deployment. None where the leader gives none, is not connected, or is late.
+    pub async fn seat(&self, pod: &Member) -> Option<String> {
+        let reached = lock(&self.0).clone()?;
+        let namespace = &pod.name.namespace;
+        if reached.backoff.lasts(namespace) {
+            return None;
+        }
+        let seat = Seat {
+            namespace: namespace.clone(),
+            labels: pod.labels.clone(),
+            replica_set: pod.owner.as_ref()?.name.clone(),
+        };
+        let mut client = reached.client.clone();
+        match time::timeout(PATIENCE, Box::pin(client.seat(seat))).await {
+            Ok(Ok(seated)) => Some(seated.shard).filter(|shard| !shard.is_empty()),
+            // An older version, or a replica that has lost the Lease.
+            Ok(Err(error)) => {
+                info!(
+                    namespace,
+                    error = telemetry::chain(&error),
+                    "shard given without the leader"
+                );
+                None
+            }
+            Err(_elapsed) => {
+                warn!(namespace, silent = ?BACKOFF, "shards given without the leader: no answer in time");
+                reached.backoff.begin(namespace);
+                None
+            }
+        }
+    }
+
+    pub(super) fn reached(&self, client: &ReplicaClient) -> ConnectionGuard {
+        let reached = Connected { client: client.clone(), backoff: NamespaceBackoff::default() };
+        *lock(&self.0) = Some(Arc::new(reached));
+        ConnectionGuard(self.clone())
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        *lock(&self.0.0) = None;
+    }
+}
+
+// === impl NamespaceBackoff ===
+
+impl NamespaceBackoff {
+    fn begin(&self, namespace: &str) {
+        let now = Instant::now();
+        let mut all = lock(&self.0);
+        all.retain(|_, until| now < *until);
+        all.insert(namespace.to_owned(), now + BACKOFF);
+    }
+
+    fn lasts(&self, namespace: &str) -> bool {
+        lock(&self.0).get(namespace).is_some_and(|until| Instant::now() < *until)
+    }
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Answers another replica.
+pub(super) async fn answer(push: &PushService, asked: Seat) -> Result<Response<Seated>, Status> {
+    let pod = Member::of_replica_set(asked.namespace, asked.labels, asked.replica_set);
+    let shard = push.placement.give(pod).await.unwrap_or_default();
+    Ok(Response::new(Seated { shard }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_did_not_answer_is_asked_about_other_namespaces_and_after_a_while_about_that_one() {
+        let backoff = NamespaceBackoff::default();
+        assert!(!backoff.lasts("a"));
+        backoff.begin("a");
+        assert!(backoff.lasts("a") && !backoff.lasts("b"));
+        time::advance(BACKOFF / 2).await;
+        assert!(backoff.lasts("a"));
+        time::advance(BACKOFF / 2).await;
+        assert!(!backoff.lasts("a"));
+        backoff.begin("b");
+        assert_eq!(lock(&backoff.0).len(), 1, "what is over is forgotten");
+    }
+}
