@@ -1,31 +1,29 @@
-//! For how long is work that would be done again and again left alone, after it was done?
+//! Limits repeated work to a share of one processor, however large the cluster is.
 //!
-//! In proportion to how long it took, so that it takes no more than its part of a processor however large the cluster is.
+//! The pause after the work is proportional to how long the work took.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// At most: a machine that was stopped while something was under way has not worked for that long.
+/// Longest pause: a machine that was suspended during the work did not work for all that time.
 const MOST: Duration = Duration::from_secs(5);
 
-/// A pause.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff(Option<Instant>);
 
 impl Backoff {
-    /// One of so many `times` as long as work took, from `begun` until `now`.
+    /// A pause of `times` the duration of the work, from `begun` until `now`.
     pub fn after(begun: Instant, now: Instant, times: u32) -> Self {
         let rest = now.saturating_duration_since(begun).saturating_mul(times);
         Self(Some(now + rest.min(MOST)))
     }
 
-    /// Whether it is over; there may have been none.
     pub fn is_over(self, now: Instant) -> bool {
         self.0.is_none_or(|until| now >= until)
     }
 
-    /// Until when it lasts, or `now`.
+    /// The end of the pause, or `now` if there is none.
     pub fn until(self, now: Instant) -> Instant {
         self.0.map_or(now, |until| until.max(now))
     }

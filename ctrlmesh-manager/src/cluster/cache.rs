@@ -1,7 +1,7 @@
-//! What is in the cluster, as far as anything is decided by it?
+//! Keeps what the manager needs of the cluster in memory, by one watch for each kind.
 //!
-//! One watch of each kind for the whole process. Of each object only what is decided by is store, so that many fit; of
-//! pods, only those that are enrolled. The API server may go away: what was state last stays.
+//! Of each object it keeps only what decisions need. Of pods, it keeps only the enrolled ones. When the API
+//! server is gone, the last state stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -38,41 +38,36 @@ mod namespace_info;
 pub use namespace_info::NamespaceInfo;
 use store::ObjectStore;
 
-/// How many objects a page of a list has.
+/// Objects per page of a list.
 const PAGE: u32 = 500;
 
-/// How long after a change of a definition it is asked what is served (it takes the API server a moment to know), and how
-/// often without any.
+/// Delay between a change of a CRD and discovery, because the API server needs a moment; and the interval
+/// without a change.
 const SERVED: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(1));
 
-/// What was state, store current by tasks of its own.
 #[derive(Debug)]
 pub struct Cache {
     state: Mutex<State>,
-    /// How objects are labelled where nobody has written it down.
+    /// Used when the `ManagerState` names no labels.
     default_labelling: Labelling,
-    /// How objects are labelled, once that is known.
     scheme: watch::Sender<Option<Arc<Scheme>>>,
     version: watch::Sender<u64>,
     synced: watch::Sender<bool>,
 }
 
-/// What was state at one moment.
+/// The cached state at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// The ShardingConfigs, by namespace and name.
+    /// Sorted by namespace and name.
     pub configs: Vec<ShardingConfig>,
-    /// The enrolled pods, by namespace and name.
+    /// Enrolled pods, sorted by namespace and name.
     pub members: Vec<Member>,
-    /// The namespaces.
     pub namespaces: BTreeSet<String>,
-    /// The first ordinal of each StatefulSet, by `NAMESPACE/NAME`.
+    /// By `NAMESPACE/NAME` of the StatefulSet.
     pub first_ordinals: BTreeMap<String, u32>,
-    /// What the API server serves.
     pub served: Arc<ServedResources>,
-    /// Which kinds are labelled, as it stands in the list of them; none where that is not known.
+    /// The list of labelled kinds, as it is in the ConfigMap; `None` until it is known.
     pub listed: Option<String>,
-    /// How objects are labelled.
     pub scheme: Arc<Scheme>,
 }
 
@@ -84,15 +79,15 @@ struct State {
     first_ordinals: ObjectStore<u32>,
     served: Arc<ServedResources>,
     schemes: ObjectStore<Option<LabelsStatus>>,
-    /// Nothing waits for it: it is only to warn.
+    /// Not part of `synced`: it only serves warnings.
     listed: ObjectStore<String>,
 }
 
 // === impl Cache ===
 
 impl Cache {
-    /// Begins to watch; nothing is state yet. Of the pods of namespace `own`, the manager's, nothing ever is. Objects are
-    /// labelled as is written in the `ManagerState`, or else as was `told`.
+    /// Starts the watches. Pods of `own`, the manager's namespace, are left out. The `ManagerState` decides
+    /// how objects are labelled; without it, `default_labelling` does.
     pub fn start(
         client: &Client,
         own: &str,
@@ -155,7 +150,7 @@ impl Cache {
         drain.spawn_until_started(self.follow(states, |state| &mut state.schemes, read_labels));
     }
 
-    /// Begins to watch the list of the kinds that are labelled, in namespace `own`, as `client`, who may.
+    /// Watches the list of labelled kinds in namespace `own`. Only the account of `client` may read it.
     pub fn watch_list(self: &Arc<Self>, client: Client, own: &str, drain: &Drain) {
         let one = Config::default().fields(&format!("metadata.name={}", resource_list::NAME));
         let maps = watcher(Api::<ConfigMap>::namespaced(client, own), one);
@@ -172,19 +167,17 @@ impl Cache {
         ));
     }
 
-    /// Waits until every kind was state once, whole.
+    /// Waits until every watch has been listed once.
     pub async fn synced(&self) {
         let mut synced = self.synced.subscribe();
-        // The sender is ours.
+        // The sender lives as long as `self`.
         drop(synced.wait_for(|synced| *synced).await);
     }
 
-    /// Ticks with every change.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
-    /// What was state last.
     pub fn snapshot(&self) -> Snapshot {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         Snapshot {
@@ -201,12 +194,12 @@ impl Cache {
         }
     }
 
-    /// How objects are labelled; none until that is known.
+    /// `None` until the first list of `ManagerState`.
     pub fn scheme(&self) -> Option<Arc<Scheme>> {
         self.scheme.borrow().clone()
     }
 
-    /// Whether that is written down.
+    /// Whether the `ManagerState` names the scheme.
     pub fn is_scheme_written(&self) -> bool {
         let written = {
             let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -215,23 +208,20 @@ impl Cache {
         self.scheme().is_some_and(|scheme| written == Some(scheme.written()))
     }
 
-    /// Waits until that is written down.
     pub async fn scheme_written(&self) {
-        // The sender is ours.
+        // The sender lives as long as `self`.
         drop(self.changes().wait_for(|_version| self.is_scheme_written()).await);
     }
 
-    /// How objects are labelled, and a way to learn of a change.
     pub fn schemes(&self) -> watch::Receiver<Option<Arc<Scheme>>> {
         self.scheme.subscribe()
     }
 
-    /// The namespaces, by name.
     pub fn namespaces(&self) -> BTreeMap<String, NamespaceInfo> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).namespaces.current.clone()
     }
 
-    /// Asks what is served, now and then, and soon after a definition was changed.
+    /// Runs discovery at intervals, and soon after a change of a CRD.
     async fn follow_served(self: Arc<Self>, client: Client) {
         let definitions = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
         let config = Config::default().page_size(PAGE);
@@ -251,7 +241,7 @@ impl Cache {
             }
             drop(time::timeout(SERVED.1, definitions.next()).await);
             time::sleep(SERVED.0).await;
-            // Many definitions are often made at once.
+            // Definitions are often created in bulk.
             while definitions.next().now_or_never().flatten().is_some() {}
         }
     }
@@ -275,8 +265,8 @@ impl Cache {
         }
     }
 
-    /// Takes what is written of how objects are labelled. What somebody has removed, or cannot be read, takes nothing from
-    /// what was known: the leader writes it again.
+    /// Reads the scheme from the `ManagerState`. If it was removed or is invalid, the last scheme stays, and
+    /// the leader writes it again.
     fn follow_scheme(&self, state: &State) {
         if !state.schemes.synced {
             return;
@@ -326,7 +316,6 @@ impl Cache {
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// What is compiled.
     pub fn world(&self) -> World<'_> {
         World {
             configs: &self.configs,
@@ -340,7 +329,7 @@ impl Snapshot {
 
 #[cfg(test)]
 impl Snapshot {
-    /// What these manifests say; of what is served nothing is known.
+    /// Leaves the served resources unknown.
     pub(crate) fn of_manifests(text: &str) -> Self {
         let mut manifests = crate::rules::manifest::Manifests::default();
         assert!(manifests.read(text).is_ok(), "{text}");

@@ -1,7 +1,6 @@
-//! What follows from what is in the cluster now?
+//! Compiles the cluster's state whenever it changes, once for all users of the plan.
 //!
-//! One task compiles whenever something changed, once for everybody: those who tell proxies, those who write, those who
-//! admit pods.
+//! The push service, the cluster writer and admission read the same plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,30 +17,27 @@ use crate::drain::Drain;
 use crate::rules::compile::{self, Compiled, Told};
 use crate::rules::pod::PodName;
 
-/// How long changes are gathered before they are compiled: a rollout is many at once. Where compiling has just taken longer,
-/// as long as that: of thousands of pods something changes all the time.
+/// How long changes are collected before they are compiled: a rollout brings many at once. If compiling took
+/// longer, the pause is as long as that.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// What follows.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// What it follows from.
     pub snapshot: Arc<Snapshot>,
-    /// What follows.
     pub compiled: Compiled,
-    /// What proxies may be told now, where that is not all of it.
+    /// Set while some operator's status is not written yet: the policies that proxies may get until then.
     pub only_told: Option<BTreeMap<PodName, Told>>,
 }
 
 // === impl Plan ===
 
 impl Plan {
-    /// What proxies may be told now.
+    /// The policies that proxies may get now.
     pub fn told(&self) -> &BTreeMap<PodName, Told> {
         self.only_told.as_ref().unwrap_or(&self.compiled.policies)
     }
 
-    /// Whether proxies wait for something to be written. What goes is not written any more.
+    /// Whether a proxy waits for a status to be written. Operators that are being deleted get none.
     pub fn waits(&self) -> bool {
         let leaving = self.snapshot.configs.iter().map(|config| &config.metadata);
         let leaving = leaving.filter(|meta| meta.deletion_timestamp.is_some());
@@ -53,10 +49,9 @@ impl Plan {
     }
 }
 
-/// The newest plan. Until the cache has seen everything once, there is none.
+/// `None` until the cache is synced.
 pub type Plans = watch::Receiver<Option<Arc<Plan>>>;
 
-/// Begins to compile what `cache` sees.
 pub fn start(cache: Arc<Cache>, drain: &Drain) -> Plans {
     let (sender, plans) = watch::channel(None);
     drain.spawn_until_started(follow(cache, sender));
@@ -73,7 +68,7 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
         let begun = Instant::now();
         let snapshot = cache.snapshot();
         let before = Arc::clone(&last);
-        // Compiling for thousands of pods takes longer than others should have to wait.
+        // Compiling for thousands of pods would block the runtime.
         match task::spawn_blocking(move || of(snapshot, before.told())).await {
             Ok(plan) => {
                 let new = plan.compiled.troubles.iter().filter(|one| !troubles.contains(*one));
@@ -92,7 +87,7 @@ async fn follow(cache: Arc<Cache>, plans: watch::Sender<Option<Arc<Plan>>>) {
     }
 }
 
-/// The plan for `snapshot`, where `before` is what proxies were told last.
+/// `before` is what proxies were told last.
 pub fn of(snapshot: Snapshot, before: &BTreeMap<PodName, Told>) -> Plan {
     let compiled = compile::compile(snapshot.world(), before);
     let waits = compiled.operators.values().any(|record| !record.written);
@@ -125,13 +120,13 @@ mod tests {
         let second = of(written.clone(), first.told());
         assert!(!second.waits() && *second.told() == second.compiled.policies);
         assert_eq!(*second.told(), compile::tellable(&second.compiled, first.told()));
-        // Another policy: until it is written, the one from before is told.
+        // The former policy stays until the new one is written.
         let other = Snapshot::of_manifests(&CONFIG.replace("team: a", "team: b"));
         written.configs[0].spec = other.configs[0].spec.clone();
         let third = of(written.clone(), second.told());
         assert!(third.waits() && third.told() == second.told());
         assert_ne!(*third.told(), third.compiled.policies);
-        // What goes is not written, and nobody waits for that.
+        // A deleted config is not written, and nothing waits for it.
         let meta = &mut written.configs[0].metadata;
         meta.deletion_timestamp =
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));

@@ -1,19 +1,17 @@
-//! Which resources does the API server serve?
+//! Discovers which resources the API server serves.
 
 use std::collections::BTreeMap;
 
 use ctrlmesh_common::resource::WILDCARD;
 use kube::{Client, Discovery};
 
-/// The kinds that are served, each by group and plural. Empty: it is not known.
+/// Kinds by group and plural. Empty means unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServedResources(BTreeMap<(String, String), String>);
 
 // === impl ServedResources ===
 
 impl ServedResources {
-    /// Asks the API server.
-    ///
     /// # Errors
     /// Where it does not say: then what it said last holds.
     pub async fn ask(client: &Client) -> kube::Result<Self> {
@@ -28,14 +26,13 @@ impl ServedResources {
         Ok(Self(served))
     }
 
-    /// Whether there is any such resource; `*` is any group, or any resource. What is not known is taken to be served.
+    /// `*` is any group or any resource. While nothing is known, every resource counts as served.
     pub fn has(&self, group: &str, resource: &str) -> bool {
         let is = |wanted: &str, there: &str| wanted == WILDCARD || wanted == there;
         self.0.is_empty()
             || self.0.keys().any(|(served, plural)| is(group, served) && is(resource, plural))
     }
 
-    /// The kind of a resource, where it is known and served.
     pub fn kind(&self, group: &str, resource: &str) -> Option<&str> {
         self.0.get(&(group.to_owned(), resource.to_owned())).map(String::as_str)
     }

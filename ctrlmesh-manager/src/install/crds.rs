@@ -1,23 +1,19 @@
-//! The definitions of our resources, as files.
+//! Writes the CustomResourceDefinitions as files.
 
 use std::path::Path;
 use std::{fs, io};
 
 use ctrlmesh_common::api;
 
-/// One file: its name and its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Definition {
-    /// `<group>_<plural>.yaml`, as controller-gen calls it.
+    /// `<group>_<plural>.yaml`, as controller-gen names it.
     pub file: String,
-    /// The `CustomResourceDefinition` in YAML.
     pub yaml: String,
 }
 
-/// The definitions of all our resources.
-///
 /// # Errors
-/// Where one cannot be written as YAML.
+/// If one cannot be written as YAML.
 pub fn all() -> io::Result<Vec<Definition>> {
     let files = api::definitions().into_iter().map(|definition| {
         let file = format!("{}_{}.yaml", definition.spec.group, definition.spec.names.plural);
@@ -30,10 +26,8 @@ pub fn all() -> io::Result<Vec<Definition>> {
     files.collect()
 }
 
-/// Writes all definitions into `folder`.
-///
 /// # Errors
-/// Where a file cannot be written.
+/// If a file cannot be written.
 pub fn write(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     all()?

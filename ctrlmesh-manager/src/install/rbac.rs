@@ -1,63 +1,52 @@
-//! What may the managers do in a cluster, and what for?
+//! The rights of the managers, as a table from which `deploy/manager/rbac.yaml` is generated.
 //!
-//! One table, from which `deploy/manager/rbac.yaml` is written. What stands in it a test against a real API server compares
-//! with what the managers ask for: nothing is refused, and nothing is granted that is never asked for.
+//! A test against a real API server compares the table with the requests of the managers: nothing is refused,
+//! and nothing is granted that is never used.
 
 use ctrlmesh_common::names::{self, api_server, resource_list, root_ca};
 
 use crate::labels::POLICY;
 
-/// The namespace of the managers.
 pub const NAMESPACE: &str = "ctrlmesh-system";
 
-/// The service account of the managers; also the name of their Service, and so of their Lease.
+/// Also the name of the managers' Service and Lease.
 pub const ACCOUNT: &str = "ctrlmesh-manager";
 
-/// The service account as which labels are put right.
+/// The account that labels existing objects.
 pub const BACKGROUND: &str = "ctrlmesh-manager-background";
 
-/// The role that takes up others, of whoever lists kinds.
+/// An aggregated role: whoever lists a kind adds the right to label it.
 pub const LABELS: &str = "ctrlmesh-manager-labels";
 
-/// The name of the webhook configurations in `deploy/`.
+/// Name of the webhook configurations in `deploy/`.
 const WEBHOOKS: &str = "ctrlmesh";
 
-/// Something that may be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// What for.
+    /// Purpose; a comment in the YAML.
     pub why: &'static str,
-    /// The API group.
     pub group: &'static str,
-    /// The resources, or subresources.
     pub resources: &'static [&'static str],
-    /// Only the objects called so; empty: all.
+    /// Empty: all objects.
     pub names: &'static [&'static str],
-    /// What may be done.
     pub verbs: &'static [&'static str],
 }
 
-/// Where something may be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Everywhere.
     Cluster,
-    /// In one namespace.
     Namespace(&'static str),
 }
 
-/// What one account may do in one scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// The account, after which the role is called.
+    /// Also the name of the role.
     pub account: &'static str,
-    /// Where.
     pub scope: Scope,
-    /// What.
     pub rules: &'static [Rule],
 }
 
-/// Everything that the managers may do, but for what `LABELS` takes up.
+/// All rights but those that [`LABELS`] aggregates.
 pub const ROLES: [Role; 5] = [
     Role { account: ACCOUNT, scope: Scope::Cluster, rules: &CLUSTER },
     Role { account: ACCOUNT, scope: Scope::Namespace(NAMESPACE), rules: &OWN },
@@ -242,7 +231,6 @@ const fn rule(
     Rule { why, group, resources, names: &[], verbs }
 }
 
-/// The accounts, roles and bindings as they are applied.
 pub fn yaml() -> String {
     let mut text = "# Written by `cargo xtask crds`; do not edit. The table is in ctrlmesh-manager/src/install/rbac.rs.\n".to_owned();
     let background = "# As whom the manager puts labels right: the API server's flow schemas tell requests by who makes them.\n";
@@ -318,7 +306,6 @@ fn metadata(name: &str, scope: Scope) -> String {
 // === impl Scope ===
 
 impl Scope {
-    /// What a role there is.
     fn kind(self) -> &'static str {
         match self {
             Self::Cluster => "ClusterRole",

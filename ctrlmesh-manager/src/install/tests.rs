@@ -1,4 +1,4 @@
-//! What do users get by `kubectl apply -k deploy/`? What they count on there is held here.
+//! Checks what `kubectl apply -k deploy/` installs.
 
 use std::fs;
 use std::path::Path;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use crate::install::rbac::{ACCOUNT, BACKGROUND, NAMESPACE};
 
-/// What a node's proxy cannot do without.
+/// What a node's proxy needs.
 const CAPABILITIES: [&str; 3] = ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"];
 
-/// Everything that the kustomization of a folder names, and those that it names.
+/// All objects of a kustomization, nested ones included.
 fn named_in(folder: &Path) -> Vec<Value> {
     let read = |path: &Path| fs::read_to_string(path).unwrap();
     let kustomization: Value =
@@ -28,7 +28,6 @@ fn named_in(folder: &Path) -> Vec<Value> {
     objects.flatten().collect()
 }
 
-/// The object of a kind and name.
 fn object(kind: &str, name: &str) -> Value {
     let all = named_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy"));
     let mut found =
@@ -46,7 +45,7 @@ fn proxy() -> Value {
     object("DaemonSet", "ctrlmesh-node")
 }
 
-/// The container of a workload. There is no other one, which nobody would look at here.
+/// The only container of a workload.
 fn container(workload: &Value) -> &Value {
     let pod = &workload["spec"]["template"]["spec"];
     assert!(pod["initContainers"].is_null(), "{pod}");
@@ -107,7 +106,7 @@ fn every_node_has_a_proxy_that_stays_and_one_node_after_the_other_gets_the_next(
     assert_eq!(pod["priorityClassName"], "system-node-critical");
     assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}]));
     assert_eq!(pod["nodeSelector"], json!({"kubernetes.io/os": "linux"}));
-    // No node is ever without: with `maxUnavailable: 1` the one before would have to be gone first.
+    // With `maxUnavailable: 1` a node would be without a proxy for a while.
     let one = json!({"maxSurge": 1, "maxUnavailable": 0});
     let strategy = json!({"type": "RollingUpdate", "rollingUpdate": one});
     assert_eq!(proxy["spec"]["updateStrategy"], strategy);
@@ -137,7 +136,7 @@ fn no_webhook_is_asked_about_what_the_cluster_and_we_ourselves_need() {
         assert_eq!(webhook["namespaceSelector"], others, "{kind}");
         let asked = &webhook["rules"][0]["apiGroups"];
         let enrolled = json!({"matchLabels": {label::ENABLE_PROXY: "true"}});
-        // What is not ours is asked about only where it is enrolled.
+        // Objects of other groups concern a webhook only if they are enrolled.
         let are_ours = *asked == json!([ctrlmesh_common::names::GROUP]);
         assert!(are_ours || webhook["objectSelector"] == enrolled, "{webhook}");
     }

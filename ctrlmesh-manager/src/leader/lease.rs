@@ -1,11 +1,14 @@
-//! Which replica writes?
+//! Elects the replica that writes, by a Lease.
 //!
-//! The one that holds a Lease. It renews it every two seconds, each time on the version that it read; a replica that
-//! sees no new version for the time of the Lease takes it over, again on the version that it read, so that of several
-//! one wins. Clocks are not compared: each replica counts from when it saw a version for the first time. The holder
-//! stops being one two seconds before another could begin, by a clock that goes on while a process is stopped. A Lease
-//! that somebody has deleted is nobody's only when its holder has had the time to notice. A holder that cannot do what the
-//! others wait for gives it back, and asks for it again only when each of them has had a turn to take it.
+//! The holder renews the Lease every two seconds. Each write names the version that was read, so only one of
+//! several candidates wins. A candidate takes the Lease over if it saw no new version for the Lease's
+//! duration.
+//!
+//! Replicas do not compare clocks: each counts from when it first saw a version. The holder stops two seconds
+//! before another can begin, by a clock that runs while a process is suspended.
+//!
+//! A deleted Lease is free only after its holder had time to notice. A holder that cannot do its work steps
+//! down, and pauses until each other replica had a turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,76 +27,68 @@ use crate::drain::Drain;
 use crate::readiness::Readiness;
 use crate::telemetry;
 
-/// How long a Lease lasts after it was renewed.
 const LEASE_DURATION: Duration = Duration::from_secs(8);
 
-/// How long the holder believes to hold it after it was renewed.
+/// The holder stops this long after the last renewal.
 const RENEW_DEADLINE: Duration = Duration::from_secs(6);
 
-/// How often it is renewed, or looked at.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
-/// How long the API server may take.
+/// Limit for one call to the API server.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a Lease that this replica has never observed has to be missing: a holder that can reach the API server has made it
-/// anew by then.
+/// A candidate that never saw the Lease waits this long before it creates one. A holder that reaches the API
+/// server has created it again by then.
 const ABSENCE_GRACE: Duration = Duration::from_secs(4);
 
-/// For how long a replica that has given the Lease up does not ask for it: the others look every two seconds, and a Lease
-/// that could not be given back in [`LEASE_DURATION`] is nobody's by then.
+/// After this pause, every other replica has tried at least once, and a Lease that could not be released has
+/// expired.
 const STEP_DOWN_PAUSE: Duration = Duration::from_secs(10);
 
-// Where a holder is killed another leads within 15 seconds: it has observed the last version up to a period late, looks up to a
-// period after that is over, and one of its looks may fail.
+// When a holder is killed, another leads within 15 s: it saw the last version up to a period late, checks up
+// to a period after the expiry, and one check may fail.
 const _: () =
     assert!(LEASE_DURATION.as_secs() + 2 * RETRY_PERIOD.as_secs() + DEADLINE.as_secs() < 15);
 
-/// How soon it is tried again to give the Lease back.
 const RELEASE_RETRY: Duration = Duration::from_millis(200);
 
-/// The annotation with the address at which the holder's gRPC is reached by the other replicas.
+/// Annotation with the address of the holder's gRPC server, for the other replicas.
 const ADDRESS: &str = "ctrlmesh.kusionstack.io/grpc-address";
 
-/// Who asks for a Lease.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// The Lease's name.
     pub lease: String,
-    /// Who asks; no other replica may call itself so, nor the same one after a restart.
+    /// Unique for each replica and each start.
     pub identity: String,
-    /// Where its gRPC is reached.
+    /// Of this replica's gRPC server.
     pub address: String,
-    /// 1 where it holds the Lease.
+    /// 1 while this replica leads.
     pub leader: Gauge,
-    /// What it still waits for: one that has not observed everything once would hold the Lease and write nothing.
+    /// A replica becomes a candidate only when it is ready: one whose cache is not synced would hold the
+    /// Lease and write nothing.
     pub readiness: Readiness,
 }
 
-/// Whether this replica writes.
+/// This replica's view of the election.
 #[derive(Clone, Debug)]
 pub struct Leadership {
     state: watch::Receiver<State>,
-    /// That it is to be another's turn.
     step_down: Arc<Notify>,
 }
 
-/// What is known of the Lease.
 #[derive(Clone, Debug, Default)]
 struct State {
-    /// Until when this replica holds it.
+    /// Until when this replica holds the Lease.
     until: Option<Instant>,
-    /// Where the holder, if it is another, is reached.
+    /// gRPC address of the leader, if it is another replica.
     other: Option<Arc<str>>,
 }
 
-/// The Lease as it was last observed.
 struct ObservedLease {
     version: String,
     at: Instant,
 }
 
-/// Takes part in the election.
 struct Election {
     candidate: Candidate,
     leases: Api<Lease>,
@@ -101,23 +96,21 @@ struct Election {
     absence: Absence,
     state: watch::Sender<State>,
     step_down: Arc<Notify>,
-    /// Until when it is the others' turn.
     paused_until: Option<Instant>,
 }
 
-/// Since when the Lease is not there.
+/// Since when the Lease is missing.
 #[derive(Debug, Default)]
 struct Absence(Option<Instant>);
 
 // === impl Leadership ===
 
 impl Leadership {
-    /// Whether this replica may write, at this very moment.
+    /// Whether this replica may write now.
     pub fn is_held(&self) -> bool {
         self.state.borrow().until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Waits until this replica may write.
     pub async fn acquired(&mut self) {
         while !self.is_held() {
             if self.state.changed().await.is_err() {
@@ -126,7 +119,6 @@ impl Leadership {
         }
     }
 
-    /// Waits until it may not write.
     pub async fn lost(&mut self) {
         while self.is_held() {
             if self.state.changed().await.is_err() {
@@ -135,19 +127,18 @@ impl Leadership {
         }
     }
 
-    /// Where the replica that writes is reached, if it is another one.
+    /// gRPC address of the leader, if it is another replica.
     pub fn other(&self) -> Option<Arc<str>> {
         self.state.borrow().other.clone()
     }
 
-    /// Gives the Lease up, if this replica holds it, so that another one may try what this one cannot do.
+    /// Releases the Lease, so that another replica can try.
     pub fn step_down(&self) {
         if self.is_held() {
             self.step_down.notify_one();
         }
     }
 
-    /// Waits until something about it changed.
     pub async fn changed(&mut self) {
         if self.state.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -155,7 +146,7 @@ impl Leadership {
     }
 }
 
-/// Takes part in the election until shutdown, when the Lease is given back.
+/// Takes part in the election until shutdown, and releases the Lease then.
 pub fn campaign(
     client: Client,
     namespace: &str,
@@ -193,10 +184,10 @@ impl Election {
                 }
             };
             tokio::select! {
-                // What is over comes before what might be.
+                // A lapse comes before a renewal.
                 biased;
                 () = drain.started() => return self.resign().await,
-                // It could not be renewed.
+                // It was not renewed in time.
                 () = lapse => self.follow(None),
                 () = step_down.notified() => {
                     self.resign().await;
@@ -208,7 +199,7 @@ impl Election {
     }
 
     async fn try_once(&mut self) {
-        // Not longer than it is held: whoever looks at the gauge is not to be told that two lead.
+        // Not beyond the lapse: the gauge must never show two leaders.
         let deadline = Instant::now() + DEADLINE;
         let deadline = self.state.borrow().until.map_or(deadline, |until| until.min(deadline));
         match time::timeout_at(deadline, self.attempt()).await {
@@ -218,7 +209,7 @@ impl Election {
         }
     }
 
-    /// Renews the Lease, takes it over, or sees that another holds it.
+    /// Renews or acquires the Lease, or finds that another replica holds it.
     async fn attempt(&mut self) -> Result<(), kube::Error> {
         let begun = Instant::now();
         let Some(lease) = self.leases.get_opt(&self.candidate.lease).await? else {
@@ -244,7 +235,8 @@ impl Election {
         }
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
         let address = lease.metadata.annotations.as_ref().and_then(|all| all.get(ADDRESS));
-        // Of one that was given back it says who held it; one that is given up and was not given back is not another's.
+        // A released Lease still has the address of its former holder. A Lease that this replica failed to
+        // release is not another's.
         let is_other = |holder: &String| !holder.is_empty() && *holder != self.candidate.identity;
         let address = address.filter(|_| holder.is_some_and(is_other));
         self.follow(address.map(|address| Arc::from(address.as_str())));
@@ -255,12 +247,11 @@ impl Election {
         self.candidate.readiness.waiting_for().is_empty()
     }
 
-    /// Whether it is the others' turn.
     fn is_paused(&self) -> bool {
         self.paused_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Whether it is ours, nobody's, or has not been renewed for as long as it lasts.
+    /// Whether the Lease is ours, free or expired.
     fn can_acquire(&mut self, lease: &Lease) -> bool {
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
         let now = Instant::now();
@@ -279,7 +270,6 @@ impl Election {
         holder.is_empty() || holder == self.candidate.identity || now >= observed + lasts
     }
 
-    /// Makes it ours.
     fn sign(&self, lease: &mut Lease) {
         let now = MicroTime(Timestamp::now());
         let spec = lease.spec.get_or_insert_default();
@@ -311,7 +301,7 @@ impl Election {
                 self.state.send_replace(State { until, other: None });
                 Ok(())
             }
-            // Another was faster.
+            // Another replica was faster.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
             Err(error) => Err(error),
         }
@@ -328,8 +318,8 @@ impl Election {
         }
     }
 
-    /// Gives the Lease back, so that another need not wait until it ends; tries for as long as it lasts, or until that is
-    /// refused.
+    /// Releases the Lease, so that others need not wait for its expiry. Tries until the Lease has expired, or
+    /// until the API server refuses.
     async fn resign(&mut self) {
         let led = self.state.borrow().until.is_some();
         self.follow(None);
@@ -340,7 +330,7 @@ impl Election {
         while Instant::now() < over {
             match time::timeout(DEADLINE, self.release()).await {
                 Ok(Ok(())) => return debug!("lease given back"),
-                // Where everything is removed, our rights may go before we do.
+                // When the installation is removed, our rights may go before we do.
                 Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
                     return debug!(%status, "lease not given back");
                 }
@@ -366,8 +356,8 @@ impl Election {
 // === impl Absence ===
 
 impl Absence {
-    /// Takes that the Lease is not there; returns whether nobody can believe to hold it any more. Of one that was `observed`
-    /// there was a holder, which may not reach the API server, and so not notice.
+    /// Records that the Lease is missing; returns whether no replica can still believe it holds the Lease. If
+    /// it was `observed` before, a holder may be cut off and unaware.
     fn is_over(&mut self, observed: bool, now: Instant) -> bool {
         now >= *self.0.get_or_insert(now) + if observed { LEASE_DURATION } else { ABSENCE_GRACE }
     }

@@ -1,7 +1,6 @@
-//! Which replicas of the manager are there, and which one leads?
+//! Writes the list of replicas into the status of the `ManagerState`.
 //!
-//! Written into the status of the one `ManagerState` for those who looked there in the predecessors; nothing of ours reads
-//! it. What else stands there is left as it is.
+//! Users of the predecessor read it there; nothing of ours does. Other fields of the status stay as they are.
 
 use std::time::Duration;
 
@@ -20,34 +19,28 @@ use tracing::warn;
 use crate::leader::lease::Leadership;
 use crate::status::status_writer::{StatusPermit, StatusWriter};
 
-/// How often it is looked.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// How long the API server may take.
+/// Limit for one round of calls to the API server.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Keeps the status of the `ManagerState` true, while this replica leads.
 pub struct ReplicaList {
-    /// The API server.
     pub client: Client,
-    /// The managers' namespace.
+    /// Of the managers.
     pub namespace: String,
-    /// The Service behind which they are.
+    /// The Service in front of the managers.
     pub service: String,
-    /// The pod of this replica.
+    /// Name of this replica's pod.
     pub replica: String,
-    /// The port of its gRPC, and so of the others', which are told the same.
+    /// gRPC port, the same for all replicas.
     pub grpc: u16,
-    /// Whether this replica writes.
     pub leadership: Leadership,
-    /// Who else writes that status.
     pub status_writer: StatusWriter,
 }
 
 // === impl ReplicaList ===
 
 impl ReplicaList {
-    /// Writes for ever, where something has changed.
     pub async fn run(mut self) {
         let mut ticks = time::interval(PERIOD);
         loop {
@@ -87,7 +80,7 @@ impl ReplicaList {
     }
 }
 
-/// What the status has to say; the time only changes where something else does.
+/// The timestamp changes only when something else does.
 fn status(
     slices: &[EndpointSlice],
     namespace: &str,
@@ -102,7 +95,7 @@ fn status(
         Some(ManagerEndpoint { leader, name, pod_ip: endpoint.addresses.first()?.clone() })
     });
     let mut endpoints: Vec<ManagerEndpoint> = endpoints.collect();
-    // An address of each family is an endpoint of each slice; a pod is one manager.
+    // In a dual-stack cluster each pod is in one slice per family.
     endpoints.sort_by(|one, other| one.name.cmp(&other.name));
     endpoints.dedup_by(|one, other| one.name == other.name);
     let same = ManagerStateStatus {

@@ -1,16 +1,16 @@
-//! What is each pod's proxy told?
+//! Compiles ShardingConfigs and pods into one policy per pod.
 //!
-//! Pure: takes what is in the cluster and what was told last; gives one policy per pod, and per operator what has to be
-//! written into its status, whatever the order in which it is given them. Shards are made from their root here too, so
-//! that nothing waits for them to be written, and what somebody edited by hand is told to nobody.
+//! Pure, and independent of the order of its input. It also gives, per operator, what has to be written into
+//! the status. Shards are derived from their root, not read from the cluster: nothing waits for them to be
+//! written, and manual edits of them have no effect.
 //!
-//! All pods of an operator are told one epoch, which is written into the status of its root (or of the ShardingConfig
-//! that stands by itself) together with a hash of what they are told. So every replica of the manager, and every one
-//! that is started later, knows the same epoch for the same policy, and no epoch grows without a change.
+//! All pods of an operator have one epoch. It is written into the status of the root (or of the standalone
+//! ShardingConfig) with a hash of the policies. So all replicas know the same epoch for the same policies,
+//! and no epoch grows without a change.
 //!
-//! A ShardingConfig that is wrong, or a pod that two of them select, changes nothing: the last good policy stays, and
-//! the trouble is told. So it does where two that are there could own the same object, whatever let them pass: the one
-//! that is in force, or was accepted, stays.
+//! An invalid ShardingConfig, or a pod that two of them select, changes nothing: the last policy stays, and
+//! the problem is reported. If two configs could own the same object, the one in force or accepted earlier
+//! stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,99 +34,88 @@ pub use operator::{Operator, operators};
 pub use sent::Sent;
 use sent::{Kept, Written};
 
-/// What there is.
+/// The input of [`compile`].
 #[derive(Clone, Copy, Debug)]
 pub struct World<'a> {
-    /// The ShardingConfigs of all namespaces.
     pub configs: &'a [ShardingConfig],
-    /// The pods of all namespaces; those that are not enrolled are passed over.
+    /// Pods that are not enrolled are passed over.
     pub members: &'a [Member],
-    /// The namespaces.
     pub namespaces: &'a BTreeSet<String>,
-    /// The first ordinal of each `StatefulSet`, by `NAMESPACE/NAME`; 0 for those that are not there.
+    /// By `NAMESPACE/NAME`; StatefulSets that are missing begin at 0.
     pub first_ordinals: &'a BTreeMap<String, u32>,
-    /// How objects are labelled.
     pub labelling: &'a Labelling,
 }
 
-/// What follows from it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Compiled {
-    /// What each pod's proxy is told. Of an enrolled pod that is not there nothing can be said: it keeps what it has.
+    /// An enrolled pod that is missing here keeps its last policy.
     #[serde(default)]
     pub policies: BTreeMap<PodName, Told>,
-    /// The operators whose ShardingConfigs are valid, by the `NAMESPACE/NAME` of the root or only ShardingConfig.
+    /// Valid operators, by the `NAMESPACE/NAME` of the root or standalone ShardingConfig.
     #[serde(default)]
     pub operators: BTreeMap<String, Record>,
-    /// What is wrong.
     #[serde(default)]
     pub troubles: Vec<Trouble>,
 }
 
-/// What one pod's proxy is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Told {
-    /// The ShardingConfig from which it follows; none where no ShardingConfig selects the pod, and it sees nothing.
+    /// `None` if no ShardingConfig selects the pod; then it sees nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<String>,
-    /// The operator, by `NAMESPACE/NAME`; none where there is no shard.
+    /// `NAMESPACE/NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator: Option<String>,
-    /// The resourceVersion of the operator's ShardingConfig from which it follows; 0 where there is none. Of two that
-    /// follow from the same one, the greater is newer, whichever replica compiled it.
+    /// resourceVersion of the operator's ShardingConfig, or 0. The greater is newer, whichever replica
+    /// compiled it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub version: u64,
-    /// The policy.
     pub policy: Policy,
     #[serde(skip)]
     kept: Kept,
 }
 
-/// What the status of a root, or of a ShardingConfig that stands by itself, has to say.
+/// What is to be written into the status of a root or standalone ShardingConfig.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Record {
-    /// The epoch of what the pods are told.
     pub epoch: u64,
-    /// A hash of what they are told.
+    /// Hash of all policies of the operator.
     pub policy_digest: String,
-    /// Whether the status says so already. Until it does, no pod is told.
+    /// Whether the status has it already. Until then no pod gets the policies.
     #[serde(default)]
     pub written: bool,
-    /// The ownership table of a root.
+    /// Of a root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ownership: Option<Ownership>,
-    /// The shards of a root, each with a hash of what it is told.
+    /// Shards of a root, each with the hash of its policy.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub shards: BTreeMap<String, String>,
-    /// The shards of a root that have no pod, because there are more shards than pods, or not the right ones.
+    /// Shards of a root without a pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unserved: Vec<String>,
 }
 
-/// What is wrong with an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Trouble {
     /// `KIND NAMESPACE/NAME`.
     pub object: String,
-    /// The ShardingConfigs that it is about, by `NAMESPACE/NAME`.
+    /// The ShardingConfigs concerned, by `NAMESPACE/NAME`.
     pub configs: Vec<String>,
-    /// What is wrong with it.
     pub message: String,
 }
 
 // === impl Told ===
 
 impl Told {
-    /// What a pod is told of which no ShardingConfig speaks.
+    /// For a pod that no ShardingConfig selects.
     pub fn nothing() -> Self {
         Self::new(None, None, 0, Policy::nothing())
     }
 
-    /// What a pod of a `shard` of an `operator` is told, which follows from its `version`.
     pub fn new(
         shard: Option<String>,
         operator: Option<String>,
@@ -136,7 +125,7 @@ impl Told {
         Self { shard, operator, version, policy, kept: Kept::default() }
     }
 
-    /// As it holds for `pod`.
+    /// Adds what depends on the pod.
     fn of(mut self, pod: &Member) -> Self {
         self.policy.redirect = pod.redirect;
         self.policy.fail_open = pod.fail_open;
@@ -146,7 +135,6 @@ impl Told {
         self
     }
 
-    /// The policy as it is sent.
     pub fn sent(&self) -> Arc<Sent> {
         self.kept.0.clone().unwrap_or_else(|| Arc::new(Sent::of(&self.policy)))
     }
@@ -157,7 +145,7 @@ fn is_zero(version: &u64) -> bool {
     *version == 0
 }
 
-/// Compiles `world`; `before` is what the pods were told last.
+/// `before` is what the pods were told last.
 pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     let (operators, mut troubles) = operators(world);
     let mut compiled = Compiled::default();
@@ -209,13 +197,13 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     compiled
 }
 
-/// Which of `operators`, by number, are told nothing new because they stand in the way of another.
+/// Indices of `operators` that get no new policy because another one has precedence.
 pub fn superseded(operators: &[Operator<'_>], world: World<'_>) -> BTreeSet<usize> {
     let policies = policies(operators, &mut Vec::new());
     clashes::superseded(operators, &policies, world).into_iter().map(|(at, _)| at).collect()
 }
 
-/// What the shards of each operator are told; none where that is nothing new.
+/// `None` for an operator that gets no new policy.
 fn policies(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Option<Policies>> {
     let mut of = |operator: &Operator<'_>| {
         let policies = || operator.policies().and_then(|policies| sendable(operator, policies));
@@ -228,7 +216,7 @@ fn policies(operators: &[Operator<'_>], troubles: &mut Vec<Trouble>) -> Vec<Opti
     operators.iter().map(&mut of).collect()
 }
 
-/// What may be told now: nothing new of an operator whose status does not say so yet.
+/// What may be sent now: nothing new of an operator whose status is not written yet.
 pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeMap<PodName, Told> {
     let told = compiled.policies.iter().filter_map(|(pod, told)| {
         let record = told.operator.as_ref().and_then(|operator| compiled.operators.get(operator));
@@ -239,7 +227,6 @@ pub fn tellable(compiled: &Compiled, before: &BTreeMap<PodName, Told>) -> BTreeM
     told.collect()
 }
 
-/// The same, as it is told in an epoch that began at the version `changed_at`.
 fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
     policy.epoch = epoch;
     for limit in &mut policy.limits {
@@ -248,13 +235,13 @@ fn in_epoch(mut policy: Policy, epoch: u64, changed_at: Option<u64>) -> Policy {
     policy
 }
 
-/// The policies, if each can be sent: one that is too large would be sent and refused for ever.
+/// Refuses policies that are too large to be sent.
 fn sendable(
     operator: &Operator<'_>,
     policies: BTreeMap<String, Policy>,
 ) -> Result<Policies, Trouble> {
     let policies = policies.into_iter().map(|(shard, policy)| {
-        // Maps of text to text, lists and numbers: there is nothing that JSON could not say.
+        // Maps, strings, lists and numbers always serialise.
         let text = serde_json::to_string(&policy).unwrap_or_default();
         (shard, Draft { policy, text })
     });
@@ -274,21 +261,21 @@ fn sendable(
     })
 }
 
-/// By shard, what it is told.
+/// By shard.
 type Policies = BTreeMap<String, Draft>;
 
-/// A policy in no epoch yet.
+/// A policy without an epoch.
 #[derive(Clone, Debug, PartialEq)]
 struct Draft {
     policy: Policy,
-    /// The same in JSON.
+    /// The policy as JSON.
     text: String,
 }
 
-/// By number of the operator, the name of a shard.
+/// Index of the operator, and name of the shard.
 type Place<'a> = (usize, &'a str);
 
-/// The pods that are enrolled, in order, each with the shards that it is of.
+/// Enrolled pods by name, each with the shards that select it.
 fn placed<'a>(
     members: &'a [Member],
     operators: &'a [Operator<'_>],
@@ -306,7 +293,7 @@ fn placed<'a>(
     members.into_iter().map(|pod| (pod, places(pod))).collect()
 }
 
-/// What is wrong with a pod that asks to be served and is not.
+/// A pod that asks for a proxy, but was admitted without one.
 fn admitted_past_us(pod: &Member) -> Option<Trouble> {
     let is_past_us = pod.asks() && !pod.enrolled() && !pod.leaving;
     is_past_us.then(|| Trouble {

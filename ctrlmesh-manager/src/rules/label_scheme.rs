@@ -1,16 +1,16 @@
-//! By which labels are objects shared out, also while other ones take their place?
+//! Plans which labels objects carry, also while they are migrated to others.
 //!
-//! Pure. What the managers are told by flags is what is wanted; what is in force stands in the `ManagerState`, where every
-//! replica sees it, whatever it was told, and a leader goes on where another has stopped. Other labels take the place of
-//! those in force step by step, so that at no moment a shard asks for what objects do not carry:
+//! Pure. Flags say which labels are wanted. The `ManagerState` says which are in force: every replica sees it
+//! there, and a new leader continues a migration. A migration goes in steps, so that no shard ever selects by
+//! labels that objects lack:
 //!
-//! 1. objects are given the *next* labels beside those in force; shards go by those in force;
-//! 2. once every object of every kind carries both, the next are in force, and those before are *former*: objects still
-//!    get both, because some proxies know the new shares later than others;
-//! 3. once nobody goes by the former, they are *leftover*, and are taken away.
+//! 1. Objects get the *next* labels besides those in force. Shards select by those in force.
+//! 2. When every object has both, the next labels come into force and the others are *former*. Objects keep
+//!    both, because some proxies get the new policies later.
+//! 3. When no proxy uses the former labels, they are *leftover* and are removed.
 //!
-//! A key has one value. Where a key stays and means something else (the hash function was changed, and it not), objects
-//! are led over by spare keys: twice the same, first to those, then to what is wanted.
+//! A key has one value. If a key is to change its meaning (by another hash function), objects are migrated
+//! twice: to spare keys first, then to the wanted ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,78 +21,68 @@ use ctrlmesh_common::slots::{NamespaceHash, UnknownHash};
 
 use crate::rules::shard::Labelling;
 
-/// Which labels objects carry, and which of them count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scheme {
-    /// What shards go by.
+    /// What shards select by.
     pub in_force: Labelling,
-    /// What objects are given besides, to be in force once all carry it.
+    /// What objects get besides, to come into force when all have it.
     pub next: Option<Labelling>,
-    /// What was in force before, and may be at some proxy still.
+    /// What was in force before; some proxies may still use it.
     pub former: Option<Labelling>,
-    /// Keys that nobody goes by; none of them is a key of the others.
+    /// Keys that nobody uses; no other key is among them.
     pub leftover: BTreeSet<String>,
 }
 
-/// What a key's label says.
+/// What the value of a key means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
-    /// The slot.
     Slot(NamespaceHash),
-    /// The namespace; of objects of cluster scope, what stands there for their slot.
+    /// For objects of cluster scope, what stands for their slot.
     Namespace(NamespaceHash),
-    /// That the object is given to shards.
+    /// Whether a controller of ours shards the object.
     Control,
 }
 
-/// What is known when it is asked what the next step is.
+/// Input of [`Scheme::step`].
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
-    /// What the managers were told.
+    /// From the flags.
     pub wanted: &'a Labelling,
-    /// Whether every object carries what it is to carry, and nothing that is left over.
+    /// Whether every object has all labels that it should have, and no leftover.
     pub labelled: bool,
-    /// Whether nobody goes by the former labels any more.
+    /// Whether no proxy uses the former labels any more.
     pub left: bool,
 }
 
-/// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Objects are given other labels besides.
+    /// Objects get the next labels.
     Begun,
-    /// It was begun, and is no longer wanted.
+    /// The next labels are not wanted any more.
     GivenUp,
-    /// Shards go by the next labels.
+    /// Shards select by the next labels.
     Switched,
-    /// Nobody goes by the former labels any more.
+    /// No proxy uses the former labels.
     Left,
-    /// They were taken away.
+    /// The leftover labels are gone.
     Removed,
 }
 
-/// A scheme that somebody has written who is not us.
+/// A `ManagerState` that no manager wrote.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
-    /// Not a key.
     #[error("status.labels.{field}")]
     Key {
-        /// Where.
         field: String,
-        /// Why.
         #[source]
         source: KeyError,
     },
-    /// Not a hash function.
     #[error("status.labels.{field}.hash")]
     Hash {
-        /// Where.
         field: &'static str,
-        /// Why.
         #[source]
         source: UnknownHash,
     },
-    /// An object cannot carry all of it.
     #[error("status.labels: a key stands for two things")]
     Ambiguous,
 }
@@ -100,34 +90,33 @@ pub enum SchemeError {
 // === impl Scheme ===
 
 impl Scheme {
-    /// Where nothing is being changed.
+    /// Without a migration.
     pub fn settled(labelling: Labelling) -> Self {
         Self { in_force: labelling, ..Self::default() }
     }
 
-    /// What objects carry; what is in force first.
+    /// Labels that objects carry, those in force first.
     pub fn carried(&self) -> impl Iterator<Item = &Labelling> {
         [&self.in_force].into_iter().chain(&self.next).chain(&self.former)
     }
 
-    /// Keys whose labels are to be taken away now: none as long as anything else is to be done.
+    /// Keys to remove from objects now: none while a migration is under way.
     pub fn removed(&self) -> impl Iterator<Item = &str> {
         let settled = self.next.is_none() && self.former.is_none();
         self.leftover.iter().filter(move |_| settled).map(String::as_str)
     }
 
-    /// Whether nothing is being changed.
     pub fn is_settled(&self) -> bool {
         self.next.is_none() && self.former.is_none() && self.leftover.is_empty()
     }
 
-    /// The keys that only the former labels have.
+    /// Keys that only the former labels have.
     pub fn former_keys(&self) -> BTreeSet<&str> {
         let keys = self.former.iter().flat_map(Labelling::keys);
         keys.filter(|key| !self.in_force.keys().contains(key)).collect()
     }
 
-    /// What it becomes, if anything.
+    /// The next state, if the conditions for it hold.
     pub fn step(&self, facts: Facts<'_>) -> Option<(Self, Step)> {
         let mut after = self.clone();
         let step = match (&self.next, &self.former) {
@@ -144,7 +133,7 @@ impl Scheme {
                 after.next = None;
                 Step::Switched
             }
-            // All carry both: the way back is short.
+            // All objects have both: going back is short.
             (None, Some(former)) if former == facts.wanted => {
                 after.next = after.former.take();
                 Step::Begun
@@ -156,7 +145,7 @@ impl Scheme {
                 let left: Vec<String> = self.former_keys().into_iter().map(str::to_owned).collect();
                 after.leftover.extend(left);
                 after.former = None;
-                // Of what is left over some may be wanted again: nothing is taken away between two steps.
+                // A leftover key may be wanted again, so it is not removed between two migrations.
                 after.begin(facts.wanted);
                 Step::Left
             }
@@ -190,10 +179,10 @@ impl Scheme {
         }
     }
 
-    /// As it stands in the `ManagerState`.
+    /// Reads the status of the `ManagerState`.
     ///
     /// # Errors
-    /// Where it says what no manager writes.
+    /// If no manager could have written it.
     pub fn read(status: &LabelsStatus) -> Result<Self, SchemeError> {
         let some = |field, keys: &Option<LabelKeys>| {
             keys.as_ref().map(|keys| read(field, keys)).transpose()
@@ -215,7 +204,7 @@ impl Scheme {
         if agree && apart { Ok(scheme) } else { Err(SchemeError::Ambiguous) }
     }
 
-    /// The same as it is written there.
+    /// The status of the `ManagerState`.
     pub fn written(&self) -> LabelsStatus {
         LabelsStatus {
             in_force: written(&self.in_force),
@@ -226,7 +215,7 @@ impl Scheme {
     }
 }
 
-/// What can stand beside `from` on the way to `to`: `to` itself, unless a key of it stands for something else there.
+/// The next labels on the way from `from` to `to`: `to` itself, unless a key has another meaning in `from`.
 fn toward(from: &Labelling, to: &Labelling) -> Labelling {
     let before = meanings(from);
     let taken: BTreeSet<&str> = from.keys().into_iter().chain(to.keys()).collect();
@@ -242,7 +231,6 @@ fn toward(from: &Labelling, to: &Labelling) -> Labelling {
     spare
 }
 
-/// A key called so that is not `taken`.
 fn unused(name: &str, taken: &BTreeSet<&str>) -> String {
     let mut key = format!("{}{name}", label::SPARE);
     while taken.contains(key.as_str()) {

@@ -1,7 +1,6 @@
-//! What is in a file of manifests?
+//! Reads ShardingConfigs, pods, namespaces and StatefulSets from manifests.
 //!
-//! Reads what the manager decides by, ours and Kubernetes', one or many documents, also lists as `kubectl get` prints
-//! them; other kinds are passed over.
+//! Takes several documents, and lists as `kubectl get` prints them. Other kinds are passed over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,51 +13,38 @@ use serde_json::Value;
 
 use crate::rules::pod;
 
-/// What was read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifests {
-    /// The ShardingConfigs.
     pub configs: Vec<ShardingConfig>,
-    /// The pods.
     pub pods: Vec<Pod>,
-    /// The namespaces that there are, because they are listed or because something is in them.
+    /// Namespaces that are listed or have something in them.
     pub namespaces: BTreeSet<String>,
-    /// The ordinal at which each StatefulSet begins, by `NAMESPACE/NAME`.
+    /// By `NAMESPACE/NAME` of the StatefulSet.
     pub first_ordinals: BTreeMap<String, u32>,
 }
 
-/// A file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// A ShardingConfig.
     #[error("read the ShardingConfigs")]
     ShardingConfig(#[from] ReadError),
-    /// Another document.
     #[error("document {document}")]
     Document {
-        /// Which document of the file, from 1.
+        /// Counted from 1.
         document: usize,
-        /// What is wrong, and in which line.
         #[source]
         source: Box<serde_saphyr::Error>,
     },
-    /// A document that the API server would read otherwise.
+    /// The API server would read the document otherwise.
     #[error("document {document}: as the API server reads it")]
     Typed {
-        /// Which document of the file, from 1.
         document: usize,
-        /// What is wrong.
         #[source]
         source: serde_json::Error,
     },
-    /// An item of a list.
     #[error("document {document}: items[{item}]")]
     Item {
-        /// Which document of the file, from 1.
         document: usize,
-        /// Which item.
         item: usize,
-        /// What is wrong.
         #[source]
         source: serde_json::Error,
     },
@@ -77,7 +63,7 @@ struct List {
 // === impl Manifests ===
 
 impl Manifests {
-    /// Reads `text` in addition to what is there.
+    /// Adds the objects in `text`.
     ///
     /// # Errors
     /// The first document that cannot be read.
@@ -106,7 +92,7 @@ impl Manifests {
         Ok(())
     }
 
-    /// Items of a typed list, such as `PodList`, have no kind themselves. Those that are ShardingConfigs are read already.
+    /// Items of a typed list, such as `PodList`, may have no kind. ShardingConfigs were read before.
     fn add_item(&mut self, list: &str, item: Value) -> Result<(), serde_json::Error> {
         let kind = item.get("kind").and_then(Value::as_str);
         let kind = kind.or(list.strip_suffix("List")).unwrap_or_default().to_owned();
@@ -145,7 +131,7 @@ fn parsed<T: DeserializeOwned>(document: usize, text: &str) -> Result<T, Manifes
         .map_err(|source| ManifestError::Document { document, source: Box::new(source) })
 }
 
-/// The same, where it also is one as the API server reads it: there `y` is no text, whoever asks for one.
+/// Refuses what the API server would read otherwise: in its YAML `y` is no string.
 fn typed<T: DeserializeOwned>(document: usize, text: &str) -> Result<T, ManifestError> {
     let read = parsed(document, text)?;
     let value: Value = parsed(document, text)?;

@@ -1,6 +1,4 @@
-//! What does the manager know of a pod?
-//!
-//! Little, so that it can be kept for many: who it is, its labels, and who made it.
+//! What the manager keeps of a pod: identity, labels, owner and how it was admitted.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,79 +12,66 @@ use k8s_openapi::api::core::v1;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// The kind of what makes the pods of a StatefulSet.
 const STATEFUL_SET: &str = "StatefulSet";
 
-/// The kind of what makes the pods of a Deployment.
 const REPLICA_SET: &str = "ReplicaSet";
 
-/// Where nothing is served: a cluster has to be able to start without us.
+/// Pods in this namespace get no proxy: a cluster must be able to start without us.
 pub const KUBE_SYSTEM: &str = "kube-system";
 
-/// A pod's namespace and name, printed as `NAMESPACE/NAME`.
+/// Printed as `NAMESPACE/NAME`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodName {
-    /// The namespace.
     pub namespace: String,
-    /// The name.
     pub name: String,
 }
 
-/// A text that names no pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not NAMESPACE/NAME")]
 pub struct PodNameError {
-    /// What was given.
     pub text: String,
 }
 
-/// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
-    /// Who it is. While it is being admitted, the name of a Deployment's pod is not known yet, and empty.
+    /// The name is empty while a Deployment's pod is being admitted.
     pub name: PodName,
-    /// Its UID, which no later pod of the same name has; empty while it is being admitted.
+    /// Empty while the pod is being admitted.
     pub uid: String,
-    /// The node that it was given to.
     pub node: Option<String>,
-    /// Its labels.
     pub labels: Labels,
-    /// As what it was admitted.
     pub admitted: Admitted,
-    /// What makes and replaces it.
+    /// The controller that creates and replaces the pod.
     pub owner: Option<Owner>,
-    /// When it was made, in seconds since 1970; none while it is being admitted.
+    /// Creation, in seconds since 1970; `None` while the pod is being admitted.
     pub born: Option<i64>,
-    /// Whether it is on its way out, or has ended: it stands in nobody's way.
+    /// Whether the pod is being deleted or has ended.
     pub leaving: bool,
-    /// When it was told to go, in seconds since 1970, by the clock that says when pods are made.
+    /// When its deletion was requested, in seconds since 1970, by the API server's clock.
     pub deleted_since: Option<i64>,
-    /// Whether all its containers have ended for good: it does nothing any more, but may stay there for long.
+    /// Whether its phase is `Succeeded` or `Failed`. Such a pod may stay for long.
     pub ended: bool,
-    /// Where its connections are sent.
     pub redirect: Redirect,
-    /// Whether they pass while nobody takes them.
+    /// Whether connections pass while no proxy takes them.
     pub fail_open: bool,
-    /// The container of the proxy inside it, once it was started.
+    /// ID of the sidecar's container, once it was started.
     pub container: Option<String>,
 }
 
-/// As what a pod was admitted, which stays so whatever its labels say later.
+/// How the pod was admitted. Later changes of its labels do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Admitted {
-    /// With what it needs to be served, or it will be.
+    /// With a proxy, or it will get one.
     #[default]
     Injected,
-    /// Without: it is not served.
+    /// Without a proxy.
     Bypassed,
 }
 
-/// What makes pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// `StatefulSet`, `ReplicaSet` or another.
     pub kind: String,
-    /// Its name.
     pub name: String,
 }
 
@@ -124,22 +109,22 @@ impl<'de> Deserialize<'de> for PodName {
 // === impl Member ===
 
 impl Member {
-    /// Whether it is served: it was admitted as one that asks for it.
+    /// Whether the pod asks for a proxy and was admitted with one.
     pub fn enrolled(&self) -> bool {
         self.asks() && self.admitted == Admitted::Injected
     }
 
-    /// Whether it asks to be served.
+    /// Whether its label asks for a proxy.
     pub fn asks(&self) -> bool {
         self.label(label::ENABLE_PROXY) == Some("true")
     }
 
-    /// The shard that it was admitted under.
+    /// The shard in its label.
     pub fn recorded(&self) -> Option<&str> {
         self.label(label::SHARDING_CONFIG_INJECTED).filter(|name| !name.is_empty())
     }
 
-    /// Its ordinal, where it is a pod of the StatefulSet called `name`.
+    /// Its ordinal, if it is a pod of the StatefulSet `name`.
     pub fn ordinal_in(&self, name: &str) -> Option<u32> {
         let ours = self.made_by(STATEFUL_SET, name)
             || self.owner.is_none()
@@ -149,20 +134,19 @@ impl Member {
         (ours && ordinal.to_string() == digits).then_some(ordinal)
     }
 
-    /// Its revision, where it is a pod of the Deployment called `name`.
+    /// Its revision, if it is a pod of the Deployment `name`.
     pub fn revision_in(&self, name: &str) -> Option<&str> {
         let revision = self.label(label::POD_TEMPLATE_HASH)?;
         self.made_by(REPLICA_SET, &format!("{name}-{revision}")).then_some(revision)
     }
 
-    /// A pod of a Deployment that is being admitted, by the `ReplicaSet` that makes it.
+    /// A pod of a Deployment that is being admitted.
     pub fn of_replica_set(namespace: String, labels: Labels, replica_set: String) -> Self {
         let name = PodName { namespace, name: String::new() };
         let owner = Some(Owner { kind: REPLICA_SET.to_owned(), name: replica_set });
         Self { name, labels, owner, ..Self::default() }
     }
 
-    /// The same, where its metadata says that it is one.
     pub fn of_deployment(namespace: &str, meta: &ObjectMeta) -> Option<Self> {
         let owner = owner(meta).filter(|owner| owner.kind == REPLICA_SET)?;
         let labels = meta.labels.clone().unwrap_or_default();
@@ -191,7 +175,7 @@ impl From<&v1::Pod> for Member {
         let meta = &pod.metadata;
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let ended = matches!(phase, Some("Succeeded" | "Failed"));
-        // What stands there is when it has to be gone.
+        // The timestamp is the deadline; the request came `grace` earlier.
         let deadline = meta.deletion_timestamp.as_ref().map(|time| time.0.as_second());
         let grace = meta.deletion_grace_period_seconds.unwrap_or_default();
         Self {
@@ -215,16 +199,15 @@ impl From<&v1::Pod> for Member {
     }
 }
 
-/// What makes and replaces it.
 fn owner(meta: &ObjectMeta) -> Option<Owner> {
     let mut owners = meta.owner_references.iter().flatten();
     let owner = owners.find(|owner| owner.controller == Some(true))?;
     Some(Owner { kind: owner.kind.clone(), name: owner.name.clone() })
 }
 
-/// As what the pod was admitted. One that was not admitted yet will be given what it needs.
+/// A pod without a UID is being admitted, and will get a proxy.
 ///
-/// That it was given that is written into its annotations, which anybody can write later; so its volumes count too, which nobody can.
+/// The annotation of an admitted pod can be changed by anybody. Its volumes cannot, so they count too.
 fn admitted(pod: &v1::Pod) -> Admitted {
     let empty = v1::PodSpec::default();
     let (meta, spec) = (&pod.metadata, pod.spec.as_ref().unwrap_or(&empty));
@@ -240,8 +223,7 @@ fn admitted(pod: &v1::Pod) -> Admitted {
     Admitted::Injected
 }
 
-/// Whether connections of the pod pass while nobody takes them: what it was admitted with counts, not what it says since.
-/// One that was not admitted yet will be given what it asks for.
+/// For an admitted pod its volumes count, which cannot change. Before admission its annotation counts.
 fn fails_open(pod: &v1::Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     let asked = annotations.and_then(|all| all.get(annotation::FAIL_OPEN));
@@ -251,8 +233,7 @@ fn fails_open(pod: &v1::Pod) -> bool {
     }
 }
 
-/// Whether something of the pod's own holds the mesh's CA and the API server's together, as it is given to pods that may
-/// fail open, and to no other.
+/// Whether the pod mounts the CAs of mesh and API server together. Only pods that may fail open get both.
 pub fn trusts_both_cas(spec: &v1::PodSpec) -> bool {
     let init = spec.init_containers.iter().flatten();
     let init = init.filter(|container| container.name != sidecar::CONTAINER);
@@ -264,12 +245,12 @@ pub fn trusts_both_cas(spec: &v1::PodSpec) -> bool {
         || maps(spec).any(|(name, items)| items.iter().any(|item| is_both(name, &item.key)))
 }
 
-/// Whether a volume of the pod's own holds something of the ConfigMap.
+/// Whether one of the pod's own volumes has the ConfigMap.
 fn holds(spec: &v1::PodSpec, name: &str) -> bool {
     maps(spec).any(|(map, _)| map == name)
 }
 
-/// The `ConfigMaps` in the pod's own volumes, not in the proxy's in it, and what is picked of each.
+/// ConfigMaps in the pod's own volumes with their items; the proxy's volumes are left out.
 fn maps(spec: &v1::PodSpec) -> impl Iterator<Item = (&str, &[v1::KeyToPath])> {
     let own = spec.volumes.iter().flatten().filter(|volume| volume.name != sidecar::VOLUME);
     own.flat_map(|volume| {
@@ -282,7 +263,7 @@ fn maps(spec: &v1::PodSpec) -> impl Iterator<Item = (&str, &[v1::KeyToPath])> {
     })
 }
 
-/// Where the connections of a pod are sent: what it was admitted with counts, not what it says since.
+/// From the injected container, which cannot change.
 fn redirect(spec: &v1::PodSpec) -> Redirect {
     let mut init = spec.init_containers.iter().flatten();
     match init.find(|container| container.name == sidecar::CONTAINER) {
@@ -295,7 +276,7 @@ fn redirect(spec: &v1::PodSpec) -> Redirect {
     }
 }
 
-/// The container of the proxy inside the pod, without the runtime's name before it.
+/// ID of the sidecar's container, without the runtime's prefix.
 fn container(status: &v1::PodStatus) -> Option<String> {
     let mut statuses = status.init_container_statuses.iter().flatten();
     let proxy = statuses.find(|container| container.name == sidecar::CONTAINER)?;
@@ -303,13 +284,14 @@ fn container(status: &v1::PodStatus) -> Option<String> {
     Some(id.to_owned())
 }
 
-/// Which pods are looked at, by labels and by fields: those that ask to be served, and none of namespace `own`, the managers'.
+/// Label and field selectors of the watch: pods that ask for a proxy, outside `kube-system` and namespace
+/// `own`.
 pub fn watched(own: &str) -> (String, String) {
     let elsewhere = [KUBE_SYSTEM, own].map(|name| format!("metadata.namespace!={name}"));
     (format!("{}=true", label::ENABLE_PROXY), elsewhere.join(","))
 }
 
-/// The name of a StatefulSet, as `NAMESPACE/NAME`, and the ordinal of its first pod.
+/// `NAMESPACE/NAME` of the StatefulSet, and the ordinal of its first pod.
 pub fn first_ordinal(set: &StatefulSet) -> (String, u32) {
     let (namespace, name) = (set.metadata.namespace.as_deref(), set.metadata.name.as_deref());
     let ordinals = set.spec.as_ref().and_then(|spec| spec.ordinals.as_ref());

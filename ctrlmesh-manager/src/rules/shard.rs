@@ -1,17 +1,16 @@
-//! Which shards does a root make, and what does each own?
+//! Divides a root into shards.
 //!
-//! Pure: takes the root and the namespaces that are known, gives the shards as ShardingConfigs.
+//! Pure: takes the root and the known namespaces, gives the shards as ShardingConfigs.
 //!
-//! A limit is one conjunction of requirements, and so is everything that a proxy can ask of the API server. A canary of
-//! hashes *or* namespaces is a union, which no conjunction says where both count. So there the canary asks by namespace
-//! only: the pinned ones, the known ones of its hashes, and, for objects of cluster scope, what their namespace label
-//! says instead (`cluster.<slot>`, which no namespace can be called). The others ask for their own hashes, without those
-//! namespaces. So no object is ever seen by the wrong shard: one in a namespace of the canary's hashes that the manager
-//! has not seen yet is seen by nobody, until it has; the ownership table, which is by hash first, names the canary all
-//! along.
+//! A limit is a conjunction of requirements, because the API server knows nothing else. A canary of hashes
+//! *or* namespaces is a union, which is no conjunction. So such a canary selects by namespace only: the
+//! pinned namespaces, the known ones of its hashes, and `cluster.<slot>` for objects of cluster scope (no
+//! namespace has such a name). The other shards select their hashes without those namespaces. No shard ever
+//! sees another's object: one in a namespace of the canary that the manager does not know yet is seen by no
+//! shard until it does. The ownership table names the canary from the start.
 //!
-//! A shard selects its pods by the label that names it, which never changes, as the selector of a ShardingConfig must
-//! not; which pod carries the label is the manager's to decide (see `assign`).
+//! A shard selects its pods by the label with its own name: a selector is immutable. The manager decides
+//! which pod has the label (see `assign`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,81 +35,66 @@ pub use changes::{Changes, Conflict, adopts, changes, is_of};
 use share::ListedBy;
 pub use share::{Share, existing_shares};
 
-/// Most values that the schema allows in one expression.
+/// Of one expression, by the schema.
 const MAX_VALUES: usize = 4096;
 
-/// Most expressions that the schema allows in one selector.
+/// Of one selector, by the schema.
 const MAX_EXPRESSIONS: usize = 64;
 
-/// How objects are labelled.
+/// The labels by which objects are assigned to shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labelling {
-    /// Key of the label with the slot.
+    /// Value: the slot.
     pub hash_key: String,
-    /// Key of the label with the namespace.
+    /// Value: the namespace.
     pub namespace_key: String,
-    /// Key of the label that says that an object is given to shards.
+    /// Marks objects that are assigned to shards.
     pub control_key: String,
-    /// How a namespace's name becomes a slot.
+    /// Maps the name of a namespace to a slot.
     pub hash: NamespaceHash,
 }
 
-/// One shard of a root.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shard {
-    /// What it owns, and how many pods it has.
     pub share: Share,
-    /// The ShardingConfig that says so.
     pub config: ShardingConfig,
 }
 
-/// A root that makes no shards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DivideError {
-    /// It has no `spec.root`.
     #[error("the ShardingConfig is no root: spec.root is missing")]
     NoRoot,
-    /// The admission would refuse it.
     #[error("{}", problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; "))]
-    Refused {
-        /// Why.
-        problems: Vec<Problem>,
-    },
-    /// More namespaces than one selector can name.
+    Refused { problems: Vec<Problem> },
     #[error(
         "spec.root.canary: {namespaces} namespaces are pinned or have one of its hashes; with both inNamespaces and inShardHash at most {MAX_VALUES} can, those of cluster scope included"
     )]
-    TooManyNamespaces {
-        /// How many there are.
-        namespaces: usize,
-    },
-    /// A resource selector that leaves no room for the shard's own requirements.
+    TooManyNamespaces { namespaces: usize },
+    /// The shard's own requirements would be too many.
     #[error(
         "spec.root.resourceSelector[{at}].selector: at most {} matchExpressions, because those of the shard are added",
         MAX_EXPRESSIONS - 2
     )]
     TooManyExpressions {
-        /// Which resource selector.
+        /// Index of the resource selector.
         at: usize,
     },
-    /// A resource selector that excludes all that a shard owns.
     #[error(
         "spec.root.resourceSelector[{at}].selector: excludes everything that shard {shard:?} could own"
     )]
     Nothing {
-        /// Which resource selector.
+        /// Index of the resource selector.
         at: usize,
-        /// The shard that would own nothing.
         shard: String,
     },
 }
 
-/// The shards of `root`, the canary first; none where it is switched off, and what is there stays as it is.
+/// The shards of `root`, the canary first; `None` if it is switched off.
 ///
-/// `namespaces` are those of the cluster; they count only where the canary has hashes and namespaces.
+/// `namespaces` are those of the cluster. They count only if the canary has hashes and namespaces.
 ///
 /// # Errors
-/// Where the root is one that the admission refuses, or its shards would be ones that it refuses.
+/// If admission would refuse the root or one of its shards.
 pub fn divide(
     root: &ShardingConfig,
     labelling: &Labelling,
@@ -141,7 +125,7 @@ pub fn divide(
     made.collect::<Result<_, _>>().map(Some)
 }
 
-/// Why no shards can be made of a `root` in which nothing else is wrong; none where they can be.
+/// Why a `root` that is valid by itself cannot be divided.
 pub fn undividable(
     root: &ShardingConfig,
     labelling: &Labelling,
@@ -160,7 +144,7 @@ pub fn undividable(
     Some(Problem { field, message })
 }
 
-/// The ownership table, in no epoch yet, of these shards and of the pods that were given to them.
+/// The ownership table of the shards and their pods, without an epoch.
 pub fn table(shards: &[Shard], assignment: &BTreeMap<String, String>) -> Ownership {
     let mut table = Ownership { pods: assignment.clone(), ..Ownership::default() };
     for Share { name, slots, namespaces, .. } in shards.iter().map(|shard| &shard.share) {
@@ -174,30 +158,29 @@ pub fn table(shards: &[Shard], assignment: &BTreeMap<String, String>) -> Ownersh
 // === impl Labelling ===
 
 impl Labelling {
-    /// The keys: of the slot, of the namespace, and of what says that an object is given to shards.
+    /// Of slot, namespace and control label.
     pub fn keys(&self) -> [&str; 3] {
         [&self.hash_key, &self.namespace_key, &self.control_key]
     }
 
-    /// Whether two of the keys are one, which can only say one thing.
+    /// Whether two keys are the same.
     pub fn is_ambiguous(&self) -> bool {
         let [hash, namespace, control] = self.keys();
         hash == namespace || namespace == control || control == hash
     }
 
-    /// What stands as the namespace of an object of cluster scope whose name is in `slot`. No namespace is called so:
-    /// their names have no dots.
+    /// The value of the namespace label for objects of cluster scope. No namespace has a dot in its name.
     pub fn cluster_namespace(slot: Slot) -> String {
         format!("cluster.{slot}")
     }
 
-    /// The two labels of the objects in `namespace`, and of the namespace itself.
+    /// For the objects in `namespace`, and for the namespace itself.
     pub fn of_namespace(&self, namespace: &str) -> [(&str, String); 2] {
         let slot = self.hash.slot(namespace);
         [(&self.hash_key, slot.to_string()), (&self.namespace_key, namespace.to_owned())]
     }
 
-    /// The two labels of the object of cluster scope called `name`, which is no namespace.
+    /// For an object of cluster scope that is no namespace.
     pub fn of_cluster_object(&self, name: &str) -> [(&str, String); 2] {
         let slot = self.hash.slot(name);
         [(&self.hash_key, slot.to_string()), (&self.namespace_key, Self::cluster_namespace(slot))]
@@ -215,7 +198,7 @@ impl Default for Labelling {
     }
 }
 
-/// What a shard may see: what any shard may see, where it is its own.
+/// The root's resource selectors, each with the shard's `own` requirements.
 fn limits(rule: &Root, shard: &str, own: &[Expression]) -> Result<Vec<Limit>, DivideError> {
     let everything = [ResourceSelector::default()];
     let resources =
@@ -238,7 +221,7 @@ fn limits(rule: &Root, shard: &str, own: &[Expression]) -> Result<Vec<Limit>, Di
     limits.collect()
 }
 
-/// A shard of slots leaves out the listed namespaces; a shard of namespaces asks for nothing else.
+/// A shard of slots excludes the `listed` namespaces; a shard of namespaces has no other requirement.
 fn expressions(
     listed_by: ListedBy,
     listed: &BTreeSet<String>,
@@ -286,7 +269,7 @@ fn config(root: &ShardingConfig, share: &Share, limits: Vec<Limit>) -> ShardingC
     config.metadata.namespace.clone_from(&root.metadata.namespace);
     config.metadata.labels =
         Some([(label::AUTO_SHARDING_ROOT.to_owned(), root_name.clone())].into());
-    // A root that was read from a file has no identity that could own anything.
+    // A root from a file has no UID that could own anything.
     config.metadata.owner_references = root.metadata.uid.clone().map(|uid| {
         vec![OwnerReference {
             api_version: format!("{}/{}", names::GROUP, names::VERSION),

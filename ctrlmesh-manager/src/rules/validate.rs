@@ -1,7 +1,7 @@
-//! May this resource be? What the schema cannot see, and, because a webhook must not trust it, what it can.
+//! Validates our resources.
 //!
-//! Pure: takes the resource and those around it, gives every problem. A problem names its field and says what is
-//! allowed.
+//! Pure: takes a resource and those beside it, gives every problem. A problem names its field and what is
+//! allowed. The schema is checked too, because a webhook cannot rely on it.
 
 use std::fmt;
 
@@ -28,31 +28,27 @@ mod manifests;
 pub use manifests::{Verdict, manifests, manifests_and};
 pub use overlap::superseded;
 
-/// How much memory a compiled regular expression may take: proxies hold every one.
+/// Memory of one compiled regular expression; proxies hold all of them.
 const MAX_REGEX_BYTES: usize = 1 << 20;
 
-/// What is wrong with one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The field, as `spec.limits[0].selector`.
+    /// A path such as `spec.limits[0].selector`.
     pub field: String,
-    /// What is wrong with it and what is allowed.
+    /// What is wrong, and what is allowed.
     pub message: String,
 }
 
-/// Everything that was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Reasons to refuse the resource.
+    /// The resource is refused.
     pub errors: Vec<Problem>,
-    /// What is merely suspicious.
     pub warnings: Vec<Problem>,
 }
 
-/// Checks `config` by itself, beside the other `ShardingConfig`s of its namespace, and against the pods there (`None`
-/// where they are not known).
+/// Checks `config` beside the others of its namespace and the pods there (`None` if unknown).
 ///
-/// `others` may contain an earlier state of `config` itself; it is passed over.
+/// `others` may contain an earlier state of `config`.
 pub fn sharding_config(
     config: &ShardingConfig,
     others: &[ShardingConfig],
@@ -61,26 +57,25 @@ pub fn sharding_config(
     beside_others(config, &beside(config, others), pods)
 }
 
-/// What is merely suspicious of `config`, a shard by hand: hashes that neither it has nor another of its operator among
-/// `others`, which are all that there are. `keys` are those of labels with a hash, beside our own.
+/// Warns of hashes that neither `config`, a manual shard, nor another shard of its operator has. `keys` are
+/// further hash labels.
 pub fn unowned(config: &ShardingConfig, others: &[ShardingConfig], keys: &[&str]) -> Report {
     unowned_beside(config, &beside(config, others), keys)
 }
 
-/// As [`unowned`], where `others` do not contain `config` itself.
+/// As [`unowned`], if `config` is not in `others`.
 fn unowned_beside(config: &ShardingConfig, others: &[&ShardingConfig], keys: &[&str]) -> Report {
     let mut report = Report::default();
     overlap::hashes(config, &of_namespace(config, others), keys, &mut report);
     report
 }
 
-/// Those that are not an earlier state of `config`.
+/// Without earlier states of `config`.
 fn beside<'a>(config: &ShardingConfig, others: &'a [ShardingConfig]) -> Vec<&'a ShardingConfig> {
     let beside = others.iter().filter(|other| other.metadata.name != config.metadata.name);
     beside.collect()
 }
 
-/// Those of the namespace of `config`.
 fn of_namespace<'a>(
     config: &ShardingConfig,
     others: &[&'a ShardingConfig],
@@ -89,7 +84,7 @@ fn of_namespace<'a>(
     near.filter(|other| other.metadata.namespace == config.metadata.namespace).collect()
 }
 
-/// As [`sharding_config`], where `others` do not contain `config` itself.
+/// As [`sharding_config`], if `config` is not in `others`.
 fn beside_others(
     config: &ShardingConfig,
     others: &[&ShardingConfig],
@@ -117,7 +112,6 @@ fn beside_others(
     report
 }
 
-/// Checks `breaker` by itself.
 pub fn circuit_breaker(breaker: &CircuitBreaker) -> Report {
     let mut report = Report::default();
     breaker::check(&breaker.spec, &mut report);
@@ -126,10 +120,9 @@ pub fn circuit_breaker(breaker: &CircuitBreaker) -> Report {
     report
 }
 
-/// Said of what is checked and kept, and does nothing: nobody may rely on it.
+/// The kind is stored, but does nothing yet.
 const NOT_ENFORCED: &str = "is checked, but not enforced yet: proxies do not know this kind";
 
-/// Checks `injection` by itself.
 pub fn fault_injection(injection: &FaultInjection) -> Report {
     let mut report = Report::default();
     fault::check(&injection.spec, &mut report);
@@ -138,7 +131,6 @@ pub fn fault_injection(injection: &FaultInjection) -> Report {
     report
 }
 
-/// Checks `state` by itself.
 pub fn manager_state(state: &ManagerState) -> Report {
     let mut report = Report::default();
     if state.metadata.name.as_deref() != Some(names::MANAGER_STATE) {
@@ -148,15 +140,15 @@ pub fn manager_state(state: &ManagerState) -> Report {
     report
 }
 
-/// What is merely suspicious of `config`: resources that `serves`, asked for a group and a plural, does not know.
+/// Warns of resources that are not served. `serves` takes group and plural.
 pub fn served(config: &ShardingConfig, serves: &dyn Fn(&str, &str) -> bool) -> Report {
     let mut report = Report::default();
     unserved::check(&config.spec, serves, &mut report);
     report
 }
 
-/// What is merely suspicious of `config`: resources whose objects nobody labels, as `labels` says of a group and a plural,
-/// where a shard owns what has a label with one of the `keys`.
+/// Warns of resources that are not labelled, if a shard selects by one of the `keys`. `labels` takes group
+/// and plural.
 pub fn labelled(
     config: &ShardingConfig,
     keys: &[&str],
@@ -167,7 +159,7 @@ pub fn labelled(
     report
 }
 
-/// Checks a change of `old` to `new`: what is immutable has to stay.
+/// Refuses changes of immutable fields.
 pub fn change(old: &ShardingConfig, new: &ShardingConfig) -> Report {
     let mut report = Report::default();
     if old.spec.selector != new.spec.selector {
@@ -202,9 +194,9 @@ impl Report {
     }
 }
 
-/// Pods carry the name of their shard, and shards that of their root, as a label.
+/// The name is the value of a label.
 fn name(config: &ShardingConfig, report: &mut Report) {
-    // What else a name may not be is refused as of any object's.
+    // The API server checks the rest of the name.
     if config.metadata.name.as_ref().is_some_and(|name| name.len() > names::MAX_SHARD_BYTES) {
         report.error(
             "metadata.name",
@@ -245,7 +237,7 @@ fn spec(spec: &ShardingConfigSpec, report: &mut Report) {
     limits::check(&spec.limits, report);
 }
 
-/// Each shard has a lock of its own, and its name has to be one that an object can have.
+/// The lock of each shard must have a valid name.
 fn lock(config: &ShardingConfig, report: &mut Report) {
     let (Some(controller), Some(name)) = (&config.spec.controller, &config.metadata.name) else {
         return;
@@ -263,7 +255,7 @@ fn lock(config: &ShardingConfig, report: &mut Report) {
     }
 }
 
-/// Checks a duration, as Go writes it, that must not be zero.
+/// In Go's syntax, and not zero.
 fn positive_duration(field: &str, text: &str, report: &mut Report) {
     if api::parse_duration(text).is_none_or(|duration| duration.is_zero()) {
         report.error(
@@ -273,11 +265,10 @@ fn positive_duration(field: &str, text: &str, report: &mut Report) {
     }
 }
 
-/// Checks a regular expression.
 fn regular_expression(field: &str, text: &str, report: &mut Report) {
     let compile = |text: String| {
         let built = RegexBuilder::new(&text).size_limit(MAX_REGEX_BYTES).build();
-        // The last line says what is wrong; those above draw where.
+        // The last line has the reason; those above draw the position.
         built.map_err(|error| error.to_string().lines().last().unwrap_or_default().to_owned())
     };
     let read = expression::from_go(text).map_err(|error| error.to_string()).and_then(compile);
@@ -289,7 +280,6 @@ fn regular_expression(field: &str, text: &str, report: &mut Report) {
     }
 }
 
-/// Checks a selector that has to restrict something.
 fn required_selector(field: &str, selector: &LabelSelector, report: &mut Report) {
     if selector.is_empty() {
         report
@@ -298,7 +288,6 @@ fn required_selector(field: &str, selector: &LabelSelector, report: &mut Report)
     parsed(field, selector, report);
 }
 
-/// The selector, where it is one; else the problem is reported.
 fn parsed(field: &str, selector: &LabelSelector, report: &mut Report) -> Option<Selector> {
     match Selector::try_from(selector) {
         Ok(parsed) if contradicts_itself(&parsed) => {
@@ -314,7 +303,7 @@ fn parsed(field: &str, selector: &LabelSelector, report: &mut Report) -> Option<
     }
 }
 
-/// The part of a selector that cannot be read, for which `error` is the reason, and what to say of it.
+/// The part of `selector` that causes `error`, and the message.
 fn unreadable(selector: &LabelSelector, error: RequirementError) -> (String, String) {
     let alone = |expression: &Expression| {
         let match_expressions = vec![expression.clone()];

@@ -1,9 +1,8 @@
-//! How does the cluster come to say what the plan says?
+//! Writes what the plan says into the cluster: shards, labels of pods, statuses and events.
 //!
-//! Only the leader writes: the shards of roots, the labels of their pods, and status. Every write to something that is
-//! there names the version or UID that it was decided by, so that one by a leader that no longer is one comes to nothing.
-//! What is written when is decided elsewhere (the queue), object by object: one that cannot be written holds no other up.
-//! Events are told beside, for what happened has happened whether or not it is told.
+//! Only the leader writes. Each write to an existing object names its version or UID, so that a write by a
+//! former leader fails. The queue decides the order; an object that cannot be written holds no other up.
+//! Events are sent beside, and may be lost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,40 +33,33 @@ mod write_queue;
 use write_queue::{Outcome, WriteQueue};
 pub use writes::{EventNote, Observations, Write, writes};
 
-/// As whom the manager writes.
 pub const FIELD_MANAGER: &str = "ctrlmesh-manager";
 
-/// How often it is looked whether the proxies have said something, or this replica has become the leader.
+/// Interval of checks for new contacts and for leadership.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// How many times as long as it took to find out what has to be written nobody looks again, where no proxy waits for it: of
-/// thousands of pods there is something new all the time.
+/// The pause after a decision, as a multiple of its duration, if no proxy waits: with thousands of pods
+/// something is new all the time.
 const RESTS: u32 = 4;
 
-/// For how long after this replica has begun to write it is not taken for certain that it has heard all proxies.
+/// A new leader takes this long to hear from all proxies.
 const BEGINS: Duration = Duration::from_mins(1);
 
-/// How long the API server may take for one.
+/// Limit for one write.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// How many events may wait to be told.
+/// Events that may wait; more are dropped.
 const EVENTS: usize = 1000;
 
-/// Writes for one replica of the manager.
 pub struct ClusterWriter<Contacts, Left, MayWrite> {
-    /// How the API server is reached.
     pub client: Client,
-    /// Whom events are told by.
     pub recorder: Recorder,
-    /// What the proxies have said.
     pub contacts: Contacts,
-    /// What is to be labelled yet, where that is known to be anything.
     pub unlabelled: Left,
-    /// Whether this replica may write, at this very moment.
+    /// Whether this replica leads now.
     pub may_write: MayWrite,
 }
 
-/// A write that failed.
 #[derive(Debug, thiserror::Error)]
 enum WriteError {
     #[error("the API server refused it")]
@@ -78,7 +70,6 @@ enum WriteError {
     Lost,
 }
 
-/// What is to be told of a ShardingConfig.
 type StatusEvents = (Box<ShardingConfig>, Vec<EventNote>);
 
 // === impl ClusterWriter ===
@@ -89,7 +80,7 @@ where
     Left: Fn() -> Option<Unlabelled> + Send + Sync,
     MayWrite: Fn() -> bool + Send + Sync,
 {
-    /// Writes what the newest plan says, until nobody plans any more.
+    /// Writes until the plans end.
     pub async fn run(self, plans: Plans) {
         let (events, told) = mpsc::channel(EVENTS);
         tokio::join!(self.keep(plans, events), self.tell_all(told));
@@ -101,7 +92,7 @@ where
         let mut ticks = time::interval(PERIOD);
         let (mut since, mut backoff) = (None, Backoff::default());
         loop {
-            // What waits is decided anew when there is something new, not only once all of it is written.
+            // After a write, decide only when the queue is empty.
             let mut looks = true;
             tokio::select! {
                 changed = plans.changed() => {
@@ -137,7 +128,7 @@ where
         }
     }
 
-    /// Looks what has to be written, if anything is known that was not when it was last looked; says whether it did.
+    /// Decides what to write if something is new; returns whether it did.
     fn decide(&self, plan: Arc<Plan>, queue: &mut WriteQueue, since: Instant) -> bool {
         let (contacts, unlabelled) = ((self.contacts)(), (self.unlabelled)());
         let observed = Observations { contacts, unlabelled, begins: since.elapsed() < BEGINS };
@@ -194,13 +185,12 @@ where
         }
     }
 
-    /// Applies a shard. One that is not there is made, also by a leader that was stopped and is none any more: it is removed
-    /// by the one that is.
+    /// Applies a shard. A suspended leader may still create one after its term; the next leader removes it.
     async fn apply(&self, config: &ShardingConfig, added: &[&str]) -> kube::Result<()> {
         let configs = self.configs(config);
         let mut config = config.clone();
         if !added.is_empty() {
-            // Applying leaves alone what another has added.
+            // A server-side apply leaves fields that others added.
             let fields: serde_json::Map<_, _> =
                 added.iter().map(|field| ((*field).to_owned(), json!(null))).collect();
             let meta = &config.metadata;
@@ -215,7 +205,6 @@ where
         Ok(())
     }
 
-    /// Tells what has happened, until nobody has anything to tell any more.
     async fn tell_all(&self, mut told: mpsc::Receiver<StatusEvents>) {
         while let Some((config, events)) = told.recv().await {
             for events in &events {
@@ -255,7 +244,6 @@ impl Write {
         matches!(self, Self::Status { decides: true, .. })
     }
 
-    /// In a word.
     pub fn what(&self) -> &'static str {
         match self {
             Self::Apply { .. } => "apply",
@@ -265,7 +253,7 @@ impl Write {
         }
     }
 
-    /// The object, as `NAMESPACE/NAME`.
+    /// `NAMESPACE/NAME`.
     pub fn object(&self) -> String {
         match self {
             Self::Apply { config, .. } | Self::Remove { config } | Self::Status { config, .. } => {
@@ -280,11 +268,10 @@ impl Write {
     }
 }
 
-/// What became of a write; one that failed is said.
 fn outcome(write: &Write, done: Result<(), WriteError>) -> Outcome {
     match done {
         Ok(()) => Outcome::Written,
-        // It was decided by what is no longer so, or by one who no longer decides.
+        // Another writer was first, or this replica lost the Lease.
         Err(WriteError::Lost) => Outcome::Outdated,
         Err(error) if is_conflict(&error) => Outcome::Outdated,
         Err(error) => {
@@ -299,7 +286,7 @@ fn outcome(write: &Write, done: Result<(), WriteError>) -> Outcome {
     }
 }
 
-/// What was written is told when there is time; nothing waits for that.
+/// Sends the events of a status that was written, without waiting.
 fn send_events(write: Write, outcome: Outcome, sender: &mpsc::Sender<StatusEvents>) {
     let Write::Status { config, events, .. } = write else { return };
     if outcome == Outcome::Written

@@ -1,7 +1,7 @@
-//! What does the status of a ShardingConfig have to say?
+//! Computes the status of a ShardingConfig.
 //!
-//! Pure: takes the plan and what the proxies have said, gives the status. What it says of an operator's epoch is what
-//! every replica of the manager goes by; the rest is for people.
+//! Pure: takes the plan and the contacts of the proxies. All replicas go by the epoch in the status; the rest
+//! is for people.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,57 +18,49 @@ mod plan_index;
 
 pub use plan_index::PlanIndex;
 
-/// How much older than the truth the last contact of a pod may be in the status, where nothing else changes. Of those that
-/// are connected it is written anew at each multiple of it, of all at the same time: each such write is followed by a plan,
-/// and a thousand of them one by one would be planned for all the time.
+/// How old `lastContact` may become in the status while nothing else changes. For connected proxies it is
+/// rewritten at each multiple, for all configs at once: every such write triggers a new plan.
 const CONTACT_PRECISION: Duration = Duration::from_mins(5);
 
-/// How long a proxy may be away before that is said: a restart, or a manager's, is shorter.
+/// A proxy that is gone for longer is reported. A restart of a proxy or manager is shorter.
 const AWAY: Duration = Duration::from_mins(1);
 
-/// How many names a message lists.
+/// Most names in a message.
 const LISTED: usize = 5;
 
-/// What a pod's proxy has said last.
+/// What a pod's proxy reported last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contact {
-    /// The epoch that it has acknowledged.
+    /// Last acknowledged epoch.
     pub epoch: u64,
-    /// The digest of the policy that is in force there; 0 where it is not known.
+    /// Of the policy in force there; 0 if unknown.
     pub digest: u64,
-    /// Why it has refused the last policy, where it has.
+    /// Why the proxy refused its last policy.
     pub refused: Option<String>,
-    /// Whether it is connected.
     pub connected: bool,
-    /// When it was last heard of, where it is not.
+    /// Last contact, if it is not connected.
     pub at: Timestamp,
 }
 
-/// What is known beside the plan.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusInputs<'a> {
-    /// What the proxies have said.
     pub contacts: &'a BTreeMap<PodName, Contact>,
-    /// What stands in the way of a root's shards, by `NAMESPACE/NAME`.
+    /// What blocks a root's shards, by `NAMESPACE/NAME` of the root.
     pub conflicts: &'a BTreeMap<String, Vec<String>>,
-    /// What is to be labelled yet, where that is known to be anything.
     pub unlabelled: Option<&'a Unlabelled>,
-    /// Whether it has only just begun to be heard what the proxies say.
+    /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub begins: bool,
-    /// Now.
     pub now: Timestamp,
 }
 
-/// What is to become of labels yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unlabelled {
-    /// Some objects lack labels that shards go by, or may: they belong to nobody.
+    /// Some objects lack the labels that shards select by: no shard owns them.
     Some(String),
-    /// All have those, and are being given others.
+    /// All objects have those labels, and get other ones too.
     Beside(String),
 }
 
-/// What a condition says.
 struct Finding {
     holds: bool,
     reason: &'static str,
@@ -78,12 +70,11 @@ struct Finding {
 // === impl Contact ===
 
 impl Contact {
-    /// When it was last heard of.
     fn heard(&self, now: Timestamp) -> Timestamp {
         if self.connected { now } else { self.at }
     }
 
-    /// Whether `said` is as much of it as has to be said.
+    /// Whether `said` is recent enough to stay in the status.
     fn is_said(&self, said: &Time, now: Timestamp) -> bool {
         let precision = CONTACT_PRECISION.as_secs().cast_signed();
         if self.connected {
@@ -94,7 +85,7 @@ impl Contact {
     }
 }
 
-/// The status of `config`, one of the plan's; what nothing new is known of stays.
+/// Fields about which nothing new is known stay as they are.
 pub fn of(
     config: &ShardingConfig,
     plan: &Plan,
@@ -124,7 +115,7 @@ pub fn of(
     };
     match (record, root_record) {
         (Some(record), _) => write(record, &mut status),
-        // The shard of a root has its epoch from there, once it stands there.
+        // A shard gets its root's epoch once the root's status has it.
         (None, Some(record)) if record.written => {
             status.epoch = i64::try_from(record.epoch).ok();
             status.policy_digest = record.shards.get(name).cloned();
@@ -132,7 +123,7 @@ pub fn of(
         _ => {}
     }
     if status.epoch != before.epoch {
-        // The version by which it was decided.
+        // The version from which the epoch was decided.
         status.changed_at.clone_from(&config.metadata.resource_version);
     }
     let accepted = accepted(config, &full_name, plan);
@@ -145,7 +136,7 @@ pub fn of(
     status
 }
 
-/// What a root, or a ShardingConfig that stands by itself, says of its operator.
+/// The status of a root, or of a standalone ShardingConfig.
 fn write(record: &Record, status: &mut ShardingConfigStatus) {
     status.epoch = i64::try_from(record.epoch).ok();
     status.policy_digest = Some(record.policy_digest.clone());
@@ -167,7 +158,7 @@ fn pod_statuses(
     }
     let status = |(member, _): &(&Member, &Told)| {
         let contact = inputs.contacts.get(&member.name);
-        // What is said of a pod of this name that was there before it, is not said of it.
+        // An entry about an earlier pod of the same name does not count.
         let its_own = |before: &PodStatus| {
             let last = before.last_contact.as_ref().map(|last| last.0.as_second());
             member.born.is_none_or(|born| last.is_none_or(|last| last >= born))
@@ -216,11 +207,11 @@ fn programmed(
     let Some(record) = record else {
         return finding(false, "Pending", "nothing new is told to any proxy");
     };
-    // Epochs of different operators, or of one that was made anew, may be the same number.
+    // Not by epoch: another operator, or one created anew, may have the same number.
     let done = |told: &Told, contact: &Contact| {
         contact.digest != 0 && contact.digest == told.sent().digest
     };
-    // Who has just begun to lead has not heard of those that have acknowledged long ago.
+    // A new leader has not heard from proxies that acknowledged long ago.
     let before = inputs.begins && was_programmed(config, record);
     let acknowledged = staying.iter().filter(|(member, told)| {
         let contact = inputs.contacts.get(&member.name);
@@ -241,7 +232,6 @@ fn programmed(
     }
 }
 
-/// Whether it is written that every proxy has acknowledged the record's epoch.
 fn was_programmed(config: &ShardingConfig, record: &Record) -> bool {
     let Some(status) = &config.status else { return false };
     let holds = |one: &Condition| one.type_ == "Programmed" && one.status == "True";
@@ -293,7 +283,7 @@ fn degraded(
     }
 }
 
-/// Pods that stay and whose proxies have not been heard of for a while.
+/// Pods whose proxies were not heard of for [`AWAY`].
 fn away(pods: &[(&Member, &Told)], inputs: StatusInputs<'_>) -> Option<String> {
     let away = pods.iter().filter(|(member, _)| {
         let contact = inputs.contacts.get(&member.name);
@@ -341,7 +331,7 @@ fn condition(
     }
 }
 
-/// Times in the API have no fractions: one that had would differ from what is read back.
+/// Times in the API have no fractions; with one, the value would differ from what is read back.
 fn seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

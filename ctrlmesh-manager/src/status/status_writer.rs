@@ -1,7 +1,7 @@
-//! Who writes the status of the `ManagerState` next, and when?
+//! Serialises the writes to the status of the `ManagerState`, at most one a second.
 //!
-//! Two tasks of the leader write it: who leads, and how objects are labelled. Each reads it, changes its part and writes it
-//! while it has the status_writer, so that neither meets the other's write, and both together write no more than once a second.
+//! Two tasks of the leader write it: the replica list and the label migration. Each reads, changes its part
+//! and writes while it holds the permit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +9,13 @@ use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{self, Instant};
 
-/// How long what was written stands before it is written again.
+/// Least time between two writes.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The one status_writer, for whoever holds a copy.
+/// Clones share one permit.
 #[derive(Clone, Debug, Default)]
 pub struct StatusWriter(Arc<Mutex<Option<Instant>>>);
 
-/// The status_writer in somebody's hand, until it is dropped.
 #[derive(Debug)]
 pub struct StatusPermit<'a> {
     last: MutexGuard<'a, Option<Instant>>,
@@ -26,7 +25,7 @@ pub struct StatusPermit<'a> {
 // === impl StatusWriter ===
 
 impl StatusWriter {
-    /// Waits until nobody else has it, and until it may be written again.
+    /// Waits until no other task has the permit and the last write is a second ago.
     pub async fn take(&self) -> StatusPermit<'_> {
         let last = self.0.lock().await;
         if let Some(last) = *last {
@@ -39,7 +38,7 @@ impl StatusWriter {
 // === impl StatusPermit ===
 
 impl StatusPermit<'_> {
-    /// Says that it is being written; it may be again a second after this is dropped, when that has ended.
+    /// Marks that a write follows. The next one may come a second after this permit is dropped.
     pub fn writes(&mut self) {
         self.writes = true;
     }

@@ -1,18 +1,14 @@
-//! What is known of a namespace?
+//! What the cache keeps of a namespace.
 
 use ctrlmesh_common::selector::Labels;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// A namespace. Two that differ only in which one, or in which version, was seen are the same: nothing is decided by that.
+/// Equality ignores UID and version, because no decision depends on them.
 #[derive(Clone, Debug, Default)]
 pub struct NamespaceInfo {
-    /// Its labels.
     pub labels: Labels,
-    /// Whether it is being deleted.
     pub terminating: bool,
-    /// Its UID.
     pub uid: Option<String>,
-    /// Its resourceVersion.
     pub version: Option<String>,
 }
 

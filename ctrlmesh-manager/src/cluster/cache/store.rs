@@ -1,14 +1,14 @@
-//! What was seen of one kind?
+//! Holds the watched objects of one kind.
 
 use std::collections::BTreeMap;
 
 use kube::runtime::watcher::Event;
 
-/// What was seen of one kind, by `NAMESPACE/NAME`.
+/// By `NAMESPACE/NAME`.
 #[derive(Debug)]
 pub(super) struct ObjectStore<V> {
     pub(super) current: BTreeMap<String, V>,
-    /// What a list that has not ended has shown; in its place what is current, where it is a watch.
+    /// Collects a list until it is complete; then it replaces `current`.
     listed: Option<BTreeMap<String, V>>,
     pub(super) synced: bool,
 }
@@ -22,7 +22,7 @@ impl<V> Default for ObjectStore<V> {
 }
 
 impl<V: PartialEq> ObjectStore<V> {
-    /// Takes an event; returns whether anything else is known now.
+    /// Applies an event; returns whether the content changed.
     pub(super) fn take<K>(&mut self, event: Event<K>, read: fn(K) -> (String, V)) -> bool {
         match event {
             Event::Init => {

@@ -20,7 +20,7 @@ fn a_lease_that_somebody_has_deleted_is_nobodys_only_when_its_holder_has_noticed
     assert!(unknown.is_over(false, begun + ABSENCE_GRACE));
 }
 
-/// An API server with one Lease, that refuses what does not know its version.
+/// An API server with one Lease, which refuses writes of an old version.
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<Stored>>);
 
@@ -28,16 +28,16 @@ struct Server(Arc<Mutex<Stored>>);
 struct Stored {
     lease: Option<Value>,
     version: u64,
-    /// What the next who give it back are answered instead.
+    /// Answers to the next releases.
     refusals: VecDeque<u16>,
-    /// How often somebody asked to give it back.
+    /// How many releases were tried.
     returns: usize,
 }
 
 // === impl Server ===
 
 impl Server {
-    /// Somebody who asks it for as long as `is_reached` says so.
+    /// A client that gets answers while `is_reached` is true.
     fn client(&self, is_reached: watch::Receiver<bool>) -> Client {
         let this = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -115,7 +115,7 @@ async fn where_the_holder_is_cut_off_it_stops_first_and_another_leads_within_fif
         let (_keep, always) = watch::channel(true);
         let mut one = campaign(server.client(reached), "ns", candidate("one"), &drain);
         one.acquired().await;
-        // The other looks at another moment of each period.
+        // Vary the phase between the two replicas.
         time::sleep(RETRY_PERIOD * late / 20).await;
         let mut other = campaign(server.client(always), "ns", candidate("other"), &drain);
         time::sleep(Duration::from_secs(20)).await;

@@ -1,11 +1,11 @@
-//! Which operators stand in each other's way, and which of them yields?
+//! Decides which of two operators stays in force if both could own the same object.
 //!
-//! The admission refuses what could own the same object as another; but it sees only what its replica has seen, may be
-//! away, and can be told to look the other way. So it is looked again here. Who is in force already stays in force, so
-//! that nothing new is told to anybody as long as it would make a second owner; of those, the older one stays.
+//! Admission refuses such configs. But it knows only what its replica has seen, may be down, and can be
+//! bypassed; so compiling checks again. An operator in force stays in force, and of two such the older one: a
+//! second owner never gets a policy.
 //!
-//! What an operator is told can change without anybody's edit: by a namespace that is new, by other keys of labels, by
-//! another version of the manager. Then nothing is in force, and who was accepted stays.
+//! The policies of an operator can change without an edit: by a new namespace, other label keys, or another
+//! version of the manager. Then nothing is in force, and the accepted config stays.
 
 use std::collections::BTreeMap;
 
@@ -15,21 +15,20 @@ use super::placement::namespace;
 use super::{Operator, Policies, Trouble, World, operator, record};
 use crate::rules::validate;
 
-/// What speaks for an operator, the most first.
+/// Highest precedence first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Precedence {
-    /// Its pods are told just this already.
+    /// The status has the hash of these policies.
     InForce,
-    /// It was accepted as it stands.
+    /// In its present generation.
     Accepted,
-    /// It was accepted, and has been edited since.
+    /// In an earlier generation.
     AcceptedBefore,
-    /// It was never accepted, or is not any more.
     NotAccepted,
 }
 
-/// The operators, by number, that are told nothing new because of another, and why; `policies` are what the shards of
-/// each would be told, none where nothing is anyway.
+/// The operators that lose against another one, by index, with the reason. `policies` is `None` for operators
+/// that get no new policy anyway.
 pub(super) fn superseded(
     operators: &[Operator<'_>],
     policies: &[Option<Policies>],
@@ -46,13 +45,13 @@ pub(super) fn superseded(
         }
     }
     let mut all = Vec::new();
-    // Where there is one only, there is nothing to compare.
+    // A single operator has no rival.
     for (namespace, mut some) in by_namespace.into_iter().filter(|(_, some)| some.len() > 1) {
         some.sort_by_cached_key(|at| {
             let operator = &operators[*at];
             let meta = &operator.config().metadata;
             let born = meta.creation_timestamp.as_ref().map(|time| time.0);
-            // What was read from a file has no time: it comes after what has one, by name.
+            // A config from a file has no creation time, and comes last, by name.
             (standing(operator, policies[*at].as_ref()), born.is_none(), born, meta.name.clone())
         });
         let configs: Vec<&ShardingConfig> = some.iter().map(|at| operators[*at].config()).collect();

@@ -1,4 +1,4 @@
-//! Which operators are there, which shards have they, and which pod is of which?
+//! Groups ShardingConfigs into operators, and finds the shard of each pod.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::rules::pod::Member;
 use crate::rules::shard::{self, Shard};
 use crate::rules::validate;
 
-/// Some shards: those of a root, or one that stands by itself.
+/// The shards of a root, or a standalone ShardingConfig.
 #[derive(Clone, Debug)]
 pub struct Operator<'a> {
-    /// Whether its pods can be told anything new.
+    /// Whether its pods can get new policies.
     pub valid: bool,
     config: &'a ShardingConfig,
     division: Division<'a>,
@@ -26,18 +26,26 @@ pub struct Operator<'a> {
 
 #[derive(Clone, Debug)]
 enum Division<'a> {
-    /// The shards of a root, and which pod is of which.
-    Root { shards: Vec<Shard>, placement: Placement<'a> },
-    /// The shards of a root that cannot be divided, which are known only by what their names begin with.
-    Unknown { prefix: String },
-    /// A shard by itself; without a selector or a root, which makes it no more but still places its pods, it has none.
-    Alone { selector: Option<Selector>, placement: Option<Arc<Placement<'a>>> },
+    Root {
+        shards: Vec<Shard>,
+        placement: Placement<'a>,
+    },
+    /// An invalid root. Its shards are known by the prefix of their names only.
+    Unknown {
+        prefix: String,
+    },
+    /// A standalone shard. It is without a selector if the config is invalid. `placement` is that of the
+    /// inactive root which made it.
+    Alone {
+        selector: Option<Selector>,
+        placement: Option<Arc<Placement<'a>>>,
+    },
 }
 
-/// The operators, by namespace and name, and what is wrong with their ShardingConfigs.
+/// The operators by namespace and name, and the problems of their ShardingConfigs.
 ///
-/// The shards of a root that is switched off, or cannot be divided, stand by themselves as they are; their pods are
-/// placed by the root all the same, so that one that is made anew is not lost.
+/// The shards of an inactive root (switched off or invalid) are standalone. The root still assigns the pods,
+/// so that a pod that is created anew gets a shard.
 pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
     let mut configs: Vec<&ShardingConfig> = world.configs.iter().collect();
     configs.sort_by_key(|config| (namespace(config), name(config)));
@@ -83,12 +91,11 @@ pub fn operators(world: World<'_>) -> (Vec<Operator<'_>>, Vec<Trouble>) {
     (operators, troubles)
 }
 
-/// Whether `config` is a shard that `root` has made.
+/// Whether `root` has made the shard `config`.
 fn makes(root: &ShardingConfig, config: &ShardingConfig) -> bool {
     config.spec.root.is_none() && namespace(root) == namespace(config) && shard::is_of(root, config)
 }
 
-/// What is wrong with a ShardingConfig.
 pub(super) fn trouble(config: &ShardingConfig, message: String) -> Trouble {
     let config = full_name(config);
     Trouble { object: format!("ShardingConfig {config}"), configs: vec![config], message }
@@ -98,7 +105,6 @@ fn full_name(config: &ShardingConfig) -> String {
     format!("{}/{}", namespace(config), name(config))
 }
 
-/// The name of a ShardingConfig.
 pub(super) fn name(config: &ShardingConfig) -> &str {
     config.metadata.name.as_deref().unwrap_or_default()
 }
@@ -106,19 +112,20 @@ pub(super) fn name(config: &ShardingConfig) -> &str {
 // === impl Operator ===
 
 impl Operator<'_> {
-    /// The resourceVersion of its ShardingConfig: a number that grows, since Kubernetes 1.35 also by its contract.
+    /// The resourceVersion of its ShardingConfig. It grows; since Kubernetes 1.35 that is part of the API's
+    /// contract.
     pub fn version(&self) -> u64 {
         let version = self.config.metadata.resource_version.as_deref();
         version.and_then(|version| version.parse().ok()).unwrap_or_default()
     }
 
-    /// What a pod of the `shard` is told by this policy, which is not that pod's yet.
+    /// The policy of a shard, without what depends on the pod.
     pub(super) fn tells(&self, shard: &str, policy: &Policy) -> Told {
         let (shard, operator) = (Some(shard.to_owned()), Some(self.full_name()));
         Told::new(shard, operator, self.version(), policy.clone())
     }
 
-    /// The shard of `pod`; none where it is not of this operator.
+    /// `None` if the pod is of another operator.
     pub fn shard_of(&self, pod: &Member) -> Option<&ShardingConfig> {
         if namespace(self.config) != pod.name.namespace {
             return None;
@@ -136,7 +143,7 @@ impl Operator<'_> {
         }
     }
 
-    /// The shard for `pod`, which is being admitted and has perhaps no name yet, beside those that are there.
+    /// The shard for a pod that is being admitted, and may have no name yet.
     pub fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<&ShardingConfig> {
         if namespace(self.config) != pod.name.namespace {
             return None;
@@ -154,7 +161,7 @@ impl Operator<'_> {
         }
     }
 
-    /// Whether `pod` is of this shard that stands by itself; where a root has `placed` the pod, that decides.
+    /// An assignment by a root has precedence over the selector.
     fn has(&self, pod: &Member, placed: Option<&str>) -> bool {
         match (placed, &self.division) {
             (Some(placed), _) => placed == name(self.config),
@@ -165,7 +172,7 @@ impl Operator<'_> {
         }
     }
 
-    /// The policies of its shards, in no epoch yet.
+    /// The policies of its shards, without an epoch.
     ///
     /// # Errors
     /// The first ShardingConfig from which none follows.
@@ -183,7 +190,7 @@ impl Operator<'_> {
         }
     }
 
-    /// Whether `pod`, which no shard selects, may be of this operator, of which nothing new can be said.
+    /// Whether an invalid operator may have selected `pod` before.
     pub fn may_have(&self, pod: &Member, last: Option<&Told>) -> bool {
         if self.valid || namespace(self.config) != pod.name.namespace {
             return false;
@@ -198,52 +205,49 @@ impl Operator<'_> {
         }
     }
 
-    /// The root, or the ShardingConfig that stands by itself.
+    /// The root, or the standalone ShardingConfig.
     pub(super) fn config(&self) -> &ShardingConfig {
         self.config
     }
 
-    /// The namespace in which its pods are.
     pub(super) fn namespace(&self) -> &str {
         namespace(self.config)
     }
 
-    /// The root, or the ShardingConfig that stands by itself, as `NAMESPACE/NAME`.
+    /// `NAMESPACE/NAME` of the root or standalone ShardingConfig.
     pub fn full_name(&self) -> String {
         full_name(self.config)
     }
 
-    /// Its status.
     pub(super) fn status(&self) -> Option<&ShardingConfigStatus> {
         self.config.status.as_ref()
     }
 
-    /// Whether its shards are made by a root.
     pub(super) fn is_root(&self) -> bool {
         matches!(self.division, Division::Root { .. })
     }
 
-    /// The ownership table of a root, in no epoch yet.
+    /// The ownership table of a root, without an epoch.
     pub(super) fn table(&self) -> Option<Ownership> {
         let Division::Root { shards, placement } = &self.division else { return None };
         Some(shard::table(shards, placement.pods()))
     }
 
-    /// The shards of a root that no pod is of, but perhaps one that goes or has ended.
+    /// Shards of a root without a pod that stays.
     pub(super) fn unserved(&self) -> Vec<String> {
         let Division::Root { placement, .. } = &self.division else { return Vec::new() };
         placement.unserved()
     }
 
-    /// Whether it stands by itself because `root`, which has made it, makes nothing now.
+    /// Whether it is a shard of `root`, which is inactive.
     pub(super) fn is_made_by(&self, root: &ShardingConfig) -> bool {
         matches!(self.division, Division::Alone { .. })
             && root.spec.root.is_some()
             && makes(root, self.config)
     }
 
-    /// Whether `config` is what stands in the cluster for one of its shards, or for one that it no longer has. That of
-    /// somebody else which is called as one of its shards is not.
+    /// Whether `config` is one of its shards in the cluster, or a former one. A foreign config with the name
+    /// of a shard is not.
     pub(super) fn is_shard(&self, config: &ShardingConfig) -> bool {
         let Division::Root { shards, .. } = &self.division else { return false };
         namespace(self.config) == namespace(config)
@@ -252,7 +256,7 @@ impl Operator<'_> {
     }
 }
 
-/// A root with its shards; `near` are the enrolled pods of its namespace.
+/// `near` are the enrolled pods of the root's namespace.
 fn divided<'a>(
     root: &'a ShardingConfig,
     rule: &'a Root,

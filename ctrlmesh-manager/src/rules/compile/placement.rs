@@ -1,8 +1,8 @@
-//! Which pod of a root's workload is of which of its shards?
+//! Assigns the pods of a root's workload to its shards.
 //!
-//! Where the root divides, a StatefulSet's pods go by ordinal, and a Deployment's by a record. Where it does not, because
-//! it is switched off or cannot be divided, its shards stand as they are, and so do the pods: each keeps the shard that
-//! is written down for it, and one without any gets one of those that are there.
+//! An active root assigns a StatefulSet's pods by ordinal, and a Deployment's pods by a record. Under an
+//! inactive root (switched off or invalid), each pod keeps its recorded shard, and a pod without one gets an
+//! existing shard.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,6 @@ use super::World;
 use crate::rules::pod::Member;
 use crate::rules::shard::{self, PodRecord, Share};
 
-/// The pods of one root, each with its shard.
 #[derive(Clone, Debug)]
 pub(super) struct Placement<'a> {
     root: &'a ShardingConfig,
@@ -23,14 +22,14 @@ pub(super) struct Placement<'a> {
     inactive: bool,
     first_ordinal: u32,
     pods: BTreeMap<String, String>,
-    /// Those of them that stay.
+    /// Pods that are not being deleted.
     staying: BTreeMap<String, String>,
 }
 
 // === impl Placement ===
 
 impl<'a> Placement<'a> {
-    /// The pods of `near`, the enrolled ones of the root's namespace, among `shares`, those of a root that divides.
+    /// `near` are the enrolled pods of the root's namespace.
     pub(super) fn of_active_root(
         root: &'a ShardingConfig,
         rule: &'a Root,
@@ -41,7 +40,7 @@ impl<'a> Placement<'a> {
         Self::new(root, rule, shares, false, near, world)
     }
 
-    /// The same among the `children` of a root that makes no shards now.
+    /// `children` are the shards that the root made earlier.
     pub(super) fn of_inactive_root(
         root: &'a ShardingConfig,
         rule: &'a Root,
@@ -82,17 +81,17 @@ impl<'a> Placement<'a> {
         this
     }
 
-    /// By pod, its shard.
+    /// Shard by pod.
     pub(super) fn pods(&self) -> &BTreeMap<String, String> {
         &self.pods
     }
 
-    /// The shards that no pod is of, but perhaps one that goes or has ended.
+    /// Shards without a pod that stays.
     pub(super) fn unserved(&self) -> Vec<String> {
         shard::unserved(&self.shares, &self.staying).map(str::to_owned).collect()
     }
 
-    /// The shard for `pod`, which is being admitted and has perhaps no name yet, beside those that are there.
+    /// The shard for a pod that is being admitted, and may have no name yet.
     pub(super) fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<&str> {
         let share = self.seated(pod).or_else(|| {
             let revision = revision(self.rule, pod)?;
@@ -103,8 +102,8 @@ impl<'a> Placement<'a> {
         share.map(|share| share.name.as_str())
     }
 
-    /// The share of a pod of the root's StatefulSet. One whose ordinal lies below the first is about to go: it keeps the
-    /// shard that it had.
+    /// For a pod of the root's StatefulSet. A pod below the first ordinal is about to be deleted, and keeps
+    /// its shard.
     fn seated(&self, pod: &Member) -> Option<&Share> {
         let ordinal = pod.ordinal_in(self.rule.target_stateful_set.as_deref()?)?;
         let named = |name: Option<&str>| {
@@ -124,8 +123,8 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// The pods of the root's Deployment. What is written in the root's status counts before what a pod says of itself.
-    /// One that has ended needs no shard: evicted pods stay there by the hundreds.
+    /// Pods of the root's Deployment. The root's status has precedence over the pod's label. Ended pods are
+    /// left out: evicted ones stay by the hundreds.
     fn seats<'b>(&self, near: impl Iterator<Item = &'b Member>) -> Vec<PodRecord> {
         let seats = near.filter(|pod| !pod.ended).filter_map(|pod| {
             let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
@@ -144,10 +143,10 @@ impl<'a> Placement<'a> {
     }
 }
 
-/// Whether no rollout is under way and no pod about to be replaced: then pods may move to shards that lack them.
+/// Whether no rollout is under way and no pod will be replaced. Only then may pods move to other shards.
 ///
-/// A pod that goes may do so for very long, on a node that is dead. So it counts only until there are as many pods as
-/// there should be, or until another has come in its place: one that was made after it had been told to go.
+/// A deleted pod can stay for very long on a dead node. It counts only until there are enough pods, or until
+/// a newer pod has replaced it.
 fn is_settled(rule: &Root, shares: &[Share], near: &[&Member]) -> bool {
     let of_target = near.iter().filter(|pod| !pod.ended && revision(rule, pod).is_some());
     let (leaving, staying): (Vec<&Member>, Vec<&Member>) =
@@ -157,7 +156,7 @@ fn is_settled(rule: &Root, shares: &[Share], near: &[&Member]) -> bool {
     revisions.len() <= 1 && (enough || are_replaced(&leaving, &staying))
 }
 
-/// Whether for each of `leaving` there is another of `staying` that was made after it had been told to go.
+/// Whether each of `leaving` has a pod in `staying` that was created after its deletion.
 fn are_replaced(leaving: &[&Member], staying: &[&Member]) -> bool {
     let newest = |times: &mut Vec<Option<i64>>| times.sort_unstable_by(|one, other| other.cmp(one));
     let mut told: Vec<Option<i64>> = leaving.iter().map(|pod| pod.deleted_since).collect();

@@ -1,4 +1,4 @@
-//! Which epoch is it for an operator, and what has its status to say?
+//! Decides the epoch of an operator and what goes into its status.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use ctrlmesh_common::slots;
 
 use super::{Operator, Policies, Record};
 
-/// The record of a valid `operator` whose shards are told `policies`, which are in no epoch yet.
+/// The record of a valid `operator` with `policies`, which have no epoch yet.
 ///
-/// The epoch is the written one where what was written says the same; else it is later than all that were written for
-/// the operator, its shards included, which stand by themselves while their root is switched off. One that leaves no room
-/// for a later one, and was written by somebody else, is as none: it would be told nothing new for ever.
+/// The epoch stays if the status has the same content. Else it is greater than all epochs of the operator and
+/// its shards, which are standalone while their root is switched off. An epoch without room for a later one
+/// was written by somebody else, and is ignored.
 pub(super) fn of(
     operator: &Operator<'_>,
     policies: &Policies,
@@ -44,20 +44,19 @@ pub(super) fn of(
     }
 }
 
-/// When what the pods are told last changed: where that is written down, the same for every replica.
+/// The version at which the policies last changed, if it is written; all replicas read the same.
 pub(super) fn changed_at(operator: &Operator<'_>, record: &Record) -> Option<u64> {
     let status = operator.status().filter(|_| record.written)?;
     status.changed_at.as_ref()?.parse().ok()
 }
 
-/// Whether what stands in the status of `operator` is what its shards are told by `policies`.
+/// Whether the status of `operator` has the hash of `policies`.
 pub(super) fn is_written(operator: &Operator<'_>, policies: &Policies) -> bool {
     let said = operator.status().and_then(|status| status.policy_digest.as_ref());
     said == Some(&digest(operator.table().as_ref(), texts(policies)))
 }
 
-/// The newest epoch that was written down for the operator, for a shard of its, or, where it is itself what a root has
-/// made that makes nothing now, for that root: its pods were told by it.
+/// The newest epoch in the status of the operator, of its shards, or of the inactive root that made it.
 fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
     let affiliation =
         configs.iter().filter(|config| operator.is_shard(config) || operator.is_made_by(config));
@@ -65,12 +64,12 @@ fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
     epochs.chain([epoch(operator.status())]).max().unwrap_or_default()
 }
 
-/// Whether a pod is of another shard than before.
+/// Whether a pod has another shard than before.
 fn moved(before: &Ownership, after: &Ownership) -> bool {
     after.pods.iter().any(|(pod, shard)| before.pods.get(pod).is_some_and(|one| one != shard))
 }
 
-/// The shards, each with the hash that it would have by itself.
+/// The hash of each shard by itself.
 fn alone(policies: &Policies) -> BTreeMap<String, String> {
     let digest = |(name, text): (&str, &str)| (name.to_owned(), digest(None, [(name, text)]));
     texts(policies).map(digest).collect()
@@ -80,13 +79,13 @@ fn texts(policies: &Policies) -> impl Iterator<Item = (&str, &str)> {
     policies.iter().map(|(name, draft)| (name.as_str(), draft.text.as_str()))
 }
 
-/// A hash of who owns what, pods aside, and of what each shard is told.
+/// Hash of the ownership of slots and namespaces, and of all policies.
 fn digest<'a>(
     table: Option<&Ownership>,
     policies: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> String {
     let owned = table.map(|table| (&table.slots, &table.namespaces));
-    // Maps of text to text, lists and numbers: there is nothing that JSON could not say.
+    // Maps, strings, lists and numbers always serialise.
     let owned = serde_json::to_string(&owned).unwrap_or_default();
     let policies = policies
         .into_iter()
@@ -101,7 +100,7 @@ fn epoch(status: Option<&ShardingConfigStatus>) -> u64 {
     epoch.and_then(|epoch| u64::try_from(epoch).ok()).map(possible).unwrap_or_default()
 }
 
-/// The epoch, where there can be a later one; else 0.
+/// 0 if there can be no later epoch.
 fn possible(epoch: u64) -> u64 {
     if epoch < MAX_EPOCH { epoch } else { 0 }
 }

@@ -1,7 +1,6 @@
-//! What does a policy look like as it is sent?
+//! Serialises policies, once for all pods of a shard that share one.
 //!
-//! It is written once for all pods of a shard, and kept with what they are told: a policy may have megabytes, and a
-//! shard thousands of pods.
+//! A policy may have megabytes, and a shard thousands of pods.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,20 +11,18 @@ use ctrlmesh_common::wire;
 
 use crate::rules::pod::Member;
 
-/// A policy as JSON, with its digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// The JSON.
+    /// JSON.
     pub text: Bytes,
-    /// Its digest.
     pub digest: u64,
 }
 
-/// What was written already; by itself it says nothing that the policy does not say.
+/// Cache of the serialised policy. It is not part of the value, so all are equal.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kept(pub(super) Option<Arc<Sent>>);
 
-/// What was written of the shards of one operator: by shard, and by what differs between its pods.
+/// Serialised policies of one operator, by shard and by what differs between its pods.
 #[derive(Debug, Default)]
 pub(super) struct Written<'a>(BTreeMap<Variant<'a>, Arc<Sent>>);
 
@@ -34,9 +31,8 @@ type Variant<'a> = (&'a str, u8, bool, Option<&'a str>);
 // === impl Sent ===
 
 impl Sent {
-    /// Writes `policy`.
     pub(super) fn of(policy: &Policy) -> Self {
-        // A policy's keys are texts and its values numbers, texts and lists of them: it can be written.
+        // Maps, strings, lists and numbers always serialise.
         let text = serde_json::to_vec(policy).unwrap_or_default();
         Self { digest: wire::digest(&text), text: text.into() }
     }
@@ -53,7 +49,7 @@ impl PartialEq for Kept {
 // === impl Written ===
 
 impl<'a> Written<'a> {
-    /// The policy of `shard` as it is for `pod`, written now if it was not yet.
+    /// Serialises `policy` at the first call for a variant.
     pub(super) fn of(&mut self, shard: &'a str, pod: &'a Member, policy: &Policy) -> Arc<Sent> {
         let redirect = match pod.redirect {
             Redirect::Node => 0,

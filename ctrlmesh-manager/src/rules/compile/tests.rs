@@ -8,7 +8,7 @@ use super::*;
 use crate::rules::manifest::Manifests;
 use crate::rules::pod::{Admitted, Owner};
 
-/// A shard by itself, in namespace `ops`, of the pods labelled with its name.
+/// A standalone shard in namespace `ops`, of the pods labelled with its name.
 fn shard(name: &str, limits: &str) -> String {
     format!(
         "---\napiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops}}\n\
@@ -16,7 +16,7 @@ fn shard(name: &str, limits: &str) -> String {
     )
 }
 
-/// A root, in namespace `ops`, by what stands under `spec.root` besides its prefix.
+/// A root in namespace `ops` with `rule` in its `spec.root`.
 fn root(rule: &str) -> String {
     format!(
         "---\napiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: root, namespace: ops}}\n\
@@ -62,13 +62,12 @@ fn a_pod_that_was_labelled_after_it_was_admitted_is_told_nothing_and_said() {
     assert!(trouble.object == "Pod ops/op-1" && trouble.message.contains("make it anew"));
 }
 
-/// By pod, its epoch.
 fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
     let policies = compiled.policies.iter();
     policies.map(|(name, told)| (name.name.as_str(), told.policy.epoch)).collect()
 }
 
-/// What the leader would write into the status of the operator `name`.
+/// The status that the leader would write for the operator `name`.
 fn status(compiled: &Compiled, name: &str) -> String {
     let Record { epoch, policy_digest, ownership, .. } = &compiled.operators[name];
     let ownership = serde_json::to_string(ownership).unwrap();
@@ -352,7 +351,7 @@ fn what_is_printed_is_read_back() {
     assert_eq!(serde_saphyr::from_str::<Compiled>(&text).unwrap(), compiled);
 }
 
-/// A shard that `root` has made, and that still stands.
+/// A shard that `root` has made.
 fn child(name: &str) -> String {
     let injected = format!("{}: {name}", label::SHARDING_CONFIG_INJECTED);
     let of_root = format!("labels: {{{}: root}}, namespace: ops", label::AUTO_SHARDING_ROOT);
@@ -360,7 +359,6 @@ fn child(name: &str) -> String {
     child.replace(&format!("{{shard: {name}}}"), &format!("{{{injected}}}"))
 }
 
-/// By pod, its shard.
 fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
     let policies = compiled.policies.iter();
     let shard = |told: &'_ Told| told.shard.is_some();
@@ -368,7 +366,7 @@ fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
     policies.map(|(pod, told)| (pod.name.as_str(), told.shard.as_deref().unwrap())).collect()
 }
 
-/// What makes no shards: a root that is switched off, and one that cannot be divided.
+/// Inactive roots: one is switched off, one cannot be divided.
 const STANDING: [&str; 2] =
     ["disable: true, ", "auto: {shardingSize: 40, everyShardReplicas: 1}, "];
 
@@ -431,7 +429,7 @@ fn a_root_that_makes_no_shards_still_places_the_pods_of_its_deployment() {
     }
 }
 
-/// The names of the ShardingConfigs that are told nothing new.
+/// Names of the ShardingConfigs that get no new policy.
 fn refused(compiled: &Compiled) -> Vec<&str> {
     let troubles = compiled.troubles.iter();
     troubles.map(|trouble| trouble.object.trim_start_matches("ShardingConfig ops/")).collect()
@@ -453,13 +451,13 @@ fn of_two_that_could_own_the_same_object_the_one_that_is_in_force_stays_or_else_
     assert!(message.ends_with("; nothing new is told until they do"), "{message}");
     let by_name = compiled(&[shard("b", "{team: x}"), shard("a", "{team: x}")], &pods, &never);
     assert_eq!(refused(&by_name), ["b"], "of no age, by name");
-    // `a` was there alone, and then the older `b` was changed so that it would own the same.
+    // `a` was alone; then the older `b` was changed to own the same.
     let alone = compiled(std::slice::from_ref(&a), &pods, &Compiled::default());
     let written = a.clone() + &status(&alone, "ops/a");
     let changed = compiled(&[written.clone(), b.clone()], &pods, &alone);
     assert_eq!(refused(&changed), ["b"], "it is not in force");
     assert_eq!(changed.policies[&pods[0].name], alone.policies[&pods[0].name]);
-    // What `a` is told changes without anybody's edit, as with another version of the manager: nothing is in force.
+    // The policy of `a` changes without an edit, as with another version of the manager: nothing is in force.
     let digest = &alone.operators["ops/a"].policy_digest;
     let accepted = |status: &str, generation: u32| {
         let condition = format!(
@@ -480,7 +478,7 @@ fn of_two_that_could_own_the_same_object_the_one_that_is_in_force_stays_or_else_
         let found = compiled(&[of_a, of_b], &pods, &alone);
         assert_eq!(refused(&found), ["b"], "{why}");
     }
-    // Both are in force, from when nobody looked.
+    // Both came into force while nothing was checked.
     let other = compiled(std::slice::from_ref(&b), &pods, &Compiled::default());
     let both = [written, b + &status(&other, "ops/b")];
     assert_eq!(refused(&compiled(&both, &pods, &alone)), ["a"], "it is the younger");

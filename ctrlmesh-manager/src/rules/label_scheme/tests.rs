@@ -15,7 +15,7 @@ fn by(hash_key: &str, hash: NamespaceHash) -> Labelling {
     Labelling { hash_key: hash_key.to_owned(), hash, ..Labelling::default() }
 }
 
-/// The steps to `wanted`, once each of them is done, and what it is like after each.
+/// The steps to `wanted` and the scheme after each.
 fn path(mut scheme: Scheme, wanted: &Labelling) -> Vec<(Scheme, Step)> {
     let mut path = Vec::new();
     let facts = Facts { wanted, labelled: true, left: true };
@@ -78,7 +78,7 @@ fn what_is_no_longer_wanted_is_given_up_where_it_is() {
     let (given_up, step) = begun.step(facts).unwrap();
     assert_eq!((step, &given_up.in_force), (Step::GivenUp, &old));
     assert_eq!(given_up.removed().collect::<Vec<_>>(), ["x/hash"]);
-    // A replica that was told otherwise leads for a while, in the middle of a rollout.
+    // For a while, a replica with other flags leads, as in a rollout.
     let (begun, step) = given_up.step(Facts { wanted: &new, ..facts }).unwrap();
     assert_eq!((step, begun.leftover.len()), (Step::Begun, 0), "it is to be there, not to go");
     let switched = Scheme { former: Some(old.clone()), ..Scheme::settled(new.clone()) };
@@ -122,8 +122,8 @@ fn any_labelling() -> impl Strategy<Value = Labelling> {
 }
 
 proptest! {
-    /// Whatever is wanted next, at whatever step, what objects carry never contradicts itself, what shards go by was carried
-    /// by all before, and it ends with what is wanted and nothing else.
+    /// At every step, objects carry no contradiction and shards select by labels that all carry. It ends with
+    /// what is wanted.
     #[test]
     fn whatever_is_wanted_when_objects_carry_what_shards_go_by(
         from in any_labelling(),

@@ -1,28 +1,27 @@
-//! Which pod is of which shard?
+//! Assigns pods to shards.
 //!
-//! A StatefulSet's pods by their ordinal. A Deployment's pods have none, so theirs is a record that is kept: a pod gets
-//! a shard when it is admitted, by what its own revision lacks. So a rollout, whatever it replaces first, ends with the
-//! same division, and moves no pod on its way.
+//! A StatefulSet's pods are assigned by ordinal. A Deployment's pods keep a recorded shard, which they get at
+//! admission by what their own revision lacks. So a rollout in any order ends with the same division, and
+//! moves no pod on its way.
 
 use std::collections::BTreeMap;
 
 use super::Share;
 
-/// A pod that has to have a shard.
+/// A pod of a Deployment that needs a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodRecord {
-    /// The pod's name.
     pub pod: String,
-    /// The revision of the pod's template.
+    /// Of the pod's template.
     pub revision: String,
-    /// The shard that it was given.
+    /// Assigned before.
     pub shard: Option<String>,
-    /// Whether the pod is on its way out: it keeps its shard, and another is needed in its place.
+    /// Being deleted: it keeps its shard, which needs another pod.
     pub leaving: bool,
 }
 
-/// The shard of the pod with this ordinal: in the order of the shards, as many each as it should have. Pods beyond
-/// that stand by for the normal shards in turn; none without any shard.
+/// In the order of the shards, as many pods each as it should have. Further pods go to the normal shards in
+/// turn. `None` if there is no shard.
 pub fn by_ordinal(shares: &[Share], ordinal: u32) -> Option<&Share> {
     let mut left = usize::try_from(ordinal).ok()?;
     for share in shares {
@@ -35,7 +34,7 @@ pub fn by_ordinal(shares: &[Share], ordinal: u32) -> Option<&Share> {
     left.checked_rem(normal.len()).map(|at| normal[at])
 }
 
-/// The shard for a new pod of `revision`, beside those that are there.
+/// The shard for a new pod of `revision`.
 pub fn choose<'a>(shares: &'a [Share], seats: &[PodRecord], revision: &str) -> Option<&'a Share> {
     let count = |share: &Share, revision: Option<&str>| {
         let of_share = |seat: &&PodRecord| {
@@ -50,16 +49,16 @@ pub fn choose<'a>(shares: &'a [Share], seats: &[PodRecord], revision: &str) -> O
         let full = here >= share.replicas;
         let lacking = share.replicas.saturating_sub(here);
         let beyond = here.saturating_sub(share.replicas);
-        // First who has none of this revision, and of those who has none at all; then who lacks most; where nobody
-        // lacks any, not the canary, and who has the fewest to spare.
+        // First a shard without a pod of this revision, and of those one without any pod. Then the one that
+        // lacks most. If none lacks any, a normal shard with the fewest spare pods.
         (here > 0, full, share.canary && full, all > 0, usize::MAX - lacking, beyond, all)
     })
 }
 
-/// The shard of every pod. A pod keeps the one that it has for as long as that exists.
+/// The shard of every pod, by name. A pod keeps its shard while that exists.
 ///
-/// Where `settled` (one revision, and nobody who goes will yet be replaced), pods also move: to a shard that has none, and
-/// from shards with more pods than they should have to those with fewer. Empty where there is no shard.
+/// If `settled` (one revision, and no pod will be replaced), pods also move: to a shard without any, and from
+/// shards with too many to those with too few.
 pub fn assign(shares: &[Share], seats: &[PodRecord], settled: bool) -> BTreeMap<String, String> {
     let mut seats = seats.to_vec();
     seats.sort_by(|one, other| one.pod.cmp(&other.pod));
@@ -81,7 +80,6 @@ pub fn assign(shares: &[Share], seats: &[PodRecord], settled: bool) -> BTreeMap<
     seats.into_iter().filter_map(|seat| Some((seat.pod, seat.shard?))).collect()
 }
 
-/// The shards that no pod is of.
 pub fn unserved<'a>(
     shares: impl IntoIterator<Item = &'a Share>,
     assignment: &'a BTreeMap<String, String>,
@@ -90,7 +88,7 @@ pub fn unserved<'a>(
     names.filter(|name| !assignment.values().any(|shard| shard == name))
 }
 
-/// A pod that another shard needs more, and that shard. Every move lessens what is lacking, so they come to an end.
+/// A pod that another shard needs more, and that shard. Every move reduces what is lacking, so the moves end.
 fn misplaced(shares: &[Share], seats: &[PodRecord]) -> Option<(usize, String)> {
     let count = |share: &Share| {
         let of_share =

@@ -1,4 +1,4 @@
-//! What has to be done so that the shards of a root are what they should be?
+//! Compares the shards of a root with those in the cluster.
 
 use std::collections::BTreeMap;
 
@@ -8,39 +8,29 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 use super::Shard;
 
-/// What has to be done.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
-    /// Shards that are missing or say something else, as they should be: each is changed in place.
+    /// Missing or different shards, as wanted.
     pub apply: Vec<ShardingConfig>,
-    /// Shards of the root that it no longer has, by name.
+    /// Names of shards that the root does not have any more.
     pub remove: Vec<String>,
-    /// Shards that cannot be changed.
+    /// Shards that cannot be written.
     pub conflicts: Vec<Conflict>,
 }
 
-/// A ShardingConfig that stands where a shard should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    /// It is not the root's.
     #[error(
         "ShardingConfig {name:?} is not of this root; rename or delete it, or change spec.root.prefix"
     )]
-    Foreign {
-        /// Its name.
-        name: String,
-    },
-    /// It selects its pods otherwise, which cannot be changed.
+    Foreign { name: String },
     #[error(
         "ShardingConfig {name:?} selects its pods otherwise, and spec.selector is immutable; delete it"
     )]
-    Selector {
-        /// Its name.
-        name: String,
-    },
+    Selector { name: String },
 }
 
-/// Compares the ShardingConfigs of the root's namespace with the shards that it should have.
+/// `existing` are the ShardingConfigs of the root's namespace.
 pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[&ShardingConfig]) -> Changes {
     let by_name: BTreeMap<&str, &ShardingConfig> =
         existing.iter().map(|config| (name(config), *config)).collect();
@@ -64,8 +54,8 @@ pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[&ShardingCon
     changes
 }
 
-/// Whether `config` is a shard of `root`: one that the root owns. What a label says counts only where the root was read
-/// from a file, and has no identity that could own anything: users may set labels.
+/// Whether `root` owns `config`. The label counts only for a root from a file, which has no UID: users can
+/// set labels.
 pub fn is_of(root: &ShardingConfig, config: &ShardingConfig) -> bool {
     match &root.metadata.uid {
         Some(uid) => controller(config).is_some_and(|owner| owner.uid == *uid),
@@ -73,8 +63,8 @@ pub fn is_of(root: &ShardingConfig, config: &ShardingConfig) -> bool {
     }
 }
 
-/// Whether `config` stands for `shard` of `root` and has only lost its owner: nobody owns it, its label names the root,
-/// and it has the name and selects the pods of the shard. It becomes the root's again.
+/// Whether `config` is `shard` of `root` and has only lost its owner reference: it has no owner, and the
+/// label, name and selector of the shard. The root takes it back.
 pub fn adopts(root: &ShardingConfig, shard: &Shard, config: &ShardingConfig) -> bool {
     controller(config).is_none()
         && root_label(&config.metadata) == Some(name(root))
@@ -82,13 +72,12 @@ pub fn adopts(root: &ShardingConfig, shard: &Shard, config: &ShardingConfig) -> 
         && config.spec.selector == shard.config.spec.selector
 }
 
-/// The object that makes `config`, and takes it with it when it goes.
 fn controller(config: &ShardingConfig) -> Option<&OwnerReference> {
     let owners = config.metadata.owner_references.iter().flatten();
     owners.into_iter().find(|owner| owner.controller == Some(true))
 }
 
-/// Whether nothing that the manager decides differs; what others add to the metadata is theirs.
+/// Whether all fields agree that the manager decides.
 fn says_the_same(there: &ShardingConfig, wanted: &ShardingConfig) -> bool {
     let owners = |meta: &ObjectMeta| meta.owner_references.clone().unwrap_or_default();
     there.spec == wanted.spec

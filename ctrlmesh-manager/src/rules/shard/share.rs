@@ -1,4 +1,4 @@
-//! How are slots, namespaces and pods divided among the shards of a root?
+//! Divides slots, namespaces and pods among the shards of a root.
 
 use std::collections::BTreeSet;
 
@@ -8,34 +8,31 @@ use ctrlmesh_common::slots::{NamespaceHash, Slot, SlotSet};
 
 use super::Labelling;
 
-/// What one shard owns: some slots, and some namespaces whatever their slot.
+/// What one shard owns: slots, and namespaces whatever their slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The shard's name.
     pub name: String,
-    /// Whether it is the canary.
     pub canary: bool,
-    /// How many pods it should have.
+    /// Pods that it should have.
     pub replicas: usize,
-    /// The slots that it owns, but for the namespaces that another shard pins.
+    /// Without namespaces that another shard pins.
     pub slots: SlotSet,
-    /// The namespaces that it pins; only a canary does.
+    /// Pinned; only a canary has any.
     pub namespaces: BTreeSet<String>,
 }
 
-/// By which label a shard's objects are listed.
+/// The label by which a shard selects its objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ListedBy {
-    /// By their slot.
     Slots(SlotSet),
-    /// By their namespace; objects of cluster scope by what stands there for their slot.
+    /// Includes `cluster.<slot>` for objects of cluster scope.
     Namespaces(BTreeSet<String>),
 }
 
 // === impl Share ===
 
 impl Share {
-    /// By which label its objects are listed, where the namespaces of the cluster are `namespaces`.
+    /// `namespaces` are those of the cluster.
     pub(super) fn listed_by(
         &self,
         labelling: &Labelling,
@@ -54,7 +51,6 @@ impl Share {
 // === impl ListedBy ===
 
 impl ListedBy {
-    /// The namespaces that it lists.
     pub(super) fn listed(&self) -> BTreeSet<String> {
         match self {
             Self::Slots(_) => BTreeSet::new(),
@@ -76,8 +72,8 @@ pub(super) fn of(root: &Root, hash: NamespaceHash) -> Vec<Share> {
     canary.into_iter().chain(normal(root, hashes)).collect()
 }
 
-/// The shares of a root that makes none now, by the shards that are there, in the order in which they would be made. What
-/// they own stands in themselves; only who they are and how many pods they have is told, as far as the rule says it.
+/// The shares of an inactive root, by the shards that exist, in the order in which it would make them. They
+/// own nothing here; only name and number of pods count.
 pub fn existing_shares(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
     let share = |config: &&ShardingConfig| {
         let name = config.metadata.name.as_deref().unwrap_or_default();
@@ -98,8 +94,7 @@ pub fn existing_shares(rule: &Root, shards: &[&ShardingConfig]) -> Vec<Share> {
     all.into_iter().map(|(_, share)| share).collect()
 }
 
-/// The namespaces of the canary that its hashes do not give it anyway; then all of them, so that they are listed
-/// wherever one has to be.
+/// The canary's namespaces, unless its hashes contain them all.
 fn pinned(canary: &Canary, hashes: SlotSet, hash: NamespaceHash) -> BTreeSet<String> {
     let by_hash = canary.in_namespaces.iter().all(|name| hashes.contains(hash.slot(name)));
     if by_hash { BTreeSet::new() } else { canary.in_namespaces.iter().cloned().collect() }
@@ -129,7 +124,7 @@ fn normal(root: &Root, canary: SlotSet) -> Vec<Share> {
     shares.into_iter().map(|(_, share)| share).collect()
 }
 
-/// The validation has found the prefix to be short enough.
+/// Validation has checked the length of the prefix.
 fn called(root: &Root, id: usize) -> String {
     names::shard(&root.prefix, id).unwrap_or_else(|too_long| too_long.name)
 }
@@ -138,7 +133,7 @@ fn slots(hashes: &[String]) -> SlotSet {
     hashes.iter().filter_map(|hash| hash.parse::<Slot>().ok()).collect()
 }
 
-/// A number that the validation has found to be positive.
+/// Validation has checked that it is positive.
 fn count(number: i32) -> usize {
     usize::try_from(number).unwrap_or_default()
 }

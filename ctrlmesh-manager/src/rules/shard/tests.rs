@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::rules::validate;
 
-/// A root, by what stands under `spec.root` besides prefix and target, in YAML's flow style.
+/// A root with `rule` in its `spec.root`, in YAML's flow style.
 fn root(rule: &str) -> ShardingConfig {
     let text = format!(
         "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
@@ -198,7 +198,7 @@ fn labels(slot: Slot, namespace: Option<&str>) -> Labels {
     [hash].into_iter().chain(namespace).collect()
 }
 
-/// The shards all of whose limits match.
+/// Shards whose limits all match.
 fn owners<'a>(shards: &'a [Shard], labels: &Labels) -> Vec<&'a str> {
     let matches = |shard: &&Shard| {
         shard.config.spec.limits.iter().all(|limit| {
@@ -214,7 +214,7 @@ struct AnyRoot {
     known: BTreeSet<String>,
 }
 
-/// Any valid rule: canary or none, by hashes, by namespaces or by both; auto or manual; any number of namespaces.
+/// Any valid rule, and any number of namespaces.
 fn any_root() -> impl Strategy<Value = AnyRoot> {
     let namespace = || "[a-d][a-z]?-[0-9]";
     let namespaces = |most| proptest::collection::btree_set(namespace(), 0..most);
@@ -281,7 +281,7 @@ proptest! {
         let seen = owners(&shards, &labels(slot, Some(&strange)));
         prop_assert!(seen.is_empty() || seen == [owner], "not seen yet: {:?}, {}", seen, owner);
         prop_assert!(!seen.is_empty() || owner.ends_with("-canary"), "only the canary waits");
-        // Labelled with another slot, as while the hash is being changed.
+        // Labelled with another slot, as during a change of the hash.
         let wrong = Slot::try_from(wrong).unwrap();
         prop_assert!(owners(&shards, &labels(wrong, Some(&strange))).len() <= 1);
     }

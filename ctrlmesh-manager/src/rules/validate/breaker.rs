@@ -1,4 +1,4 @@
-//! Can the limits and rules of a circuit breaker be applied?
+//! Validates circuit breakers.
 
 use ctrlmesh_common::api::{
     CircuitBreakerSpec, ContentType, RateLimiting, RecoverPolicy, RecoverType,
@@ -7,7 +7,6 @@ use ctrlmesh_common::api::{
 
 use super::{Report, positive_duration, regular_expression, required_selector};
 
-/// Checks every limit and every rule.
 pub(super) fn check(spec: &CircuitBreakerSpec, report: &mut Report) {
     required_selector("spec.selector", &spec.selector, report);
     if spec.rate_limitings.is_empty() && spec.traffic_intercept_rules.is_empty() {

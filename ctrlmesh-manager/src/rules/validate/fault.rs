@@ -1,4 +1,4 @@
-//! Can the faults be done, and could one ever be?
+//! Validates fault injections.
 
 use ctrlmesh_common::api::{
     EffectiveTime, FaultInjectionSpec, FaultMatch, HttpFault, HttpMatch, TextMatch,
@@ -6,10 +6,9 @@ use ctrlmesh_common::api::{
 
 use super::{Report, positive_duration, regular_expression, required_selector};
 
-/// Days of each month, in a leap year.
+/// In a leap year.
 const DAYS: [i32; 12] = [31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
 
-/// Checks every fault.
 pub(super) fn check(spec: &FaultInjectionSpec, report: &mut Report) {
     required_selector("spec.selector", &spec.selector, report);
     if spec.http_fault.is_empty() {

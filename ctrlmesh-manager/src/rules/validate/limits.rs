@@ -1,4 +1,4 @@
-//! Are the limits of a shard ones that can be enforced?
+//! Validates the limits of a shard.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,12 @@ use ctrlmesh_common::resource::{ResourceMatch, WILDCARD};
 
 use super::{Report, parsed, required_selector};
 
-/// How many pairs of a group and a resource the limits of a shard, or what a root divides, may name.
+/// Pairs of group and resource in all limits of a shard, or in all resource selectors of a root.
 const MAX_PAIRS: usize = 2048;
 
-/// How many entries of resources they may have.
+/// Entries of resources in them.
 const MAX_ENTRIES: usize = 128;
 
-/// Checks every limit by itself, and that no resource is limited twice.
 pub(super) fn check(limits: &[Limit], report: &mut Report) {
     for (at, limit) in limits.iter().enumerate() {
         let field = format!("spec.limits[{at}]");
@@ -44,7 +43,6 @@ pub(super) fn check(limits: &[Limit], report: &mut Report) {
     covered_twice("spec.limits", &covered.collect::<Vec<_>>(), report);
 }
 
-/// Checks a list of resources.
 pub(super) fn resources(field: &str, resources: &[RelatedResources], report: &mut Report) {
     for (at, related) in resources.iter().enumerate() {
         if let Err(error) = ResourceMatch::from(related).check() {
@@ -53,8 +51,8 @@ pub(super) fn resources(field: &str, resources: &[RelatedResources], report: &mu
     }
 }
 
-/// Each resource may be covered by one entry only, however it is spelled: where two would, one person reads that both
-/// hold, and another that the more specific one does. `entries`, all of `list`, are each a field and its resources.
+/// Refuses a resource that two entries cover: a reader cannot know whether both hold, or the more specific
+/// one. `entries` are fields of `list` and their resources.
 pub(super) fn covered_twice(
     list: &str,
     entries: &[(String, &[RelatedResources])],
@@ -80,8 +78,7 @@ pub(super) fn covered_twice(
     }
 }
 
-/// Comparing takes every named group with every named resource: what a person writes is far below this, and what is far
-/// above would keep the webhook busy.
+/// Comparing takes groups times resources; far more than a person writes would keep the webhook busy.
 fn too_many(list: &str, entries: &[(String, &[RelatedResources])], report: &mut Report) -> bool {
     let related = || entries.iter().flat_map(|(_, resources)| resources.iter());
     let groups: BTreeSet<&str> =
@@ -109,8 +106,8 @@ fn at_entry(field: &str, entry: Option<usize>) -> String {
     entry.map_or_else(|| field.to_owned(), |at| format!("{field}.relateResources[{at}]"))
 }
 
-/// Where two lists first cover the same resource: the entry of each (`None`: the list is empty, and covers all), and
-/// which resource.
+/// Indices of two entries that cover the same resource (`None`: an empty list, which covers all), and the
+/// resource.
 type Common = (Option<usize>, Option<usize>, String);
 
 fn common(one: &[RelatedResources], other: &[RelatedResources]) -> Option<Common> {
@@ -129,7 +126,6 @@ fn common(one: &[RelatedResources], other: &[RelatedResources]) -> Option<Common
     })
 }
 
-/// What both entries cover.
 fn shared(one: &RelatedResources, other: &RelatedResources) -> Option<String> {
     let group = in_both(&one.api_groups, &other.api_groups)?;
     let resource = in_both(&one.resources, &other.resources)?;
@@ -142,7 +138,7 @@ fn shared(one: &RelatedResources, other: &RelatedResources) -> Option<String> {
     })
 }
 
-/// The first name that both lists mean; the wildcard where both have it.
+/// The first name in both lists; the wildcard if both have it.
 fn in_both<'a>(one: &'a [String], other: &'a [String]) -> Option<&'a str> {
     let any = |names: &[String]| names.iter().any(|name| is_wildcard(name));
     let found = match (any(one), any(other)) {
@@ -153,12 +149,10 @@ fn in_both<'a>(one: &'a [String], other: &'a [String]) -> Option<&'a str> {
     found.map(String::as_str)
 }
 
-/// Whether a name stands for everything.
 pub(super) fn is_wildcard(name: &str) -> bool {
     name == WILDCARD
 }
 
-/// Checks an optional selector.
 pub(super) fn optional_selector(
     field: &str,
     selector: Option<&LabelSelector>,

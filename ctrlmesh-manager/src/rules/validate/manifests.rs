@@ -1,6 +1,6 @@
-//! Would the manifests of these files be accepted?
+//! Validates manifests in files.
 //!
-//! Stricter than reading them: a field that the API server would drop is an error, as with `kubectl --validate=strict`.
+//! A field that the API server would drop is an error, as with `kubectl --validate=strict`.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +11,20 @@ use serde_json::Value;
 
 use super::{Problem, Report, metadata, schema};
 
-/// The namespace of a manifest that names none: it is taken to be applied to this one.
+/// For manifests without a namespace.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// What became of one manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Its kind.
     pub kind: String,
-    /// Its name; empty where it has none.
+    /// Empty if there is none.
     pub name: String,
-    /// Where it stands: the file, the document from 1, and the item of a list.
+    /// File, document (from 1) and item of a list.
     pub place: String,
-    /// What was found; none where it is no resource of ours, and was passed over.
+    /// `None` for foreign resources.
     pub report: Option<Report>,
 }
 
-/// One manifest, as it was written.
 struct Manifest {
     place: String,
     value: Value,
@@ -36,20 +33,17 @@ struct Manifest {
 // === impl Verdict ===
 
 impl Verdict {
-    /// Whether it would be refused.
     pub fn is_refused(&self) -> bool {
         self.report.as_ref().is_some_and(|report| !report.errors.is_empty())
     }
 }
 
-/// Checks every resource of ours in `files`, each a name and the documents that it holds, by itself and beside the
-/// others.
+/// Checks our resources in `files` (name and documents), each by itself and beside the others.
 pub fn manifests(files: &[(String, Vec<Value>)]) -> Vec<Verdict> {
     manifests_and(files, &[], &|_| None)
 }
 
-/// The same, where `hash_keys` are those of labels with a hash beside our own, and `more` finds in a ShardingConfig by
-/// itself what is wrong with it beside.
+/// As [`manifests`], with further hash labels and a further check of each ShardingConfig.
 pub fn manifests_and(
     files: &[(String, Vec<Value>)],
     hash_keys: &[&str],
@@ -94,7 +88,7 @@ pub fn manifests_and(
     verdicts.collect()
 }
 
-/// By what the API server knows it: kind, namespace (there is none of a `ManagerState`) and name.
+/// Kind, namespace (empty for a `ManagerState`) and name.
 fn identity(value: &Value) -> Option<[String; 3]> {
     let name = value["metadata"]["name"].as_str().filter(|name| !name.is_empty())?;
     let namespace = if kind(value) == "ManagerState" { "" } else { namespace(value) };
@@ -106,7 +100,7 @@ fn namespace(value: &Value) -> &str {
     given.unwrap_or(DEFAULT_NAMESPACE)
 }
 
-/// Makes of the manifest what the API server makes of it first: a field that is null is not there, and `1.0` is 1.
+/// Normalises as the API server does: null fields go, and `1.0` becomes 1.
 fn normalize(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -123,13 +117,13 @@ fn normalize(value: &mut Value) {
     }
 }
 
-/// A number with a point that is an integer all the same, and one that is exact.
+/// An integer that is written with a point, if it is exact.
 fn whole(number: &serde_json::Number) -> Option<i64> {
     let value = number.as_f64().filter(|value| number.is_f64() && value.fract() == 0.0)?;
     format!("{value:.0}").parse().ok().filter(|whole: &i64| whole.unsigned_abs() < 1 << 53)
 }
 
-/// Adds `value`, or, where it is a list, its items; those of a typed list need no kind themselves.
+/// Adds `value`, or the items of a list. Items of a typed list need no kind.
 fn unfold(mut value: Value, of: Option<(&str, &Value)>, place: String, into: &mut Vec<Manifest>) {
     if value.is_null() {
         return;
@@ -175,7 +169,7 @@ fn verdict(manifest: Manifest, others: &[&ShardingConfig], hash_keys: &[&str]) -
     Verdict { kind, name, place, report: Some(report) }
 }
 
-/// What is said of a `kind` of another group or version, `given`: the API server has ours only.
+/// The API server has our group and version only.
 fn not_served(value: &Value, kind: &str, given: [&str; 2]) -> Report {
     let found = value["apiVersion"].as_str().unwrap_or_default();
     let allowed = format!("allowed is {}/{}", names::GROUP, names::VERSION);
@@ -199,7 +193,7 @@ fn checked(kind: &str, value: &Value, others: &[&ShardingConfig], hash_keys: &[&
     };
     let mut report = match read {
         Ok(report) => report,
-        // The schema says which field it is.
+        // The schema names the field.
         Err(_) if !written.is_empty() => Report::default(),
         Err(problem) => Report { errors: vec![problem], ..Report::default() },
     };

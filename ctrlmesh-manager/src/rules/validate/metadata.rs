@@ -1,6 +1,6 @@
-//! Is the metadata of a manifest such as the API server takes?
+//! Validates the metadata of manifests.
 //!
-//! Only manifests are asked: what a webhook is handed has been through the API server.
+//! A webhook need not: the API server has checked it before.
 
 use ctrlmesh_common::names::{MAX_SUBDOMAIN_BYTES, is_dns_subdomain};
 use ctrlmesh_common::selector::{check_key, check_value};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::Problem;
 use super::schema::{problem, unknown};
 
-/// The fields, each with the type of its value.
+/// Name and type.
 const FIELDS: [(&str, &str); 15] = [
     ("annotations", "object"),
     ("creationTimestamp", "string"),
@@ -28,7 +28,7 @@ const FIELDS: [(&str, &str); 15] = [
     ("uid", "string"),
 ];
 
-/// The fields of an owner, each with its type and whether it has to be there.
+/// Name, type, and whether it is required.
 const OWNER_FIELDS: [(&str, &str, bool); 6] = [
     ("apiVersion", "string", true),
     ("blockOwnerDeletion", "boolean", false),
@@ -38,7 +38,6 @@ const OWNER_FIELDS: [(&str, &str, bool); 6] = [
     ("uid", "string", true),
 ];
 
-/// What is wrong with `metadata`, where there is any.
 pub(super) fn check(metadata: Option<&Value>) -> Vec<Problem> {
     let mut problems = Vec::new();
     match metadata {
@@ -109,8 +108,8 @@ fn names(fields: &Map<String, Value>, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Whether names may be made of it: they end with letters and digits, but the API server wants what stands before them to
-/// be a name too, save for a `-` at its end, before which it does not look at one character.
+/// Whether generated names are valid. The API server also requires that the prefix is a name, except for a
+/// `-` at its end and the character before that.
 fn is_beginning(text: &str) -> bool {
     let before = text.strip_suffix('-').and_then(|before| {
         let mut before = before.chars();

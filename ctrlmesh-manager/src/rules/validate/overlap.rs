@@ -1,6 +1,6 @@
-//! Could two shards of one operator own the same object, or the same pod?
+//! Finds ShardingConfigs of one operator that could own the same object or pod.
 //!
-//! Also: would a root make a shard that is called as one that is there?
+//! It also finds roots whose shards would have the name of an existing config.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,10 @@ use affiliation::{Affiliation, Relation, Workload};
 use claim::{Budget, BudgetExceeded, Claim, Named, STEPS, UNNAMED};
 pub(in crate::rules::validate) use pods::{of_pods, of_selectors, of_targets};
 
-/// How many steps it may take to compare all ShardingConfigs of a namespace.
+/// For all ShardingConfigs of a namespace.
 const ALL_STEPS: usize = 4 * STEPS;
 
-/// What two ShardingConfigs of one operator have in common.
+/// What makes two ShardingConfigs comparable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum OperatorKey<'a> {
     Lock(&'a str),
@@ -28,7 +28,7 @@ enum OperatorKey<'a> {
     Prefix(&'a str),
 }
 
-/// Compares the share of `config` with those of the other shards of its operator.
+/// Compares `config` with the other shards of its operator.
 pub(super) fn with_others(
     config: &ShardingConfig,
     others: &[&ShardingConfig],
@@ -37,7 +37,7 @@ pub(super) fn with_others(
     let near: Vec<&ShardingConfig> = others.iter().copied().chain([config]).collect();
     let (mine, claim) = (Affiliation::of(config, &near), Claim::of(config));
     let mut budget = Budget::of(STEPS);
-    // Of those that are merely suspicious, one says enough.
+    // One warning is enough.
     let mut suspected = false;
     for other in others {
         let theirs = Affiliation::of(other, &near);
@@ -54,8 +54,8 @@ pub(super) fn with_others(
     }
 }
 
-/// Warns of hashes that neither `config`, a shard by hand, has nor another shard of its operator. `keys` are those of
-/// labels with a hash, beside our own.
+/// Warns of hashes that neither `config`, a manual shard, nor another shard of its operator has. `keys` are
+/// further hash labels.
 pub(super) fn hashes(
     config: &ShardingConfig,
     others: &[&ShardingConfig],
@@ -81,8 +81,8 @@ pub(super) fn hashes(
     }
 }
 
-/// Which of `configs` cannot be in force beside those before them that can, and why; all are of one namespace, in which
-/// `near` are all that there are.
+/// The `configs` that cannot be in force beside earlier ones, by index, with the reason. All are of one
+/// namespace, of which `near` are all configs.
 pub fn superseded(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(usize, Problem)> {
     let affiliation: Vec<Affiliation<'_>> =
         configs.iter().map(|config| Affiliation::of(config, near)).collect();
@@ -116,7 +116,7 @@ fn operator_keys<'a>(affiliation: &Affiliation<'a>) -> Vec<OperatorKey<'a>> {
     lock.into_iter().chain(workloads).chain(affiliation.prefix().map(OperatorKey::Prefix)).collect()
 }
 
-/// Why `config` cannot stand beside `other`, of which it is known to be affiliation.
+/// Why `config` cannot be in force beside `other`.
 fn compared(
     config: &ShardingConfig,
     claim: &Claim<'_>,
@@ -156,7 +156,7 @@ fn compared(
     }
 }
 
-/// A root's shards are called by its prefix, and another cannot be called so.
+/// No other config can have the name of a root's shard.
 fn names(
     mine: &Affiliation<'_>,
     theirs: &Affiliation<'_>,

@@ -1,4 +1,4 @@
-//! Does a root give every slot to exactly one shard?
+//! Validates roots: every slot must be in exactly one shard.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,6 @@ use ctrlmesh_common::slots::{self, Slot, SlotSet};
 
 use super::{Report, limits};
 
-/// Checks the rule by which shards are made.
 pub(super) fn check(root: &Root, report: &mut Report) {
     let names = [
         ("prefix", Some(&root.prefix)),
@@ -55,7 +54,6 @@ pub(super) fn check(root: &Root, report: &mut Report) {
     }
 }
 
-/// Checks which resources are divided.
 fn check_resources(root: &Root, report: &mut Report) {
     for (at, resources) in root.resource_selector.iter().enumerate() {
         let field = format!("spec.root.resourceSelector[{at}]");
@@ -73,14 +71,14 @@ fn check_resources(root: &Root, report: &mut Report) {
     limits::covered_twice("spec.root.resourceSelector", &divided.collect::<Vec<_>>(), report);
 }
 
-/// Pods carry the name of their shard as a label.
+/// The names of shards begin with it, and are values of a label.
 fn prefix(prefix: &str, report: &mut Report) {
     if prefix.len() > MAX_PREFIX_BYTES {
         report.error("spec.root.prefix", format!("must be at most {MAX_PREFIX_BYTES} characters, because the names of the shards begin with it and are the values of a label"));
     }
 }
 
-/// Checks the canary; returns its hashes.
+/// Returns its hashes.
 fn check_canary(canary: &Canary, report: &mut Report) -> SlotSet {
     if canary.in_namespaces.is_empty() && canary.in_shard_hash.is_empty() {
         report.error(
@@ -119,7 +117,7 @@ fn check_manual(root: &Root, canary: SlotSet, report: &mut Report) {
     }
 }
 
-/// Checks a list of hashes; returns those that are slots.
+/// Returns the valid ones.
 fn hashes(field: &str, hashes: &[String], report: &mut Report) -> SlotSet {
     let mut slots = SlotSet::EMPTY;
     for (at, hash) in hashes.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! Does an object keep to the schema of its kind? Of one that was read, its spec; of one as it was written, all of it.
+//! Validates objects against the schema in our CRDs.
 //!
-//! The schema is the one that the API server is given, so that nothing which it refuses is accepted here: bounds,
-//! lengths, patterns, enums, what is required, what is repeated. Its CEL rules are repeated by the other modules.
+//! So nothing passes here that the API server refuses. The CEL rules of the schema are repeated by the other
+//! modules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -13,25 +13,24 @@ use serde_json::{Map, Value, json};
 
 use super::{Problem, Report};
 
-/// The schema of each kind.
+/// By kind.
 static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(schemas);
 
-/// The patterns in them, ready to match.
+/// Compiled patterns of all schemas.
 static PATTERNS: LazyLock<BTreeMap<&str, Regex>> = LazyLock::new(|| {
     let mut patterns = BTreeMap::new();
     SCHEMAS.values().for_each(|schema| collect_patterns(schema, &mut patterns));
     patterns
 });
 
-/// What every object has beside what its kind's schema says.
+/// Fields that a schema does not list.
 const OBJECT_FIELDS: [&str; 3] = ["apiVersion", "kind", "metadata"];
 
-/// Whether there is a schema of `kind`.
 pub(super) fn is_known(kind: &str) -> bool {
     SCHEMAS.contains_key(kind)
 }
 
-/// Adds to `report` what is wrong with the `spec` of a `kind`, where nothing more telling has been said of the field.
+/// Adds the problems of `spec`, unless `report` has one for the same field.
 pub(super) fn of_spec(kind: &str, spec: &impl Serialize, report: &mut Report) {
     let spec = serde_json::to_value(spec).unwrap_or_default();
     let mut problems = Vec::new();
@@ -43,8 +42,7 @@ pub(super) fn of_spec(kind: &str, spec: &impl Serialize, report: &mut Report) {
     report.errors.append(&mut problems);
 }
 
-/// What is wrong with `object`, a `kind` as it was written, beside its metadata: fields that the API server does not know
-/// too.
+/// Problems of a manifest beside its metadata; unknown fields are problems too.
 pub(super) fn of_manifest(kind: &str, object: &Value) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let (Some(schema), Some(object)) = (SCHEMAS.get(kind), object.as_object()) {
@@ -57,7 +55,7 @@ pub(super) fn of_manifest(kind: &str, object: &Value) -> Vec<Problem> {
     problems
 }
 
-/// Whether what was said of `outer` was said of `field` too.
+/// Whether `field` is `outer` or inside it.
 fn covers(outer: &str, field: &str) -> bool {
     field.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
@@ -91,7 +89,7 @@ fn collect_patterns<'a>(schema: &'a Value, patterns: &mut BTreeMap<&'a str, Rege
 
 fn check(schema: &Value, value: &Value, field: &str, problems: &mut Vec<Problem>) {
     match (schema["type"].as_str().unwrap_or("object"), value) {
-        // A field that is null is a field that is not there.
+        // A null field counts as missing.
         (_, Value::Null) | ("boolean", Value::Bool(_)) => {}
         ("object", Value::Object(fields)) => check_fields(schema, fields, field, problems),
         ("array", Value::Array(items)) => check_items(schema, items, field, problems),
@@ -198,7 +196,6 @@ fn check_number(
     }
 }
 
-/// A bound of the schema on how many there are.
 fn limit(schema: &Value, name: &str) -> Option<usize> {
     schema[name].as_u64().and_then(|limit| usize::try_from(limit).ok())
 }
@@ -222,7 +219,6 @@ fn bounds<T: std::fmt::Display>(least: Option<T>, most: Option<T>) -> String {
     }
 }
 
-/// Says of the field `name` inside `field` that it is none of the `known` ones.
 pub(super) fn unknown<'a>(
     field: &str,
     name: &str,

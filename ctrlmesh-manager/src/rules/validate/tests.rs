@@ -4,7 +4,7 @@ use super::*;
 
 mod beside;
 
-/// Shards of one operator, by name and by the limits of each, in YAML's flow style.
+/// Shards of one operator, by name and limits in YAML's flow style.
 fn shards(limits: &[(&str, &str)]) -> Vec<ShardingConfig> {
     let documents = limits.iter().map(|(name, limits)| {
         format!(
@@ -23,7 +23,7 @@ fn pods(selector: &str) -> String {
     format!("{{relateResources: [{{apiGroups: [''], resources: [pods]}}], selector: {selector}}}")
 }
 
-/// One `ShardingConfig` of the namespace `a`: its name, its labels, and its spec, in YAML's flow style.
+/// In namespace `a`; the spec is in YAML's flow style.
 fn config(name: &str, labels: &str, spec: &str) -> ShardingConfig {
     let text = format!(
         "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\n\
@@ -32,7 +32,7 @@ fn config(name: &str, labels: &str, spec: &str) -> ShardingConfig {
     read_sharding_configs(&text).unwrap().remove(0)
 }
 
-/// A shard of the operator with this lock, if any, that sees objects of this team.
+/// A shard of `team`, with this lock.
 fn shard(name: &str, lock: Option<&str>, team: &str) -> ShardingConfig {
     let lock = lock
         .map_or_else(String::new, |lock| format!("controller: {{leaderElectionName: {lock}}}, "));
@@ -44,7 +44,7 @@ fn shard(name: &str, lock: Option<&str>, team: &str) -> ShardingConfig {
     )
 }
 
-/// A root whose rule has this in addition.
+/// A root with `more` in its rule.
 fn root(name: &str, lock: &str, target: &str, more: &str) -> ShardingConfig {
     let lock = if lock.is_empty() {
         String::new()
@@ -66,7 +66,7 @@ const ANY: &str = "[{apiGroups: ['*'], resources: ['*']}]";
 const APPS: &str =
     "[{apiGroups: [''], resources: [services]}, {apiGroups: [apps], resources: ['*']}]";
 
-/// Resources of two limits that cover one resource twice, and what is said of it.
+/// Resources of two limits that cover one resource twice, and the message.
 const TWICE: [(&str, &str, &str); 8] = [
     (
         PODS,
@@ -121,7 +121,7 @@ fn a_resource_is_limited_once_however_it_is_spelled() {
     }
     let limits = format!("[{}, {}]", limit(PODS, "a"), limit(APPS, "b"));
     assert_eq!(errors(&shards(&[("one", &limits)])), Vec::<String>::new());
-    // Two entries of one limit say the same of what both cover.
+    // Two entries of one limit conflict in the same way.
     let both =
         limit("[{apiGroups: [''], resources: [pods]}, {apiGroups: ['*'], resources: [pods]}]", "a");
     assert_eq!(errors(&shards(&[("one", &format!("[{both}]"))])), Vec::<String>::new());
@@ -131,7 +131,6 @@ fn a_resource_is_limited_once_however_it_is_spelled() {
     assert_eq!(found[0].field, "spec.root.resourceSelector[1].relateResources[0]", "{found:?}");
 }
 
-/// Each spec has to be refused so.
 fn assert_refused(cases: &[(String, &str)]) {
     for (spec, expected) in cases {
         let report = sharding_config(&config("shard", "{}", spec), &[], None);

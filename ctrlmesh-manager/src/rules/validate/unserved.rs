@@ -1,4 +1,4 @@
-//! Is what is limited there at all, and is it labelled?
+//! Warns of limited resources that are not served or not labelled.
 
 use ctrlmesh_common::api::{
     Expression, LabelSelector, RelatedResources, SelectorOperator, ShardingConfigSpec,
@@ -7,23 +7,22 @@ use ctrlmesh_common::names::resource_list;
 
 use super::Report;
 
-/// A resource that is limited.
 struct Limited<'a> {
     field: String,
     groups: &'a [String],
     resource: &'a str,
-    /// By which labels; none where a root's shards add theirs.
+    /// `None` for a root: its shards add theirs.
     selector: Option<&'a LabelSelector>,
 }
 
-/// Warns of resources that `serves` (a group and a plural; `*` is any) does not know: a misspelled one limits nothing.
+/// `serves` takes group and plural; `*` is any. A misspelled resource limits nothing.
 pub(super) fn check(
     spec: &ShardingConfigSpec,
     serves: &dyn Fn(&str, &str) -> bool,
     report: &mut Report,
 ) {
     for Limited { field, groups, resource, .. } in limited(spec) {
-        // It may be of any of the groups.
+        // The resource may be in any of the groups.
         if !groups.iter().any(|group| serves(group, resource)) {
             report.warning(
                 field,
@@ -35,8 +34,7 @@ pub(super) fn check(
     }
 }
 
-/// Warns of resources that are not labelled, as `labels` says of a group and a plural, where a shard owns what has a label
-/// with one of the `keys`.
+/// `labels` takes group and plural. A resource is checked if its selector uses one of the `keys`.
 pub(super) fn check_labelled(
     spec: &ShardingConfigSpec,
     keys: &[&str],
@@ -87,9 +85,9 @@ fn add<'a>(
     }
 }
 
-/// Whether the selector matches only what has a label with one of the `keys`.
+/// Whether the selector matches only objects with one of the labels.
 fn asks(selector: &LabelSelector, keys: &[&str]) -> bool {
-    // The others match what has no such label.
+    // Other operators match objects without the label.
     let wants =
         |one: &&Expression| matches!(one.operator, SelectorOperator::In | SelectorOperator::Exists);
     let expressions = selector.match_expressions.iter().filter(wants).map(|one| &one.key);

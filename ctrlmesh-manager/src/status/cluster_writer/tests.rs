@@ -11,7 +11,7 @@ use crate::cluster::cache::Snapshot;
 use crate::cluster::plan;
 use crate::drain::Drain;
 
-/// A root of two shards with `pods` that carry no label yet, and a shard by itself whose objects are those of team `selector`.
+/// A root of two shards with `pods` without labels, and a standalone shard of team `selector`.
 fn planned(selector: &str, pods: usize) -> Plan {
     let owner = "ownerReferences: [{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: a, controller: true}]";
     let pod = |number| {
@@ -31,7 +31,7 @@ fn planned(selector: &str, pods: usize) -> Plan {
     plan::of(snapshot, &BTreeMap::new())
 }
 
-/// Has a replica write what `plan` says, and what it is followed by; until the drain is dropped.
+/// Runs a writer for `plan` and the plans that follow, until the drain is dropped.
 fn written_by(
     client: Client,
     may_write: bool,

@@ -1,9 +1,8 @@
-//! What is written next?
+//! Decides which write comes next.
 //!
-//! Pure: takes what has to be written, gives one write after the other, first what proxies wait for; for that there is
-//! always room. No object is written in one way more than once a second, and never twice at once. What failed is tried
-//! again later and later, by itself: one object that can never be written holds no other up. What has to be written is
-//! asked for again when something has changed, or when something is due that could not be written before.
+//! Pure. Writes that proxies wait for come first, and some room is kept for them. Each object is written at
+//! most once a second, and never twice at once. A failed write is retried with a growing delay and holds no
+//! other up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,81 +13,75 @@ use tokio::time::Instant;
 use super::{Observations, Write};
 use crate::cluster::plan::Plan;
 
-/// How many writes are under way at once.
+/// Writes in flight.
 const CONCURRENT: usize = 8;
 
-/// How many of them at most may be such as proxies do not wait for.
+/// Writes in flight that no proxy waits for.
 const LATER: usize = 6;
 
-/// What a pod's label is, in a word.
 const LABEL: &str = "label";
 
-/// How long an object is left alone after it was written.
+/// Least time between two writes of one object.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How much longer for each pod of a status, before what nobody waits for is said: each time all of it is written, stored
-/// and sent to whoever watches.
+/// More time for each pod in a status, unless proxies wait for it: each write is stored and sent to all
+/// watchers in full.
 const EACH_POD: Duration = Duration::from_millis(1);
 
-/// How long is waited after a write that failed, at first and at most. At first as long as after any: one whose answer was
-/// lost may stand there.
+/// First and longest delay after a failure. The first is no shorter than [`PERIOD`], because a write whose
+/// answer was lost may have happened.
 const RETRY: (Duration, Duration) = (PERIOD, Duration::from_secs(30));
 
-/// How often it is looked where nothing has changed: time itself changes what is said of proxies that are away.
+/// Interval of decisions without a change: proxies become absent as time passes.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
 
-/// What became of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It stands there.
     Written,
-    /// What it was decided by is no longer so.
+    /// The state that it was decided by has changed.
     Outdated,
-    /// It could not be written.
     Failed,
 }
 
-/// What waits to be written.
 #[derive(Default)]
 pub(super) struct WriteQueue {
     first: VecDeque<Write>,
     later: VecDeque<Write>,
-    /// What is under way, and whether proxies wait for it.
+    /// Writes in flight, and whether proxies wait for them.
     busy: BTreeMap<Key, bool>,
     paces: BTreeMap<Key, Pace>,
-    /// By what it was decided last.
+    /// What the last decision was made from.
     decided: Option<(Arc<Plan>, Observations)>,
-    /// When something is due that was left out then.
+    /// When a write is due that was postponed.
     due: Option<Instant>,
 }
 
-/// What is done to which object.
+/// Kind of write, and object.
 type Key = (&'static str, String);
 
-/// When one object may be written.
+/// When an object may be written again.
 struct Pace {
     failures: u32,
     not_before: Instant,
-    /// How much longer what nobody waits for is left.
+    /// Additional delay if no proxy waits.
     longer: Duration,
 }
 
 // === impl WriteQueue ===
 
 impl WriteQueue {
-    /// Whether nothing waits.
     pub(super) fn is_idle(&self) -> bool {
         self.first.is_empty() && self.later.is_empty()
     }
 
-    /// Whether it has to be told what is to be written by `plan` and what was `observed` beside it.
+    /// Whether a new decision is needed: something changed, or a postponed write is due.
     pub(super) fn asks(&self, plan: &Arc<Plan>, observed: &Observations, now: Instant) -> bool {
         let decided = self.decided.as_ref();
         let same = decided.is_some_and(|(by, said)| Arc::ptr_eq(by, plan) && said == observed);
         !same || self.due.is_some_and(|due| now >= due)
     }
 
-    /// Takes what has to be written, in the place of what it has.
+    /// Replaces what waits by `writes`.
     pub(super) fn take(
         &mut self,
         plan: Arc<Plan>,
@@ -97,11 +90,12 @@ impl WriteQueue {
         now: Instant,
     ) {
         let keys: BTreeSet<Key> = writes.iter().map(key).collect();
-        // What need not be written any more is not remembered either.
+        // Forget the pace of objects that need no write any more.
         self.paces.retain(|key, pace| keys.contains(key) || now < pace.ends(false));
         (self.decided, self.due) = (Some((plan, observed)), Some(now + LOOK_AGAIN));
         self.first.clear();
-        // Which shard a pod is of is decided by the labels of the others: while some are on their way, no others are given.
+        // Labels are decided together, because the shard of a pod depends on the others: no new ones until
+        // these are written.
         let labels =
             self.later.iter().any(is_label) || self.busy.keys().any(|(what, _)| *what == LABEL);
         self.later.retain(|write| labels && is_label(write));
@@ -109,7 +103,7 @@ impl WriteQueue {
             let key = key(&write);
             let later = self.paces.get(&key).map(|pace| pace.ends(write.decides()));
             match later.filter(|later| now < *later) {
-                // When it is done, it is looked again.
+                // A decision follows when it is done.
                 _ if self.busy.contains_key(&key) => {}
                 Some(later) => self.look_again(later),
                 None if write.decides() => self.first.push_back(write),
@@ -118,7 +112,7 @@ impl WriteQueue {
         }
     }
 
-    /// The next write, as long as there is room for one; it is under way until it is done.
+    /// The next write, if there is room. It is in flight until [`Self::done`].
     pub(super) fn next(&mut self) -> Option<Write> {
         if self.busy.len() >= CONCURRENT {
             return None;
@@ -132,7 +126,6 @@ impl WriteQueue {
         Some(write)
     }
 
-    /// Says what became of `write`.
     pub(super) fn done(&mut self, write: &Write, outcome: Outcome, now: Instant) {
         let key = key(write);
         self.busy.remove(&key);
@@ -147,11 +140,10 @@ impl WriteQueue {
         let longer =
             if outcome == Outcome::Written { EACH_POD * pods(write) } else { Duration::ZERO };
         self.paces.insert(key, Pace { failures, not_before: now + wait, longer });
-        // Even what was written is looked at again: something else may have had to be written meanwhile.
+        // Decide again even after success: another change may have come meanwhile.
         self.look_again(now + wait);
     }
 
-    /// Forgets what waits.
     pub(super) fn clear(&mut self) {
         self.first.clear();
         self.later.clear();
@@ -171,7 +163,7 @@ impl Pace {
     }
 }
 
-/// Of how many pods it says something.
+/// How many pods are in the status.
 fn pods(write: &Write) -> u32 {
     let Write::Status { config, .. } = write else { return 0 };
     let pods = config.status.as_ref().map_or(0, |status| status.pods.len());
@@ -215,7 +207,7 @@ mod tests {
         Write::Status { config: config(shard), decides: true, events: Vec::new() }
     }
 
-    /// Those that are given out, once `names` have to be written.
+    /// Queues `names` and returns all writes that may start.
     fn given(queue: &mut WriteQueue, names: &[&str], now: Instant) -> Vec<Write> {
         let writes = names.iter().map(|name| write(name)).collect();
         queue.take(Arc::default(), Observations::default(), writes, now);

@@ -1,4 +1,4 @@
-//! What has to be written so that the cluster says what the plan says?
+//! Compares the plan with the cluster and lists the writes that are missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,65 +12,47 @@ use crate::rules::pod::{Member, PodName};
 use crate::rules::shard;
 use crate::status::compute::{self, Contact, PlanIndex, StatusInputs, Unlabelled};
 
-/// One write.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
-    /// A shard of a root is missing or says something else.
+    /// A shard of a root is missing or differs.
     Apply {
-        /// As it should be, with the UID and the version of what is there.
+        /// As wanted, with the UID and version of the existing object.
         config: Box<ShardingConfig>,
-        /// Fields of its spec that somebody added, which applying would leave there.
+        /// Fields of the spec that somebody added; a server-side apply would leave them.
         added: Vec<&'static str>,
     },
-    /// A shard that its root no longer has.
-    Remove {
-        /// As it is.
-        config: Box<ShardingConfig>,
-    },
-    /// A pod whose label names another shard than its own.
-    Label {
-        /// The pod.
-        pod: PodName,
-        /// Its UID.
-        uid: String,
-        /// Its shard.
-        shard: String,
-    },
-    /// A status that says something else.
+    /// A shard that its root does not have any more.
+    Remove { config: Box<ShardingConfig> },
+    /// A pod whose label names another shard.
+    Label { pod: PodName, uid: String, shard: String },
     Status {
-        /// With the status as it should be.
+        /// With the wanted status.
         config: Box<ShardingConfig>,
-        /// Whether it has another epoch: proxies are told what it says once it stands there, and not before.
+        /// Whether the epoch changes: proxies get their policies only after this write.
         decides: bool,
-        /// What people should hear of.
         events: Vec<EventNote>,
     },
 }
 
-/// What is told as an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventNote {
-    /// Whether it is bad.
     pub warning: bool,
-    /// Why, in one word.
+    /// One word.
     pub reason: String,
-    /// What.
     pub message: String,
 }
 
-/// What is known beside the plan.
+/// What the status depends on besides the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observations {
-    /// What the proxies have said.
     pub contacts: Arc<BTreeMap<PodName, Contact>>,
-    /// What is to be labelled yet, where that is known to be anything.
     pub unlabelled: Option<Unlabelled>,
-    /// Whether it has only just begun to be heard what the proxies say.
+    /// Whether this replica became leader so recently that some proxies have not reported yet.
     pub begins: bool,
 }
 
-/// What has to be written: shards first, status last. None of it has to wait for another: what is decided by what another
-/// has changed meanwhile is refused by the API server, and decided anew.
+/// Shards first, status last. They need no order: the API server refuses a write that is based on an old
+/// version, and it is decided again.
 pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write> {
     let mut conflicts = BTreeMap::new();
     let mut writes = shards(plan, &mut conflicts);
@@ -92,7 +74,7 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
     writes
 }
 
-/// The shards of all roots; `conflicts` gets what stands in their way.
+/// Adds to `conflicts` what blocks a root's shards.
 fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Write> {
     let labelling = &plan.snapshot.scheme.in_force;
     let mut by_namespace: BTreeMap<Option<&String>, Vec<&ShardingConfig>> = BTreeMap::new();
@@ -102,7 +84,7 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
     let mut writes = Vec::new();
     for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
         let divided = shard::divide(root, labelling, &plan.snapshot.namespaces);
-        // What is wrong with it, or stands in its way, is said in its status.
+        // Problems of a root are in its status.
         let Ok(Some(wanted)) = divided else { continue };
         if is_leaving(root) || !plan.compiled.operators.contains_key(&full_name(root)) {
             continue;
@@ -116,7 +98,8 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
         writes.extend(changes.apply.into_iter().map(|mut config| {
             let there = there(config.metadata.name.as_deref().unwrap_or_default());
             let added = there.map_or_else(Vec::new, |there| added(there, &config));
-            // What is there is changed only as it was observed; what is not has the root's UID, and goes with that root.
+            // Existing objects are changed only in the version that was observed. A new one has the root's
+            // UID, and is deleted with it.
             let observed = there.map(|there| &there.metadata);
             config.metadata.uid = observed.and_then(|observed| observed.uid.clone());
             config.metadata.resource_version =
@@ -134,7 +117,6 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
     writes
 }
 
-/// The fields of the spec of `there` that `wanted` does not have.
 fn added(there: &ShardingConfig, wanted: &ShardingConfig) -> Vec<&'static str> {
     let fields = [
         ("controller", there.spec.controller.is_some() && wanted.spec.controller.is_none()),
@@ -143,7 +125,7 @@ fn added(there: &ShardingConfig, wanted: &ShardingConfig) -> Vec<&'static str> {
     fields.into_iter().filter_map(|(field, added)| added.then_some(field)).collect()
 }
 
-/// The pods of roots whose label does not name their shard, also of those that are switched off.
+/// Also for roots that are switched off.
 fn labels(plan: &Plan) -> Vec<Write> {
     let roots: Vec<&ShardingConfig> =
         plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()).collect();
@@ -151,7 +133,7 @@ fn labels(plan: &Plan) -> Vec<Write> {
         let near = |root: &&ShardingConfig| root.metadata.namespace == config.metadata.namespace;
         roots.iter().any(|root| near(root) && shard::is_of(root, config))
     };
-    // By itself it may have pods of other people's choosing, whose labels are theirs.
+    // Pods that a standalone config selects by other labels keep theirs.
     let made: BTreeSet<String> = plan.snapshot.configs.iter().filter(made).map(full_name).collect();
     let of_root = |operator: &String| {
         let record = plan.compiled.operators.get(operator);
@@ -170,7 +152,7 @@ fn labels(plan: &Plan) -> Vec<Write> {
     plan.snapshot.members.iter().filter_map(label).collect()
 }
 
-/// What has become worse or, of what was wrong, better.
+/// What got worse, and what recovered.
 fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -> Vec<EventNote> {
     let before = before.map_or(&[][..], |status| status.conditions.as_slice());
     let events = after.conditions.iter().filter_map(|condition| {
@@ -178,7 +160,7 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
         let bad = is_bad(condition);
         let changed =
             was.map_or(bad, |was| is_bad(was) != bad || bad && was.reason != condition.reason);
-        // That proxies have not acknowledged yet is no events; that they have is.
+        // Missing acknowledgements are no event; that all have come is one.
         let told = changed && (condition.type_ != "Programmed" || condition.status == "True");
         told.then(|| EventNote {
             warning: bad,

@@ -1,4 +1,4 @@
-//! Where is it in the plan?
+//! Indexes a plan by shard and by namespace of roots.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +9,19 @@ use crate::rules::compile::{Record, Told};
 use crate::rules::pod::Member;
 use crate::rules::shard;
 
-/// What is looked for again and again in a plan.
 #[derive(Debug, Default)]
 pub struct PlanIndex<'a> {
-    /// The pods of each shard, by the `NAMESPACE/NAME` of its operator and its own name: a shard by itself may be called
-    /// as one of a root's.
+    /// Pods by `NAMESPACE/NAME` of the operator and name of the shard. The shard's name alone is not unique:
+    /// a standalone config may have the name of a root's shard.
     pods: BTreeMap<(&'a str, &'a str), Vec<(&'a Member, &'a Told)>>,
-    /// The roots, by namespace.
+    /// Roots by namespace.
     roots: BTreeMap<Option<&'a str>, Vec<&'a ShardingConfig>>,
 }
 
 // === impl PlanIndex ===
 
 impl<'a> PlanIndex<'a> {
-    /// In `plan`. Of pods that have ended nothing is said: evicted ones stay by the thousands, more than a status has room
-    /// for.
+    /// Leaves out pods that have ended: evicted pods stay by the thousands, more than a status can hold.
     pub fn of(plan: &'a Plan) -> Self {
         let mut found = Self::default();
         for member in plan.snapshot.members.iter().filter(|member| !member.ended) {
@@ -37,7 +35,7 @@ impl<'a> PlanIndex<'a> {
         found
     }
 
-    /// The `NAMESPACE/NAME` of the root that made `config`.
+    /// `NAMESPACE/NAME` of the root that made `config`.
     pub(super) fn root(&self, config: &ShardingConfig) -> Option<String> {
         if config.spec.root.is_some() {
             return None;
@@ -49,7 +47,7 @@ impl<'a> PlanIndex<'a> {
         Some(format!("{}/{name}", namespace.unwrap_or_default()))
     }
 
-    /// The pods of a ShardingConfig: of all shards of its record, or of the one that it is itself, perhaps of a root.
+    /// The pods of all shards of `record`, or of the shard `name` itself, perhaps of `root`.
     pub(super) fn pods(
         &self,
         (full_name, name): (&str, &str),

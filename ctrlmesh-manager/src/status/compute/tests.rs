@@ -9,7 +9,7 @@ const ROOT: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: Sharding
     metadata: {name: root, namespace: ops, generation: 4}\n\
     spec: {root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}}\n---\n";
 
-/// A shard by hand, of every pod.
+/// A standalone shard that selects every pod.
 const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
     spec: {selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n";
 
@@ -28,7 +28,6 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-/// At the second `now`, with nothing wrong.
 fn inputs(contacts: &BTreeMap<PodName, Contact>, now: i64) -> StatusInputs<'_> {
     static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
     StatusInputs { contacts, conflicts: &NONE, unlabelled: None, begins: false, now: at(now) }
@@ -38,7 +37,6 @@ fn name(pod: &str) -> PodName {
     format!("ops/{pod}").parse().unwrap()
 }
 
-/// The status of the plan's ShardingConfig number `which`.
 fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> ShardingConfigStatus {
     let contact = |pod, epoch| {
         let told = plan.compiled.policies[&name(pod)].clone();
@@ -56,7 +54,7 @@ fn said(status: &ShardingConfigStatus) -> Vec<String> {
     status.conditions.iter().map(say).collect()
 }
 
-/// The same manifests, the root with this status.
+/// The same manifests with `status` in the root.
 fn with(status: &ShardingConfigStatus, text: &str) -> Plan {
     let status = format!("status: {}\n---\n", serde_json::to_string(status).unwrap());
     plan(&text.replacen("---\n", &status, 1))
@@ -181,7 +179,7 @@ fn a_contact_is_written_down_again_only_after_a_while() {
         let status = status(&with(&first, &text), 0, &[("op-0", 1)], now);
         status.pods[0].last_contact.as_ref().unwrap().0.as_second()
     };
-    // At multiples of five minutes, of all at the same time.
+    // At multiples of five minutes, for all pods at once.
     assert_eq!((contact(1010), contact(1199), contact(1200)), (1000, 1000, 1200));
     assert_eq!(contact(1201), 1201);
 }
@@ -257,7 +255,7 @@ fn limits_say_at_which_version_their_epoch_began() {
     assert!(told(&first).iter().all(Option::is_none), "nobody has written it down");
     let written = status(&first, 0, &[], 1);
     assert_eq!((written.epoch, written.changed_at.as_deref()), (Some(1), Some("40")));
-    // The object has a later version now, but the epoch is the same.
+    // The version has changed, the epoch has not.
     let second = with(&written, &(versioned("50") + &pod("op-0")));
     assert!(!told(&second).is_empty() && told(&second).iter().all(|at| *at == Some(40)));
     assert_eq!(status(&second, 0, &[("op-0", 1)], 2).changed_at.as_deref(), Some("40"));

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Shards by the number of pods that each should have; the first is the canary.
+/// Shards by number of pods; the first one is the canary.
 fn shares(replicas: &[usize]) -> Vec<Share> {
     let share = |(at, replicas): (usize, &usize)| Share {
         name: format!("s{at}"),
@@ -24,7 +24,7 @@ fn seat(pod: &str, revision: &str, shard: Option<&str>) -> PodRecord {
     }
 }
 
-/// How many pods that stay each shard has.
+/// Pods that stay, by shard.
 fn counts(shares: &[Share], seats: &[PodRecord]) -> Vec<usize> {
     let of = |share: &Share| {
         let is = |seat: &&PodRecord| !seat.leaving && seat.shard.as_deref() == Some(&share.name);
@@ -33,7 +33,6 @@ fn counts(shares: &[Share], seats: &[PodRecord]) -> Vec<usize> {
     shares.iter().map(of).collect()
 }
 
-/// `seats` with what they are given.
 fn seated(shares: &[Share], seats: &[PodRecord], settled: bool) -> Vec<PodRecord> {
     let assignment = assign(shares, seats, settled);
     let with =

@@ -96,7 +96,6 @@ fn all_four_kinds_are_checked_and_others_passed_over() {
     assert_eq!(found.len(), 6);
 }
 
-/// What is said of a shard whose metadata is this.
 fn errors_of_metadata(metadata: &str) -> Vec<String> {
     let text = shard("a", "selector: {matchLabels: {team: a}}").replace("{name: a}", metadata);
     check(&[&text]).remove(0).1

@@ -1,13 +1,14 @@
-//! Are two ShardingConfigs of one operator?
+//! Finds out whether two ShardingConfigs are of one operator.
 //!
-//! Those of a namespace whose pods belong to the same `StatefulSet` or Deployment, and those that name the same
-//! leader-election lock. Where neither tells whose a shard is, it could be of any operator. A root stands for all its
-//! shards, which are compared neither with it nor with each other while it divides: that they share nothing follows from
-//! the root, and while they are being changed, one by one, each stands beside old states of the others. Once it is
-//! switched off they are whatever somebody writes into them.
-//! A root that is switched off still gives the pods of its target to the shards that it has.
+//! They are if their pods belong to the same `StatefulSet` or Deployment, or if they name the same
+//! leader-election lock. If a shard names neither, it could be of any operator.
 //!
-//! Whose a shard is, its owner reference says, as to Kubernetes: one whose owner is gone is about to be collected.
+//! An active root stands for its shards: they are compared neither with the root nor with each other, because
+//! during a change each is beside old states of the others. The shards of a root that is switched off may
+//! contain anything, and are compared. The root still assigns the pods of its target to them.
+//!
+//! The owner reference decides which root a shard belongs to. A shard without its owner is about to be
+//! garbage collected.
 
 use std::collections::BTreeSet;
 
@@ -15,20 +16,20 @@ use ctrlmesh_common::api::{LabelSelector, SelectorOperator, ShardingConfig};
 use ctrlmesh_common::names::{self, label};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// Why two ShardingConfigs stand in each other's way.
+/// Why two ShardingConfigs conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
-    /// Their pods belong to the same `StatefulSet` or Deployment, or they name the same lock.
+    /// Same `StatefulSet`, Deployment or lock.
     Same,
-    /// They are roots with the same target.
+    /// Roots with the same target.
     Target,
-    /// They are roots whose shards would have the same names.
+    /// Roots whose shards would have the same names.
     Prefix,
-    /// One of them names no lock, and nothing says that they are of different operators.
+    /// One of them names no lock, and nothing tells their operators apart.
     Unknown,
 }
 
-/// What says whose a ShardingConfig is.
+/// The operator of a ShardingConfig, as far as it is known.
 #[derive(Clone, Debug)]
 pub(super) struct Affiliation<'a> {
     config: &'a ShardingConfig,
@@ -38,22 +39,21 @@ pub(super) struct Affiliation<'a> {
     places: bool,
 }
 
-/// A `StatefulSet` or a Deployment, by kind and name.
+/// Kind and name.
 pub(super) type Workload<'a> = (&'static str, &'a str);
 
-/// The root that owns a ShardingConfig.
 #[derive(Clone, Copy, Debug)]
 enum Owner<'a> {
     Nobody,
     Root(&'a ShardingConfig),
-    /// It is not there, or not any more.
+    /// The owner does not exist any more.
     Gone,
 }
 
 // === impl Affiliation ===
 
 impl<'a> Affiliation<'a> {
-    /// Of `config`, where `near` are those of its namespace.
+    /// `near` are the configs of its namespace.
     pub(super) fn of(config: &'a ShardingConfig, near: &[&'a ShardingConfig]) -> Self {
         Self {
             config,
@@ -63,34 +63,33 @@ impl<'a> Affiliation<'a> {
         }
     }
 
-    /// Its lock, if it names one.
     pub(super) fn lock(&self) -> Option<&'a str> {
         let controller = self.config.spec.controller.as_ref();
         controller.map(|controller| controller.leader_election_name.as_str())
     }
 
-    /// The workloads that its pods belong to, as far as it says.
+    /// Of its pods, as far as they are known.
     pub(super) fn workloads(&self) -> impl Iterator<Item = Workload<'a>> {
         self.workloads.iter().flatten().copied()
     }
 
-    /// What the names of its shards begin with, if it is a root.
+    /// Of the names of a root's shards.
     pub(super) fn prefix(&self) -> Option<&'a str> {
         self.config.spec.root.as_ref().map(|root| root.prefix.as_str())
     }
 
-    /// Whether something says whose it is.
+    /// Whether lock or workload is known.
     pub(super) fn is_known(&self) -> bool {
         self.lock().is_some() || self.workloads.is_some()
     }
 
-    /// Whether it is no root, and made by none.
+    /// Whether it is neither a root nor made by one.
     pub(super) fn is_by_hand(&self) -> bool {
         self.prefix().is_none() && matches!(self.owner, Owner::Nobody)
     }
 
-    /// Why this one cannot stand beside the other; none where they are of different operators, or where one makes the other,
-    /// or makes nothing. To be switched off is never in anybody's way.
+    /// Why `self` cannot be beside `other`. `None` if their operators differ, or if one of them is inactive
+    /// or made by the other. A config may always be switched off.
     pub(super) fn to(&self, other: &Self) -> Option<Relation> {
         if is_off(self.config) || self.is_family(other) {
             return None;
@@ -105,7 +104,7 @@ impl<'a> Affiliation<'a> {
         match (apart, self.lock(), other.lock()) {
             (Some(false), ..) if roots.is_some() => Some(Relation::Target),
             _ if roots.is_some_and(|(mine, theirs)| mine == theirs) => Some(Relation::Prefix),
-            // Whatever the locks are: the pods of one workload run one operator.
+            // The pods of one workload are one operator, whatever the locks.
             (Some(false), ..) => Some(Relation::Same),
             (_, Some(one), Some(other)) => (one == other).then_some(Relation::Same),
             (Some(true), ..) => None,
@@ -113,7 +112,7 @@ impl<'a> Affiliation<'a> {
         }
     }
 
-    /// Whether one root answers for both, or its going takes one of them with it.
+    /// Whether one root is responsible for both, or one will be deleted with the other.
     fn is_family(&self, other: &Self) -> bool {
         match (self.owner, other.owner) {
             (Owner::Gone, _) | (_, Owner::Gone) => true,
@@ -124,7 +123,7 @@ impl<'a> Affiliation<'a> {
         }
     }
 
-    /// Whether it is a root that would make a shard called as `other`, which is not its own.
+    /// Whether it is a root that would make a foreign shard of that name.
     pub(super) fn would_make(&self, other: &Self) -> bool {
         let own = match other.owner {
             Owner::Root(root) => is_same(root, self.config),
@@ -138,7 +137,7 @@ impl<'a> Affiliation<'a> {
     }
 }
 
-/// The names of the shards that a root makes.
+/// Of the shards that a root makes.
 fn shards(config: &ShardingConfig) -> Vec<String> {
     let Some(root) = &config.spec.root else { return Vec::new() };
     let canary = root.canary.as_ref().map(|_| 0);
@@ -156,7 +155,7 @@ fn owner<'a>(config: &ShardingConfig, near: &[&'a ShardingConfig]) -> Owner<'a> 
             && owner.api_version.split('/').next() == Some(names::GROUP)
     };
     let Some(owner) = owners.into_iter().find(ours) else { return Owner::Nobody };
-    // One that was read from a file has no UID.
+    // A root from a file has no UID.
     let is_owner = |root: &&&ShardingConfig| match &root.metadata.uid {
         Some(uid) => *uid == owner.uid,
         None => root.metadata.name.as_deref() == Some(&owner.name),
@@ -165,7 +164,7 @@ fn owner<'a>(config: &ShardingConfig, near: &[&'a ShardingConfig]) -> Owner<'a> 
     roots.find(is_owner).map_or(Owner::Gone, |root| Owner::Root(root))
 }
 
-/// Whether it gives the pods of its target to shards: a root does as long as it has any, also where it is switched off.
+/// Whether it assigns the pods of its target: a root does while it has shards, even if it is switched off.
 pub(super) fn places(config: &ShardingConfig, near: &[&ShardingConfig]) -> bool {
     let made = |one: &&ShardingConfig| matches!(owner(one, near), Owner::Root(root) if is_same(root, config));
     config.spec.root.is_some() && (!is_off(config) || near.iter().any(made))
@@ -176,12 +175,12 @@ pub(super) fn is_off(config: &ShardingConfig) -> bool {
     config.spec.root.as_ref().is_some_and(|root| root.disable == Some(true))
 }
 
-/// Whether the two, of one namespace, are one, perhaps in two states.
+/// Both are of one namespace.
 fn is_same(one: &ShardingConfig, other: &ShardingConfig) -> bool {
     one.metadata.name == other.metadata.name
 }
 
-/// The workloads that its pods belong to; none where it does not say.
+/// The workloads of its pods, if they are known.
 fn workloads(config: &ShardingConfig) -> Option<BTreeSet<Workload<'_>>> {
     if let Some(root) = &config.spec.root {
         let targets = [
@@ -194,12 +193,12 @@ fn workloads(config: &ShardingConfig) -> Option<BTreeSet<Workload<'_>>> {
     Some(pods.into_iter().map(|pod| ("StatefulSet", stateful_set(pod))).collect())
 }
 
-/// The `StatefulSet` of a pod that has its name as a label.
+/// The `StatefulSet` of the pod called `pod`.
 pub(super) fn stateful_set(pod: &str) -> &str {
     pod.rsplit_once('-').map_or("", |(name, _)| name)
 }
 
-/// The pods that the selector names by themselves.
+/// The pods that the selector lists by name.
 pub(super) fn pod_names(selector: &LabelSelector) -> Option<Vec<&str>> {
     if let Some(name) = selector.match_labels.get(label::STATEFULSET_POD_NAME) {
         return Some(vec![name.as_str()]);

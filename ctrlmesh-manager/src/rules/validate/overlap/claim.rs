@@ -1,8 +1,8 @@
-//! Could two ShardingConfigs own the same object?
+//! Compares what ShardingConfigs own.
 //!
-//! Every named group is taken with every named resource, but selectors are compared only once for each combination of
-//! limits. What is hardest to compare is still far more than anybody writes by hand; so every step is paid for from a
-//! budget, and who has spent it is told that it is too much.
+//! Every named group is combined with every named resource, but selectors are compared once per combination
+//! of limits. A budget bounds the steps; a config that exceeds it is refused. No config written by hand comes
+//! close.
 
 use std::collections::BTreeSet;
 
@@ -11,52 +11,49 @@ use ctrlmesh_common::selector::{Condition, Selector};
 
 use crate::rules::validate::limits::is_wildcard;
 
-/// Stands for all groups and resources that no limit names; no API server serves a group or resource of this name.
+/// Stands for all groups and resources that no limit names. No API server serves such a name.
 pub(super) const UNNAMED: &str = "*any other*";
 
-/// How many steps it may take to judge one ShardingConfig: about a second of them.
+/// For one ShardingConfig; they take about a second.
 pub(super) const STEPS: usize = 16_000_000;
 
-/// What a ShardingConfig owns, or all shards of a root together.
+/// What a ShardingConfig, or all shards of a root, own.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
     parts: Vec<Part<'a>>,
 }
 
-/// Of these resources (none: of all) what the selector matches.
+/// One selector and its resources; empty: all.
 #[derive(Debug)]
 struct Part<'a> {
     related: &'a [RelatedResources],
     resources: Vec<Resources<'a>>,
     selector: Selector,
-    /// How many values its selector names.
+    /// Number of values in the selector.
     values: usize,
 }
 
-/// Groups and resources; none: all of them.
+/// `None`: all.
 #[derive(Debug)]
 struct Resources<'a> {
     groups: Option<BTreeSet<&'a str>>,
     resources: Option<BTreeSet<&'a str>>,
 }
 
-/// A resource, by group and name.
+/// Group and resource.
 pub(super) type Named<'a> = (&'a str, &'a str);
 
-/// How many steps are left.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: usize,
 }
 
-/// The budget is spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BudgetExceeded;
 
 // === impl Budget ===
 
 impl Budget {
-    /// With so many steps.
     pub(super) fn of(steps: usize) -> Self {
         Self { left: steps }
     }
@@ -70,7 +67,7 @@ impl Budget {
 // === impl Claim ===
 
 impl<'a> Claim<'a> {
-    /// What `config` claims; limits that are malformed are passed over.
+    /// Malformed limits are passed over.
     pub(super) fn of(config: &'a ShardingConfig) -> Self {
         let Some(root) = &config.spec.root else {
             let limits = config.spec.limits.iter();
@@ -90,7 +87,7 @@ impl<'a> Claim<'a> {
         Self { parts: divided.collect() }
     }
 
-    /// A resource, of which some object could satisfy both; none where the claims exclude each other.
+    /// A resource of which both could own an object.
     pub(super) fn common<'b>(
         &'b self,
         other: &'b Self,
@@ -119,8 +116,8 @@ impl<'a> Claim<'a> {
         Ok(None)
     }
 
-    /// Whether both divide the same resources in the same way, as shards of one operator mostly do, and no part has
-    /// anything in common with its counterpart. Where several parts cover a resource there is less of it, not more.
+    /// Whether both divide the same resources in the same way, as shards of one operator mostly do, and no
+    /// two counterparts overlap. If several parts cover a resource, they only restrict it further.
     fn excludes_part_by_part(
         &self,
         other: &Self,
@@ -141,7 +138,7 @@ impl<'a> Claim<'a> {
         Ok(true)
     }
 
-    /// Whether a label with this key and value is what it may see of a resource; none where it does not limit that.
+    /// Whether an object with this label value is within its limits; `None` if they do not ask for the key.
     pub(super) fn admits(
         &self,
         (group, resource): Named<'_>,
@@ -156,7 +153,7 @@ impl<'a> Claim<'a> {
         Ok((!asked.is_empty()).then_some(admits))
     }
 
-    /// Which parts speak of a resource. Where none does, all of it is seen.
+    /// The parts that cover a resource. Without any, all of it is owned.
     fn covering(
         &self,
         group: &str,
@@ -178,7 +175,7 @@ impl<'a> Claim<'a> {
     }
 }
 
-/// Every group with every resource that `claims` name, and what they do not name.
+/// Every named group with every named resource, and what is not named.
 pub(super) fn named<'b>(
     claims: impl IntoIterator<Item = &'b Claim<'b>>,
 ) -> impl Iterator<Item = Named<'b>> {

@@ -1,4 +1,4 @@
-//! Would a pod be in two shards?
+//! Finds pods that would be in two shards.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -9,8 +9,8 @@ use super::affiliation::{self, Affiliation};
 use super::{Report, name, target_field};
 use crate::rules::pod::Member;
 
-/// Compares the selector of pods with those of the other shards, whatever their operator: where two ask the same, every
-/// pod of one is one of the other, whichever pods there are.
+/// Refuses a selector that means the same as another shard's, even if no pod exists. The operator does not
+/// matter.
 pub(in crate::rules::validate) fn of_selectors(
     config: &ShardingConfig,
     others: &[&ShardingConfig],
@@ -38,7 +38,7 @@ pub(in crate::rules::validate) fn of_selectors(
     }
 }
 
-/// A condition as it is written where another way to write it means the same.
+/// The canonical form of a condition.
 fn in_one_way(condition: &Condition) -> Condition {
     let only = |values: &BTreeSet<String>| values.first().filter(|_| values.len() == 1).cloned();
     match condition {
@@ -49,7 +49,7 @@ fn in_one_way(condition: &Condition) -> Condition {
     .unwrap_or_else(|| condition.clone())
 }
 
-/// Compares the pods of `config` with those of the other shards, whatever their operator.
+/// Refuses pods that another shard selects too. The operator does not matter.
 pub(in crate::rules::validate) fn of_pods(
     config: &ShardingConfig,
     others: &[&ShardingConfig],
@@ -74,15 +74,15 @@ pub(in crate::rules::validate) fn of_pods(
     }
 }
 
-/// Compares the pods that a root divides with those that shards by hand select, whatever their operator. Every pod of its
-/// target is of one of its shards, whether it carries that one's label already or not.
+/// Refuses pods that a root divides and a manual shard selects. All pods of the root's target count, with or
+/// without a label. The operator does not matter.
 pub(in crate::rules::validate) fn of_targets(
     config: &ShardingConfig,
     others: &[&ShardingConfig],
     pods: &[&Member],
     report: &mut Report,
 ) {
-    // To be switched off is never in anybody's way.
+    // A config may always be switched off.
     if affiliation::is_off(config) {
         return;
     }
@@ -105,8 +105,7 @@ pub(in crate::rules::validate) fn of_targets(
     }
 }
 
-/// A pod of `root`'s target that `shard` selects, where the root has shards: one that is there, or one that the shard
-/// names.
+/// A pod of `root`'s target that `shard` selects or lists by name.
 fn of_both<'a>(
     root: &ShardingConfig,
     shard: &'a ShardingConfig,
@@ -124,13 +123,13 @@ fn of_both<'a>(
     })
 }
 
-/// Whether a root with this `rule` gives `pod` a shard: of a Deployment's, one that has ended has none.
+/// Whether a root with this `rule` assigns `pod`. Ended pods of a Deployment get no shard.
 fn divides(rule: &Root, pod: &Member) -> bool {
     pod.is_of_target(rule) && !(pod.ended && rule.target_deployment.is_some())
 }
 
 fn pod_selector(config: &ShardingConfig) -> Option<Selector> {
-    // An empty one, which is invalid, selects nothing.
+    // An empty selector is invalid, and selects nothing.
     let selector = config.spec.selector.as_ref().filter(|selector| !selector.is_empty())?;
     Selector::try_from(selector).ok()
 }

@@ -4,7 +4,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::*;
 
-/// One ShardingConfig by its spec, in YAML's flow style.
 fn config(name: &str, spec: &str) -> ShardingConfig {
     let text = format!(
         "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: a}}\nspec: {spec}\n"
@@ -12,7 +11,6 @@ fn config(name: &str, spec: &str) -> ShardingConfig {
     read_sharding_configs(&text).unwrap().remove(0)
 }
 
-/// A shard of the operator with the lock `lock` that sees objects of this team.
 fn shard(name: &str, team: &str) -> ShardingConfig {
     let limits = format!("[{{selector: {{matchLabels: {{team: {team}}}}}}}]");
     config(
@@ -23,7 +21,6 @@ fn shard(name: &str, team: &str) -> ShardingConfig {
     )
 }
 
-/// A root of the operator with the lock `lock`.
 fn root(name: &str, more: &str) -> ShardingConfig {
     let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
     let mut root = config(
@@ -82,7 +79,7 @@ fn what_a_root_owns_is_compared_with_it_and_its_like_only_where_it_is_switched_o
     let found = errors(&one, &[&other, &off]);
     assert!(found[0].contains("ShardingConfig \"other\", of the same operator"), "{found:?}");
     assert_eq!(errors(&off, &[&one, &other]), Vec::<String>::new());
-    // Its owner is gone, so it will be too.
+    // Its owner is gone, so it will be deleted too.
     assert_eq!(errors(&one, &[&stranger]), Vec::<String>::new());
     let mut earlier = on.clone();
     earlier.metadata.uid = Some("another".to_owned());
@@ -186,7 +183,6 @@ fn limits_that_are_covered_in_another_order_are_compared_by_what_they_leave() {
     }
 }
 
-/// One shard with this limit.
 fn limited(name: &str, limits: &[String]) -> ShardingConfig {
     config(
         name,
@@ -217,8 +213,8 @@ fn what_one_limit_says_of_many_resources_is_compared_once() {
         let selector = requirements(what);
         format!("{{relateResources: [{entries}], selector: {{matchExpressions: [{selector}]}}}}")
     };
-    // In another order, so that nobody sees at once that they are alike. Once for each resource would be 2,048 times
-    // 16,000 values, which is beyond the budget.
+    // In another order, so that they are not alike at first sight. Compared per resource, it would take 2,048
+    // times 16,000 values, which exceeds the budget.
     let one = limited("one", &[limit(0, "a")]);
     assert_eq!(errors(&one, &[&limited("other", &[limit(1, "b")])]), Vec::<String>::new());
     let found = errors(&one, &[&limited("other", &[limit(1, "a")])]);
@@ -252,7 +248,7 @@ fn warnings(config: &ShardingConfig, others: &[&ShardingConfig], keys: &[&str]) 
     report.warnings.iter().map(ToString::to_string).collect()
 }
 
-/// A shard of the hashes that labels with this key say.
+/// A shard of `hashes` by the label `key`.
 fn of_hashes(key: &str, name: &str, hashes: std::ops::Range<u8>) -> ShardingConfig {
     let hashes = hashes.map(|hash| format!("'{hash}'")).collect::<Vec<_>>().join(", ");
     let pods = "relateResources: [{apiGroups: [''], resources: [pods]}]";

@@ -1,18 +1,18 @@
-//! Do shards that are written by hand leave hashes to nobody?
+//! Finds hashes that no manual shard owns.
 //!
-//! The first of them always does, so it is no error. Shards of one operator are known by their lock or their workload;
-//! one that does not ask for a hash has them all.
+//! It gives warnings only, because the first shard always leaves some. Lock or workload tell the shards of
+//! one operator. A shard that does not select by hash has all of them.
 
 use ctrlmesh_common::names::label;
 use ctrlmesh_common::slots::SlotSet;
 
 use super::claim::{Budget, BudgetExceeded, Claim, Named, named};
 
-/// What shards may be divided by, whatever the managers were told.
+/// Labels that shards may select by, whatever the flags.
 const KEYS: [&str; 2] = [label::SHARDING_HASH, label::SHARD_HASH];
 
-/// The hashes of a resource that neither `mine` has, which asks for some of them, nor any of `others`, the shards of the
-/// same operator. `keys` are further labels with a hash.
+/// Hashes of a resource that neither `mine`, which selects by hash, nor `others` of the same operator have.
+/// `keys` are further hash labels.
 pub(super) fn unowned<'a>(
     mine: &'a Claim<'a>,
     others: &[Claim<'_>],

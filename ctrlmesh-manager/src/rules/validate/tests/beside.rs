@@ -79,7 +79,7 @@ fn shards_with_different_locks_are_of_different_operators() {
     assert_eq!(errors_beside(&one, &other), Vec::<String>::new());
 }
 
-/// A shard of this pod, with this lock, if any.
+/// A shard of the pod `pod`.
 fn shard_of_pod(name: &str, pod: &str, lock: &str) -> ShardingConfig {
     let lock = if lock.is_empty() {
         String::new()
@@ -177,7 +177,7 @@ fn a_pod_is_in_one_shard_only() {
     assert_eq!((report.errors.len(), report.warnings.len()), (0, 1));
 }
 
-/// An enrolled pod with the label `app: op`, of what has this kind and name.
+/// An enrolled pod with the label `app: op`.
 fn pod_of(name: &str, kind: &str, owner: &str) -> Member {
     let name = PodName { namespace: "a".to_owned(), name: name.to_owned() };
     let labels = [("app", "op"), (names::label::POD_TEMPLATE_HASH, "x")];
@@ -189,7 +189,7 @@ fn pod_of(name: &str, kind: &str, owner: &str) -> Member {
     }
 }
 
-/// A shard by hand of all pods with the label `app: op`, of another operator than others.
+/// A manual shard of another operator, for pods with the label `app: op`.
 fn shard_of_app(name: &str) -> ShardingConfig {
     let mut shard = shard(name, Some("of-its-own"), "a");
     let labels = [("app".to_owned(), "op".to_owned())].into();
@@ -197,7 +197,7 @@ fn shard_of_app(name: &str) -> ShardingConfig {
     shard
 }
 
-/// What is said of each beside the other, where these pods are there.
+/// The problems of each beside the other, with these pods.
 fn said_of_both(
     one: &ShardingConfig,
     other: &ShardingConfig,
@@ -229,7 +229,7 @@ fn a_pod_that_a_root_divides_is_of_no_shard_by_hand_whichever_comes_first() {
     assert_eq!(said_of_both(&off, &by_hand, &pods), none, "it divides nothing");
 }
 
-/// The shard that `root` has made.
+/// A shard that `root` has made.
 fn child_of(root: &mut ShardingConfig) -> ShardingConfig {
     root.metadata.uid = Some("u".to_owned());
     let mut child = shard("root-1-normal", Some("lock"), "a");
@@ -325,7 +325,7 @@ fn two_shards_that_select_the_same_pods_are_refused_before_there_is_one() {
         found[0].starts_with("spec.selector: selects the same pods as ShardingConfig \"other\""),
         "{found:?}"
     );
-    // A label with one value, asked for in two ways.
+    // One value, written in two ways.
     let mut other = shard("other", "b", "tier", "app");
     let selector = other.spec.selector.as_mut().unwrap();
     selector.match_expressions.clear();

@@ -26,7 +26,6 @@ fn planned(text: &str) -> Plan {
     plan::of(Snapshot::of_manifests(text), &BTreeMap::new())
 }
 
-/// By pod, the shard that its label is to name.
 fn labelled(plan: &Plan) -> Vec<(String, String)> {
     let label = |write: Write| match write {
         Write::Label { pod, shard, .. } => Some((pod.name, shard)),
@@ -69,7 +68,7 @@ fn a_shard_that_is_there_is_changed_only_as_it_was_seen() {
     assert_eq!(observed, expected);
 }
 
-/// A status with these conditions, each as `TYPE=STATUS REASON`.
+/// Conditions are given as `TYPE=STATUS REASON`.
 fn status(conditions: &[&str]) -> ShardingConfigStatus {
     let condition = |said: &&str| {
         let (type_, rest) = said.split_once('=').unwrap();
