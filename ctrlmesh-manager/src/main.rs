@@ -24,10 +24,6 @@ enum Command {
     Crds(command::Crds),
     /// Print the service accounts and roles of the manager, or write them into a file
     Rights(command::Rights),
-    /// Check our resources in files, without a cluster; exits with 1 where one would be refused, or none is there
-    Validate(command::Validate),
-    /// Print the policy of every pod in files, without a cluster; exits with 1 where something is wrong
-    Compile(command::Compile),
     /// Run in a cluster, beside any number of replicas
     Run(Box<RunArgs>),
 }
@@ -36,8 +32,6 @@ fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
         Command::Crds(crds) => crds.run(),
         Command::Rights(rights) => rights.run(),
-        Command::Validate(validate) => validate.run(),
-        Command::Compile(compile) => compile.run(),
         Command::Run(arguments) => {
             telemetry::init(arguments.log_format)?;
             let clean = app::run(*arguments)?;

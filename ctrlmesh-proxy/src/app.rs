@@ -38,7 +38,7 @@ use crate::readiness::BlockReady;
 use crate::session::{Policies, Served};
 use crate::upstream::{Address, Target};
 
-pub(crate) use self::threads::Parts;
+pub use self::threads::Parts;
 
 /// How long the API server may take to show its certificate.
 const REACHED_WITHIN: Duration = Duration::from_secs(5);

@@ -16,4 +16,3 @@ pub mod serve;
 pub mod config;
 pub mod node;
 pub mod app;
-pub mod run;

@@ -1,16 +1,14 @@
 //! `ctrlmesh-proxy`: between an operator and its API server.
 #![forbid(unsafe_code)]
 
-use std::io::{Write as _, stdin, stdout};
+use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use ctrlmesh_proxy::config::{NodeArgs, SidecarArgs};
-use ctrlmesh_proxy::run::{ChildArgs, RunArgs};
 use ctrlmesh_proxy::telemetry::LogFormat;
-use ctrlmesh_proxy::{app, run, telemetry};
-use ctrlmesh_request::classify;
+use ctrlmesh_proxy::{app, telemetry};
 use ctrlmesh_runtime::admin;
 
 /// Sits between an operator and its API server, and gives each replica its own share of the objects.
@@ -27,17 +25,10 @@ enum Command {
     Sidecar(Box<SidecarArgs>),
     /// Serves the pods of a node, whose connections it has the kernel redirect.
     Node(Box<NodeArgs>),
-    /// Runs any operator through a shard, with nothing installed in the cluster.
-    Run(Box<RunArgs>),
-    /// Becomes the command of `run`.
-    #[command(hide = true, name = "run-command")]
-    Become(ChildArgs),
     /// Redirects the connections of a cgroup to a proxy, with eBPF.
     Intercept(ctrlmesh_intercept::command::Arguments),
     /// Asks the proxy of the same container whether it is ready, or for another of its pages.
     Probe(ProbeArgs),
-    /// Prints what the API server makes of each `METHOD TARGET` line on stdin, as one JSON object a line.
-    Classify,
 }
 
 /// What `probe` is told.
@@ -61,8 +52,6 @@ fn main() -> anyhow::Result<ExitCode> {
             telemetry::init(arguments.common.log_format)?;
             return app::node(*arguments).map(code).map_err(Into::into);
         }
-        Command::Run(arguments) => return Ok(run::run(&arguments)),
-        Command::Become(arguments) => return Ok(run::become_command(arguments)),
         Command::Intercept(arguments) => {
             telemetry::init(LogFormat::Text)?;
             ctrlmesh_intercept::command::run(arguments)?;
@@ -70,7 +59,6 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Probe(ProbeArgs { socket, page }) => {
             stdout().write_all(admin::probe(&socket, &page)?.as_bytes())?;
         }
-        Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -93,7 +81,6 @@ mod tests {
     /// The sections of the docs on a command, by what their headings begin with.
     fn sections(command: &str) -> Vec<&'static str> {
         let wanted = match command {
-            "run" => "ctrlmesh run",
             "intercept" => "ctrlmesh intercept",
             _ => "ctrlmesh-proxy ",
         };
@@ -146,7 +133,7 @@ mod tests {
                 seen += 1;
             });
         }
-        assert!(seen > 60, "{seen}");
+        assert!(seen > 45, "{seen}");
     }
 
     #[test]
@@ -167,6 +154,6 @@ mod tests {
                 }
             });
         }
-        assert!(seen > 25, "{seen}");
+        assert!(seen > 20, "{seen}");
     }
 }

@@ -23,8 +23,9 @@ const TOOLCHAIN_VARIABLES: [&str; 8] = [
 ];
 
 /// The crates of the workspace.
-pub(crate) const CRATES: [&str; 10] = [
+pub(crate) const CRATES: [&str; 11] = [
     "ctrlmesh-common",
+    "ctrlmesh-common/cli",
     "ctrlmesh-common/runtime",
     "ctrlmesh-manager",
     "ctrlmesh-proxy",

@@ -28,23 +28,23 @@ const NEAR: Duration = Duration::from_secs(4);
 
 /// What all serving threads are made from.
 #[derive(Clone)]
-pub(crate) struct Parts {
-    pub(crate) args: CommonArgs,
-    pub(crate) tls: Arc<ServerConfig>,
-    pub(crate) tls_http1: Arc<ServerConfig>,
-    pub(crate) trust: Arc<Trust>,
-    pub(crate) http1_only: Arc<Http1Only>,
-    pub(crate) target: Option<Target>,
-    pub(crate) policies: Policies,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) drain: Drain,
+pub struct Parts {
+    pub args: CommonArgs,
+    pub tls: Arc<ServerConfig>,
+    pub tls_http1: Arc<ServerConfig>,
+    pub trust: Arc<Trust>,
+    pub http1_only: Arc<Http1Only>,
+    pub target: Option<Target>,
+    pub policies: Policies,
+    pub metrics: Arc<Metrics>,
+    pub drain: Drain,
 }
 
 // === impl Parts ===
 
 impl Parts {
     /// Starts the serving threads.
-    pub(crate) fn start(&self) -> Result<(Vec<Thread>, Vec<JoinHandle<()>>), AppError> {
+    pub fn start(&self) -> Result<(Vec<Thread>, Vec<JoinHandle<()>>), AppError> {
         let mut threads = Vec::new();
         let mut workers = Vec::new();
         for number in 0..self.args.serving_threads() {

@@ -7,7 +7,6 @@ pub(crate) mod pki;
 pub(crate) mod proxy;
 #[path = "../../request/tests/harness/random.rs"]
 pub(crate) mod random;
-pub(crate) mod run;
 pub(crate) mod upstream;
 pub(crate) mod watches;
 

@@ -1,4 +1,4 @@
-//! Real clients, through `ctrlmesh-proxy run`, to a real API server.
+//! Real clients, through `ctrlmesh run`, to a real API server.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
 
@@ -143,7 +143,7 @@ impl Bed {
     fn informer(&self, kubeconfig: &Path, selector: &str) -> Informer {
         // What ignores SIGINT when `run` starts goes on ignoring it: also tests that run in the background.
         let mut child = Command::new("env")
-            .args(["--default-signal=INT", env!("CARGO_BIN_EXE_e2e-proxy")])
+            .args(["--default-signal=INT", env!("CARGO_BIN_EXE_e2e-ctrlmesh")])
             .args(["run", "--interception", "kubeconfig", "--limit", "configmaps"])
             .args(["--selector", selector, "--run-dir"])
             .arg(self.folder.path().join("runs"))

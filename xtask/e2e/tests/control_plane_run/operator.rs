@@ -43,7 +43,7 @@ impl Shard {
         }
         fs::hard_link(folder.join("operator"), folder.join(name)).unwrap();
         let selector = format!("{SITE} in ({})", namespaces.join(","));
-        let run = Command::new(env!("CARGO_BIN_EXE_e2e-proxy"))
+        let run = Command::new(env!("CARGO_BIN_EXE_e2e-ctrlmesh"))
             .args(["run", "--interception", "env", "--lock", LOCK, "--shard", name])
             .args(["--limit", "websites.web.example.com,configmaps", "--selector", &selector])
             .arg("--run-dir")

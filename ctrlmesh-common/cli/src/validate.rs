@@ -13,10 +13,10 @@ use ctrlmesh_manager::config::LabelArgs;
 use ctrlmesh_manager::rules::shard;
 use ctrlmesh_manager::rules::validate::{self, Verdict};
 
-use super::{exit_code, files};
+use crate::files::{exit_code, files};
 
 /// What is asked for.
-#[derive(Args)]
+#[derive(Args, Debug)]
 pub(crate) struct Validate {
     /// A YAML or JSON file, or a folder of such; may be given several times, and all are checked together
     #[arg(short, long = "filename", value_name = "FILE", required = true)]

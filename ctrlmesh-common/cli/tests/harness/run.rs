@@ -1,4 +1,4 @@
-//! `ctrlmesh-proxy run` before a scripted API server, and commands for it.
+//! `ctrlmesh run` before a scripted API server, and commands for it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use tokio::task;
 
 use super::pki::Pki;
+use super::soon;
 use super::upstream::{Upstream, whole};
-use super::{PROGRAM, soon};
 
 /// What most runs are limited to.
 pub(crate) const LIMIT: [&str; 4] = ["--limit", "pods", "--selector", "slot in (0,1)"];
@@ -70,7 +70,7 @@ impl Bed {
 
     /// `run` with the kubeconfig in the environment, by a generated one unless a flag says otherwise.
     pub(crate) fn run<S: AsRef<OsStr>>(&self, flags: &[&str], command: &[S]) -> Command {
-        let mut run = Command::new(PROGRAM);
+        let mut run = Command::new(env!("CARGO_BIN_EXE_ctrlmesh"));
         run.arg("run").arg("--run-dir").arg(self.runs());
         if !flags.contains(&"--interception") {
             run.args(["--interception", "kubeconfig"]);

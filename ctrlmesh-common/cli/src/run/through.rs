@@ -6,7 +6,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::config::Upstream;
+use ctrlmesh_proxy::config::Upstream;
 
 /// A proxy to go through.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use super::terminal::Terminal;
 
 /// What the process is told.
 #[derive(Debug, Args)]
-pub struct ChildArgs {
+pub(crate) struct ChildArgs {
     /// The process that started this one
     #[arg(long)]
     parent: i32,
@@ -93,7 +93,7 @@ impl Preparation {
     pub(super) fn arguments(&self) -> Vec<OsString> {
         let parent = std::process::id().to_string();
         let mut arguments: Vec<OsString> =
-            vec!["run-command".into(), "--parent".into(), parent.into()];
+            vec![super::CHILD.into(), "--parent".into(), parent.into()];
         if let Some(cgroup) = &self.cgroup {
             arguments.extend(["--cgroup".into(), cgroup.into()]);
         }

@@ -47,7 +47,7 @@ impl Supervised {
         plan.preparation.foreground = has_terminal;
         // This program again, whatever its file is called by now: it becomes the command.
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("ctrlmesh-proxy").args(plan.preparation.arguments()).args(plan.command);
+        command.arg0("ctrlmesh").args(plan.preparation.arguments()).args(plan.command);
         for (name, value) in plan.variables {
             match value {
                 Some(value) => command.env(name, value),

@@ -10,47 +10,47 @@ use ctrlmesh_common::resource::{ResourceMatch, WILDCARD};
 use ctrlmesh_common::selector::Selector;
 
 use super::error::RunError;
-use crate::config::CommonArgs;
-use crate::policy;
-use crate::policy::Source;
+use ctrlmesh_proxy::config::CommonArgs;
+use ctrlmesh_proxy::policy;
+use ctrlmesh_proxy::policy::Source;
 
 /// What `run` is told.
 #[derive(Clone, Debug, Args)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// The kubeconfig; otherwise the one that the command's arguments name, KUBECONFIG, the one at home, or the pod's
     /// service account
     #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
+    pub(crate) kubeconfig: Option<PathBuf>,
     /// The context to use instead of the current one
     #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    pub(crate) context: Option<String>,
     /// The API server's CA, instead of the kubeconfig's
     #[arg(long, value_name = "FILE")]
-    pub certificate_authority: Option<PathBuf>,
+    pub(crate) certificate_authority: Option<PathBuf>,
     /// File with ShardingConfigs, one of which is the command's; followed while it runs
     #[arg(long, value_name = "FILE", conflicts_with_all = ["limits", "lock"])]
-    pub sharding_config: Option<PathBuf>,
+    pub(crate) sharding_config: Option<PathBuf>,
     /// The name of the shard: which ShardingConfig, or what the lock is called by
     #[arg(long, value_name = "NAME")]
-    pub shard: Option<String>,
+    pub(crate) shard: Option<String>,
     /// Resources to share, as pods,deployments.apps,*.example.com or *; may be repeated, with as many selectors
     #[arg(long = "limit", value_name = "RESOURCES", requires = "selectors")]
-    pub limits: Vec<Resources>,
+    pub(crate) limits: Vec<Resources>,
     /// What of those resources the command is to see
     #[arg(long = "selector", value_name = "SELECTOR", requires = "limits")]
-    pub selectors: Vec<String>,
+    pub(crate) selectors: Vec<String>,
     /// The leader-election lock, which each shard has for itself
     #[arg(long, value_name = "[NAMESPACE/]NAME", requires = "shard")]
-    pub lock: Option<String>,
+    pub(crate) lock: Option<String>,
     /// How the command's connections get here; ebpf where this is root and can, else kubeconfig
     #[arg(long, value_name = "HOW")]
-    pub interception: Option<Interception>,
+    pub(crate) interception: Option<Interception>,
     /// Listen on this port instead of any free one
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub port: Option<u16>,
+    pub(crate) port: Option<u16>,
     /// Say on stderr what is rewritten, as it happens
     #[arg(long)]
-    pub explain: bool,
+    pub(crate) explain: bool,
     /// Folder of the pins, on a BPF file system
     #[arg(
         long,
@@ -59,18 +59,18 @@ pub struct RunArgs {
         hide_env = true,
         value_name = "DIR"
     )]
-    pub pin_dir: PathBuf,
+    pub(crate) pin_dir: PathBuf,
     /// Folder of this user's runs
     #[arg(long, env = "CTRLMESH_PROXY_RUN_DIR", hide_env = true, value_name = "DIR")]
-    pub run_dir: Option<PathBuf>,
+    pub(crate) run_dir: Option<PathBuf>,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub command: Vec<OsString>,
+    pub(crate) command: Vec<OsString>,
 }
 
 /// How connections get to the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Interception {
+pub(crate) enum Interception {
     /// The kernel sends them; needs root
     Ebpf,
     /// `KUBERNETES_SERVICE_HOST` and a service account's files name the proxy
@@ -81,12 +81,12 @@ pub enum Interception {
 
 /// Some resources, as kubectl writes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resources(Vec<ResourceMatch>);
+pub(crate) struct Resources(Vec<ResourceMatch>);
 
 /// A text that names no resources.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not RESOURCE, RESOURCE.GROUP or *, nor a list of those with commas between")]
-pub struct ResourcesError {
+pub(crate) struct ResourcesError {
     text: String,
 }
 

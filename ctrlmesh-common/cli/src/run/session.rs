@@ -26,11 +26,11 @@ use super::route::{self, Route};
 use super::source::{self, SERVICE_ACCOUNT, Source};
 use super::supervise::Plan;
 use super::through::{self, Through};
-use crate::net::tls::issue;
-use crate::net::tls::issue::Presented;
-use crate::net::tls::trust::Trust;
-use crate::policy;
-use crate::serve::explain;
+use ctrlmesh_proxy::net::tls::issue;
+use ctrlmesh_proxy::net::tls::issue::Presented;
+use ctrlmesh_proxy::net::tls::trust::Trust;
+use ctrlmesh_proxy::policy;
+use ctrlmesh_proxy::serve::explain;
 
 /// Variables that lead clients in a cluster to the API server.
 const IN_CLUSTER: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];

@@ -1,4 +1,4 @@
-//! Tier "kernel": `ctrlmesh-proxy run` as root, its command in a cgroup of its own.
+//! Tier "kernel": `ctrlmesh run` as root, its command in a cgroup of its own.
 //!
 //! Needs root, cgroup2, python3 as a client, and setpriv to be somebody else.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
@@ -202,7 +202,7 @@ async fn runs_beside_each_other_have_each_their_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn root_gets_ebpf_unasked_and_a_port_that_is_taken_is_named() {
     let (bed, pins) = (Bed::new().await, Pins::new());
-    let mut run = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+    let mut run = Command::new(env!("CARGO_BIN_EXE_ctrlmesh"));
     run.arg("run").arg("--run-dir").arg(bed.runs()).arg("--pin-dir").arg(&pins.0);
     run.args(["--explain", "--", "true"]).env("KUBECONFIG", bed.file()).env_remove("RUST_LOG");
     let text = stderr(&output(run).await);
@@ -255,7 +255,7 @@ async fn who_is_not_root_is_told_what_ebpf_needs_and_gets_a_kubeconfig_unasked()
         output(somebody_else(&bed, &bed.run(&["--interception", "ebpf"], &["true"]))).await;
     assert!(stderr(&output_).contains("needs root: use sudo, or --interception kubeconfig"));
     assert_eq!(output_.status.code(), Some(125));
-    let mut run = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-proxy"));
+    let mut run = Command::new(env!("CARGO_BIN_EXE_ctrlmesh"));
     run.arg("run").arg("--run-dir").arg(bed.runs()).args(LIMIT).args(["--", "sh", "-c"]);
     run.args(["id -u; exec python3 $0 /api/v1/pods", CLIENT]).env("KUBECONFIG", bed.file());
     let output_ = output(somebody_else(&bed, &run)).await;

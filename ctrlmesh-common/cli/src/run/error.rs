@@ -17,9 +17,9 @@ use super::kubeconfig::ChooseError;
 use super::source::SourceError;
 use super::through::ThroughError;
 use super::{NOT_EXECUTABLE, NOT_FOUND, OWN_FAILURE};
-use crate::app::AppError;
-use crate::net::tls::TlsError;
-use crate::policy::LoadError;
+use ctrlmesh_proxy::app::AppError;
+use ctrlmesh_proxy::net::tls::TlsError;
+use ctrlmesh_proxy::policy::LoadError;
 
 /// Why the command is not run.
 #[derive(Debug, thiserror::Error)]

@@ -15,9 +15,9 @@ use tokio::time;
 use tracing::warn;
 
 use super::through::{Kind, Through};
-use crate::config::Upstream;
-use crate::drain::Drain;
-use crate::net::tunnel;
+use ctrlmesh_proxy::config::Upstream;
+use ctrlmesh_proxy::drain::Drain;
+use ctrlmesh_proxy::net::tunnel;
 
 /// How long the proxy may take to connect.
 const DEADLINE: Duration = Duration::from_secs(10);

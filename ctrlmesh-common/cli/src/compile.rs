@@ -11,10 +11,10 @@ use ctrlmesh_manager::config::LabelArgs;
 use ctrlmesh_manager::rules::compile::{Compiled, World, compile};
 use ctrlmesh_manager::rules::pod::Member;
 
-use super::{exit_code, manifests};
+use crate::files::{exit_code, manifests};
 
 /// What is asked for.
-#[derive(Args)]
+#[derive(Args, Debug)]
 pub(crate) struct Compile {
     /// A YAML or JSON file with ShardingConfigs, and the pods, workloads and namespaces that they speak of, or a folder of such; may be given several times
     #[arg(short, long = "filename", value_name = "FILE", required = true)]

@@ -17,7 +17,7 @@ use super::folder::Folder;
 use super::isolate::{IsolateError, Isolation};
 use super::signals::{Event, Events};
 use super::through::Through;
-use crate::upstream::Address;
+use ctrlmesh_proxy::upstream::Address;
 
 /// How often the API server's name is looked up again.
 const LOOK_UP: Duration = Duration::from_secs(30);

@@ -25,7 +25,7 @@ use rustls::{RootCertStore, SignatureScheme};
 use tracing::warn;
 
 use super::cluster::Pem;
-use crate::net::tls;
+use ctrlmesh_proxy::net::tls;
 
 /// How far a clock may be behind ours.
 const CLOCK_SKEW: Duration = Duration::from_mins(5);
@@ -91,7 +91,7 @@ impl Authority {
     /// A new one, believed by nobody but the command of this run.
     pub(super) fn new() -> Result<Self, IdentityError> {
         let mut params = valid();
-        params.distinguished_name.push(DnType::CommonName, "ctrlmesh-proxy run");
+        params.distinguished_name.push(DnType::CommonName, "ctrlmesh run");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate().map_err(IdentityError::Make)?;

@@ -9,8 +9,8 @@ use base64::engine::general_purpose::STANDARD;
 use rustls_pki_types::ServerName;
 
 use super::kubeconfig::{Chosen, Fields, text};
-use crate::config::Upstream;
-use crate::upstream::{Address, Target};
+use ctrlmesh_proxy::config::Upstream;
+use ctrlmesh_proxy::upstream::{Address, Target};
 
 /// Where systems keep the authorities that they believe, in the order in which Go looks.
 const SYSTEM_AUTHORITIES: &[&str] = &[

@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::proxy::Counts;
-use crate::serve::explain;
+use ctrlmesh_proxy::serve::explain;
 
 /// What stands before each line.
 const NAME: &str = "ctrlmesh";

@@ -1,4 +1,4 @@
-//! `ctrlmesh-proxy run`: how does a command from a terminal go through a shard, with nothing installed in the cluster?
+//! `ctrlmesh run`: how does a command from a terminal go through a shard, with nothing installed in the cluster?
 //!
 //! It gets a proxy of its own, a kubeconfig in which that proxy stands for the API server, and, with root, a cgroup
 //! whose connections the kernel leads there. Signals, exit code, terminal and output are the command's own. Everything
@@ -37,8 +37,11 @@ use self::proxy::Proxy;
 use self::session::{Made, Wanted};
 use self::signals::{Event, Events};
 use self::supervise::Supervised;
-pub use args::{Interception, Resources, RunArgs};
-pub use child::ChildArgs;
+pub(crate) use args::RunArgs;
+pub(crate) use child::ChildArgs;
+
+/// The hidden command by which this program becomes the command that it is to run.
+pub(crate) const CHILD: &str = "run-command";
 
 /// The exit code where it is we who failed, and not the command.
 const OWN_FAILURE: u8 = 125;
@@ -53,7 +56,7 @@ const NOT_FOUND: u8 = 127;
 const SIGNALLED: i32 = 128;
 
 /// Runs the command; its exit code is ours.
-pub fn run(args: &RunArgs) -> ExitCode {
+pub(crate) fn run(args: &RunArgs) -> ExitCode {
     report::init(args.explain);
     let code = attempt(args).unwrap_or_else(|error| {
         report::failure(&error);
@@ -63,7 +66,7 @@ pub fn run(args: &RunArgs) -> ExitCode {
 }
 
 /// Becomes the command; returns only where that fails.
-pub fn become_command(args: ChildArgs) -> ExitCode {
+pub(crate) fn become_command(args: ChildArgs) -> ExitCode {
     match child::become_command(args) {
         Err(error) => {
             report::failure(&error);

@@ -21,19 +21,19 @@ use super::cluster::Cluster;
 use super::error::RunError;
 use super::signals::Event;
 use super::through::Through;
-use crate::app::{AppError, Parts};
-use crate::config::CommonArgs;
-use crate::drain::Drain;
-use crate::metrics::Metrics;
-use crate::net::accept::{Acceptor, Origin, PerPod};
-use crate::net::memory_budget::Backlog;
-use crate::net::tls;
-use crate::net::tls::issue::Presented;
-use crate::net::tls::trust::Trust;
-use crate::policy;
-use crate::serve::explain;
-use crate::session::{Policies, Served};
-use crate::upstream::{Address, Target};
+use ctrlmesh_proxy::app::{AppError, Parts};
+use ctrlmesh_proxy::config::CommonArgs;
+use ctrlmesh_proxy::drain::Drain;
+use ctrlmesh_proxy::metrics::Metrics;
+use ctrlmesh_proxy::net::accept::{Acceptor, Origin, PerPod};
+use ctrlmesh_proxy::net::memory_budget::Backlog;
+use ctrlmesh_proxy::net::tls;
+use ctrlmesh_proxy::net::tls::issue::Presented;
+use ctrlmesh_proxy::net::tls::trust::Trust;
+use ctrlmesh_proxy::policy;
+use ctrlmesh_proxy::serve::explain;
+use ctrlmesh_proxy::session::{Policies, Served};
+use ctrlmesh_proxy::upstream::{Address, Target};
 
 /// How long requests of whoever the command left behind may take to end.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -253,7 +253,7 @@ fn counts(page: &str) -> Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{ClientError, Outcome, Verb};
+    use ctrlmesh_proxy::metrics::{ClientError, Outcome, Verb};
 
     #[test]
     fn what_was_counted_is_read_from_the_metrics() {

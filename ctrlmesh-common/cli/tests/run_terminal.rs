@@ -1,4 +1,4 @@
-//! `ctrlmesh-proxy run` at a terminal.
+//! `ctrlmesh run` at a terminal.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::disallowed_methods, clippy::large_futures, reason = "tests are not drained")]
 

@@ -1,4 +1,4 @@
-//! `ctrlmesh-proxy run` without any privilege, before a scripted API server.
+//! `ctrlmesh run` without any privilege, before a scripted API server.
 //!
 //! Needs python3, as a client that knows nothing of us, and bash, as a shell with job control.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]

@@ -1,0 +1,123 @@
+//! The commands of `ctrlmesh`, the program that people run.
+//!
+//! The modules are listed in reading order: each names only those above it.
+#![forbid(unsafe_code)]
+
+mod files;
+mod validate;
+mod compile;
+mod run;
+
+use std::ffi::{OsStr, OsString};
+use std::io::{stdin, stdout};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use ctrlmesh_proxy::telemetry::{self, LogFormat};
+use ctrlmesh_request::classify;
+
+/// The file name under which `kubectl` finds the program as its plugin.
+const PLUGIN: &str = "kubectl-ctrlmesh";
+
+/// Runs any operator through a shard, and checks what shards are made of, without a change to the cluster
+#[derive(Debug, Parser)]
+#[command(name = "ctrlmesh", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run any operator through a shard, with nothing installed in the cluster
+    Run(Box<run::RunArgs>),
+    /// Become the command of `run`
+    #[command(hide = true, name = run::CHILD)]
+    Child(run::ChildArgs),
+    /// Check our resources in files, without a cluster; exits with 1 where one would be refused, or none is there
+    Validate(validate::Validate),
+    /// Print the policy of every pod in files, without a cluster; exits with 1 where something is wrong
+    Compile(compile::Compile),
+    /// Print what the API server makes of each `METHOD TARGET` line on stdin, as one JSON object a line
+    Classify,
+    /// Redirect the connections of a cgroup to a proxy, with eBPF
+    Intercept(ctrlmesh_intercept::command::Arguments),
+}
+
+/// The command line, for pages that are generated from it.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
+/// Runs the program with these arguments, the first of which is the name that it was started by.
+///
+/// # Errors
+/// Why a command other than `run` failed; `run` writes its errors itself.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<ExitCode> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let matches = named(arguments.first().map(OsString::as_os_str)).get_matches_from(arguments);
+    match Arguments::from_arg_matches(&matches)?.command {
+        Command::Run(arguments) => return Ok(run::run(&arguments)),
+        Command::Child(arguments) => return Ok(run::become_command(arguments)),
+        Command::Validate(validate) => return validate.run(),
+        Command::Compile(compile) => return compile.run(),
+        Command::Classify => classify::run(&mut stdin().lock(), &mut stdout().lock())?,
+        Command::Intercept(arguments) => {
+            telemetry::init(LogFormat::Text)?;
+            ctrlmesh_intercept::command::run(arguments)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The command line, which calls itself as the user calls it.
+fn named(program: Option<&OsStr>) -> clap::Command {
+    let file = program.and_then(|program| Path::new(program).file_name());
+    if file == Some(OsStr::new(PLUGIN)) {
+        command().bin_name("kubectl ctrlmesh")
+    } else {
+        command()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn help_names_the_program_as_it_was_called() {
+        for (program, usage) in [
+            ("/usr/bin/ctrlmesh", "Usage: ctrlmesh "),
+            ("ctrlmesh", "Usage: ctrlmesh "),
+            ("/opt/bin/kubectl-ctrlmesh", "Usage: kubectl ctrlmesh "),
+        ] {
+            let help = named(Some(program.as_ref())).try_get_matches_from([program, "--help"]);
+            let help = help.unwrap_err().to_string();
+            assert!(help.contains(usage), "{program}: {help}");
+            let help =
+                named(Some(program.as_ref())).try_get_matches_from([program, "run", "--help"]);
+            let help = help.unwrap_err().to_string();
+            assert!(help.contains(&format!("{usage}run ")), "{program}: {help}");
+        }
+    }
+
+    #[test]
+    fn the_reference_has_every_flag() {
+        let reference = include_str!("../../../docs/reference/commands.md");
+        let mut commands: Vec<clap::Command> = vec![command()];
+        while let Some(command) = commands.pop() {
+            let hidden = |flag: &&clap::Arg| !flag.is_hide_set();
+            for flag in command.get_arguments().filter(hidden).filter_map(clap::Arg::get_long) {
+                let named = [format!("`--{flag}"), format!(" --{flag}")];
+                assert!(named.iter().any(|flag| reference.contains(flag)), "{named:?}");
+            }
+            commands.extend(command.get_subcommands().filter(|it| !it.is_hide_set()).cloned());
+        }
+    }
+}
