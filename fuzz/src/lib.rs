@@ -7,7 +7,6 @@ use std::borrow::Cow;
 use ctrlmesh_common::policy::{Limit, Lock, Policy};
 use ctrlmesh_common::selector::Selector;
 use ctrlmesh_request::decide::{Decision, Rename, decide};
-use ctrlmesh_request::request::fragment::{Blocks, Lines, Look as _};
 use ctrlmesh_request::request::{Query, RequestInfo};
 use ctrlmesh_request::rewrite::list::{self, Change};
 use ctrlmesh_request::rewrite::watch::{self, Frames};
@@ -86,27 +85,6 @@ pub fn selector(data: &[u8]) {
         (Err(_), Err(_)) => {}
         (client, seen) => panic!("{text:?}: {client:?} became {seen:?}"),
     }
-}
-
-/// What a client sends, in pieces of any size: a `#` in a target is found, whatever stands before it.
-///
-/// # Panics
-/// Where that does not hold.
-pub fn sent_bytes(data: &[u8]) {
-    let size = usize::from(data.first().copied().unwrap_or_default()) + 1;
-    let request = b"\r\nGET /q?x#z HTTP/1.1\r\nHost: k\r\n\r\n";
-    let mut lines = Lines::default();
-    [data, request].concat().chunks(size).for_each(|piece| lines.look(piece));
-    assert!(lines.found().cut("/q?x", false), "{}", data.escape_ascii());
-
-    let frames = [&[0; 24][..], data].concat();
-    let (mut whole, mut pieces) = (Blocks::default(), Blocks::default());
-    whole.look(&frames);
-    frames.chunks(size).for_each(|piece| pieces.look(piece));
-    for stream in (0..=0xff).chain([0x7f7f_7f7f, u32::MAX >> 1]) {
-        assert_eq!(whole.cut(stream), pieces.cut(stream), "{}", data.escape_ascii());
-    }
-    assert_eq!(whole.amid_head(), pieces.amid_head(), "{}", data.escape_ascii());
 }
 
 /// A body in each encoding: it is refused, or only names change.

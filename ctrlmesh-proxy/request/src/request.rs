@@ -8,7 +8,6 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 mod fields;
-pub mod fragment;
 mod query;
 mod url;
 

@@ -80,23 +80,17 @@ struct Extra {
 }
 
 impl Session {
-    /// Asks the API server, as far as the policy lets, and returns what the client is to get. `cut` says that the
-    /// request's target was longer than what was read of it.
+    /// Asks the API server, as far as the policy lets, and returns what the client is to get.
     pub(super) async fn exchange(
         self: Rc<Self>,
         request: Request<Relay>,
-        cut: bool,
         informed: impl FnMut(Response<()>),
     ) -> Result<Response<Reply>, Abort> {
         let begun = Instant::now();
         let accept = request.headers().get(header::ACCEPT).cloned();
         let method = request.method().clone();
         let target = target(request.uri());
-        let info = if cut {
-            Err(TargetError::Fragment)
-        } else {
-            RequestInfo::parse(method.as_str(), target.as_str())
-        };
+        let info = RequestInfo::parse(method.as_str(), target.as_str());
         let verb = info.as_ref().map_or("other", RequestInfo::verb);
         let mut counted = Counted::begin(self.clone(), verb);
         let answered = match &info {

@@ -1,5 +1,7 @@
 //! A client connection that carries one request at a time.
 
+mod progress;
+
 use std::cell::Cell;
 use std::future;
 use std::pin::pin;
@@ -7,9 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ctrlmesh_request::request::fragment::{Found, Lines};
 use ctrlmesh_runtime::poll_on_wake::PollOnWake;
-use http::uri::PathAndQuery;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -28,6 +28,7 @@ use crate::net::tls::stream::ServerStream;
 use crate::net::tunnel;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;
+use crate::serve::http1::progress::HeadProgress;
 use crate::serve::reply::{Pieces, Reply};
 use crate::serve::tap::Looked;
 use crate::serve::unless_gone;
@@ -45,17 +46,16 @@ const IDLE: Duration = Duration::from_secs(90);
 struct Exchanges {
     /// How many there were.
     requests: Cell<u64>,
-    found: Arc<Found>,
+    progress: Arc<HeadProgress>,
     theirs: Arc<Theirs>,
 }
 
 /// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
-    let lines = Lines::default();
-    let found = lines.found();
+    let progress = Arc::<HeadProgress>::default();
     let backlog = session.counted.unread.backlog();
-    let (stream, theirs) = Unread::new(Looked::new(stream, lines, backlog));
-    let exchanges = Rc::new(Exchanges { requests: Cell::default(), found, theirs });
+    let (stream, theirs) = Unread::new(Looked::new(stream, progress.clone(), backlog));
+    let exchanges = Rc::new(Exchanges { requests: Cell::default(), progress, theirs });
     let service = {
         let (session, exchanges) = (session.clone(), exchanges.clone());
         service_fn(move |request| exchanges.clone().answer(session.clone(), request))
@@ -89,7 +89,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
         debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
         if error.is_timeout() {
             // One that says nothing between two requests is not slow.
-            if exchanges.found.is_amid() {
+            if exchanges.progress.is_amid_request() {
                 metrics.client_error(ClientError::Slow);
             }
         } else if error.is_parse() {
@@ -104,19 +104,13 @@ impl Exchanges {
         session: Rc<Session>,
         request: Request<Incoming>,
     ) -> Result<Response<Pieces>, Abort> {
-        let first = self.requests.replace(self.requests.get() + 1) == 0;
-        self.found.begin();
-        let target = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
-        let cut = self.found.cut(target, first);
+        self.requests.set(self.requests.get() + 1);
+        self.progress.begin_answer();
         // Apart, so that an idle connection does not hold the room that a request takes.
-        let mut response = Box::pin(answer(session, request, cut)).await?;
+        let response = Box::pin(answer(session, request)).await?;
         let goes_on = response.status() != StatusCode::SWITCHING_PROTOCOLS;
-        if self.found.is_lost() && goes_on {
-            // The next one comes by a connection of which more is known.
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
         self.theirs.see(response.status(), response.headers());
-        self.found.settle(goes_on);
+        self.progress.end_answer(goes_on);
         Ok(response.map(Pieces))
     }
 }
@@ -136,7 +130,6 @@ fn builder() -> http1::Builder {
 async fn answer(
     session: Rc<Session>,
     mut request: Request<Incoming>,
-    cut: bool,
 ) -> Result<Response<Reply>, Abort> {
     let protocol = headers::upgrade(request.headers());
     let client = protocol.is_some().then(|| upgrade::on(&mut request));
@@ -149,7 +142,7 @@ async fn answer(
     if let Some(protocol) = protocol {
         headers::set_upgrade(request.headers_mut(), protocol);
     }
-    let mut response = session.clone().exchange(request, cut, |_| {}).await?;
+    let mut response = session.clone().exchange(request, |_| {}).await?;
     let protocol = headers::upgrade(response.headers());
     let upstream = response.extensions_mut().remove::<OnUpgrade>();
     let watch = response.extensions_mut().remove::<Arc<UpgradedWatch>>();

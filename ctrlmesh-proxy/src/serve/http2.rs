@@ -1,5 +1,7 @@
 //! A client connection that carries many requests at once.
 
+mod frames;
+
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -7,7 +9,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ctrlmesh_request::request::fragment::Blocks;
 use ctrlmesh_runtime::poll_on_wake::PollOnWake;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Reason, RecvStream};
@@ -25,6 +26,7 @@ use crate::net::body::{Piece, Relay, TooMuch};
 use crate::net::memory_budget::Waiting;
 use crate::net::tls::stream::{BatchedStream, ServerStream};
 use crate::serve::exchange::Abort;
+use crate::serve::http2::frames::Frames;
 use crate::serve::reply::Reply;
 use crate::serve::tap::Looked;
 use crate::session::Session;
@@ -55,16 +57,16 @@ const UNNAMED: &str = "kubernetes.default.svc";
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let server = session.server.clone();
     let (stream, turns) = BatchedStream::new(stream);
-    let look = Rc::<RefCell<Blocks>>::default();
+    let frames = Rc::<RefCell<Frames>>::default();
     let backlog = session.counted.unread.backlog();
-    let stream = Looked::new(stream, look.clone(), backlog);
+    let stream = Looked::new(stream, frames.clone(), backlog);
     let Some(handshake) =
         server.in_time(deadline, Box::pin(builder().handshake::<_, Piece>(stream))).await
     else {
         return;
     };
     let ended = match handshake {
-        Ok(connection) => Box::pin(run(&session, connection, turns, &look, deadline)).await,
+        Ok(connection) => Box::pin(run(&session, connection, turns, &frames, deadline)).await,
         Err(error) => Err(error),
     };
     if let Err(error) = ended {
@@ -77,9 +79,9 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
 
 async fn run(
     session: &Rc<Session>,
-    mut connection: Connection<Looked<BatchedStream<ServerConnection>, Rc<RefCell<Blocks>>>, Piece>,
+    mut connection: Connection<Looked<BatchedStream<ServerConnection>, Rc<RefCell<Frames>>>, Piece>,
     turns: BatchedStream<ServerConnection>,
-    look: &RefCell<Blocks>,
+    frames: &RefCell<Frames>,
     deadline: Instant,
 ) -> Result<(), h2::Error> {
     let drain = &session.server.drain;
@@ -102,14 +104,14 @@ async fn run(
                 connection.graceful_shutdown();
             }
             let accepted = turns.turn(cx, |cx| connection.poll_accept(cx)).map(Ok);
-            let look = look.borrow();
-            if flood.is_one(look.settings()) {
+            let frames = frames.borrow();
+            if flood.is_one(frames.settings()) {
                 return Poll::Ready(Err(ClientError::Protocol));
             }
             if accepted.is_ready() {
                 return accepted;
             }
-            patience.poll(look.amid_head(), cx).map(|()| Err(ClientError::Slow))
+            patience.poll(frames.is_amid_head(), cx).map(|()| Err(ClientError::Slow))
         });
         let accepted = match accepted.await {
             Ok(accepted) => accepted,
@@ -121,12 +123,7 @@ async fn run(
         patience.request_came();
         match accepted {
             Some(Ok((request, respond))) => {
-                let cut = look.borrow_mut().cut(respond.stream_id().as_u32());
-                if cut {
-                    // What may be meant by later paths is not known on this connection.
-                    session.leaving.notify_one();
-                }
-                drain.spawn_part(answer(session.clone(), request, cut, respond));
+                drain.spawn_part(answer(session.clone(), request, respond));
             }
             Some(Err(error)) => return Err(error),
             None => return Ok(()),
@@ -192,7 +189,6 @@ impl Patience {
 async fn answer(
     session: Rc<Session>,
     request: Request<RecvStream>,
-    cut: bool,
     mut respond: SendResponse<Piece>,
 ) {
     let Ok(waits) = awaited(&session, &request) else {
@@ -208,7 +204,7 @@ async fn answer(
         let _gone = respond.borrow_mut().send_informational(early);
     };
     // Apart, so that a watch does not hold for hours the room that its request took.
-    let exchange = Box::pin(unless_reset(&respond, session.exchange(request, cut, informed)));
+    let exchange = Box::pin(unless_reset(&respond, session.exchange(request, informed)));
     let Some(answered) = exchange.await else {
         return;
     };

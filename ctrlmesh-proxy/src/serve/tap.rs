@@ -1,4 +1,4 @@
-//! Who looks at what a client sends, before it is understood?
+//! A stream that shows an observer what a client sends, and counts long unfinished heads as waiting bytes.
 
 use std::io;
 use std::io::IoSlice;
@@ -6,36 +6,42 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use ctrlmesh_request::request::fragment::Look;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::net::memory_budget::{Backlog, Waiting};
 
-/// No longer head is taken: what came without end is something else.
+/// At most this much counts as a head: no longer one is taken.
 const MOST_BYTES: usize = 1 << 20;
 
 /// Up to what length the head of a request is not counted: nearly all are shorter.
 const UNCOUNTED_BYTES: usize = 64 << 10;
 
-/// A stream whose bytes are looked at as they are read. Long heads that do not end count as what waits.
+/// Sees all bytes of a client, in order.
+pub(super) trait HeadObserver {
+    fn observe(&mut self, bytes: &[u8]);
+
+    /// The length of the head that has begun and is not whole, in bytes.
+    fn unfinished_bytes(&self) -> usize;
+}
+
+/// A stream whose bytes an observer sees as they are read.
 #[derive(Debug)]
-pub(super) struct Looked<S, L> {
+pub(super) struct Looked<S, O> {
     stream: S,
-    look: L,
+    observer: O,
     head: Waiting,
 }
 
-impl<S, L> Looked<S, L> {
-    /// The stream, and who looks.
-    pub(super) fn new(stream: S, look: L, backlog: &Arc<Backlog>) -> Self {
-        Self { stream, look, head: backlog.nothing() }
+impl<S, O> Looked<S, O> {
+    pub(super) fn new(stream: S, observer: O, backlog: &Arc<Backlog>) -> Self {
+        Self { stream, observer, head: backlog.nothing() }
     }
 }
 
-impl<S, L: Look> Looked<S, L> {
+impl<S, O: HeadObserver> Looked<S, O> {
     /// Counts the head that is not whole; whether there is room for it.
     fn count(&mut self) -> bool {
-        let unfinished = self.look.unfinished().min(MOST_BYTES);
+        let unfinished = self.observer.unfinished_bytes().min(MOST_BYTES);
         self.head.set(if unfinished > UNCOUNTED_BYTES { unfinished } else { 0 })
     }
 
@@ -48,7 +54,7 @@ impl<S, L: Look> Looked<S, L> {
     }
 }
 
-impl<S: AsyncRead + Unpin, L: Look + Unpin> AsyncRead for Looked<S, L> {
+impl<S: AsyncRead + Unpin, O: HeadObserver + Unpin> AsyncRead for Looked<S, O> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -59,7 +65,7 @@ impl<S: AsyncRead + Unpin, L: Look + Unpin> AsyncRead for Looked<S, L> {
         let polled = Pin::new(&mut this.stream).poll_read(cx, out);
         let read = &out.filled()[before..];
         if !read.is_empty() {
-            this.look.look(read);
+            this.observer.observe(read);
             if !this.count() {
                 return Poll::Ready(Err(io::ErrorKind::OutOfMemory.into()));
             }
@@ -68,7 +74,7 @@ impl<S: AsyncRead + Unpin, L: Look + Unpin> AsyncRead for Looked<S, L> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, L: Look + Unpin> AsyncWrite for Looked<S, L> {
+impl<S: AsyncWrite + Unpin, O: HeadObserver + Unpin> AsyncWrite for Looked<S, O> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

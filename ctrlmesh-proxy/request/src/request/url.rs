@@ -17,9 +17,6 @@ pub enum TargetError {
     /// A control character.
     #[error("the target holds a control character or a space")]
     Control,
-    /// A `#`, which the server takes for a part of the path, and what reads requests here for its end.
-    #[error("the target holds a `#`: a path spells it %23")]
-    Fragment,
     /// Neither a path nor an absolute URI.
     #[error("the target is neither a path nor an absolute URI")]
     NotAPath,
