@@ -10,7 +10,6 @@ mod refuse;
 mod version_check;
 mod exchange;
 mod tap;
-mod unread;
 mod http1;
 mod http2;
 

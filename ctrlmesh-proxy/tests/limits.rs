@@ -251,9 +251,8 @@ async fn a_body_that_is_no_chunks_is_the_clients_fault() {
     bed.assert_others_live().await;
 }
 
-/// What hyper refuses by itself is said as everything else is.
 #[tokio::test]
-async fn a_request_that_cannot_be_read_is_refused_by_a_status() {
+async fn a_request_that_cannot_be_read_is_refused() {
     let bed = bed(&[]).await;
     let many = "x: y\r\n".repeat(200);
     let long = "x".repeat(70_000);
@@ -267,25 +266,9 @@ async fn a_request_that_cannot_be_read_is_refused_by_a_status() {
         let answer =
             harness::client::exchange_bytes(&bed.pki, bed.proxy.address, bytes.as_bytes()).await;
         let last = &answer[answer.rfind("HTTP/1.1 ").unwrap()..];
-        let (head, body) = last.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with(&format!("HTTP/1.1 {code} ")), "{answer}");
-        assert!(head.contains("content-type: application/json"), "{answer}");
-        assert!(head.contains(&format!("content-length: {}", body.len())), "{answer}");
-        let status: serde_json::Value = serde_json::from_str(body).unwrap();
-        assert_eq!((&status["kind"], &status["code"]), (&"Status".into(), &code.into()));
+        assert!(last.starts_with(&format!("HTTP/1.1 {code} ")), "{answer}");
         assert_eq!(answer.contains("fine"), answer.len() > last.len(), "{answer}");
     }
     bed.until_client_errors("protocol", 4.0).await;
     bed.assert_others_live().await;
-}
-
-#[tokio::test]
-async fn an_answer_of_the_api_server_that_says_nothing_stays_as_it_is() {
-    let pki = Pki::new();
-    let answer = |_| async { whole(StatusCode::BAD_REQUEST, "") };
-    let upstream = Upstream::http(pki.server(&["http/1.1"]), answer).await;
-    let proxy = Proxy::start(&pki, upstream.address, &[]);
-    let text = b"GET /api HTTP/1.1\r\nHost: k\r\nConnection: close\r\n\r\n";
-    let answer = harness::client::exchange_bytes(&pki, proxy.address, text).await;
-    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.ends_with("\r\n\r\n"), "{answer}");
 }

@@ -32,7 +32,6 @@ use crate::serve::http1::progress::HeadProgress;
 use crate::serve::reply::{Pieces, Reply};
 use crate::serve::tap::Looked;
 use crate::serve::unless_gone;
-use crate::serve::unread::{Theirs, Unread};
 use crate::session::Session;
 use crate::watch::upgraded::UpgradedWatch;
 
@@ -47,15 +46,14 @@ struct Exchanges {
     /// How many there were.
     requests: Cell<u64>,
     progress: Arc<HeadProgress>,
-    theirs: Arc<Theirs>,
 }
 
 /// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let progress = Arc::<HeadProgress>::default();
     let backlog = session.counted.unread.backlog();
-    let (stream, theirs) = Unread::new(Looked::new(stream, progress.clone(), backlog));
-    let exchanges = Rc::new(Exchanges { requests: Cell::default(), progress, theirs });
+    let stream = Looked::new(stream, progress.clone(), backlog);
+    let exchanges = Rc::new(Exchanges { requests: Cell::default(), progress });
     let service = {
         let (session, exchanges) = (session.clone(), exchanges.clone());
         service_fn(move |request| exchanges.clone().answer(session.clone(), request))
@@ -109,7 +107,6 @@ impl Exchanges {
         // Apart, so that an idle connection does not hold the room that a request takes.
         let response = Box::pin(answer(session, request)).await?;
         let goes_on = response.status() != StatusCode::SWITCHING_PROTOCOLS;
-        self.theirs.see(response.status(), response.headers());
         self.progress.end_answer(goes_on);
         Ok(response.map(Pieces))
     }
