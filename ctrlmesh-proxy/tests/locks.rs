@@ -6,6 +6,8 @@
 mod harness;
 
 use std::fs;
+use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +20,7 @@ use http::{HeaderValue, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::Command;
 
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 const MAPS: &str = "/api/v1/namespaces/ops/configmaps";
@@ -240,33 +243,87 @@ async fn a_body_that_names_another_shards_lock_is_403() {
 }
 
 #[tokio::test]
-async fn what_is_sent_in_yaml_passes_with_its_lock_renamed() {
+async fn yaml_and_cbor_are_refused_where_a_lock_may_be() {
     let answer = |_| async { whole(StatusCode::CREATED, "{}") };
     let (pki, upstream, proxy) = bed(answer, &[]).await;
-    let post = |target: &str, body: String| {
-        let request = Request::post(target).header("content-type", "application/yaml");
+    let post = |target: &str, kind: &str, body: &'static [u8]| {
+        let request = Request::post(target).header("content-type", kind);
         request.body(http_body_util::Full::from(body)).unwrap()
     };
-    let text = |name: &str| {
-        format!(
-            "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {name} # it\n  namespace: ops\ndata:\n  lead: \"x\"\n"
-        )
-    };
+    let yaml = b"metadata:\n  name: settings\n";
+    // {"metadata": {"name": "x"}}
+    let cbor = b"\xa1\x48metadata\xa1\x44name\x41x";
+    let json = br#"{"metadata": {"name": "x"}}"#;
     let mut client = Client::connect(&pki, proxy.address, Version::HTTP_2).await;
-    for (name, on_server) in
-        [("settings", "settings"), ("lead-settings", "lead-settings"), ("lead", "lead---s1")]
-    {
-        let answer = client.ask(post(MAPS, text(name))).await;
-        assert_eq!(answer.status, StatusCode::CREATED, "{name}");
-        assert_eq!(upstream.last().body, text(on_server), "{name}");
+    for (kind, body) in [("application/yaml", &yaml[..]), ("application/cbor", cbor)] {
+        let answer = client.ask(post(MAPS, kind, body)).await;
+        assert_eq!(answer.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{kind}");
+        let status: Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_eq!(status["reason"], "UnsupportedMediaType", "{kind}");
+        assert!(upstream.seen.lock().unwrap().is_empty(), "{kind}");
     }
-    let sent = upstream.seen.lock().unwrap().len();
-    assert_eq!(client.ask(post(MAPS, text("lead---s2"))).await.status, StatusCode::FORBIDDEN);
-    // What could mean something else to another reader is not guessed about.
-    let flow = "{kind: ConfigMap, metadata: {name: settings}}".to_owned();
-    let answer = client.ask(post(MAPS, flow)).await;
-    assert_eq!(answer.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
-    assert_eq!(upstream.seen.lock().unwrap().len(), sent);
+    for (target, kind, body) in [
+        ("/api/v1/namespaces/other/configmaps", "application/cbor", &cbor[..]),
+        (MAPS, "application/apply-patch+yaml", json),
+    ] {
+        assert_eq!(
+            client.ask(post(target, kind, body)).await.status,
+            StatusCode::CREATED,
+            "{kind}"
+        );
+        assert_eq!(upstream.last().body, body, "{kind}");
+    }
+}
+
+/// An API server that has one Lease.
+async fn lease_server(seen: Seen) -> http::Response<harness::upstream::Body> {
+    let missing = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404});
+    let (status, body) = match seen.method {
+        http::Method::GET => (StatusCode::NOT_FOUND, missing.to_string().into()),
+        http::Method::POST => (StatusCode::CREATED, seen.body),
+        _ => (StatusCode::OK, seen.body),
+    };
+    let mut response = whole(status, body);
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+    response
+}
+
+#[tokio::test]
+async fn client_go_that_prefers_cbor_takes_its_lock_in_json() {
+    let (pki, upstream, proxy) = bed(lease_server, &[]).await;
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/control-plane");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("elector");
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .arg(&program)
+        .arg("./elector")
+        .current_dir(module)
+        .status();
+    assert!(built.await.expect("Go is needed to build client-go").success());
+    let mut elector = Command::new(program)
+        .args(["-server", &format!("https://{}", proxy.address), "-ca"])
+        .arg(pki.path("mesh.crt"))
+        .env("KUBE_FEATURE_ClientsAllowCBOR", "true")
+        .env("KUBE_FEATURE_ClientsPreferCBOR", "true")
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut line = [0; 8];
+    soon("a leader", elector.stdout.as_mut().unwrap().read_exact(&mut line)).await.unwrap();
+    assert_eq!(&line, b"leading\n");
+    let seen = upstream.seen.lock().unwrap().clone();
+    for request in &seen {
+        assert!(!request.headers["accept"].to_str().unwrap().contains("cbor"), "{request:?}");
+    }
+    let created: Vec<&Seen> =
+        seen.iter().filter(|seen| seen.method == http::Method::POST).collect();
+    let [created] = created[..] else { panic!("{seen:?}") };
+    let lease: Value = serde_json::from_slice(&created.body).unwrap();
+    assert_eq!(lease["metadata"]["name"], "lead---s1");
+    // The first attempt was in CBOR.
+    let refused = proxy.metric(r#"ctrlmesh_proxy_requests_total{verb="create",outcome="refused"}"#);
+    assert!(refused.await >= 1.0);
 }
 
 /// As the API server makes them: what a row holds of its object is asked for.
@@ -306,7 +363,7 @@ async fn a_table_without_objects_shows_no_other_shards_lock() {
 }
 
 #[tokio::test]
-async fn who_asks_for_a_lock_in_yaml_gets_json_which_is_yaml_too() {
+async fn a_lock_that_is_asked_for_in_yaml_or_cbor_comes_in_json() {
     let answer = |seen: Seen| async move {
         // As the API server does: what stands first, if it knows that.
         let accept = seen.headers.get("accept").map_or("", |accept| accept.to_str().unwrap());
@@ -321,6 +378,7 @@ async fn who_asks_for_a_lock_in_yaml_gets_json_which_is_yaml_too() {
     for version in BOTH {
         for (accept, sent) in [
             ("application/yaml", "application/json"),
+            ("application/cbor, application/json;q=0.9", "application/json;q=0.9"),
             (
                 "application/yaml;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/yaml;q=0.5",
                 "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;q=0.5",

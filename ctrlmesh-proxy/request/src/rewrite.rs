@@ -16,7 +16,7 @@ pub mod selector;
 pub mod status;
 pub mod watch;
 
-pub use document::{DocumentError, Encoding, is_yaml};
+pub use document::{DocumentError, Encoding, editable_accept};
 
 /// The path and query to send upstream.
 pub fn target<'a>(request: &RequestInfo<'a>, plan: &Plan) -> String {

@@ -168,6 +168,10 @@ impl Session {
                 return Err(Failure::Refused(refusal));
             }
         };
+        // What is kept of a watch is asked for again, so this comes first.
+        if plan.as_ref().is_some_and(|plan| plan.lock.is_some()) {
+            lock::accept_editable(request.headers_mut());
+        }
         let watch = match reading.take_if(|_| info.is_watch()) {
             Some(reading) => Some(self.watch(&request, info, target, reading).await?),
             None => self.page(&request, info, target, reading.as_ref(), &waits).await?,
@@ -183,9 +187,8 @@ impl Session {
             metrics.injected.inc();
         }
         if let Some(plan) = plan.lock {
-            let is_watch = extra.watch.is_some();
-            let renaming = lock::request(self, request, info.verb(), &plan, is_watch, &extra.waits);
-            request = Box::pin(renaming).await.map_err(Failure::Lock)?;
+            let renaming = Box::pin(lock::request(self, request, info, &plan, &extra.waits));
+            request = renaming.await.map_err(Failure::Lock)?;
             extra.rename = Some(plan.rename);
         }
         Ok((request, extra))

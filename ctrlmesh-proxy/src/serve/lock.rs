@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use ctrlmesh_request::decide::{LockPlan, Rename};
+use ctrlmesh_request::request::RequestInfo;
 use ctrlmesh_request::rewrite;
 use ctrlmesh_request::rewrite::Encoding;
 use ctrlmesh_request::rewrite::lock;
@@ -30,10 +31,6 @@ use crate::session::collect_budget::Room;
 
 /// The longest list that is held as a whole, in bytes.
 const SHORT_BYTES: usize = 128 << 10;
-
-/// What the API server calls these two.
-const YAML: &str = "application/yaml";
-const JSON: &str = "application/json";
 
 /// How long a client may take for the longest body: it is beside us, and what it does not finish holds room.
 const BODY_PATIENCE: Duration = Duration::from_secs(20);
@@ -70,29 +67,35 @@ pub(super) enum LockedError {
     Response(#[source] LockError),
 }
 
+/// Asks for a response in which the lock can be renamed.
+pub(super) fn accept_editable(headers: &mut HeaderMap) {
+    // A compressed response could not be edited either.
+    headers.remove(header::ACCEPT_ENCODING);
+    let accept: Result<Vec<&str>, _> =
+        headers.get_all(header::ACCEPT).iter().map(HeaderValue::to_str).collect();
+    let editable = accept.ok().and_then(|accept| rewrite::editable_accept(&accept.join(",")));
+    if let Some(editable) = editable.and_then(|accept| HeaderValue::try_from(accept).ok()) {
+        headers.insert(header::ACCEPT, editable);
+    }
+}
+
 /// Renames in a request; its target is not touched here.
 pub(super) async fn request(
     session: &Session,
-    mut request: Request<Relay>,
-    verb: &str,
+    request: Request<Relay>,
+    info: &RequestInfo<'_>,
     plan: &LockPlan,
-    is_watch: bool,
     waits: &Waits,
 ) -> Result<Request<Relay>, LockedError> {
-    if is_watch && headers::upgrade(request.headers()).is_some() {
+    if info.is_watch() && headers::upgrade(request.headers()).is_some() {
         return Err(LockedError::Upgraded);
     }
     session.server.metrics.renamed.inc();
-    if !is_watch {
-        ask_for_json(request.headers_mut());
-    }
-    // A compressed response could not be renamed in.
-    request.headers_mut().remove(header::ACCEPT_ENCODING);
     if !plan.in_body {
         return Ok(request);
     }
     let (room, deadline) = (&session.counted.room, session.server.response_timeout);
-    whole(request, verb, &plan.rename, deadline, room, waits).await
+    whole(request, info.verb(), &plan.rename, deadline, room, waits).await
 }
 
 /// Renames in a request's body, which the client sends in time.
@@ -156,18 +159,6 @@ pub(super) async fn response(
     Ok(Response::from_parts(head, Content::Plain(body)))
 }
 
-/// Asks for JSON where the client takes YAML, in which nothing can be renamed: JSON is YAML too.
-fn ask_for_json(headers: &mut HeaderMap) {
-    let header::Entry::Occupied(mut accepts) = headers.entry(header::ACCEPT) else { return };
-    for accept in accepts.iter_mut() {
-        let json = accept.to_str().ok().filter(|text| text.contains(YAML));
-        let json = json.and_then(|text| HeaderValue::try_from(text.replace(YAML, JSON)).ok());
-        if let Some(json) = json {
-            *accept = json;
-        }
-    }
-}
-
 /// Whether a body is said to be short enough to be held.
 fn is_short(headers: &HeaderMap) -> bool {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
@@ -182,7 +173,7 @@ fn encoding(headers: &HeaderMap) -> Result<Encoding, LockedError> {
     kind.to_str().ok().and_then(Encoding::of).ok_or(LockedError::Encoding)
 }
 
-/// What a client sends, as the API server is to get it. The client may call its JSON YAML.
+/// What a client sends, as the API server is to get it.
 fn renamed<'b>(
     headers: &HeaderMap,
     body: &'b [u8],
@@ -193,12 +184,8 @@ fn renamed<'b>(
     if headers.contains_key(header::CONTENT_ENCODING) {
         return Err(LockedError::Encoding);
     }
-    let renamed = match Encoding::of_body(kind, body) {
-        Some(encoding) => lock::request(body, encoding, rename).map(Some),
-        None if rewrite::is_yaml(kind) => lock::yaml(body, rename),
-        None => Ok(None),
-    };
-    renamed.map_err(LockedError::Request)?.ok_or(LockedError::Encoding)
+    let encoding = Encoding::of_editable(kind, body).ok_or(LockedError::Encoding)?;
+    lock::request(body, encoding, rename).map_err(LockedError::Request)
 }
 
 /// A whole body. Whoever waits for it says how long.

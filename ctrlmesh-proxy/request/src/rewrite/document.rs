@@ -41,6 +41,9 @@ pub enum DocumentError {
         /// What it should be.
         encoding: Encoding,
     },
+    /// CBOR is read, and not edited.
+    #[error("the leader-election lock cannot be renamed in CBOR")]
+    ReadOnly,
     /// A field stands twice, and which of the two counts is not ours to guess.
     #[error("the field {field:?} stands twice in the body")]
     Repeated {
@@ -91,15 +94,17 @@ impl Encoding {
         }
     }
 
-    /// The encoding of what a client sends, by its `Content-Type` and, where that says YAML, by what it is: clients
-    /// send JSON as YAML. None said is JSON, as it is to the API server; real YAML is `None`.
-    pub fn of_body(content_type: &str, body: &[u8]) -> Option<Self> {
+    /// The encoding of a request body, if it can be edited.
+    ///
+    /// No `Content-Type` means JSON, as it does to the API server. Clients send server-side applies as YAML and write
+    /// them in JSON, so the body decides. Real YAML and CBOR are `None`.
+    pub fn of_editable(content_type: &str, body: &[u8]) -> Option<Self> {
         match media_type(content_type).as_str() {
             "" => Some(Self::Json),
-            _ if is_yaml(content_type) => {
+            "application/yaml" | "application/apply-patch+yaml" => {
                 serde_json::from_slice::<IgnoredAny>(body).is_ok().then_some(Self::Json)
             }
-            other => Self::of(other),
+            other => Self::of(other).filter(|encoding| *encoding != Self::Cbor),
         }
     }
 
@@ -213,32 +218,21 @@ impl<'b> Document<'b> {
     /// Puts another text in the place of a node's.
     pub(super) fn set_text(self, node: &Node, text: &str) -> Edit {
         let with = match self.encoding {
-            Encoding::Json => json::quoted(text),
-            Encoding::Cbor => cbor::string_like(&self.body[node.at.clone()], text),
+            Encoding::Json | Encoding::Cbor => json::quoted(text),
             Encoding::Protobuf => text.as_bytes().to_vec(),
         };
         Edit { at: node.at.clone(), with }
     }
 
     /// Takes items out of their array or repeated field.
-    pub(super) fn remove(
-        self,
-        items: &[Node],
-        removed: &[bool],
-        array: Option<&Node>,
-    ) -> Vec<Edit> {
+    pub(super) fn remove(self, items: &[Node], removed: &[bool]) -> Vec<Edit> {
         let removals = |range: Range<usize>| Edit { at: range, with: Vec::new() };
         let gone = items.iter().zip(removed).filter(|(_, removed)| **removed);
         match self.encoding {
-            Encoding::Json => json::removals(items, removed).into_iter().map(removals).collect(),
-            Encoding::Protobuf => gone.map(|(item, _)| removals(item.whole.clone())).collect(),
-            Encoding::Cbor => {
-                let kept = items.len() - removed.iter().filter(|removed| **removed).count();
-                let head =
-                    array.and_then(|array| cbor::counted_again(self.body, array.at.start, kept));
-                let head = head.map(|(at, with)| Edit { at, with });
-                head.into_iter().chain(gone.map(|(item, _)| removals(item.at.clone()))).collect()
+            Encoding::Json | Encoding::Cbor => {
+                json::removals(items, removed).into_iter().map(removals).collect()
             }
+            Encoding::Protobuf => gone.map(|(item, _)| removals(item.whole.clone())).collect(),
         }
     }
 
@@ -250,7 +244,8 @@ impl<'b> Document<'b> {
         edits.sort_by_key(|edit| edit.at.start);
         let applied = match self.encoding {
             Encoding::Protobuf => protobuf::apply(self.body, 0..self.body.len(), &edits),
-            Encoding::Json | Encoding::Cbor => spliced(self.body, &edits),
+            Encoding::Json => spliced(self.body, &edits),
+            Encoding::Cbor => return Err(DocumentError::ReadOnly),
         };
         applied.map(Cow::Owned).ok_or(self.encoding.malformed())
     }
@@ -316,10 +311,20 @@ impl<'b> Document<'b> {
     }
 }
 
-/// Whether a `Content-Type` says YAML.
-pub fn is_yaml(content_type: &str) -> bool {
-    let media_type = media_type(content_type);
-    matches!(media_type.as_str(), "application/yaml" | "application/apply-patch+yaml")
+/// What to put in the place of an `Accept` header, so that the response can be edited; `None` to leave the header.
+///
+/// CBOR is dropped, and YAML becomes JSON, which every YAML parser reads.
+pub fn editable_accept(accept: &str) -> Option<String> {
+    let editable: Vec<String> = accept
+        .split(',')
+        .filter(|range| {
+            !matches!(media_type(range).as_str(), "application/cbor" | "application/cbor-seq")
+        })
+        .map(|range| range.replace("application/yaml", "application/json"))
+        .collect();
+    let editable =
+        if editable.is_empty() { "application/json".to_owned() } else { editable.join(",") };
+    (editable.trim_start() != accept).then(|| editable.trim_start().to_owned())
 }
 
 fn media_type(content_type: &str) -> String {

@@ -5,13 +5,11 @@
 //! shard, do not exist for the client: they are taken out of lists and watches.
 
 use std::borrow::Cow;
-use std::ops::Range;
 
 use super::document::{Document, DocumentError, Edit, Encoding, Node};
 use crate::decide::Rename;
 
 mod items;
-mod yaml;
 
 pub use items::Items;
 
@@ -66,28 +64,6 @@ pub fn request<'b>(
         renaming.sent(&metadata)?;
     }
     Ok(document.apply(renaming.edits)?)
-}
-
-/// What a client sends in YAML: an object. `None` where it is not simple enough to say how that calls itself.
-///
-/// # Errors
-/// Where the body is too large, or names another shard's lock.
-pub fn yaml<'b>(body: &'b [u8], rename: &Rename) -> Result<Option<Cow<'b, [u8]>>, LockError> {
-    if body.len() > MAX_BODY_BYTES {
-        return Err(LockError::TooLarge);
-    }
-    let Some(names) = yaml::names(body) else { return Ok(None) };
-    let text = |at: &Range<usize>| String::from_utf8_lossy(&body[at.clone()]);
-    for at in [&names.name, &names.generate_name].into_iter().flatten() {
-        if rename.lock.reserves(&text(at)) {
-            return Err(LockError::ReservedName { name: text(at).into_owned() });
-        }
-    }
-    let lock = names.name.filter(|at| text(at) == rename.lock.name);
-    Ok(Some(lock.map_or(Cow::Borrowed(body), |at| {
-        let renamed = [&body[..at.start], rename.on_server.as_bytes(), &body[at.end..]];
-        Cow::Owned(renamed.concat())
-    })))
 }
 
 /// What the server answers: an object, a list, a Table or a Status.
@@ -191,12 +167,12 @@ impl<'b, 'r> Renaming<'b, 'r> {
         self.object(root)?;
         self.status(root)?;
         let items = self.document.items(root, "items")?;
-        self.remove_hidden(root, "items", &items, Self::is_hidden)?;
+        self.remove_hidden(&items, Self::is_hidden)?;
         for item in &items {
             self.object(item)?;
         }
         let rows = self.document.items(root, "rows")?;
-        self.remove_hidden(root, "rows", &rows, Self::is_hidden_row)?;
+        self.remove_hidden(&rows, Self::is_hidden_row)?;
         for row in &rows {
             self.row(row)?;
         }
@@ -256,17 +232,13 @@ impl<'b, 'r> Renaming<'b, 'r> {
 
     fn remove_hidden(
         &mut self,
-        root: &Node,
-        field: &'static str,
         items: &[Node],
         is_hidden: impl Fn(&Self, &Node) -> Result<bool, DocumentError>,
     ) -> Result<(), DocumentError> {
         let hidden =
             items.iter().map(|item| is_hidden(self, item)).collect::<Result<Vec<_>, _>>()?;
         if hidden.contains(&true) {
-            let counted = self.document.encoding == Encoding::Cbor;
-            let array = if counted { self.document.field(root, field)? } else { None };
-            self.edits.extend(self.document.remove(items, &hidden, array.as_ref()));
+            self.edits.extend(self.document.remove(items, &hidden));
         }
         Ok(())
     }

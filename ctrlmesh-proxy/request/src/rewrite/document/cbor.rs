@@ -104,12 +104,6 @@ pub(super) fn text(item: &[u8]) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(String::from_utf8_lossy(&spelled).into_owned()))
 }
 
-/// A string of the same kind as `item` that spells `text`.
-pub(super) fn string_like(item: &[u8], text: &str) -> Vec<u8> {
-    let major = untagged(item, 0).and_then(|at| head(item, at)).map_or(BYTES, |head| head.major);
-    string(major, text)
-}
-
 /// A byte string that spells `text`, as the API server writes text.
 pub(in crate::rewrite) fn text_item(text: &str) -> Vec<u8> {
     string(BYTES, text)
@@ -137,17 +131,6 @@ pub(super) fn with_pairs(map: &[u8], pairs: &[(&str, Vec<u8>)]) -> Vec<u8> {
     extended.extend(pairs.iter().flat_map(|(key, value)| [text_item(key), value.clone()].concat()));
     extended.extend(&map[head.end..]);
     extended
-}
-
-/// Where the head of a definite array or map stands, and what it is for another count.
-pub(super) fn counted_again(
-    body: &[u8],
-    at: usize,
-    count: usize,
-) -> Option<(Range<usize>, Vec<u8>)> {
-    let start = untagged(body, at)?;
-    let array = head(body, start)?;
-    array.argument.map(|_| (start..array.end, written(array.major, count)))
 }
 
 /// A head of the shortest form.

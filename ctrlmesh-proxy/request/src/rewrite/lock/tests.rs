@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::*;
 use crate::rewrite::watch_frames_for_tests;
 
-const ALL: [(Encoding, &str); 3] =
-    [(Encoding::Json, "json"), (Encoding::Protobuf, "protobuf"), (Encoding::Cbor, "cbor")];
+const EDITABLE: [(Encoding, &str); 2] =
+    [(Encoding::Json, "json"), (Encoding::Protobuf, "protobuf")];
 
 fn rename() -> Rename {
     let lock = Lock { namespace: "ops".into(), name: "op".into(), shard: "s1".into() };
@@ -41,7 +41,7 @@ fn names(body: &[u8], encoding: Encoding) -> Vec<(String, String)> {
 
 #[test]
 fn an_object_comes_back_under_the_clients_name_and_goes_up_under_the_servers() {
-    for (encoding, extension) in ALL {
+    for (encoding, extension) in EDITABLE {
         let body = recorded("lease", extension);
         let down = response(&body, encoding, &rename()).unwrap();
         let up = request(&down, encoding, &rename()).unwrap();
@@ -51,13 +51,10 @@ fn an_object_comes_back_under_the_clients_name_and_goes_up_under_the_servers() {
 }
 
 #[test]
-fn only_the_name_changes_in_json_and_cbor() {
+fn only_the_name_changes_in_json() {
     let json = recorded("lease", "json");
     let down = response(&json, Encoding::Json, &rename()).unwrap();
     assert_eq!(down, replaced_once(&json, b"\"name\": \"op---s1\"", b"\"name\": \"op\""));
-    let cbor = recorded("lease", "cbor");
-    let down = response(&cbor, Encoding::Cbor, &rename()).unwrap();
-    assert_eq!(down, replaced_once(&cbor, b"DnameGop---s1", b"DnameBop"));
 }
 
 #[test]
@@ -72,7 +69,7 @@ fn in_protobuf_only_the_name_and_the_lengths_around_it_change() {
 
 #[test]
 fn a_list_shows_our_lock_and_none_of_the_others() {
-    for (encoding, extension) in ALL {
+    for (encoding, extension) in EDITABLE {
         for list in ["lease-list", "metadata-list"] {
             let body = recorded(list, extension);
             let down = response(&body, encoding, &rename()).unwrap();
@@ -84,7 +81,7 @@ fn a_list_shows_our_lock_and_none_of_the_others() {
 
 #[test]
 fn a_list_across_namespaces_is_renamed_only_in_ours() {
-    for (encoding, extension) in ALL {
+    for (encoding, extension) in EDITABLE {
         let body = recorded("lease-list-all", extension);
         let names = names(&response(&body, encoding, &rename()).unwrap(), encoding);
         assert!(names.contains(&("x".into(), "op---s1".into())), "{encoding:?} {names:?}");
@@ -98,7 +95,7 @@ fn a_list_across_namespaces_is_renamed_only_in_ours() {
 
 #[test]
 fn a_list_without_the_lock_is_not_touched() {
-    for (encoding, extension) in ALL {
+    for (encoding, extension) in EDITABLE {
         let body = recorded("configmap-list", extension);
         assert!(
             matches!(response(&body, encoding, &rename()), Ok(Cow::Borrowed(_))),
@@ -120,7 +117,7 @@ fn a_table_shows_our_lock_and_none_of_the_others() {
 
 #[test]
 fn a_status_speaks_of_the_clients_name() {
-    for (encoding, extension) in ALL {
+    for (encoding, extension) in EDITABLE {
         let body = recorded("lease-exists", extension);
         let down = response(&body, encoding, &rename()).unwrap();
         let document = Document { body: &down, encoding };
@@ -134,7 +131,7 @@ fn a_status_speaks_of_the_clients_name() {
 
 #[test]
 fn a_watch_shows_our_lock_and_none_of_the_others() {
-    for (encoding, extension) in ALL {
+    for (encoding, extension) in EDITABLE {
         let stream = recorded("lease-watch", extension);
         let frames = watch_frames_for_tests(&stream, encoding);
         assert_eq!(frames.len(), 4, "{encoding:?}");
@@ -193,21 +190,58 @@ fn patches_of_every_kind_are_renamed() {
 }
 
 #[test]
-fn json_that_is_sent_as_yaml_is_json_and_yaml_is_nothing_that_can_be_edited() {
+fn json_sent_as_yaml_is_editable_and_yaml_and_cbor_are_not() {
     let apply = "application/apply-patch+yaml";
     let body = br#"{"metadata":{"name":"op"}}"#;
-    assert_eq!(Encoding::of_body(apply, body), Some(Encoding::Json));
+    assert_eq!(Encoding::of_editable(apply, body), Some(Encoding::Json));
     for yaml in [
         "metadata:\n  name: op\n",
         "{'metadata': {'name': 'op'}}",
         "{metadata: {name: op}}",
         "{} # x",
     ] {
-        assert_eq!(Encoding::of_body(apply, yaml.as_bytes()), None, "{yaml}");
+        assert_eq!(Encoding::of_editable(apply, yaml.as_bytes()), None, "{yaml}");
     }
-    assert_eq!(Encoding::of_body("", body), Some(Encoding::Json));
-    assert_eq!(Encoding::of_body("Application/JSON; charset=utf-8", body), Some(Encoding::Json));
-    assert_eq!(Encoding::of_body("text/plain", body), None);
+    assert_eq!(Encoding::of_editable("", body), Some(Encoding::Json));
+    assert_eq!(
+        Encoding::of_editable("Application/JSON; charset=utf-8", body),
+        Some(Encoding::Json)
+    );
+    for other in ["text/plain", "application/cbor", "application/apply-patch+cbor"] {
+        assert_eq!(Encoding::of_editable(other, body), None, "{other}");
+    }
+}
+
+#[test]
+fn cbor_passes_only_where_nothing_is_to_be_edited() {
+    let refused = Err(LockError::Document(DocumentError::ReadOnly));
+    for body in ["lease", "lease-list"] {
+        assert_eq!(response(&recorded(body, "cbor"), Encoding::Cbor, &rename()), refused, "{body}");
+    }
+    let maps = recorded("configmap-list", "cbor");
+    assert_eq!(response(&maps, Encoding::Cbor, &rename()), Ok(Cow::Borrowed(&*maps)));
+}
+
+#[test]
+fn only_what_can_be_edited_is_asked_for() {
+    for (accept, editable) in [
+        ("application/json", None),
+        ("application/vnd.kubernetes.protobuf,application/json;q=0.5, */*", None),
+        ("application/cbor", Some("application/json")),
+        ("application/cbor, application/json;q=0.9", Some("application/json;q=0.9")),
+        (
+            "application/json;as=Table, Application/CBOR-seq;q=0.1",
+            Some("application/json;as=Table"),
+        ),
+        (
+            "application/yaml;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/yaml;q=0.5",
+            Some(
+                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;q=0.5",
+            ),
+        ),
+    ] {
+        assert_eq!(crate::rewrite::editable_accept(accept).as_deref(), editable, "{accept}");
+    }
 }
 
 #[test]
@@ -247,7 +281,7 @@ fn a_field_that_stands_twice_is_refused() {
 
 #[test]
 fn a_body_that_is_cut_short_or_too_large_is_refused() {
-    for (encoding, extension) in ALL {
+    for (encoding, extension) in EDITABLE {
         let body = recorded("lease", extension);
         for end in 1..body.len() {
             // Where protobuf ends between two fields, what is left is whole.
