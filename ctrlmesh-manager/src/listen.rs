@@ -11,9 +11,10 @@
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::lock;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::time;
@@ -201,7 +202,7 @@ impl ConnectionPermit {
 
     /// Marks the connection as that of the pod with this UID. False where the pod has too many connections.
     pub fn prove_pod(&self, uid: &str) -> bool {
-        let mut pod = self.pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pod = lock(&self.pod);
         if pod.is_none() {
             if !self.state.lock().take_one_of(uid) {
                 return false;
@@ -220,7 +221,7 @@ impl ConnectionPermit {
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let pod = self.pod.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let pod = lock(&self.pod).take();
         let mut table = self.state.lock();
         drop(table.remove(self.address, self.number));
         if let Some(pod) = pod {
@@ -235,7 +236,7 @@ impl Drop for ConnectionPermit {
 
 impl State {
     fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 }
 

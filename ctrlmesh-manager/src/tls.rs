@@ -1,7 +1,8 @@
 //! How does the manager begin TLS with those who ask it?
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
+use ctrlmesh_runtime::sync::{read, write};
 use ctrlmesh_runtime::tls;
 use rustls::crypto::CryptoProvider;
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
@@ -47,12 +48,12 @@ impl Presented {
     }
 
     pub fn replace(&self, key: CertifiedKey) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(key);
+        *write(&self.0) = Arc::new(key);
     }
 }
 
 impl ResolvesServerCert for Presented {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Some(read(&self.0).clone())
     }
 }

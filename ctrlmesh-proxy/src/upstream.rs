@@ -11,9 +11,10 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::lock;
 use http::{Request, Response};
 use rustls::{AlertDescription, ClientConfig};
 use rustls_pki_types::ServerName;
@@ -164,13 +165,13 @@ impl Address {
 impl Http1Only {
     /// Whether a client is not to be offered HTTP/2, because this API server does not speak it.
     pub fn contains(&self, address: &Address) -> bool {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         known.retain(|_, since| since.elapsed() < HTTP1_BELIEVED);
         known.contains_key(address)
     }
 
     fn add(&self, address: &Address) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         known.insert(address.clone(), Instant::now());
     }
 }

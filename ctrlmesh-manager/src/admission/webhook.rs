@@ -10,10 +10,11 @@ use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use ctrlmesh_runtime::sync::lock;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -143,7 +144,7 @@ impl Default for ReviewMemory {
 impl ReviewMemory {
     async fn take(&self, address: IpAddr, bytes: usize) -> Option<Share> {
         let of_one = {
-            let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut by_address = lock(&self.by_address);
             by_address.retain(|_, one| Arc::strong_count(one) > 1);
             let of_one = by_address.entry(address);
             of_one.or_insert_with(|| Arc::new(Semaphore::new(KEPT_BYTES_OF_ONE))).clone()

@@ -3,9 +3,10 @@
 //! Every replica watches, compiles, serves its proxies and answers the API server. The leader also writes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_common::names::MANAGER_STATE;
 use ctrlmesh_common::policy::Redirect;
 use jiff::Timestamp;
@@ -251,14 +252,14 @@ impl ReceiptCache {
     fn contacts(&self) -> Arc<BTreeMap<PodName, Contact>> {
         if self.is_changed() {
             let contacts = Arc::new(self.store.receipts().into_iter().map(contact).collect());
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = contacts;
+            *lock(&self.last) = contacts;
         }
-        Arc::clone(&self.last.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.last))
     }
 
     /// Whether a receipt changed since the last call.
     fn is_changed(&self) -> bool {
-        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = lock(&self.changes);
         // The store is a field, so the sender lives.
         let is_changed = changes.has_changed().unwrap_or(true);
         // Only then, so that a change in between is not lost.

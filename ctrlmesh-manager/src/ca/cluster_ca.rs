@@ -5,8 +5,9 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{PoisonError, RwLock};
+use std::sync::RwLock;
 
+use ctrlmesh_runtime::sync::{read, write};
 use kube::Config;
 
 const CERTIFICATE: &str = "CERTIFICATE";
@@ -30,9 +31,9 @@ impl ClusterCa {
     /// PEM. Where the file cannot be read, the last text that was read.
     pub fn pem(&self) -> String {
         if let Some(now) = self.read() {
-            *self.known.write().unwrap_or_else(PoisonError::into_inner) = now;
+            *write(&self.known) = now;
         }
-        self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read(&self.known).clone()
     }
 
     /// A file without a certificate, such as one that is being written, yields nothing.

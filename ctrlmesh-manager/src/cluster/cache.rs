@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ctrlmesh_common::api::{LabelsStatus, ManagerState, ShardingConfig};
 use ctrlmesh_common::names::{MANAGER_STATE, resource_list};
+use ctrlmesh_runtime::sync::lock;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
@@ -179,7 +180,7 @@ impl Cache {
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         Snapshot {
             configs: state.configs.current.values().cloned().collect(),
             members: state.members.current.values().cloned().collect(),
@@ -202,7 +203,7 @@ impl Cache {
     /// Whether the `ManagerState` names the scheme.
     pub fn is_scheme_written(&self) -> bool {
         let written = {
-            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = lock(&self.state);
             state.schemes.current.values().flatten().next().cloned()
         };
         self.scheme().is_some_and(|scheme| written == Some(scheme.written()))
@@ -218,7 +219,7 @@ impl Cache {
     }
 
     pub fn namespaces(&self) -> BTreeMap<String, NamespaceInfo> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).namespaces.current.clone()
+        lock(&self.state).namespaces.current.clone()
     }
 
     /// Runs discovery at intervals, and soon after a change of a CRD.
@@ -229,7 +230,7 @@ impl Cache {
         loop {
             match ServedResources::ask(&client).await {
                 Ok(served) => {
-                    let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut state = lock(&self.state);
                     let changed = *state.served != served;
                     state.served = Arc::new(served);
                     drop(state);
@@ -299,7 +300,7 @@ impl Cache {
         of: fn(&mut State) -> &mut ObjectStore<V>,
         read: fn(K) -> (String, V),
     ) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let changed = of(&mut state).take(event, read);
         if changed {
             self.follow_scheme(&state);

@@ -5,11 +5,12 @@
 //! scheme); here it is found out whether one may be taken, and said how far it has come.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ctrlmesh_common::api::{ManagerState, ManagerStateSpec, ManagerStateStatus};
 use ctrlmesh_common::names::{MANAGER_STATE, label};
+use ctrlmesh_runtime::sync::lock;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::api::PostParams;
@@ -98,11 +99,11 @@ struct Stage {
 impl MigrationNotice {
     /// What is to be said, where there is anything.
     pub fn get(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 
     fn set(&self, message: Option<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = message;
+        *lock(&self.0) = message;
     }
 }
 

@@ -7,8 +7,9 @@
 //! its labels at once.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use ctrlmesh_runtime::sync::lock;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::rules::label_scheme::Scheme;
@@ -72,19 +73,19 @@ impl CurrentProgress {
     pub fn set(&self, scheme: Option<Arc<Scheme>>) -> Progress {
         let progress = Progress::default();
         let current = scheme.map(|scheme| (scheme, progress.clone()));
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = current;
+        *lock(&self.0) = current;
         progress
     }
 
     /// How far it has come, where it is by `scheme`.
     pub fn of(&self, scheme: &Scheme) -> Option<Progress> {
-        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let current = lock(&self.0).clone();
         current.filter(|(current, _)| **current == *scheme).map(|(_, progress)| progress)
     }
 
     /// What does not belong to whom it should, where anything does not.
     pub fn left(&self) -> Option<String> {
-        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let current = lock(&self.0).clone();
         current.and_then(|(_, progress)| progress.left())
     }
 }
@@ -94,7 +95,7 @@ impl CurrentProgress {
 impl Progress {
     /// What does not belong to whom it should, where anything does not.
     pub fn left(&self) -> Option<String> {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.0);
         if let Some(why) = &state.list {
             return Some(format!("not all that is listed can be labelled: {why}"));
         }
@@ -112,25 +113,25 @@ impl Progress {
 
     /// Why it cannot be said yet that every object carries what it is to carry; nothing where it can.
     pub fn unfinished(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).unfinished()
+        lock(&self.0).unfinished()
     }
 
     /// How many objects have been labelled: as long as it grows, there are some that were written without.
     pub fn repaired(&self) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).repaired
+        lock(&self.0).repaired
     }
 
     pub(super) fn repair(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).repaired += 1;
+        lock(&self.0).repaired += 1;
     }
 
     /// Whether what is written is labelled at once, or why not.
     pub(super) fn at_once(&self, set_up: Result<(), String>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).at_once = Some(set_up);
+        lock(&self.0).at_once = Some(set_up);
     }
 
     fn of(&self, (kind, by): (&str, u64), change: impl FnOnce(&mut Pass)) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         if let Some(pass) = state.kinds.get_mut(kind).filter(|pass| pass.by == by) {
             change(pass);
         }
@@ -178,7 +179,7 @@ impl ListProgress {
 
     /// Says what is wrong with it, if anything; returns whether that is new.
     pub(super) fn say(&self, why: Option<String>) -> bool {
-        let mut state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.progress.0);
         match (&state.list, &why) {
             (None, Some(_)) => drop(self.gauge.inc()),
             (Some(_), None) => drop(self.gauge.dec()),
@@ -202,7 +203,7 @@ impl KindProgress {
     pub(super) fn new(gauge: &Gauge, progress: &Progress, kind: &str) -> Self {
         let (gauge, progress, kind) = (gauge.clone(), progress.clone(), kind.to_owned());
         let by = {
-            let mut state = progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = lock(&progress.0);
             state.begun += 1;
             state.begun
         };
@@ -217,7 +218,7 @@ impl KindProgress {
             return false;
         }
         self.is_set = unfinished;
-        let mut state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.progress.0);
         if unfinished {
             self.gauge.inc();
             // Who began later takes the place of one that has not ended yet.
@@ -260,7 +261,7 @@ impl KindProgress {
 
     /// Why not all can be labelled.
     pub(super) fn why(&self) -> Option<String> {
-        let state = self.progress.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.progress.0);
         state.kinds.get(&self.kind)?.why(&self.kind)
     }
 }

@@ -1,8 +1,9 @@
 //! When may the next object be labelled?
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::lock;
 use tokio::time::{self, Instant};
 
 #[derive(Debug)]
@@ -20,7 +21,7 @@ impl RateLimit {
     /// Waits for one's turn.
     pub(super) async fn wait(&self) {
         let turn = {
-            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut next = lock(&self.next);
             let turn = next.unwrap_or_else(Instant::now).max(Instant::now());
             *next = Some(turn + self.period);
             turn

@@ -7,9 +7,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use ctrlmesh_runtime::sync::lock;
 use aws_lc_rs::digest::{self, SHA256, SHA256_OUTPUT_LEN};
 use ctrlmesh_common::names::TOKEN_AUDIENCE;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
@@ -215,7 +216,7 @@ impl Reviewer {
                 Ok(proven)
             }
             Err(rejection) => {
-                drop(self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&key));
+                drop(lock(&self.known).remove(&key));
                 let remembered = Remembered { what: rejection, at };
                 remember(&self.refused, key, remembered, (REFUSED, review_ticket::VALIDITY));
                 Err(rejection.into())
@@ -252,7 +253,7 @@ fn recall<T: Clone>(
     now: Instant,
     lasts: Duration,
 ) -> Option<T> {
-    let remembered = remembered.lock().unwrap_or_else(PoisonError::into_inner);
+    let remembered = lock(remembered);
     let fresh = |one: &&Remembered<T>| now.duration_since(one.at) < lasts;
     remembered.get(key).filter(fresh).map(|one| one.what.clone())
 }
@@ -264,7 +265,7 @@ fn remember<T>(
     (most, lasts): (usize, Duration),
 ) {
     let now = Instant::now();
-    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(all);
     if all.len() >= most {
         all.retain(|_, one| now.duration_since(one.at) < lasts);
     }

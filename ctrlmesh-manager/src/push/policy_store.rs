@@ -4,9 +4,10 @@
 //! its changes only.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
+use ctrlmesh_runtime::sync::{lock, read, write};
 use bytes::Bytes;
 use ctrlmesh_common::policy::Redirect;
 use tokio::sync::watch;
@@ -100,7 +101,7 @@ impl PolicyStore {
             is_new
         });
         {
-            let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut readers = lock(&self.readers);
             for subject in &changed {
                 if let Some(sender) = readers.get_mut(subject) {
                     sender.send_replace(());
@@ -113,7 +114,7 @@ impl PolicyStore {
 
     /// Returns whose policies changed.
     fn post(&self, mut next: BTreeMap<PodName, Arc<Posted>>) -> BTreeSet<Subject> {
-        let mut posted = self.posted.write().unwrap_or_else(PoisonError::into_inner);
+        let mut posted = write(&self.posted);
         let mut changed = BTreeSet::new();
         for (pod, old) in &posted.by_pod {
             match next.get_mut(pod) {
@@ -148,7 +149,7 @@ impl PolicyStore {
     }
 
     pub fn follow(self: &Arc<Self>, subject: Subject) -> Reader {
-        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut readers = lock(&self.readers);
         let sender = readers.entry(subject.clone()).or_insert_with(|| watch::Sender::new(()));
         let changes = sender.subscribe();
         drop(readers);
@@ -182,12 +183,12 @@ impl PolicyStore {
 
     /// None where this pod is not enrolled.
     pub fn find(&self, pod: &PodName, uid: &str) -> Option<Arc<Posted>> {
-        let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
+        let posted = read(&self.posted);
         posted.by_pod.get(pod).filter(|posted| posted.uid == uid).cloned()
     }
 
     fn forget_receipts(&self) {
-        let posted = self.posted.read().unwrap_or_else(PoisonError::into_inner);
+        let posted = read(&self.posted);
         self.receipts.keep(|pod, uid| posted.by_pod.get(pod).is_some_and(|one| one.uid == uid));
     }
 }
@@ -226,7 +227,7 @@ impl Posts {
 impl Reader {
     pub fn read(&mut self) -> Vec<Arc<Posted>> {
         self.changes.mark_unchanged();
-        self.store.posted.read().unwrap_or_else(PoisonError::into_inner).of(&self.subject)
+        read(&self.store.posted).of(&self.subject)
     }
 
     pub fn subject(&self) -> &Subject {
@@ -248,7 +249,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let mut readers = self.store.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut readers = lock(&self.store.readers);
         if readers.get(&self.subject).is_some_and(|sender| sender.receiver_count() <= 1) {
             readers.remove(&self.subject);
         }

@@ -9,9 +9,10 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::lock;
 use nix::sys::socket;
 use nix::sys::socket::sockopt;
 use tokio::net::TcpListener;
@@ -154,7 +155,7 @@ impl PerPod {
 
     /// One place more, where there is one, and where it counts what waits.
     fn place(&self, slot: PodSlot) -> Option<(PodPlace, Arc<Backlog>)> {
-        let mut all = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.pods);
         let pod =
             all.entry(slot).or_insert_with(|| Pod { open: 0, backlog: self.backlog.of_pod() });
         if pod.open >= self.limit {
@@ -169,7 +170,7 @@ impl PerPod {
 
 impl Drop for PodPlace {
     fn drop(&mut self) {
-        let mut all = self.pods.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.pods.pods);
         if let Entry::Occupied(mut pod) = all.entry(self.pod) {
             pod.get_mut().open -= 1;
             // What still waits counts for the pod's next connection.

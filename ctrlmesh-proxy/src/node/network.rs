@@ -8,8 +8,9 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
+use ctrlmesh_runtime::sync::{read, write};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -104,7 +105,7 @@ impl Networks {
                 vacant.insert(Network::open(listener, known)?)
             }
         };
-        network.pods.write().unwrap_or_else(PoisonError::into_inner).insert(slot);
+        write(&network.pods).insert(slot);
         // Once: it may be told of another one later.
         let known = network.known.remove(&slot);
         if network.known.is_empty() {
@@ -124,7 +125,7 @@ impl Networks {
     /// What the next process is to listen with.
     pub(super) fn heirlooms(&self) -> io::Result<Vec<Heirloom>> {
         let heirloom = |(id, network): (&NetworkId, &Network)| {
-            let pods = network.pods.read().unwrap_or_else(PoisonError::into_inner).clone();
+            let pods = read(&network.pods).clone();
             let (slots, listener) = (pods.into_iter().collect(), network.listener.try_clone()?);
             Ok(Heirloom { network: *id, port: self.port, slots, listener })
         };
@@ -134,7 +135,7 @@ impl Networks {
     /// Takes no more connections of a pod; a socket without pods closes.
     pub(super) fn leave(&mut self, id: NetworkId, slot: Slot) {
         let Some(network) = self.open.get(&id) else { return };
-        let mut pods = network.pods.write().unwrap_or_else(PoisonError::into_inner);
+        let mut pods = write(&network.pods);
         pods.remove(&slot);
         let last = pods.is_empty();
         drop(pods);
@@ -191,7 +192,7 @@ fn origin(
             return None;
         }
     };
-    let known = here.read().unwrap_or_else(PoisonError::into_inner).contains(&original.slot);
+    let known = read(here).contains(&original.slot);
     known.then(|| Origin {
         pod: Some(PodSlot(original.slot.get())),
         destination: Some(original.target),

@@ -7,11 +7,12 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::mem;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ctrlmesh_runtime::sync::lock;
 use tokio::time;
 use tracing::warn;
 
@@ -86,7 +87,7 @@ impl Drop for Pulse {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn beat_until_over(&self, mut beat: impl FnMut(Slot) -> Result<(), ctrlmesh_intercept::Error>) {

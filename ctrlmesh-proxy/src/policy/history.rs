@@ -8,9 +8,10 @@
 //! process.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use ctrlmesh_common::policy::Policy;
+use ctrlmesh_runtime::sync::lock;
 
 mod reads;
 mod summary;
@@ -188,7 +189,7 @@ impl History {
     }
 
     fn remembered(&self) -> MutexGuard<'_, Remembered> {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.remembered)
     }
 }
 

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_common::names::{self, label, port};
 use ctrlmesh_common::slots::SlotSet;
+use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_testbed::Cluster;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -84,7 +85,7 @@ impl Scene {
 
     /// Asks what the root was told, or says what became of it.
     pub(crate) fn rules<T>(&self, ask: impl FnOnce(&mut Rules) -> T) -> T {
-        ask(&mut self.rules.lock().unwrap_or_else(PoisonError::into_inner))
+        ask(&mut lock(&self.rules))
     }
 
     fn operator(&self) -> &Operator {

@@ -4,10 +4,11 @@
 
 use std::io::{IsTerminal as _, Write as _, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ctrlmesh_runtime::sync::lock;
 use xtask::progress;
 
 /// How often what is painted is painted anew.
@@ -108,7 +109,7 @@ impl Screen {
     }
 
     fn canvas(&self) -> MutexGuard<'_, Canvas> {
-        self.canvas.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.canvas)
     }
 }
 

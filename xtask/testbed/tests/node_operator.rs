@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_testbed::{Cluster, KUBECONFIG, Space, skipped, until};
 use serde_json::Value;
 use xtask::images::{self, Image};
@@ -96,7 +97,7 @@ fn the_operator_makes_what_an_object_asks_for_says_so_and_cleans_up_after_it() -
 #[test]
 fn one_replica_works_and_when_it_ends_another_takes_over() -> Result<()> {
     let cluster = cluster();
-    let _alone = PODS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&PODS);
     cluster.case("leader", |space| {
         own(cluster, &["scale", "deployment/example-operator", "--replicas=2"])?;
         own(cluster, &["rollout", "status", "deployment/example-operator", "--timeout=300s"])?;
@@ -129,7 +130,7 @@ fn every_request_of_the_operator_is_in_the_audit_log_with_its_address() -> Resul
         )?;
         return Ok(());
     };
-    let _alone = PODS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = lock(&PODS);
     cluster.case("audit", |space| {
         space.apply(&website("seen", 1))?;
         space.wait("website/seen", "condition=Published")?;

@@ -8,9 +8,10 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
+use ctrlmesh_runtime::sync::{read, write};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose,
@@ -151,12 +152,12 @@ impl Identity {
 impl ResolvesClientCert for Identity {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         match certified(&self.certificate, &self.key) {
-            Ok(key) => *self.last.write().unwrap_or_else(PoisonError::into_inner) = key,
+            Ok(key) => *write(&self.last) = key,
             Err(error) => {
                 warn!(error = &error as &dyn std::error::Error, "client certificate kept");
             }
         }
-        Some(self.last.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Some(read(&self.last).clone())
     }
 
     fn has_certs(&self) -> bool {

@@ -4,9 +4,10 @@
 //! every other. No thread waits.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use ctrlmesh_runtime::sync::lock;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::admission::admit::RecentPods;
@@ -22,7 +23,7 @@ impl NamespaceLocks {
     pub(super) async fn lock(&self, namespace: &str) -> OwnedMutexGuard<RecentPods> {
         let turn = {
             let (mut all, now) =
-                (self.0.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+                (lock(&self.0), Instant::now());
             all.retain(|_, turn| {
                 Arc::get_mut(turn).is_none_or(|turn| !turn.get_mut().is_over(now))
             });

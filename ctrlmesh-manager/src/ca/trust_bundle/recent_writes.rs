@@ -3,9 +3,10 @@
 //! Older entries are dropped: the watch knows better, and namespaces come and go.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::lock;
 use tokio::time::Instant;
 
 /// Not longer: a namespace may be deleted and created again without the ConfigMap.
@@ -20,12 +21,12 @@ pub(super) struct RecentWrites(Mutex<HashMap<String, (u64, Instant)>>);
 impl RecentWrites {
     /// Whether this content was written a moment ago.
     pub(super) fn has(&self, namespace: &str, digest: u64) -> bool {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(namespace).copied();
+        let known = lock(&self.0).get(namespace).copied();
         known.is_some_and(|(known, at)| known == digest && at.elapsed() < VALIDITY)
     }
 
     pub(super) fn remember(&self, namespace: &str, digest: u64) {
-        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = lock(&self.0);
         written.retain(|_, (_, at)| at.elapsed() < VALIDITY);
         written.insert(namespace.to_owned(), (digest, Instant::now()));
     }

@@ -4,9 +4,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::lock;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -49,7 +50,7 @@ impl AddressLimits {
         address: IpAddr,
         now: Instant,
     ) -> Result<Arc<Semaphore>, IdentityError> {
-        let mut by_address = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_address = lock(&self.0);
         by_address.sweep(now);
         let fresh =
             || AddressState { began: now, bad: 0, under_way: Arc::new(Semaphore::new(OF_ONE)) };
@@ -64,7 +65,7 @@ impl AddressLimits {
 
     /// Counts a bad token.
     pub(super) fn was_bad(&self, address: IpAddr) {
-        let mut by_address = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_address = lock(&self.0);
         if let Some(one) = by_address.all.get_mut(&address) {
             one.bad = one.bad.saturating_add(1);
         }

@@ -1,9 +1,10 @@
 //! Keeps the latest receipt of each pod's proxy, per replica that got it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
+use ctrlmesh_runtime::sync::lock;
 use tokio::sync::watch;
 
 use crate::rules::pod::PodName;
@@ -43,13 +44,13 @@ impl Default for Receipts {
 
 impl Receipts {
     pub(super) fn newest(&self) -> BTreeMap<PodName, Receipt> {
-        let by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let by_pod = lock(&self.by_pod);
         let newest = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), newest(all)?.clone()));
         by_pod.iter().filter_map(newest).collect()
     }
 
     pub(super) fn here(&self) -> BTreeMap<PodName, Receipt> {
-        let by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let by_pod = lock(&self.by_pod);
         let here = |(pod, all): (&PodName, &OfPod)| Some((pod.clone(), all.get(&None)?.clone()));
         by_pod.iter().filter_map(here).collect()
     }
@@ -60,7 +61,7 @@ impl Receipts {
 
     /// Takes a receipt that replica `at` got; none: this one.
     pub(super) fn take(&self, at: Option<&Arc<str>>, pod: &PodName, receipt: Receipt) {
-        let mut by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_pod = lock(&self.by_pod);
         let of_pod = by_pod.entry(pod.clone()).or_default();
         let before = of_pod.get(&at.cloned());
         let another_serves =
@@ -78,7 +79,7 @@ impl Receipts {
     /// Marks the proxies of replica `at` as disconnected, from `now` on.
     pub(super) fn lose(&self, at: &Arc<str>, now: SystemTime) {
         let at = Some(at.clone());
-        let mut by_pod = self.by_pod.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_pod = lock(&self.by_pod);
         for of_pod in by_pod.values_mut() {
             let Some(receipt) = of_pod.get_mut(&at) else { continue };
             if receipt.connected {
@@ -93,7 +94,7 @@ impl Receipts {
     /// Drops the receipts of pods that do not exist any more.
     pub(super) fn keep(&self, is_there: impl Fn(&PodName, &str) -> bool) {
         let mut forgotten = false;
-        self.by_pod.lock().unwrap_or_else(PoisonError::into_inner).retain(|pod, receipts| {
+        lock(&self.by_pod).retain(|pod, receipts| {
             let before = receipts.len();
             receipts.retain(|_, receipt| is_there(pod, &receipt.uid));
             forgotten |= receipts.len() < before;

@@ -3,8 +3,9 @@
 //! A client may connect again before the end of its former connection is noticed.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use ctrlmesh_runtime::sync::lock;
 use tokio::sync::oneshot;
 
 /// By UID of the client's pod.
@@ -20,14 +21,14 @@ impl LatestConnections {
     /// Registers a connection of `uid`, and ends the former one.
     pub(super) fn begin(&self, uid: &str) -> Replaced {
         let (end, replaced) = oneshot::channel();
-        let mut newest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut newest = lock(&self.0);
         drop(newest.insert(uid.to_owned(), end));
         replaced
     }
 
     /// Ends a connection. Returns whether it was the latest one, so that the client is gone.
     pub(super) fn end(&self, uid: &str, replaced: &mut Replaced) -> bool {
-        let mut newest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut newest = lock(&self.0);
         // Under the lock: only its own entry may be removed.
         let gone = replaced.try_recv() != Err(oneshot::error::TryRecvError::Closed);
         if gone {

@@ -5,9 +5,10 @@
 //! decides by what it knows itself.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_common::wire::{Seat, Seated};
 use tokio::time::{self, Instant};
 use tonic::{Response, Status};
@@ -103,10 +104,6 @@ impl NamespaceBackoff {
     fn lasts(&self, namespace: &str) -> bool {
         lock(&self.0).get(namespace).is_some_and(|until| Instant::now() < *until)
     }
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Answers another replica.

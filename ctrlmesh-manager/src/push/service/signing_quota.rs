@@ -1,9 +1,10 @@
 //! Limits how many certificates one pod gets.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::lock;
 use tokio::time::Instant;
 
 /// Per pod and [`PERIOD`]. A proxy needs one a day, and one each time it starts without its state.
@@ -28,7 +29,7 @@ impl SigningQuota {
     /// Counts one certificate. False where the pod has had too many.
     pub(super) fn take(&self, uid: &str) -> bool {
         let now = Instant::now();
-        let mut periods = self.periods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut periods = lock(&self.periods);
         periods.retain(|_, period| now.duration_since(period.began) < PERIOD);
         let period = periods.entry(uid.to_owned()).or_insert(Period { began: now, count: 0 });
         period.count = period.count.saturating_add(1);

@@ -5,9 +5,10 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
+use ctrlmesh_runtime::sync::{read, write};
 use rcgen::{
     CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType,
     string::Ia5String,
@@ -168,7 +169,7 @@ impl Presented {
         };
         match replaced {
             Ok(Some(current)) => {
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
+                *write(&self.current) = current;
                 info!("serving certificate replaced");
             }
             Ok(None) => {}
@@ -179,7 +180,7 @@ impl Presented {
     }
 
     fn is_stale(&self, files: &[Vec<u8>; 2], now: SystemTime) -> bool {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let current = read(&self.current);
         let age = now.duration_since(current.made_at).unwrap_or_default();
         let expires = matches!(self.source, Source::MeshCa { .. });
         &current.made_from != files || (expires && age >= LEAF_RENEWAL)
@@ -188,7 +189,7 @@ impl Presented {
 
 impl ResolvesServerCert for Presented {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.current.read().unwrap_or_else(PoisonError::into_inner).key.clone())
+        Some(read(&self.current).key.clone())
     }
 }
 

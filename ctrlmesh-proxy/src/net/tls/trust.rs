@@ -4,9 +4,10 @@
 //! it changes; connections that stand keep standing.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
+use ctrlmesh_runtime::sync::{read, write};
 use rustls::client::ResolvesClientCert;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
@@ -73,7 +74,7 @@ impl Trust {
 
     /// What to begin the next connection with.
     pub fn client(&self) -> Client {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).client.clone()
+        read(&self.current).client.clone()
     }
 
     /// Follows the file until shutdown. What cannot be read leaves everything as it is.
@@ -90,7 +91,7 @@ impl Trust {
     /// Reads the file again if it changed; also called when the API server's certificate was refused.
     pub fn refresh(&self) {
         let replaced = tls::read(&self.path).and_then(|pem| {
-            if self.current.read().unwrap_or_else(PoisonError::into_inner).made_from == pem {
+            if read(&self.current).made_from == pem {
                 return Ok(None);
             }
             let client = client(&self.path, &pem, self.identity.clone())?;
@@ -98,7 +99,7 @@ impl Trust {
         });
         match replaced {
             Ok(Some(current)) => {
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = current;
+                *write(&self.current) = current;
                 info!("upstream certificate authorities replaced");
             }
             Ok(None) => {}

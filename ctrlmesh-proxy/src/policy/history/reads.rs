@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use ctrlmesh_common::wire;
+use ctrlmesh_runtime::sync::lock;
 use serde::{Deserialize, Serialize};
 
 /// How many resources are remembered one by one that were read.
@@ -202,7 +203,7 @@ impl Reads {
     }
 
     fn extent(&self) -> MutexGuard<'_, Extent> {
-        self.extent.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.extent)
     }
 }
 

@@ -4,7 +4,9 @@
 //! store, and aggregated API servers have their own: the versions there grow by themselves. Where the newest version of
 //! a resource is from before a change that has happened, the two do not compare. That is found out once for each change.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use ctrlmesh_runtime::sync::lock;
 
 /// How many resources are remembered.
 const MAX_KNOWN: usize = 256;
@@ -44,7 +46,7 @@ impl Versions {
     }
 
     fn known(&self) -> MutexGuard<'_, Vec<Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -1,11 +1,12 @@
 //! Has something changed all the time, so that an operator has something to do.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use ctrlmesh_runtime::sync::lock;
 
 use crate::api::Api;
 use crate::work::Work;
@@ -55,7 +56,7 @@ impl Load {
     pub fn finish(self) -> Result<u64> {
         let shared = self.shared.clone();
         drop(self);
-        let failed = shared.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failed = lock(&shared.failed).take();
         ensure!(failed.is_none(), "the load failed: {}", failed.unwrap_or_default());
         let changed = shared.changed.load(Ordering::Relaxed);
         ensure!(changed > 0, "the load changed nothing");
@@ -68,7 +69,7 @@ impl Load {
 impl Changing {
     /// Remembers the first failure.
     fn refused(&self, path: &str, error: &anyhow::Error) {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = lock(&self.failed);
         failed.get_or_insert_with(|| format!("{path}: {error:#}"));
     }
 }

@@ -8,10 +8,11 @@ use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_testbed::{ControlPlane, retry};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -65,7 +66,7 @@ impl Manager {
         thread::spawn(move || {
             let mut line = String::new();
             while matches!(lines.read_line(&mut line), Ok(1..)) {
-                written.lock().unwrap_or_else(PoisonError::into_inner).push_str(&line);
+                lock(&written).push_str(&line);
                 line.clear();
             }
         });
@@ -74,12 +75,12 @@ impl Manager {
 
     /// What it has said.
     pub(crate) fn log(&self) -> String {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.log).clone()
     }
 
     /// Kills it; what it had is free then.
     pub(crate) fn kill(&self) -> Result<()> {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = lock(&self.child);
         drop(child.stdin.take());
         let ended = child.wait();
         drop(child);
@@ -97,7 +98,7 @@ impl Manager {
     }
 
     fn memory(&self, name: &str) -> Result<u64> {
-        let shell = self.child.lock().unwrap_or_else(PoisonError::into_inner).id();
+        let shell = lock(&self.child).id();
         let children = fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"))?;
         let manager = children.split_whitespace().next().context("no child")?;
         let status = fs::read_to_string(format!("/proc/{manager}/status"))?;
@@ -126,7 +127,7 @@ impl Manager {
     pub(crate) async fn said(&self, field: &str, value: &str) -> Result<Value> {
         retry(|| async {
             let log = self.log();
-            let ended = self.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait()?;
+            let ended = lock(&self.child).try_wait()?;
             ensure!(ended.is_none(), "it ended:\n{log}");
             let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
             let line = lines.find(|line| line[field] == value);
@@ -138,7 +139,7 @@ impl Manager {
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut child = lock(&self.child);
         drop(child.stdin.take());
         drop(child.wait());
     }

@@ -2,9 +2,9 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
-use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_runtime::sync::read;
 use ctrlmesh_testbed::{Cluster, Space};
 use xtask::images::{self, Image};
 
@@ -40,7 +40,7 @@ fn endpoint(cluster: &Cluster) -> Result<(String, u64)> {
 
 #[test]
 fn who_dials_an_endpoint_of_the_api_server_sees_no_more_than_who_dials_its_service() -> Result<()> {
-    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
+    let _others = read(&EVERYBODYS);
     let cluster = mesh::shared();
     with_kubectl(cluster)?;
     let (host, port) = endpoint(cluster)?;
@@ -65,7 +65,7 @@ fn who_dials_an_endpoint_of_the_api_server_sees_no_more_than_who_dials_its_servi
 
 #[test]
 fn one_can_look_into_pods_and_reach_their_ports_from_within_an_enrolled_one() -> Result<()> {
-    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
+    let _others = read(&EVERYBODYS);
     let cluster = mesh::shared();
     with_kubectl(cluster)?;
     cluster.case("from-inside", |space| {

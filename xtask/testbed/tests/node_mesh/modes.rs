@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _, stderr};
 use std::net::TcpStream;
 use std::process::Stdio;
-use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_runtime::sync::{read, write};
 use ctrlmesh_testbed::{Space, skipped};
 use serde_json::{Value, json};
 use xtask::images::Image;
@@ -38,7 +38,7 @@ fn start_many(space: Space<'_>, mut look: impl FnMut(&[Value]) -> Result<()>) ->
 
 #[test]
 fn no_pod_is_restarted_and_no_request_passes_the_proxy_however_often_one_starts() -> Result<()> {
-    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
+    let _others = read(&EVERYBODYS);
     mesh::shared().case("starts", |space| {
         let mut past = Past::from_now(space)?;
         operator::deploy(space, Wish { replicas: 5, ..PLAIN })?;
@@ -63,7 +63,7 @@ fn pods_that_are_not_enrolled_start_as_often_to_compare_with() -> Result<()> {
         skipped(name, "gives figures only: only with --full")?;
         return Ok(());
     }
-    let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = write(&EVERYBODYS);
     mesh::shared().case("starts-plainly", |space| {
         operator::deploy(space, Wish { replicas: 5, enrolled: false, ..PLAIN })?;
         start_many(space, |_| Ok(()))?;
@@ -77,7 +77,7 @@ fn pods_that_are_not_enrolled_start_as_often_to_compare_with() -> Result<()> {
 #[test]
 fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()> {
     // They take the whole machine.
-    let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = write(&EVERYBODYS);
     mesh::shared().case("sixty", |space| {
         operator::deploy(space, Wish { replicas: 60, ..PLAIN })?;
         let pods = operator::pods(space)?;
@@ -97,7 +97,7 @@ fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()>
 #[test]
 fn pods_that_are_deleted_while_they_are_attached_are_let_go_of() -> Result<()> {
     // Beside the sixty of another test, none would have begun before it is deleted.
-    let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = write(&EVERYBODYS);
     mesh::shared().case("short-lived", |space| {
         operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
         let labels = json!({"app": operator::NAME, "ctrlmesh.kusionstack.io/enable-proxy": "true"});
@@ -178,7 +178,7 @@ fn said_by(space: Space<'_>, proxy: &str, arguments: &[&str]) -> Result<String> 
 
 #[test]
 fn a_pod_that_is_not_enrolled_works_beside_one_that_is_and_sees_everything() -> Result<()> {
-    let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = write(&EVERYBODYS);
     mesh::shared().case("beside", |space| {
         operator::deploy(space, PLAIN)?;
         operator::own(space, "mine")?;
@@ -231,7 +231,7 @@ fn untouched(space: Space<'_>) -> Result<()> {
 
 #[test]
 fn two_operators_on_one_node_have_each_their_own_policy() -> Result<()> {
-    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
+    let _others = read(&EVERYBODYS);
     let cluster = mesh::shared();
     cluster.case("one", |one| {
         operator::deploy(one, PLAIN)?;
@@ -251,7 +251,7 @@ fn two_operators_on_one_node_have_each_their_own_policy() -> Result<()> {
 }
 
 fn works_with(name: &str, annotations: &[(&str, &str)], inside: bool) -> Result<()> {
-    let _others = EVERYBODYS.read().unwrap_or_else(PoisonError::into_inner);
+    let _others = read(&EVERYBODYS);
     mesh::shared().case(name, |space| {
         let restricted = "pod-security.kubernetes.io/enforce=restricted";
         space.kubectl(&["label", "namespace", space.name(), restricted])?;

@@ -1,9 +1,9 @@
 //! The example operator in two shards, as its users deploy it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_runtime::sync::write;
 use ctrlmesh_testbed::Cluster;
 use serde_json::Value;
 
@@ -45,7 +45,7 @@ fn writers(requests: &[Value]) -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn each_replica_of_an_enrolled_operator_works_on_its_own_share_and_none_passes_the_proxy()
 -> Result<()> {
-    let _alone = EVERYBODYS.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = write(&EVERYBODYS);
     let cluster = mesh::shared();
     cluster.explained(&format!("shards-{}", std::process::id()), works_in_shards(cluster))
 }

@@ -1,7 +1,7 @@
 //! A namespace with an operator, and one manager for all.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::{ShardingConfig, ShardingConfigStatus};
@@ -13,6 +13,7 @@ use ctrlmesh_manager::rules::pod::PodName;
 use ctrlmesh_manager::rules::shard::Labelling;
 use ctrlmesh_manager::status::cluster_writer::ClusterWriter;
 use ctrlmesh_manager::status::compute::Contact;
+use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_testbed::{ControlPlane, Options, retry};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -64,7 +65,7 @@ async fn manage() -> Result<()> {
         client: client.clone(),
         recorder: Recorder::new(client, "ctrlmesh-manager".into()),
         unlabelled: || None,
-        contacts: || Arc::new(CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+        contacts: || Arc::new(lock(&CONTACTS).clone()),
         may_write: || true,
     };
     drain.spawn(control.run(plans.clone()));

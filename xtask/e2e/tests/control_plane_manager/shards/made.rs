@@ -1,13 +1,13 @@
 //! Which shards a root makes, and keeps.
 
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::api::ShardingConfig;
 use ctrlmesh_common::names::label;
 use ctrlmesh_manager::rules::pod::PodName;
 use ctrlmesh_manager::status::compute::Contact;
+use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_testbed::retry;
 use jiff::Timestamp;
 use k8s_openapi::api::events::v1::Event;
@@ -57,7 +57,7 @@ async fn a_root_makes_balanced_shards_and_says_who_owns_what() -> Result<()> {
         let digest = told[&name(pod)].sent().digest;
         (name(pod), Contact { epoch, digest, refused: None, connected: true, at })
     });
-    CONTACTS.lock().unwrap_or_else(PoisonError::into_inner).extend(said);
+    lock(&CONTACTS).extend(said);
     let message = place.until_condition("op-root", "Programmed", "True Acknowledged").await?;
     ensure!(message.contains("3 of 3"), "{message}");
     place.until_condition("op-2-normal", "Programmed", "True Acknowledged").await?;
