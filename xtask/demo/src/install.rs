@@ -163,6 +163,6 @@ mod tests {
     fn what_is_needed_is_what_the_manifests_say() {
         let text = fs::read_to_string(checkout("docs/getting-started.md")).unwrap();
         let (major, minor) = LEAST;
-        assert!(text.contains(&format!("Needs Kubernetes {major}.{minor} or newer")), "{text}");
+        assert!(text.contains(&format!("needs Kubernetes {major}.{minor} or newer")), "{text}");
     }
 }
