@@ -29,8 +29,6 @@ pub mod node;
 
 pub mod demo;
 
-pub mod layering;
-
 pub mod lint;
 
 pub mod fuzz;

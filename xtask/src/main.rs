@@ -25,7 +25,7 @@ enum Command {
     Setup,
     /// Build the kernel programs into target/bpf/ctrlmesh.o
     BuildEbpf,
-    /// Check formatting, clippy, dependencies, layering and documentation
+    /// Check formatting, clippy, dependencies and documentation
     Lint,
     /// Set up, then run every tier of tests, and end with a table
     Test(test::Options),

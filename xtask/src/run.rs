@@ -1,4 +1,4 @@
-//! Runs other programs, and says which.
+//! Runs other programs, and prints their command lines.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _, stdout};
@@ -10,31 +10,21 @@ use anyhow::{Context as _, Result, ensure};
 use crate::progress::say;
 use crate::tools;
 
-/// Variables by which the cargo and rustc that run us would reach into those that we run for another toolchain.
-const TOOLCHAIN_VARIABLES: [&str; 8] = [
+/// Variable that opens unstable features. Test binaries get it for libtest's times; a compiler must not inherit it from them,
+/// or cargo builds everything anew.
+pub(crate) const BOOTSTRAP: &str = "RUSTC_BOOTSTRAP";
+
+/// Variables that the running toolchain sets, and that must not reach another one.
+const TOOLCHAIN_VARIABLES: [&str; 9] = [
     "CARGO",
     "CARGO_ENCODED_RUSTFLAGS",
     "CARGO_TARGET_DIR",
     "RUSTC",
+    BOOTSTRAP,
     "RUSTC_WRAPPER",
     "RUSTDOC",
     "RUSTFLAGS",
     "RUSTUP_TOOLCHAIN",
-];
-
-/// The crates of the workspace.
-pub(crate) const CRATES: [&str; 11] = [
-    "ctrlmesh-common",
-    "ctrlmesh-common/cli",
-    "ctrlmesh-common/runtime",
-    "ctrlmesh-manager",
-    "ctrlmesh-proxy",
-    "ctrlmesh-proxy/intercept",
-    "ctrlmesh-proxy/request",
-    "xtask",
-    "xtask/demo",
-    "xtask/e2e",
-    "xtask/testbed",
 ];
 
 /// The root of the checkout.
@@ -42,10 +32,22 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// The folders of the workspace's crates, as the root manifest lists them.
+///
+/// # Errors
+/// The manifest cannot be read, or has no list of members.
+pub(crate) fn crates() -> Result<Vec<String>> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml"))?;
+    let (_, members) = manifest.split_once("\nmembers = [").context("Cargo.toml has no members")?;
+    let (members, _) = members.split_once(']').context("the members of Cargo.toml do not end")?;
+    Ok(members.split('"').skip(1).step_by(2).map(str::to_owned).collect())
+}
+
 /// A cargo command in the root of the checkout, with the toolchain that the checkout pins.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new("cargo");
     command.args(arguments).current_dir(root()).env(tools::CACHE, tools::cache());
+    command.env_remove(BOOTSTRAP);
     if let Some(folder) = tools::assets() {
         command.env(tools::ASSETS, folder);
     }
@@ -71,38 +73,38 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// When what another program says is passed on.
+/// When the output of a test run is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Passing {
+pub(crate) enum Print {
     /// Line by line.
-    AtOnce,
-    /// When libtest has said all of a test binary, so that others who run at the same time do not come between.
-    ByBinary,
+    Lines,
+    /// Binary by binary, so that runs beside each other do not mix.
+    Binaries,
 }
 
-/// Runs `command`, passing its standard output on; gives its lines, and whether it succeeded.
+/// Runs `command` and prints its standard output; returns its lines, and whether it succeeded.
 ///
 /// # Errors
-/// Where it cannot be started.
-pub(crate) fn watch(command: &mut Command, passing: Passing) -> Result<(Vec<String>, bool)> {
+/// The command cannot be started.
+pub(crate) fn watch(command: &mut Command, print: Print) -> Result<(Vec<String>, bool)> {
     say(&format!("$ {}", shown(command)));
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("start {}", shown(command)))?;
-    // Whatever a child of a test writes: not all of it is text.
+    // Children of tests write to it, too, and not only text.
     let output = BufReader::new(child.stdout.take().context("standard output")?);
-    let (mut lines, mut said) = (Vec::new(), 0);
+    let (mut lines, mut printed) = (Vec::new(), 0);
     for line in output.split(b'\n') {
         lines.push(String::from_utf8_lossy(&line?).into_owned());
-        let ends = lines.last().is_some_and(|line| line.starts_with("test result: "));
-        if passing == Passing::AtOnce || ends {
-            writeln!(stdout(), "{}", lines[said..].join("\n"))?;
-            said = lines.len();
+        let is_last = lines.last().is_some_and(|line| line.starts_with("test result: "));
+        if print == Print::Lines || is_last {
+            writeln!(stdout(), "{}", lines[printed..].join("\n"))?;
+            printed = lines.len();
         }
     }
-    if said < lines.len() {
-        writeln!(stdout(), "{}", lines[said..].join("\n"))?;
+    if printed < lines.len() {
+        writeln!(stdout(), "{}", lines[printed..].join("\n"))?;
     }
     Ok((lines, child.wait()?.success()))
 }
@@ -132,18 +134,4 @@ pub(crate) fn has_cgroup2() -> bool {
 fn shown(command: &Command) -> String {
     let words = [command.get_program()].into_iter().chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_crates_are_the_members_of_the_workspace() {
-        let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
-        let members = manifest.split_once("\nmembers = [").unwrap().1.split_once(']').unwrap().0;
-        let mut members: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
-        members.sort_unstable();
-        assert_eq!(members, CRATES);
-    }
 }

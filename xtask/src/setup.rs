@@ -73,52 +73,93 @@ enum Task {
     PrometheusOperator,
 }
 
+/// What a machine lacks for a purpose, and may be installed or built here.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    packages: Vec<packages::Need>,
+    tasks: Vec<Task>,
+    /// Whether the machine is ready after that.
+    is_enough: bool,
+}
+
 /// Installs what is missing.
 ///
 /// # Errors
-/// Where something cannot be installed or built.
+/// Something cannot be installed or built.
 pub fn run_setup(purpose: Purpose) -> Result<Readiness> {
-    tools::sweep();
-    let assets = assets_problem();
-    if let Some(problem) = &assets {
-        say(problem);
-        // Tests that need none of it run all the same.
-        if purpose == Purpose::Node {
+    let Some(plan) = Plan::of(purpose) else { return Ok(Readiness::NotReady) };
+    plan.install()?;
+    plan.build_programs()
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Looks for what is missing. None, and a list on standard error, where the user has to install it.
+    pub(crate) fn of(purpose: Purpose) -> Option<Self> {
+        tools::sweep();
+        let assets = assets_problem();
+        if let Some(problem) = &assets {
+            say(problem);
+            // Tests that need none of it run all the same.
+            if purpose == Purpose::Node {
+                return None;
+            }
+        }
+        // The whole list, before anything is built.
+        let may_install = packages::may_install();
+        let go = missing_go();
+        let (nightly, packages) = nightly::lacking(
+            Nightly::find(may_install),
+            go.is_some() || build_ebpf::has_debian(),
+            packages::missing,
+            build_ebpf::nightly_builds,
+        );
+        if !may_install && (!packages.is_empty() || go.is_some()) {
+            packages::say_what_to_install(&packages, go.as_deref());
+            return None;
+        }
+        if let Some(problem) = &go {
+            say(&format!("Please {problem}"));
+        }
+        let lacking = [
+            (Task::Packages, !packages.is_empty()),
+            (Task::Linker, !nightly && !tools::bpf_linker().is_file()),
+            // It sees by itself which of its programs are there.
+            (Task::ControlPlane, true),
+            (Task::H2spec, !tools::h2spec().is_file()),
+            (Task::PrometheusOperator, !tools::prometheus_operator().is_file()),
+        ];
+        let lacking = lacking.into_iter().filter_map(|(task, lacks)| lacks.then_some(task));
+        let tasks = lacking.filter(|task| task.is_due(purpose, go.is_none())).collect();
+        Some(Self { packages, tasks, is_enough: go.is_none() && assets.is_none() })
+    }
+
+    /// Installs packages, and what the kernel programs are linked with.
+    ///
+    /// # Errors
+    /// Something cannot be installed.
+    pub(crate) fn install(&self) -> Result<()> {
+        self.run(|task| matches!(task, Task::Packages | Task::Linker))
+    }
+
+    /// Builds the programs that are written in Go. Cargo may build beside it.
+    ///
+    /// # Errors
+    /// A program cannot be built.
+    pub(crate) fn build_programs(&self) -> Result<Readiness> {
+        self.run(|task| !matches!(task, Task::Packages | Task::Linker))?;
+        if !self.is_enough {
             return Ok(Readiness::NotReady);
         }
+        say(&format!("everything is there; what we built is in {}", tools::cache().display()));
+        Ok(Readiness::Ready)
     }
-    // The whole list, before anything is built.
-    let may_install = packages::may_install();
-    let go = missing_go();
-    let (nightly, packages) = nightly::lacking(
-        Nightly::find(may_install),
-        go.is_some() || build_ebpf::has_debian(),
-        packages::missing,
-        build_ebpf::nightly_builds,
-    );
-    if !may_install && (!packages.is_empty() || go.is_some()) {
-        packages::say_what_to_install(&packages, go.as_deref());
-        return Ok(Readiness::NotReady);
+
+    fn run(&self, chosen: impl Fn(Task) -> bool) -> Result<()> {
+        let mut tasks = self.tasks.iter().filter(|task| chosen(**task));
+        tasks.try_for_each(|task| task.run(&self.packages))
     }
-    if let Some(problem) = &go {
-        say(&format!("Please {problem}"));
-    }
-    let lacking = [
-        (Task::Packages, !packages.is_empty()),
-        (Task::Linker, !nightly && !tools::bpf_linker().is_file()),
-        // It sees by itself which of its programs are there.
-        (Task::ControlPlane, true),
-        (Task::H2spec, !tools::h2spec().is_file()),
-        (Task::PrometheusOperator, !tools::prometheus_operator().is_file()),
-    ];
-    let lacking = lacking.into_iter().filter_map(|(task, lacks)| lacks.then_some(task));
-    let mut due = lacking.filter(|task| task.is_due(purpose, go.is_none()));
-    due.try_for_each(|task| task.run(&packages))?;
-    if go.is_some() || assets.is_some() {
-        return Ok(Readiness::NotReady);
-    }
-    say(&format!("everything is there; what we built is in {}", tools::cache().display()));
-    Ok(Readiness::Ready)
 }
 
 // === impl Task ===

@@ -1,7 +1,7 @@
-//! Runs every tier of tests, and says in a table what was run and what was not.
+//! Runs every tier of tests, and prints a table of what was run and what was not.
 //!
-//! A tier is found by the name of the test target: `kernel*`, `control_plane*`, `node*` and `operator*` are those tiers, every other file in
-//! a `tests/` folder is of the socket tier, and what stands in the sources is the unit tier.
+//! The name of a test target decides its tier: `kernel*`, `control_plane*`, `node*` and `operator*` are those tiers. Every
+//! other file in a `tests/` folder is of the socket tier, and tests in the sources are the unit tier.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -15,12 +15,12 @@ use clap::{Args, ValueEnum};
 
 use crate::guard::After;
 use crate::progress::say;
-use crate::run::{CRATES, cargo, has_cgroup2, is_root, root};
-use crate::setup::{Readiness, kubectl};
+use crate::run::{cargo, crates, has_cgroup2, is_root, root};
+use crate::setup::{Plan, Purpose, Readiness, kubectl};
 use crate::{build_ebpf, guard, guest, room, setup, tools};
 
 mod outcome;
-mod together;
+mod parallel;
 
 use outcome::{Outcome, print};
 
@@ -60,7 +60,7 @@ pub struct Options {
     /// there is taken away at the end, so one that has ctrlmesh already is refused
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Run this many test binaries at once: they mostly wait [default: one more than there are processors; 1 with CI=true]
+    /// Run this many test binaries at once: they mostly wait [default: one more than there are processors]
     #[arg(long, value_name = "NUMBER")]
     at_once: Option<usize>,
     /// Take the full counts (1,000 restarts instead of 100)
@@ -71,12 +71,14 @@ pub struct Options {
 // === impl Options ===
 
 impl Options {
-    /// How many test binaries run at once where they may. On a user's cluster they would meet; and where everything has to
-    /// hold, nobody waits for it, and a machine that is busy with itself proves less.
-    fn lanes(&self, strict: bool) -> usize {
+    /// How many test binaries run at once. On a user's cluster they would get in each other's way.
+    fn lanes(&self) -> usize {
         let processors = thread::available_parallelism().map_or(1, NonZero::get);
-        let usual = if strict { 1 } else { processors + 1 };
-        if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(usual).max(1) }
+        if self.kubeconfig.is_some() { 1 } else { self.at_once.unwrap_or(processors + 1).max(1) }
+    }
+
+    fn runs(&self, tier: Tier) -> bool {
+        self.tier.is_empty() || self.tier.contains(&tier)
     }
 
     /// The places that are written, with room for one node at least where there may be any.
@@ -134,15 +136,22 @@ impl Tier {
         }
     }
 
-    /// What came of it without running anything, if that is known; `programs` as in [`Self::obstacle`].
-    fn beforehand(self, targets: &[String], programs: bool) -> Option<Outcome> {
+    /// What to run of it: its test targets, or the parts of the unit tier.
+    fn jobs(self, targets: &BTreeMap<Self, Vec<String>>) -> impl Iterator<Item = (Self, &str)> {
+        let units = parallel::UNITS.iter().copied().filter(move |_| self == Self::Unit);
+        let names = targets.get(&self).into_iter().flatten().map(String::as_str);
+        names.chain(units).map(move |job| (self, job))
+    }
+
+    /// Its outcome where nothing of it can run; `programs` as in [`Self::obstacle`].
+    fn beforehand(self, jobs: &[(Self, &str)], programs: bool) -> Option<Outcome> {
         if self.is_of_kernel() && !programs && build_ebpf::has_toolchain() {
             return Some(Outcome::default());
         }
         if let Some(reason) = self.obstacle(programs) {
             return Some(Outcome { skipped: Some(reason), ..Outcome::default() });
         }
-        let none = self != Self::Unit && targets.is_empty();
+        let none = jobs.iter().all(|(tier, _)| *tier != self);
         none.then(|| Outcome { complete: true, ..Outcome::default() })
     }
 
@@ -185,22 +194,19 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
     }
     let start = Instant::now();
     let strict = env::var("CI").is_ok_and(|value| value == "true");
-    let programs = options.tier != [Tier::Unit] && prepare();
     let targets = targets()?;
-    let (mut outcomes, mut together) = (BTreeMap::new(), Vec::new());
-    for tier in Tier::value_variants() {
-        if options.tier.is_empty() || options.tier.contains(tier) {
-            let names = targets.get(tier).map_or(&[][..], Vec::as_slice);
-            let outcome = tier.beforehand(names, programs).unwrap_or_else(|| {
-                let units = together::UNITS.iter().copied().filter(|_| *tier == Tier::Unit);
-                let jobs = names.iter().map(String::as_str).chain(units);
-                together.extend(jobs.map(|job| (*tier, job)));
-                Outcome { complete: true, ..Outcome::default() }
-            });
-            outcomes.insert(*tier, outcome);
-        }
+    let tiers = Tier::value_variants().iter().copied().filter(|tier| options.runs(*tier));
+    let jobs: Vec<(Tier, &str)> = tiers.clone().flat_map(|tier| tier.jobs(&targets)).collect();
+    let programs = options.tier != [Tier::Unit] && prepare(&jobs, options);
+    let (mut outcomes, mut due) = (BTreeMap::new(), Vec::new());
+    for tier in tiers {
+        let outcome = tier.beforehand(&jobs, programs).unwrap_or_else(|| {
+            due.extend(jobs.iter().filter(|(of, _)| *of == tier).copied());
+            Outcome { complete: true, ..Outcome::default() }
+        });
+        outcomes.insert(tier, outcome);
     }
-    for (tier, outcome) in together::run(together, options, options.lanes(strict))? {
+    for (tier, outcome) in parallel::run(due, options, options.lanes())? {
         outcomes.entry(tier).or_default().merge(outcome);
     }
     let good = print(&mut io::stdout().lock(), &outcomes, strict, start.elapsed())?;
@@ -222,16 +228,34 @@ fn vacant(kubeconfig: &Path) -> Result<PathBuf> {
     Ok(std::path::absolute(kubeconfig)?)
 }
 
-/// Sets up, and builds the kernel programs; gives whether they are built.
-fn prepare() -> bool {
-    match setup::run_setup(setup::Purpose::Tests) {
-        Ok(Readiness::Ready) => {}
-        Ok(Readiness::NotReady) => say("going on with the tiers that can run without"),
-        Err(error) => say(&format!("{error:#}\ngoing on with the tiers that can run without")),
+/// Sets up, and builds the kernel programs and the tests; returns whether the kernel programs are built. Go builds its
+/// programs meanwhile: each of the two leaves a processor idle at times.
+fn prepare(jobs: &[(Tier, &str)], options: &Options) -> bool {
+    const GOING_ON: &str = "going on with the tiers that can run without";
+    let plan = Plan::of(Purpose::Tests);
+    let plan = plan.filter(|plan| {
+        plan.install().inspect_err(|error| say(&format!("{error:#}\n{GOING_ON}"))).is_ok()
+    });
+    if plan.is_none() {
+        say(GOING_ON);
     }
-    build_ebpf::build()
-        .inspect_err(|error| say(&format!("the kernel programs are not built: {error:#}")))
-        .is_ok()
+    let needs_programs = jobs.iter().any(|(tier, _)| *tier >= Tier::ControlPlane);
+    thread::scope(|scope| {
+        let go = plan.as_ref().filter(|_| needs_programs);
+        let go = go.map(|plan| scope.spawn(|| plan.build_programs()));
+        let built = build_ebpf::build()
+            .inspect_err(|error| say(&format!("the kernel programs are not built: {error:#}")))
+            .is_ok();
+        if plan.is_some() {
+            parallel::build(jobs, options);
+        }
+        match go.map(thread::ScopedJoinHandle::join) {
+            Some(Ok(Err(error))) => say(&format!("{error:#}\n{GOING_ON}")),
+            Some(Ok(Ok(Readiness::NotReady)) | Err(_)) => say(GOING_ON),
+            Some(Ok(Ok(Readiness::Ready))) | None => {}
+        }
+        built
+    })
 }
 
 /// Which of the programs is not there: of those that we build, and of those of the system.
@@ -244,8 +268,8 @@ fn missing(built: &[&str], installed: &[&str]) -> Option<String> {
 /// The test targets of all crates, by tier.
 fn targets() -> Result<BTreeMap<Tier, Vec<String>>> {
     let mut targets: BTreeMap<Tier, Vec<String>> = BTreeMap::new();
-    for name in CRATES {
-        let Ok(entries) = fs::read_dir(root().join(name).join("tests")) else { continue };
+    for folder in crates()? {
+        let Ok(entries) = fs::read_dir(root().join(folder).join("tests")) else { continue };
         for entry in entries {
             let path = entry?.path();
             let target =
@@ -290,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn several_run_at_once_but_not_on_a_users_cluster_nor_where_everything_must_hold() {
+    fn several_binaries_run_at_once_but_not_on_a_users_cluster() {
         let options = Options {
             tier: Vec::new(),
             filter: None,
@@ -298,11 +322,11 @@ mod tests {
             at_once: None,
             full: false,
         };
-        assert!(options.lanes(false) > 1 && options.lanes(true) == 1);
-        let three = Options { at_once: Some(3), ..options.clone() };
-        assert_eq!((three.lanes(false), three.lanes(true)), (3, 3));
+        assert!(options.lanes() > 1);
+        let three = Options { at_once: Some(3), ..options };
+        assert_eq!(three.lanes(), 3);
         let foreign = Options { kubeconfig: Some(PathBuf::from("k")), ..three };
-        assert_eq!(foreign.lanes(false), 1);
+        assert_eq!(foreign.lanes(), 1);
     }
 
     #[test]

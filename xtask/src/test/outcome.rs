@@ -1,4 +1,4 @@
-//! What came of the tiers, and the table that says so.
+//! The results of the tiers, and the table of them.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,7 +8,10 @@ use anyhow::{Context as _, Result};
 
 use super::Tier;
 
-/// What came of a tier.
+/// How many of the slowest tests are printed.
+const SLOWEST: usize = 10;
+
+/// The result of a tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) passed: usize,
@@ -23,13 +26,17 @@ pub(super) struct Outcome {
     pub(super) skipped: Option<String>,
     /// How long it took, what had to be built with it.
     pub(super) taken: Duration,
+    /// How long each test took, as libtest measures it; with its target before its name.
+    pub(super) times: Vec<(Duration, String)>,
 }
 
 // === impl Outcome ===
 
 impl Outcome {
-    /// Adds what a run of cargo printed, and whether it succeeded.
-    pub(super) fn add(&mut self, (lines, complete): (Vec<String>, bool)) {
+    /// Adds what a run of cargo printed for `target`, and whether it succeeded.
+    pub(super) fn add(&mut self, target: &str, (lines, complete): (Vec<String>, bool)) {
+        let times = lines.iter().filter_map(|line| time(line));
+        self.times.extend(times.map(|(taken, name)| (taken, format!("{target} {name}"))));
         self.complete &= complete;
         for [passed, failed, filtered] in lines.iter().filter_map(|line| counts(line)) {
             self.passed += passed;
@@ -50,6 +57,7 @@ impl Outcome {
         self.ignored.extend(other.ignored);
         self.complete &= other.complete;
         self.taken += other.taken;
+        self.times.extend(other.times);
     }
 
     /// Why something of it was not run, or not well.
@@ -88,6 +96,13 @@ fn skipped(line: &str) -> Option<String> {
     Some(format!("{name} ({reason})"))
 }
 
+/// How long a test took, and its name, where libtest says so: `test a::b ... ok <0.012s>`.
+fn time(line: &str) -> Option<(Duration, &str)> {
+    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let seconds = rest.rsplit_once('<')?.1.strip_suffix("s>")?.parse().ok()?;
+    Some((Duration::try_from_secs_f64(seconds).ok()?, name))
+}
+
 /// The counts in a closing line of libtest: passed, failed, and left out by the filter.
 fn counts(line: &str) -> Option<[usize; 3]> {
     let rest = line.strip_prefix("test result: ")?.split_once(". ")?.1;
@@ -124,6 +139,13 @@ pub(super) fn print(
         all.failed += usize::from(!outcome.is_good(strict) && *bad == 0);
     }
     all.taken = taken;
+    all.times.sort_unstable_by(|one, other| other.cmp(one));
+    if !all.times.is_empty() {
+        writeln!(out, "\nslowest tests, in seconds")?;
+    }
+    for (time, name) in all.times.iter().take(SLOWEST) {
+        writeln!(out, "{:>7.1}  {name}", time.as_secs_f64())?;
+    }
     let line = closing_line(&all);
     writeln!(out, "\n{line}").context("print the result")?;
     Ok(all.failed == 0)
@@ -175,7 +197,7 @@ mod tests {
             "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s",
         ];
         let mut outcome = Outcome { complete: true, ..Outcome::default() };
-        outcome.add((lines.map(str::to_owned).to_vec(), true));
+        outcome.add("target", (lines.map(str::to_owned).to_vec(), true));
         assert_eq!((outcome.passed, outcome.failed, outcome.ignored.len()), (1, 0, 2));
         assert_eq!(outcome.why(), "a::c (needs a kernel of next year), a::d (no reason is given)");
     }
@@ -189,7 +211,7 @@ mod tests {
             "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
         ];
         let mut outcome = Outcome { complete: true, ..Outcome::default() };
-        outcome.add((lines.map(str::to_owned).to_vec(), true));
+        outcome.add("target", (lines.map(str::to_owned).to_vec(), true));
         assert_eq!((outcome.passed, outcome.failed), (1, 0));
         assert_eq!(outcome.why(), "a::c (the cluster is the user's)");
     }
@@ -216,6 +238,18 @@ mod tests {
         let early_row = "node 3 3 0 0 0 did not build, or a test binary ended early".to_owned();
         assert_eq!(printed(&early, false), (false, early_row, [6, 1, 0]));
         assert_eq!(printed(&one, true), (true, "node 3 3 0 0 0".to_owned(), [6, 0, 0]));
+    }
+
+    #[test]
+    fn the_slowest_tests_are_printed_with_their_targets() {
+        let lines =
+            ["test a::quick ... ok <0.012s>", "test a::slow ... FAILED <61.500s>", "test b ... ok"];
+        let mut outcome = Outcome { complete: true, ..Outcome::default() };
+        outcome.add("kernel", (lines.map(str::to_owned).to_vec(), true));
+        let mut out = Vec::new();
+        print(&mut out, &BTreeMap::from([(Tier::Kernel, outcome)]), true, Duration::ZERO).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("   61.5  kernel a::slow\n    0.0  kernel a::quick\n\n"), "{text}");
     }
 
     #[test]

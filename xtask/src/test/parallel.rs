@@ -1,7 +1,7 @@
-//! Runs several jobs of tests at once, the longest first.
+//! Runs several test binaries at once, the longest first.
 //!
-//! Most of them wait more than they work: for a kubelet, for a watch, for a deadline. How long each takes, the last run on
-//! this machine has written down.
+//! Most of them wait more than they work: for a kubelet, for a watch, for a deadline. How long each takes is in
+//! `target/test-seconds`, which the last run on this machine has written.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -16,7 +16,7 @@ use anyhow::{Result, bail};
 
 use super::{Options, Outcome, Tier, test};
 use crate::progress::say;
-use crate::run::{Passing, root, run as run_command, watch};
+use crate::run::{BOOTSTRAP, Print, root, run as run_command, watch};
 use crate::{guest, images};
 
 /// Seconds that each binary took, by its name.
@@ -60,16 +60,19 @@ pub(super) fn run(
     let unbuilt = |error: &anyhow::Error| say(&format!("the programs of the images: {error:#}"));
     let programs = has_images.then(|| images::build_programs().inspect_err(unbuilt).ok()).flatten();
     build(&jobs, options);
-    let passing = if lanes == 1 { Passing::AtOnce } else { Passing::ByBinary };
+    let output = if lanes == 1 { Print::Lines } else { Print::Binaries };
     let (jobs, outcomes) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
     // A function of its own, so that the lock is held only while it takes one.
     let next = || lock(&jobs).next();
     let work = || {
         while let Some((tier, target)) = next() {
             let mut command = test(&which(target), options);
+            if target != DOCUMENTATION {
+                report_times(&mut command);
+            }
             command.envs(programs.iter().map(|programs| (images::PROGRAMS, programs)));
             command.envs(threads(tier, lanes).map(|threads| (THREADS, threads)));
-            let mut outcome = run_one(command, target, passing);
+            let mut outcome = run_one(command, target, output);
             outcome.complete &= cleared(tier, target, options);
             lock(&outcomes).push((tier, target, outcome));
         }
@@ -92,9 +95,8 @@ pub(super) fn run(
     Ok(outcomes.into_iter().map(|(tier, _, outcome)| (tier, outcome)).collect())
 }
 
-/// Builds all of them. One that does not build takes none of the others with it: it is built again, alone, and that is its
-/// outcome.
-fn build(jobs: &[(Tier, &str)], options: &Options) {
+/// Builds all of them. An error of one does not stop the others: it is built again before it runs, and fails then.
+pub(super) fn build(jobs: &[(Tier, &str)], options: &Options) {
     let built = jobs.iter().filter(|(_, job)| *job != DOCUMENTATION);
     let built: Vec<&str> = built.flat_map(|(_, job)| which(job)).collect();
     if !built.is_empty() {
@@ -129,13 +131,23 @@ fn threads(tier: Tier, lanes: usize) -> Option<String> {
     waits.then(|| processors.max(WAITING).to_string())
 }
 
-fn run_one(mut command: Command, target: &str, passing: Passing) -> Outcome {
+/// Has libtest print how long each test took. That is unstable: it asks for a variable, which only the test binaries get.
+fn report_times(command: &mut Command) {
+    command.arg("--config");
+    command.arg(format!("target.'cfg(all())'.runner=['env', '{BOOTSTRAP}=1']"));
+    command.args(["--", "-Z", "unstable-options", "--report-time"]);
+}
+
+fn run_one(mut command: Command, target: &str, output: Print) -> Outcome {
     let start = Instant::now();
     let mut outcome = Outcome { complete: true, ..Outcome::default() };
-    outcome.add(watch(&mut command, passing).unwrap_or_else(|error| {
-        say(&format!("{target}: {error:#}"));
-        (Vec::new(), false)
-    }));
+    outcome.add(
+        target,
+        watch(&mut command, output).unwrap_or_else(|error| {
+            say(&format!("{target}: {error:#}"));
+            (Vec::new(), false)
+        }),
+    );
     outcome.taken = start.elapsed();
     outcome
 }
