@@ -12,8 +12,6 @@ pub mod selector;
 #[cfg(feature = "core")]
 pub mod resource;
 #[cfg(feature = "core")]
-pub mod expression;
-#[cfg(feature = "core")]
 pub mod slots;
 #[cfg(feature = "core")]
 pub mod ownership;

@@ -9,12 +9,12 @@ use ctrlmesh_common::api::{
     self, CircuitBreaker, Expression, FaultInjection, LabelSelector, ManagerState, ShardingConfig,
     ShardingConfigSpec,
 };
+use ctrlmesh_common::names;
 use ctrlmesh_common::selector::{RequirementError, Selector};
-use ctrlmesh_common::{expression, names};
-use regex::RegexBuilder;
 
 use crate::rules::pod::Member;
 
+mod regular_expression;
 mod schema;
 mod limits;
 mod overlap;
@@ -27,9 +27,6 @@ mod manifests;
 
 pub use manifests::{Verdict, manifests, manifests_and};
 pub use overlap::superseded;
-
-/// Memory of one compiled regular expression; proxies hold all of them.
-const MAX_REGEX_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -266,13 +263,7 @@ fn positive_duration(field: &str, text: &str, report: &mut Report) {
 }
 
 fn regular_expression(field: &str, text: &str, report: &mut Report) {
-    let compile = |text: String| {
-        let built = RegexBuilder::new(&text).size_limit(MAX_REGEX_BYTES).build();
-        // The last line has the reason; those above draw the position.
-        built.map_err(|error| error.to_string().lines().last().unwrap_or_default().to_owned())
-    };
-    let read = expression::from_go(text).map_err(|error| error.to_string()).and_then(compile);
-    if let Err(reason) = read {
+    if let Err(reason) = regular_expression::compile(text) {
         report.error(
             field,
             format!("{text:?} is no regular expression of Go's (RE2's) syntax: {reason}"),
