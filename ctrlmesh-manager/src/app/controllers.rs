@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_common::names::MANAGER_STATE;
 use ctrlmesh_common::policy::Redirect;
+use ctrlmesh_runtime::sync::lock;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use kube::Client;

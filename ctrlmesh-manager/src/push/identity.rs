@@ -10,9 +10,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use ctrlmesh_runtime::sync::lock;
 use aws_lc_rs::digest::{self, SHA256, SHA256_OUTPUT_LEN};
 use ctrlmesh_common::names::TOKEN_AUDIENCE;
+use ctrlmesh_runtime::sync::lock;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use kube::api::PostParams;
 use kube::{Api, Client};

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
-use ctrlmesh_runtime::sync::{lock, read, write};
 use bytes::Bytes;
 use ctrlmesh_common::policy::Redirect;
+use ctrlmesh_runtime::sync::{lock, read, write};
 use tokio::sync::watch;
 
 use crate::rules::compile::Told;

@@ -22,8 +22,7 @@ impl NamespaceLocks {
     /// Locks `namespace`, until the guard is dropped.
     pub(super) async fn lock(&self, namespace: &str) -> OwnedMutexGuard<RecentPods> {
         let turn = {
-            let (mut all, now) =
-                (lock(&self.0), Instant::now());
+            let (mut all, now) = (lock(&self.0), Instant::now());
             all.retain(|_, turn| {
                 Arc::get_mut(turn).is_none_or(|turn| !turn.get_mut().is_over(now))
             });

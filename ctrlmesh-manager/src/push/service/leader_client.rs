@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_common::wire::{Seat, Seated};
+use ctrlmesh_runtime::sync::lock;
 use tokio::time::{self, Instant};
 use tonic::{Response, Status};
 use tracing::{info, warn};
