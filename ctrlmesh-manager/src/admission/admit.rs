@@ -116,7 +116,7 @@ pub fn inject(
         return warned(response, vec![warning]);
     };
     // A reinvocation, after another webhook changed the pod: it has its shard already.
-    if !review.dry_run && member.recorded().is_none() {
+    if !review.dry_run && member.labelled_shard().is_none() {
         recent.admitted(&member, shard, &snapshot.members, now);
     }
     response

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_rests_so_many_times_as_long_as_one_worked_and_never_for_long() {
+    fn a_pause_is_a_multiple_of_the_work_and_bounded() {
         let begun = Instant::now();
         assert!(Backoff::default().is_over(begun) && Backoff::default().until(begun) == begun);
         for (worked, rests) in [(0, 0), (10, 40), (1000, 4000), (1500, 5000), (3_600_000, 5000)] {

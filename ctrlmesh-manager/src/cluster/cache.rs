@@ -97,7 +97,7 @@ impl Cache {
     ) -> Arc<Self> {
         let cache = Arc::new(Self::new(default_labelling));
         let config = Config::default().page_size(PAGE);
-        let (labels, elsewhere) = pod::watched(own);
+        let (labels, elsewhere) = pod::watch_selectors(own);
         let enrolled = config.clone().labels(&labels).fields(&elsewhere);
         let this = || Arc::clone(&cache);
         let configs = watcher(Api::<ShardingConfig>::all(client.clone()), config.clone());
@@ -274,11 +274,11 @@ impl Cache {
         }
         let written = state.schemes.current.values().flatten().next();
         let read = written.and_then(|written| {
-            let said = |error: &SchemeError| {
+            let warn_invalid = |error: &SchemeError| {
                 let (error, state) = (telemetry::chain(error), MANAGER_STATE);
                 warn!(error, state, "not read; what was known holds, or what is wanted");
             };
-            Scheme::read(written).inspect_err(said).ok()
+            Scheme::read(written).inspect_err(warn_invalid).ok()
         });
         let scheme = match read {
             Some(scheme) => scheme,
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_of_labels_is_in_force_whatever_was_told_and_whoever_removes_it() {
+    fn the_written_labels_stay_in_force_whatever_happens_to_them() {
         let by = |key: &str| Labelling { hash_key: key.to_owned(), ..Labelling::default() };
         let cache = Cache::new(by("told"));
         let take = |event| cache.take(event, |state| &mut state.schemes, read_labels);

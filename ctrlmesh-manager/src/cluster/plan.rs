@@ -105,7 +105,7 @@ mod tests {
         labels: {app: a, ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nspec: {containers: []}\n";
 
     #[test]
-    fn what_is_told_is_what_may_be_told_and_somebody_waits_for_what_is_not_written() {
+    fn only_written_policies_are_sent_and_others_are_awaited() {
         let snapshot = Snapshot::of_manifests(CONFIG);
         let nothing = BTreeMap::new();
         let first = of(snapshot.clone(), &nothing);

@@ -84,7 +84,7 @@ fn the_manager_is_nobody_and_writes_nowhere() {
 }
 
 #[test]
-fn a_nodes_proxy_sees_the_nodes_network_and_processes_by_capabilities_and_is_not_privileged() {
+fn a_nodes_proxy_has_capabilities_and_is_not_privileged() {
     let proxy = proxy();
     let pod = &proxy["spec"]["template"]["spec"];
     assert_eq!((&pod["hostNetwork"], &pod["hostPID"]), (&json!(true), &json!(true)));
@@ -100,7 +100,7 @@ fn a_nodes_proxy_sees_the_nodes_network_and_processes_by_capabilities_and_is_not
 }
 
 #[test]
-fn every_node_has_a_proxy_that_stays_and_one_node_after_the_other_gets_the_next() {
+fn every_node_has_a_proxy_also_during_an_upgrade() {
     let proxy = proxy();
     let pod = &proxy["spec"]["template"]["spec"];
     assert_eq!(pod["priorityClassName"], "system-node-critical");
@@ -113,7 +113,7 @@ fn every_node_has_a_proxy_that_stays_and_one_node_after_the_other_gets_the_next(
 }
 
 #[test]
-fn a_quota_lets_our_pods_be_critical_where_that_takes_one_and_limits_nothing() {
+fn a_quota_allows_critical_pods_and_limits_nothing() {
     let quota = object("ResourceQuota", "ctrlmesh-critical");
     assert_eq!(quota["metadata"]["namespace"], NAMESPACE);
     assert_eq!(quota["spec"]["hard"], json!({"pods": "1G"}));
@@ -124,7 +124,7 @@ fn a_quota_lets_our_pods_be_critical_where_that_takes_one_and_limits_nothing() {
 }
 
 #[test]
-fn no_webhook_is_asked_about_what_the_cluster_and_we_ourselves_need() {
+fn no_webhook_covers_what_the_cluster_or_we_need_to_start() {
     let name = "kubernetes.io/metadata.name";
     let others = json!({"matchExpressions": [
         {"key": name, "operator": "NotIn", "values": ["kube-system", NAMESPACE]}]});
@@ -143,7 +143,7 @@ fn no_webhook_is_asked_about_what_the_cluster_and_we_ourselves_need() {
 }
 
 #[test]
-fn labels_are_put_right_at_a_priority_of_their_own_and_by_the_account_that_it_is_for() {
+fn labels_are_repaired_by_an_account_of_low_priority() {
     let level = object("PriorityLevelConfiguration", "ctrlmesh-repair");
     assert_eq!(level["spec"]["type"], "Limited");
     assert_eq!(level["spec"]["limited"]["limitResponse"]["type"], "Queue");

@@ -124,7 +124,7 @@ impl StalenessCheck {
                 format!("metadata.name={}", pod.name),
             ),
         };
-        let (labels, elsewhere) = pod::watched(&self.own);
+        let (labels, elsewhere) = pod::watch_selectors(&self.own);
         let these = ListParams::default().labels(&labels).fields(&format!("{its},{elsewhere}"));
         let pods = pods.list(&these).await?.items;
         Ok(pods.iter().map(Member::from).map(|member| (member.name.clone(), member)).collect())

@@ -167,12 +167,12 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
     });
     let contents: Vec<Option<BTreeMap<String, Policy>>> = records.collect();
     let mut written: Vec<Written<'_>> = contents.iter().map(|_| Written::default()).collect();
-    for (pod, mut places) in placed(world.members, &operators) {
+    for (pod, mut shards) in shards_of_pods(world.members, &operators) {
         let last = before.get(&pod.name);
-        if places.len() > 1 {
-            places.retain(|(at, _)| !superseded.contains(at));
+        if shards.len() > 1 {
+            shards.retain(|(at, _)| !superseded.contains(at));
         }
-        let told = match places[..] {
+        let told = match shards[..] {
             [] if operators.iter().any(|one| one.may_have(pod, last)) => last.cloned(),
             [] => Some(Told::nothing().of(pod)),
             [(at, shard)] => match &contents[at] {
@@ -184,13 +184,13 @@ pub fn compile(world: World<'_>, before: &BTreeMap<PodName, Told>) -> Compiled {
                 None => last.cloned(),
             },
             [(_, one), (_, other), ..] => {
-                troubles.push(selected_twice(pod, one, other));
+                troubles.push(selected_by_two(pod, one, other));
                 last.cloned()
             }
         };
         compiled.policies.extend(told.map(|told| (pod.name.clone(), told)));
     }
-    troubles.extend(world.members.iter().filter_map(admitted_past_us));
+    troubles.extend(world.members.iter().filter_map(bypassed));
     troubles.sort();
     troubles.dedup();
     compiled.troubles = troubles;
@@ -273,30 +273,30 @@ struct Draft {
 }
 
 /// Index of the operator, and name of the shard.
-type Place<'a> = (usize, &'a str);
+type ShardRef<'a> = (usize, &'a str);
 
 /// Enrolled pods by name, each with the shards that select it.
-fn placed<'a>(
+fn shards_of_pods<'a>(
     members: &'a [Member],
     operators: &'a [Operator<'_>],
-) -> Vec<(&'a Member, Vec<Place<'a>>)> {
+) -> Vec<(&'a Member, Vec<ShardRef<'a>>)> {
     let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {
         by_namespace.entry(operator.namespace()).or_default().push(at);
     }
-    let places = |pod: &Member| {
+    let shards = |pod: &Member| {
         let near = by_namespace.get(pod.name.namespace.as_str()).into_iter().flatten();
         near.filter_map(|at| Some((*at, operator::name(operators[*at].shard_of(pod)?)))).collect()
     };
     let mut members: Vec<&Member> = members.iter().filter(|pod| pod.enrolled()).collect();
     members.sort_by_key(|pod| &pod.name);
-    members.into_iter().map(|pod| (pod, places(pod))).collect()
+    members.into_iter().map(|pod| (pod, shards(pod))).collect()
 }
 
 /// A pod that asks for a proxy, but was admitted without one.
-fn admitted_past_us(pod: &Member) -> Option<Trouble> {
-    let is_past_us = pod.asks() && !pod.enrolled() && !pod.leaving;
-    is_past_us.then(|| Trouble {
+fn bypassed(pod: &Member) -> Option<Trouble> {
+    let is_bypassed = pod.wants_proxy() && !pod.enrolled() && !pod.terminating;
+    is_bypassed.then(|| Trouble {
         object: format!("Pod {}", pod.name),
         configs: Vec::new(),
         message: "asks to be served, but was admitted without what it needs for that, or cannot be: it is not; make it anew, with the label in its template"
@@ -304,7 +304,7 @@ fn admitted_past_us(pod: &Member) -> Option<Trouble> {
     })
 }
 
-fn selected_twice(pod: &Member, one: &str, other: &str) -> Trouble {
+fn selected_by_two(pod: &Member, one: &str, other: &str) -> Trouble {
     Trouble {
         object: format!("Pod {}", pod.name),
         configs: [one, other].map(|name| format!("{}/{name}", pod.name.namespace)).into(),

@@ -44,11 +44,11 @@ pub struct Member {
     /// The controller that creates and replaces the pod.
     pub owner: Option<Owner>,
     /// Creation, in seconds since 1970; `None` while the pod is being admitted.
-    pub born: Option<i64>,
+    pub created_at: Option<i64>,
     /// Whether the pod is being deleted or has ended.
-    pub leaving: bool,
+    pub terminating: bool,
     /// When its deletion was requested, in seconds since 1970, by the API server's clock.
-    pub deleted_since: Option<i64>,
+    pub deleted_at: Option<i64>,
     /// Whether its phase is `Succeeded` or `Failed`. Such a pod may stay for long.
     pub ended: bool,
     pub redirect: Redirect,
@@ -111,16 +111,16 @@ impl<'de> Deserialize<'de> for PodName {
 impl Member {
     /// Whether the pod asks for a proxy and was admitted with one.
     pub fn enrolled(&self) -> bool {
-        self.asks() && self.admitted == Admitted::Injected
+        self.wants_proxy() && self.admitted == Admitted::Injected
     }
 
     /// Whether its label asks for a proxy.
-    pub fn asks(&self) -> bool {
+    pub fn wants_proxy(&self) -> bool {
         self.label(label::ENABLE_PROXY) == Some("true")
     }
 
     /// The shard in its label.
-    pub fn recorded(&self) -> Option<&str> {
+    pub fn labelled_shard(&self) -> Option<&str> {
         self.label(label::SHARDING_CONFIG_INJECTED).filter(|name| !name.is_empty())
     }
 
@@ -183,17 +183,17 @@ impl From<&v1::Pod> for Member {
                 namespace: meta.namespace.clone().unwrap_or_default(),
                 name: meta.name.clone().unwrap_or_default(),
             },
-            born: meta.creation_timestamp.as_ref().map(|time| time.0.as_second()),
-            deleted_since: deadline.map(|deadline| deadline.saturating_sub(grace)),
+            created_at: meta.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            deleted_at: deadline.map(|deadline| deadline.saturating_sub(grace)),
             ended,
             uid: meta.uid.clone().unwrap_or_default(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
             admitted: admitted(pod),
             owner: owner(meta),
-            leaving: meta.deletion_timestamp.is_some() || ended,
+            terminating: meta.deletion_timestamp.is_some() || ended,
             redirect: pod.spec.as_ref().map(redirect).unwrap_or_default(),
-            container: pod.status.as_ref().and_then(container),
+            container: pod.status.as_ref().and_then(sidecar_id),
             fail_open: fails_open(pod),
         }
     }
@@ -215,9 +215,10 @@ fn admitted(pod: &v1::Pod) -> Admitted {
         return Admitted::Bypassed;
     }
     let annotations = meta.annotations.as_ref();
-    let said = annotations.and_then(|all| all.get(annotation::INJECTED));
-    let injected = said.is_some_and(|said| said == "true") || holds(spec, root_ca::MESH);
-    if meta.uid.is_some() && (!injected || holds(spec, root_ca::CLUSTER)) {
+    let annotation_value = annotations.and_then(|all| all.get(annotation::INJECTED));
+    let injected = annotation_value.is_some_and(|annotation_value| annotation_value == "true")
+        || mounts_config_map(spec, root_ca::MESH);
+    if meta.uid.is_some() && (!injected || mounts_config_map(spec, root_ca::CLUSTER)) {
         return Admitted::Bypassed;
     }
     Admitted::Injected
@@ -226,10 +227,10 @@ fn admitted(pod: &v1::Pod) -> Admitted {
 /// For an admitted pod its volumes count, which cannot change. Before admission its annotation counts.
 fn fails_open(pod: &v1::Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
-    let asked = annotations.and_then(|all| all.get(annotation::FAIL_OPEN));
+    let requested = annotations.and_then(|all| all.get(annotation::FAIL_OPEN));
     match &pod.metadata.uid {
         Some(_) => pod.spec.as_ref().is_some_and(trusts_both_cas),
-        None => asked.is_some_and(|value| value == "true"),
+        None => requested.is_some_and(|value| value == "true"),
     }
 }
 
@@ -242,16 +243,16 @@ pub fn trusts_both_cas(spec: &v1::PodSpec) -> bool {
         variables.filter_map(|one| one.value_from.as_ref()?.config_map_key_ref.as_ref());
     let is_both = |name: &str, key: &str| name == root_ca::MESH && key == root_ca::FAIL_OPEN_KEY;
     sources.any(|source| is_both(&source.name, &source.key))
-        || maps(spec).any(|(name, items)| items.iter().any(|item| is_both(name, &item.key)))
+        || config_maps(spec).any(|(name, items)| items.iter().any(|item| is_both(name, &item.key)))
 }
 
 /// Whether one of the pod's own volumes has the ConfigMap.
-fn holds(spec: &v1::PodSpec, name: &str) -> bool {
-    maps(spec).any(|(map, _)| map == name)
+fn mounts_config_map(spec: &v1::PodSpec, name: &str) -> bool {
+    config_maps(spec).any(|(map, _)| map == name)
 }
 
 /// ConfigMaps in the pod's own volumes with their items; the proxy's volumes are left out.
-fn maps(spec: &v1::PodSpec) -> impl Iterator<Item = (&str, &[v1::KeyToPath])> {
+fn config_maps(spec: &v1::PodSpec) -> impl Iterator<Item = (&str, &[v1::KeyToPath])> {
     let own = spec.volumes.iter().flatten().filter(|volume| volume.name != sidecar::VOLUME);
     own.flat_map(|volume| {
         let projected = volume.projected.iter();
@@ -277,7 +278,7 @@ fn redirect(spec: &v1::PodSpec) -> Redirect {
 }
 
 /// ID of the sidecar's container, without the runtime's prefix.
-fn container(status: &v1::PodStatus) -> Option<String> {
+fn sidecar_id(status: &v1::PodStatus) -> Option<String> {
     let mut statuses = status.init_container_statuses.iter().flatten();
     let proxy = statuses.find(|container| container.name == sidecar::CONTAINER)?;
     let (_, id) = proxy.container_id.as_deref()?.split_once("://")?;
@@ -286,7 +287,7 @@ fn container(status: &v1::PodStatus) -> Option<String> {
 
 /// Label and field selectors of the watch: pods that ask for a proxy, outside `kube-system` and namespace
 /// `own`.
-pub fn watched(own: &str) -> (String, String) {
+pub fn watch_selectors(own: &str) -> (String, String) {
     let elsewhere = [KUBE_SYSTEM, own].map(|name| format!("metadata.namespace!={name}"));
     (format!("{}=true", label::ENABLE_PROXY), elsewhere.join(","))
 }

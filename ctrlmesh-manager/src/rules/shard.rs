@@ -139,8 +139,8 @@ pub fn undividable(
             format!("spec.root.resourceSelector[{at}].selector")
         }
     };
-    let said = error.to_string();
-    let message = said.strip_prefix(&format!("{field}: ")).unwrap_or(&said).to_owned();
+    let text = error.to_string();
+    let message = text.strip_prefix(&format!("{field}: ")).unwrap_or(&text).to_owned();
     Some(Problem { field, message })
 }
 

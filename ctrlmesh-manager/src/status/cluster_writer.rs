@@ -40,10 +40,10 @@ const PERIOD: Duration = Duration::from_millis(500);
 
 /// The pause after a decision, as a multiple of its duration, if no proxy waits: with thousands of pods
 /// something is new all the time.
-const RESTS: u32 = 4;
+const PAUSE_FACTOR: u32 = 4;
 
 /// A new leader takes this long to hear from all proxies.
-const BEGINS: Duration = Duration::from_mins(1);
+const NEW_LEADER: Duration = Duration::from_mins(1);
 
 /// Limit for one write.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -82,18 +82,18 @@ where
 {
     /// Writes until the plans end.
     pub async fn run(self, plans: Plans) {
-        let (events, told) = mpsc::channel(EVENTS);
-        tokio::join!(self.keep(plans, events), self.tell_all(told));
+        let (events, receiver) = mpsc::channel(EVENTS);
+        tokio::join!(self.write_all(plans, events), self.publish_events(receiver));
     }
 
-    async fn keep(&self, mut plans: Plans, events: mpsc::Sender<StatusEvents>) {
+    async fn write_all(&self, mut plans: Plans, events: mpsc::Sender<StatusEvents>) {
         let mut queue = WriteQueue::default();
         let mut under_way = FuturesUnordered::new();
         let mut ticks = time::interval(PERIOD);
         let (mut since, mut backoff) = (None, Backoff::default());
         loop {
             // After a write, decide only when the queue is empty.
-            let mut looks = true;
+            let mut decides = true;
             tokio::select! {
                 changed = plans.changed() => {
                     if changed.is_err() {
@@ -104,7 +104,7 @@ where
                     let outcome = outcome(&write, done);
                     queue.done(&write, outcome, Instant::now());
                     send_events(write, outcome, &events);
-                    looks = queue.is_idle();
+                    decides = queue.is_idle();
                 }
                 _ = ticks.tick() => {}
             }
@@ -116,11 +116,11 @@ where
             let since = *since.get_or_insert_with(Instant::now);
             let plan = plans.borrow_and_update().clone();
             let begun = Instant::now();
-            let may = |plan: &Arc<Plan>| looks && (backoff.is_over(begun) || plan.waits());
+            let may = |plan: &Arc<Plan>| decides && (backoff.is_over(begun) || plan.waits());
             if let Some(plan) = plan.filter(may)
                 && self.decide(plan, &mut queue, since)
             {
-                backoff = Backoff::after(begun, Instant::now(), RESTS);
+                backoff = Backoff::after(begun, Instant::now(), PAUSE_FACTOR);
             }
             while let Some(write) = queue.next() {
                 under_way.push(self.attempt(write).boxed());
@@ -131,14 +131,15 @@ where
     /// Decides what to write if something is new; returns whether it did.
     fn decide(&self, plan: Arc<Plan>, queue: &mut WriteQueue, since: Instant) -> bool {
         let (contacts, unlabelled) = ((self.contacts)(), (self.unlabelled)());
-        let observed = Observations { contacts, unlabelled, begins: since.elapsed() < BEGINS };
+        let observed =
+            Observations { contacts, unlabelled, new_leader: since.elapsed() < NEW_LEADER };
         let now = Instant::now();
-        let asks = queue.asks(&plan, &observed, now);
-        if asks {
+        let needs_decision = queue.needs_decision(&plan, &observed, now);
+        if needs_decision {
             let writes = writes(&plan, &observed, Timestamp::now());
             queue.take(plan, observed, writes, now);
         }
-        asks
+        needs_decision
     }
 
     async fn attempt(&self, write: Write) -> (Write, Result<(), WriteError>) {
@@ -205,11 +206,11 @@ where
         Ok(())
     }
 
-    async fn tell_all(&self, mut told: mpsc::Receiver<StatusEvents>) {
-        while let Some((config, events)) = told.recv().await {
+    async fn publish_events(&self, mut receiver: mpsc::Receiver<StatusEvents>) {
+        while let Some((config, events)) = receiver.recv().await {
             for events in &events {
-                let told = time::timeout(DEADLINE, self.tell(&config, events)).await;
-                match told.map_err(|_elapsed| WriteError::Slow) {
+                let receiver = time::timeout(DEADLINE, self.publish_event(&config, events)).await;
+                match receiver.map_err(|_elapsed| WriteError::Slow) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => warn!(%error, reason = events.reason, "event not written"),
                     Err(error) => warn!(%error, reason = events.reason, "event not written"),
@@ -218,7 +219,7 @@ where
         }
     }
 
-    async fn tell(&self, config: &ShardingConfig, events: &EventNote) -> kube::Result<()> {
+    async fn publish_event(&self, config: &ShardingConfig, events: &EventNote) -> kube::Result<()> {
         let EventNote { warning, reason, message } = events;
         let event = Event {
             type_: if *warning { EventType::Warning } else { EventType::Normal },
@@ -240,11 +241,11 @@ where
 
 impl Write {
     /// Whether proxies wait for it.
-    fn decides(&self) -> bool {
-        matches!(self, Self::Status { decides: true, .. })
+    fn is_awaited(&self) -> bool {
+        matches!(self, Self::Status { is_awaited: true, .. })
     }
 
-    pub fn what(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Apply { .. } => "apply",
             Self::Remove { .. } => "remove",
@@ -276,7 +277,7 @@ fn outcome(write: &Write, done: Result<(), WriteError>) -> Outcome {
         Err(error) if is_conflict(&error) => Outcome::Outdated,
         Err(error) => {
             warn!(
-                write = write.what(),
+                write = write.kind(),
                 object = write.object(),
                 error = &error as &dyn std::error::Error,
                 "write failed; tried again"

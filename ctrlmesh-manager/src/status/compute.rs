@@ -49,7 +49,7 @@ pub struct StatusInputs<'a> {
     pub conflicts: &'a BTreeMap<String, Vec<String>>,
     pub unlabelled: Option<&'a Unlabelled>,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
-    pub begins: bool,
+    pub new_leader: bool,
     pub now: Timestamp,
 }
 
@@ -70,18 +70,18 @@ struct Finding {
 // === impl Contact ===
 
 impl Contact {
-    fn heard(&self, now: Timestamp) -> Timestamp {
+    fn last_contact(&self, now: Timestamp) -> Timestamp {
         if self.connected { now } else { self.at }
     }
 
-    /// Whether `said` is recent enough to stay in the status.
-    fn is_said(&self, said: &Time, now: Timestamp) -> bool {
+    /// Whether `last` is recent enough to stay in the status.
+    fn is_recent(&self, last: &Time, now: Timestamp) -> bool {
         let precision = CONTACT_PRECISION.as_secs().cast_signed();
         if self.connected {
-            return said.0.as_second().div_euclid(precision)
+            return last.0.as_second().div_euclid(precision)
                 == now.as_second().div_euclid(precision);
         }
-        Duration::try_from(self.at.duration_since(said.0)).is_ok_and(|age| age < CONTACT_PRECISION)
+        Duration::try_from(self.at.duration_since(last.0)).is_ok_and(|age| age < CONTACT_PRECISION)
     }
 }
 
@@ -161,15 +161,17 @@ fn pod_statuses(
         // An entry about an earlier pod of the same name does not count.
         let its_own = |before: &PodStatus| {
             let last = before.last_contact.as_ref().map(|last| last.0.as_second());
-            member.born.is_none_or(|born| last.is_none_or(|last| last >= born))
+            member.created_at.is_none_or(|created_at| last.is_none_or(|last| last >= created_at))
         };
         let mut before = by_name.get(member.name.name.as_str()).into_iter().flatten();
         let before = before.find(|before| its_own(before)).copied();
         let epoch = contact.and_then(|contact| i64::try_from(contact.epoch).ok());
-        let said = before.and_then(|before| before.last_contact.clone());
-        let last_contact = match (said, contact) {
-            (Some(said), Some(contact)) if contact.is_said(&said, inputs.now) => Some(said),
-            (said, contact) => contact.map(|one| Time(seconds(one.heard(inputs.now)))).or(said),
+        let last = before.and_then(|before| before.last_contact.clone());
+        let last_contact = match (last, contact) {
+            (Some(last), Some(contact)) if contact.is_recent(&last, inputs.now) => Some(last),
+            (last, contact) => {
+                contact.map(|one| Time(seconds(one.last_contact(inputs.now)))).or(last)
+            }
         };
         PodStatus {
             name: member.name.name.clone(),
@@ -203,7 +205,7 @@ fn programmed(
     pods: &[(&Member, &Told)],
     inputs: StatusInputs<'_>,
 ) -> Finding {
-    let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.leaving).collect();
+    let staying: Vec<_> = pods.iter().filter(|(member, _)| !member.terminating).collect();
     let Some(record) = record else {
         return finding(false, "Pending", "nothing new is told to any proxy");
     };
@@ -212,7 +214,7 @@ fn programmed(
         contact.digest != 0 && contact.digest == told.sent().digest
     };
     // A new leader has not heard from proxies that acknowledged long ago.
-    let before = inputs.begins && was_programmed(config, record);
+    let before = inputs.new_leader && was_programmed(config, record);
     let acknowledged = staying.iter().filter(|(member, told)| {
         let contact = inputs.contacts.get(&member.name);
         record.written && contact.map_or(before, |contact| done(told, contact))
@@ -255,16 +257,16 @@ fn degraded(
     if let Some(conflicts) = inputs.conflicts.get(full_name) {
         return finding(true, "Conflict", listed(conflicts, "; "));
     }
-    let twice = plan.compiled.troubles.iter().find(|trouble| {
+    let selected_twice = plan.compiled.troubles.iter().find(|trouble| {
         trouble.object.starts_with("Pod ")
             && trouble.configs.iter().any(|config| config == full_name)
     });
-    if let Some(trouble) = twice {
+    if let Some(trouble) = selected_twice {
         let message = format!("{} {}", trouble.object, trouble.message);
         return finding(true, "PodSelectedTwice", message);
     }
-    if let Some(away) = away(pods, inputs) {
-        return finding(true, "ProxyAway", away);
+    if let Some(absent) = absent(pods, inputs) {
+        return finding(true, "ProxyAway", absent);
     }
     match record.map(|record| record.unserved.as_slice()) {
         Some([_, ..]) if pods.is_empty() => {
@@ -284,14 +286,14 @@ fn degraded(
 }
 
 /// Pods whose proxies were not heard of for [`AWAY`].
-fn away(pods: &[(&Member, &Told)], inputs: StatusInputs<'_>) -> Option<String> {
-    let away = pods.iter().filter(|(member, _)| {
+fn absent(pods: &[(&Member, &Told)], inputs: StatusInputs<'_>) -> Option<String> {
+    let absent = pods.iter().filter(|(member, _)| {
         let contact = inputs.contacts.get(&member.name);
         let since = contact.filter(|contact| !contact.connected).map(|contact| contact.at);
         let age = since.and_then(|at| Duration::try_from(inputs.now.duration_since(at)).ok());
-        !member.leaving && age.is_some_and(|age| age > AWAY)
+        !member.terminating && age.is_some_and(|age| age > AWAY)
     });
-    let names: Vec<String> = away.map(|(member, _)| member.name.name.clone()).collect();
+    let names: Vec<String> = absent.map(|(member, _)| member.name.name.clone()).collect();
     let message = || {
         format!(
             "no word for a minute from the proxies of {}; they go on by their last policy, if they live",

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_share_it_write_once_a_second_and_who_wrote_nothing_holds_nobody_up() {
+    async fn writers_share_one_write_a_second_and_idle_ones_do_not_block() {
         let (status_writer, start) = (StatusWriter::default(), Instant::now());
         status_writer.take().await.writes();
         drop(status_writer.clone().take().await);

@@ -22,7 +22,7 @@ pub fn shared_pod(review: &Review, snapshot: &Snapshot) -> Option<Member> {
         let deployment = root.and_then(|root| root.target_deployment.as_deref());
         deployment.is_some_and(|name| member.revision_in(name).is_some())
     };
-    let is_shared = member.recorded().is_none() && snapshot.configs.iter().any(divides);
+    let is_shared = member.labelled_shard().is_none() && snapshot.configs.iter().any(divides);
     is_shared.then_some(member)
 }
 

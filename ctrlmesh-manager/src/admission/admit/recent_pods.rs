@@ -39,7 +39,7 @@ impl RecentPods {
         self.pods.retain(|admitted| {
             let found = members.iter().find(|member| {
                 is_kin(member, &admitted.pod)
-                    && member.recorded() == admitted.pod.recorded()
+                    && member.labelled_shard() == admitted.pod.labelled_shard()
                     && !admitted.before.contains(&member.name)
                     && !seen.contains(&member.name)
             });

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_takes_the_place_of_what_was_known_only_when_it_is_whole() {
+    fn a_list_replaces_the_content_only_when_complete() {
         let mut store = ObjectStore::<u8>::default();
         let mut take = |event| {
             let changed = store.take(event, read);

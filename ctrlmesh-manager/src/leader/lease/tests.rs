@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 
 #[test]
-fn a_lease_that_somebody_has_deleted_is_nobodys_only_when_its_holder_has_noticed() {
+fn a_deleted_lease_is_free_once_its_holder_must_have_noticed() {
     let begun = Instant::now();
     let mut absence = Absence::default();
     assert!(!absence.is_over(true, begun));
@@ -108,7 +108,7 @@ fn candidate(identity: &str) -> Candidate {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_the_holder_is_cut_off_it_stops_first_and_another_leads_within_fifteen_seconds() {
+async fn a_holder_that_is_cut_off_stops_before_another_leads() {
     let server = Server::default();
     for late in 0..20 {
         let ((cut, reached), drain) = (watch::channel(true), Drain::default());
@@ -131,7 +131,7 @@ async fn where_the_holder_is_cut_off_it_stops_first_and_another_leads_within_fif
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_given_back_though_that_fails_at_first_but_not_where_it_is_refused() {
+async fn the_release_is_retried_unless_it_is_refused() {
     for (refusals, returns, holder) in
         [(vec![500, 409, 500], 4, None), (vec![403; 9], 1, Some("one".to_owned()))]
     {
@@ -147,7 +147,7 @@ async fn it_is_given_back_though_that_fails_at_first_but_not_where_it_is_refused
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_gives_it_up_and_cannot_give_it_back_waits_until_others_could_have_taken_it() {
+async fn a_holder_that_steps_down_but_cannot_release_waits() {
     let (server, drain) = (Server::default(), Drain::default());
     let (_keep, always) = watch::channel(true);
     let mut one = campaign(server.client(always.clone()), "ns", candidate("one"), &drain);

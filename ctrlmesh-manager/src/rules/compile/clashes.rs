@@ -34,9 +34,9 @@ pub(super) fn superseded(
     policies: &[Option<Policies>],
     world: World<'_>,
 ) -> Vec<(usize, Trouble)> {
-    let mut near: BTreeMap<&str, Vec<&ShardingConfig>> = BTreeMap::new();
+    let mut by_namespace_all: BTreeMap<&str, Vec<&ShardingConfig>> = BTreeMap::new();
     for config in world.configs {
-        near.entry(namespace(config)).or_default().push(config);
+        by_namespace_all.entry(namespace(config)).or_default().push(config);
     }
     let mut by_namespace: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {
@@ -44,28 +44,34 @@ pub(super) fn superseded(
             by_namespace.entry(operator.namespace()).or_default().push(at);
         }
     }
-    let mut all = Vec::new();
+    let mut losers = Vec::new();
     // A single operator has no rival.
-    for (namespace, mut some) in by_namespace.into_iter().filter(|(_, some)| some.len() > 1) {
-        some.sort_by_cached_key(|at| {
+    for (namespace, mut rivals) in by_namespace.into_iter().filter(|(_, rivals)| rivals.len() > 1) {
+        rivals.sort_by_cached_key(|at| {
             let operator = &operators[*at];
             let meta = &operator.config().metadata;
-            let born = meta.creation_timestamp.as_ref().map(|time| time.0);
+            let created_at = meta.creation_timestamp.as_ref().map(|time| time.0);
             // A config from a file has no creation time, and comes last, by name.
-            (standing(operator, policies[*at].as_ref()), born.is_none(), born, meta.name.clone())
+            (
+                precedence(operator, policies[*at].as_ref()),
+                created_at.is_none(),
+                created_at,
+                meta.name.clone(),
+            )
         });
-        let configs: Vec<&ShardingConfig> = some.iter().map(|at| operators[*at].config()).collect();
-        let of_namespace = near.get(namespace).map_or(&[][..], Vec::as_slice);
+        let configs: Vec<&ShardingConfig> =
+            rivals.iter().map(|at| operators[*at].config()).collect();
+        let of_namespace = by_namespace_all.get(namespace).map_or(&[][..], Vec::as_slice);
         let superseded = validate::superseded(&configs, of_namespace).into_iter();
-        all.extend(superseded.map(|(one, problem)| {
+        losers.extend(superseded.map(|(one, problem)| {
             let message = format!("{problem}; nothing new is told until they do");
-            (some[one], operator::trouble(configs[one], message))
+            (rivals[one], operator::trouble(configs[one], message))
         }));
     }
-    all
+    losers
 }
 
-fn standing(operator: &Operator<'_>, policies: Option<&Policies>) -> Precedence {
+fn precedence(operator: &Operator<'_>, policies: Option<&Policies>) -> Precedence {
     if policies.is_some_and(|policies| record::is_written(operator, policies)) {
         return Precedence::InForce;
     }

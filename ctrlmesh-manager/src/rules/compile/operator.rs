@@ -196,7 +196,7 @@ impl Operator<'_> {
             return false;
         }
         let told = last.and_then(|last| last.shard.as_deref());
-        let mut shards = told.into_iter().chain(pod.recorded());
+        let mut shards = told.into_iter().chain(pod.labelled_shard());
         match (&self.division, &self.config.spec.root) {
             (Division::Unknown { prefix }, Some(rule)) => {
                 shards.any(|shard| shard.starts_with(prefix)) || pod.is_of_target(rule)

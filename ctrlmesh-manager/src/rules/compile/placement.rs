@@ -29,15 +29,15 @@ pub(super) struct Placement<'a> {
 // === impl Placement ===
 
 impl<'a> Placement<'a> {
-    /// `near` are the enrolled pods of the root's namespace.
+    /// `candidates` are the enrolled pods of the root's namespace.
     pub(super) fn of_active_root(
         root: &'a ShardingConfig,
         rule: &'a Root,
         shares: Vec<Share>,
-        near: &[&Member],
+        candidates: &[&Member],
         world: World<'_>,
     ) -> Self {
-        Self::new(root, rule, shares, false, near, world)
+        Self::new(root, rule, shares, false, candidates, world)
     }
 
     /// `children` are the shards that the root made earlier.
@@ -45,10 +45,10 @@ impl<'a> Placement<'a> {
         root: &'a ShardingConfig,
         rule: &'a Root,
         children: &[&ShardingConfig],
-        near: &[&Member],
+        candidates: &[&Member],
         world: World<'_>,
     ) -> Self {
-        Self::new(root, rule, shard::existing_shares(rule, children), true, near, world)
+        Self::new(root, rule, shard::existing_shares(rule, children), true, candidates, world)
     }
 
     fn new(
@@ -56,7 +56,7 @@ impl<'a> Placement<'a> {
         rule: &'a Root,
         shares: Vec<Share>,
         inactive: bool,
-        near: &[&Member],
+        candidates: &[&Member],
         world: World<'_>,
     ) -> Self {
         let set = rule.target_stateful_set.as_deref().unwrap_or_default();
@@ -64,16 +64,16 @@ impl<'a> Placement<'a> {
         let first_ordinal = world.first_ordinals.get(&set).copied().unwrap_or_default();
         let (pods, staying) = (BTreeMap::new(), BTreeMap::new());
         let mut this = Self { root, rule, shares, inactive, first_ordinal, pods, staying };
-        let seats = this.seats(near.iter().copied());
-        let settled = !inactive && is_settled(rule, &this.shares, near);
-        this.pods = shard::assign(&this.shares, &seats, settled);
-        let seated = near.iter().filter_map(|pod| {
-            let share = this.seated(pod)?;
+        let records = this.records(candidates.iter().copied());
+        let settled = !inactive && is_settled(rule, &this.shares, candidates);
+        this.pods = shard::assign(&this.shares, &records, settled);
+        let by_stateful_set = candidates.iter().filter_map(|pod| {
+            let share = this.by_stateful_set(pod)?;
             Some((pod.name.name.clone(), share.name.clone()))
         });
-        let seated: Vec<_> = seated.collect();
-        this.pods.extend(seated);
-        let staying = near.iter().filter(|pod| !pod.leaving);
+        let by_stateful_set: Vec<_> = by_stateful_set.collect();
+        this.pods.extend(by_stateful_set);
+        let staying = candidates.iter().filter(|pod| !pod.terminating);
         let staying = staying.filter_map(|pod| {
             this.pods.get_key_value(&pod.name.name).map(|(pod, shard)| (pod.clone(), shard.clone()))
         });
@@ -93,25 +93,26 @@ impl<'a> Placement<'a> {
 
     /// The shard for a pod that is being admitted, and may have no name yet.
     pub(super) fn shard_for(&self, pod: &Member, members: &[Member]) -> Option<&str> {
-        let share = self.seated(pod).or_else(|| {
+        let share = self.by_stateful_set(pod).or_else(|| {
             let revision = revision(self.rule, pod)?;
-            let recorded = self.shares.iter().find(|share| pod.recorded() == Some(&share.name));
-            let near = members.iter().filter(|pod| self.is_candidate(pod));
-            recorded.or_else(|| shard::choose(&self.shares, &self.seats(near), revision))
+            let recorded =
+                self.shares.iter().find(|share| pod.labelled_shard() == Some(&share.name));
+            let candidates = members.iter().filter(|pod| self.is_candidate(pod));
+            recorded.or_else(|| shard::choose(&self.shares, &self.records(candidates), revision))
         });
         share.map(|share| share.name.as_str())
     }
 
     /// For a pod of the root's StatefulSet. A pod below the first ordinal is about to be deleted, and keeps
     /// its shard.
-    fn seated(&self, pod: &Member) -> Option<&Share> {
+    fn by_stateful_set(&self, pod: &Member) -> Option<&Share> {
         let ordinal = pod.ordinal_in(self.rule.target_stateful_set.as_deref()?)?;
         let named = |name: Option<&str>| {
             name.and_then(|name| self.shares.iter().find(|share| share.name == name))
         };
         let before = || {
             let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
-            named(written).or_else(|| named(pod.recorded()))
+            named(written).or_else(|| named(pod.labelled_shard()))
         };
         let number = ordinal.checked_sub(self.first_ordinal);
         if let Some(share) = before().filter(|_| self.inactive || number.is_none()) {
@@ -125,17 +126,17 @@ impl<'a> Placement<'a> {
 
     /// Pods of the root's Deployment. The root's status has precedence over the pod's label. Ended pods are
     /// left out: evicted ones stay by the hundreds.
-    fn seats<'b>(&self, near: impl Iterator<Item = &'b Member>) -> Vec<PodRecord> {
-        let seats = near.filter(|pod| !pod.ended).filter_map(|pod| {
+    fn records<'b>(&self, candidates: impl Iterator<Item = &'b Member>) -> Vec<PodRecord> {
+        let records = candidates.filter(|pod| !pod.ended).filter_map(|pod| {
             let written = written(self.root).and_then(|written| written.shard_of(&pod.name.name));
             Some(PodRecord {
                 pod: pod.name.name.clone(),
                 revision: revision(self.rule, pod)?.to_owned(),
-                shard: written.or(pod.recorded()).map(str::to_owned),
-                leaving: pod.leaving,
+                shard: written.or(pod.labelled_shard()).map(str::to_owned),
+                terminating: pod.terminating,
             })
         });
-        seats.collect()
+        records.collect()
     }
 
     fn is_candidate(&self, pod: &Member) -> bool {
@@ -147,24 +148,27 @@ impl<'a> Placement<'a> {
 ///
 /// A deleted pod can stay for very long on a dead node. It counts only until there are enough pods, or until
 /// a newer pod has replaced it.
-fn is_settled(rule: &Root, shares: &[Share], near: &[&Member]) -> bool {
-    let of_target = near.iter().filter(|pod| !pod.ended && revision(rule, pod).is_some());
-    let (leaving, staying): (Vec<&Member>, Vec<&Member>) =
-        of_target.copied().partition(|pod| pod.leaving);
+fn is_settled(rule: &Root, shares: &[Share], candidates: &[&Member]) -> bool {
+    let of_target = candidates.iter().filter(|pod| !pod.ended && revision(rule, pod).is_some());
+    let (terminating, staying): (Vec<&Member>, Vec<&Member>) =
+        of_target.copied().partition(|pod| pod.terminating);
     let revisions: BTreeSet<_> = staying.iter().filter_map(|pod| revision(rule, pod)).collect();
     let enough = staying.len() >= shares.iter().map(|share| share.replicas).sum();
-    revisions.len() <= 1 && (enough || are_replaced(&leaving, &staying))
+    revisions.len() <= 1 && (enough || are_replaced(&terminating, &staying))
 }
 
-/// Whether each of `leaving` has a pod in `staying` that was created after its deletion.
-fn are_replaced(leaving: &[&Member], staying: &[&Member]) -> bool {
+/// Whether each of `terminating` has a pod in `staying` that was created after its deletion.
+fn are_replaced(terminating: &[&Member], staying: &[&Member]) -> bool {
     let newest = |times: &mut Vec<Option<i64>>| times.sort_unstable_by(|one, other| other.cmp(one));
-    let mut told: Vec<Option<i64>> = leaving.iter().map(|pod| pod.deleted_since).collect();
-    let mut born: Vec<Option<i64>> = staying.iter().map(|pod| pod.born).collect();
-    newest(&mut told);
-    newest(&mut born);
-    told.len() <= born.len()
-        && told.iter().zip(born).all(|(told, born)| told.is_some() && born >= *told)
+    let mut deleted: Vec<Option<i64>> = terminating.iter().map(|pod| pod.deleted_at).collect();
+    let mut created_at: Vec<Option<i64>> = staying.iter().map(|pod| pod.created_at).collect();
+    newest(&mut deleted);
+    newest(&mut created_at);
+    deleted.len() <= created_at.len()
+        && deleted
+            .iter()
+            .zip(created_at)
+            .all(|(deleted, created_at)| deleted.is_some() && created_at >= *deleted)
 }
 
 fn revision<'b>(rule: &Root, pod: &'b Member) -> Option<&'b str> {

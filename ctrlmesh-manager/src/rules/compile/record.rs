@@ -20,12 +20,12 @@ pub(super) fn of(
 ) -> Record {
     let status = operator.status();
     let mut before = status.and_then(|status| status.ownership.clone()).unwrap_or_default();
-    before.epoch = possible(before.epoch);
+    before.epoch = extendable(before.epoch);
     let (written, newest) = (epoch(status), newest(operator, configs));
     let table = operator.table();
     let policy_digest = digest(table.as_ref(), texts(policies));
-    let said = status.and_then(|status| status.policy_digest.as_ref());
-    let unchanged = said == Some(&policy_digest)
+    let digest_in_status = status.and_then(|status| status.policy_digest.as_ref());
+    let unchanged = digest_in_status == Some(&policy_digest)
         && written > 0
         && written == newest
         && table.as_ref().is_none_or(|table| !moved(&before, table));
@@ -39,7 +39,7 @@ pub(super) fn of(
             let changed = after.epoch != before.epoch || before.epoch == 0;
             Ownership { epoch: if changed { next } else { before.epoch }, ..after }
         }),
-        shards: if operator.is_root() { alone(policies) } else { BTreeMap::new() },
+        shards: if operator.is_root() { shard_digests(policies) } else { BTreeMap::new() },
         unserved: operator.unserved(),
     }
 }
@@ -52,8 +52,8 @@ pub(super) fn changed_at(operator: &Operator<'_>, record: &Record) -> Option<u64
 
 /// Whether the status of `operator` has the hash of `policies`.
 pub(super) fn is_written(operator: &Operator<'_>, policies: &Policies) -> bool {
-    let said = operator.status().and_then(|status| status.policy_digest.as_ref());
-    said == Some(&digest(operator.table().as_ref(), texts(policies)))
+    let digest_in_status = operator.status().and_then(|status| status.policy_digest.as_ref());
+    digest_in_status == Some(&digest(operator.table().as_ref(), texts(policies)))
 }
 
 /// The newest epoch in the status of the operator, of its shards, or of the inactive root that made it.
@@ -70,7 +70,7 @@ fn moved(before: &Ownership, after: &Ownership) -> bool {
 }
 
 /// The hash of each shard by itself.
-fn alone(policies: &Policies) -> BTreeMap<String, String> {
+fn shard_digests(policies: &Policies) -> BTreeMap<String, String> {
     let digest = |(name, text): (&str, &str)| (name.to_owned(), digest(None, [(name, text)]));
     texts(policies).map(digest).collect()
 }
@@ -97,10 +97,10 @@ fn digest<'a>(
 
 fn epoch(status: Option<&ShardingConfigStatus>) -> u64 {
     let epoch = status.and_then(|status| status.epoch);
-    epoch.and_then(|epoch| u64::try_from(epoch).ok()).map(possible).unwrap_or_default()
+    epoch.and_then(|epoch| u64::try_from(epoch).ok()).map(extendable).unwrap_or_default()
 }
 
 /// 0 if there can be no later epoch.
-fn possible(epoch: u64) -> u64 {
+fn extendable(epoch: u64) -> u64 {
     if epoch < MAX_EPOCH { epoch } else { 0 }
 }

@@ -52,7 +52,7 @@ fn compiled(texts: &[String], members: &[Member], before: &Compiled) -> Compiled
 }
 
 #[test]
-fn a_pod_that_was_labelled_after_it_was_admitted_is_told_nothing_and_said() {
+fn a_pod_labelled_after_admission_is_reported() {
     let admitted = pod("op-0", &[("shard", "a")]);
     let past_us = Member { admitted: Admitted::Bypassed, ..pod("op-1", &[("shard", "a")]) };
     let texts = [shard("a", "{team: a}")];
@@ -95,7 +95,7 @@ fn an_epoch_grows_only_with_what_the_policy_says() {
 }
 
 #[test]
-fn a_policy_is_written_once_for_all_pods_of_a_shard_that_are_told_the_same() {
+fn a_policy_is_serialised_once_for_all_pods_that_share_it() {
     let alike = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "a")])];
     let inside = Member { redirect: Redirect::Nowhere, ..pod("r", &[("shard", "a")]) };
     let pods = [alike[0].clone(), alike[1].clone(), inside];
@@ -108,7 +108,7 @@ fn a_policy_is_written_once_for_all_pods_of_a_shard_that_are_told_the_same() {
 }
 
 #[test]
-fn a_pod_that_comes_is_told_at_once_and_one_that_moves_is_a_new_epoch() {
+fn a_new_pod_keeps_the_epoch_and_a_moved_one_raises_it() {
     let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
     let first = compiled(&[root(rule)], &[pod("op-0", &[])], &Compiled::default());
     let said = root(rule) + &status(&first, "ops/root");
@@ -125,7 +125,7 @@ fn a_pod_that_comes_is_told_at_once_and_one_that_moves_is_a_new_epoch() {
 }
 
 #[test]
-fn epochs_go_on_where_a_root_was_switched_off_and_its_shards_were_edited() {
+fn epochs_go_on_after_a_root_was_off_and_its_shards_edited() {
     let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
     let first = compiled(&[root(rule)], &[pod("op-0", &[])], &Compiled::default());
     let said = root(rule) + &status(&first, "ops/root");
@@ -159,7 +159,7 @@ fn an_epoch_that_leaves_no_room_for_a_later_one_counts_as_none() {
 }
 
 #[test]
-fn what_is_wrong_changes_nothing_and_is_told() {
+fn an_invalid_config_changes_nothing_and_is_reported() {
     let pods = [pod("p", &[("shard", "a")])];
     let first = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
     for wrong in ["{'a b': c}", "{}"] {
@@ -179,7 +179,7 @@ fn what_is_wrong_changes_nothing_and_is_told() {
 }
 
 #[test]
-fn a_root_that_cannot_be_divided_changes_nothing_and_is_told() {
+fn an_invalid_root_changes_nothing_and_is_reported() {
     let pods = [pod("op-0", &[]), pod("op-1", &[])];
     let rule = |size| {
         format!("targetStatefulSet: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}")
@@ -192,7 +192,7 @@ fn a_root_that_cannot_be_divided_changes_nothing_and_is_told() {
 }
 
 #[test]
-fn a_pod_of_two_shards_keeps_what_it_was_told() {
+fn a_pod_of_two_shards_keeps_its_policy() {
     let pods = [pod("p", &[("shard", "a")])];
     let first = compiled(&[shard("a", "{team: a}")], &pods, &Compiled::default());
     let other = shard("b", "{team: b}").replace("{shard: b}", "{shard: a}");
@@ -205,7 +205,7 @@ fn a_pod_of_two_shards_keeps_what_it_was_told() {
 }
 
 #[test]
-fn pods_that_are_not_enrolled_are_left_alone_and_those_of_another_namespace_see_nothing() {
+fn pods_not_enrolled_get_no_policy_and_foreign_ones_see_nothing() {
     let mut foreign = pod("p", &[("shard", "a")]);
     foreign.name.namespace = "other".to_owned();
     let mut stranger = pod("q", &[("shard", "a")]);
@@ -262,7 +262,7 @@ fn what_the_roots_status_says_of_a_pod_counts_before_its_label() {
 }
 
 #[test]
-fn a_deployments_pods_move_to_a_shard_without_any_once_no_rollout_is_under_way() {
+fn a_deployments_pods_move_to_an_empty_shard_after_a_rollout() {
     let pod = |name: &str, revision: &str, shard: &str| {
         let mut pod = pod(
             name,
@@ -282,7 +282,7 @@ fn a_deployments_pods_move_to_a_shard_without_any_once_no_rollout_is_under_way()
     pods.push(pod("c", "2", "r-1-normal"));
     assert!(!served(&pods), "a rollout moves nobody");
     pods.remove(2);
-    pods[0].leaving = true;
+    pods[0].terminating = true;
     assert!(!served(&pods), "its successor will be given the other shard");
 }
 
@@ -296,14 +296,14 @@ fn of_deployment(name: &str, revision: &str) -> Member {
 }
 
 #[test]
-fn a_pod_that_has_ended_has_no_seat_and_serves_nobody() {
+fn a_pod_that_has_ended_gets_no_shard_and_serves_none() {
     let rule =
         |target: &str| format!("{target}: op, auto: {{shardingSize: 2, everyShardReplicas: 1}}");
     let unserved = |target: &str, pods: &[Member]| {
         let found = compiled(&[root(&rule(target))], pods, &Compiled::default());
         found.operators["ops/root"].unserved.clone()
     };
-    let ended = |pod: Member| Member { ended: true, leaving: true, ..pod };
+    let ended = |pod: Member| Member { ended: true, terminating: true, ..pod };
     let mut pods = vec![of_deployment("a", "1"), of_deployment("b", "1")];
     pods.push(ended(of_deployment("evicted", "1")));
     assert_eq!(unserved("targetDeployment", &pods), Vec::<String>::new(), "they are divided");
@@ -314,16 +314,16 @@ fn a_pod_that_has_ended_has_no_seat_and_serves_nobody() {
 }
 
 #[test]
-fn a_pod_that_goes_for_long_stands_in_the_way_only_until_it_is_replaced() {
+fn a_pod_that_terminates_for_long_counts_until_replaced() {
     let served = |size: u8, pods: &[Member]| {
         let rule =
             format!("targetDeployment: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}");
         let found = compiled(&[root(&rule)], pods, &Compiled::default());
         usize::from(size) - found.operators["ops/root"].unserved.len()
     };
-    let at = |pod: Member, born: i64| Member { born: Some(born), ..pod };
+    let at = |pod: Member, created_at: i64| Member { created_at: Some(created_at), ..pod };
     let goes =
-        |pod: Member, since: i64| Member { leaving: true, deleted_since: Some(since), ..pod };
+        |pod: Member, since: i64| Member { terminating: true, deleted_at: Some(since), ..pod };
     let (a, b) = (at(of_deployment("a", "1"), 10), at(of_deployment("b", "1"), 20));
     let gone = goes(at(of_deployment("gone", "1"), 1), 15);
     assert_eq!(served(3, &[a.clone(), b.clone(), gone.clone()]), 2, "b has come in its place");
@@ -371,7 +371,7 @@ const STANDING: [&str; 2] =
     ["disable: true, ", "auto: {shardingSize: 40, everyShardReplicas: 1}, "];
 
 #[test]
-fn a_root_that_makes_no_shards_still_places_the_pods_of_its_statefulset() {
+fn an_inactive_root_still_assigns_its_statefulsets_pods() {
     for rule in STANDING {
         let rule = format!("{rule}targetStatefulSet: op");
         let children = [child("r-2-normal"), child("r-1-normal"), child("r-0-canary")];
@@ -395,7 +395,7 @@ fn a_root_that_makes_no_shards_still_places_the_pods_of_its_statefulset() {
 }
 
 #[test]
-fn the_shards_of_a_root_that_makes_none_any_more_go_on_counting_where_it_was() {
+fn epochs_go_on_in_the_shards_of_an_inactive_root() {
     for rule in STANDING {
         let root = root(&format!("{rule}targetStatefulSet: op")) + "status: {epoch: 7}\n";
         let pods = [pod("op-0", &[])];
@@ -410,7 +410,7 @@ fn the_shards_of_a_root_that_makes_none_any_more_go_on_counting_where_it_was() {
 }
 
 #[test]
-fn a_root_that_makes_no_shards_still_places_the_pods_of_its_deployment() {
+fn an_inactive_root_still_assigns_its_deployments_pods() {
     for rule in STANDING {
         let root = root(&format!("{rule}targetDeployment: op"));
         let of_deployment = |name: &str, labels: &[(&str, &str)]| {
@@ -436,13 +436,13 @@ fn refused(compiled: &Compiled) -> Vec<&str> {
 }
 
 #[test]
-fn of_two_that_could_own_the_same_object_the_one_that_is_in_force_stays_or_else_the_older() {
+fn of_two_owners_of_an_object_the_one_in_force_or_older_stays() {
     let pods = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "b")])];
-    let born = |text: String, day: u32| {
-        let born = format!("namespace: ops, creationTimestamp: '2026-01-0{day}T00:00:00Z'");
-        text.replacen("namespace: ops", &born, 1)
+    let created_at = |text: String, day: u32| {
+        let created_at = format!("namespace: ops, creationTimestamp: '2026-01-0{day}T00:00:00Z'");
+        text.replacen("namespace: ops", &created_at, 1)
     };
-    let (a, b) = (born(shard("a", "{team: x}"), 2), born(shard("b", "{team: x}"), 1));
+    let (a, b) = (created_at(shard("a", "{team: x}"), 2), created_at(shard("b", "{team: x}"), 1));
     let never = compiled(&[a.clone(), b.clone()], &pods, &Compiled::default());
     assert_eq!(refused(&never), ["a"], "it is the younger");
     assert_eq!(shards(&never), [("q", "b")]);
@@ -522,7 +522,7 @@ proptest! {
 }
 
 #[test]
-fn a_policy_that_is_too_large_to_be_sent_is_told_and_the_last_one_stays() {
+fn a_policy_too_large_to_be_sent_is_reported_and_not_used() {
     let mut manifests = Manifests::default();
     manifests.read(&shard("a", "{team: a}")).unwrap();
     let (namespaces, first_ordinals) = (BTreeSet::new(), BTreeMap::new());

@@ -35,7 +35,7 @@ fn the_revision_is_that_of_the_named_deployment_only() {
 }
 
 #[test]
-fn a_pod_that_was_labelled_after_it_was_admitted_is_not_enrolled() {
+fn a_pod_labelled_after_admission_is_not_enrolled() {
     let volume = |map: &str| {
         let sources = serde_json::json!([{"configMap": {"name": map, "items": [{"key": "ca.crt", "path": "ca.crt"}]}}]);
         serde_json::json!([{"name": "kube-api-access-x", "projected": {"sources": sources}}])
@@ -66,7 +66,7 @@ fn a_pod_that_was_labelled_after_it_was_admitted_is_not_enrolled() {
 }
 
 #[test]
-fn where_the_connections_go_follows_from_the_proxy_that_was_injected() {
+fn the_redirection_follows_from_the_injected_proxy() {
     let read = |containers: &str| {
         let pod = format!(
             r#"{{"metadata": {{"name": "p", "annotations": {{"{}": "env"}}}}, "spec": {{"containers": [], "initContainers": [{containers}]}}}}"#,
@@ -88,11 +88,11 @@ fn a_pod_was_told_to_go_its_grace_before_it_has_to_be_gone() {
         "status": {"phase": "Running"},
     });
     let pod = Member::from(&serde_json::from_value::<v1::Pod>(text).unwrap());
-    assert_eq!(pod.deleted_since.unwrap() - pod.born.unwrap(), 20);
-    assert!(pod.leaving && !pod.ended);
+    assert_eq!(pod.deleted_at.unwrap() - pod.created_at.unwrap(), 20);
+    assert!(pod.terminating && !pod.ended);
     let failed = serde_json::json!({"metadata": {"name": "p"}, "status": {"phase": "Failed"}});
     let failed = Member::from(&serde_json::from_value::<v1::Pod>(failed).unwrap());
-    assert!(failed.leaving && failed.ended && failed.deleted_since.is_none());
+    assert!(failed.terminating && failed.ended && failed.deleted_at.is_none());
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn a_pods_name_is_read_as_it_is_printed() {
 
 #[test]
 fn whether_a_pod_fails_open_follows_from_what_was_injected() {
-    let read = |uid: Option<&str>, asked: bool, spec: serde_json::Value| {
-        let annotations = asked.then(|| serde_json::json!({annotation::FAIL_OPEN: "true"}));
+    let read = |uid: Option<&str>, requested: bool, spec: serde_json::Value| {
+        let annotations = requested.then(|| serde_json::json!({annotation::FAIL_OPEN: "true"}));
         let pod = serde_json::json!({
             "metadata": {"name": "p", "namespace": "ops", "uid": uid, "annotations": annotations}, "spec": spec,
         });

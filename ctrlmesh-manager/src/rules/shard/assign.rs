@@ -17,7 +17,7 @@ pub struct PodRecord {
     /// Assigned before.
     pub shard: Option<String>,
     /// Being deleted: it keeps its shard, which needs another pod.
-    pub leaving: bool,
+    pub terminating: bool,
 }
 
 /// In the order of the shards, as many pods each as it should have. Further pods go to the normal shards in
@@ -35,14 +35,14 @@ pub fn by_ordinal(shares: &[Share], ordinal: u32) -> Option<&Share> {
 }
 
 /// The shard for a new pod of `revision`.
-pub fn choose<'a>(shares: &'a [Share], seats: &[PodRecord], revision: &str) -> Option<&'a Share> {
+pub fn choose<'a>(shares: &'a [Share], records: &[PodRecord], revision: &str) -> Option<&'a Share> {
     let count = |share: &Share, revision: Option<&str>| {
-        let of_share = |seat: &&PodRecord| {
-            !seat.leaving
-                && seat.shard.as_deref() == Some(&share.name)
-                && revision.is_none_or(|revision| seat.revision == revision)
+        let of_share = |record: &&PodRecord| {
+            !record.terminating
+                && record.shard.as_deref() == Some(&share.name)
+                && revision.is_none_or(|revision| record.revision == revision)
         };
-        seats.iter().filter(of_share).count()
+        records.iter().filter(of_share).count()
     };
     shares.iter().min_by_key(|share| {
         let (here, all) = (count(share, Some(revision)), count(share, None));
@@ -59,25 +59,25 @@ pub fn choose<'a>(shares: &'a [Share], seats: &[PodRecord], revision: &str) -> O
 ///
 /// If `settled` (one revision, and no pod will be replaced), pods also move: to a shard without any, and from
 /// shards with too many to those with too few.
-pub fn assign(shares: &[Share], seats: &[PodRecord], settled: bool) -> BTreeMap<String, String> {
-    let mut seats = seats.to_vec();
-    seats.sort_by(|one, other| one.pod.cmp(&other.pod));
-    for seat in &mut seats {
+pub fn assign(shares: &[Share], records: &[PodRecord], settled: bool) -> BTreeMap<String, String> {
+    let mut records = records.to_vec();
+    records.sort_by(|one, other| one.pod.cmp(&other.pod));
+    for record in &mut records {
         let exists = |name: &String| shares.iter().any(|share| share.name == *name);
-        seat.shard = seat.shard.take().filter(exists);
+        record.shard = record.shard.take().filter(exists);
     }
-    for at in 0..seats.len() {
-        if seats[at].shard.is_none() {
-            seats[at].shard =
-                choose(shares, &seats, &seats[at].revision).map(|share| share.name.clone());
+    for at in 0..records.len() {
+        if records[at].shard.is_none() {
+            records[at].shard =
+                choose(shares, &records, &records[at].revision).map(|share| share.name.clone());
         }
     }
     if settled {
-        while let Some((pod, to)) = misplaced(shares, &seats) {
-            seats[pod].shard = Some(to);
+        while let Some((pod, to)) = misplaced(shares, &records) {
+            records[pod].shard = Some(to);
         }
     }
-    seats.into_iter().filter_map(|seat| Some((seat.pod, seat.shard?))).collect()
+    records.into_iter().filter_map(|record| Some((record.pod, record.shard?))).collect()
 }
 
 pub fn unserved<'a>(
@@ -89,11 +89,12 @@ pub fn unserved<'a>(
 }
 
 /// A pod that another shard needs more, and that shard. Every move reduces what is lacking, so the moves end.
-fn misplaced(shares: &[Share], seats: &[PodRecord]) -> Option<(usize, String)> {
+fn misplaced(shares: &[Share], records: &[PodRecord]) -> Option<(usize, String)> {
     let count = |share: &Share| {
-        let of_share =
-            |seat: &&PodRecord| !seat.leaving && seat.shard.as_deref() == Some(&share.name);
-        seats.iter().filter(of_share).count()
+        let of_share = |record: &&PodRecord| {
+            !record.terminating && record.shard.as_deref() == Some(&share.name)
+        };
+        records.iter().filter(of_share).count()
     };
     let counted: Vec<(&Share, usize)> = shares.iter().map(|share| (share, count(share))).collect();
     let empty = counted.iter().find(|(_, pods)| *pods == 0);
@@ -108,9 +109,9 @@ fn misplaced(shares: &[Share], seats: &[PodRecord]) -> Option<(usize, String)> {
         (None, Some((to, _))) => (most(&surplus)?, to),
         (None, None) => return None,
     };
-    let last = seats
+    let last = records
         .iter()
-        .rposition(|seat| !seat.leaving && seat.shard.as_deref() == Some(&from.name))?;
+        .rposition(|record| !record.terminating && record.shard.as_deref() == Some(&from.name))?;
     Some((last, to.name.clone()))
 }
 

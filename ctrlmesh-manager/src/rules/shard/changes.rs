@@ -37,13 +37,17 @@ pub fn changes(root: &ShardingConfig, wanted: &[Shard], existing: &[&ShardingCon
     let mut changes = Changes::default();
     for shard in wanted {
         match by_name.get(shard.share.name.as_str()) {
-            Some(there) if !is_of(root, there) && !adopts(root, shard, there) => {
+            Some(existing_config)
+                if !is_of(root, existing_config) && !adopts(root, shard, existing_config) =>
+            {
                 changes.conflicts.push(Conflict::Foreign { name: shard.share.name.clone() });
             }
-            Some(there) if there.spec.selector != shard.config.spec.selector => {
+            Some(existing_config)
+                if existing_config.spec.selector != shard.config.spec.selector =>
+            {
                 changes.conflicts.push(Conflict::Selector { name: shard.share.name.clone() });
             }
-            Some(there) if says_the_same(there, &shard.config) => {}
+            Some(existing_config) if is_equal(existing_config, &shard.config) => {}
             _ => changes.apply.push(shard.config.clone()),
         }
     }
@@ -78,11 +82,13 @@ fn controller(config: &ShardingConfig) -> Option<&OwnerReference> {
 }
 
 /// Whether all fields agree that the manager decides.
-fn says_the_same(there: &ShardingConfig, wanted: &ShardingConfig) -> bool {
+fn is_equal(existing_config: &ShardingConfig, wanted: &ShardingConfig) -> bool {
     let owners = |meta: &ObjectMeta| meta.owner_references.clone().unwrap_or_default();
-    there.spec == wanted.spec
-        && root_label(&there.metadata) == root_label(&wanted.metadata)
-        && owners(&wanted.metadata).iter().all(|owner| owners(&there.metadata).contains(owner))
+    existing_config.spec == wanted.spec
+        && root_label(&existing_config.metadata) == root_label(&wanted.metadata)
+        && owners(&wanted.metadata)
+            .iter()
+            .all(|owner| owners(&existing_config.metadata).contains(owner))
 }
 
 fn root_label(meta: &ObjectMeta) -> Option<&str> {

@@ -63,7 +63,7 @@ impl ListedBy {
 pub(super) fn of(root: &Root, hash: NamespaceHash) -> Vec<Share> {
     let hashes = root.canary.as_ref().map_or(SlotSet::EMPTY, |canary| slots(&canary.in_shard_hash));
     let canary = root.canary.as_ref().map(|canary| Share {
-        name: called(root, 0),
+        name: shard_name(root, 0),
         canary: true,
         replicas: count(canary.replicas),
         slots: hashes,
@@ -102,7 +102,7 @@ fn pinned(canary: &Canary, hashes: SlotSet, hash: NamespaceHash) -> BTreeSet<Str
 
 fn normal(root: &Root, canary: SlotSet) -> Vec<Share> {
     let share = |id: usize, replicas, slots| Share {
-        name: called(root, id),
+        name: shard_name(root, id),
         canary: false,
         replicas: count(replicas),
         slots,
@@ -125,7 +125,7 @@ fn normal(root: &Root, canary: SlotSet) -> Vec<Share> {
 }
 
 /// Validation has checked the length of the prefix.
-fn called(root: &Root, id: usize) -> String {
+fn shard_name(root: &Root, id: usize) -> String {
     names::shard(&root.prefix, id).unwrap_or_else(|too_long| too_long.name)
 }
 

@@ -95,7 +95,7 @@ fn a_canary_of_namespaces_is_left_out_by_all_others() {
 }
 
 #[test]
-fn a_canary_of_both_is_the_union_and_the_others_have_exactly_the_rest() {
+fn a_canary_of_both_is_the_union_and_others_have_the_rest() {
     let hash = NamespaceHash::default();
     let known: Vec<String> = (0..200).map(|number| format!("ns-{number}")).collect();
     let known: Vec<&str> = known.iter().map(String::as_str).collect();
@@ -331,7 +331,7 @@ fn a_shard_that_is_as_it_should_be_is_left_alone() {
 }
 
 #[test]
-fn what_is_missing_or_edited_is_put_back_and_what_is_left_over_is_removed() {
+fn missing_or_edited_shards_are_restored_and_others_removed() {
     let rule = "auto: {shardingSize: 2, everyShardReplicas: 1}";
     let before = shards("auto: {shardingSize: 4, everyShardReplicas: 1}", &[]);
     let wanted = shards(rule, &[]);

@@ -63,15 +63,15 @@ pub(super) fn covered_twice(
     }
     for (at, (field, resources)) in entries.iter().enumerate() {
         let earlier = entries[..at].iter();
-        let twice = earlier.filter_map(|(first, others)| {
-            let (mine, theirs, what) = common(resources, others)?;
-            Some((at_entry(field, mine), what, at_entry(first, theirs)))
+        let duplicates = earlier.filter_map(|(first, others)| {
+            let (mine, theirs, resource) = common(resources, others)?;
+            Some((at_entry(field, mine), resource, at_entry(first, theirs)))
         });
-        if let Some((field, what, first)) = twice.into_iter().next() {
+        if let Some((field, resource, first)) = duplicates.into_iter().next() {
             report.error(
                 field,
                 format!(
-                    "covers {what} a second time, first in {first}; one entry per resource is allowed, with all requirements in its selector"
+                    "covers {resource} a second time, first in {first}; one entry per resource is allowed, with all requirements in its selector"
                 ),
             );
         }

@@ -197,9 +197,9 @@ fn checked(kind: &str, value: &Value, others: &[&ShardingConfig], hash_keys: &[&
         Err(_) if !written.is_empty() => Report::default(),
         Err(problem) => Report { errors: vec![problem], ..Report::default() },
     };
-    let new = written
-        .into_iter()
-        .filter(|found| !report.errors.iter().any(|said| said.field == found.field));
+    let new = written.into_iter().filter(|found| {
+        !report.errors.iter().any(|known_problem| known_problem.field == found.field)
+    });
     let new: Vec<Problem> = new.collect();
     report.errors.extend(new);
     report

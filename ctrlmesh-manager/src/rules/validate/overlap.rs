@@ -46,10 +46,12 @@ pub(super) fn with_others(
         if relation != Relation::Unknown {
             let theirs = Claim::of(other);
             report.errors.extend(compared(config, &claim, other, &theirs, relation, &mut budget));
-        } else if !suspected && let Ok(Some(what)) = claim.common(&Claim::of(other), &mut budget) {
+        } else if !suspected
+            && let Ok(Some(resource)) = claim.common(&Claim::of(other), &mut budget)
+        {
             suspected = true;
-            let told = could_own(what, other);
-            report.warning(share_field(config), format!("{told}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
+            let conflict = could_own(resource, other);
+            report.warning(share_field(config), format!("{conflict}, if both are of one operator; name the lock of each one's operator in spec.controller.leaderElectionName to have it checked"));
         }
     }
 }
@@ -76,8 +78,8 @@ pub(super) fn hashes(
     if let Ok(Some(((_, resource), hashes))) =
         unowned::unowned(&claim, &theirs, keys, &mut Budget::of(STEPS))
     {
-        let what = if resource == UNNAMED { "resources that are not named" } else { resource };
-        report.warning("spec.limits", format!("the hashes {hashes} of {what} belong to nobody: neither this shard nor another of its operator has them"));
+        let resource = if resource == UNNAMED { "resources that are not named" } else { resource };
+        report.warning("spec.limits", format!("the hashes {hashes} of {resource} belong to nobody: neither this shard nor another of its operator has them"));
     }
 }
 
@@ -139,10 +141,10 @@ fn compared(
         ),
         Relation::Same => match claim.common(others, budget) {
             Ok(None) => None,
-            Ok(Some(what)) => {
-                let told = could_own(what, other);
+            Ok(Some(resource)) => {
+                let conflict = could_own(resource, other);
                 let message = format!(
-                    "{told}, of the same operator; their selectors must exclude each other"
+                    "{conflict}, of the same operator; their selectors must exclude each other"
                 );
                 problem(share_field(config), message)
             }
@@ -176,8 +178,8 @@ fn names(
 }
 
 fn could_own((group, resource): Named<'_>, other: &ShardingConfig) -> String {
-    let what = shown(group, resource);
-    format!("could own {what} as ShardingConfig {:?}", name(other))
+    let resource = shown(group, resource);
+    format!("could own {resource} as ShardingConfig {:?}", name(other))
 }
 
 fn name(config: &ShardingConfig) -> &str {

@@ -37,8 +37,9 @@ pub(super) fn of_spec(kind: &str, spec: &impl Serialize, report: &mut Report) {
     if let Some(schema) = SCHEMAS.get(kind) {
         check(schema, &json!({"spec": spec}), "", &mut problems);
     }
-    problems
-        .retain(|problem| !report.errors.iter().any(|said| covers(&said.field, &problem.field)));
+    problems.retain(|problem| {
+        !report.errors.iter().any(|known_problem| covers(&known_problem.field, &problem.field))
+    });
     report.errors.append(&mut problems);
 }
 

@@ -41,7 +41,8 @@ pub(super) fn check_labelled(
     labels: &dyn Fn(&str, &str) -> bool,
     report: &mut Report,
 ) {
-    let owned = |one: &Limited<'_>| one.selector.is_none_or(|selector| asks(selector, keys));
+    let owned =
+        |one: &Limited<'_>| one.selector.is_none_or(|selector| requires_any(selector, keys));
     for Limited { field, groups, resource, .. } in limited(spec).into_iter().filter(owned) {
         if let Some(group) = groups.iter().find(|group| !labels(group, resource)) {
             report.warning(
@@ -86,10 +87,10 @@ fn add<'a>(
 }
 
 /// Whether the selector matches only objects with one of the labels.
-fn asks(selector: &LabelSelector, keys: &[&str]) -> bool {
+fn requires_any(selector: &LabelSelector, keys: &[&str]) -> bool {
     // Other operators match objects without the label.
-    let wants =
+    let is_required =
         |one: &&Expression| matches!(one.operator, SelectorOperator::In | SelectorOperator::Exists);
-    let expressions = selector.match_expressions.iter().filter(wants).map(|one| &one.key);
+    let expressions = selector.match_expressions.iter().filter(is_required).map(|one| &one.key);
     selector.match_labels.keys().chain(expressions).any(|key| keys.contains(&key.as_str()))
 }

@@ -17,7 +17,7 @@ use crate::cluster::plan::Plan;
 const CONCURRENT: usize = 8;
 
 /// Writes in flight that no proxy waits for.
-const LATER: usize = 6;
+const MAX_UNAWAITED: usize = 6;
 
 const LABEL: &str = "label";
 
@@ -33,7 +33,7 @@ const EACH_POD: Duration = Duration::from_millis(1);
 const RETRY: (Duration, Duration) = (PERIOD, Duration::from_secs(30));
 
 /// Interval of decisions without a change: proxies become absent as time passes.
-const LOOK_AGAIN: Duration = Duration::from_mins(1);
+const DECIDE_INTERVAL: Duration = Duration::from_mins(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
@@ -75,7 +75,12 @@ impl WriteQueue {
     }
 
     /// Whether a new decision is needed: something changed, or a postponed write is due.
-    pub(super) fn asks(&self, plan: &Arc<Plan>, observed: &Observations, now: Instant) -> bool {
+    pub(super) fn needs_decision(
+        &self,
+        plan: &Arc<Plan>,
+        observed: &Observations,
+        now: Instant,
+    ) -> bool {
         let decided = self.decided.as_ref();
         let same = decided.is_some_and(|(by, said)| Arc::ptr_eq(by, plan) && said == observed);
         !same || self.due.is_some_and(|due| now >= due)
@@ -92,7 +97,7 @@ impl WriteQueue {
         let keys: BTreeSet<Key> = writes.iter().map(key).collect();
         // Forget the pace of objects that need no write any more.
         self.paces.retain(|key, pace| keys.contains(key) || now < pace.ends(false));
-        (self.decided, self.due) = (Some((plan, observed)), Some(now + LOOK_AGAIN));
+        (self.decided, self.due) = (Some((plan, observed)), Some(now + DECIDE_INTERVAL));
         self.first.clear();
         // Labels are decided together, because the shard of a pod depends on the others: no new ones until
         // these are written.
@@ -101,12 +106,12 @@ impl WriteQueue {
         self.later.retain(|write| labels && is_label(write));
         for write in writes.into_iter().filter(|write| !(labels && is_label(write))) {
             let key = key(&write);
-            let later = self.paces.get(&key).map(|pace| pace.ends(write.decides()));
+            let later = self.paces.get(&key).map(|pace| pace.ends(write.is_awaited()));
             match later.filter(|later| now < *later) {
                 // A decision follows when it is done.
                 _ if self.busy.contains_key(&key) => {}
-                Some(later) => self.look_again(later),
-                None if write.decides() => self.first.push_back(write),
+                Some(later) => self.decide_by(later),
+                None if write.is_awaited() => self.first.push_back(write),
                 None => self.later.push_back(write),
             }
         }
@@ -117,12 +122,12 @@ impl WriteQueue {
         if self.busy.len() >= CONCURRENT {
             return None;
         }
-        let later = self.busy.values().filter(|decides| !**decides).count();
+        let later = self.busy.values().filter(|is_awaited| !**is_awaited).count();
         let write = match self.first.pop_front() {
-            None if later < LATER => self.later.pop_front(),
+            None if later < MAX_UNAWAITED => self.later.pop_front(),
             first => first,
         }?;
-        self.busy.insert(key(&write), write.decides());
+        self.busy.insert(key(&write), write.is_awaited());
         Some(write)
     }
 
@@ -141,7 +146,7 @@ impl WriteQueue {
             if outcome == Outcome::Written { EACH_POD * pods(write) } else { Duration::ZERO };
         self.paces.insert(key, Pace { failures, not_before: now + wait, longer });
         // Decide again even after success: another change may have come meanwhile.
-        self.look_again(now + wait);
+        self.decide_by(now + wait);
     }
 
     pub(super) fn clear(&mut self) {
@@ -150,7 +155,7 @@ impl WriteQueue {
         self.decided = None;
     }
 
-    fn look_again(&mut self, at: Instant) {
+    fn decide_by(&mut self, at: Instant) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 }
@@ -158,8 +163,8 @@ impl WriteQueue {
 // === impl Pace ===
 
 impl Pace {
-    fn ends(&self, decides: bool) -> Instant {
-        if decides { self.not_before } else { self.not_before + self.longer }
+    fn ends(&self, is_awaited: bool) -> Instant {
+        if is_awaited { self.not_before } else { self.not_before + self.longer }
     }
 }
 
@@ -171,11 +176,11 @@ fn pods(write: &Write) -> u32 {
 }
 
 fn is_label(write: &Write) -> bool {
-    write.what() == LABEL
+    write.kind() == LABEL
 }
 
 fn key(write: &Write) -> Key {
-    (write.what(), write.object())
+    (write.kind(), write.object())
 }
 
 #[cfg(test)]
@@ -204,7 +209,7 @@ mod tests {
     }
 
     fn decision(shard: &str) -> Write {
-        Write::Status { config: config(shard), decides: true, events: Vec::new() }
+        Write::Status { config: config(shard), is_awaited: true, events: Vec::new() }
     }
 
     /// Queues `names` and returns all writes that may start.
@@ -215,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_written_is_tried_later_and_later_and_holds_no_other_up() {
+    fn a_failing_write_is_retried_later_and_blocks_no_other() {
         let (mut queue, mut now) = (WriteQueue::default(), Instant::now());
         let (mut bad, mut good) = (Vec::new(), 0);
         for half_second in 0..400 {
@@ -253,11 +258,11 @@ mod tests {
     }
 
     #[test]
-    fn what_proxies_wait_for_is_written_first_and_finds_room_beside_what_is_slow() {
+    fn writes_that_proxies_wait_for_come_first_and_find_room() {
         let (mut queue, now) = (WriteQueue::default(), Instant::now());
         let slow: Vec<String> = (0..400).map(|pod| format!("slow-{pod}")).collect();
         let names: Vec<&str> = slow.iter().map(String::as_str).collect();
-        assert_eq!(given(&mut queue, &names, now).len(), LATER);
+        assert_eq!(given(&mut queue, &names, now).len(), MAX_UNAWAITED);
         let both = || vec![write("other"), decision("a"), decision("b"), decision("c")];
         queue.take(Arc::default(), Observations::default(), both(), now);
         let given: Vec<Write> = std::iter::from_fn(|| queue.next()).collect();
@@ -273,35 +278,35 @@ mod tests {
 
     #[test]
     fn what_nobody_waits_for_is_said_of_many_pods_less_often() {
-        let status = |pods: usize, decides| {
+        let status = |pods: usize, is_awaited| {
             let mut config = config("many");
             let pod =
                 PodStatus { name: "p".to_owned(), node: None, epoch: None, last_contact: None };
             let pods = vec![pod; pods];
             config.status = Some(ShardingConfigStatus { pods, ..ShardingConfigStatus::default() });
-            Write::Status { config, decides, events: Vec::new() }
+            Write::Status { config, is_awaited, events: Vec::new() }
         };
         let next = |queue: &mut WriteQueue, write: Write, now| {
             queue.take(Arc::default(), Observations::default(), vec![write], now);
             queue.next()
         };
-        let begins = Instant::now();
+        let new_leader = Instant::now();
         for (pods, after) in [(0, PERIOD), (5000, PERIOD + EACH_POD * 5000)] {
-            for decides in [true, false] {
+            for is_awaited in [true, false] {
                 let mut queue = WriteQueue::default();
-                assert!(next(&mut queue, status(pods, true), begins).is_some());
-                queue.done(&status(pods, true), Outcome::Written, begins);
-                let after = if decides { PERIOD } else { after };
-                let early = begins + after - Duration::from_millis(1);
-                assert_eq!(next(&mut queue, status(pods, decides), early), None);
-                assert_eq!(queue.due, Some(begins + after), "it is looked again");
-                assert!(next(&mut queue, status(pods, decides), begins + after).is_some());
+                assert!(next(&mut queue, status(pods, true), new_leader).is_some());
+                queue.done(&status(pods, true), Outcome::Written, new_leader);
+                let after = if is_awaited { PERIOD } else { after };
+                let early = new_leader + after - Duration::from_millis(1);
+                assert_eq!(next(&mut queue, status(pods, is_awaited), early), None);
+                assert_eq!(queue.due, Some(new_leader + after), "it is looked again");
+                assert!(next(&mut queue, status(pods, is_awaited), new_leader + after).is_some());
             }
         }
     }
 
     #[test]
-    fn no_other_labels_are_given_before_those_that_were_decided_together_are_written() {
+    fn labels_decided_together_are_written_before_others() {
         let (mut queue, now) = (WriteQueue::default(), Instant::now());
         let take = |queue: &mut WriteQueue, writes: &[Write], now| {
             queue.take(Arc::default(), Observations::default(), writes.to_vec(), now);
@@ -319,21 +324,24 @@ mod tests {
     }
 
     #[test]
-    fn it_asks_when_something_has_changed_or_is_due_and_not_otherwise() {
+    fn a_decision_is_due_only_after_a_change_or_in_time() {
         let (mut queue, now) = (WriteQueue::default(), Instant::now());
         let (plan, observed) = (Arc::new(Plan::default()), Observations::default());
-        assert!(queue.asks(&plan, &observed, now), "nothing is known yet");
+        assert!(queue.needs_decision(&plan, &observed, now), "nothing is known yet");
         queue.take(Arc::clone(&plan), observed.clone(), vec![write("a")], now);
-        assert!(!queue.asks(&plan, &observed, now + RETRY.1));
-        assert!(queue.asks(&Arc::default(), &observed, now), "another plan");
+        assert!(!queue.needs_decision(&plan, &observed, now + RETRY.1));
+        assert!(queue.needs_decision(&Arc::default(), &observed, now), "another plan");
         let contacts = BTreeMap::from([("ns/a".parse().unwrap(), Contact::default())]);
         let said = Observations { contacts: Arc::new(contacts), ..Observations::default() };
-        assert!(queue.asks(&plan, &said, now), "a proxy has said something");
+        assert!(queue.needs_decision(&plan, &said, now), "a proxy has said something");
         assert_eq!(queue.next(), Some(write("a")));
         queue.done(&write("a"), Outcome::Failed, now);
-        assert!(!queue.asks(&plan, &observed, now));
-        assert!(queue.asks(&plan, &observed, now + RETRY.0), "it may be tried again");
+        assert!(!queue.needs_decision(&plan, &observed, now));
+        assert!(queue.needs_decision(&plan, &observed, now + RETRY.0), "it may be tried again");
         queue.clear();
-        assert!(queue.asks(&plan, &observed, now), "another replica may have written meanwhile");
+        assert!(
+            queue.needs_decision(&plan, &observed, now),
+            "another replica may have written meanwhile"
+        );
     }
 }

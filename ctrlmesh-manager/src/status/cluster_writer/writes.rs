@@ -29,7 +29,7 @@ pub enum Write {
         /// With the wanted status.
         config: Box<ShardingConfig>,
         /// Whether the epoch changes: proxies get their policies only after this write.
-        decides: bool,
+        is_awaited: bool,
         events: Vec<EventNote>,
     },
 }
@@ -48,7 +48,7 @@ pub struct Observations {
     pub contacts: Arc<BTreeMap<PodName, Contact>>,
     pub unlabelled: Option<Unlabelled>,
     /// Whether this replica became leader so recently that some proxies have not reported yet.
-    pub begins: bool,
+    pub new_leader: bool,
 }
 
 /// Shards first, status last. They need no order: the API server refuses a write that is based on an old
@@ -58,17 +58,17 @@ pub fn writes(plan: &Plan, observed: &Observations, now: Timestamp) -> Vec<Write
     let mut writes = shards(plan, &mut conflicts);
     writes.extend(labels(plan));
     let unlabelled = observed.unlabelled.as_ref();
-    let (contacts, begins) = (&observed.contacts, observed.begins);
-    let inputs = StatusInputs { contacts, conflicts: &conflicts, unlabelled, begins, now };
-    let found = PlanIndex::of(plan);
+    let (contacts, new_leader) = (&observed.contacts, observed.new_leader);
+    let inputs = StatusInputs { contacts, conflicts: &conflicts, unlabelled, new_leader, now };
+    let index = PlanIndex::of(plan);
     for config in plan.snapshot.configs.iter().filter(|config| !is_leaving(config)) {
-        let status = compute::of(config, plan, &found, inputs);
+        let status = compute::of(config, plan, &index, inputs);
         if config.status.as_ref() != Some(&status) {
             let events = events(config.status.as_ref(), &status);
             let before = config.status.as_ref().and_then(|before| before.epoch);
-            let decides = status.epoch != before;
+            let is_awaited = status.epoch != before;
             let config = Box::new(ShardingConfig { status: Some(status), ..config.clone() });
-            writes.push(Write::Status { config, decides, events });
+            writes.push(Write::Status { config, is_awaited, events });
         }
     }
     writes
@@ -89,38 +89,38 @@ fn shards(plan: &Plan, conflicts: &mut BTreeMap<String, Vec<String>>) -> Vec<Wri
         if is_leaving(root) || !plan.compiled.operators.contains_key(&full_name(root)) {
             continue;
         }
-        let near = by_namespace.get(&root.metadata.namespace.as_ref());
-        let near = near.map_or(&[][..], Vec::as_slice);
-        let there = |name: &str| {
-            near.iter().copied().find(|one| one.metadata.name.as_deref() == Some(name))
+        let siblings = by_namespace.get(&root.metadata.namespace.as_ref());
+        let siblings = siblings.map_or(&[][..], Vec::as_slice);
+        let existing = |name: &str| {
+            siblings.iter().copied().find(|one| one.metadata.name.as_deref() == Some(name))
         };
-        let changes = shard::changes(root, &wanted, near);
+        let changes = shard::changes(root, &wanted, siblings);
         writes.extend(changes.apply.into_iter().map(|mut config| {
-            let there = there(config.metadata.name.as_deref().unwrap_or_default());
-            let added = there.map_or_else(Vec::new, |there| added(there, &config));
+            let existing = existing(config.metadata.name.as_deref().unwrap_or_default());
+            let added = existing.map_or_else(Vec::new, |existing| added(existing, &config));
             // Existing objects are changed only in the version that was observed. A new one has the root's
             // UID, and is deleted with it.
-            let observed = there.map(|there| &there.metadata);
+            let observed = existing.map(|existing| &existing.metadata);
             config.metadata.uid = observed.and_then(|observed| observed.uid.clone());
             config.metadata.resource_version =
                 observed.and_then(|observed| observed.resource_version.clone());
             Write::Apply { config: Box::new(config), added }
         }));
-        let remove = changes.remove.iter().filter_map(|name| there(name));
+        let remove = changes.remove.iter().filter_map(|name| existing(name));
         let remove = remove.filter(|config| !is_leaving(config));
         writes.extend(remove.map(|config| Write::Remove { config: Box::new(config.clone()) }));
         if !changes.conflicts.is_empty() {
-            let said = changes.conflicts.iter().map(ToString::to_string).collect();
-            conflicts.insert(full_name(root), said);
+            let messages = changes.conflicts.iter().map(ToString::to_string).collect();
+            conflicts.insert(full_name(root), messages);
         }
     }
     writes
 }
 
-fn added(there: &ShardingConfig, wanted: &ShardingConfig) -> Vec<&'static str> {
+fn added(existing: &ShardingConfig, wanted: &ShardingConfig) -> Vec<&'static str> {
     let fields = [
-        ("controller", there.spec.controller.is_some() && wanted.spec.controller.is_none()),
-        ("webhook", there.spec.webhook.is_some() && wanted.spec.webhook.is_none()),
+        ("controller", existing.spec.controller.is_some() && wanted.spec.controller.is_none()),
+        ("webhook", existing.spec.webhook.is_some() && wanted.spec.webhook.is_none()),
     ];
     fields.into_iter().filter_map(|(field, added)| added.then_some(field)).collect()
 }
@@ -130,8 +130,9 @@ fn labels(plan: &Plan) -> Vec<Write> {
     let roots: Vec<&ShardingConfig> =
         plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()).collect();
     let made = |config: &&ShardingConfig| {
-        let near = |root: &&ShardingConfig| root.metadata.namespace == config.metadata.namespace;
-        roots.iter().any(|root| near(root) && shard::is_of(root, config))
+        let siblings =
+            |root: &&ShardingConfig| root.metadata.namespace == config.metadata.namespace;
+        roots.iter().any(|root| siblings(root) && shard::is_of(root, config))
     };
     // Pods that a standalone config selects by other labels keep theirs.
     let made: BTreeSet<String> = plan.snapshot.configs.iter().filter(made).map(full_name).collect();
@@ -140,10 +141,11 @@ fn labels(plan: &Plan) -> Vec<Write> {
         record.is_some_and(|record| record.ownership.is_some()) || made.contains(operator)
     };
     let label = |member: &Member| {
-        let told = plan.compiled.policies.get(&member.name)?;
-        told.operator.as_ref().filter(|operator| of_root(operator))?;
-        let shard = told.shard.clone().filter(|shard| member.recorded() != Some(shard))?;
-        (!member.leaving).then(|| Write::Label {
+        let reported = plan.compiled.policies.get(&member.name)?;
+        reported.operator.as_ref().filter(|operator| of_root(operator))?;
+        let shard =
+            reported.shard.clone().filter(|shard| member.labelled_shard() != Some(shard))?;
+        (!member.terminating).then(|| Write::Label {
             pod: member.name.clone(),
             uid: member.uid.clone(),
             shard,
@@ -161,8 +163,8 @@ fn events(before: Option<&ShardingConfigStatus>, after: &ShardingConfigStatus) -
         let changed =
             was.map_or(bad, |was| is_bad(was) != bad || bad && was.reason != condition.reason);
         // Missing acknowledgements are no event; that all have come is one.
-        let told = changed && (condition.type_ != "Programmed" || condition.status == "True");
-        told.then(|| EventNote {
+        let reported = changed && (condition.type_ != "Programmed" || condition.status == "True");
+        reported.then(|| EventNote {
             warning: bad,
             reason: condition.reason.clone(),
             message: condition.message.clone(),

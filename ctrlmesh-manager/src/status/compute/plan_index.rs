@@ -23,16 +23,16 @@ pub struct PlanIndex<'a> {
 impl<'a> PlanIndex<'a> {
     /// Leaves out pods that have ended: evicted pods stay by the thousands, more than a status can hold.
     pub fn of(plan: &'a Plan) -> Self {
-        let mut found = Self::default();
+        let mut index = Self::default();
         for member in plan.snapshot.members.iter().filter(|member| !member.ended) {
             let Some(told) = plan.compiled.policies.get(&member.name) else { continue };
             let (Some(operator), Some(shard)) = (&told.operator, &told.shard) else { continue };
-            found.pods.entry((operator, shard)).or_default().push((member, told));
+            index.pods.entry((operator, shard)).or_default().push((member, told));
         }
         for root in plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()) {
-            found.roots.entry(root.metadata.namespace.as_deref()).or_default().push(root);
+            index.roots.entry(root.metadata.namespace.as_deref()).or_default().push(root);
         }
-        found
+        index
     }
 
     /// `NAMESPACE/NAME` of the root that made `config`.
@@ -41,8 +41,8 @@ impl<'a> PlanIndex<'a> {
             return None;
         }
         let namespace = config.metadata.namespace.as_deref();
-        let near = self.roots.get(&namespace).into_iter().flatten();
-        let root = near.copied().find(|root| shard::is_of(root, config))?;
+        let roots = self.roots.get(&namespace).into_iter().flatten();
+        let root = roots.copied().find(|root| shard::is_of(root, config))?;
         let name = root.metadata.name.as_deref().unwrap_or_default();
         Some(format!("{}/{name}", namespace.unwrap_or_default()))
     }

@@ -30,7 +30,7 @@ fn at(second: i64) -> Timestamp {
 
 fn inputs(contacts: &BTreeMap<PodName, Contact>, now: i64) -> StatusInputs<'_> {
     static NONE: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    StatusInputs { contacts, conflicts: &NONE, unlabelled: None, begins: false, now: at(now) }
+    StatusInputs { contacts, conflicts: &NONE, unlabelled: None, new_leader: false, now: at(now) }
 }
 
 fn name(pod: &str) -> PodName {
@@ -49,7 +49,7 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
     of(&plan.snapshot.configs[which], plan, &PlanIndex::of(plan), inputs)
 }
 
-fn said(status: &ShardingConfigStatus) -> Vec<String> {
+fn last(status: &ShardingConfigStatus) -> Vec<String> {
     let say = |one: &Condition| format!("{}={} {}", one.type_, one.status, one.reason);
     status.conditions.iter().map(say).collect()
 }
@@ -61,11 +61,11 @@ fn with(status: &ShardingConfigStatus, text: &str) -> Plan {
 }
 
 #[test]
-fn a_root_is_programmed_when_every_proxy_has_acknowledged_what_is_written() {
+fn a_root_is_programmed_when_every_proxy_has_acknowledged_it() {
     let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
     let first = status(&plan(&text), 0, &[("op-0", 1), ("op-1", 1)], 100);
     assert_eq!(
-        said(&first),
+        last(&first),
         ["Accepted=True Valid", "Programmed=False Waiting", "Degraded=False AsExpected"]
     );
     assert_eq!(
@@ -79,35 +79,39 @@ fn a_root_is_programmed_when_every_proxy_has_acknowledged_what_is_written() {
     assert_eq!(some.conditions[1].message, "1 of 2 proxies have acknowledged epoch 1");
     assert_eq!(some.conditions[1].last_transition_time, Time(at(100)), "it has not changed");
     let all = status(&plan, 0, &[("op-0", 1), ("op-1", 1)], 300);
-    assert_eq!(said(&all)[1], "Programmed=True Acknowledged");
+    assert_eq!(last(&all)[1], "Programmed=True Acknowledged");
     assert_eq!(all.conditions[1].last_transition_time, Time(at(300)));
     assert_eq!(all.conditions[0], first.conditions[0]);
 }
 
 #[test]
-fn who_begins_to_lead_does_not_take_back_what_was_acknowledged() {
+fn a_new_leader_does_not_revoke_acknowledgements() {
     let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
     let first = status(&plan(&text), 0, &[], 100);
     let all = status(&with(&first, &text), 0, &[("op-0", 1), ("op-1", 1)], 200);
     let written = with(&all, &text);
-    let led = |plan: &Plan, begins, contacts: &BTreeMap<PodName, Contact>| {
-        let inputs = StatusInputs { begins, ..inputs(contacts, 300) };
-        said(&of(&plan.snapshot.configs[0], plan, &PlanIndex::of(plan), inputs))[1].clone()
+    let led = |plan: &Plan, new_leader, contacts: &BTreeMap<PodName, Contact>| {
+        let inputs = StatusInputs { new_leader, ..inputs(contacts, 300) };
+        last(&of(&plan.snapshot.configs[0], plan, &PlanIndex::of(plan), inputs))[1].clone()
     };
     assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
     assert_eq!(led(&written, false, &BTreeMap::new()), "Programmed=False Waiting", "for a while");
     let behind = [(name("op-0"), Contact::default())].into();
-    assert_eq!(led(&written, true, &behind), "Programmed=False Waiting", "it has been heard");
+    assert_eq!(
+        led(&written, true, &behind),
+        "Programmed=False Waiting",
+        "it has been heard of"
+    );
     assert_eq!(led(&with(&first, &text), true, &BTreeMap::new()), "Programmed=False Waiting");
 }
 
 #[test]
 fn more_shards_than_pods_are_said() {
     let found = status(&plan(&(ROOT.to_owned() + &pod("op-0"))), 0, &[], 1);
-    assert_eq!(said(&found)[2], "Degraded=True ShardsWithoutPods");
+    assert_eq!(last(&found)[2], "Degraded=True ShardsWithoutPods");
     assert!(found.conditions[2].message.contains("r-2-normal"), "{:?}", found.conditions[2]);
     let none = status(&plan(ROOT), 0, &[], 1);
-    assert_eq!(said(&none)[1..], ["Programmed=False NoPods", "Degraded=True NoPods"]);
+    assert_eq!(last(&none)[1..], ["Programmed=False NoPods", "Degraded=True NoPods"]);
 }
 
 #[test]
@@ -116,7 +120,7 @@ fn what_is_invalid_keeps_what_was_written() {
     let before = status(&plan(&text), 0, &[], 1);
     let wrong = text.replace("shardingSize: 2", "shardingSize: 40");
     let after = status(&with(&before, &wrong), 0, &[], 2);
-    assert_eq!(said(&after)[0], "Accepted=False Invalid");
+    assert_eq!(last(&after)[0], "Accepted=False Invalid");
     assert!(after.conditions[0].message.starts_with("spec.root.auto.shardingSize"));
     assert_eq!((after.ownership, after.epoch), (before.ownership, before.epoch));
 }
@@ -131,7 +135,7 @@ fn a_shard_has_its_roots_epoch_only_once_it_is_written() {
     let second = with(&status(&first, 0, &[], 1), &text);
     let shard = status(&second, 1, &[("op-0", 1)], 2);
     assert_eq!(shard.epoch, Some(1));
-    assert_eq!(said(&shard)[1], "Programmed=True Acknowledged");
+    assert_eq!(last(&shard)[1], "Programmed=True Acknowledged");
     assert_eq!(shard.pods[0].name, "op-0");
     assert_eq!(
         (shard.pods[0].epoch, shard.pods[0].last_contact.clone()),
@@ -140,18 +144,18 @@ fn a_shard_has_its_roots_epoch_only_once_it_is_written() {
 }
 
 #[test]
-fn one_that_is_called_as_a_roots_shard_says_nothing_of_the_root() {
+fn a_config_with_the_name_of_a_shard_is_not_the_roots() {
     let stranger = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: r-1-normal, namespace: ops}\n\
         spec: {selector: {matchLabels: {app: other}}, limits: [{selector: {matchLabels: {'a b': c}}}]}\n---\n";
     let text = ROOT.to_owned() + &pod("op-0") + stranger;
     let written = with(&status(&plan(&text), 0, &[], 1), &text);
     let found = status(&written, 1, &[("op-0", 1)], 2);
     assert_eq!((found.epoch, found.pods.len()), (None, 0));
-    assert_eq!(said(&found)[..2], ["Accepted=False Invalid", "Programmed=False Pending"]);
+    assert_eq!(last(&found)[..2], ["Accepted=False Invalid", "Programmed=False Pending"]);
     let valid = text.replace("'a b'", "ab");
     let written = with(&status(&plan(&valid), 0, &[], 1), &valid);
     let found = status(&written, 1, &[("op-0", 1)], 2);
-    assert_eq!(said(&found)[..2], ["Accepted=True Valid", "Programmed=False NoPods"]);
+    assert_eq!(last(&found)[..2], ["Accepted=True Valid", "Programmed=False NoPods"]);
     let root = status(&written, 0, &[("op-0", 1)], 2);
     assert_eq!(root.conditions[1].message, "every proxy, 1 of 1, has acknowledged epoch 1");
 }
@@ -161,11 +165,11 @@ fn of_each_pod_its_node_epoch_and_last_contact_are_said() {
     let on_node = pod("op-0") + &pod("op-1");
     let on_node = on_node.replacen("---\n", "spec: {nodeName: node-a, containers: []}\n---\n", 1);
     let status = status(&plan(&(SHARD.to_owned() + &on_node)), 0, &[("op-0", 1)], 100);
-    let pod = |name: &str, node: Option<&str>, epoch, heard: Option<i64>| PodStatus {
+    let pod = |name: &str, node: Option<&str>, epoch, last_contact: Option<i64>| PodStatus {
         name: name.to_owned(),
         node: node.map(str::to_owned),
         epoch,
-        last_contact: heard.map(|second| Time(at(second))),
+        last_contact: last_contact.map(|second| Time(at(second))),
     };
     let wanted = [pod("op-0", Some("node-a"), Some(1), Some(100)), pod("op-1", None, None, None)];
     assert_eq!(status.pods, wanted);
@@ -193,8 +197,8 @@ fn the_same_epoch_of_another_operator_is_not_acknowledged() {
     let contacts = [(name("op-0"), other)].into();
     let inputs = inputs(&contacts, 2);
     let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
-    assert_eq!(said(&found)[1], "Programmed=False Waiting");
-    assert_eq!(said(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
+    assert_eq!(last(&found)[1], "Programmed=False Waiting");
+    assert_eq!(last(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
 }
 
 #[test]
@@ -207,13 +211,13 @@ fn a_proxy_that_is_away_is_said_after_a_minute() {
         let inputs = inputs(&contacts, now);
         of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs)
     };
-    assert_eq!(said(&found(false, 160))[2], "Degraded=False AsExpected");
-    assert_eq!(said(&found(false, 161))[2], "Degraded=True ProxyAway");
+    assert_eq!(last(&found(false, 160))[2], "Degraded=False AsExpected");
+    assert_eq!(last(&found(false, 161))[2], "Degraded=True ProxyAway");
     assert_eq!(
         found(false, 161).conditions[2].message,
         "no word for a minute from the proxies of op-0; they go on by their last policy, if they live"
     );
-    assert_eq!(said(&found(true, 1000))[2], "Degraded=False AsExpected");
+    assert_eq!(last(&found(true, 1000))[2], "Degraded=False AsExpected");
 }
 
 #[test]
@@ -224,21 +228,24 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
             spec: {{selector: {{matchLabels: {{ctrlmesh.kusionstack.io/enable-proxy: \"true\"}}}}, limits: [{{selector: {{matchLabels: {{team: {name}}}}}}}]}}\n---\n"
         )
     };
-    let twice = plan(&(shard("a") + &shard("b") + &pod("op-0")));
+    let selected_twice = plan(&(shard("a") + &shard("b") + &pod("op-0")));
     for which in [0, 1] {
-        assert_eq!(said(&status(&twice, which, &[], 1))[2], "Degraded=True PodSelectedTwice");
+        assert_eq!(
+            last(&status(&selected_twice, which, &[], 1))[2],
+            "Degraded=True PodSelectedTwice"
+        );
     }
     let plan = plan(&(shard("a") + &pod("op-0")));
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
     let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs(&contacts, 1));
-    assert_eq!(said(&found)[2], "Degraded=True PolicyRefused");
+    assert_eq!(last(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
     let none = BTreeMap::new();
     let inputs = StatusInputs { conflicts: &conflicts, ..inputs(&none, 1) };
     let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
-    assert_eq!(said(&found)[2], "Degraded=True Conflict");
+    assert_eq!(last(&found)[2], "Degraded=True Conflict");
 }
 
 #[test]
@@ -265,36 +272,36 @@ fn limits_say_at_which_version_their_epoch_began() {
 }
 
 #[test]
-fn that_objects_are_labelled_anew_is_said_where_nothing_worse_is() {
+fn relabelling_is_reported_if_nothing_worse_is() {
     let message = "not all objects of these kinds are labelled yet: pods./v1".to_owned();
     let (some, beside) = (Unlabelled::Some(message.clone()), Unlabelled::Beside(message));
-    let said = |text: &str, unlabelled: &Unlabelled| {
+    let last = |text: &str, unlabelled: &Unlabelled| {
         let plan = plan(text);
         let none = BTreeMap::new();
         let inputs = StatusInputs { unlabelled: Some(unlabelled), ..inputs(&none, 1) };
-        said(&of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs))[2].clone()
+        last(&of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs))[2].clone()
     };
     let one = ROOT.to_owned() + &pod("op-0");
     let both = one.clone() + &pod("op-1");
-    assert_eq!(said(&both, &some), "Degraded=True Unlabelled");
-    assert_eq!(said(&both, &beside), "Degraded=False Relabelling", "each has its objects");
-    assert_eq!(said(&one, &some), "Degraded=True ShardsWithoutPods");
-    assert_eq!(said(ROOT, &some), "Degraded=True NoPods");
+    assert_eq!(last(&both, &some), "Degraded=True Unlabelled");
+    assert_eq!(last(&both, &beside), "Degraded=False Relabelling", "each has its objects");
+    assert_eq!(last(&one, &some), "Degraded=True ShardsWithoutPods");
+    assert_eq!(last(ROOT, &some), "Degraded=True NoPods");
 }
 
 #[test]
-fn what_was_said_of_a_pod_is_not_said_of_the_next_of_its_name() {
-    let born = |second: i64| {
+fn a_pods_last_contact_is_not_that_of_its_successor() {
+    let created_at = |second: i64| {
         let time = Time(at(second));
         let time = serde_json::to_string(&time).unwrap();
         ROOT.to_owned().replace("root: {prefix: r, targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}}", "selector: {matchLabels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}}, limits: [{selector: {matchLabels: {a: b}}}]")
             + &pod("op-0").replace("namespace: ops, labels", &format!("namespace: ops, creationTimestamp: {time}, labels"))
     };
-    let first = status(&plan(&born(50)), 0, &[("op-0", 1)], 100);
+    let first = status(&plan(&created_at(50)), 0, &[("op-0", 1)], 100);
     assert_eq!(first.pods[0].epoch, Some(1));
-    let again = status(&with(&first, &born(50)), 0, &[], 200);
+    let again = status(&with(&first, &created_at(50)), 0, &[], 200);
     assert_eq!(again.pods, first.pods, "nothing new is known of it");
-    let next = status(&with(&first, &born(150)), 0, &[], 200);
+    let next = status(&with(&first, &created_at(150)), 0, &[], 200);
     assert_eq!((next.pods[0].epoch, next.pods[0].last_contact.clone()), (None, None));
 }
 

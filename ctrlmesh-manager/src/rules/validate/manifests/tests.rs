@@ -102,7 +102,7 @@ fn errors_of_metadata(metadata: &str) -> Vec<String> {
 }
 
 #[test]
-fn metadata_that_the_api_server_would_refuse_is_refused_by_field() {
+fn metadata_that_the_api_server_refuses_is_refused_by_field() {
     let owner = |more: &str| {
         format!(
             "{{name: a, ownerReferences: [{{apiVersion: v1, kind: Pod, name: p, uid: u{more}}}]}}"
@@ -181,7 +181,7 @@ fn one_resource_twice_is_an_error_of_the_second() {
 }
 
 #[test]
-fn the_group_of_the_predecessor_is_not_served_and_the_rest_is_checked() {
+fn the_predecessors_group_is_refused_and_the_rest_checked() {
     let spelled = |text: &str| text.replace("ctrlmesh.kusionstack.io/", "kridge.kusionstack.io/");
     let other = spelled(
         "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ManagerState\nmetadata: {name: ctrlmesh-manager}\n",
@@ -195,7 +195,7 @@ fn the_group_of_the_predecessor_is_not_served_and_the_rest_is_checked() {
 }
 
 #[test]
-fn nulls_and_integral_numbers_are_what_the_api_server_takes_them_for() {
+fn nulls_and_integral_numbers_are_read_as_by_the_api_server() {
     let spec = |spec: &str| {
         format!(
             "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: a}}\nspec: {spec}\n"

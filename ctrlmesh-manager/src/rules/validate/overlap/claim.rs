@@ -147,10 +147,10 @@ impl<'a> Claim<'a> {
         budget: &mut Budget,
     ) -> Result<Option<bool>, BudgetExceeded> {
         let parts = self.covering(group, resource, budget)?;
-        let asked = parts.iter().flat_map(|at| self.parts[*at].selector.requirements());
-        let asked: Vec<_> = asked.filter(|one| one.key() == key).collect();
-        let admits = asked.iter().all(|one| one.condition().admits(Some(value)));
-        Ok((!asked.is_empty()).then_some(admits))
+        let requirements = parts.iter().flat_map(|at| self.parts[*at].selector.requirements());
+        let requirements: Vec<_> = requirements.filter(|one| one.key() == key).collect();
+        let admits = requirements.iter().all(|one| one.condition().admits(Some(value)));
+        Ok((!requirements.is_empty()).then_some(admits))
     }
 
     /// The parts that cover a resource. Without any, all of it is owned.

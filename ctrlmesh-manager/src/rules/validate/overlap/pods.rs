@@ -19,13 +19,14 @@ pub(in crate::rules::validate) fn of_selectors(
     let Some(selector) = pod_selector(config) else {
         return;
     };
-    let asked = |selector: &Selector| -> HashSet<(String, Condition)> {
+    let requirements = |selector: &Selector| -> HashSet<(String, Condition)> {
         let requirements = selector.requirements().iter();
         requirements.map(|one| (one.key().to_owned(), in_one_way(one.condition()))).collect()
     };
-    let mine = asked(&selector);
+    let mine = requirements(&selector);
     let same = |other: &&&ShardingConfig| {
-        other.spec.root.is_none() && pod_selector(other).is_some_and(|one| asked(&one) == mine)
+        other.spec.root.is_none()
+            && pod_selector(other).is_some_and(|one| requirements(&one) == mine)
     };
     if let Some(other) = others.iter().find(same) {
         let name = name(other);

@@ -68,7 +68,7 @@ fn a_label_that_names_a_root_spares_nobody_from_being_compared() {
 }
 
 #[test]
-fn what_a_root_owns_is_compared_with_it_and_its_like_only_where_it_is_switched_off() {
+fn shards_of_a_root_are_compared_only_if_it_is_switched_off() {
     let on = root("root", "");
     let (one, other) = (owned(shard("one", "a"), &on), owned(shard("other", "a"), &on));
     assert_eq!(errors(&one, &[&other, &on]), Vec::<String>::new());
@@ -124,7 +124,7 @@ fn two_roots_never_have_one_prefix() {
 }
 
 #[test]
-fn of_two_that_are_there_the_later_yields_and_stands_in_nobodys_way() {
+fn of_two_rivals_the_later_loses_and_blocks_nobody() {
     let (a, b, c) = (shard("a", "x"), shard("b", "x"), shard("c", "y"));
     let all = [&a, &b, &c];
     let found = losers(&all, &all);
@@ -149,7 +149,7 @@ fn of_two_that_are_there_the_later_yields_and_stands_in_nobodys_way() {
 }
 
 #[test]
-fn limits_that_are_covered_in_another_order_are_compared_by_what_they_leave() {
+fn limits_in_another_order_are_compared_by_what_they_leave() {
     let limits = |first: &str, second: &str| {
         let pods = format!(
             "{{relateResources: [{{apiGroups: [''], resources: [pods]}}], selector: {{matchLabels: {{team: {first}}}}}}}"
@@ -257,7 +257,7 @@ fn of_hashes(key: &str, name: &str, hashes: std::ops::Range<u8>) -> ShardingConf
 }
 
 #[test]
-fn hashes_that_no_shard_by_hand_has_are_said_whichever_label_says_them() {
+fn hashes_that_no_manual_shard_has_are_reported_for_any_label() {
     let missing = [
         "spec.limits: the hashes 2 of pods belong to nobody: neither this shard nor another of its operator has them",
     ];
@@ -273,7 +273,7 @@ fn hashes_that_no_shard_by_hand_has_are_said_whichever_label_says_them() {
 }
 
 #[test]
-fn hashes_of_whom_nothing_is_known_or_a_root_has_all_are_not_said() {
+fn hashes_of_unknown_operators_or_roots_are_not_reported() {
     let of = |name: &str, hashes| of_hashes(label::SHARDING_HASH, name, hashes);
     let (first, second, third) = (of("one", 0..2), of("two", 3..30), of("three", 30..32));
     let none = Vec::<String>::new();

@@ -177,7 +177,7 @@ fn there_is_one_manager_state() {
 }
 
 #[test]
-fn a_field_that_the_schema_does_not_know_is_named_with_its_path_and_those_that_it_knows() {
+fn an_unknown_field_is_reported_with_path_and_known_fields() {
     let object = json!({"apiVersion": "v", "kind": "ShardingConfig", "metadata": {"name": "a"}, "spec": {
         "selector": {"matchLabels": {"a": "b"}}, "limits": [{"relatedResources": [], "selector": null}], "rooot": {}}});
     let found: Vec<String> =

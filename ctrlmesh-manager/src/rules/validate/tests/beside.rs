@@ -53,7 +53,7 @@ fn warnings_beside(config: &ShardingConfig, other: &ShardingConfig) -> Vec<Strin
 }
 
 #[test]
-fn a_shard_without_a_lock_could_be_of_any_operator_and_is_suspicious_only() {
+fn a_shard_without_a_lock_gives_only_a_warning() {
     let (one, other) = (shard("one", None, "a"), shard("other", Some("lock"), "a"));
     for (one, other) in [(&one, &other), (&other, &one), (&one, &shard("third", None, "a"))] {
         assert_eq!(errors_beside(one, other), Vec::<String>::new());
@@ -93,7 +93,7 @@ fn shard_of_pod(name: &str, pod: &str, lock: &str) -> ShardingConfig {
 }
 
 #[test]
-fn pods_that_are_named_tell_operators_apart_where_a_lock_does_not() {
+fn named_pods_tell_operators_apart_where_a_lock_does_not() {
     let none = Vec::<String>::new();
     let one = shard_of_pod("one", "op-0", "");
     let elsewhere = shard_of_pod("other", "more-op-0", "");
@@ -105,7 +105,7 @@ fn pods_that_are_named_tell_operators_apart_where_a_lock_does_not() {
 }
 
 #[test]
-fn pods_of_one_workload_are_of_one_operator_whatever_the_locks_say() {
+fn pods_of_one_workload_are_one_operator_whatever_the_locks() {
     let one = shard_of_pod("one", "op-0", "lx");
     for other in [shard_of_pod("other", "op-1", "ly"), root("root", "ly", "op", "")] {
         for (one, other) in [(&one, &other), (&other, &one)] {
@@ -210,7 +210,7 @@ fn said_of_both(
 }
 
 #[test]
-fn a_pod_that_a_root_divides_is_of_no_shard_by_hand_whichever_comes_first() {
+fn a_pod_under_a_root_is_of_no_manual_shard() {
     let (by_hand, by_root) = (shard_of_app("one"), root("root", "lock", "op", ""));
     let pods = ["op-0", "op-1"].map(|name| pod_of(name, "StatefulSet", "op"));
     let pods: Vec<&Member> = pods.iter().collect();
@@ -242,7 +242,7 @@ fn child_of(root: &mut ShardingConfig) -> ShardingConfig {
 }
 
 #[test]
-fn a_root_that_is_switched_off_has_the_pods_of_its_target_as_long_as_it_has_shards() {
+fn a_root_that_is_off_keeps_its_pods_while_it_has_shards() {
     let mut off = root("root", "lock", "op", ", disable: true");
     let child = child_of(&mut off);
     let pod = pod_of("op-0", "StatefulSet", "op");
@@ -265,7 +265,7 @@ fn a_root_that_is_switched_off_has_the_pods_of_its_target_as_long_as_it_has_shar
 }
 
 #[test]
-fn a_pod_of_a_deployment_that_a_root_divides_is_of_no_shard_by_hand_until_it_has_ended() {
+fn a_deployments_pod_under_a_root_is_of_no_manual_shard() {
     let mut by_root = root("root", "lock", "op", "");
     let rule = by_root.spec.root.as_mut().unwrap();
     rule.target_deployment = rule.target_stateful_set.take();
@@ -280,7 +280,7 @@ fn a_pod_of_a_deployment_that_a_root_divides_is_of_no_shard_by_hand_until_it_has
 }
 
 #[test]
-fn a_shard_that_names_a_pod_of_what_a_root_divides_is_refused_before_there_is_one() {
+fn a_shard_that_names_a_roots_pod_is_refused_before_it_exists() {
     let mut named = shard_of_pod("one", "op-0", "lx");
     let apart = ", resourceSelector: [{selector: {matchLabels: {team: b}}}]";
     let by_root = root("root", "ly", "op", apart);
@@ -292,7 +292,7 @@ fn a_shard_that_names_a_pod_of_what_a_root_divides_is_refused_before_there_is_on
 }
 
 #[test]
-fn what_a_roots_own_shards_select_is_no_reason_to_refuse_it_or_them() {
+fn a_roots_own_shards_do_not_conflict_with_it() {
     let mut by_root = root("root", "lock", "op", "");
     let mut child = child_of(&mut by_root);
     child.spec.selector = shard_of_app("root-1-normal").spec.selector;
@@ -301,7 +301,7 @@ fn what_a_roots_own_shards_select_is_no_reason_to_refuse_it_or_them() {
 }
 
 #[test]
-fn two_shards_that_select_the_same_pods_are_refused_before_there_is_one() {
+fn two_shards_that_select_the_same_pods_are_refused() {
     let shard = |name, lock, first: &str, then: &str| {
         let requirement = |key: &str| match key.split_once('=') {
             Some((key, value)) => format!("{{key: {key}, operator: In, values: [{value}]}}"),

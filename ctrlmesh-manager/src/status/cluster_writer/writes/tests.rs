@@ -87,10 +87,10 @@ fn status(conditions: &[&str]) -> ShardingConfigStatus {
 }
 
 #[test]
-fn events_say_what_has_become_worse_and_what_is_well_again_and_nothing_twice() {
+fn events_report_what_got_worse_or_recovered_once() {
     const WELL: [&str; 3] =
         ["Accepted=True Valid", "Programmed=True Acknowledged", "Degraded=False AsExpected"];
-    let told = |before: Option<&[&str]>, after: &[&str]| -> Vec<String> {
+    let receiver = |before: Option<&[&str]>, after: &[&str]| -> Vec<String> {
         let events = events(before.map(status).as_ref(), &status(after));
         let say = |one: &EventNote| {
             assert_eq!(one.message, format!("{}, said at length", one.reason));
@@ -103,17 +103,17 @@ fn events_say_what_has_become_worse_and_what_is_well_again_and_nothing_twice() {
         all[at] = said;
         all
     };
-    assert!(told(None, &WELL).is_empty(), "that all is well from the start is no events");
+    assert!(receiver(None, &WELL).is_empty(), "that all is well from the start is no events");
     let invalid = with(0, "Accepted=False Invalid");
-    assert_eq!(told(None, &invalid), ["Warning Invalid"]);
-    assert_eq!(told(Some(&WELL), &invalid), ["Warning Invalid"]);
-    assert!(told(Some(&invalid), &invalid).is_empty());
-    assert_eq!(told(Some(&invalid), &WELL), ["Normal Valid"]);
+    assert_eq!(receiver(None, &invalid), ["Warning Invalid"]);
+    assert_eq!(receiver(Some(&WELL), &invalid), ["Warning Invalid"]);
+    assert!(receiver(Some(&invalid), &invalid).is_empty());
+    assert_eq!(receiver(Some(&invalid), &WELL), ["Normal Valid"]);
     let away = with(2, "Degraded=True ProxyAway");
-    assert_eq!(told(Some(&WELL), &away), ["Warning ProxyAway"]);
-    assert_eq!(told(Some(&away), &with(2, "Degraded=True Refused")), ["Warning Refused"]);
-    assert_eq!(told(Some(&away), &WELL), ["Normal AsExpected"]);
+    assert_eq!(receiver(Some(&WELL), &away), ["Warning ProxyAway"]);
+    assert_eq!(receiver(Some(&away), &with(2, "Degraded=True Refused")), ["Warning Refused"]);
+    assert_eq!(receiver(Some(&away), &WELL), ["Normal AsExpected"]);
     let waiting = with(1, "Programmed=False Waiting");
-    assert!(told(Some(&WELL), &waiting).is_empty(), "that proxies have yet to answer is none");
-    assert_eq!(told(Some(&waiting), &WELL), ["Normal Acknowledged"]);
+    assert!(receiver(Some(&WELL), &waiting).is_empty(), "that proxies have yet to answer is none");
+    assert_eq!(receiver(Some(&waiting), &WELL), ["Normal Acknowledged"]);
 }
