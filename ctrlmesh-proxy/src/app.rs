@@ -21,11 +21,10 @@ use tracing::{debug, warn};
 
 use self::life::{Begun, Leave, Process};
 use crate::config::{ConfigError, NodeArgs, SidecarArgs};
-use crate::drain::Drain;
 use crate::manager_client::Manager;
 use crate::manager_client::certificate::Signed;
-use crate::net::accept::{Acceptor, Origin, PerPod};
-use crate::net::memory_budget::Backlog;
+use crate::net::accept::{Acceptor, Origin, PodLimits};
+use crate::net::memory_budget::MemoryBudget;
 use crate::net::tls;
 use crate::net::tls::TlsError;
 use crate::net::tls::issue::{Presented, Source};
@@ -34,9 +33,10 @@ use crate::node::{self, End, Handover, Node, NodeError, Removal, Settings};
 use crate::policy;
 use crate::policy::subscription;
 use crate::policy::{History, Kept, LoadError, StoreError};
-use crate::readiness::BlockReady;
-use crate::session::{Policies, Served};
+use crate::session::{Policies, ServedPod};
 use crate::upstream::{Address, Target};
+use ctrlmesh_runtime::drain::Drain;
+use ctrlmesh_runtime::readiness::BlockReady;
 
 pub use self::threads::Parts;
 
@@ -155,7 +155,7 @@ async fn begin_sidecar(
     };
     let source = process.certificate(&[name], manager).await?;
     let history = history(&args);
-    let served = Served { policy, history, gone: None };
+    let served = ServedPod { policy, history, gone: None };
     let reached = target.clone();
     let (acceptor, workers) = process.start(source, Some(target), Policies::One(served))?;
     for address in &args.listen {
@@ -315,8 +315,8 @@ impl Process {
         let (threads, workers) = parts.start()?;
         let max_connections = self.args.max_connections;
         let metrics = self.metrics.clone();
-        let backlog = Backlog::of_process(self.args.memory_limit, &metrics);
-        let per_pod = PerPod::at_most(self.args.max_connections_per_pod, backlog);
+        let budget = MemoryBudget::for_process(self.args.memory_limit, &metrics);
+        let per_pod = PodLimits::new(self.args.max_connections_per_pod, budget);
         Ok((Acceptor { threads, max_connections, per_pod, metrics }, workers))
     }
 }

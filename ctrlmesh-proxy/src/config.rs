@@ -13,12 +13,12 @@ use rustls_pki_types::ServerName;
 use thiserror::Error;
 
 use crate::manager_client::ManagerArgs;
-use crate::net::memory_budget::Memory;
+use crate::net::memory_budget::MemoryLimit;
 use crate::net::tls::issue::Source;
 use crate::policy::{PodName, PolicyArgs};
-use crate::telemetry::LogFormat;
 use crate::upstream::{Address, Target};
 use ctrlmesh_intercept::{Targets, default_pins};
+use ctrlmesh_runtime::telemetry::LogFormat;
 
 /// Where a service account finds its cluster's CA.
 const SERVICE_ACCOUNT_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
@@ -72,7 +72,7 @@ pub struct CommonArgs {
         default_value = "512Mi",
         value_name = "AMOUNT"
     )]
-    pub memory_limit: Memory,
+    pub memory_limit: MemoryLimit,
     /// How long a connection to the API server may take to open, TLS included.
     #[arg(long, env = "CTRLMESH_PROXY_CONNECT_TIMEOUT", default_value = "5s", value_name = "DURATION", value_parser = duration)]
     pub connect_timeout: Duration,

@@ -35,7 +35,7 @@ use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 use tracing::debug;
 
-use crate::drain::Drain;
+use ctrlmesh_runtime::drain::Drain;
 
 mod args;
 pub mod certificate;

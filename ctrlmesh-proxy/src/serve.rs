@@ -32,14 +32,14 @@ use tracing::debug;
 
 use crate::metrics::ClientError;
 use crate::net::accept::Accepted;
-use crate::net::body::Unread;
+use crate::net::body::UnreadBytes;
 use crate::net::tls;
 use crate::net::tls::stream::ServerStream;
 use crate::net::tunnel;
 use crate::policy::Current;
-use crate::session::collect_budget::Room;
-use crate::session::policy_view::View;
-use crate::session::{Counted, Served, Server, Session};
+use crate::session::collect_budget::CollectBudget;
+use crate::session::policy_view::PolicyView;
+use crate::session::{ConnectionResources, ServedPod, Server, Session};
 use crate::upstream::{Address, Target, Upstream};
 
 /// The first byte of a TLS record that begins a handshake.
@@ -53,17 +53,22 @@ type Serving = Pin<Box<dyn Future<Output = ()>>>;
 impl Server {
     /// Serves one connection to its end.
     pub async fn serve(self: Rc<Self>, accepted: Accepted) {
-        let Accepted { stream, client, origin, place } = accepted;
-        let room = Room::of(origin.pod);
-        let unread = Unread::new(place.backlog().clone());
-        let counted = Counted { _open: self.metrics.connection(), _place: place, room, unread };
+        let Accepted { stream, client, origin, guard } = accepted;
+        let collect = CollectBudget::new(origin.pod);
+        let unread = UnreadBytes::new(guard.budget().clone());
+        let resources = ConnectionResources {
+            _open: self.metrics.connection(),
+            _guard: guard,
+            collect,
+            unread,
+        };
         debug!(client.addr = %client, pod = ?origin.pod, "connected");
         if let Ok(stream) = TcpStream::from_std(stream) {
             let target = origin.destination.map(Target::from).or_else(|| self.target.clone());
             match target.zip(self.policies.of(origin.pod)) {
                 Some((target, served)) => {
                     let gone = served.gone.clone();
-                    let beginning = Box::pin(self.clone().begin(stream, target, served, counted));
+                    let beginning = Box::pin(self.clone().begin(stream, target, served, resources));
                     // What lasts is not asked by way of what came before it.
                     let serving = async {
                         if let Some(serving) = beginning.await {
@@ -83,18 +88,18 @@ impl Server {
         self: Rc<Self>,
         stream: TcpStream,
         target: Target,
-        served: Served,
-        counted: Counted,
+        served: ServedPod,
+        resources: ConnectionResources,
     ) -> Option<Serving> {
         let deadline = Instant::now() + self.header_timeout;
         let mut first = [0];
         match self.in_time(deadline, stream.peek(&mut first)).await? {
             Ok(1) if first[0] == TLS_HANDSHAKE => {
-                self.terminate(stream, target, served, counted, deadline).await
+                self.terminate(stream, target, served, resources, deadline).await
             }
             Ok(1) => {
                 self.pass(stream, &target.address, served.policy, deadline).await;
-                drop(counted);
+                drop(resources);
                 None
             }
             // Gone before it said anything.
@@ -107,8 +112,8 @@ impl Server {
         self: Rc<Self>,
         stream: TcpStream,
         target: Target,
-        served: Served,
-        counted: Counted,
+        served: ServedPod,
+        resources: ConnectionResources,
         deadline: Instant,
     ) -> Option<Serving> {
         let http1_only = self.dialer.http1_only.contains(&target.address);
@@ -124,11 +129,11 @@ impl Server {
         };
         let http2 = stream.protocol() == Some(tls::ALPN_HTTP2);
         let leaving = Rc::<Notify>::default();
-        let (dialer, unread) = (self.dialer.clone(), counted.unread.clone());
+        let (dialer, unread) = (self.dialer.clone(), resources.unread.clone());
         let upstream = Upstream::new(http2, dialer, target, leaving.clone(), unread);
-        let Served { policy, history, gone } = served;
-        let policy = View::of(policy, history);
-        let session = Rc::new(Session { server: self, upstream, policy, gone, leaving, counted });
+        let ServedPod { policy, history, gone } = served;
+        let policy = PolicyView::new(policy, history);
+        let session = Rc::new(Session { server: self, upstream, policy, gone, leaving, resources });
         Some(if http2 {
             Box::pin(http2::serve(session, stream, deadline))
         } else {

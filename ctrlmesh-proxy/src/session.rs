@@ -13,14 +13,14 @@ use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 
-use crate::drain::Drain;
 use crate::metrics::{Metrics, Open};
-use crate::net::accept::{Place, PodSlot};
-use crate::net::body::Unread;
+use crate::net::accept::{ConnectionGuard, PodSlot};
+use crate::net::body::UnreadBytes;
 use crate::policy::{Current, History};
-use crate::session::collect_budget::Room;
-use crate::session::policy_view::View;
+use crate::session::collect_budget::CollectBudget;
+use crate::session::policy_view::PolicyView;
 use crate::upstream::{Dialer, Target, Upstream};
+use ctrlmesh_runtime::drain::Drain;
 
 /// What one thread serves its connections with.
 #[derive(Debug)]
@@ -45,14 +45,14 @@ pub struct Server {
 #[derive(Clone, Debug)]
 pub enum Policies {
     /// The sidecar's only pod.
-    One(Served),
+    One(ServedPod),
     /// The pods of a node, by the slot that the kernel gave each. Connections of other pods are not served.
-    BySlot(Receiver<Arc<HashMap<PodSlot, Served>>>),
+    BySlot(Receiver<Arc<HashMap<PodSlot, ServedPod>>>),
 }
 
 /// A pod that is served.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ServedPod {
     pub policy: Current,
     /// The policies before that.
     pub history: Arc<History>,
@@ -65,29 +65,30 @@ pub struct Served {
 pub(crate) struct Session {
     pub(crate) server: Rc<Server>,
     pub(crate) upstream: Upstream,
-    pub(crate) policy: View,
+    pub(crate) policy: PolicyView,
     pub(crate) gone: Option<CancellationToken>,
     /// Notified when the client is to open its next connection elsewhere.
     pub(crate) leaving: Rc<Notify>,
-    pub(crate) counted: Counted,
+    pub(crate) resources: ConnectionResources,
 }
 
-/// Keeps a client's connection in the counts for as long as anything of it goes on: a tunnel outlives its HTTP.
+/// The counts and budgets that a client's connection takes from, until everything on it has ended: a tunnel outlives
+/// its HTTP.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct ConnectionResources {
     pub(crate) _open: Open,
-    pub(crate) _place: Place,
-    /// The memory for bodies that are read whole.
-    pub(crate) room: Room,
-    /// The bytes that wait to be written.
-    pub(crate) unread: Rc<Unread>,
+    pub(crate) _guard: ConnectionGuard,
+    /// For bodies that are read whole.
+    pub(crate) collect: CollectBudget,
+    /// For bytes that wait to be written.
+    pub(crate) unread: Rc<UnreadBytes>,
 }
 
 // === impl Policies ===
 
 impl Policies {
     /// The pod that a connection comes from, if it is served.
-    pub(crate) fn of(&self, pod: Option<PodSlot>) -> Option<Served> {
+    pub(crate) fn of(&self, pod: Option<PodSlot>) -> Option<ServedPod> {
         match (self, pod) {
             (Policies::One(served), _) => Some(served.clone()),
             (Policies::BySlot(pods), Some(pod)) => pods.borrow().get(&pod).cloned(),

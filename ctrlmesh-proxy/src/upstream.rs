@@ -1,8 +1,8 @@
-//! How does a client connection reach the API server?
+//! Connections from the proxy to the API server.
 //!
-//! Over connections of its own, opened when first needed and closed with it, in the protocol that the client chose, on
-//! the client's thread. So the API server's flow control, GOAWAY and fairness reach the client that they are meant
-//! for, and nobody else.
+//! Each client connection has upstream connections of its own, in the protocol that the client chose, on the client's
+//! thread. They are opened when first needed and closed with the client's. So flow control, GOAWAY and fairness of the
+//! API server reach exactly the client that they are meant for.
 
 mod http1;
 mod http2;
@@ -27,123 +27,99 @@ use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 use tracing::debug;
 
-use crate::drain::Drain;
 use crate::metrics;
-use crate::metrics::{Metrics, Open};
+use crate::metrics::Metrics;
 use crate::net::accept;
-use crate::net::body::{Relay, Unread};
+use crate::net::body::{Relay, UnreadBytes};
 use crate::net::tls::stream::ClientStream;
 use crate::net::tls::trust::Trust;
+use ctrlmesh_runtime::drain::Drain;
 
-/// How long it is believed that an API server speaks no HTTP/2: it may be replaced by one that does.
-const HTTP1_BELIEVED: Duration = Duration::from_mins(10);
+/// An API server without HTTP/2 is tried again after this time: it may have been replaced.
+const HTTP1_ONLY_TTL: Duration = Duration::from_mins(10);
 
-/// Which API server.
+/// An API server.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Where it listens.
     pub address: Address,
     /// The name that its certificate must carry.
     pub name: ServerName<'static>,
 }
 
-/// Where an API server listens.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum Address {
-    /// There.
     Socket(SocketAddr),
-    /// At any address of a host.
+    /// A DNS name and a port.
     Host(String, u16),
 }
 
-/// The API servers that did not speak HTTP/2 when they were last asked. Looked at once for each connection of a client.
+/// API servers that did not speak HTTP/2 when last tried. Read once for each client connection.
 #[derive(Debug, Default)]
 pub struct Http1Only(Mutex<HashMap<Address, Instant>>);
 
-/// What opening connections takes; one a thread.
+/// Opens connections; each thread has one.
 #[derive(Debug)]
 pub struct Dialer {
-    /// Whom to believe.
     pub trust: Arc<Trust>,
-    /// How long a connection may take to open, TLS included.
+    /// For opening a connection, TLS included.
     pub deadline: Duration,
-    /// How long nothing may come over an HTTP/2 connection: after two thirds of that the API server is asked.
+    /// An HTTP/2 connection over which nothing arrives for so long is given up. The proxy sends a PING after two thirds.
     pub silence: Duration,
-    /// The API servers that turned out not to speak HTTP/2; all threads share it.
+    /// All threads share it.
     pub http1_only: Arc<Http1Only>,
-    /// Where connections and failures are counted.
     pub metrics: Arc<Metrics>,
-    /// Waits for the connections at shutdown.
     pub drain: Drain,
 }
 
-/// The connections to the API server that one client connection uses.
+/// The upstream connections of one client connection, in the client's protocol.
 #[derive(Debug)]
 pub enum Upstream {
-    /// For a client that speaks HTTP/1.1.
     Http1(http1::Pool),
-    /// For a client that speaks HTTP/2.
     Http2(http2::Pool),
 }
 
 /// Why the API server did not answer.
 #[derive(Debug, Error)]
 pub enum SendError {
-    /// No connection could be opened.
     #[error("connect to the API server")]
     Connect(#[source] io::Error),
-    /// It could not be done in time.
     #[error("connect to the API server within {deadline:?}")]
-    ConnectTimeout {
-        /// How long was tried.
-        deadline: Duration,
-    },
-    /// No TLS came about; a refused certificate counts here.
+    ConnectTimeout { deadline: Duration },
+    /// Includes a refused certificate.
     #[error("begin TLS with the API server")]
     Tls(#[source] io::Error),
-    /// The API server does not speak the client's protocol.
     #[error("speak HTTP/2 with the API server")]
     Protocol,
-    /// Somebody else tried to open a connection for this request too.
+    /// Another request's failed attempt to open the connection that this one waited for.
     #[error(transparent)]
     Shared(Arc<SendError>),
-    /// An HTTP/1.1 connection broke before it answered.
     #[error("send a request over HTTP/1.1")]
     Http1 {
-        /// How it broke.
         #[source]
         source: hyper::Error,
-        /// Whether it had been used before: then the client may try again, as it would by itself.
+        /// Whether the connection had been used before. Then a client would try again by itself.
         reused: bool,
     },
-    /// An HTTP/2 stream was reset, or its connection broke, before it answered.
     #[error("send a request over HTTP/2")]
     Http2(#[source] h2::Error),
-    /// It did not begin to answer in time.
     #[error("ask the API server within {deadline:?}")]
-    Timeout {
-        /// How long was waited.
-        deadline: Duration,
-    },
+    Timeout { deadline: Duration },
 }
 
 // === impl Target ===
 
 impl Target {
-    /// A connection to it, by HTTP/1.1, that has shown its certificate; for those who ask on their own behalf.
-    ///
-    /// # Errors
-    /// Fails where nobody listens there, or whoever does is not believed.
+    /// An HTTP/1.1 connection for the proxy's own requests, after a TLS handshake that `trust` accepts.
     pub async fn reach(&self, trust: &Trust) -> io::Result<ClientStream> {
         trust.refresh();
         let stream = self.address.connect().await?;
-        accept::prepare(&stream)?;
+        accept::set_socket_options(&stream)?;
         handshake(trust.client().http1, self.name.clone(), stream).await
     }
 }
 
 impl From<SocketAddr> for Target {
-    /// The API server at an address, which its certificate must carry.
+    /// The API server's certificate must carry the address.
     fn from(address: SocketAddr) -> Self {
         Self { address: Address::Socket(address), name: ServerName::IpAddress(address.ip().into()) }
     }
@@ -163,10 +139,9 @@ impl Address {
 // === impl Http1Only ===
 
 impl Http1Only {
-    /// Whether a client is not to be offered HTTP/2, because this API server does not speak it.
     pub fn contains(&self, address: &Address) -> bool {
         let mut known = lock(&self.0);
-        known.retain(|_, since| since.elapsed() < HTTP1_BELIEVED);
+        known.retain(|_, since| since.elapsed() < HTTP1_ONLY_TTL);
         known.contains_key(address)
     }
 
@@ -179,11 +154,7 @@ impl Http1Only {
 // === impl Dialer ===
 
 impl Dialer {
-    /// Opens a TCP connection.
-    ///
-    /// # Errors
-    ///
-    /// Fails when nobody listens there, or not in time.
+    /// Opens a TCP connection within the dialer's deadline.
     pub async fn connect(&self, address: &Address) -> Result<TcpStream, SendError> {
         self.connect_until(address, Instant::now() + self.deadline).await
     }
@@ -198,7 +169,7 @@ impl Dialer {
             .map_err(|_elapsed| self.too_late())
             .and_then(|connected| connected.map_err(SendError::Connect))
             .inspect_err(|_| self.metrics.upstream_error(metrics::UpstreamError::Connect))?;
-        accept::prepare(&stream).map_err(SendError::Connect)?;
+        accept::set_socket_options(&stream).map_err(SendError::Connect)?;
         Ok(stream)
     }
 
@@ -232,7 +203,7 @@ impl Dialer {
             self.http1_only.add(&target.address);
             return SendError::Protocol;
         }
-        // Perhaps the CA was replaced, and the file with it.
+        // The CA may have been replaced, and its file too.
         self.trust.refresh();
         error
     }
@@ -245,14 +216,14 @@ impl Dialer {
 // === impl Upstream ===
 
 impl Upstream {
-    /// No connection yet. `leaving` is notified once the API server asks its client to go elsewhere.
-    /// What waits to be sent to it counts as `unread`.
+    /// `leaving` is notified once the API server asks its client to go elsewhere; `unread` counts the bytes that wait to
+    /// be sent to the API server.
     pub fn new(
         http2: bool,
         dialer: Rc<Dialer>,
         target: Target,
         leaving: Rc<Notify>,
-        unread: Rc<Unread>,
+        unread: Rc<UnreadBytes>,
     ) -> Self {
         if http2 {
             return Upstream::Http2(http2::Pool::new(dialer, target, leaving, unread));
@@ -260,42 +231,36 @@ impl Upstream {
         Upstream::Http1(http1::Pool::new(dialer, target))
     }
 
-    /// Sends a request and returns the head of its response; `informed` hears of each 1xx before it.
-    ///
-    /// # Errors
-    ///
-    /// Fails when the API server cannot be reached, or breaks off.
+    /// Sends a request and returns the response once its head is there; `on_informational` gets each 1xx before that.
     pub async fn send(
         &self,
         request: Request<Relay>,
-        informed: impl FnMut(Response<()>),
+        on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, SendError> {
         match self {
             Upstream::Http1(pool) => pool.send(request).await,
-            Upstream::Http2(pool) => pool.send(request, &http2::Asked::default(), informed).await,
+            Upstream::Http2(pool) => {
+                pool.send(request, &http2::UsedConnection::default(), on_informational).await
+            }
         }
     }
 
-    /// The same for what is to be answered within a `deadline`. A connection on which that did not happen gets no further
-    /// request: another may lead to another API server.
-    ///
-    /// # Errors
-    ///
-    /// Fails as that does, and when the deadline is over.
+    /// Does the same within `deadline`. A connection that misses it gets no further requests, because another may lead to
+    /// another API server.
     pub async fn send_within(
         &self,
         request: Request<Relay>,
         deadline: Duration,
-        informed: impl FnMut(Response<()>),
+        on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, SendError> {
-        let asked = http2::Asked::default();
-        let asking = match self {
+        let used = http2::UsedConnection::default();
+        let sending = match self {
             Upstream::Http1(pool) => Either::Left(pool.send(request)),
-            Upstream::Http2(pool) => Either::Right(pool.send(request, &asked, informed)),
+            Upstream::Http2(pool) => Either::Right(pool.send(request, &used, on_informational)),
         };
-        time::timeout(deadline, asking).await.unwrap_or_else(|_elapsed| {
+        time::timeout(deadline, sending).await.unwrap_or_else(|_elapsed| {
             if let Upstream::Http2(pool) = self {
-                pool.retire(&asked);
+                pool.retire(&used);
             }
             Err(SendError::Timeout { deadline })
         })
@@ -319,23 +284,18 @@ fn no_common_protocol(error: &SendError) -> bool {
     matches!(inner, Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)))
 }
 
-/// What a connection's task holds: the count of it.
-fn count(dialer: &Dialer) -> Open {
-    dialer.metrics.upstream_connection()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_api_server_without_http2_is_known_by_its_address_and_asked_again_one_day() {
+    async fn an_api_server_without_http2_is_tried_again_later() {
         let known = Http1Only::default();
         let one = Address::Host("one".to_owned(), 443);
         known.add(&one);
         assert!(known.contains(&one));
         assert!(!known.contains(&Address::Host("other".to_owned(), 443)));
-        time::advance(HTTP1_BELIEVED).await;
+        time::advance(HTTP1_ONLY_TTL).await;
         assert!(!known.contains(&one));
     }
 }

@@ -1,8 +1,9 @@
-//! How does an open watch follow the policy?
+//! An open watch, which follows changes of the policy.
 //!
-//! Outside a change its bytes pass as they come. At a change it is cut at the end of a frame, what joins and what
-//! leaves is read at the version that the client last saw, and it goes on with the new selector. Where that cannot be
-//! done it ends with 410, and the client lists anew. At shutdown it ends at the end of a frame.
+//! While the policy stays, bytes pass as they come. When the policy changes, the watch is cut at the end of a frame.
+//! The proxy reads which objects join and leave, as of the version that the client last saw, and continues with the new
+//! selector. Where that is impossible the watch ends with 410, and the client lists again. At shutdown the watch ends at
+//! the end of a frame.
 
 pub(crate) mod splice;
 pub(crate) mod upgraded;
@@ -34,138 +35,140 @@ use crate::metrics::Open;
 use crate::net::body::{BodyError, Relay};
 use crate::policy::{InForce, Reading};
 use crate::session::Session;
-use crate::watch::lock_rename::Renaming;
-use crate::watch::splice::{Kept, Over, Spliced};
+use crate::watch::lock_rename::LockRenamer;
+use crate::watch::splice::{RequestTemplate, SpliceOutcome, Transition};
 
-/// A watch that a client asked for.
+/// A watch that a client requested.
 #[derive(Debug)]
-pub(crate) struct Asked {
-    /// What is needed to ask for the like again.
-    pub(crate) kept: Kept,
-    /// The policy under which it is asked for.
+pub(crate) struct WatchRequest {
+    pub(crate) template: RequestTemplate,
+    /// The policy in force when the client sent the request.
     pub(crate) in_force: Reading,
-    /// Those under which the client may have read what it goes on from.
+    /// Earlier policies under which the client may have read the version that it continues from.
     pub(crate) suspects: Vec<Arc<InForce>>,
 }
 
-/// A watch, on its way to the client.
+/// The response body of a watch.
 pub(crate) struct Watch {
     session: Rc<Session>,
-    kept: Rc<Kept>,
+    template: Rc<RequestTemplate>,
     upstream: Relay,
-    /// What is known of its frames; nothing where they are compressed.
+    /// `None` where they are compressed, or of an unknown content type.
     frames: Option<(Encoding, Frames)>,
-    rename: Option<Renaming>,
+    rename: Option<LockRenamer>,
     /// The policy under which the client reads.
     in_force: Reading,
     /// Wakes this watch at the next change of the policy, and at shutdown.
-    alarm: Option<PollOnWake<Pin<Box<dyn Future<Output = ()>>>>>,
-    /// Whether the last events that passed are older than what the client knows. One that takes no bookmarks would go on
-    /// from there.
+    change_or_shutdown: Option<PollOnWake<Pin<Box<dyn Future<Output = ()>>>>>,
+    /// Whether the last events that passed are older than what the client knows. A client that takes no bookmarks would
+    /// continue from their version.
     went_back: bool,
     state: State,
     _open: Open,
 }
 
 /// The reads between two watches.
-struct Splicing {
+struct SpliceInProgress {
     encoding: Encoding,
-    reads: Pin<Box<dyn Future<Output = Spliced>>>,
-    done: Option<Spliced>,
+    reads: Pin<Box<dyn Future<Output = SpliceOutcome>>>,
+    outcome: Option<SpliceOutcome>,
     pages: mpsc::Receiver<Bytes>,
 }
 
-/// What comes of them next.
-enum Next {
+enum SpliceEvent {
     /// Frames for the client.
     Page(Bytes),
-    /// Nothing more.
-    Done(Spliced),
+    Done(SpliceOutcome),
 }
 
-/// The API server's answer to this watch is none whose frames can be read.
+/// The frames of the API server's answer cannot be read.
 #[derive(Debug, Error)]
 #[error("read the frames of the watch")]
-pub(crate) struct Unreadable(pub(crate) Rc<Kept>);
+pub(crate) struct UnreadableFrames(pub(crate) Rc<RequestTemplate>);
 
 enum State {
-    /// Bytes pass.
     Passing,
-    /// The policy changed: the watch is to be cut as soon as a frame ends.
+    /// The policy changed; the watch is to be cut at the end of a frame.
     Cutting,
     /// The reads between the old watch and the new one are under way.
-    Splicing(Box<Splicing>),
-    /// Nothing comes any more.
+    SpliceInProgress(Box<SpliceInProgress>),
     Ended,
 }
 
 // === impl Watch ===
 
 impl Watch {
-    /// Begins to pass on a watch that the API server granted; where its client may have read what it goes on from under
-    /// another policy, it is led over first.
+    /// Passes on a watch that the API server granted. It is spliced first where its client may have read under another
+    /// policy.
     ///
     /// # Errors
-    ///
-    /// Fails where it would have to be led over, or a lock renamed in it, and its frames cannot be read.
+    /// The watch has to be spliced, or a lock renamed in it, and its frames cannot be read.
     pub(crate) fn new(
         session: Rc<Session>,
-        asked: Asked,
+        watch: WatchRequest,
         response: Response<Relay>,
         rename: Option<Rename>,
-    ) -> Result<Response<Box<Self>>, Unreadable> {
-        let Asked { kept, in_force, suspects } = asked;
-        let frames = kept.info().ok().and_then(|info| frames(&info, response.headers()));
+    ) -> Result<Response<Box<Self>>, UnreadableFrames> {
+        let WatchRequest { template, in_force, suspects } = watch;
+        let frames = template.info().ok().and_then(|info| frames(&info, response.headers()));
         let open = session.server.metrics.watch();
         let (head, upstream) = response.into_parts();
         let mut this = Box::new(Self {
             session,
-            kept: Rc::new(kept),
+            template: Rc::new(template),
             upstream,
             frames,
-            rename: rename.map(Renaming::new),
+            rename: rename.map(LockRenamer::new),
             in_force,
-            alarm: None,
+            change_or_shutdown: None,
             went_back: false,
             state: State::Passing,
             _open: open,
         });
-        // Nothing passes by the name that only the server may know.
+        // The name that the lock has on the server must not reach the client.
         if this.rename.is_some() && this.frames.is_none() {
-            return Err(Unreadable(this.kept.clone()));
+            return Err(UnreadableFrames(this.template.clone()));
         }
         if !suspects.is_empty() {
-            this.begin_led_over(head.clone(), suspects)?;
+            this.begin_spliced(head.clone(), suspects)?;
         }
         Ok(Response::from_parts(head, this))
     }
 
-    /// Leads a watch over that has just begun.
-    fn begin_led_over(&mut self, head: Parts, old: Vec<Arc<InForce>>) -> Result<(), Unreadable> {
+    /// Splices a watch that has just begun.
+    fn begin_spliced(
+        &mut self,
+        head: Parts,
+        old: Vec<Arc<InForce>>,
+    ) -> Result<(), UnreadableFrames> {
         let frames = self.frames.as_mut();
-        let (encoding, frames) = frames.ok_or_else(|| Unreadable(self.kept.clone()))?;
+        let (encoding, frames) = frames.ok_or_else(|| UnreadableFrames(self.template.clone()))?;
         let (encoding, at) = (*encoding, frames.at());
         let upstream = std::mem::replace(&mut self.upstream, Relay::Empty);
-        let begun = Some((self.kept.target().clone(), Response::from_parts(head, upstream)));
+        let begun = Some((self.template.target().clone(), Response::from_parts(head, upstream)));
         let new = self.in_force.policy().clone();
-        self.lead_over(encoding, Over { at, old, new, begun }, None);
+        self.splice(encoding, Transition { at, old, new, begun }, None);
         Ok(())
     }
 
-    fn lead_over(&mut self, encoding: Encoding, over: Over, reading: Option<Reading>) {
-        let (session, kept) = (self.session.clone(), self.kept.clone());
+    fn splice(&mut self, encoding: Encoding, over: Transition, reading: Option<Reading>) {
+        let (session, template) = (self.session.clone(), self.template.clone());
         let (send, pages) = mpsc::channel(1);
-        let reads = Box::pin(splice::run(session, kept, encoding, over, reading, send));
-        self.state = State::Splicing(Box::new(Splicing { encoding, reads, done: None, pages }));
+        let reads = Box::pin(splice::run(session, template, encoding, over, reading, send));
+        self.state = State::SpliceInProgress(Box::new(SpliceInProgress {
+            encoding,
+            reads,
+            outcome: None,
+            pages,
+        }));
     }
 
-    /// What the client gets next.
     pub(crate) fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         loop {
-            self.look_up(cx);
+            self.check_policy(cx);
             if matches!(self.state, State::Cutting)
                 && self.at_boundary()
                 && let Some(last) = self.cut()
@@ -174,19 +177,19 @@ impl Watch {
             }
             match &mut self.state {
                 State::Ended => return Poll::Ready(None),
-                State::Splicing(splicing) => {
+                State::SpliceInProgress(splicing) => {
                     let encoding = splicing.encoding;
                     let bytes = match ready!(splicing.poll_next(cx)) {
-                        Next::Page(page) if !self.has_room(&page) => {
+                        SpliceEvent::Page(page) if !self.has_room(&page) => {
                             self.state = State::Ended;
                             self.session.server.metrics.expired.inc();
                             watch::expired(encoding, "more waits for the client than may").into()
                         }
-                        Next::Page(page) => {
-                            self.went_back |= !page.is_empty() && !self.kept.takes_bookmarks();
+                        SpliceEvent::Page(page) => {
+                            self.went_back |= !page.is_empty() && !self.template.takes_bookmarks();
                             self.rename_all(page, encoding)
                         }
-                        Next::Done(spliced) => self.resume(spliced).unwrap_or_default(),
+                        SpliceEvent::Done(spliced) => self.resume(spliced).unwrap_or_default(),
                     };
                     if !bytes.is_empty() {
                         return Poll::Ready(Some(Ok(Frame::data(bytes))));
@@ -209,60 +212,62 @@ impl Watch {
         }
     }
 
-    /// Whether a page may wait for the client to read it.
+    /// Whether the memory budget lets a page wait for the client.
     fn has_room(&self, page: &Bytes) -> bool {
-        self.session.counted.unread.backlog().has_room(page.len())
+        self.session.resources.unread.budget().has_room(page.len())
     }
 
-    /// Notices shutdown and changes of the policy, and makes sure to be woken at the next.
+    /// Notices shutdown and changes of the policy, and registers for the next.
     ///
-    /// The alarm is asked each time: one that was set while the last change was still being told is woken for that one
-    /// alone, and asking sets it anew.
-    fn look_up(&mut self, cx: &mut Context<'_>) {
+    /// The future is polled each time: one that was registered while a change was being published is woken for that
+    /// change only, and polling registers it anew.
+    fn check_policy(&mut self, cx: &mut Context<'_>) {
         loop {
             let changed = self.session.policy.has_changed_since(self.in_force.policy());
             let draining = self.session.server.drain.has_started();
-            if matches!(self.state, State::Passing) && (draining || changed && self.concerns_us()) {
+            if matches!(self.state, State::Passing) && (draining || changed && self.needs_splice())
+            {
                 self.state = State::Cutting;
             }
             if draining {
-                self.alarm = None;
+                self.change_or_shutdown = None;
                 return;
             }
             let Session { policy, server, .. } = &*self.session;
-            let alarm =
-                self.alarm.get_or_insert_with(|| PollOnWake::new(policy.alarm(&server.drain)));
-            if Pin::new(alarm).poll(cx).is_pending() {
+            let change = self
+                .change_or_shutdown
+                .get_or_insert_with(|| PollOnWake::new(policy.change_or_shutdown(&server.drain)));
+            if Pin::new(change).poll(cx).is_pending() {
                 return;
             }
-            self.alarm = None;
+            self.change_or_shutdown = None;
         }
     }
 
-    /// Whether the new policy means another watch; if not, it is in force from here on.
-    fn concerns_us(&mut self) -> bool {
+    /// Whether the new policy means another watch. If not, the watch continues under it.
+    fn needs_splice(&mut self) -> bool {
         let now = self.session.policy.read(self.in_force.of());
-        let same = self.kept.means_the_same(self.in_force.policy(), now.policy());
+        let same = self.template.means_the_same(self.in_force.policy(), now.policy());
         if same {
-            self.reads(now);
+            self.replace_policy(now);
         }
         !same
     }
 
-    /// Goes on under another policy; gives the one before.
-    fn reads(&mut self, now: Reading) -> Reading {
-        if let Ok(info) = self.kept.info() {
+    /// Continues under another policy, and returns the one before.
+    fn replace_policy(&mut self, now: Reading) -> Reading {
+        if let Ok(info) = self.template.info() {
             self.session.policy.answered(&now, &info);
         }
         std::mem::replace(&mut self.in_force, now)
     }
 
     fn at_boundary(&self) -> bool {
-        // Compressed frames have no end that we see, and renamed ones pass only whole.
+        // The proxy cannot see the ends of compressed frames, and passes renamed ones only whole.
         self.rename.is_some() || self.frames.as_ref().is_none_or(|(_, frames)| frames.at_boundary())
     }
 
-    /// What ends the watch of a client that would go on from an older version than it knows. It lists instead.
+    /// The 410 for a client that would continue from an older version than it knows.
     fn expire(&mut self) -> Option<Bytes> {
         let (encoding, frames) = self.frames.as_ref()?;
         if !self.went_back || !frames.at_boundary() {
@@ -275,7 +280,7 @@ impl Watch {
         Some(last.into())
     }
 
-    /// Ends the old watch, and begins to read what leads over to the new one; or ends with what is returned.
+    /// Ends the old watch and begins the splice; or ends with the frame that it returns.
     fn cut(&mut self) -> Option<Bytes> {
         if self.session.server.drain.has_started() {
             let last = self.expire();
@@ -288,26 +293,27 @@ impl Watch {
         let (encoding, mut frames) = self.frames.take()?;
         let now = self.session.policy.read(self.in_force.of());
         let new = now.policy().clone();
-        let before = self.reads(now);
-        let over = Over { at: frames.at(), old: vec![before.policy().clone()], new, begun: None };
-        self.lead_over(encoding, over, Some(before));
+        let before = self.replace_policy(now);
+        let over =
+            Transition { at: frames.at(), old: vec![before.policy().clone()], new, begun: None };
+        self.splice(encoding, over, Some(before));
         None
     }
 
-    /// Goes on with the new watch, or ends with what is returned.
-    fn resume(&mut self, spliced: Spliced) -> Option<Bytes> {
+    /// Continues with the new watch, or ends with the frame that it returns.
+    fn resume(&mut self, spliced: SpliceOutcome) -> Option<Bytes> {
         let metrics = self.session.server.metrics.clone();
         match spliced {
-            Spliced::Joined { target, response } => {
+            SpliceOutcome::Joined { target, response } => {
                 metrics.spliced.inc();
                 let info = RequestInfo::parse("GET", target.as_str()).ok();
                 self.frames = info.and_then(|info| frames(&info, response.headers()));
                 self.upstream = response.into_body();
                 self.state = State::Passing;
-                self.rename.iter_mut().for_each(Renaming::begin);
+                self.rename.iter_mut().for_each(LockRenamer::reset);
                 None
             }
-            Spliced::Expired(error) => {
+            SpliceOutcome::Expired(error) => {
                 metrics.expired.inc();
                 self.state = State::Ended;
                 Some(error)
@@ -315,24 +321,24 @@ impl Watch {
         }
     }
 
-    /// The frames of a splice, with their lock renamed.
+    /// Renames the lock in the frames of a splice.
     fn rename_all(&mut self, bytes: Bytes, encoding: Encoding) -> Bytes {
-        let Some(renaming) = &mut self.rename else { return bytes };
-        renaming.whole(&bytes, encoding).unwrap_or_else(|_broken| {
+        let Some(renamer) = &mut self.rename else { return bytes };
+        renamer.rename_whole(&bytes, encoding).unwrap_or_else(|_broken| {
             self.state = State::Ended;
             watch::expired(encoding, "the leader-election lock cannot be renamed").into()
         })
     }
 
-    /// What of a piece of the old watch goes to the client.
+    /// The part of an upstream frame that goes to the client.
     fn pass(&mut self, frame: Frame<Bytes>) -> Option<Result<Frame<Bytes>, BodyError>> {
         let mut data = match frame.into_data() {
             Ok(data) => data,
             Err(trailers) => return Some(Ok(trailers)),
         };
         let Some((encoding, frames)) = &mut self.frames else { return Some(Ok(Frame::data(data))) };
-        if let Some(renaming) = &mut self.rename {
-            data = match renaming.pass(&data, *encoding, frames) {
+        if let Some(renamer) = &mut self.rename {
+            data = match renamer.rename_completed(&data, *encoding, frames) {
                 Ok(data) => data,
                 Err(error) => return Some(Err(error)),
             };
@@ -350,7 +356,7 @@ impl Watch {
         if matches!(self.state, State::Cutting)
             && let Some(end) = fed
         {
-            // The rest belongs to a frame of the watch that ends here. That was a new event: nothing is older.
+            // The rest belongs to a frame that is cut off. The last whole frame was a new event, so nothing went back.
             data.truncate(end);
             self.cut();
         }
@@ -360,35 +366,35 @@ impl Watch {
 
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").field("kept", &self.kept).finish_non_exhaustive()
+        f.debug_struct("Watch").field("template", &self.template).finish_non_exhaustive()
     }
 }
 
-// === impl Splicing ===
+// === impl SpliceInProgress ===
 
-impl Splicing {
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+impl SpliceInProgress {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<SpliceEvent> {
         loop {
-            // The last page may still be there when all is done.
+            // The last page may still be in the channel when the reads are done.
             if let Poll::Ready(Some(page)) = self.pages.poll_recv(cx) {
-                return Poll::Ready(Next::Page(page));
+                return Poll::Ready(SpliceEvent::Page(page));
             }
-            if let Some(done) = self.done.take() {
-                return Poll::Ready(Next::Done(done));
+            if let Some(outcome) = self.outcome.take() {
+                return Poll::Ready(SpliceEvent::Done(outcome));
             }
             match self.reads.as_mut().poll(cx) {
-                Poll::Ready(done) => self.done = Some(done),
-                // It may have sent a page before it went to wait.
+                Poll::Ready(outcome) => self.outcome = Some(outcome),
+                // A page may have been sent before the reads went pending.
                 Poll::Pending => {
                     let page = ready!(self.pages.poll_recv(cx));
-                    return page.map_or(Poll::Pending, |page| Poll::Ready(Next::Page(page)));
+                    return page.map_or(Poll::Pending, |page| Poll::Ready(SpliceEvent::Page(page)));
                 }
             }
         }
     }
 }
 
-/// How to read the frames of a watch, if they can be read.
+/// `None` where the frames of a watch cannot be read.
 fn frames(info: &RequestInfo<'_>, headers: &HeaderMap) -> Option<(Encoding, Frames)> {
     if headers.contains_key(http::header::CONTENT_ENCODING) {
         return None;

@@ -21,9 +21,9 @@ use tracing::{info, warn};
 
 use super::AppError;
 use crate::config::CommonArgs;
-use crate::drain::Drain;
 use crate::metrics::Metrics;
-use crate::readiness::Readiness;
+use ctrlmesh_runtime::drain::Drain;
+use ctrlmesh_runtime::readiness::Readiness;
 
 /// How often an address is tried that the process before this one still has.
 const AGAIN: Duration = Duration::from_millis(100);

@@ -16,12 +16,12 @@ use tracing::warn;
 
 use super::AppError;
 use crate::config::CommonArgs;
-use crate::drain::Drain;
 use crate::metrics::Metrics;
-use crate::net::accept::{Accepted, Thread};
+use crate::net::accept::{Accepted, ServingThread};
 use crate::net::tls::trust::Trust;
 use crate::session::{Policies, Server};
 use crate::upstream::{Dialer, Http1Only, Target};
+use ctrlmesh_runtime::drain::Drain;
 
 /// Nearer than the deadline of any request, and far enough not to be felt.
 const NEAR: Duration = Duration::from_secs(4);
@@ -44,11 +44,11 @@ pub struct Parts {
 
 impl Parts {
     /// Starts the serving threads.
-    pub fn start(&self) -> Result<(Vec<Thread>, Vec<JoinHandle<()>>), AppError> {
+    pub fn start(&self) -> Result<(Vec<ServingThread>, Vec<JoinHandle<()>>), AppError> {
         let mut threads = Vec::new();
         let mut workers = Vec::new();
         for number in 0..self.args.serving_threads() {
-            let (thread, connections) = Thread::new();
+            let (thread, connections) = ServingThread::new();
             let parts = self.clone();
             let worker = thread::Builder::new()
                 .name(format!("serve-{number}"))

@@ -21,10 +21,10 @@ use tracing::{info, warn};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
 
-use crate::drain::Drain;
 use crate::manager_client::{ConnectError, Manager};
 use crate::net::tls::TlsError;
 use crate::net::tls::issue::{self, Source};
+use ctrlmesh_runtime::drain::Drain;
 
 /// How often it is looked whether the manager's authorities are still those that signed.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);

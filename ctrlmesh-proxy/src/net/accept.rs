@@ -1,7 +1,7 @@
-//! Who connects, and which thread serves them?
+//! Accepts connections and hands each to the serving thread that has the fewest.
 //!
-//! One task accepts on each listener and hands each connection to the thread that has the fewest: an operator opens
-//! few connections and keeps them, so the kernel's own spreading over listeners would leave threads idle.
+//! One task accepts on each listener. An operator opens few connections and keeps them, so the kernel's own spreading
+//! over listeners (`SO_REUSEPORT`) would leave threads idle.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -20,161 +20,154 @@ use tokio::sync::mpsc;
 use tokio::time;
 use tracing::warn;
 
-use crate::drain::Drain;
 use crate::metrics::{ClientError, Metrics};
-use crate::net::memory_budget::Backlog;
+use crate::net::memory_budget::MemoryBudget;
+use ctrlmesh_runtime::drain::Drain;
 
-/// How long to wait when the process has no file descriptor or memory left for a connection.
+/// The wait after the process had no file descriptor or memory left for a connection.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
-/// After how much silence a peer is asked whether it is still there; exec sessions idle for hours are kept alive.
+/// The silence after which TCP probes a peer. Exec sessions that idle for hours stay open.
 const KEEPALIVE_IDLE_SECONDS: u32 = 30;
 
-/// How often it is asked again.
 const KEEPALIVE_INTERVAL_SECONDS: u32 = 10;
 
-/// How often it may be silent before the connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// How long sent bytes may stay unacknowledged before the connection counts as dead.
+/// A connection counts as dead when sent bytes stay unacknowledged for longer.
 const UNACKNOWLEDGED_MILLISECONDS: u32 = 60_000;
 
-/// The pod that the kernel says a connection comes from: an index into the node's enrolled pods.
+/// The pod of a connection, as the kernel tells it: an index into the node's enrolled pods.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct PodSlot(pub u16);
 
-/// Whose connection it is, and where it wanted to go.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Origin {
-    /// The pod, where the kernel told; a sidecar knows only its own.
+    /// `None` in a sidecar, which serves one pod only.
     pub pod: Option<PodSlot>,
     /// The destination before the kernel redirected the connection.
     pub destination: Option<SocketAddr>,
 }
 
-/// A connection that nobody serves yet.
+/// A connection on its way to a serving thread.
 #[derive(Debug)]
 pub struct Accepted {
-    /// The connection, non-blocking.
+    /// Non-blocking.
     pub stream: TcpStream,
-    /// Who connected.
     pub client: SocketAddr,
-    /// Whose it is.
     pub origin: Origin,
-    /// Gives the place in its thread's count back.
-    pub place: Place,
+    pub guard: ConnectionGuard,
 }
 
-/// The way to one serving thread.
+/// The queue of one serving thread, and its open connections.
 #[derive(Clone, Debug)]
-pub struct Thread {
+pub struct ServingThread {
     queue: mpsc::UnboundedSender<Accepted>,
     open: Arc<AtomicUsize>,
 }
 
-/// One connection's place in the counts of its thread and of its pod.
+/// Keeps one connection in the counts of its thread and of its pod.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionGuard {
     thread: Arc<AtomicUsize>,
-    backlog: Arc<Backlog>,
-    _pod: Option<PodPlace>,
+    budget: Arc<MemoryBudget>,
+    _pod: Option<PodConnectionGuard>,
 }
 
-/// What each pod has of the process, and may have: so much that no pod takes all that there is.
+/// Keeps each pod below its share of the process's connections and memory.
 #[derive(Clone, Debug)]
-pub struct PerPod {
-    limit: usize,
-    backlog: Arc<Backlog>,
-    pods: Arc<Mutex<HashMap<PodSlot, Pod>>>,
+pub struct PodLimits {
+    max_connections: usize,
+    budget: Arc<MemoryBudget>,
+    pods: Arc<Mutex<HashMap<PodSlot, PodUsage>>>,
 }
 
-/// What a pod has.
 #[derive(Debug)]
-struct Pod {
-    open: usize,
-    backlog: Arc<Backlog>,
+struct PodUsage {
+    connections: usize,
+    budget: Arc<MemoryBudget>,
 }
 
-/// One connection's place in the count of its pod.
 #[derive(Debug)]
-struct PodPlace {
-    pods: PerPod,
+struct PodConnectionGuard {
+    limits: PodLimits,
     pod: PodSlot,
 }
 
-/// Accepts connections and hands them out.
 #[derive(Clone, Debug)]
 pub struct Acceptor {
-    /// All serving threads.
-    pub threads: Vec<Thread>,
-    /// How many connections may be open at once, over all threads.
+    pub threads: Vec<ServingThread>,
+    /// Over all threads.
     pub max_connections: usize,
-    /// How many of them may be of one pod, where the pod is known.
-    pub per_pod: PerPod,
-    /// Where they are counted.
+    pub per_pod: PodLimits,
     pub metrics: Arc<Metrics>,
 }
 
-// === impl Thread ===
+// === impl ServingThread ===
 
-impl Thread {
-    /// A new thread's way in, and what it takes its connections from.
+impl ServingThread {
+    /// A new thread's queue, and the end that it takes its connections from.
     pub fn new() -> (Self, mpsc::UnboundedReceiver<Accepted>) {
         let (queue, connections) = mpsc::unbounded_channel();
         (Self { queue, open: Arc::default() }, connections)
     }
 }
 
-// === impl Place ===
+// === impl ConnectionGuard ===
 
-impl Place {
-    fn of(thread: &Thread, backlog: Arc<Backlog>, pod: Option<PodPlace>) -> Self {
+impl ConnectionGuard {
+    fn new(
+        thread: &ServingThread,
+        budget: Arc<MemoryBudget>,
+        pod: Option<PodConnectionGuard>,
+    ) -> Self {
         thread.open.fetch_add(1, Ordering::Relaxed);
-        Self { thread: thread.open.clone(), backlog, _pod: pod }
+        Self { thread: thread.open.clone(), budget, _pod: pod }
     }
 
-    /// Where it counts what waits on the connection.
-    pub fn backlog(&self) -> &Arc<Backlog> {
-        &self.backlog
+    /// The budget of the connection's pod, or of the process.
+    pub fn budget(&self) -> &Arc<MemoryBudget> {
+        &self.budget
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.thread.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-// === impl PerPod ===
+// === impl PodLimits ===
 
-impl PerPod {
-    /// At most so many connections each, and a part of what may wait in all.
-    pub fn at_most(limit: usize, backlog: Arc<Backlog>) -> Self {
-        Self { limit, backlog, pods: Arc::default() }
+impl PodLimits {
+    /// `max_connections` are each pod's; `budget` is the process's.
+    pub fn new(max_connections: usize, budget: Arc<MemoryBudget>) -> Self {
+        Self { max_connections, budget, pods: Arc::default() }
     }
 
-    /// One place more, where there is one, and where it counts what waits.
-    fn place(&self, slot: PodSlot) -> Option<(PodPlace, Arc<Backlog>)> {
+    /// `None` where the pod has all the connections that it may have.
+    fn admit(&self, slot: PodSlot) -> Option<(PodConnectionGuard, Arc<MemoryBudget>)> {
         let mut all = lock(&self.pods);
-        let pod =
-            all.entry(slot).or_insert_with(|| Pod { open: 0, backlog: self.backlog.of_pod() });
-        if pod.open >= self.limit {
+        let pod = all
+            .entry(slot)
+            .or_insert_with(|| PodUsage { connections: 0, budget: self.budget.for_pod() });
+        if pod.connections >= self.max_connections {
             return None;
         }
-        pod.open += 1;
-        let backlog = pod.backlog.clone();
+        pod.connections += 1;
+        let budget = pod.budget.clone();
         drop(all);
-        Some((PodPlace { pods: self.clone(), pod: slot }, backlog))
+        Some((PodConnectionGuard { limits: self.clone(), pod: slot }, budget))
     }
 }
 
-impl Drop for PodPlace {
+impl Drop for PodConnectionGuard {
     fn drop(&mut self) {
-        let mut all = lock(&self.pods.pods);
+        let mut all = lock(&self.limits.pods);
         if let Entry::Occupied(mut pod) = all.entry(self.pod) {
-            pod.get_mut().open -= 1;
-            // What still waits counts for the pod's next connection.
-            if pod.get().open == 0 && pod.get().backlog.is_empty() {
+            pod.get_mut().connections -= 1;
+            // Bytes that still wait count for the pod's next connection.
+            if pod.get().connections == 0 && pod.get().budget.is_empty() {
                 pod.remove();
             }
         }
@@ -184,8 +177,8 @@ impl Drop for PodPlace {
 // === impl Acceptor ===
 
 impl Acceptor {
-    /// Accepts until shutdown; `origin` says of a connection's own address and its client's whose it is, and nothing
-    /// where it is unknown.
+    /// Accepts until shutdown. `origin` gets a connection's local address and its client's; connections without an
+    /// origin are closed.
     pub async fn run(
         self,
         listener: TcpListener,
@@ -198,7 +191,7 @@ impl Acceptor {
                 // Shutdown: new connections go elsewhere.
                 () = drain.started() => return,
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, client)) => self.place(stream, client, &origin),
+                    Ok((stream, client)) => self.dispatch(stream, client, &origin),
                     Err(error) if is_exhausted(&error) => {
                         warn!(error = &error as &dyn std::error::Error, "cannot accept");
                         time::sleep(EXHAUSTED_PAUSE).await;
@@ -210,7 +203,7 @@ impl Acceptor {
         }
     }
 
-    fn place(
+    fn dispatch(
         &self,
         stream: tokio::net::TcpStream,
         client: SocketAddr,
@@ -232,28 +225,24 @@ impl Acceptor {
             self.metrics.client_error(ClientError::NoDestination);
             return;
         };
-        let place = match origin.pod.map(|pod| self.per_pod.place(pod)) {
-            None => Place::of(thread, self.per_pod.backlog.clone(), None),
-            Some(Some((pod, backlog))) => Place::of(thread, backlog, Some(pod)),
+        let guard = match origin.pod.map(|pod| self.per_pod.admit(pod)) {
+            None => ConnectionGuard::new(thread, self.per_pod.budget.clone(), None),
+            Some(Some((pod, budget))) => ConnectionGuard::new(thread, budget, Some(pod)),
             Some(None) => return self.metrics.client_error(ClientError::TooMany),
         };
-        if prepare(&stream).is_err() {
+        if set_socket_options(&stream).is_err() {
             return;
         }
         let Ok(stream) = stream.into_std() else {
             return;
         };
-        // A thread that is gone has drained: so have we.
-        let _gone = thread.queue.send(Accepted { stream, client, origin, place });
+        // A thread that is gone has drained, as this process has.
+        let _gone = thread.queue.send(Accepted { stream, client, origin, guard });
     }
 }
 
-/// Small writes leave at once, and a peer that is gone is noticed.
-///
-/// # Errors
-///
-/// Fails when the socket is no longer connected.
-pub fn prepare(stream: &tokio::net::TcpStream) -> io::Result<()> {
+/// Sends small writes at once, and notices a peer that is gone.
+pub fn set_socket_options(stream: &tokio::net::TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = stream.as_fd();
     socket::setsockopt(&socket, sockopt::KeepAlive, &true)?;
@@ -277,9 +266,8 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::net::memory_budget::Memory;
+    use crate::net::memory_budget::MemoryLimit;
 
-    /// A listener of a pod, and where it listens.
     async fn listen(acceptor: &Acceptor, pod: Option<PodSlot>, drain: &Drain) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -289,11 +277,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_pod_takes_the_places_of_the_others() {
-        let (thread, mut queue) = Thread::new();
+    async fn a_pod_is_held_to_its_connections_and_memory() {
+        let (thread, mut queue) = ServingThread::new();
         let (metrics, drain) = (Metrics::new(), Drain::default());
-        let backlog = Backlog::of_process(Memory(64 << 20), &metrics);
-        let per_pod = PerPod::at_most(2, backlog);
+        let budget = MemoryBudget::for_process(MemoryLimit(64 << 20), &metrics);
+        let per_pod = PodLimits::new(2, budget);
         let acceptor = Acceptor { threads: vec![thread], max_connections: 5, per_pod, metrics };
         let one = listen(&acceptor, Some(PodSlot(1)), &drain).await;
         let other = listen(&acceptor, Some(PodSlot(2)), &drain).await;
@@ -309,11 +297,11 @@ mod tests {
             page.contains("ctrlmesh_proxy_client_errors_total{reason=\"too_many\"} 1"),
             "{page}"
         );
-        // What waits for one waits for both of its connections, and most of what there is stays for the others.
-        let waits = |number: usize| held[number].1.place.backlog().wait(8 << 20);
-        let (theirs, other) = (waits(0), waits(2));
-        assert!(theirs.is_some() && waits(1).is_none() && other.is_some());
-        drop((theirs, other));
+        // The connections of one pod share a budget; the other pod has its own.
+        let reserve = |number: usize| held[number].1.guard.budget().reserve(8 << 20);
+        let (first, other) = (reserve(0), reserve(2));
+        assert!(first.is_some() && reserve(1).is_none() && other.is_some());
+        drop((first, other));
         // One leaves, another may come.
         drop(held.remove(0));
         let _client = TcpStream::connect(one).await.unwrap();

@@ -1,7 +1,7 @@
-//! What does a message carry, whichever protocol it came by?
+//! Message bodies of HTTP/1.1 and HTTP/2, on their way through the proxy.
 //!
-//! Bytes go from one side to the other as they were read: nothing is gathered, and no part of a body is copied. Room
-//! at the sender's side is given back only for what the receiver's side took, so that pressure travels through.
+//! Bytes go from one side to the other as they were read: nothing is gathered or copied. Flow-control capacity goes
+//! back to the sender only for what the receiver took, so backpressure travels through.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -19,47 +19,44 @@ use tokio::time;
 use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use crate::net::memory_budget::Waiting;
-pub use unread::{AHEAD_BYTES, Piece, TooMuch, Unread};
+use crate::net::memory_budget::Reservation;
+pub use unread::{BudgetExceeded, CountedBytes, READ_AHEAD_BYTES, UnreadBytes};
 
 mod unread;
 
-/// How long a client's body waits for the API server's `100 Continue`: clients themselves wait no longer than this.
-const EXPECT_PATIENCE: Duration = Duration::from_secs(1);
+/// A client's body waits this long for the API server's `100 Continue`: clients themselves wait no longer.
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The body of a request or a response, on its way through.
+/// The body of a request or a response.
 #[derive(Debug)]
 pub enum Relay {
-    /// Nothing.
     Empty,
     /// Made, or changed as a whole, by the proxy.
     Full(Option<Bytes>),
-    /// As it comes over HTTP/1.1.
-    Http1(Incoming, Option<Share>),
-    /// As it comes over HTTP/1.1, once the API server has asked for it.
-    Expected(Box<Expected>),
-    /// As it comes over HTTP/2.
+    Http1(Incoming, Option<StreamPermit>),
+    /// As it comes over HTTP/1.1, once the API server has answered `100 Continue`.
+    Expected(Box<ExpectContinue>),
     Http2(Http2),
 }
 
-/// A share of an upstream connection, given back when it is dropped; the request's own body is sent no longer than that.
+/// One stream of an upstream connection, released on drop. The request's body is sent no longer than that.
 #[derive(Debug)]
-pub struct Share {
-    used: Rc<Cell<usize>>,
-    sent: Option<oneshot::Sender<()>>,
+pub struct StreamPermit {
+    open_streams: Rc<Cell<usize>>,
+    released: Option<oneshot::Sender<()>>,
 }
 
-/// A body that the client holds back until it is told to go on.
+/// A body that an HTTP/1.1 client holds back until `100 Continue`.
 #[derive(Debug)]
-pub struct Expected {
+pub struct ExpectContinue {
     body: Incoming,
-    waiting: Option<Unasked>,
+    waiting: Option<ContinueWait>,
 }
 
 #[derive(Debug)]
-struct Unasked {
-    asked_for: Pin<Box<WaitForCancellationFutureOwned>>,
-    too_long: Pin<Box<Sleep>>,
+struct ContinueWait {
+    continued: Pin<Box<WaitForCancellationFutureOwned>>,
+    timeout: Pin<Box<Sleep>>,
 }
 
 /// A body as it comes over HTTP/2.
@@ -67,36 +64,29 @@ struct Unasked {
 pub struct Http2 {
     stream: RecvStream,
     data_ended: bool,
-    /// Counts what may have come of it before it is read.
-    waits: Option<Waiting>,
+    /// Memory for what may arrive before the body is first read.
+    reservation: Option<Reservation>,
     /// Held until the body ends.
-    _share: Option<Share>,
+    _permit: Option<StreamPermit>,
 }
 
-/// Why a body ended before its end.
 #[derive(Debug, Error)]
 pub enum BodyError {
-    /// The HTTP/1.1 connection broke.
     #[error("read a body over HTTP/1.1")]
     Http1(#[source] hyper::Error),
     /// The HTTP/2 stream was reset, or its connection broke.
     #[error("read a body over HTTP/2")]
     Http2(#[source] h2::Error),
-    /// The proxy gave it up.
     #[error("the body was given up")]
     GivenUp,
-    /// Its receiver does not read, and more waits already than may.
     #[error("nobody reads the body, and too much waits already")]
     Unread,
 }
 
-/// Why a body could not be passed on to its end.
 #[derive(Debug, Error)]
 pub enum PipeError {
-    /// It could not be read.
     #[error("pass a body on: it broke off")]
     Read(#[source] BodyError),
-    /// Who was to receive it is gone.
     #[error("pass a body on: its receiver is gone")]
     Write(#[source] h2::Error),
 }
@@ -104,41 +94,38 @@ pub enum PipeError {
 // === impl Relay ===
 
 impl Relay {
-    /// What an HTTP/2 stream carries.
-    pub fn http2(stream: RecvStream, share: Option<Share>) -> Self {
+    pub fn http2(stream: RecvStream, permit: Option<StreamPermit>) -> Self {
         if stream.is_end_stream() {
             return Relay::Empty;
         }
-        Relay::Http2(Http2 { stream, data_ended: false, waits: None, _share: share })
+        Relay::Http2(Http2 { stream, data_ended: false, reservation: None, _permit: permit })
     }
 
-    /// What a client sends over HTTP/2, of which `waits` counts what comes before somebody reads it.
-    pub fn uploaded(stream: RecvStream, waits: Option<Waiting>) -> Self {
+    /// A client's body over HTTP/2; `reservation` is held until the body is first read.
+    pub fn uploaded(stream: RecvStream, reservation: Option<Reservation>) -> Self {
         let mut relay = Self::http2(stream, None);
         if let Relay::Http2(body) = &mut relay {
-            body.waits = waits;
+            body.reservation = reservation;
         }
         relay
     }
 
-    /// What an HTTP/1.1 message carries.
-    pub fn http1(body: Incoming, share: Option<Share>) -> Self {
+    pub fn http1(body: Incoming, permit: Option<StreamPermit>) -> Self {
         if body.is_end_stream() {
             return Relay::Empty;
         }
-        Relay::Http1(body, share)
+        Relay::Http1(body, permit)
     }
 
-    /// What an HTTP/1.1 client holds back until `asked_for`, or until it would send it unasked.
-    pub fn expected(body: Incoming, asked_for: CancellationToken) -> Self {
-        let waiting = Unasked {
-            asked_for: Box::pin(asked_for.cancelled_owned()),
-            too_long: Box::pin(time::sleep(EXPECT_PATIENCE)),
+    /// A body that an HTTP/1.1 client holds back until `continued` is cancelled, or until it would send it anyway.
+    pub fn expected(body: Incoming, continued: CancellationToken) -> Self {
+        let waiting = ContinueWait {
+            continued: Box::pin(continued.cancelled_owned()),
+            timeout: Box::pin(time::sleep(CONTINUE_TIMEOUT)),
         };
-        Relay::Expected(Box::new(Expected { body, waiting: Some(waiting) }))
+        Relay::Expected(Box::new(ExpectContinue { body, waiting: Some(waiting) }))
     }
 
-    /// One piece of bytes.
     pub fn full(bytes: impl Into<Bytes>) -> Self {
         Relay::Full(Some(bytes.into()))
     }
@@ -184,39 +171,38 @@ impl Body for Relay {
     }
 }
 
-// === impl Share ===
+// === impl StreamPermit ===
 
-impl Share {
-    /// One more of what `counter` counts.
-    pub fn of(counter: &Rc<Cell<usize>>) -> Self {
-        counter.set(counter.get() + 1);
-        Self { used: counter.clone(), sent: None }
+impl StreamPermit {
+    pub fn acquire(open_streams: &Rc<Cell<usize>>) -> Self {
+        open_streams.set(open_streams.get() + 1);
+        Self { open_streams: open_streams.clone(), released: None }
     }
 
-    /// What ends once this share is given back.
-    pub fn ended(&mut self) -> oneshot::Receiver<()> {
-        let (sent, ended) = oneshot::channel();
-        self.sent = Some(sent);
-        ended
+    /// Resolves once this permit is dropped.
+    pub fn released(&mut self) -> oneshot::Receiver<()> {
+        let (sender, released) = oneshot::channel();
+        self.released = Some(sender);
+        released
     }
 }
 
-impl Drop for Share {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
-        self.used.set(self.used.get() - 1);
+        self.open_streams.set(self.open_streams.get() - 1);
     }
 }
 
-// === impl Expected ===
+// === impl ExpectContinue ===
 
-impl Expected {
+impl ExpectContinue {
     fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Some(waiting) = &mut self.waiting {
-            if waiting.asked_for.as_mut().poll(cx).is_pending()
-                && waiting.too_long.as_mut().poll(cx).is_pending()
+            if waiting.continued.as_mut().poll(cx).is_pending()
+                && waiting.timeout.as_mut().poll(cx).is_pending()
             {
                 return Poll::Pending;
             }
@@ -233,8 +219,8 @@ impl Http2 {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        // From here on it is read as it comes.
-        self.waits = None;
+        // From here on the body is read as it comes.
+        self.reservation = None;
         if !self.data_ended {
             match ready!(self.stream.poll_data(cx)) {
                 Some(Ok(bytes)) => {
@@ -266,7 +252,7 @@ impl From<BodyError> for PipeError {
 // === impl BodyError ===
 
 impl BodyError {
-    /// How to say it to an HTTP/2 peer.
+    /// The code of the RST_STREAM that an HTTP/2 peer gets.
     pub fn reason(&self) -> Reason {
         match self {
             BodyError::Http2(error) => error.reason().unwrap_or(Reason::INTERNAL_ERROR),
@@ -276,15 +262,14 @@ impl BodyError {
     }
 }
 
-/// Sends `body` over an HTTP/2 stream, to its end or to the receiver's. What waits meanwhile counts as `unread`.
+/// Sends `body` over an HTTP/2 stream until either ends. Bytes that wait meanwhile count as `unread`.
 ///
 /// # Errors
-///
-/// Fails when the body breaks off, or too much waits, which the receiver is told by a reset, or when the receiver is gone.
+/// The body broke off or exceeded the budget, and the stream is reset; or the receiver is gone.
 pub async fn pipe<B>(
     body: B,
-    send: &mut SendStream<Piece>,
-    unread: &Rc<Unread>,
+    send: &mut SendStream<CountedBytes>,
+    unread: &Rc<UnreadBytes>,
 ) -> Result<(), PipeError>
 where
     B: Body<Data = Bytes, Error = BodyError> + Unpin,
@@ -298,8 +283,8 @@ where
 
 async fn pass<B>(
     mut body: B,
-    send: &mut SendStream<Piece>,
-    unread: &Rc<Unread>,
+    send: &mut SendStream<CountedBytes>,
+    unread: &Rc<UnreadBytes>,
 ) -> Result<(), PipeError>
 where
     B: Body<Data = Bytes, Error = BodyError> + Unpin,
@@ -320,14 +305,14 @@ where
             }
         }
     }
-    let nothing = unread.piece(Bytes::new(), 1).map_err(|TooMuch| BodyError::Unread)?;
-    send.send_data(nothing, true).map_err(PipeError::Write)
+    let empty = unread.count_bytes(Bytes::new(), 1).map_err(|BudgetExceeded| BodyError::Unread)?;
+    send.send_data(empty, true).map_err(PipeError::Write)
 }
 
 /// The next frame of `body`, unless the receiver goes away first.
 fn next<'a, B>(
     body: &'a mut B,
-    send: &'a mut SendStream<Piece>,
+    send: &'a mut SendStream<CountedBytes>,
 ) -> impl Future<Output = Result<Option<Frame<Bytes>>, PipeError>> + 'a
 where
     B: Body<Data = Bytes, Error = BodyError> + Unpin,
@@ -349,19 +334,19 @@ where
 async fn send_data(
     data: Bytes,
     last: bool,
-    send: &mut SendStream<Piece>,
-    unread: &Rc<Unread>,
+    send: &mut SendStream<CountedBytes>,
+    unread: &Rc<UnreadBytes>,
 ) -> Result<(), PipeError> {
-    let mut part = unread.piece(data, 1).map_err(|TooMuch| BodyError::Unread)?;
+    let mut part = unread.count_bytes(data, 1).map_err(|BudgetExceeded| BodyError::Unread)?;
     while part.remaining() > send.capacity() {
         send.reserve_capacity(part.remaining());
-        let room = match poll_fn(|cx| Poll::Ready(poll_room(send, cx))).await {
-            Poll::Ready(room) => room?,
+        let room = match poll_fn(|cx| Poll::Ready(poll_capacity(send, cx))).await {
+            Poll::Ready(capacity) => capacity?,
             Poll::Pending => {
-                // Until it is read, the other side fills what it may send ahead.
-                let ahead = (!last).then(|| unread.ahead()).transpose();
-                let _ahead = ahead.map_err(|TooMuch| BodyError::Unread)?;
-                poll_fn(|cx| poll_room(send, cx)).await?
+                // Until the receiver reads on, the sender fills its read-ahead window.
+                let read_ahead = (!last).then(|| unread.reserve_read_ahead()).transpose();
+                let _read_ahead = read_ahead.map_err(|BudgetExceeded| BodyError::Unread)?;
+                poll_fn(|cx| poll_capacity(send, cx)).await?
             }
         };
         if room < part.remaining() {
@@ -371,8 +356,11 @@ async fn send_data(
     send.send_data(part, last).map_err(PipeError::Write)
 }
 
-/// How much the receiver takes now; pending while that is nothing.
-fn poll_room(send: &mut SendStream<Piece>, cx: &mut Context<'_>) -> Poll<Result<usize, PipeError>> {
+/// The bytes that the receiver takes now; pending while that is zero.
+fn poll_capacity(
+    send: &mut SendStream<CountedBytes>,
+    cx: &mut Context<'_>,
+) -> Poll<Result<usize, PipeError>> {
     loop {
         let room = send.capacity();
         if room > 0 {

@@ -23,7 +23,7 @@ pub enum NodeError {
 
 /// Why a pod has to wait.
 #[derive(Debug, Error)]
-pub(super) enum Waiting {
+pub(super) enum Reservation {
     #[error("attach it in the kernel")]
     Intercept(#[from] ctrlmesh_intercept::Error),
     #[error("read its policy")]

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::arrivals::Arrivals;
 use super::enrolled::{Complaint, Enrolled, Here, Serving};
-use super::error::{NodeError, Waiting};
+use super::error::{NodeError, Reservation};
 use super::network::{self, Heirloom, NetworkId, Networks};
 use super::pods::{Place, Pod, Taker};
 use super::pulse::Pulse;
@@ -29,7 +29,7 @@ use crate::metrics::Metrics;
 use crate::net::accept::{Acceptor, PodSlot};
 use crate::policy;
 use crate::policy::PodName;
-use crate::session::Served;
+use crate::session::ServedPod;
 use ctrlmesh_intercept::cgroup::Hierarchy;
 use ctrlmesh_intercept::listener::Namespace;
 use ctrlmesh_intercept::{
@@ -83,7 +83,7 @@ pub(super) struct Keeper {
 }
 
 /// Where pods are published, by the slot that a connection names.
-pub type BySlot = watch::Sender<Arc<HashMap<PodSlot, Served>>>;
+pub type BySlot = watch::Sender<Arc<HashMap<PodSlot, ServedPod>>>;
 
 // === impl Keeper ===
 
@@ -253,13 +253,13 @@ impl Keeper {
     }
 
     /// Attaches a pod and takes its connections, as far as that was not done before.
-    fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), Waiting> {
+    fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), Reservation> {
         let slot = match self.pods.get(&pod.name) {
             Some(enrolled) => enrolled.slot,
             None => self.enrol(pod, found)?,
         };
         let (serving, begun) = match &pod.taker {
-            Taker::Sidecar { container: None } => return Err(Waiting::NoSidecar),
+            Taker::Sidecar { container: None } => return Err(Reservation::NoSidecar),
             Taker::Sidecar { .. } => (Serving::Inside, Ok(())),
             Taker::Node => {
                 let (file, network) = self.network(pod)?;
@@ -277,19 +277,19 @@ impl Keeper {
     }
 
     /// The network namespace of a pod that is enrolled.
-    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), Waiting> {
+    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), Reservation> {
         if let Some(file) = &pod.network {
-            let id = NetworkId::of(file).map_err(Waiting::Network)?;
+            let id = NetworkId::of(file).map_err(Reservation::Network)?;
             return Ok((file.clone(), id));
         }
         let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
         let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
         // That of the oldest process: a later one may have gone into one of its own.
         let found = found.into_iter().next().map(|(id, file)| (file, id));
-        found.ok_or_else(|| unseen.map_or(Waiting::NoNetwork, Waiting::Network))
+        found.ok_or_else(|| unseen.map_or(Reservation::NoNetwork, Reservation::Network))
     }
 
-    fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, Waiting> {
+    fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, Reservation> {
         let cgroup = match &pod.place {
             Place::Cgroup(path) => self.hierarchy.cgroup(path)?,
             Place::Uid(uid) => self.hierarchy.pod(uid)?,
@@ -332,10 +332,10 @@ impl Keeper {
         pod: &Pod,
         slot: Slot,
         Here { network, file, gone }: &Here,
-    ) -> Result<(), Waiting> {
+    ) -> Result<(), Reservation> {
         let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
         let history = pod.history(self.state.as_deref());
-        let served = Served { policy, history, gone: Some(gone.clone()) };
+        let served = ServedPod { policy, history, gone: Some(gone.clone()) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;
@@ -361,7 +361,7 @@ impl Keeper {
         gone.cancel();
     }
 
-    fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, Served>)) {
+    fn publish(&self, change: impl FnOnce(&mut HashMap<PodSlot, ServedPod>)) {
         self.served.send_modify(|pods| change(Arc::make_mut(pods)));
     }
 
@@ -381,7 +381,7 @@ impl Keeper {
     }
 
     /// Says what became of a pod, if that is news.
-    fn note(&mut self, name: &PodName, served: Result<(), Waiting>) {
+    fn note(&mut self, name: &PodName, served: Result<(), Reservation>) {
         let Err(error) = served else {
             self.complaints.remove(name);
             return info!(pod = %name, "pod is served");

@@ -11,7 +11,7 @@ use ctrlmesh_common::policy::Redirect;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::error::Waiting;
+use super::error::Reservation;
 use super::pods::{self, Place, Pod, PodsError, Taker};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
@@ -114,11 +114,11 @@ impl Roster {
         metrics: &Arc<Metrics>,
         drain: &Drain,
         gone: &CancellationToken,
-    ) -> Result<Current, Waiting> {
+    ) -> Result<Current, Reservation> {
         if let Self::Manager(followed) = self {
             let told: watch::Receiver<Arc<Told>> = followed.told.clone();
             let policy = subscription::policy_now(pod.name.clone(), told, metrics, drain, gone);
-            return policy.ok_or(Waiting::Untold);
+            return policy.ok_or(Reservation::Untold);
         }
         let name = pod.name.to_string();
         Ok(policy::enforce(pod.policy.clone(), name, metrics, drain, gone.clone())?)

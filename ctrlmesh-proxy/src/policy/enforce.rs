@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::{Current, LoadError, Source, follow, load};
-use crate::drain::Drain;
 use crate::metrics::Metrics;
+use ctrlmesh_runtime::drain::Drain;
 
 /// Brings the policy of `pod` into force and follows its source until shutdown, or until the pod is `gone`. Without a
 /// source everything passes.

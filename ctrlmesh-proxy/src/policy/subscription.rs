@@ -25,9 +25,9 @@ use super::api_servers::Servers;
 use super::enforce::show;
 use super::store::{Held, Store, Told};
 use super::{Current, PodName, StoreError};
-use crate::drain::Drain;
 use crate::manager_client::{ConnectError, Manager};
 use crate::metrics::{ManagerMetrics, Metrics};
+use ctrlmesh_runtime::drain::Drain;
 
 /// The longest wait before the first attempt after a stream has ended.
 const FIRST_WAIT: Duration = Duration::from_secs(2);

@@ -26,13 +26,13 @@ use crate::serve::lock;
 use crate::serve::lock::LockedError;
 use crate::serve::refuse;
 use crate::serve::reply::{Content, Counted, Reply};
-use crate::serve::wait_time::Waits;
+use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
 use crate::upstream::SendError;
 use crate::watch::splice;
-use crate::watch::splice::Kept;
+use crate::watch::splice::RequestTemplate;
 use crate::watch::upgraded::UpgradedWatch;
-use crate::watch::{Asked, Unreadable, Watch};
+use crate::watch::{UnreadableFrames, Watch, WatchRequest};
 
 /// When to come back after the API server could not be reached.
 const RETRY_AFTER_SECONDS: u32 = 1;
@@ -70,13 +70,13 @@ struct Extra {
     /// Held while a list is read under the policy.
     reading: Option<Reading>,
     /// What an open watch will need when the policy changes.
-    watch: Option<Asked>,
+    watch: Option<WatchRequest>,
     /// Whether it is for a list.
     is_list: bool,
     /// Whether the response may take as long as it likes.
     long_running: bool,
     /// What of its time the proxy did not spend itself.
-    waits: Waits,
+    waits: WaitTime,
 }
 
 impl Session {
@@ -134,7 +134,7 @@ impl Session {
         if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
             self.policy.answered(reading, info);
         }
-        let waits = Waits::default();
+        let waits = WaitTime::default();
         let waited = extra.waits.total();
         let response = self.finish(response, extra, &waits).await;
         let took = took + answered.elapsed();
@@ -150,7 +150,7 @@ impl Session {
         target: &PathAndQuery,
     ) -> Result<(Request<Relay>, Extra), Failure> {
         let metrics = &self.server.metrics;
-        let waits = Waits::default();
+        let waits = WaitTime::default();
         let mut reading = info.is_collection().then(|| {
             let of = ReadOf::resource(info.api_group(), info.resource());
             self.policy.read(of)
@@ -201,15 +201,16 @@ impl Session {
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
         in_force: Reading,
-    ) -> Result<Asked, Failure> {
-        let kept = Kept::of(request, target.clone()).counted(self.counted.unread.backlog());
+    ) -> Result<WatchRequest, Failure> {
+        let kept =
+            RequestTemplate::new(request, target.clone()).reserved(self.resources.unread.budget());
         let kept = kept.ok_or(Failure::Busy)?;
         match self.policy.suspects(in_force.policy(), info) {
             // Nothing could be sent before the first message of an upgraded one.
             Ok(suspects)
                 if suspects.is_empty() || headers::upgrade(request.headers()).is_none() =>
             {
-                Ok(Asked { kept, in_force, suspects })
+                Ok(WatchRequest { template: kept, in_force, suspects })
             }
             _ => Err(self.late(&kept).await),
         }
@@ -223,10 +224,10 @@ impl Session {
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
         in_force: Option<&Reading>,
-        waits: &Waits,
-    ) -> Result<Option<Asked>, Failure> {
+        waits: &WaitTime,
+    ) -> Result<Option<WatchRequest>, Failure> {
         let Some(in_force) = in_force else { return Ok(None) };
-        let kept = || Kept::of(request, target.clone());
+        let kept = || RequestTemplate::new(request, target.clone());
         if decide::goes_on_from(info).is_some() {
             return match self.policy.suspects(in_force.policy(), info) {
                 Ok(suspects) if suspects.is_empty() => Ok(None),
@@ -234,14 +235,14 @@ impl Session {
             };
         }
         if info.is_paged() && !self.policy.unread(in_force.policy(), info).is_empty() {
-            waits.on(Box::pin(splice::clear(self, &kept()))).await;
+            waits.measure(Box::pin(splice::clear(self, &kept()))).await;
         }
         Ok(None)
     }
 
     /// What a client hears whose watch cannot be led over, or whose list cannot go on. It lists next, and what it goes on from then is not suspected
     /// once it is newer than what is asked for here.
-    async fn late(&self, kept: &Kept) -> Failure {
+    async fn late(&self, kept: &RequestTemplate) -> Failure {
         Box::pin(splice::clear(self, kept)).await;
         Failure::Late
     }
@@ -251,13 +252,13 @@ impl Session {
         self: &Rc<Self>,
         mut response: Response<Relay>,
         extra: Extra,
-        waits: &Waits,
+        waits: &WaitTime,
     ) -> Result<Response<Content>, Failure> {
         match (extra.watch, extra.rename) {
             (Some(asked), rename) if response.status() == StatusCode::OK => {
                 match Watch::new(self.clone(), asked, response, rename) {
                     Ok(watch) => Ok(watch.map(Content::Watch)),
-                    Err(Unreadable(kept)) => Err(self.late(&kept).await),
+                    Err(UnreadableFrames(kept)) => Err(self.late(&kept).await),
                 }
             }
             (Some(asked), _) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -266,7 +267,7 @@ impl Session {
             }
             (_, Some(rename)) => {
                 let deadline = self.server.response_timeout;
-                let room = &self.counted.room;
+                let room = &self.resources.collect;
                 let renaming =
                     Box::pin(lock::response(response, &rename, extra.is_list, room, waits));
                 let renamed = time::timeout(deadline, renaming).await;

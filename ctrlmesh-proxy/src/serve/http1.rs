@@ -51,7 +51,7 @@ struct Exchanges {
 /// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let progress = Arc::<HeadProgress>::default();
-    let backlog = session.counted.unread.backlog();
+    let backlog = session.resources.unread.budget();
     let stream = Looked::new(stream, progress.clone(), backlog);
     let exchanges = Rc::new(Exchanges { requests: Cell::default(), progress });
     let service = {
@@ -172,7 +172,7 @@ fn switch(
         };
         let replaced = async {
             match &watch {
-                Some(watch) => watch.replaced(&session).await,
+                Some(watch) => watch.outdated(&session).await,
                 None => future::pending().await,
             }
         };

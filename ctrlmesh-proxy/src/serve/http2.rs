@@ -22,8 +22,8 @@ use tracing::debug;
 
 use crate::metrics::ClientError;
 use crate::net::body;
-use crate::net::body::{Piece, Relay, TooMuch};
-use crate::net::memory_budget::Waiting;
+use crate::net::body::{BudgetExceeded, CountedBytes, Relay};
+use crate::net::memory_budget::Reservation;
 use crate::net::tls::stream::{BatchedStream, ServerStream};
 use crate::serve::exchange::Abort;
 use crate::serve::http2::frames::Frames;
@@ -38,10 +38,10 @@ const MAX_HEAD_BYTES: u32 = 1 << 20;
 /// and where a client asks more than that at once, it has further connections.
 const MAX_STREAMS: u32 = 250;
 
-/// Room for one request's body.
+/// CollectBudget for one request's body.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// Room for all requests' bodies of a connection: this bounds what one client can make the proxy keep.
+/// CollectBudget for all requests' bodies of a connection: this bounds what one client can make the proxy keep.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 
 /// How much of a response may wait to be written.
@@ -56,17 +56,17 @@ const UNNAMED: &str = "kubernetes.default.svc";
 /// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let server = session.server.clone();
-    let (stream, turns) = BatchedStream::new(stream);
+    let (stream, driver) = BatchedStream::new(stream);
     let frames = Rc::<RefCell<Frames>>::default();
-    let backlog = session.counted.unread.backlog();
+    let backlog = session.resources.unread.budget();
     let stream = Looked::new(stream, frames.clone(), backlog);
     let Some(handshake) =
-        server.in_time(deadline, Box::pin(builder().handshake::<_, Piece>(stream))).await
+        server.in_time(deadline, Box::pin(builder().handshake::<_, CountedBytes>(stream))).await
     else {
         return;
     };
     let ended = match handshake {
-        Ok(connection) => Box::pin(run(&session, connection, turns, &frames, deadline)).await,
+        Ok(connection) => Box::pin(run(&session, connection, driver, &frames, deadline)).await,
         Err(error) => Err(error),
     };
     if let Err(error) = ended {
@@ -79,8 +79,11 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
 
 async fn run(
     session: &Rc<Session>,
-    mut connection: Connection<Looked<BatchedStream<ServerConnection>, Rc<RefCell<Frames>>>, Piece>,
-    turns: BatchedStream<ServerConnection>,
+    mut connection: Connection<
+        Looked<BatchedStream<ServerConnection>, Rc<RefCell<Frames>>>,
+        CountedBytes,
+    >,
+    driver: BatchedStream<ServerConnection>,
     frames: &RefCell<Frames>,
     deadline: Instant,
 ) -> Result<(), h2::Error> {
@@ -103,7 +106,7 @@ async fn run(
                 asked = true;
                 connection.graceful_shutdown();
             }
-            let accepted = turns.turn(cx, |cx| connection.poll_accept(cx)).map(Ok);
+            let accepted = driver.poll_batched(cx, |cx| connection.poll_accept(cx)).map(Ok);
             let frames = frames.borrow();
             if flood.is_one(frames.settings()) {
                 return Poll::Ready(Err(ClientError::Protocol));
@@ -189,7 +192,7 @@ impl Patience {
 async fn answer(
     session: Rc<Session>,
     request: Request<RecvStream>,
-    mut respond: SendResponse<Piece>,
+    mut respond: SendResponse<CountedBytes>,
 ) {
     let Ok(waits) = awaited(&session, &request) else {
         return respond.send_reset(Reason::ENHANCE_YOUR_CALM);
@@ -220,7 +223,10 @@ async fn answer(
 }
 
 /// Counts what may come of a request's body before the API server is asked for it; fails where too much waits already.
-fn awaited(session: &Session, request: &Request<RecvStream>) -> Result<Option<Waiting>, TooMuch> {
+fn awaited(
+    session: &Session,
+    request: &Request<RecvStream>,
+) -> Result<Option<Reservation>, BudgetExceeded> {
     if request.body().is_end_stream() {
         return Ok(None);
     }
@@ -228,7 +234,7 @@ fn awaited(session: &Session, request: &Request<RecvStream>) -> Result<Option<Wa
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     let window = STREAM_WINDOW_BYTES as usize;
     let most = length.unwrap_or(window).min(window);
-    session.counted.unread.backlog().wait(most).map(Some).ok_or(TooMuch)
+    session.resources.unread.budget().reserve(most).map(Some).ok_or(BudgetExceeded)
 }
 
 /// Where a client says only by a header whom it asks, as Go's servers let it, says it as HTTP/2 does.
@@ -245,7 +251,7 @@ fn name_authority(request: &mut Request<Relay>) {
 async fn send(
     head: Response<()>,
     body: Reply,
-    respond: &mut SendResponse<Piece>,
+    respond: &mut SendResponse<CountedBytes>,
 ) -> Result<(), body::PipeError> {
     let unread = body.unread().clone();
     let ends = body.is_end_stream();
@@ -255,7 +261,7 @@ async fn send(
 
 /// What `work` gives, unless the client gives the request up.
 async fn unless_reset<T>(
-    respond: &RefCell<SendResponse<Piece>>,
+    respond: &RefCell<SendResponse<CountedBytes>>,
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let mut work = pin!(work);

@@ -25,9 +25,9 @@ use crate::serve::explain;
 use crate::serve::headers;
 use crate::serve::lock_list::List;
 use crate::serve::reply::Content;
-use crate::serve::wait_time::Waits;
+use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
-use crate::session::collect_budget::Room;
+use crate::session::collect_budget::CollectBudget;
 
 /// The longest list that is held as a whole, in bytes.
 const SHORT_BYTES: usize = 128 << 10;
@@ -85,7 +85,7 @@ pub(super) async fn request(
     request: Request<Relay>,
     info: &RequestInfo<'_>,
     plan: &LockPlan,
-    waits: &Waits,
+    waits: &WaitTime,
 ) -> Result<Request<Relay>, LockedError> {
     if info.is_watch() && headers::upgrade(request.headers()).is_some() {
         return Err(LockedError::Upgraded);
@@ -94,8 +94,8 @@ pub(super) async fn request(
     if !plan.in_body {
         return Ok(request);
     }
-    let (room, deadline) = (&session.counted.room, session.server.response_timeout);
-    whole(request, info.verb(), &plan.rename, deadline, room, waits).await
+    let (budget, deadline) = (&session.resources.collect, session.server.response_timeout);
+    whole(request, info.verb(), &plan.rename, deadline, budget, waits).await
 }
 
 /// Renames in a request's body, which the client sends in time.
@@ -104,12 +104,12 @@ async fn whole(
     verb: &str,
     rename: &Rename,
     deadline: Duration,
-    room: &Room,
-    waits: &Waits,
+    budget: &CollectBudget,
+    waits: &WaitTime,
 ) -> Result<Request<Relay>, LockedError> {
     let (mut head, body) = request.into_parts();
     let deadline = deadline.min(BODY_PATIENCE);
-    let collected = waits.on(time::timeout(deadline, collect(body, room))).await;
+    let collected = waits.measure(time::timeout(deadline, collect(body, budget))).await;
     let bytes = collected.map_err(|_elapsed| LockedError::Slow { deadline })??;
     let renamed = renamed(&head.headers, &bytes, rename)?;
     if matches!(renamed, Cow::Owned(_)) {
@@ -125,8 +125,8 @@ pub(super) async fn response(
     response: Response<Relay>,
     rename: &Rename,
     is_list: bool,
-    room: &Room,
-    waits: &Waits,
+    budget: &CollectBudget,
+    waits: &WaitTime,
 ) -> Result<Response<Content>, LockedError> {
     let (mut head, body) = response.into_parts();
     let encoding = match encoding(&head.headers) {
@@ -146,7 +146,7 @@ pub(super) async fn response(
         head.headers.remove(header::CONTENT_LENGTH);
         return Ok(Response::from_parts(head, Content::Items(Box::new(List::new(items, body)))));
     }
-    let bytes = waits.on(collect(body, room)).await?;
+    let bytes = waits.measure(collect(body, budget)).await?;
     if bytes.is_empty() {
         return Ok(Response::from_parts(head, Content::Plain(Relay::Empty)));
     }
@@ -189,15 +189,15 @@ fn renamed<'b>(
 }
 
 /// A whole body. Whoever waits for it says how long.
-async fn collect(mut body: Relay, room: &Room) -> Result<Bytes, LockedError> {
-    let mut held = room.begin();
+async fn collect(mut body: Relay, budget: &CollectBudget) -> Result<Bytes, LockedError> {
+    let mut held = budget.start();
     let mut pieces = BytesMut::new();
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame.map_err(|_broken| LockedError::Broken)?.into_data() {
             if pieces.len() + data.len() > lock::MAX_BODY_BYTES {
                 return Err(LockedError::TooLarge);
             }
-            if !held.more(data.len()) {
+            if !held.grow(data.len()) {
                 return Err(LockedError::Busy);
             }
             pieces.extend_from_slice(&data);

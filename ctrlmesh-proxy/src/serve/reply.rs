@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use crate::metrics::{Outcome, Verb};
-use crate::net::body::{BodyError, Piece, Relay, TooMuch, Unread};
+use crate::net::body::{BodyError, BudgetExceeded, CountedBytes, Relay, UnreadBytes};
 use crate::serve::lock_list::List;
 use crate::session::Session;
 use crate::watch::Watch;
@@ -50,8 +50,8 @@ pub(super) struct Pieces(pub(super) Reply);
 
 impl Reply {
     /// Where what its client has not read yet is counted.
-    pub(super) fn unread(&self) -> &Rc<Unread> {
-        &self.counted.session.counted.unread
+    pub(super) fn unread(&self) -> &Rc<UnreadBytes> {
+        &self.counted.session.resources.unread
     }
 }
 
@@ -100,25 +100,25 @@ impl Drop for Reply {
 
 // === impl Pieces ===
 
-/// How often a part of a body counts: as much again is read ahead.
-const TIMES: usize = 2;
+/// Each part of a body counts twice: hyper reads as much again ahead.
+const COPIES: usize = 2;
 
 impl Body for Pieces {
-    type Data = Piece;
+    type Data = CountedBytes;
     type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Piece>, BodyError>>> {
+    ) -> Poll<Option<Result<Frame<CountedBytes>, BodyError>>> {
         let reply = &mut self.get_mut().0;
         let Some(frame) = ready!(Pin::new(&mut *reply).poll_frame(cx)?) else {
             return Poll::Ready(None);
         };
-        let piece = frame.into_data().map(|data| reply.unread().piece(data, TIMES));
+        let piece = frame.into_data().map(|data| reply.unread().count_bytes(data, COPIES));
         Poll::Ready(match piece {
             Ok(Ok(piece)) => Some(Ok(Frame::data(piece))),
-            Ok(Err(TooMuch)) => Some(Err(BodyError::Unread)),
+            Ok(Err(BudgetExceeded)) => Some(Err(BodyError::Unread)),
             Err(frame) => frame.into_trailers().ok().map(|trailers| Ok(Frame::trailers(trailers))),
         })
     }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::net::memory_budget::{Backlog, Waiting};
+use crate::net::memory_budget::{MemoryBudget, Reservation};
 
 /// At most this much counts as a head: no longer one is taken.
 const MOST_BYTES: usize = 1 << 20;
@@ -29,12 +29,12 @@ pub(super) trait HeadObserver {
 pub(super) struct Looked<S, O> {
     stream: S,
     observer: O,
-    head: Waiting,
+    head: Reservation,
 }
 
 impl<S, O> Looked<S, O> {
-    pub(super) fn new(stream: S, observer: O, backlog: &Arc<Backlog>) -> Self {
-        Self { stream, observer, head: backlog.nothing() }
+    pub(super) fn new(stream: S, observer: O, backlog: &Arc<MemoryBudget>) -> Self {
+        Self { stream, observer, head: backlog.empty_reservation() }
     }
 }
 
@@ -42,12 +42,12 @@ impl<S, O: HeadObserver> Looked<S, O> {
     /// Counts the head that is not whole; whether there is room for it.
     fn count(&mut self) -> bool {
         let unfinished = self.observer.unfinished_bytes().min(MOST_BYTES);
-        self.head.set(if unfinished > UNCOUNTED_BYTES { unfinished } else { 0 })
+        self.head.resize(if unfinished > UNCOUNTED_BYTES { unfinished } else { 0 })
     }
 
     /// Counts a head no longer that is whole by now, which is so once it is answered.
     fn settle(&mut self) {
-        if !self.head.is_nothing() {
+        if !self.head.is_empty() {
             // Less always fits.
             let _fits = self.count();
         }

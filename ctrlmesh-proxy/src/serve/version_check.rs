@@ -1,4 +1,4 @@
-//! What does the policy make of a request, where that follows from when it changed?
+//! Decides about requests for which it matters at which version the policy changed.
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_request::decide;
@@ -9,38 +9,43 @@ use http::uri::PathAndQuery;
 use tracing::debug;
 
 use crate::net::body::Relay;
-use crate::serve::wait_time::Waits;
+use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
 use crate::watch::splice;
-use crate::watch::splice::Kept;
+use crate::watch::splice::RequestTemplate;
 
 impl Session {
-    /// Decides about one request. What follows from the version at which the policy changed holds only where the
-    /// versions of the resource compare with it, for which the API server is asked once.
+    /// A decision by the version at which the policy changed holds only where the resource's versions compare with it.
+    /// The proxy asks the API server for that once for each change and resource.
     pub(super) async fn decide(
         &self,
         policy: &Policy,
         request: &Request<Relay>,
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
-        waits: &Waits,
+        waits: &WaitTime,
     ) -> Decision {
         let decision = decide::decide(policy, info);
         let Some(changed_at) = decision.dated() else { return decision };
         let compare = if let Some(compare) = self.policy.compare(info, changed_at) {
             compare
         } else {
-            let kept = Kept::of(request, target.clone());
-            waits.on(Box::pin(self.find_out(&kept, info, changed_at))).await
+            let template = RequestTemplate::new(request, target.clone());
+            waits.measure(Box::pin(self.versions_compare(&template, info, changed_at))).await
         };
         if compare { decision } else { decide::decide_undated(policy, info) }
     }
 
-    /// Whether the newest version of a resource is one from after the change, as it is where they compare. Where the API
-    /// server does not say, what the policy says holds.
-    async fn find_out(&self, kept: &Kept, info: &RequestInfo<'_>, changed_at: u64) -> bool {
-        let Ok(newest) = Box::pin(splice::version(self, kept, info)).await else {
-            debug!("the API server does not say of which version it is");
+    /// Versions compare where the resource's newest version is from after the change. Where the API server does not tell,
+    /// they are taken to.
+    async fn versions_compare(
+        &self,
+        template: &RequestTemplate,
+        info: &RequestInfo<'_>,
+        changed_at: u64,
+    ) -> bool {
+        let Ok(newest) = Box::pin(splice::version(self, template, info)).await else {
+            debug!("the API server does not tell its version");
             return true;
         };
         let compare = self.policy.found(info, changed_at, newest);

@@ -1,62 +1,58 @@
-//! How much of bodies may be held at once?
+//! Bounds the memory for bodies that are read whole, such as leader-election locks.
 //!
-//! What is held whole is bounded for a connection, for its pod and for the thread: who does not finish what it sends takes
-//! the room of nobody else.
+//! Each connection, pod and thread has a limit, so a client that does not finish its body blocks nobody else.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 use crate::net::accept::PodSlot;
 
-/// How much is held for a client connection, in bytes: two of the longest bodies, and small ones beside them.
+/// Two of the longest bodies, and small ones beside them.
 const MAX_CONNECTION_BYTES: usize = 8 << 20;
 
-/// How much is held for a pod on a thread, in bytes, where a process serves many.
+/// For each pod on a thread, in node mode.
 const MAX_POD_BYTES: usize = 16 << 20;
 
-/// How much a thread holds, in bytes.
 const MAX_THREAD_BYTES: usize = 64 << 20;
 
 thread_local! {
     static THREAD: RefCell<Thread> = RefCell::default();
 }
 
-/// What a thread holds now, and for whom.
 #[derive(Default)]
 struct Thread {
     bytes: usize,
+    /// The bytes of each pod, in node mode.
     pods: HashMap<PodSlot, usize>,
 }
 
-/// What is held for a client connection now.
+/// The budget of one client connection.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct CollectBudget {
     pod: Option<PodSlot>,
     bytes: Cell<usize>,
 }
 
-/// A share of what is held, given back when it is dropped.
+/// Bytes of a budget, released on drop.
 #[derive(Debug)]
-pub(crate) struct Held<'r> {
-    room: &'r Room,
+pub(crate) struct CollectedBytes<'b> {
+    budget: &'b CollectBudget,
     bytes: usize,
 }
 
-// === impl Room ===
+// === impl CollectBudget ===
 
-impl Room {
-    /// For a connection of `pod`, where the process serves many.
-    pub(crate) fn of(pod: Option<PodSlot>) -> Self {
+impl CollectBudget {
+    /// `pod` is `None` in a sidecar.
+    pub(crate) fn new(pod: Option<PodSlot>) -> Self {
         Self { pod, bytes: Cell::default() }
     }
 
-    /// Nothing yet.
-    pub(crate) fn begin(&self) -> Held<'_> {
-        Held { room: self, bytes: 0 }
+    pub(crate) fn start(&self) -> CollectedBytes<'_> {
+        CollectedBytes { budget: self, bytes: 0 }
     }
 
-    /// Takes room; whether there was so much.
-    fn take(&self, bytes: usize) -> bool {
+    fn acquire(&self, bytes: usize) -> bool {
         THREAD.with_borrow_mut(|thread| {
             let connection = self.bytes.get() + bytes;
             let pod =
@@ -76,7 +72,7 @@ impl Room {
         })
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.bytes.set(self.bytes.get() - bytes);
         THREAD.with_borrow_mut(|thread| {
             thread.bytes -= bytes;
@@ -92,21 +88,21 @@ impl Room {
     }
 }
 
-// === impl Held ===
+// === impl CollectedBytes ===
 
-impl Held<'_> {
-    /// Holds so much more, if there is room.
+impl CollectedBytes<'_> {
+    /// Changes nothing, and returns false, where `bytes` more exceed a limit.
     #[must_use]
-    pub(crate) fn more(&mut self, bytes: usize) -> bool {
-        let fits = self.room.take(bytes);
+    pub(crate) fn grow(&mut self, bytes: usize) -> bool {
+        let fits = self.budget.acquire(bytes);
         self.bytes += if fits { bytes } else { 0 };
         fits
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for CollectedBytes<'_> {
     fn drop(&mut self) {
-        self.room.give_back(self.bytes);
+        self.budget.release(self.bytes);
     }
 }
 
@@ -117,34 +113,36 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn a_connection_that_holds_too_much_leaves_room_to_the_others_of_its_pod() {
-        let (one, other) = (Room::of(None), Room::of(None));
-        let mut held = one.begin();
-        assert!(held.more(MAX_CONNECTION_BYTES) && !held.more(1));
-        assert!(!one.begin().more(1));
-        assert!(other.begin().more(3 * MIB));
+    fn a_connection_is_held_to_its_limit() {
+        let (one, other) = (CollectBudget::new(None), CollectBudget::new(None));
+        let mut held = one.start();
+        assert!(held.grow(MAX_CONNECTION_BYTES) && !held.grow(1));
+        assert!(!one.start().grow(1));
+        assert!(other.start().grow(3 * MIB));
         drop(held);
-        assert!(one.begin().more(3 * MIB));
+        assert!(one.start().grow(3 * MIB));
     }
 
     #[test]
-    fn a_pod_that_holds_too_much_leaves_room_to_the_others() {
-        let rooms: Vec<Room> = (0..8).map(|_| Room::of(Some(PodSlot(1)))).collect();
-        let mut held: Vec<_> = rooms.iter().map(Room::begin).collect();
-        let taken = held.iter_mut().filter_map(|held| held.more(4 * MIB).then_some(())).count();
+    fn a_pod_is_held_to_its_limit() {
+        let budgets: Vec<CollectBudget> =
+            (0..8).map(|_| CollectBudget::new(Some(PodSlot(1)))).collect();
+        let mut held: Vec<_> = budgets.iter().map(CollectBudget::start).collect();
+        let taken = held.iter_mut().filter_map(|held| held.grow(4 * MIB).then_some(())).count();
         assert_eq!(taken, MAX_POD_BYTES / (4 * MIB));
-        let other = Room::of(Some(PodSlot(2)));
-        assert!(other.begin().more(3 * MIB));
+        let other = CollectBudget::new(Some(PodSlot(2)));
+        assert!(other.start().grow(3 * MIB));
         drop(held);
-        assert!(rooms[7].begin().more(3 * MIB));
+        assert!(budgets[7].start().grow(3 * MIB));
         THREAD.with_borrow(|thread| assert!(thread.bytes == 0 && thread.pods.is_empty()));
     }
 
     #[test]
-    fn what_a_thread_holds_is_bounded_whoever_asks() {
-        let rooms: Vec<Room> = (0..20).map(|slot| Room::of(Some(PodSlot(slot)))).collect();
-        let mut held: Vec<_> = rooms.iter().map(Room::begin).collect();
-        let taken = held.iter_mut().filter_map(|held| held.more(8 * MIB).then_some(())).count();
+    fn a_thread_is_held_to_its_limit() {
+        let budgets: Vec<CollectBudget> =
+            (0..20).map(|slot| CollectBudget::new(Some(PodSlot(slot)))).collect();
+        let mut held: Vec<_> = budgets.iter().map(CollectBudget::start).collect();
+        let taken = held.iter_mut().filter_map(|held| held.grow(8 * MIB).then_some(())).count();
         assert_eq!(taken, MAX_THREAD_BYTES / (8 * MIB));
     }
 }

@@ -1,4 +1,4 @@
-//! Which policy is in force for this connection?
+//! The policy as one client connection sees it.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -9,76 +9,72 @@ use ctrlmesh_common::policy::Policy;
 use ctrlmesh_request::decide;
 use ctrlmesh_request::request::RequestInfo;
 
-use crate::drain::Drain;
 use crate::policy::{Current, Forgotten, History, InForce, ReadOf, Reading, Unread};
+use ctrlmesh_runtime::drain::Drain;
 
-/// The policy as one client connection sees it. As long as it does not change, looking at it takes no lock.
+/// The policy in force. As long as it does not change, reading it takes no lock.
 #[derive(Debug)]
-pub(crate) struct View {
-    seen: RefCell<Seen>,
+pub(crate) struct PolicyView {
+    snapshot: RefCell<Snapshot>,
     history: Arc<History>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct Snapshot {
     current: Current,
-    held: Arc<Policy>,
+    policy: Arc<Policy>,
     in_force: Arc<InForce>,
-    /// Of what it is known that somebody was answered under it, by group and name.
+    /// The resources, by group and name, of which the history knows that they were answered under this policy.
     answered: Vec<(String, String)>,
 }
 
-impl View {
-    /// Sees what `current` holds.
-    pub(crate) fn of(mut current: Current, history: Arc<History>) -> Self {
-        let held = current.borrow_and_update().clone();
-        let in_force = history.in_force(&held);
-        let seen = Seen { current, held, in_force, answered: Vec::new() };
-        Self { seen: RefCell::new(seen), history }
+impl PolicyView {
+    pub(crate) fn new(mut current: Current, history: Arc<History>) -> Self {
+        let policy = current.borrow_and_update().clone();
+        let in_force = history.in_force(&policy);
+        let snapshot = Snapshot { current, policy, in_force, answered: Vec::new() };
+        Self { snapshot: RefCell::new(snapshot), history }
     }
 
-    /// What is in force now.
     pub(crate) fn current(&self) -> Arc<InForce> {
-        let seen = &mut *self.seen.borrow_mut();
-        // Closed at shutdown: the last one stays.
-        if seen.current.has_changed().unwrap_or(true) {
-            seen.takes_another(&self.history);
+        let snapshot = &mut *self.snapshot.borrow_mut();
+        // Closed at shutdown: the last policy stays.
+        if snapshot.current.has_changed().unwrap_or(true) {
+            snapshot.refresh(&self.history);
         }
-        seen.in_force.clone()
+        snapshot.in_force.clone()
     }
 
-    /// The same for who reads a collection under it.
+    /// Registers a reader of a collection under the current policy.
     pub(crate) fn read(&self, of: ReadOf) -> Reading {
         loop {
             let reading = self.current().read(of);
-            // Replaced meanwhile: who replaced it may not have seen that it is read.
-            if !self.seen.borrow_mut().takes_another(&self.history) {
+            // Where the policy was replaced meanwhile, that may have happened without notice of this reader.
+            if !self.snapshot.borrow_mut().refresh(&self.history) {
                 return reading;
             }
         }
     }
 
-    /// Whether something else than `policy` is in force now.
     pub(crate) fn has_changed_since(&self, policy: &Arc<InForce>) -> bool {
         !Arc::ptr_eq(&self.current(), policy)
     }
 
-    /// Says that the API server answered who reads. As long as that is known, it takes no lock.
+    /// Records that the API server answered a reader. Takes no lock where that is known already.
     pub(crate) fn answered(&self, reading: &Reading, info: &RequestInfo<'_>) {
-        let Seen { in_force, answered, .. } = &mut *self.seen.borrow_mut();
+        let Snapshot { in_force, answered, .. } = &mut *self.snapshot.borrow_mut();
         let (group, resource) = (info.api_group(), info.resource());
-        let now = Arc::ptr_eq(in_force, reading.policy());
-        if now && answered.iter().any(|(one, other)| one == group && other == resource) {
+        let is_current = Arc::ptr_eq(in_force, reading.policy());
+        if is_current && answered.iter().any(|(one, other)| one == group && other == resource) {
             return;
         }
         reading.answered(group, resource);
-        if now {
+        if is_current {
             answered.push((group.to_owned(), resource.to_owned()));
         }
     }
 
-    /// Earlier policies under which a client may have read what it goes on from, when it asks for a watch or for a
-    /// further page.
+    /// Earlier policies under which a client may have read the version that its watch or next page continues from.
     pub(crate) fn suspects(
         &self,
         now: &InForce,
@@ -88,40 +84,40 @@ impl View {
             Some(version) => {
                 self.history.suspects(now, (info.api_group(), info.resource()), version)
             }
-            // It is sent all that there is.
+            // The client is sent the whole collection.
             None => Ok(Vec::new()),
         }
     }
 
-    /// Of which earlier policies it is to be asked how far was read under them.
+    /// Earlier policies of which it is not known up to which version clients read under them.
     pub(crate) fn unread(&self, now: &InForce, info: &RequestInfo<'_>) -> Vec<Unread> {
         self.history.unread(now, (info.api_group(), info.resource()))
     }
 
-    /// Says how far was read under them.
+    /// Records that clients read under those policies up to `version` at most.
     pub(crate) fn was_read_until(&self, unread: &[Unread], info: &RequestInfo<'_>, version: u64) {
         self.history.was_read_until(unread, (info.api_group(), info.resource()), version);
     }
 
-    /// Whether versions of what is asked for compare with the one at which the policy changed, where that is known.
+    /// Whether versions of the resource compare with the one at which the policy changed; `None` if not known yet.
     pub(crate) fn compare(&self, info: &RequestInfo<'_>, changed_at: u64) -> Option<bool> {
         self.history.compare((info.api_group(), info.resource()), changed_at)
     }
 
-    /// Takes in the newest version of what is asked for; whether they compare.
+    /// Records the newest version of the resource, and returns whether its versions compare with `changed_at`.
     pub(crate) fn found(&self, info: &RequestInfo<'_>, changed_at: u64, newest: u64) -> bool {
         self.history.found((info.api_group(), info.resource()), changed_at, newest)
     }
 
-    /// Completes at the next change, or when shutdown begins.
-    pub(crate) fn alarm(&self, drain: &Drain) -> Pin<Box<dyn Future<Output = ()>>> {
-        let mut current = self.seen.borrow().current.clone();
+    /// Completes at the next change of the policy, or when shutdown begins.
+    pub(crate) fn change_or_shutdown(&self, drain: &Drain) -> Pin<Box<dyn Future<Output = ()>>> {
+        let mut current = self.snapshot.borrow().current.clone();
         let drain = drain.clone();
         Box::pin(async move {
             tokio::select! {
                 () = drain.started() => {}
                 changed = current.changed() => if changed.is_err() {
-                    // Nobody changes it any more.
+                    // The policy's source has ended.
                     drain.started().await;
                 }
             }
@@ -129,21 +125,22 @@ impl View {
     }
 }
 
-// === impl Seen ===
+// === impl Snapshot ===
 
-impl Seen {
-    /// Takes what the channel holds, where that is something else, whatever the channel says of its changes.
-    fn takes_another(&mut self, history: &History) -> bool {
-        let Self { current, held, in_force, answered } = self;
+impl Snapshot {
+    /// Takes the channel's policy, and returns whether it is another. The channel's own change mark does not count: a
+    /// sender may replace a policy without it.
+    fn refresh(&mut self, history: &History) -> bool {
+        let Self { current, policy, in_force, answered } = self;
         let latest = {
             let latest = current.borrow_and_update();
-            if Arc::ptr_eq(&latest, held) {
+            if Arc::ptr_eq(&latest, policy) {
                 return false;
             }
             latest.clone()
         };
         *in_force = history.in_force(&latest);
-        *held = latest;
+        *policy = latest;
         answered.clear();
         true
     }
@@ -160,12 +157,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_that_was_replaced_without_a_word_is_read_all_the_same() {
+    fn a_policy_replaced_without_notice_is_read() {
         let (done, read) = mpsc::channel();
-        // One that goes round for ever goes on in its thread, not in this one.
+        // In a thread of its own, because a failing view would loop for ever.
         thread::spawn(move || {
             let (sender, current) = watch::channel(Arc::<Policy>::default());
-            let view = View::of(current, Arc::default());
+            let view = PolicyView::new(current, Arc::default());
             let silently = Arc::new(Policy { epoch: 7, ..Policy::default() });
             sender.send_if_modified(|policy| {
                 *policy = silently;

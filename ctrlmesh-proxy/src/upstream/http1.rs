@@ -1,4 +1,4 @@
-//! Connections that carry one request at a time.
+//! Pool of HTTP/1.1 connections to the API server.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -9,47 +9,44 @@ use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::net::body::{Relay, Share};
-use crate::upstream;
+use crate::net::body::{Relay, StreamPermit};
 use crate::upstream::{Dialer, SendError, Target};
 
-/// The size of a response's head that the proxy still takes: what clients in Go take.
+/// The largest head of a response: what clients in Go take.
 const MAX_HEAD_BYTES: usize = 1 << 20;
 
-/// Connections of one client connection.
+/// The HTTP/1.1 connections of one client connection.
 #[derive(Debug)]
 pub struct Pool {
     dialer: Rc<Dialer>,
     target: Target,
-    idle: RefCell<Vec<Lane>>,
+    idle: RefCell<Vec<PooledConnection>>,
 }
 
-/// One connection.
 #[derive(Debug)]
-struct Lane {
+struct PooledConnection {
     send: http1::SendRequest<Relay>,
-    /// How many responses are still being read from it: none or one.
-    used: Rc<Cell<usize>>,
+    /// Responses that are still being read: none or one.
+    open_streams: Rc<Cell<usize>>,
 }
 
 impl Pool {
-    /// No connection yet.
     pub fn new(dialer: Rc<Dialer>, target: Target) -> Self {
         Self { dialer, target, idle: RefCell::default() }
     }
 
-    /// Sends a request on an idle connection, or on a new one.
+    /// Uses an idle connection, or opens a new one.
     pub async fn send(&self, mut request: Request<Relay>) -> Result<Response<Relay>, SendError> {
         loop {
-            let (mut lane, reused) = match self.take_idle().await {
-                Some(lane) => (lane, true),
+            let (mut connection, reused) = match self.take_idle().await {
+                Some(connection) => (connection, true),
                 None => (Box::pin(self.open()).await?, false),
             };
-            match lane.send.try_send_request(request).await {
+            match connection.send.try_send_request(request).await {
                 Ok(response) => {
-                    let share = Share::of(&lane.used);
-                    self.idle.borrow_mut().push(lane);
-                    return Ok(response.map(|body| Relay::http1(body, Some(share))));
+                    let permit = StreamPermit::acquire(&connection.open_streams);
+                    self.idle.borrow_mut().push(connection);
+                    return Ok(response.map(|body| Relay::http1(body, Some(permit))));
                 }
                 Err(mut error) => match error.take_message() {
                     // Closed while it was idle: nothing of the request was sent.
@@ -63,21 +60,21 @@ impl Pool {
     }
 
     /// A connection whose last response was read to its end, if it is still open.
-    async fn take_idle(&self) -> Option<Lane> {
+    async fn take_idle(&self) -> Option<PooledConnection> {
         loop {
-            let mut lane = {
+            let mut connection = {
                 let mut idle = self.idle.borrow_mut();
-                idle.retain(|lane| !lane.send.is_closed());
-                let at = idle.iter().position(|lane| lane.used.get() == 0)?;
+                idle.retain(|connection| !connection.send.is_closed());
+                let at = idle.iter().position(|connection| connection.open_streams.get() == 0)?;
                 idle.swap_remove(at)
             };
-            if lane.send.ready().await.is_ok() {
-                return Some(lane);
+            if connection.send.ready().await.is_ok() {
+                return Some(connection);
             }
         }
     }
 
-    async fn open(&self) -> Result<Lane, SendError> {
+    async fn open(&self) -> Result<PooledConnection, SendError> {
         let until = Instant::now() + self.dialer.deadline;
         let stream = self.dialer.dial(&self.target, false, until).await?;
         let mut builder = http1::Builder::new();
@@ -86,13 +83,13 @@ impl Pool {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|source| SendError::Http1 { source, reused: false })?;
-        let open = upstream::count(&self.dialer);
+        let open = self.dialer.metrics.upstream_connection();
         self.dialer.drain.spawn_part(async move {
             if let Err(error) = connection.with_upgrades().await {
                 debug!(error = &error as &dyn std::error::Error, "upstream connection broke");
             }
             drop(open);
         });
-        Ok(Lane { send, used: Rc::default() })
+        Ok(PooledConnection { send, open_streams: Rc::default() })
     }
 }

@@ -1,4 +1,4 @@
-//! Connections that carry many requests at once.
+//! Pool of HTTP/2 connections to the API server.
 
 use std::cell::{Cell, RefCell};
 use std::future;
@@ -23,93 +23,87 @@ use tracing::{debug, warn};
 
 use crate::metrics::UpstreamError;
 use crate::net::body;
-use crate::net::body::{AHEAD_BYTES, Piece, Relay, Share, Unread};
+use crate::net::body::{CountedBytes, READ_AHEAD_BYTES, Relay, StreamPermit, UnreadBytes};
 use crate::net::tls::stream::BatchedStream;
-use crate::upstream;
 use crate::upstream::{Dialer, SendError, Target};
 
-/// Room for one response: 1 MiB feeds 1 GB/s at a round trip of a millisecond.
-const STREAM_WINDOW_BYTES: u32 = AHEAD_BYTES;
+/// For one response: 1 MiB feeds 1 GB/s at a round trip of a millisecond.
+const STREAM_WINDOW_BYTES: u32 = READ_AHEAD_BYTES;
 
-/// Room for all responses of a connection: for each of the streams that a client may open, and one more, so that lists
-/// nobody reads hold up no watch beside them. What a client does not read of that is counted, and bounded, as unread.
+/// For all responses of a connection: one window for each stream that a client may open, and one more. So lists that
+/// nobody reads hold up no watch beside them. Unread bytes are bounded by the memory budget.
 const CONNECTION_WINDOW_BYTES: u32 = 251 * STREAM_WINDOW_BYTES;
 
-/// The size of a response's head that the proxy still takes: what clients in Go take.
+/// The largest head of a response: what clients in Go take.
 const MAX_HEAD_BYTES: u32 = 1 << 20;
 
-/// How much of a request's body may wait to be written.
+/// Of a request's body.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
-/// How many 1xx of a request its client is told: no window bounds them.
-const MAX_INFORMED: usize = 16;
+/// Informational responses that are passed on for each request: no flow-control window bounds them.
+const MAX_INFORMATIONAL: usize = 16;
 
-/// How many streams an API server takes before it has said so: what kube-apiserver takes unless told otherwise, and
-/// what clients in Go begin with.
-const FIRST_STREAMS: usize = 100;
+/// Streams that are opened before the API server's SETTINGS: kube-apiserver's default, and that of clients in Go.
+const INITIAL_STREAMS: usize = 100;
 
-/// Connections of one client connection.
+/// The HTTP/2 connections of one client connection.
 #[derive(Debug)]
 pub struct Pool {
     dialer: Rc<Dialer>,
     target: Target,
     leaving: Rc<Notify>,
-    unread: Rc<Unread>,
-    lanes: RefCell<Vec<Rc<Lane>>>,
-    /// BatchedStream while a connection is opened, so that requests that come together wait for one and the same.
+    unread: Rc<UnreadBytes>,
+    connections: RefCell<Vec<Rc<PooledConnection>>>,
+    /// BatchedStream while a connection is opened, so that concurrent requests wait for the same one.
     dialing: Mutex<()>,
-    /// How often that was tried, and how it failed last.
-    dialed: Cell<u64>,
-    failed: RefCell<Option<Arc<SendError>>>,
+    dial_attempts: Cell<u64>,
+    last_dial_error: RefCell<Option<Arc<SendError>>>,
 }
 
-/// One connection.
 #[derive(Debug)]
-struct Lane {
-    send: RefCell<SendRequest<Piece>>,
-    /// How many streams are open on it.
-    used: Rc<Cell<usize>>,
+struct PooledConnection {
+    send: RefCell<SendRequest<CountedBytes>>,
+    open_streams: Rc<Cell<usize>>,
 }
 
 /// The connection on which a request was sent.
 #[derive(Debug, Default)]
-pub struct Asked(RefCell<Weak<Lane>>);
+pub struct UsedConnection(RefCell<Weak<PooledConnection>>);
 
 impl Pool {
-    /// No connection yet.
     pub fn new(
         dialer: Rc<Dialer>,
         target: Target,
         leaving: Rc<Notify>,
-        unread: Rc<Unread>,
+        unread: Rc<UnreadBytes>,
     ) -> Self {
         Self {
             dialer,
             target,
             leaving,
             unread,
-            lanes: RefCell::default(),
+            connections: RefCell::default(),
             dialing: Mutex::default(),
-            dialed: Cell::default(),
-            failed: RefCell::default(),
+            dial_attempts: Cell::default(),
+            last_dial_error: RefCell::default(),
         }
     }
 
-    /// Sends a request on a connection that has room for one more, or on a new one; which it is, `asked` says.
+    /// Uses a connection with a free stream, or opens a new one, and stores it in `used`.
     pub async fn send(
         &self,
         request: Request<Relay>,
-        asked: &Asked,
-        informed: impl FnMut(Response<()>),
+        used: &UsedConnection,
+        on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Relay>, SendError> {
-        let lane = match self.free() {
+        let connection = match self.free() {
             Some(free) => free,
             None => Box::pin(self.open()).await?,
         };
-        let mut share = Share::of(&lane.used);
-        let mut send = lane.send.borrow().clone();
-        *asked.0.borrow_mut() = Rc::downgrade(&lane);
-        drop(lane);
+        let mut permit = StreamPermit::acquire(&connection.open_streams);
+        let mut send = connection.send.borrow().clone();
+        *used.0.borrow_mut() = Rc::downgrade(&connection);
+        drop(connection);
         let (head, body) = request.into_parts();
         let ends = body.is_end_stream();
         let (response, mut stream) =
@@ -117,54 +111,59 @@ impl Pool {
         drop(send);
         if !ends {
             let unread = self.unread.clone();
-            let ended = share.ended();
+            let released = permit.released();
             self.dialer.drain.spawn_part(async move {
                 tokio::select! {
                     biased;
                     piped = body::pipe(body, &mut stream, &unread) => if let Err(error) = piped {
                         debug!(error = &error as &dyn std::error::Error, "request body broke off");
                     },
-                    // Its client is gone, or has its answer: nobody reads more of it.
-                    _ended = ended => stream.send_reset(Reason::CANCEL),
+                    // The client is gone or has its answer, so nobody reads more of the request.
+                    _released = released => stream.send_reset(Reason::CANCEL),
                 }
             });
         }
-        listen(response, informed)
+        receive(response, on_informational)
             .await
-            .map(|response| response.map(|body| Relay::http2(body, Some(share))))
+            .map(|response| response.map(|body| Relay::http2(body, Some(permit))))
             .map_err(SendError::Http2)
     }
 
-    /// A connection with room for one more stream.
-    fn free(&self) -> Option<Rc<Lane>> {
-        let mut lanes = self.lanes.borrow_mut();
-        lanes.retain(|lane| lane.is_open());
-        lanes
+    /// A connection with a free stream.
+    fn free(&self) -> Option<Rc<PooledConnection>> {
+        let mut connections = self.connections.borrow_mut();
+        connections.retain(|connection| connection.is_open());
+        connections
             .iter()
-            .find(|lane| lane.used.get() < lane.send.borrow().current_max_send_streams())
+            .find(|connection| {
+                connection.open_streams.get() < connection.send.borrow().current_max_send_streams()
+            })
             .cloned()
     }
 
-    /// Sends nothing more on a connection; what is under way on it goes on.
-    pub fn retire(&self, asked: &Asked) {
-        let lane = asked.0.take();
-        self.lanes.borrow_mut().retain(|other| !std::ptr::eq(Rc::as_ptr(other), lane.as_ptr()));
+    /// Sends no new requests on a connection; those under way go on.
+    pub fn retire(&self, used: &UsedConnection) {
+        let retired = used.0.take();
+        let mut connections = self.connections.borrow_mut();
+        connections.retain(|other| !std::ptr::eq(Rc::as_ptr(other), retired.as_ptr()));
     }
 
-    /// A new connection, or one that somebody else opened meanwhile. Who waited for somebody else to fail fails so too:
-    /// the deadline is over.
-    async fn open(&self) -> Result<Rc<Lane>, SendError> {
-        let before = self.dialed.get();
+    /// A new connection, or one that another request opened meanwhile. A request that waited for another's failed attempt
+    /// fails as well, because its deadline is over.
+    async fn open(&self) -> Result<Rc<PooledConnection>, SendError> {
+        let attempts = self.dial_attempts.get();
         let _dialing = self.dialing.lock().await;
         if let Some(free) = self.free() {
             return Ok(free);
         }
-        if let Some(error) = self.failed.borrow().as_ref().filter(|_| self.dialed.get() != before) {
+        if self.dial_attempts.get() != attempts
+            && let Some(error) = self.last_dial_error.borrow().as_ref()
+        {
             return Err(SendError::Shared(error.clone()));
         }
         let dialed = self.dial().await.map_err(Arc::new);
-        self.dialed.set(self.dialed.get() + 1);
-        *self.failed.borrow_mut() = dialed.as_ref().err().cloned();
+        self.dial_attempts.set(self.dial_attempts.get() + 1);
+        *self.last_dial_error.borrow_mut() = dialed.as_ref().err().cloned();
         dialed.map_err(|error| {
             if matches!(*error, SendError::Protocol) {
                 // The client's next connection is offered what the API server speaks.
@@ -174,25 +173,26 @@ impl Pool {
         })
     }
 
-    async fn dial(&self) -> Result<Rc<Lane>, SendError> {
+    async fn dial(&self) -> Result<Rc<PooledConnection>, SendError> {
         let until = Instant::now() + self.dialer.deadline;
         let stream = self.dialer.dial(&self.target, true, until).await?;
-        let (stream, turns) = BatchedStream::new(stream);
+        let (stream, driver) = BatchedStream::new(stream);
         let handshake = Box::pin(builder().handshake(stream));
         let (send, connection) = time::timeout_at(until, handshake)
             .await
             .map_err(|_elapsed| self.dialer.too_late())?
             .map_err(SendError::Http2)?;
-        let lane = Rc::new(Lane { send: RefCell::new(send), used: Rc::default() });
+        let pooled =
+            Rc::new(PooledConnection { send: RefCell::new(send), open_streams: Rc::default() });
         let (dialer, leaving) = (self.dialer.clone(), self.leaving.clone());
-        let run = Box::pin(run(connection, turns, Rc::downgrade(&lane), leaving, dialer));
+        let run = Box::pin(run(connection, driver, Rc::downgrade(&pooled), leaving, dialer));
         self.dialer.drain.spawn_part(run);
-        self.lanes.borrow_mut().push(lane.clone());
-        Ok(lane)
+        self.connections.borrow_mut().push(pooled.clone());
+        Ok(pooled)
     }
 }
 
-impl Lane {
+impl PooledConnection {
     /// Whether new streams may still be opened: not after GOAWAY, or once the connection broke.
     fn is_open(&self) -> bool {
         let mut cx = Context::from_waker(std::task::Waker::noop());
@@ -200,28 +200,28 @@ impl Lane {
     }
 }
 
-/// Drives a connection to its end, and notifies `leaving` when the API server wants no more streams on it.
+/// Drives a connection to its end. Notifies `leaving` when the API server wants no more streams on it.
 async fn run(
-    mut connection: Connection<BatchedStream<ClientConnection>, Piece>,
-    turns: BatchedStream<ClientConnection>,
-    lane: Weak<Lane>,
+    mut connection: Connection<BatchedStream<ClientConnection>, CountedBytes>,
+    driver: BatchedStream<ClientConnection>,
+    pooled: Weak<PooledConnection>,
     leaving: Rc<Notify>,
     dialer: Rc<Dialer>,
 ) {
-    let _open = upstream::count(&dialer);
-    let silence = pin!(silence(connection.ping_pong(), &turns, dialer.silence));
+    let _open = dialer.metrics.upstream_connection();
+    let silence = pin!(silence(connection.ping_pong(), &driver, dialer.silence));
     let mut silence = PollOnWake::new(silence);
-    let mut told = false;
+    let mut notified = false;
     let ended = poll_fn(|cx| {
-        let mut ended = turns.turn(cx, |cx| Pin::new(&mut connection).poll(cx)).map(Some);
-        // Asked after what came was read.
+        let mut ended = driver.poll_batched(cx, |cx| Pin::new(&mut connection).poll(cx)).map(Some);
+        // Polled last, so that bytes which have arrived count as heard.
         if ended.is_pending() && Pin::new(&mut silence).poll(cx).is_ready() {
             ended = Poll::Ready(None);
         }
-        // On one that was retired nobody sends any more, whatever becomes of it.
-        let left = lane.upgrade().is_some_and(|lane| ended.is_ready() || !lane.is_open());
-        if !told && left {
-            told = true;
+        // A retired connection concerns no new requests.
+        let left = pooled.upgrade().is_some_and(|pooled| ended.is_ready() || !pooled.is_open());
+        if !notified && left {
+            notified = true;
             leaving.notify_one();
         }
         ended
@@ -238,24 +238,24 @@ async fn run(
     }
 }
 
-/// Completes once nothing was heard for as long as `patience`, in the last third of which the API server was asked
-/// whether it is still there. A client that asks us the same learns nothing of the API server.
+/// Completes once nothing arrived for `timeout`. After two thirds of that the API server is sent a PING. A client's own
+/// PINGs reach only the proxy.
 async fn silence(
     pings: Option<PingPong>,
-    turns: &BatchedStream<ClientConnection>,
-    patience: Duration,
+    driver: &BatchedStream<ClientConnection>,
+    timeout: Duration,
 ) {
     let Some(mut pings) = pings else { return future::pending().await };
-    let tick = patience / 3;
+    let tick = timeout / 3;
     loop {
         let mut quiet = 0;
         while quiet < 2 {
             time::sleep(tick).await;
-            quiet = if turns.was_heard() { 0 } else { quiet + 1 };
+            quiet = if driver.take_received() { 0 } else { quiet + 1 };
         }
         let mut pong = pin!(pings.ping(Ping::opaque()));
         while time::timeout(tick, &mut pong).await.is_err() {
-            if !turns.was_heard() {
+            if !driver.take_received() {
                 return;
             }
         }
@@ -263,16 +263,16 @@ async fn silence(
 }
 
 /// Waits for the response, and reports the informational ones before it.
-async fn listen(
+async fn receive(
     mut response: ResponseFuture,
-    mut informed: impl FnMut(Response<()>),
+    mut on_informational: impl FnMut(Response<()>),
 ) -> Result<Response<h2::RecvStream>, h2::Error> {
     let mut passed = 0;
     poll_fn(|cx| {
         while let Poll::Ready(Some(Ok(early))) = response.poll_informational(cx) {
             passed += 1;
-            if passed <= MAX_INFORMED {
-                informed(early);
+            if passed <= MAX_INFORMATIONAL {
+                on_informational(early);
             }
         }
         Pin::new(&mut response).poll(cx)
@@ -287,7 +287,7 @@ fn builder() -> client::Builder {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(MAX_HEAD_BYTES)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
-        .initial_max_send_streams(FIRST_STREAMS)
+        .initial_max_send_streams(INITIAL_STREAMS)
         .enable_push(false);
     builder
 }

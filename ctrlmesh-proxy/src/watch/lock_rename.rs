@@ -1,4 +1,4 @@
-//! How do the frames of a watch pass in which locks are renamed?
+//! Renames the leader-election lock in the frames of a watch.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use ctrlmesh_request::decide::Rename;
@@ -9,35 +9,37 @@ use ctrlmesh_request::rewrite::watch::{FrameError, Framer, Frames};
 
 use crate::net::body::BodyError;
 
-/// Frames whose lock is renamed pass one by one.
 #[derive(Debug)]
-pub(super) struct Renaming {
+pub(super) struct LockRenamer {
     rename: Rename,
     framer: Option<Framer>,
     partial: BytesMut,
 }
 
-impl Renaming {
-    /// Of a watch at its beginning.
+impl LockRenamer {
     pub(super) fn new(rename: Rename) -> Self {
         Self { rename, framer: None, partial: BytesMut::new() }
     }
 
-    /// Another watch begins; what has come of a frame belongs to the one that ended.
-    pub(super) fn begin(&mut self) {
+    /// Drops the incomplete frame of a watch that has ended.
+    pub(super) fn reset(&mut self) {
         self.framer = None;
         self.partial.clear();
     }
 
-    /// Whole frames, of which nothing is known yet, with their lock renamed.
-    pub(super) fn whole(&mut self, frames: &[u8], encoding: Encoding) -> Result<Bytes, BodyError> {
-        self.begin();
+    /// Renames in whole frames of a splice.
+    pub(super) fn rename_whole(
+        &mut self,
+        frames: &[u8],
+        encoding: Encoding,
+    ) -> Result<Bytes, BodyError> {
+        self.reset();
         self.partial.extend_from_slice(frames);
         self.take(encoding, |_| Ok(()))
     }
 
-    /// The whole frames that `data` completes, with their lock renamed.
-    pub(super) fn pass(
+    /// Renames in the frames that `data` completes; keeps the rest.
+    pub(super) fn rename_completed(
         &mut self,
         data: &[u8],
         encoding: Encoding,
@@ -51,17 +53,17 @@ impl Renaming {
         Ok(passed)
     }
 
-    /// Takes out all whole frames; each is shown before it is changed.
+    /// Takes out all whole frames. `inspect` gets each before it is changed.
     fn take(
         &mut self,
         encoding: Encoding,
-        mut show: impl FnMut(&[u8]) -> Result<(), FrameError>,
+        mut inspect: impl FnMut(&[u8]) -> Result<(), FrameError>,
     ) -> Result<Bytes, BodyError> {
         let mut taken = Vec::new();
         let given_up = |_broken| BodyError::GivenUp;
         let framer = self.framer.get_or_insert_with(|| Framer::new(encoding));
         while let Some((frame, next)) = framer.next(&self.partial).map_err(given_up)? {
-            show(&self.partial[..next]).map_err(given_up)?;
+            inspect(&self.partial[..next]).map_err(given_up)?;
             let renamed = lock::frame(&self.partial[frame], encoding, &self.rename);
             if let Some(renamed) = renamed.map_err(|_broken| BodyError::GivenUp)? {
                 taken.extend(watch::framed(&renamed, encoding));

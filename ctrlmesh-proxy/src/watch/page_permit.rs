@@ -1,8 +1,8 @@
-//! Who may read a page of what joins or leaves now?
+//! Bounds the pages that splices read at once.
 //!
-//! A change of the policy wakes all watches at once, and each is to read whole pages. They take turns, in the order in
-//! which they ask: waiting is harmless, each stands at its version. A turn ends before its page is handed over, so whose
-//! client does not read keeps nobody waiting.
+//! A change of the policy wakes all watches at once, and each reads whole pages. Permits are given in the order of
+//! requests. Waiting is harmless, because each watch stands at its version. A permit is released before its page is
+//! handed to the client, so a client that does not read blocks nobody.
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
@@ -10,56 +10,55 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::net::body::Relay;
 
-/// How many pages the process reads at once.
+/// Pages that the process reads at once.
 const PAGES: usize = 16;
 
-/// How long a page may be of which so many are read at once, in bytes.
+/// A longer page needs the permit for long pages, too.
 const SHORT_BYTES: usize = 4 << 20;
 
-/// How many longer ones it reads at once.
+/// Long pages that the process reads at once.
 const LONG_PAGES: usize = 1;
 
-/// How long a page may be, in bytes: beyond it the client reads it itself, after 410.
+/// A client whose page is longer gets 410, and lists itself.
 pub(super) const MAX_PAGE_BYTES: usize = 64 << 20;
 
 static SHORT: Semaphore = Semaphore::const_new(PAGES);
 static LONG: Semaphore = Semaphore::const_new(LONG_PAGES);
 
-/// The right to hold a page, until it is dropped.
+/// The right to hold one page in memory.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct PagePermit {
     _short: Option<SemaphorePermit<'static>>,
     long: Option<SemaphorePermit<'static>>,
 }
 
-/// A page that broke off, or is longer than any.
+/// A page broke off, or is longer than [`MAX_PAGE_BYTES`].
 #[derive(Debug)]
-pub(super) struct NoPage;
+pub(super) struct PageError;
 
-// === impl Turn ===
+// === impl PagePermit ===
 
-impl Turn {
-    /// A turn, once it has come. Who waits for it, or has it, must go on being asked: others wait for it.
-    pub(super) async fn come() -> Self {
+impl PagePermit {
+    /// Waits for a permit. Whoever waits for one or holds one must be polled on: other watches wait for it.
+    pub(super) async fn acquire() -> Self {
         Self { _short: SHORT.acquire().await.ok(), long: None }
     }
 
-    /// For what is said to be of one object only, and need not wait.
-    pub(super) fn of_one() -> Self {
+    /// Without waiting, for a list that is limited to one object.
+    pub(super) fn unlimited() -> Self {
         Self::default()
     }
 
-    /// A whole body.
-    pub(super) async fn read(&mut self, mut body: Relay) -> Result<Bytes, NoPage> {
+    pub(super) async fn read(&mut self, mut body: Relay) -> Result<Bytes, PageError> {
         let mut page = BytesMut::new();
         while let Some(frame) = body.frame().await {
-            let Ok(data) = frame.map_err(|_broken| NoPage)?.into_data() else { continue };
+            let Ok(data) = frame.map_err(|_broken| PageError)?.into_data() else { continue };
             let bytes = page.len() + data.len();
             if bytes > MAX_PAGE_BYTES {
-                return Err(NoPage);
+                return Err(PageError);
             }
             if bytes > SHORT_BYTES && self.long.is_none() {
-                // Who has this one waits for nobody.
+                // The holder of this permit waits for no other.
                 self.long = LONG.acquire().await.ok();
             }
             page.extend_from_slice(&data);

@@ -1,4 +1,4 @@
-//! Which reads lead an open watch from one selector to another?
+//! The reads that carry an open watch from one selector to another.
 
 use std::fmt;
 use std::future::Future;
@@ -23,19 +23,19 @@ use tokio::time;
 use tracing::debug;
 
 use crate::net::body::Relay;
-use crate::net::memory_budget::{Backlog, Waiting};
+use crate::net::memory_budget::{MemoryBudget, Reservation};
 use crate::policy::{InForce, Reading};
 use crate::session::Session;
 use crate::upstream::SendError;
-use crate::watch::page_permit::{MAX_PAGE_BYTES, Turn};
+use crate::watch::page_permit::{MAX_PAGE_BYTES, PagePermit};
 
-/// How to ask for a list of which only the version matters.
+/// The `Accept` of a list of which only the version matters.
 const METADATA_ONLY: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
-/// What a client says of its own request that is not said of ours: it has no body and becomes nothing else, and its
-/// answer is looked at.
-const NOT_OURS: [HeaderName; 7] = [
+/// Headers of the client's request that the proxy's own requests leave out: those have no body and no upgrade, and the
+/// proxy reads their answers.
+const OMITTED_HEADERS: [HeaderName; 7] = [
     header::ACCEPT_ENCODING,
     header::CONTENT_LENGTH,
     header::CONTENT_TYPE,
@@ -45,44 +45,37 @@ const NOT_OURS: [HeaderName; 7] = [
     header::UPGRADE,
 ];
 
-/// What of a watch request is needed to ask for the like again.
+/// A client's watch request, from which the proxy makes further requests in the client's name.
 #[derive(Clone)]
-pub(crate) struct Kept {
-    /// Scheme and authority as they came.
+pub(crate) struct RequestTemplate {
+    /// For scheme and authority.
     uri: Uri,
-    /// The client's own target: its selector, not ours.
+    /// With the client's own selector.
     target: PathAndQuery,
     headers: HeaderMap,
-    /// Counts it for as long as the watch lives.
-    counted: Option<Arc<Waiting>>,
+    /// The memory of this template, while the watch lives.
+    reservation: Option<Arc<Reservation>>,
 }
 
-/// From where to where a watch is led over.
-pub(crate) struct Over {
-    /// The version up to which the client has seen everything.
+/// A watch's step from earlier policies to the one in force.
+pub(crate) struct Transition {
+    /// The version up to which the client has seen everything, if known.
     pub(crate) at: Option<u64>,
-    /// The policy under which it saw that, or those of which one may be that policy.
+    /// The policy under which the client saw that; several where it may be any of them.
     pub(crate) old: Vec<Arc<InForce>>,
-    /// The policy that is in force.
+    /// The policy in force.
     pub(crate) new: Arc<InForce>,
-    /// The watch that goes on from that version, where it was begun already.
+    /// The watch from that version, where it has begun already.
     pub(crate) begun: Option<(PathAndQuery, Response<Relay>)>,
 }
 
-/// How a splice ended.
-pub(crate) enum Spliced {
-    /// The watch goes on.
-    Joined {
-        /// What was asked for.
-        target: PathAndQuery,
-        /// The new watch.
-        response: Response<Relay>,
-    },
+pub(crate) enum SpliceOutcome {
+    /// The watch continues with `response`, the answer to `target`.
+    Joined { target: PathAndQuery, response: Response<Relay> },
     /// The watch ends with this frame.
     Expired(Bytes),
 }
 
-/// Why a watch cannot go on.
 #[derive(Debug, Error)]
 pub(crate) enum SpliceError {
     #[error("read the watch's own request")]
@@ -109,47 +102,43 @@ pub(crate) enum SpliceError {
     Watch { status: StatusCode },
 }
 
-// === impl Kept ===
+// === impl RequestTemplate ===
 
-impl Kept {
-    /// Keeps what is needed of a watch request.
-    pub(crate) fn of(request: &Request<Relay>, target: PathAndQuery) -> Self {
+impl RequestTemplate {
+    pub(crate) fn new(request: &Request<Relay>, target: PathAndQuery) -> Self {
         let headers = request.headers().clone();
-        Self { uri: request.uri().clone(), target, headers, counted: None }
+        Self { uri: request.uri().clone(), target, headers, reservation: None }
     }
 
-    /// The same, counted as what waits; `None` where too much does already.
-    pub(crate) fn counted(mut self, backlog: &Arc<Backlog>) -> Option<Self> {
+    /// Takes the template's memory from `budget`; `None` where that is used up.
+    pub(crate) fn reserved(mut self, budget: &Arc<MemoryBudget>) -> Option<Self> {
         let headers = self.headers.iter();
         let headers = headers.map(|(name, value)| name.as_str().len() + value.len());
         let bytes = 2 * self.target.as_str().len() + headers.sum::<usize>();
-        self.counted = Some(Arc::new(backlog.wait(bytes)?));
+        self.reservation = Some(Arc::new(budget.reserve(bytes)?));
         Some(self)
     }
 
-    /// What the client asked for.
     pub(crate) fn info(&self) -> Result<RequestInfo<'_>, TargetError> {
         RequestInfo::parse("GET", self.target.as_str())
     }
 
-    /// Its target.
     pub(crate) fn target(&self) -> &PathAndQuery {
         &self.target
     }
 
-    /// Whether the client takes events that hold nothing but a version.
     pub(crate) fn takes_bookmarks(&self) -> bool {
         self.info().is_ok_and(|info| info.query().is_set("allowWatchBookmarks"))
     }
 
-    /// Whether two policies mean the same watch.
+    /// Whether both policies rewrite this watch in the same way.
     pub(crate) fn means_the_same(&self, one: &Policy, other: &Policy) -> bool {
         self.info().is_ok_and(|info| {
             selector(one, &info) == selector(other, &info) && same_lock(one, other, &info)
         })
     }
 
-    /// How to ask for a list of what the watch is of.
+    /// The `Accept` of a list of the watched resource.
     fn list_accept(&self, encoding: Encoding) -> Result<HeaderValue, SpliceError> {
         let client = self.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
         let accept = watch::list_accept(encoding, client.unwrap_or_default());
@@ -157,7 +146,6 @@ impl Kept {
         HeaderValue::try_from(accept).map_err(|_unfit| SpliceError::Target)
     }
 
-    /// A request for `target` in the client's name.
     fn request(&self, target: PathAndQuery) -> Result<Request<Relay>, SpliceError> {
         let mut parts = self.uri.clone().into_parts();
         parts.path_and_query = Some(target);
@@ -165,49 +153,51 @@ impl Kept {
         *request.method_mut() = Method::GET;
         *request.uri_mut() = Uri::from_parts(parts).map_err(|_unfit| SpliceError::Target)?;
         *request.headers_mut() = self.headers.clone();
-        for name in NOT_OURS {
+        for name in OMITTED_HEADERS {
             request.headers_mut().remove(name);
         }
         Ok(request)
     }
 }
 
-impl fmt::Debug for Kept {
-    /// Headers hold the client's credentials.
+impl fmt::Debug for RequestTemplate {
+    /// Without the headers, which hold the client's credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept").field("target", &self.target).finish_non_exhaustive()
+        f.debug_struct("RequestTemplate").field("target", &self.target).finish_non_exhaustive()
     }
 }
 
-/// Leads a watch over; what the client gets is sent into `pages` as it is read, one page at a time. Where one of several policies may be the one under which the client read, all of them are led
-/// over from: what it has already is sent again, as it is, and what it never had is deleted, which means nothing to it.
+/// Carries a watch over to the new policy, and sends the client's frames into `pages` as they are read.
+///
+/// Where the client may have read under any of several policies, the splice starts from all of them. The client gets
+/// objects again that it has, and deletions of objects that it never had; both are harmless.
 pub(crate) async fn run(
     session: Rc<Session>,
-    kept: Rc<Kept>,
+    template: Rc<RequestTemplate>,
     encoding: Encoding,
-    over: Over,
+    over: Transition,
     reading: Option<Reading>,
     pages: mpsc::Sender<Bytes>,
-) -> Spliced {
-    let done = Box::pin(reads(&session, &kept, encoding, over, &pages)).await;
+) -> SpliceOutcome {
+    let outcome = Box::pin(read_pages(&session, &template, encoding, over, &pages)).await;
     drop(reading);
-    Box::pin(clear(&session, &kept)).await;
-    done.unwrap_or_else(|error| {
+    Box::pin(clear(&session, &template)).await;
+    outcome.unwrap_or_else(|error| {
         debug!(error = &error as &dyn std::error::Error, "watch expires");
-        Spliced::Expired(watch::expired(encoding, "the proxy's policy changed").into())
+        SpliceOutcome::Expired(watch::expired(encoding, "the proxy's policy changed").into())
     })
 }
 
-async fn reads(
+async fn read_pages(
     session: &Session,
-    kept: &Kept,
+    template: &RequestTemplate,
     encoding: Encoding,
-    over: Over,
+    over: Transition,
     pages: &mpsc::Sender<Bytes>,
-) -> Result<Spliced, SpliceError> {
-    let info = kept.info().map_err(SpliceError::Request)?;
+) -> Result<SpliceOutcome, SpliceError> {
+    let info = template.info().map_err(SpliceError::Request)?;
     let at = over.at.ok_or(SpliceError::NoVersion)?;
-    let accept = kept.list_accept(encoding)?;
+    let accept = template.list_accept(encoding)?;
     let plan = Plan {
         selector: selector(&over.new, &info),
         lock: lock(&over.new, &info),
@@ -226,34 +216,33 @@ async fn reads(
                 Ask::List(target) => target,
                 Ask::Watch(target) => break target,
             };
-            let mut request = kept.request(path(&target)?)?;
+            let mut request = template.request(path(&target)?)?;
             request.headers_mut().insert(header::ACCEPT, accept.clone());
-            // The page before was taken: as long as one is not, nobody asks how this goes on, and it has no turn. Who does
-            // not take it is gone, and so is this.
-            let place = pages.reserve().await.map_err(|_gone| SpliceError::Gone)?;
-            let mut turn = Turn::come().await;
-            let (status, kind, body) = list(session, request, &mut turn).await?;
+            // Waits until the client has taken the page before, so that a client that does not read holds no permit.
+            let slot = pages.reserve().await.map_err(|_gone| SpliceError::Gone)?;
+            let mut permit = PagePermit::acquire().await;
+            let (status, kind, body) = list(session, request, &mut permit).await?;
             let page =
                 splice.answer(status.as_u16(), &kind, &body).map_err(SpliceError::Expired)?;
-            drop((body, turn));
-            place.send(page.into());
+            drop((body, permit));
+            slot.send(page.into());
         });
     }
     let (target, response) = match over.begun {
         Some(begun) => begun,
-        None => begin(session, kept, &next.ok_or(SpliceError::Target)?).await?,
+        None => begin(session, template, &next.ok_or(SpliceError::Target)?).await?,
     };
-    Ok(Spliced::Joined { target, response })
+    Ok(SpliceOutcome::Joined { target, response })
 }
 
-/// Begins the watch that goes on.
+/// Begins the watch under the new policy.
 async fn begin(
     session: &Session,
-    kept: &Kept,
+    template: &RequestTemplate,
     target: &str,
 ) -> Result<(PathAndQuery, Response<Relay>), SpliceError> {
     let target = path(target)?;
-    let request = kept.request(target.clone())?;
+    let request = template.request(target.clone())?;
     let response = in_time(session, async {
         session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)
     });
@@ -264,32 +253,32 @@ async fn begin(
     }
 }
 
-/// Asks for a version that is newer than whatever was read under policies that nobody reads under any more.
-pub(crate) async fn clear(session: &Session, kept: &Kept) {
-    let Ok(info) = kept.info() else { return };
+/// Asks the API server for a version that is newer than everything read under policies without readers.
+pub(crate) async fn clear(session: &Session, template: &RequestTemplate) {
+    let Ok(info) = template.info() else { return };
     let unread = session.policy.unread(&session.policy.current(), &info);
     if unread.is_empty() {
         return;
     }
-    match Box::pin(version(session, kept, &info)).await {
+    match Box::pin(version(session, template, &info)).await {
         Ok(version) => {
             session.policy.was_read_until(&unread, &info, version);
         }
-        Err(_unknown) => debug!("the API server does not say of which version it is"),
+        Err(_unknown) => debug!("the API server does not tell its version"),
     }
 }
 
-/// The version that a collection has now.
+/// The current version of a collection.
 pub(crate) async fn version(
     session: &Session,
-    kept: &Kept,
+    template: &RequestTemplate,
     info: &RequestInfo<'_>,
 ) -> Result<u64, SpliceError> {
     let now = session.policy.current();
     let target = watch::newest(info, selector(&now, info).as_ref()).ok_or(SpliceError::Target)?;
-    let mut request = kept.request(path(&target)?)?;
+    let mut request = template.request(path(&target)?)?;
     request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static(METADATA_ONLY));
-    let (_, kind, body) = list(session, request, &mut Turn::of_one()).await?;
+    let (_, kind, body) = list(session, request, &mut PagePermit::unlimited()).await?;
     let encoding = Encoding::of(&kind).ok_or(SpliceError::List)?;
     watch::list_version(&body, encoding).ok_or(SpliceError::List)
 }
@@ -298,15 +287,15 @@ pub(crate) async fn version(
 async fn list(
     session: &Session,
     request: Request<Relay>,
-    turn: &mut Turn,
+    permit: &mut PagePermit,
 ) -> Result<(StatusCode, String, Bytes), SpliceError> {
-    in_time(session, read_list(session, request, turn)).await
+    in_time(session, read_list(session, request, permit)).await
 }
 
 async fn read_list(
     session: &Session,
     request: Request<Relay>,
-    turn: &mut Turn,
+    permit: &mut PagePermit,
 ) -> Result<(StatusCode, String, Bytes), SpliceError> {
     let response = session.upstream.send(request, |_| {}).await.map_err(SpliceError::Upstream)?;
     let (head, body) = response.into_parts();
@@ -315,16 +304,16 @@ async fn read_list(
         .get(header::CONTENT_TYPE)
         .and_then(|kind| kind.to_str().ok())
         .unwrap_or_default();
-    let body = turn.read(body).await.map_err(|_no_page| SpliceError::List)?;
+    let body = permit.read(body).await.map_err(|_no_page| SpliceError::List)?;
     Ok((head.status, kind.to_owned(), body))
 }
 
-/// What the API server gives, if it does so in time.
+/// Limits a request to the response timeout.
 async fn in_time<T>(
     session: &Session,
-    asked: impl Future<Output = Result<T, SpliceError>>,
+    request: impl Future<Output = Result<T, SpliceError>>,
 ) -> Result<T, SpliceError> {
-    let answered = time::timeout(session.server.response_timeout, asked).await;
+    let answered = time::timeout(session.server.response_timeout, request).await;
     answered.unwrap_or(Err(SpliceError::Timeout))
 }
 
@@ -332,23 +321,23 @@ fn path(target: &str) -> Result<PathAndQuery, SpliceError> {
     target.parse().map_err(|_unfit| SpliceError::Target)
 }
 
-/// What limits the objects that a watch is of.
+/// The selector that a policy adds to a watch.
 ///
-/// Not by way of a decision: that would refuse an old version, which is just what is led over here.
+/// Not by [`decide::decide`], which would refuse an old version: a splice starts from one.
 fn selector(policy: &Policy, info: &RequestInfo<'_>) -> Option<Selector> {
     policy.selector_for(info.api_group(), info.resource())
 }
 
-/// Whether two policies mean the same lock for what a watch is of.
+/// Whether both policies rename the same lock in a watch.
 fn same_lock(one: &Policy, other: &Policy, info: &RequestInfo<'_>) -> bool {
     lock(one, info) == lock(other, info)
 }
 
-/// What is renamed for a watch: the decision without the limits, which have no say in it.
+/// The lock that a policy renames in a watch. The decision is made without limits, which do not matter for it.
 fn lock(policy: &Policy, info: &RequestInfo<'_>) -> Option<LockPlan> {
     policy.lock.as_ref()?;
-    let alone = Policy { limits: Vec::new(), ..policy.clone() };
-    match decide::decide(&alone, info) {
+    let without_limits = Policy { limits: Vec::new(), ..policy.clone() };
+    match decide::decide(&without_limits, info) {
         Decision::Rewrite(plan) => plan.lock,
         Decision::Pass | Decision::Refuse(_) => None,
     }

@@ -1,32 +1,31 @@
-//! How does a watch over a WebSocket follow the policy?
+//! A watch over a WebSocket.
 
 use std::sync::Arc;
 
 use crate::policy::Reading;
 use crate::session::Session;
-use crate::watch::Asked;
-use crate::watch::splice::Kept;
+use crate::watch::WatchRequest;
+use crate::watch::splice::RequestTemplate;
 
-/// A watch over a WebSocket, of which nothing is read: it ends when the policy changes, and the client lists again.
+/// A watch whose frames the proxy does not read. It ends when the policy changes, and the client lists again.
 #[derive(Debug)]
 pub(crate) struct UpgradedWatch {
-    kept: Kept,
+    template: RequestTemplate,
     in_force: Reading,
 }
 
 impl UpgradedWatch {
-    /// Of a watch that the API server granted.
-    pub(crate) fn new(asked: Asked) -> Arc<Self> {
-        Arc::new(Self { kept: asked.kept, in_force: asked.in_force })
+    pub(crate) fn new(watch: WatchRequest) -> Arc<Self> {
+        Arc::new(Self { template: watch.template, in_force: watch.in_force })
     }
 
-    /// Completes once it must end: the policy means another watch, or shutdown has begun.
-    pub(crate) async fn replaced(&self, session: &Session) {
+    /// Completes when the policy means another watch, or when shutdown begins.
+    pub(crate) async fn outdated(&self, session: &Session) {
         let drain = &session.server.drain;
         while !drain.has_started()
-            && self.kept.means_the_same(self.in_force.policy(), &session.policy.current())
+            && self.template.means_the_same(self.in_force.policy(), &session.policy.current())
         {
-            session.policy.alarm(drain).await;
+            session.policy.change_or_shutdown(drain).await;
         }
     }
 }

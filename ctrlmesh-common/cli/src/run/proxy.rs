@@ -25,14 +25,14 @@ use ctrlmesh_proxy::app::{AppError, Parts};
 use ctrlmesh_proxy::config::CommonArgs;
 use ctrlmesh_proxy::drain::Drain;
 use ctrlmesh_proxy::metrics::Metrics;
-use ctrlmesh_proxy::net::accept::{Acceptor, Origin, PerPod};
-use ctrlmesh_proxy::net::memory_budget::Backlog;
+use ctrlmesh_proxy::net::accept::{Acceptor, Origin, PodLimits};
+use ctrlmesh_proxy::net::memory_budget::MemoryBudget;
 use ctrlmesh_proxy::net::tls;
 use ctrlmesh_proxy::net::tls::issue::Presented;
 use ctrlmesh_proxy::net::tls::trust::Trust;
 use ctrlmesh_proxy::policy;
 use ctrlmesh_proxy::serve::explain;
-use ctrlmesh_proxy::session::{Policies, Served};
+use ctrlmesh_proxy::session::{Policies, ServedPod};
 use ctrlmesh_proxy::upstream::{Address, Target};
 
 /// How long requests of whoever the command left behind may take to end.
@@ -163,7 +163,7 @@ async fn begin(
         trust: setup.trust.clone(),
         http1_only: Arc::default(),
         target: Some(target),
-        policies: Policies::One(Served {
+        policies: Policies::One(ServedPod {
             policy: follow(setup.policy, setup.source, drain),
             history: Arc::default(),
             gone: None,
@@ -176,8 +176,8 @@ async fn begin(
     drain.spawn(setup.trust.follow(drain.clone()));
     let (threads, workers) = parts.start()?;
     let max_connections = setup.args.max_connections;
-    let backlog = Backlog::of_process(setup.args.memory_limit, &metrics);
-    let per_pod = PerPod::at_most(max_connections, backlog);
+    let budget = MemoryBudget::for_process(setup.args.memory_limit, &metrics);
+    let per_pod = PodLimits::new(max_connections, budget);
     let acceptor = Acceptor { threads, max_connections, per_pod, metrics };
     setup.listener.set_nonblocking(true).map_err(RunError::Start)?;
     let listener = tokio::net::TcpListener::from_std(setup.listener).map_err(RunError::Start)?;

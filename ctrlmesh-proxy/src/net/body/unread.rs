@@ -1,4 +1,4 @@
-//! What of bodies has been read on one side, and is not yet written on the other?
+//! Counts the bytes of bodies that were read from one side and are not yet written to the other.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -6,84 +6,78 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 
-use crate::net::memory_budget::{Backlog, Waiting};
+use crate::net::memory_budget::{MemoryBudget, Reservation};
 
-/// What waits on a connection without being counted, and in what steps the rest is: an ordinary response touches nothing
-/// that threads share.
+/// A connection reserves its budget in steps of this size. So an ordinary response touches nothing that threads share.
 const STEP_BYTES: usize = 64 << 10;
 
-/// What holding a part of a body takes beside its bytes.
-const BESIDE_BYTES: usize = 256;
+/// The memory that one part of a body takes beside its bytes.
+const OVERHEAD_BYTES: usize = 256;
 
-/// What an API server may send of a response before it hears that nobody reads it: the window of a stream.
-pub const AHEAD_BYTES: u32 = 1 << 20;
+/// What an API server may send of a response that nobody reads: the window of a stream.
+pub const READ_AHEAD_BYTES: u32 = 1 << 20;
 
-/// What waits on one connection of a client.
+/// The bytes that wait on one client connection.
 #[derive(Debug)]
-pub struct Unread {
-    backlog: Arc<Backlog>,
+pub struct UnreadBytes {
+    budget: Arc<MemoryBudget>,
     bytes: Cell<usize>,
-    counted: RefCell<Waiting>,
+    /// `bytes`, rounded down to whole steps.
+    reservation: RefCell<Reservation>,
 }
 
-/// A part of a body that waits to be written. It is counted until it is, or until it is given up.
+/// A part of a body, counted until it is written or dropped.
 #[derive(Debug)]
-pub struct Piece {
+pub struct CountedBytes {
     bytes: Bytes,
     counted: usize,
-    unread: Rc<Unread>,
+    unread: Rc<UnreadBytes>,
 }
 
-/// More waits for a client already than may.
 #[derive(Debug)]
-pub struct TooMuch;
+pub struct BudgetExceeded;
 
-// === impl Unread ===
+// === impl UnreadBytes ===
 
-impl Unread {
-    /// Nothing yet; what there will be counts in `backlog`.
-    pub fn new(backlog: Arc<Backlog>) -> Rc<Self> {
-        let counted = RefCell::new(backlog.nothing());
-        Rc::new(Self { backlog, bytes: Cell::default(), counted })
+impl UnreadBytes {
+    pub fn new(budget: Arc<MemoryBudget>) -> Rc<Self> {
+        let reservation = RefCell::new(budget.empty_reservation());
+        Rc::new(Self { budget, bytes: Cell::default(), reservation })
     }
 
-    /// Where it counts.
-    pub fn backlog(&self) -> &Arc<Backlog> {
-        &self.backlog
+    pub fn budget(&self) -> &Arc<MemoryBudget> {
+        &self.budget
     }
 
-    /// Lets a part of a body wait, and counts it `times` over.
-    ///
-    /// # Errors
-    /// Where too much waits already.
-    pub fn piece(self: &Rc<Self>, bytes: Bytes, times: usize) -> Result<Piece, TooMuch> {
-        let counted = if bytes.is_empty() { 0 } else { bytes.len() * times + BESIDE_BYTES };
-        self.count(self.bytes.get() + counted)?;
-        Ok(Piece { bytes, counted, unread: self.clone() })
+    /// Counts `bytes` `times` over, for copies elsewhere.
+    pub fn count_bytes(
+        self: &Rc<Self>,
+        bytes: Bytes,
+        times: usize,
+    ) -> Result<CountedBytes, BudgetExceeded> {
+        let counted = if bytes.is_empty() { 0 } else { bytes.len() * times + OVERHEAD_BYTES };
+        self.set(self.bytes.get() + counted)?;
+        Ok(CountedBytes { bytes, counted, unread: self.clone() })
     }
 
-    /// Counts what may come of a response that its client does not read.
-    ///
-    /// # Errors
-    /// Where too much waits already.
-    pub fn ahead(&self) -> Result<Waiting, TooMuch> {
-        self.backlog.wait(AHEAD_BYTES as usize).ok_or(TooMuch)
+    /// Memory for what the API server may send of a response that its client does not read.
+    pub fn reserve_read_ahead(&self) -> Result<Reservation, BudgetExceeded> {
+        self.budget.reserve(READ_AHEAD_BYTES as usize).ok_or(BudgetExceeded)
     }
 
-    /// So much waits now.
-    fn count(&self, bytes: usize) -> Result<(), TooMuch> {
+    fn set(&self, bytes: usize) -> Result<(), BudgetExceeded> {
         let whole_steps = bytes / STEP_BYTES * STEP_BYTES;
-        if !self.counted.borrow_mut().set(whole_steps) {
-            return Err(TooMuch);
+        if !self.reservation.borrow_mut().resize(whole_steps) {
+            return Err(BudgetExceeded);
         }
         self.bytes.set(bytes);
         Ok(())
     }
 }
 
-// === impl Piece ===
+// === impl CountedBytes ===
 
-impl Piece {
+impl CountedBytes {
     /// The first `length` bytes; the rest stays.
     #[must_use]
     pub fn split_to(&mut self, length: usize) -> Self {
@@ -94,7 +88,7 @@ impl Piece {
     }
 }
 
-impl Buf for Piece {
+impl Buf for CountedBytes {
     fn remaining(&self) -> usize {
         self.bytes.remaining()
     }
@@ -108,9 +102,9 @@ impl Buf for Piece {
     }
 }
 
-impl Drop for Piece {
+impl Drop for CountedBytes {
     fn drop(&mut self) {
         // Less always fits.
-        let _fits = self.unread.count(self.unread.bytes.get().saturating_sub(self.counted));
+        let _fits = self.unread.set(self.unread.bytes.get().saturating_sub(self.counted));
     }
 }

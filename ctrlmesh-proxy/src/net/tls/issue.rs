@@ -20,9 +20,9 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::time;
 use tracing::{info, warn};
 
-use crate::drain::Drain;
 use crate::net::tls;
 use crate::net::tls::TlsError;
+use ctrlmesh_runtime::drain::Drain;
 
 /// How long an issued certificate is valid.
 pub const LEAF_VALIDITY: Duration = Duration::from_hours(24);

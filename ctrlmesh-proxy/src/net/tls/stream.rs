@@ -1,8 +1,8 @@
-//! How do bytes cross a TLS connection that stands?
+//! A TLS connection that reads and writes several records for each system call.
 //!
-//! A read takes what the socket has, up to 64 KiB, into a buffer that the thread lends; records leave together, up to
-//! 64 KiB. So a large body costs a system call for four records, not several for each. Whoever drives a connection
-//! with many streams may hold back what it writes until the end of its turn ([`BatchedStream`]); all else leaves at each flush.
+//! A read takes up to 64 KiB from the socket into a buffer of the thread; records leave together, up to 64 KiB. So a
+//! large body costs one system call for four records, not several for each. [`BatchedStream`] keeps writes back until
+//! the end of its driver's poll; all other writes leave at each flush.
 
 mod batched;
 
@@ -20,16 +20,16 @@ use tokio::net::TcpStream;
 
 pub use batched::BatchedStream;
 
-/// How much is read from a socket at once: four records of the largest size.
+/// Of one read: four records of the largest size.
 const READ_BYTES: usize = 64 << 10;
 
-/// How much is gathered before it is written, come what may.
-const GATHERED_BYTES: usize = 64 << 10;
+/// Encrypted bytes that are written at the latest, flushed or not.
+const WRITE_BYTES: usize = 64 << 10;
 
-/// How much encrypted data a connection may keep: what is gathered, and one more write.
-const KEPT_BYTES: usize = 2 * GATHERED_BYTES;
+/// Encrypted bytes that a connection may buffer: those that wait, and one more write.
+const BUFFER_LIMIT_BYTES: usize = 2 * WRITE_BYTES;
 
-/// How many buffers a thread keeps for its next reads.
+/// Read buffers that a thread keeps for its next reads.
 const SPARE_BUFFERS: usize = 4;
 
 /// With an operator.
@@ -42,28 +42,27 @@ pub type ClientStream = Stream<ClientConnection>;
 pub struct Stream<C> {
     tcp: TcpStream,
     tls: C,
-    /// What was read and not yet decrypted, because nobody wanted more.
-    wire: Option<Wire>,
-    /// How much was encrypted and not yet written.
-    gathered: usize,
-    /// Whether a flush is left to the end of the turn.
-    held: bool,
-    /// What became of a write at the end of a turn, until somebody asks.
-    broken: Option<io::Error>,
+    /// Bytes that were read and not yet decrypted, because nobody wanted more.
+    encrypted: Option<EncryptedBytes>,
+    /// Bytes that were encrypted and not yet written.
+    buffered: usize,
+    /// Whether flushes wait for the end of the driver's poll.
+    batching: bool,
+    /// The error of a write at the end of a poll; the next write returns it.
+    write_error: Option<io::Error>,
     closing: bool,
-    /// Whether the peer said something since that was last asked.
-    heard: bool,
+    /// Whether bytes arrived since that was last asked.
+    received: bool,
 }
 
-/// Bytes as they came from the socket.
-struct Wire {
+struct EncryptedBytes {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
 thread_local! {
-    /// Buffers between two reads: a connection on which nothing happens has none.
+    /// Read buffers that no connection uses now: an idle connection has none.
     static SPARE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -89,25 +88,25 @@ where
     S: SideData + 'static,
 {
     fn new(tcp: TcpStream, mut tls: C) -> Self {
-        tls.set_buffer_limit(Some(KEPT_BYTES));
+        tls.set_buffer_limit(Some(BUFFER_LIMIT_BYTES));
         Self {
             tcp,
             tls,
-            wire: None,
-            gathered: 0,
-            held: false,
-            broken: None,
+            encrypted: None,
+            buffered: 0,
+            batching: false,
+            write_error: None,
             closing: false,
-            heard: false,
+            received: false,
         }
     }
 
-    /// The protocol that was agreed on.
+    /// The ALPN protocol that was negotiated.
     pub fn protocol(&self) -> Option<&[u8]> {
         self.tls.alpn_protocol()
     }
 
-    /// Moves plaintext to `out` until that is full or no more is there; whether the peer has ended.
+    /// Moves plaintext to `out` until that is full or no more is there. Returns whether the peer has ended.
     fn take(&mut self, out: &mut ReadBuf<'_>) -> io::Result<bool> {
         while out.remaining() > 0 {
             let taken = match self.tls.reader().into_first_chunk() {
@@ -125,43 +124,44 @@ where
         Ok(false)
     }
 
-    /// Decrypts some of what was read from the socket; whether there was any.
+    /// Decrypts some of the bytes that were read. Returns whether there were any.
     fn decrypt(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
-        let Some(wire) = &mut self.wire else { return Ok(false) };
-        wire.start += self.tls.read_tls(&mut &wire.bytes[wire.start..wire.end])?;
-        if wire.start == wire.end
-            && let Some(wire) = self.wire.take()
+        let Some(encrypted) = &mut self.encrypted else { return Ok(false) };
+        let mut bytes = &encrypted.bytes[encrypted.start..encrypted.end];
+        encrypted.start += self.tls.read_tls(&mut bytes)?;
+        if encrypted.start == encrypted.end
+            && let Some(encrypted) = self.encrypted.take()
         {
-            give_back(wire.bytes);
+            return_buffer(encrypted.bytes);
         }
         if let Err(error) = self.tls.process_new_packets() {
-            // The peer may still hear why.
-            let _unheard = self.write_out(cx);
+            // Send the alert that rustls has queued.
+            let _sent = self.write_out(cx);
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
         Ok(true)
     }
 
-    /// Reads what the socket has.
+    /// Reads from the socket.
     fn fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut bytes = lend();
+        let mut bytes = take_buffer();
         let mut read = ReadBuf::new(&mut bytes);
         let polled = Pin::new(&mut self.tcp).poll_read(cx, &mut read);
         let end = read.filled().len();
         if end > 0 {
-            self.heard = true;
-            self.wire = Some(Wire { bytes, start: 0, end });
+            self.received = true;
+            self.encrypted = Some(EncryptedBytes { bytes, start: 0, end });
             return polled;
         }
-        give_back(bytes);
+        return_buffer(bytes);
         if let Poll::Ready(Ok(())) = polled {
-            // The end: whether it was a clean one is told by whoever reads next.
+            // End of file: the next read tells whether it was a clean one.
             self.tls.read_tls(&mut io::empty())?;
         }
         polled
     }
 
-    /// Writes all that was encrypted.
+    /// Writes all encrypted bytes.
     fn write_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tls.wants_write() {
             let written = self.tls.write_tls(&mut Socket { tcp: &mut self.tcp, cx });
@@ -172,26 +172,26 @@ where
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        self.gathered = 0;
+        self.buffered = 0;
         Poll::Ready(Ok(()))
     }
 
-    /// Encrypts what `encrypt` takes, once there is room for it.
+    /// Encrypts what `encrypt` writes, once the buffer has room.
     fn write_with(
         &mut self,
         cx: &mut Context<'_>,
         mut encrypt: impl FnMut(&mut rustls::Writer<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
-        if let Some(error) = self.broken.take() {
+        if let Some(error) = self.write_error.take() {
             return Poll::Ready(Err(error));
         }
-        if self.gathered >= GATHERED_BYTES {
+        if self.buffered >= WRITE_BYTES {
             ready!(self.write_out(cx))?;
         }
         let taken = encrypt(&mut self.tls.writer())?;
-        self.gathered += taken;
-        if self.gathered >= GATHERED_BYTES {
-            // What does not leave now leaves before the next write.
+        self.buffered += taken;
+        if self.buffered >= WRITE_BYTES {
+            // What the socket does not take now leaves before the next write.
             if let Poll::Ready(Err(error)) = self.write_out(cx) {
                 return Poll::Ready(Err(error));
             }
@@ -215,7 +215,7 @@ where
         loop {
             let ended = match this.take(out) {
                 Err(error) if out.filled().len() == before => return Poll::Ready(Err(error)),
-                // What came before the end is told first.
+                // Plaintext before the end is returned first.
                 ended => ended.unwrap_or(true),
             };
             if ended || out.remaining() == 0 {
@@ -259,10 +259,10 @@ where
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if let Some(error) = this.broken.take() {
+        if let Some(error) = this.write_error.take() {
             return Poll::Ready(Err(error));
         }
-        if this.held {
+        if this.batching {
             return Poll::Ready(Ok(()));
         }
         this.write_out(cx)
@@ -285,7 +285,7 @@ impl<C> fmt::Debug for Stream<C> {
     }
 }
 
-fn give_back(bytes: Box<[u8]>) {
+fn return_buffer(bytes: Box<[u8]>) {
     SPARE.with_borrow_mut(|spare| {
         if spare.len() < SPARE_BUFFERS {
             spare.push(bytes);
@@ -293,19 +293,18 @@ fn give_back(bytes: Box<[u8]>) {
     });
 }
 
-/// A buffer for one read.
-fn lend() -> Box<[u8]> {
+fn take_buffer() -> Box<[u8]> {
     SPARE.with_borrow_mut(Vec::pop).unwrap_or_else(|| vec![0; READ_BYTES].into_boxed_slice())
 }
 
-/// A socket as rustls writes to it.
+/// The socket as an [`io::Write`] for rustls.
 struct Socket<'a, 'b> {
     tcp: &'a mut TcpStream,
     cx: &'a mut Context<'b>,
 }
 
-/// What rustls is told of a socket that takes nothing now.
-fn now(polled: Poll<io::Result<usize>>) -> io::Result<usize> {
+/// Turns pending into [`io::ErrorKind::WouldBlock`].
+fn non_blocking(polled: Poll<io::Result<usize>>) -> io::Result<usize> {
     match polled {
         Poll::Ready(written) => written,
         Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
@@ -314,11 +313,11 @@ fn now(polled: Poll<io::Result<usize>>) -> io::Result<usize> {
 
 impl Write for Socket<'_, '_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        now(Pin::new(&mut *self.tcp).poll_write(self.cx, bytes))
+        non_blocking(Pin::new(&mut *self.tcp).poll_write(self.cx, bytes))
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        now(Pin::new(&mut *self.tcp).poll_write_vectored(self.cx, pieces))
+        non_blocking(Pin::new(&mut *self.tcp).poll_write_vectored(self.cx, pieces))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -15,9 +15,9 @@ use rustls_pki_types::pem::PemObject as _;
 use tokio::time;
 use tracing::{info, warn};
 
-use crate::drain::Drain;
 use crate::net::tls;
 use crate::net::tls::TlsError;
+use ctrlmesh_runtime::drain::Drain;
 
 /// How often the CA file is looked at.
 const FILE_CHECK: Duration = Duration::from_secs(10);

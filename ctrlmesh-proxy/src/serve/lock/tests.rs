@@ -35,8 +35,8 @@ async fn a_client_has_no_longer_than_a_lock_takes_however_patient_the_proxy_is()
         [(Duration::from_mins(2), BODY_PATIENCE), (Duration::from_secs(2), Duration::from_secs(2))]
     {
         let (sent, _open) = unfinished(b"{").await;
-        let (room, waits) = (Room::of(None), Waits::default());
-        let error = whole(sent, "update", &rename(), deadline, &room, &waits).await.unwrap_err();
+        let (budget, waits) = (CollectBudget::new(None), WaitTime::default());
+        let error = whole(sent, "update", &rename(), deadline, &budget, &waits).await.unwrap_err();
         assert!(matches!(error, LockedError::Slow { deadline } if deadline == waited), "{error}");
         assert_eq!(waits.total(), waited);
     }

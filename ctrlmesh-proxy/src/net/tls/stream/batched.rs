@@ -1,4 +1,4 @@
-//! What leaves at the end of a turn?
+//! Batches the writes of a TLS connection that carries many streams.
 
 use std::cell::RefCell;
 use std::io;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Stream;
 
-/// A connection whose writes leave at the end of each turn of its driver.
+/// A TLS connection whose writes leave at the end of each poll of its driver.
 #[derive(Debug)]
 pub struct BatchedStream<C>(Rc<RefCell<Stream<C>>>);
 
@@ -24,36 +24,35 @@ where
     C: DerefMut<Target = ConnectionCommon<S>>,
     S: SideData + 'static,
 {
-    /// A stream, and the handle by which its driver marks its turns.
+    /// The stream for the HTTP/2 library, and the handle for the task that drives it.
     pub fn new(stream: Stream<C>) -> (Self, Self) {
         let stream = Rc::new(RefCell::new(stream));
         (Self(stream.clone()), Self(stream))
     }
 
-    /// Does one turn of whoever uses the stream. What it writes leaves when it has nothing more to do, or when much has
-    /// gathered.
-    pub fn turn<T>(
+    /// Polls the user of the stream. Its writes leave once it is pending, or when the buffer is full.
+    pub fn poll_batched<T>(
         &self,
         cx: &mut Context<'_>,
-        turn: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        self.0.borrow_mut().held = true;
-        let polled = turn(cx);
+        self.0.borrow_mut().batching = true;
+        let polled = poll(cx);
         let stream = &mut *self.0.borrow_mut();
-        stream.held = false;
+        stream.batching = false;
         if polled.is_pending()
             && let Poll::Ready(Err(error)) = stream.write_out(cx)
         {
-            // Whoever writes next hears of it.
-            stream.broken = Some(error);
+            // The next write returns it.
+            stream.write_error = Some(error);
             cx.waker().wake_by_ref();
         }
         polled
     }
 
-    /// Whether the peer said something since this was last asked.
-    pub fn was_heard(&self) -> bool {
-        std::mem::take(&mut self.0.borrow_mut().heard)
+    /// Whether bytes arrived since the last call.
+    pub fn take_received(&self) -> bool {
+        std::mem::take(&mut self.0.borrow_mut().received)
     }
 }
 
