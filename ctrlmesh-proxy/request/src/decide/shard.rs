@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
 
@@ -95,34 +97,12 @@ fn check_version(changed_at: u64, request: &RequestInfo<'_>) -> Result<(), Refus
     }
 }
 
-/// The version in a continue token: base64 (URL, without padding) of JSON with a number `rv`.
+/// The version in a continue token: JSON with a number `rv`, in base64url without padding, as the API server reads it.
 fn continued_version(token: &str) -> Option<u64> {
     #[derive(serde::Deserialize)]
     struct Token {
         rv: i64,
     }
-    let token: Token = serde_json::from_slice(&base64(token)?).ok()?;
+    let token: Token = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token).ok()?).ok()?;
     u64::try_from(token.rv).ok()
-}
-
-fn base64(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
-    let (mut bits, mut held) = (0_u32, 0);
-    for digit in text.trim_end_matches('=').bytes() {
-        let value = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'-' | b'+' => 62,
-            b'_' | b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push(u8::try_from(bits >> held & 0xff).ok()?);
-        }
-    }
-    Some(bytes)
 }
