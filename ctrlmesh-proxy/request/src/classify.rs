@@ -1,4 +1,4 @@
-//! What does the API server make of a request line? As text, so that anyone can compare it with the server's own code.
+//! Prints what the API server makes of request lines, as JSON.
 
 use std::io::{self, BufRead, BufWriter, Write};
 
@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use crate::request::RequestInfo;
 
-/// What is printed of a line.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Classified<'a> {
@@ -24,7 +23,6 @@ struct Classified<'a> {
     label_selector: &'a str,
 }
 
-/// What is printed of a line that the server answers with 400.
 #[derive(Debug, Serialize)]
 struct Refused {
     error: bool,

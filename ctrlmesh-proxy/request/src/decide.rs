@@ -1,7 +1,6 @@
-//! What becomes of a request?
+//! Decides whether a request passes, is refused, or is rewritten.
 //!
-//! Takes the policy and what is asked, gives a decision; it changes nothing itself. Where a target could be read in
-//! two ways, the decision is to refuse: whoever reads it the other way would have let it pass a limit.
+//! A target that can be read in two ways is refused: a server that reads it the other way would let it past a limit.
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::selector::Selector;
@@ -15,73 +14,46 @@ mod shard;
 pub use lock::{LockPlan, Rename};
 pub use shard::{NotOlderThan, goes_on_from};
 
-/// What becomes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It is sent as it is, and so is the answer.
+    /// Request and response pass unchanged.
     Pass,
-    /// It is answered here.
+    /// The proxy answers.
     Refuse(Refusal),
-    /// It is changed before it is sent.
     Rewrite(Plan),
 }
 
-/// What is to be changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// What the objects must match besides what the client asks.
+    /// Is added to the client's selector.
     pub selector: Option<Selector>,
-    /// From which version on the answer has to be.
     pub not_older_than: Option<NotOlderThan>,
-    /// How the leader-election lock is called on either side.
     pub lock: Option<LockPlan>,
 }
 
-/// Why a request is answered here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The path can be read in two ways.
     #[error("the path can be read in two ways: {what}")]
-    AmbiguousPath {
-        /// What is in it.
-        what: &'static str,
-    },
-    /// The query can be read in two ways.
+    AmbiguousPath { what: &'static str },
     #[error("the query can be read in two ways: with the policy it holds more than 10000 pairs")]
     AmbiguousQuery,
     /// The method is none that the API server knows for a resource, and the resource is limited.
     #[error("the method is not one that a resource of the API server has")]
     Method,
-    /// The version that the client knows is from before its share of the resource changed.
     #[error(
         "the resource version {asked} is from before {changed_at}, when this pod's share of the resource changed"
     )]
-    Expired {
-        /// The version in the request.
-        asked: u64,
-        /// The version at which the policy changed.
-        changed_at: u64,
-    },
-    /// A continue token that does not say which version it is of.
+    Expired { asked: u64, changed_at: u64 },
     #[error(
         "the continue token does not say of which version it is, and this pod's share of the resource changed at {changed_at}"
     )]
-    UnknownContinue {
-        /// The version at which the policy changed.
-        changed_at: u64,
-    },
-    /// A name that only the server may know.
+    UnknownContinue { changed_at: u64 },
     #[error("the name {name:?} is kept for the leader-election locks of shards")]
-    ReservedName {
-        /// The name in the request.
-        name: String,
-    },
-    /// A field selector that names the lock across namespaces.
+    ReservedName { name: String },
     #[error(
         "the field selector names the leader-election lock, but no namespace: name the namespace in the path"
     )]
     LockAcrossNamespaces,
-    /// Deleting a collection would delete every shard's lock.
     #[error(
         "deleting this collection would delete the leader-election locks of other shards: name the object"
     )]
@@ -104,17 +76,16 @@ impl Decision {
     }
 }
 
-/// Decides about one request.
 pub fn decide(policy: &Policy, request: &RequestInfo<'_>) -> Decision {
     decided(policy, request, Policy::changed_at)
 }
 
-/// The same for a resource whose versions are not those of the policy: when that changed says nothing about them.
+/// Decides about a resource whose versions cannot be compared with the version at which the policy changed.
 pub fn decide_undated(policy: &Policy, request: &RequestInfo<'_>) -> Decision {
     decided(policy, request, |_, _, _| None)
 }
 
-/// When the limits on a resource changed.
+/// Gives the version at which the limits on a resource changed.
 type ChangedAt = fn(&Policy, &str, &str) -> Option<u64>;
 
 fn decided(policy: &Policy, request: &RequestInfo<'_>, changed_at: ChangedAt) -> Decision {

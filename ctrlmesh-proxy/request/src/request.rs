@@ -1,8 +1,7 @@
-//! What is asked?
+//! Reads a request line as kube-apiserver's `RequestInfo` does.
 //!
-//! Takes the method and target of a request, gives what kube-apiserver's `RequestInfo` gives, and refuses what it
-//! refuses. Nothing is copied unless the target holds escapes. It judges nothing: whether a path is one that we
-//! forward is decided later.
+//! It refuses what the API server refuses. Nothing is copied unless the target holds escapes. Whether a request may pass
+//! is decided later.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,10 +11,10 @@ mod query;
 mod url;
 
 pub use fields::{FieldSelector, FieldSelectorError, NAME, NAMESPACE, Term};
-pub use query::{Pair, Query, Read};
+pub use query::{DecodedPair, Pair, Query};
 pub use url::TargetError;
 
-/// A request, as the API server understands it.
+/// A request as the API server understands it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestInfo<'a> {
     method: &'a [u8],
@@ -50,12 +49,12 @@ impl<'a> RequestInfo<'a> {
     /// Reads a request line's method and target.
     ///
     /// # Errors
-    /// Where the server answers without having looked at the rest of the request.
+    /// Where the API server answers 400 because of the target alone.
     pub fn parse(method: &'a str, target: &'a str) -> Result<Self, TargetError> {
         Self::parse_bytes(method.as_bytes(), target.as_bytes())
     }
 
-    /// The same of bytes, which need not be UTF-8.
+    /// Takes bytes that need not be UTF-8.
     ///
     /// # Errors
     /// As [`RequestInfo::parse`].
@@ -88,12 +87,10 @@ impl<'a> RequestInfo<'a> {
         Ok(info)
     }
 
-    /// Whether it asks for an API resource.
     pub fn is_resource_request(&self) -> bool {
         self.resource_request
     }
 
-    /// The method, as it was sent.
     pub fn method(&self) -> &'a [u8] {
         self.method
     }
@@ -103,12 +100,10 @@ impl<'a> RequestInfo<'a> {
         &self.path
     }
 
-    /// The path as it was sent.
     pub fn raw_path(&self) -> &'a [u8] {
         self.raw_path
     }
 
-    /// What is behind the question mark.
     pub fn query(&self) -> Query<'a> {
         self.query
     }
@@ -133,27 +128,25 @@ impl<'a> RequestInfo<'a> {
         &self.path[self.api_prefix.clone()]
     }
 
-    /// The API group; empty for the core group.
+    /// Empty for the core group.
     pub fn api_group(&self) -> &str {
         &self.path[self.api_group.clone()]
     }
 
-    /// The API version.
     pub fn api_version(&self) -> &str {
         &self.path[self.api_version.clone()]
     }
 
-    /// The namespace; empty across namespaces and for resources of cluster scope.
+    /// Empty across namespaces and for resources of cluster scope.
     pub fn namespace(&self) -> &str {
         &self.path[self.namespace.clone()]
     }
 
-    /// The resource, in its plural form.
+    /// In its plural form.
     pub fn resource(&self) -> &str {
         &self.path[self.resource.clone()]
     }
 
-    /// The subresource.
     pub fn subresource(&self) -> &str {
         &self.path[self.subresource.clone()]
     }
@@ -163,42 +156,39 @@ impl<'a> RequestInfo<'a> {
         self.required_name.as_deref().unwrap_or(self.name_in_path())
     }
 
-    /// The object's name, where the path has it.
     pub fn name_in_path(&self) -> &str {
         &self.path[self.name.clone()]
     }
 
-    /// Where the name stands in [`RequestInfo::path`].
+    /// In [`RequestInfo::path`].
     pub fn name_range(&self) -> Range<usize> {
         self.name.clone()
     }
 
-    /// Where the subresource stands in [`RequestInfo::path`].
+    /// In [`RequestInfo::path`].
     pub fn subresource_range(&self) -> Range<usize> {
         self.subresource.clone()
     }
 
-    /// The field selector, where the server authorizes by it.
+    /// Empty where the server does not authorize by it.
     pub fn field_selector(&self) -> &str {
         self.field_selector.as_deref().unwrap_or_default()
     }
 
-    /// The label selector, where the server authorizes by it.
+    /// Empty where the server does not authorize by it.
     pub fn label_selector(&self) -> &str {
         self.label_selector.as_deref().unwrap_or_default()
     }
 
-    /// Whether it is for a collection, and so for whatever a selector matches.
     pub fn is_collection(&self) -> bool {
         self.resource_request && matches!(&*self.verb, "list" | "watch" | "deletecollection")
     }
 
-    /// Whether it is answered by events.
     pub fn is_watch(&self) -> bool {
         self.resource_request && self.verb == "watch"
     }
 
-    /// Whether it asks for a collection in pages. What any version will do for is given as a whole.
+    /// A list of any version (`resourceVersion=0`) is never paged.
     pub fn is_paged(&self) -> bool {
         let query = self.query();
         let number = |key| query.text(key).and_then(|text| text.parse::<u64>().ok());

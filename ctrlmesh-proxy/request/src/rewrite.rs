@@ -1,7 +1,4 @@
-//! How is it changed, byte for byte?
-//!
-//! Takes requests, bodies and frames and gives what is to be sent in their place. Everything that a plan does not
-//! name stays as it was sent.
+//! Rewrites requests, bodies and watch frames, and leaves every byte that no plan names.
 
 use std::borrow::Cow;
 

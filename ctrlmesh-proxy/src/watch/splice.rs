@@ -13,7 +13,7 @@ use ctrlmesh_request::decide::{Decision, LockPlan, Plan};
 use ctrlmesh_request::request::{RequestInfo, TargetError};
 use ctrlmesh_request::rewrite::Encoding;
 use ctrlmesh_request::rewrite::watch;
-use ctrlmesh_request::rewrite::watch::{Ask, Expired, Splice};
+use ctrlmesh_request::rewrite::watch::{Expired, NextRead, Splice};
 use http::header::HeaderName;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
@@ -212,9 +212,9 @@ async fn read_pages(
         let splice = Splice::new(&info, &plan, encoding, at, old.as_ref());
         let mut splice = splice.map_err(SpliceError::Expired)?;
         next = Some(loop {
-            let target = match splice.ask() {
-                Ask::List(target) => target,
-                Ask::Watch(target) => break target,
+            let target = match splice.next_read() {
+                NextRead::List(target) => target,
+                NextRead::Watch(target) => break target,
             };
             let mut request = template.request(path(&target)?)?;
             request.headers_mut().insert(header::ACCEPT, accept.clone());

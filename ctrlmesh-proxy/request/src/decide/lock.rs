@@ -1,32 +1,29 @@
-//! Does a request touch the leader-election lock?
+//! Decides whether a request can touch the leader-election lock, and where its name stands.
 //!
-//! The client knows the lock under one name, the server under another for each shard. Names that only the server may
-//! know are nobody's to ask for, so that no spelling of a request reaches another shard's lock.
+//! The client knows the lock under one name, and the server knows it under one name for each shard. A client may not ask
+//! for the server's names, so no spelling of a request reaches another shard's lock.
 
 use ctrlmesh_common::policy::{LOCK_RESOURCES, Lock};
 
 use super::Refusal;
 use crate::request::{FieldSelector, NAME, NAMESPACE, RequestInfo};
 
-/// What is renamed for a request, and where.
+/// Where a request names the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockPlan {
-    /// The two names.
     pub rename: Rename,
-    /// The path names the lock, and must name it as the server knows it.
     pub in_path: bool,
-    /// A field selector names the lock.
+    /// In the field selector.
     pub in_fields: bool,
-    /// The request's body may hold the lock, and must be read as a whole.
+    /// The body may hold the lock, and must be read as a whole.
     pub in_body: bool,
 }
 
 /// The two names of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rename {
-    /// The policy's own words: namespace, the client's name, the shard.
+    /// Namespace, the client's name, and shard.
     pub lock: Lock,
-    /// The name on the server.
     pub on_server: String,
 }
 

@@ -1,4 +1,4 @@
-//! Which objects may this request see?
+//! Narrows requests for collections to the pod's share, and refuses versions from before it changed.
 
 use std::borrow::Cow;
 
@@ -10,10 +10,8 @@ use ctrlmesh_common::selector::Selector;
 use super::Refusal;
 use crate::request::RequestInfo;
 
-/// From which version on an answer has to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotOlderThan {
-    /// The version.
     pub version: u64,
     /// Whether the request asks for any version, of which the server gives all objects, whatever the limit.
     pub all: bool,

@@ -38,7 +38,7 @@ fn lock_plan(method: &str, target: &str) -> (bool, bool, bool) {
 }
 
 #[test]
-fn collections_of_a_limited_resource_are_narrowed_in_every_spelling() {
+fn collections_are_narrowed_in_every_spelling() {
     let narrowed = Decision::Rewrite(Plan {
         selector: Some(Selector::parse("a=1").unwrap()),
         ..Plan::default()
@@ -190,7 +190,7 @@ fn a_state_from_before_the_change_is_asked_for_anew() {
 }
 
 #[test]
-fn what_follows_from_when_the_policy_changed_says_so_and_does_not_follow_without_it() {
+fn decisions_that_depend_on_the_change_say_so() {
     for (query, dated) in [
         ("watch=1&resourceVersion=99", Some(100)),
         ("limit=5&continue=%21", Some(100)),

@@ -1,14 +1,12 @@
-//! What does a field selector require? (apimachinery `pkg/fields/selector.go`)
+//! Parses field selectors, as apimachinery's `pkg/fields/selector.go` does.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::url;
 
-/// The field that names an object.
 pub const NAME: &str = "metadata.name";
 
-/// The field that names an object's namespace.
 pub const NAMESPACE: &str = "metadata.namespace";
 
 /// The terms of a field selector, in the order in which they stand.
@@ -17,10 +15,8 @@ pub struct FieldSelector {
     terms: Vec<Term>,
 }
 
-/// One term of a field selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// The field, such as `metadata.name`.
     pub field: String,
     /// Whether the field must have the value, or must not.
     pub equals: bool,
@@ -31,16 +27,13 @@ pub struct Term {
     raw: Vec<u8>,
 }
 
-/// A field selector that does not parse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FieldSelectorError {
-    /// A term without `=`, `==` or `!=`.
     #[error("a term of the field selector has no operator")]
     NoOperator,
     /// A backslash before anything but itself, a comma or an equals sign.
     #[error("a value of the field selector holds an invalid escape")]
     Escape,
-    /// An equals sign without a backslash before it.
     #[error("a value of the field selector holds `=`")]
     Unescaped,
 }
@@ -48,8 +41,6 @@ pub enum FieldSelectorError {
 // === impl FieldSelector ===
 
 impl FieldSelector {
-    /// Parses the text of the parameter.
-    ///
     /// # Errors
     /// Where the server refuses it.
     pub fn parse(text: &[u8]) -> Result<Self, FieldSelectorError> {
@@ -65,7 +56,6 @@ impl FieldSelector {
         Ok(Self { terms })
     }
 
-    /// The terms, in the order in which they stand.
     pub fn terms(&self) -> &[Term] {
         &self.terms
     }

@@ -1,4 +1,4 @@
-//! What does the query ask for?
+//! Reads the parameters of a query.
 //!
 //! As Go's `net/url.ParseQuery` and the conversion to `ListOptions` read it: malformed pairs are dropped, and the
 //! first of repeated keys counts.
@@ -20,23 +20,20 @@ pub struct Query<'a> {
 }
 
 /// Key and value, without their escapes.
-pub type Read<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
+pub type DecodedPair<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 
-/// One pair of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair<'a> {
     /// As it was sent, without the `&` at its ends.
     pub raw: &'a [u8],
     /// The value as it was sent: what is behind the first `=`.
     pub raw_value: &'a [u8],
-    /// Key and value as the server reads them; `None` where it drops the pair.
-    pub read: Option<Read<'a>>,
+    /// `None` where the server drops the pair.
+    pub decoded: Option<DecodedPair<'a>>,
 }
 
-/// What `ListOptions` say that decides what a request is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ListOptions {
-    /// A watch, not a list.
     pub(super) watch: bool,
     /// The name that `fieldSelector` requires.
     pub(super) name: Option<String>,
@@ -45,17 +42,16 @@ pub(super) struct ListOptions {
 // === impl Query ===
 
 impl<'a> Query<'a> {
-    /// Of the text behind the question mark.
     pub fn new(raw: &'a [u8]) -> Self {
         Self { raw }
     }
 
-    /// The text behind the question mark.
+    /// The text behind the question mark, as it was sent.
     pub fn raw(self) -> &'a [u8] {
         self.raw
     }
 
-    /// Whether it holds more pairs than the server reads.
+    /// Of a query that is too long, the server reads no pair.
     pub fn is_too_long(self) -> bool {
         !self.has_room_for(0)
     }
@@ -66,19 +62,21 @@ impl<'a> Query<'a> {
         self.raw.len() + more < MAX_PAIRS || pairs() + more <= MAX_PAIRS
     }
 
-    /// Every pair, those that the server drops too.
+    /// All pairs, also those that the server drops.
     pub fn pairs(self) -> impl Iterator<Item = Pair<'a>> {
-        let unread = self.is_too_long();
-        self.raw.split(|byte| *byte == b'&').map(move |raw| Pair::new(raw, unread))
+        let too_long = self.is_too_long();
+        self.raw.split(|byte| *byte == b'&').map(move |raw| Pair::new(raw, too_long))
     }
 
-    /// The value that counts for `key`.
+    /// The first value of `key`, which is the one that counts.
     pub fn first(self, key: &str) -> Option<Cow<'a, [u8]>> {
-        let read = self.pairs().filter_map(|pair| pair.read);
-        read.into_iter().find(|(name, _)| name.as_ref() == key.as_bytes()).map(|(_, value)| value)
+        let decoded = self.pairs().filter_map(|pair| pair.decoded);
+        decoded
+            .into_iter()
+            .find(|(name, _)| name.as_ref() == key.as_bytes())
+            .map(|(_, value)| value)
     }
 
-    /// The value that counts for `key`, as text.
     pub fn text(self, key: &str) -> Option<Cow<'a, str>> {
         self.first(key).map(url::text)
     }
@@ -116,20 +114,20 @@ impl<'a> Query<'a> {
 // === impl Pair ===
 
 impl<'a> Pair<'a> {
-    fn new(raw: &'a [u8], unread: bool) -> Self {
+    fn new(raw: &'a [u8], too_long: bool) -> Self {
         let (key, raw_value) = url::cut(raw, b'=');
-        let dropped = unread || raw.is_empty() || raw.contains(&b';');
-        let read = if dropped {
+        let dropped = too_long || raw.is_empty() || raw.contains(&b';');
+        let decoded = if dropped {
             None
         } else {
             url::unescape(key, b' ').ok().zip(url::unescape(raw_value, b' ').ok())
         };
-        Self { raw, raw_value, read }
+        Self { raw, raw_value, decoded }
     }
 
     /// Whether the server reads it as a value of `key`.
     pub fn is(&self, key: &str) -> bool {
-        self.read.as_ref().is_some_and(|(name, _)| name.as_ref() == key.as_bytes())
+        self.decoded.as_ref().is_some_and(|(name, _)| name.as_ref() == key.as_bytes())
     }
 }
 

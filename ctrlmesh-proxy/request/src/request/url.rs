@@ -1,4 +1,4 @@
-//! Where do path and query of a request target begin, and what do they spell?
+//! Splits a request target into path and query, and decodes percent escapes.
 //!
 //! As Go's `net/url.ParseRequestURI` reads it, because that is what the API server calls.
 
@@ -8,41 +8,32 @@ use std::net::Ipv6Addr;
 /// A target that the server answers with 400.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// The method is not a token.
     #[error("the method is not a token")]
     Method,
-    /// Nothing is asked for.
     #[error("the target is empty")]
     Empty,
-    /// A control character.
     #[error("the target holds a control character or a space")]
     Control,
-    /// Neither a path nor an absolute URI.
     #[error("the target is neither a path nor an absolute URI")]
     NotAPath,
-    /// A percent sign without two hexadecimal digits behind it.
     #[error("the target holds a malformed percent escape")]
     Escape,
-    /// User, host or port of an absolute URI.
     #[error("the authority of the target is malformed")]
     Authority,
-    /// `/watch/` or `/proxy/` with nothing behind it.
+    /// The verb is `/watch/` or `/proxy/`.
     #[error("the path ends behind its verb")]
     NothingBehindVerb,
 }
 
-/// A target, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target<'a> {
-    /// The path as it was sent; empty where the URI is opaque.
+    /// Empty where the URI is opaque.
     pub(super) raw_path: &'a [u8],
-    /// Everything behind the first question mark.
     pub(super) raw_query: &'a [u8],
     /// Whether the target is the path itself, as it is in every request that is not for a forward proxy.
     pub(super) origin_form: bool,
 }
 
-/// Takes the target of a request apart.
 pub(super) fn split<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, TargetError> {
     if !is_token(method) {
         return Err(TargetError::Method);

@@ -1,7 +1,7 @@
-//! Where in a body does a field stand?
+//! Finds fields in JSON, protobuf and CBOR bodies, and edits JSON and protobuf in place.
 //!
-//! One way to look at the three encodings of the API server: nodes are ranges of the body, and an edit puts bytes in
-//! the place of a range. Nothing is decoded that is not looked at, and nothing is written again that is not edited.
+//! A node is a range of the body, and an edit replaces a range. Only fields that are asked for are decoded, and only
+//! edited ranges are written anew. CBOR is read and not edited.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,7 +1,7 @@
-//! How does a list become events?
+//! Turns a list into watch events.
 //!
-//! Each item becomes the object of an event, in the list's own encoding, byte for byte but for white space; items of
-//! built-in types do not say what they are, so they get it from the list.
+//! Each item becomes the object of an event, in the list's encoding, unchanged but for white space. Items of built-in
+//! types do not name their kind, so the list's kind is added.
 
 use super::document::{
     Document, DocumentError, Encoding, Node, cbor_map, cbor_text, compacted, envelope, framed,
@@ -9,50 +9,39 @@ use super::document::{
 };
 use super::status::{self, Status};
 
-/// What happens to the objects of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The client sees them from now on.
+    /// Events are ADDED.
     Joins,
-    /// The client sees them no longer.
+    /// Events are DELETED.
     Leaves,
 }
 
 /// A list that cannot become events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListError {
-    /// It cannot be looked into.
     #[error("read the list")]
     Document(#[from] DocumentError),
-    /// It does not say of which version it is.
     #[error("the list has no version")]
     NoVersion,
-    /// It does not say what its items are, or is none.
     #[error("the list does not say what its items are")]
     NoKind,
 }
 
-/// What an object is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// Group and version.
     pub api_version: String,
-    /// The kind.
     pub kind: String,
 }
 
-/// A list as events.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListEvents {
     /// The events, framed.
     pub frames: Vec<u8>,
-    /// How many items it has.
     pub items: usize,
-    /// The version of the list.
     pub version: u64,
     /// The token for the next page.
     pub next: Option<String>,
-    /// What the items are.
     pub kind: Option<Kind>,
 }
 
@@ -60,7 +49,7 @@ pub struct Listed {
 ///
 /// # Errors
 /// Where it is no list, or does not say enough.
-pub fn events(body: &[u8], encoding: Encoding, change: Change) -> Result<Listed, ListError> {
+pub fn events(body: &[u8], encoding: Encoding, change: Change) -> Result<ListEvents, ListError> {
     let document = Document { body, encoding };
     let root = document.root()?;
     let list_kind = kind_of(document, &root)?.ok_or(ListError::NoKind)?;
@@ -85,7 +74,7 @@ pub fn events(body: &[u8], encoding: Encoding, change: Change) -> Result<Listed,
     let version =
         document.text_of(&metadata, "resourceVersion")?.and_then(|version| version.parse().ok());
     let next = document.text_of(&metadata, "continue")?.filter(|token| !token.is_empty());
-    Ok(Listed {
+    Ok(ListEvents {
         frames,
         items: items.len(),
         version: version.ok_or(ListError::NoVersion)?,

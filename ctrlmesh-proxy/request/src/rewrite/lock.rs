@@ -1,8 +1,7 @@
-//! What is the leader-election lock called on the other side?
+//! Renames the leader-election lock in bodies and watch frames.
 //!
-//! Takes whole bodies and frames. Only `metadata.name` changes (and, in a Status, the name in its details and its
-//! message; in a Table, the cell that shows it). The lock's other names, those of other shards and the one without a
-//! shard, do not exist for the client: they are taken out of lists and watches.
+//! Only `metadata.name` changes; in a Status also the name in its details and message, and in a Table the cell that shows
+//! it. Locks of other shards, and the one without a shard, are taken out of lists and watches.
 
 use std::borrow::Cow;
 
@@ -19,18 +18,12 @@ pub const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 /// A body that is not sent on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
-    /// More than is held of a body.
     #[error("the body is longer than {MAX_BODY_BYTES} bytes")]
     TooLarge,
-    /// It cannot be looked into.
     #[error("look for the leader-election lock")]
     Document(#[from] DocumentError),
-    /// It names what only the server may know.
     #[error("the name {name:?} is kept for the leader-election locks of shards")]
-    ReservedName {
-        /// The name in the body.
-        name: String,
-    },
+    ReservedName { name: String },
 }
 
 /// A body in which the lock is being renamed.

@@ -1,8 +1,8 @@
-//! How does a policy enter a target?
+//! Puts the policy's selector and the lock's name into a target.
 //!
-//! The policy's requirements stand before the client's text in the one `labelSelector` that is left, and that stands
-//! before everything else. So nothing that the client writes can end, hide or replace them: the server's scanner stops
-//! at a NUL byte, the first of repeated keys counts, and a pair that the server drops is dropped behind ours.
+//! One `labelSelector` is left. It is the first parameter, and the policy's requirements stand in it before the client's
+//! text. So the client cannot end, hide or replace them: the server's scanner stops at a NUL byte, and the first of
+//! repeated keys counts.
 
 use ctrlmesh_common::selector::Selector;
 
@@ -68,7 +68,7 @@ pub(super) fn renamed_fields(query: &[u8], from: &str, to: &str) -> Vec<u8> {
     let pairs = Query::new(query).pairs().map(|pair| {
         let counts = left > 0 && pair.is("fieldSelector");
         left -= usize::from(counts);
-        match pair.read.as_ref().filter(|_| counts) {
+        match pair.decoded.as_ref().filter(|_| counts) {
             Some((_, value)) => renamed_pair(&pair, value, from, to),
             None => pair.raw.to_vec(),
         }
@@ -120,6 +120,6 @@ fn renamed_pair(pair: &Pair<'_>, value: &[u8], from: &str, to: &str) -> Vec<u8> 
 
 /// Whether the client's selector has no requirement.
 fn asks_for_everything(pair: &Pair<'_>) -> bool {
-    let text = pair.read.as_ref().and_then(|(_, value)| std::str::from_utf8(value).ok());
+    let text = pair.decoded.as_ref().and_then(|(_, value)| std::str::from_utf8(value).ok());
     text.and_then(|text| Selector::parse(text).ok()).is_some_and(|selector| selector.is_empty())
 }

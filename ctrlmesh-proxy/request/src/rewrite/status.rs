@@ -1,6 +1,4 @@
-//! How does the proxy say no?
-//!
-//! As the API server does: a `metav1.Status` in an encoding that the client accepts.
+//! Encodes refusals as `metav1.Status`, in an encoding that the client accepts.
 
 use serde_json::json;
 
@@ -8,14 +6,11 @@ use super::document::{Encoding, cbor_map, cbor_number, cbor_text, envelope, prot
 use super::lock::LockError;
 use crate::decide::Refusal;
 
-/// An answer that the proxy makes itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// The HTTP status.
     pub code: u16,
     /// One of the reasons that clients of the API server branch on.
     pub reason: &'static str,
-    /// What a human reads.
     pub message: String,
     /// When to come again, in seconds: for `Retry-After`, and in the details.
     pub retry_after: Option<u32>,
@@ -31,7 +26,6 @@ pub fn encode(status: &Status, accept: Option<&str>) -> (&'static str, Vec<u8>) 
     }
 }
 
-/// A Status as JSON.
 pub(super) fn json(status: &Status) -> Vec<u8> {
     let mut body = json!({
         "kind": "Status",
@@ -48,7 +42,6 @@ pub(super) fn json(status: &Status) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// A Status as a protobuf body.
 pub(super) fn protobuf(status: &Status) -> Vec<u8> {
     let mut message = [
         protobuf_field(1, b""),
@@ -64,7 +57,6 @@ pub(super) fn protobuf(status: &Status) -> Vec<u8> {
     envelope("v1", "Status", &message)
 }
 
-/// A Status as CBOR.
 pub(super) fn cbor(status: &Status) -> Vec<u8> {
     cbor_map(&[
         ("kind", cbor_text("Status")),
@@ -77,7 +69,6 @@ pub(super) fn cbor(status: &Status) -> Vec<u8> {
     ])
 }
 
-/// A field of a number.
 fn number(field: u8, mut number: u32) -> Vec<u8> {
     let mut bytes = vec![field << 3];
     while number >= 0x80 {

@@ -112,7 +112,7 @@ fn a_path_without_a_query_gets_one() {
 }
 
 #[test]
-fn the_lock_is_renamed_in_path_and_field_selector_and_nowhere_else() {
+fn the_lock_is_renamed_in_path_and_field_selector_only() {
     let leases = "/apis/coordination.k8s.io/v1/namespaces/ops/leases";
     for (asked, wanted) in [
         ("/op", "/op---s1"),

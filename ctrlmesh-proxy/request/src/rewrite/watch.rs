@@ -1,7 +1,7 @@
-//! Where in a watch are we?
+//! Follows a watch: where its frames end, and which version the client has event.
 //!
-//! Takes the bytes of the stream as they come, and knows where frames end and which version the client has seen. It
-//! looks into the first and the last frame that end in a chunk at most, and into small ones only when it is asked.
+//! At most the first and the last frame that end in a chunk are read, and small ones only when their version is asked
+//! for.
 
 use std::ops::Range;
 
@@ -11,28 +11,26 @@ use super::document::{self, Encoding};
 use crate::request::RequestInfo;
 
 mod difference;
-mod seen;
+mod event;
 mod splice;
 
 pub use super::document::framed;
 pub use difference::{Difference, difference};
-use seen::{Seen, begins_added};
-pub use splice::{Ask, Expired, Splice, expired, list_accept, list_version, newest};
+use event::{EventSummary, starts_as_added};
+pub use splice::{Expired, NextRead, Splice, expired, list_accept, list_version, newest};
 
 /// The longest frame that is waited for, in bytes: twenty of the largest objects that the API server takes.
 pub const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
 
-/// Frames up to this size are kept until somebody asks for their version, in bytes; larger ones are looked into at
-/// once, so that an idle watch holds little.
-const MAX_KEPT_BYTES: usize = 4096;
+/// Frames up to this size are kept until their version is asked for, in bytes. Larger ones are read at once, so that an
+/// idle watch holds little.
+const MAX_UNREAD_BYTES: usize = 4096;
 
 /// A stream that is no watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// A frame is longer than is waited for.
     #[error("a watch frame is longer than {MAX_FRAME_BYTES} bytes")]
     TooLarge,
-    /// A frame is not of its encoding.
     #[error("read a watch frame")]
     Document(#[from] document::DocumentError),
 }
@@ -48,8 +46,8 @@ pub struct Frames {
     framer: Framer,
     phase: Phase,
     at: Option<u64>,
-    /// The last frame, if nobody has looked into it.
-    kept: Vec<u8>,
+    /// The last frame, if it was not read yet.
+    unread: Vec<u8>,
     /// A frame that has begun.
     partial: Vec<u8>,
 }
@@ -68,7 +66,6 @@ enum Phase {
 // === impl Framer ===
 
 impl Framer {
-    /// At the beginning of a frame.
     pub fn new(encoding: Encoding) -> Self {
         Self(document::Framer::new(encoding))
     }
@@ -100,7 +97,7 @@ impl Frames {
         };
         let at = at.filter(|_| phase == Phase::Live);
         let framer = Framer::new(encoding);
-        Self { encoding, framer, phase, at, kept: Vec::new(), partial: Vec::new() }
+        Self { encoding, framer, phase, at, unread: Vec::new(), partial: Vec::new() }
     }
 
     /// Takes the next bytes; gives where the last frame that ends in them ends. All of them may be sent on.
@@ -121,9 +118,9 @@ impl Frames {
 
     /// The version up to which the client has seen everything; `None` where that is not known.
     pub fn at(&mut self) -> Option<u64> {
-        let kept = std::mem::take(&mut self.kept);
-        if !kept.is_empty() {
-            self.see(&kept);
+        let unread = std::mem::take(&mut self.unread);
+        if !unread.is_empty() {
+            self.read(&unread);
         }
         self.at
     }
@@ -142,9 +139,9 @@ impl Frames {
             if let Some((frame, next)) = self.framer.next(&self.partial)? {
                 let mut partial = std::mem::take(&mut self.partial);
                 let begun = taken - (partial.len() - next);
-                self.whole(&partial[frame]);
+                self.take_frame(&partial[frame]);
                 partial.clear();
-                partial.shrink_to(MAX_KEPT_BYTES);
+                partial.shrink_to(MAX_UNREAD_BYTES);
                 self.partial = partial;
                 return Ok(Some(begun));
             }
@@ -164,51 +161,51 @@ impl Frames {
             }
             last = at;
             if self.phase != Phase::Live {
-                self.see(&stream[last.clone()]);
+                self.read(&stream[last.clone()]);
             }
         }
         if self.phase == Phase::Live {
-            self.whole(&stream[last]);
+            self.take_frame(&stream[last]);
         }
         Ok(end)
     }
 
-    /// Takes notice of a whole frame; an empty line is none.
-    fn whole(&mut self, frame: &[u8]) {
+    /// An empty line is no frame.
+    fn take_frame(&mut self, frame: &[u8]) {
         if frame.is_empty() {
             return;
         }
         if self.phase != Phase::Live {
-            return self.see(frame);
+            return self.read(frame);
         }
-        self.kept.clear();
-        if frame.len() > MAX_KEPT_BYTES {
-            self.kept.shrink_to_fit();
-            self.see(frame);
+        self.unread.clear();
+        if frame.len() > MAX_UNREAD_BYTES {
+            self.unread.shrink_to_fit();
+            self.read(frame);
         } else {
-            self.kept.extend(frame);
+            self.unread.extend(frame);
         }
     }
 
-    fn see(&mut self, frame: &[u8]) {
-        if self.phase != Phase::Live && begins_added(frame, self.encoding) {
+    fn read(&mut self, frame: &[u8]) {
+        if self.phase != Phase::Live && starts_as_added(frame, self.encoding) {
             return;
         }
         // A frame that cannot be read says nothing of the version, and so does an ERROR.
-        let Some(seen) = Seen::of(frame, self.encoding) else {
+        let Some(event) = EventSummary::read(frame, self.encoding) else {
             self.at = None;
             return;
         };
         let ends = match self.phase {
             Phase::Live => false,
-            Phase::Initial => !seen.is_added,
-            Phase::InitialUntilBookmark => seen.is_bookmark && seen.ends_initial_events,
+            Phase::Initial => !event.is_added,
+            Phase::InitialUntilBookmark => event.is_bookmark && event.ends_initial_events,
         };
         if ends {
             self.phase = Phase::Live;
         }
         if self.phase == Phase::Live {
-            self.at = seen.version;
+            self.at = event.version;
         }
     }
 }

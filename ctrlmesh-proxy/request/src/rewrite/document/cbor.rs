@@ -1,6 +1,6 @@
-//! Where do CBOR items begin and end? (RFC 8949)
+//! Finds CBOR items (RFC 8949), and writes maps of texts.
 //!
-//! The API server writes text as byte strings and reads both, so both are text here.
+//! The API server writes text as byte strings, and reads both kinds of strings. So both are text here.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Where do the frames of a watch end, when they come in pieces?
+//! Finds the frames of a watch in a stream that comes in pieces.
 
 use std::ops::Range;
 

@@ -1,7 +1,6 @@
-//! Where do JSON values begin and end?
+//! Finds JSON values.
 //!
-//! Well-formed text is read exactly; of other text nothing is promised but that reading ends, since the server
-//! refuses it.
+//! Well-formed text is read exactly. For other text, which the server refuses, only termination is promised.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Where do protobuf fields begin and end, and how does a body keep its lengths right when one of them changes?
+//! Finds protobuf fields, and replaces them with the lengths around them.
 
 use std::ops::Range;
 

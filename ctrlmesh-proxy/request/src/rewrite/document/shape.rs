@@ -1,4 +1,4 @@
-//! Which field of which protobuf message is what? (`generated.proto` of apimachinery)
+//! The numbers and types of protobuf fields, from apimachinery's `generated.proto`.
 
 /// What a protobuf message is; other encodings say so themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

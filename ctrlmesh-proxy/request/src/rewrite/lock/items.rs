@@ -1,8 +1,7 @@
-//! How does a long list pass in which locks are renamed?
+//! Renames locks in a long list, item by item.
 //!
-//! Item by item, as its bytes come: of JSON the values of `items` and `rows`, of protobuf the repeated field of a list.
-//! All else passes as it is. A protobuf list says how long it is before its first item, so what a changed or hidden item
-//! leaves is filled by a field that no list has, which every reader skips.
+//! Only the values of `items` and `rows` in JSON, and the repeated field of a protobuf list, are looked at. A protobuf
+//! list begins with its length. So a field that no list has fills the gap of a hidden or shorter item; readers skip it.
 
 mod json;
 mod protobuf;

@@ -40,7 +40,7 @@ fn names(body: &[u8], encoding: Encoding) -> Vec<(String, String)> {
 }
 
 #[test]
-fn an_object_comes_back_under_the_clients_name_and_goes_up_under_the_servers() {
+fn an_object_has_the_clients_name_here_and_the_servers_there() {
     for (encoding, extension) in EDITABLE {
         let body = recorded("lease", extension);
         let down = response(&body, encoding, &rename()).unwrap();

@@ -1,7 +1,7 @@
-//! What joins and what leaves when one selector takes the place of another?
+//! Computes which objects join and leave when one selector replaces another.
 //!
-//! What one matches and the other does not is itself what some selectors match: of the other's requirements, the first
-//! holds not; or it holds and the second does not; and so on. No two of these match the same object.
+//! The objects that A matches and B does not are those of A where B's first requirement fails, or where the first holds
+//! and the second fails, and so on. Each case is a selector, and no two of them match the same object.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ pub fn difference(old: &Selector, new: &Selector) -> Option<Difference> {
 
 /// What `one` matches and `other` does not.
 fn minus(one: &Selector, other: &Selector) -> Option<Vec<Selector>> {
-    let mut found = Vec::new();
+    let mut selectors = Vec::new();
     let mut so_far = one.clone();
     for requirement in other.requirements() {
         if so_far.requirements().contains(requirement) {
@@ -31,10 +31,10 @@ fn minus(one: &Selector, other: &Selector) -> Option<Vec<Selector>> {
         }
         let negated: Selector = [negated(requirement)?].into_iter().collect();
         let matched = simplified(&so_far.clone().and(&negated));
-        found.extend(matched.filter(|matched| matched.overlaps(&Selector::everything())));
+        selectors.extend(matched.filter(|matched| matched.overlaps(&Selector::everything())));
         so_far = so_far.and(&[requirement.clone()].into_iter().collect());
     }
-    Some(found)
+    Some(selectors)
 }
 
 fn negated(requirement: &Requirement) -> Option<Requirement> {
@@ -69,13 +69,13 @@ fn simplified(selector: &Selector) -> Option<Selector> {
 
 /// The values that two requirements on one key leave, where one of them names values.
 fn merged(one: &Requirement, other: &Requirement) -> Option<BTreeSet<String>> {
-    let (named, judge) = match (values(one), values(other)) {
+    let (named, filter) = match (values(one), values(other)) {
         (Some(values), _) => (values, other),
         (None, Some(values)) => (values, one),
         (None, None) => return None,
     };
     let same = one.key() == other.key();
-    same.then(|| named.into_iter().filter(|value| judge.condition().admits(Some(value))).collect())
+    same.then(|| named.into_iter().filter(|value| filter.condition().admits(Some(value))).collect())
 }
 
 fn values(requirement: &Requirement) -> Option<BTreeSet<String>> {

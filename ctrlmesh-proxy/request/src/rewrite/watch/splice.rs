@@ -1,9 +1,8 @@
-//! How does a watch go on under another selector, without a relist?
+//! Continues a watch under another selector without a relist.
 //!
-//! Three reads at one version `a`, the last that the client has seen: what joins is listed and sent as ADDED, what
-//! leaves is listed and sent as DELETED, and a watch of the new selector goes on from `a`. All see the same version, so
-//! nothing is missed, repeated or taken back in time. Where that cannot be, the watch ends with 410, and the client
-//! lists again.
+//! Three reads use one version, the last that the client has seen. Objects that join are listed and sent as ADDED.
+//! Objects that leave are listed and sent as DELETED. A watch of the new selector goes on from that version. So no event
+//! is missed, repeated or out of order. Where that is impossible, the watch ends with 410, and the client lists again.
 
 use ctrlmesh_common::selector::Selector;
 
@@ -15,13 +14,13 @@ use crate::rewrite::list::{self, Change};
 use crate::rewrite::selector::{escaped, narrowed};
 use crate::rewrite::status::Status;
 
-/// Objects that are asked for first, before it is known how large they are, and at least.
-const FEW: usize = 100;
+/// The objects of the first page, whose size is unknown, and of the smallest.
+const MIN_PAGE_OBJECTS: usize = 100;
 
-/// Objects that are asked for at once, at most: as many as clients ask for themselves.
-const MANY: usize = 500;
+/// The objects of the largest page: as many as client-go asks for.
+const MAX_PAGE_OBJECTS: usize = 500;
 
-/// How large a page is to be, in bytes, where so many objects make one: whoever does not read it makes us keep it.
+/// The page size to aim for, in bytes: a client that does not read makes the proxy keep a page.
 const PAGE_BYTES: usize = 1 << 20;
 
 /// Parameters of a watch that a list does not take, or takes from us.
@@ -36,42 +35,33 @@ const NOT_IN_LIST: [&str; 8] = [
     "continue",
 ];
 
-/// How many pairs a list or a watch gets here, at most.
-const OWN_PAIRS: usize = 5;
+/// The most pairs that are added to a query.
+const ADDED_PAIRS: usize = 5;
 
 /// Parameters of a watch that say where it begins.
-const BEGINNING: [&str; 5] =
+const WATCH_START: [&str; 5] =
     ["resourceVersion", "resourceVersionMatch", "sendInitialEvents", "limit", "continue"];
 
-/// What to ask the API server next.
+/// The next request of a splice: its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
-    /// A list, whose whole answer goes to [`Splice::answer`].
+pub enum NextRead {
+    /// The whole response goes to [`Splice::answer`].
     List(String),
-    /// A watch, whose answer goes on where the client's watch was cut.
+    /// The response goes on where the client's watch was cut.
     Watch(String),
 }
 
-/// The watch cannot go on.
+/// Why a watch cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Expired {
-    /// It is of a single object, by a path that names it.
     #[error("a watch of one name cannot be limited anew")]
     Named,
-    /// No selector says what joins or leaves.
     #[error("the new limit cannot be compared with the old one")]
     Incomparable,
-    /// The server would not read what is added to its query.
     #[error("the query has no room for the new limit")]
     LongQuery,
-    /// The API server does not list at that version any more.
     #[error("the API server answered {status} to a list at version {at}")]
-    Refused {
-        /// Its answer.
-        status: u16,
-        /// The version.
-        at: u64,
-    },
+    Refused { status: u16, at: u64 },
     /// The list is in another encoding, of another version, or no list.
     #[error("the API server's list cannot become events")]
     Unreadable,
@@ -91,7 +81,6 @@ pub struct Splice {
     lists: Vec<(Selector, Change)>,
     /// The next page of the list at hand.
     page: Option<String>,
-    /// How many objects to ask for.
     limit: usize,
 }
 
@@ -140,7 +129,7 @@ pub fn expired(encoding: Encoding, message: &str) -> Vec<u8> {
 /// What to ask for the version that the collection of a watch has now: a list of one object, or of the one that it names.
 /// Nothing where the server would not read all of it.
 pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> Option<String> {
-    if !request.query().has_room_for(OWN_PAIRS) {
+    if !request.query().has_room_for(ADDED_PAIRS) {
         return None;
     }
     let mut path = without_watch(request, &String::from_utf8_lossy(request.raw_path()));
@@ -183,7 +172,7 @@ impl Splice {
         if !request.name_in_path().is_empty() {
             return Err(Expired::Named);
         }
-        if !request.query().has_room_for(OWN_PAIRS) {
+        if !request.query().has_room_for(ADDED_PAIRS) {
             return Err(Expired::LongQuery);
         }
         let everything = Selector::everything();
@@ -206,19 +195,19 @@ impl Splice {
             bookmarks: request.query().is_set("allowWatchBookmarks"),
             lists: leaves.rev().chain(joins.rev()).collect(),
             page: None,
-            limit: FEW,
+            limit: MIN_PAGE_OBJECTS,
         })
     }
 
-    /// What to ask next. A list stays the same until it is answered.
-    pub fn ask(&self) -> Ask {
+    /// A list stays the same until it is answered.
+    pub fn next_read(&self) -> NextRead {
         let Some((selector, _)) = self.lists.last() else {
-            let query = without(&self.query, &BEGINNING);
+            let query = without(&self.query, &WATCH_START);
             let query = self
                 .selector
                 .as_ref()
                 .map_or_else(|| query.clone(), |selector| narrowed(&query, selector));
-            return Ask::Watch(joined(
+            return NextRead::Watch(joined(
                 &self.watch_path,
                 &query,
                 &format!("resourceVersion={}", self.at),
@@ -230,7 +219,7 @@ impl Splice {
             Some(token) => format!("limit={limit}&continue={}", escaped(token.as_bytes())),
             None => format!("limit={limit}&resourceVersion={}&resourceVersionMatch=Exact", self.at),
         };
-        Ask::List(joined(&self.list_path, &query, &where_from))
+        NextRead::List(joined(&self.list_path, &query, &where_from))
     }
 
     /// Takes the answer to a list; gives frames for the client.
@@ -257,7 +246,7 @@ impl Splice {
         }
         let mut frames = listed.frames;
         if let Some(bytes) = body.len().checked_div(listed.items) {
-            self.limit = (PAGE_BYTES / bytes.max(1)).clamp(FEW, MANY);
+            self.limit = (PAGE_BYTES / bytes.max(1)).clamp(MIN_PAGE_OBJECTS, MAX_PAGE_OBJECTS);
         }
         self.page = listed.next;
         if self.page.is_none() {

@@ -88,7 +88,7 @@ fn large_event(version: u64, bytes: usize) -> Vec<u8> {
 
 #[test]
 fn large_events_are_followed_however_they_are_cut() {
-    for bytes in [10, MAX_KEPT_BYTES, 10 << 10, 100 << 10] {
+    for bytes in [10, MAX_UNREAD_BYTES, 10 << 10, 100 << 10] {
         let stream = [101, 105, 107].map(|version| large_event(version, bytes));
         let ends: Vec<usize> = stream
             .iter()
@@ -114,7 +114,7 @@ fn large_events_are_followed_however_they_are_cut() {
                 assert_eq!(frames.at_boundary(), ends.contains(&fed), "{bytes} {size} {fed}");
             }
             // What was held of them is not held any more.
-            assert!(frames.partial.capacity() <= MAX_KEPT_BYTES.max(bytes), "{bytes} {size}");
+            assert!(frames.partial.capacity() <= MAX_UNREAD_BYTES.max(bytes), "{bytes} {size}");
         }
     }
 }
@@ -132,7 +132,7 @@ fn a_watch_is_where_its_last_event_is() {
 }
 
 #[test]
-fn where_a_watch_is_cannot_be_known_from_objects_that_were_there_before() {
+fn initial_events_give_no_version() {
     for query in
         ["watch=1", "watch=1&resourceVersion=0", "watch=1&resourceVersion=5&sendInitialEvents=true"]
     {

@@ -26,7 +26,7 @@ fn passed(body: &[u8], encoding: Encoding, size: usize) -> Result<Vec<u8>, LockE
 }
 
 #[test]
-fn a_json_list_that_passes_item_by_item_is_the_one_that_passes_whole() {
+fn a_json_list_is_the_same_item_by_item_and_whole() {
     for name in
         ["lease-list", "lease-list-all", "lease-table", "configmap-list", "metadata-list", "lease"]
     {
@@ -86,7 +86,7 @@ fn hidden_items_leave_a_list_that_is_one() {
 }
 
 #[test]
-fn a_protobuf_list_that_passes_item_by_item_says_the_same_as_the_one_that_passes_whole() {
+fn a_protobuf_list_reads_the_same_item_by_item_and_whole() {
     for name in ["lease-list", "lease-list-all", "configmap-list", "metadata-list"] {
         let body = recorded(&format!("{name}.protobuf"));
         let whole = response(&body, Encoding::Protobuf, &rename()).unwrap().into_owned();

@@ -23,25 +23,25 @@ fn spliced(target: &str, old: &str, new: &str) -> Splice {
 }
 
 #[test]
-fn a_splice_asks_for_what_joins_then_for_what_leaves_then_for_the_watch() {
+fn a_splice_reads_joins_then_leaves_then_the_watch() {
     let target = "/api/v1/configmaps?labelSelector=team%3Da&watch=1&fieldSelector=x%3Dy&timeoutSeconds=300&allowWatchBookmarks=true&resourceVersion=9";
     let mut splice = spliced(target, "slot in (1,2)", "slot in (2,3)");
     let empty = br#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"226"},"items":[]}"#;
     let listing = |slot: u8| {
-        Ask::List(format!(
+        NextRead::List(format!(
             "/api/v1/configmaps?labelSelector=slot%20in%20%28{slot}%29%2Cteam%3Da&fieldSelector=x%3Dy&limit=100&resourceVersion=226&resourceVersionMatch=Exact"
         ))
     };
-    assert_eq!(splice.ask(), listing(3));
+    assert_eq!(splice.next_read(), listing(3));
     assert_eq!(splice.answer(200, "application/json", empty), Ok(Vec::new()));
-    assert_eq!(splice.ask(), listing(1));
+    assert_eq!(splice.next_read(), listing(1));
     let last = splice.answer(200, "application/json", empty).unwrap();
     assert_eq!(
         String::from_utf8(last).unwrap(),
         "{\"type\":\"BOOKMARK\",\"object\":{\"apiVersion\":\"v1\",\"kind\":\"ConfigMap\",\"metadata\":{\"resourceVersion\":\"226\"}}}\n"
     );
     let watch = "/api/v1/configmaps?labelSelector=slot%20in%20%282%2C3%29%2Cteam%3Da&watch=1&fieldSelector=x%3Dy&timeoutSeconds=300&allowWatchBookmarks=true&resourceVersion=226";
-    assert_eq!(splice.ask(), Ask::Watch(watch.to_owned()));
+    assert_eq!(splice.next_read(), NextRead::Watch(watch.to_owned()));
 }
 
 #[test]
@@ -79,13 +79,13 @@ fn a_list_in_pages_is_asked_for_to_its_end() {
         Splice::new(&request(WATCH), &plan("slot"), Encoding::Json, version, Some(&old)).unwrap();
     let frames = splice.answer(200, "application/json", &page).unwrap();
     assert_eq!(watch_frames_for_tests(&frames, Encoding::Json).len(), 2);
-    let Ask::List(next) = splice.ask() else { panic!("{splice:?}") };
+    let NextRead::List(next) = splice.next_read() else { panic!("{splice:?}") };
     // They are small, so the next ones are more.
     assert!(next.contains("&limit=500&continue=ey") && !next.contains("resourceVersion"), "{next}");
 }
 
 #[test]
-fn a_page_holds_as_many_objects_as_make_it_no_larger_than_it_need_be() {
+fn a_page_has_as_many_objects_as_fit() {
     for (object, limit) in [(100, 500), (3 << 10, 339), (10 << 10, 102), (1 << 20, 100)] {
         let mut splice = spliced(WATCH, "slot=1", "slot=2");
         let item = format!(r#"{{"metadata":{{"name":"{}"}}}}"#, "x".repeat(object - 24));
@@ -93,7 +93,7 @@ fn a_page_holds_as_many_objects_as_make_it_no_larger_than_it_need_be() {
             r#"{{"kind":"ConfigMapList","apiVersion":"v1","metadata":{{"resourceVersion":"226","continue":"t"}},"items":[{item},{item}]}}"#
         );
         splice.answer(200, "application/json", page.as_bytes()).unwrap();
-        let Ask::List(next) = splice.ask() else { panic!("{splice:?}") };
+        let NextRead::List(next) = splice.next_read() else { panic!("{splice:?}") };
         let asked: usize =
             next.split_once("&limit=").unwrap().1.split_once('&').unwrap().0.parse().unwrap();
         assert!(asked.abs_diff(limit) <= limit / 10, "{object}: {asked}");
@@ -129,15 +129,15 @@ fn a_splice_that_cannot_be_right_expires() {
 #[test]
 fn a_watch_by_prefix_is_listed_without_it() {
     let splice = spliced("/apis/apps/v1/watch/namespaces/ops/deployments", "a=1", "a=2");
-    let Ask::List(list) = splice.ask() else { panic!("{splice:?}") };
+    let NextRead::List(list) = splice.next_read() else { panic!("{splice:?}") };
     assert!(
         list.starts_with("/apis/apps/v1/namespaces/ops/deployments?labelSelector=a%20in%20%282%29"),
         "{list}"
     );
     let splice = spliced("/api/v1/watch/pods", "a=1", "a=1");
     assert_eq!(
-        splice.ask(),
-        Ask::Watch("/api/v1/watch/pods?labelSelector=a%3D1&resourceVersion=226".to_owned())
+        splice.next_read(),
+        NextRead::Watch("/api/v1/watch/pods?labelSelector=a%3D1&resourceVersion=226".to_owned())
     );
 }
 
@@ -150,7 +150,7 @@ fn the_lock_stays_renamed_in_a_splice() {
     let target =
         "/apis/coordination.k8s.io/v1/namespaces/ops/leases?watch&fieldSelector=metadata.name%3Dop";
     let splice = Splice::new(&request(target), &plan, Encoding::Json, 5, None).unwrap();
-    let Ask::Watch(watch) = splice.ask() else { panic!("{splice:?}") };
+    let NextRead::Watch(watch) = splice.next_read() else { panic!("{splice:?}") };
     assert!(watch.contains("metadata.name%3Dop---s1&resourceVersion=5"), "{watch}");
 }
 
@@ -210,7 +210,7 @@ proptest! {
 }
 
 #[test]
-fn the_newest_version_is_asked_of_the_collection_and_not_of_an_object_in_it() {
+fn the_newest_version_is_asked_of_the_collection() {
     let selector = Selector::parse("a=1").unwrap();
     for (target, asked) in [
         (WATCH, "/api/v1/namespaces/ops/configmaps?labelSelector=a%3D1&limit=1"),
