@@ -289,7 +289,7 @@ async fn lease_server(seen: Seen) -> http::Response<harness::upstream::Body> {
 }
 
 #[tokio::test]
-async fn client_go_that_prefers_cbor_takes_its_lock_in_json() {
+async fn client_go_that_writes_cbor_takes_its_lock_in_json() {
     let (pki, upstream, proxy) = bed(lease_server, &[]).await;
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../xtask/control-plane");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("elector");
@@ -304,7 +304,6 @@ async fn client_go_that_prefers_cbor_takes_its_lock_in_json() {
         .args(["-server", &format!("https://{}", proxy.address), "-ca"])
         .arg(pki.path("mesh.crt"))
         .env("KUBE_FEATURE_ClientsAllowCBOR", "true")
-        .env("KUBE_FEATURE_ClientsPreferCBOR", "true")
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()

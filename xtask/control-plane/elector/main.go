@@ -1,6 +1,7 @@
 // client-go's leader election, as any Go operator runs it.
 //
-// It takes the Lease "lead", and prints one line once it leads. The feature gates of client-go come from the environment.
+// It takes the Lease "lead", and prints one line once it leads. It writes CBOR, if client-go's gates in the environment allow
+// that.
 package main
 
 import (
@@ -25,6 +26,8 @@ func main() {
 	client, err := kubernetes.NewForConfig(&rest.Config{
 		Host:            *server,
 		TLSClientConfig: rest.TLSClientConfig{CAFile: *authority},
+		// Clients of built-in types choose protobuf by themselves.
+		ContentConfig: rest.ContentConfig{ContentType: "application/cbor"},
 	})
 	if err != nil {
 		log.Fatal(err)
