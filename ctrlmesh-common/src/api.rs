@@ -1,4 +1,4 @@
-//! What do users write, and what do they read back? The resources of `ctrlmesh.kusionstack.io/v1alpha1`.
+//! The resources of `ctrlmesh.kusionstack.io/v1alpha1`, as users write and read them.
 //!
 //! The kinds and fields are the predecessors', so that their manifests apply unchanged. What the schema can check is
 //! checked in the API server (OpenAPI bounds and CEL); what it cannot see is `ctrlmesh-manager`'s admission.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-//! What do the kernel's programs and their loader agree on: map keys and values, sizes, and how an address is encoded.
+//! The contract between the kernel's programs and their loader: map keys and values, sizes, address encoding.
 //!
-//! The design is stateless. `connect()` to a target becomes `connect()` to an address that names the pod and the target;
-//! the proxy reads it with `getsockname()`. The bits that a prefix leaves open travel with it. Nothing is stored per
-//! connection, so nothing can leak, race or fill up.
+//! The design is stateless. `connect()` to a target becomes `connect()` to an address that names the pod and the
+//! target; the proxy reads it with `getsockname()`. The bits that a prefix leaves open travel with it. Nothing is
+//! stored per connection, so nothing can leak, race or fill up.
 //!
 //! Everything here is a value or a pure function; both sides run the same code, and the tests run on the host.
 //!

@@ -1,4 +1,4 @@
-//! What are things called: labels, annotations, ports, well-known objects.
+//! Names of labels, annotations, ports and well-known objects.
 //!
 //! The names are the predecessors' (KusionStack Controller Mesh, Kridge), so that their manifests keep working.
 
@@ -22,8 +22,8 @@ pub mod label {
     pub const NAMESPACE: &str = "ctrlmesh.kusionstack.io/namespace";
     /// On objects: `"true"` where ctrlmesh decides who owns them.
     pub const CONTROL: &str = "ctrlmesh.kusionstack.io/control";
-    /// What the keys of labels begin with that objects carry only while the hash function is changed under a key that stays: a
-    /// key has one value, and so they are needed beside it.
+    /// What the keys of labels begin with that objects carry only while the hash function is changed under a key that
+    /// stays: a key has one value, and so they are needed beside it.
     pub const SPARE: &str = "ctrlmesh.kusionstack.io/next-";
     /// On pods: `"true"` enrols them.
     pub const ENABLE_PROXY: &str = "ctrlmesh.kusionstack.io/enable-proxy";
@@ -136,8 +136,8 @@ pub mod fake_kubeconfig {
 /// The name of the one `ManagerState`, of which the managers' leader writes the status.
 pub const MANAGER_STATE: &str = "ctrlmesh-manager";
 
-/// With it the predecessors' managers keep roots, circuit breakers and fault injections until what these did is undone. Ours
-/// neither sets it nor takes it away; it is named here because such objects are theirs and ours at once.
+/// With it the predecessors' managers keep roots, circuit breakers and fault injections until what these did is undone.
+/// Ours neither sets it nor takes it away; it is named here because such objects are theirs and ours at once.
 pub const FINALIZER: &str = "finalizer.ctrlmesh.kusionstack.io/protected";
 
 /// Who a token for the manager is made out to.
@@ -149,8 +149,8 @@ pub mod port {
     pub const PROXY_API: u16 = 5443;
     /// The proxy's listener for connections that the kernel redirected.
     pub const PROXY_REDIRECTED: u16 = 15_001;
-    /// The proxy's own webhook listener, to which the owner of an object is handed its admission reviews. Nothing listens there
-    /// while proxies hand no reviews on; it is the predecessors', so it is kept free.
+    /// The proxy's own webhook listener, to which the owner of an object is handed its admission reviews. Nothing
+    /// listens there while proxies hand no reviews on; it is the predecessors', so it is kept free.
     pub const PROXY_WEBHOOK: u16 = 5445;
     /// The proxy's health, readiness and metrics.
     pub const PROXY_ADMIN: u16 = 5441;

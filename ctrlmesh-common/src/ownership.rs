@@ -1,8 +1,8 @@
-//! Who owns what? The ownership table of one operator.
+//! The ownership table of one operator: which shard owns which objects.
 //!
-//! A namespace that is pinned belongs to its shard; every other object belongs to the shard of its slot. A slot that
-//! is missing belongs to nobody, which a table is allowed to say only while the slot moves from one shard to another.
-//! Maps from text to text, so that a rule in the API server can look an object up without a loop.
+//! A pinned namespace belongs to its shard. Every other object belongs to the shard of its slot. A missing slot belongs
+//! to nobody; a table may say so only while the slot moves from one shard to another. The table maps text to text, so
+//! that a CEL rule can look an object up without a loop.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Which shared types may be copied into and out of a kernel map: aya asks for a promise, given here and nowhere else.
+//! Promises to aya that the shared types may be copied into and out of kernel maps.
 #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 
 use crate::kernel;

@@ -1,7 +1,7 @@
-//! What is a proxy told?
+//! The policy that a proxy enforces for one pod.
 //!
-//! One policy speaks of one pod: which resources it may see only in part, and how its leader-election lock is
-//! called on the server. It travels as JSON; a selector travels in its string form.
+//! A policy limits what the pod sees of some resources, and renames its leader-election lock. It travels as JSON; a
+//! selector travels in its string form.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -13,18 +13,18 @@ use crate::selector::Selector;
 pub const LOCK_RESOURCES: [(&str, &str); 3] =
     [("coordination.k8s.io", "leases"), ("", "configmaps"), ("", "endpoints")];
 
-/// How long what limits one resource may be in a URL, in bytes: a target has room for 64 KiB, with what the client asks.
+/// Longest selector of one resource in a URL, in bytes. A request target has room for 64 KiB, the client's own query
+/// included.
 pub const MAX_SELECTOR_BYTES: usize = 48 << 10;
 
-/// Everything a proxy is told about one pod.
+/// The policy of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Policy {
-    /// Grows with every change of what any pod of the operator is told, and says nothing about another operator's; 0 where
-    /// nobody counts.
+    /// Grows with every change of a policy of the operator. Epochs of two operators do not compare; 0 if nobody counts.
     #[serde(default)]
     pub epoch: u64,
-    /// Whether the rest is applied at all.
+    /// Whether limits and lock are applied at all.
     #[serde(default)]
     pub mode: Mode,
     /// Which resources the pod sees only in part. All limits that cover a resource hold at once.
@@ -33,13 +33,13 @@ pub struct Policy {
     /// The leader-election lock that each shard has for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<Lock>,
-    /// Who takes the pod's connections.
+    /// The proxy that takes the pod's connections.
     #[serde(default, skip_serializing_if = "Redirect::is_to_node")]
     pub redirect: Redirect,
-    /// Whether its connections pass while nobody takes them, rather than fail.
+    /// Whether the pod's connections pass, rather than fail, while no proxy takes them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fail_open: bool,
-    /// The container of the proxy inside the pod, as its runtime calls it, once that is known: its connections pass.
+    /// The runtime's ID of the proxy's container inside the pod, once known. Connections of that container pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
 }
@@ -53,7 +53,7 @@ pub enum Redirect {
     Node,
     /// To the proxy inside the pod.
     Sidecar,
-    /// Nowhere: the pod itself was told to dial the proxy inside it.
+    /// Nowhere: the pod's containers dial the proxy inside it by themselves.
     Nowhere,
 }
 
@@ -68,18 +68,18 @@ pub enum Mode {
     Pass,
 }
 
-/// Of these resources, only the objects that the selector matches.
+/// Limits some resources to the objects that a selector matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Limit {
     /// The resources; none at all means every resource.
     #[serde(default)]
     pub relate_resources: Vec<ResourceMatch>,
-    /// The objects of theirs; without a requirement it limits nothing, and only `changed_at` counts.
+    /// A selector without a requirement limits nothing; then only `changed_at` counts.
     #[serde(serialize_with = "print_selector", deserialize_with = "parse_selector")]
     pub selector: Selector,
-    /// The API server's resourceVersion at which this limit became what it is, where that is known: a watch or a
-    /// continue token from before it cannot go on.
+    /// The API server's resourceVersion at which this limit last changed, if known. A watch or a continue token from
+    /// before it cannot go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed_at: Option<u64>,
 }
@@ -141,21 +141,19 @@ pub enum PolicyError {
 // === impl Policy ===
 
 impl Policy {
-    /// The policy of a pod that is enrolled and belongs to no shard: every resource is limited to no object, where the
-    /// default, without limits, would let everything pass.
+    /// The policy of a pod that is enrolled and belongs to no shard: it sees no object. The default, without limits,
+    /// would let everything pass.
     pub fn nothing() -> Self {
         let limit = Limit { selector: Selector::nothing(), ..Limit::default() };
         Self { limits: vec![limit], ..Self::default() }
     }
 
-    /// Whether it changes or refuses nothing, whatever is asked.
+    /// Whether no request is changed or refused.
     pub fn passes_everything(&self) -> bool {
         self.mode == Mode::Pass || self.limits.is_empty() && self.lock.is_none()
     }
 
-    /// What limits `resource` of the API group `group`: all limits that cover it, at once.
-    ///
-    /// `None` where nothing does.
+    /// The selectors of all limits that cover `resource` of the API group `group`, joined; `None` if none does.
     pub fn selector_for(&self, group: &str, resource: &str) -> Option<Selector> {
         let selector = self
             .covering(group, resource)
@@ -163,13 +161,13 @@ impl Policy {
         (!selector.is_empty()).then_some(selector)
     }
 
-    /// What renames locks of `resource` of the API group `group`.
+    /// The lock to rename, if locks can be of `resource` in the API group `group`.
     pub fn lock_for(&self, group: &str, resource: &str) -> Option<&Lock> {
         let enforced = self.mode == Mode::Enforce && LOCK_RESOURCES.contains(&(group, resource));
         self.lock.as_ref().filter(|_| enforced)
     }
 
-    /// Whether `other` says the same of every resource, whatever its epoch and since when.
+    /// Whether `other` has the same limits and lock; epoch and `changed_at` do not count.
     pub fn means_the_same(&self, other: &Self) -> bool {
         self.mode == other.mode
             && self.lock == other.lock
@@ -177,7 +175,7 @@ impl Policy {
             && self.limits.iter().zip(&other.limits).all(|(one, other)| one.means_the_same(other))
     }
 
-    /// The newest resourceVersion at which a limit on `resource` changed, where one is known.
+    /// The newest known `changed_at` of the limits on `resource`.
     pub fn changed_at(&self, group: &str, resource: &str) -> Option<u64> {
         self.covering(group, resource).filter_map(|limit| limit.changed_at).max()
     }
@@ -198,7 +196,7 @@ impl Policy {
         self.lock.as_ref().map_or(Ok(()), Lock::check)
     }
 
-    /// Whether requests have room for what limits them: as if one resource were limited by all that share one with a limit.
+    /// Whether selectors fit into a request. An upper bound: counts all limits that overlap with one limit together.
     fn check_length(&self) -> Result<(), PolicyError> {
         let lengths: Vec<usize> = self.limits.iter().map(Limit::escaped_bytes).collect();
         if lengths.iter().sum::<usize>() <= MAX_SELECTOR_BYTES {
@@ -233,7 +231,7 @@ impl Redirect {
 // === impl Limit ===
 
 impl Limit {
-    /// Whether it speaks of `resource` of the API group `group`.
+    /// Whether the limit is on `resource` of the API group `group`.
     pub fn covers(&self, group: &str, resource: &str) -> bool {
         self.relate_resources.is_empty()
             || self.relate_resources.iter().any(|one| one.covers(group, resource))
@@ -247,14 +245,14 @@ impl Limit {
             || ours.iter().any(|one| theirs.iter().any(|other| one.overlaps(other)))
     }
 
-    /// How long its selector is in a URL, with a comma behind it.
+    /// The length of the selector in a URL, with a comma behind it.
     fn escaped_bytes(&self) -> usize {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
         self.selector.to_string().bytes().map(|byte| if plain(byte) { 1 } else { 3 }).sum::<usize>()
             + 3
     }
 
-    /// Whether `other` says the same, whatever since when.
+    /// Whether `other` is the same limit; `changed_at` does not count.
     pub fn means_the_same(&self, other: &Self) -> bool {
         self.relate_resources == other.relate_resources && self.selector == other.selector
     }
@@ -268,7 +266,7 @@ impl Lock {
         names::lock(&self.name, &self.shard)
     }
 
-    /// Whether `name` is one that only the server may know: this lock's, or another shard's.
+    /// Whether `name` is the name of a shard's lock on the server, this shard's or another's.
     pub fn reserves(&self, name: &str) -> bool {
         name.strip_prefix(self.name.as_str()).is_some_and(|rest| rest.starts_with(LOCK_SEPARATOR))
     }

@@ -1,7 +1,6 @@
-//! Which resources does a rule speak of?
+//! Matches resources by API group and plural, as RBAC rules do.
 //!
-//! Groups and resources, as in RBAC rules. The version does not count, and a subresource counts as its resource:
-//! an object is the same object by whatever path it is reached.
+//! The version does not count, and a subresource counts as its resource: the object is the same by every path.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
-//! Which objects does a label selector match?
+//! Label selectors in the string form of `?labelSelector=`.
 //!
-//! Takes and prints the string form that the API server takes in `?labelSelector=`, with exactly its grammar
-//! (apimachinery `pkg/labels/selector.go`), so that what we accept, the server accepts, and with the same meaning.
+//! The grammar is exactly the API server's (apimachinery `pkg/labels/selector.go`), so that both accept the same
+//! selectors with the same meaning.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

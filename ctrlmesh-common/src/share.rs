@@ -1,4 +1,4 @@
-//! Which policy follows from one ShardingConfig?
+//! Compiles the policy of one ShardingConfig.
 
 use crate::api::{self, ShardingConfig};
 use crate::policy::{Limit, Lock, Policy};

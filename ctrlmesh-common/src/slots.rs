@@ -1,4 +1,4 @@
-//! Which of the 32 slots does a namespace fall into, and how are slots divided?
+//! Hashes namespaces into 32 slots, and divides slots among shards.
 //!
 //! A slot is the unit of ownership. Dividing is total: every slot of the divided set ends up in exactly one share.
 

@@ -1,4 +1,4 @@
-//! Who gets an inbound connection: the proxy, or the server that listens?
+//! Gives an inbound connection to the proxy or to the server that listens.
 
 use aya_ebpf::bindings::{bpf_sk_lookup, sk_action};
 use aya_ebpf::programs::SkLookupContext;

@@ -1,4 +1,4 @@
-//! How does a program read its context so that the verifier can follow?
+//! Reads a program's context so that the verifier accepts it.
 //!
 //! The verifier wants context loads at a constant offset from the context pointer. LLVM likes to merge two loads of
 //! different branches into one at a computed offset, which the verifier refuses ("dereference of modified ctx ptr").
@@ -60,7 +60,8 @@ macro_rules! pointer {
 macro_rules! store {
     ($type:ty, $base:expr, $offset:expr, $value:expr) => {{
         let value = u64::from($value);
-        // SAFETY: `$base` is a context pointer that the kernel gave, and the offset is that of a writable field of 4 bytes.
+        // SAFETY: `$base` is a context pointer that the kernel gave, and the offset is that of a writable field of 4
+        // bytes.
         unsafe {
             core::arch::asm!(
                 "*(u32 *)({0} + {1}) = {2}",

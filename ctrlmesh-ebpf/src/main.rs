@@ -1,8 +1,8 @@
 //! The programs that run in the kernel.
 //!
-//! Outbound: `connect4` and `connect6` send connections to the targets of an enrolled cgroup to its proxy, by writing an
-//! address that says which pod and which target it was. `getpeername4`, `getpeername6` and `getsockopt` answer with the
-//! original address. Inbound: `inbound` gives a webhook's connections to the proxy.
+//! Outbound: `connect4` and `connect6` send connections to the targets of an enrolled cgroup to its proxy, by writing
+//! an address that says which pod and which target it was. `getpeername4`, `getpeername6` and `getsockopt` answer with
+//! the original address. Inbound: `inbound` gives a webhook's connections to the proxy.
 //!
 //! What happens on an error is said at each entry point, and every outcome is counted.
 #![no_std]

@@ -1,4 +1,4 @@
-//! What do the programs know, who writes it, and in which byte order?
+//! The maps of the programs, with their writers and byte orders.
 //!
 //! All keys and values are `ctrlmesh_common::kernel`'s. Addresses and ports are in network byte order unless said
 //! otherwise. No map is written on the path of a connection, but for counters and events.
@@ -67,8 +67,8 @@ pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(32,
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(EVENTS_BYTES, 0);
 
-/// Counts one outcome. At once, because a program may be interrupted by another one of the same CPU; in assembly, because
-/// the compiler has no read-modify-write for this target.
+/// Counts one outcome. At once, because a program may be interrupted by another one of the same CPU; in assembly,
+/// because the compiler has no read-modify-write for this target.
 #[inline(always)]
 pub(crate) fn count(outcome: Outcome) {
     if let Some(counter) = COUNTERS.get_ptr_mut(outcome as u32) {
@@ -113,8 +113,8 @@ fn lookup(cgroup: u64) -> Option<Member> {
     let mut attempt = 0;
     while attempt < ATTEMPTS {
         let word = MEMBERS.get_ptr(cgroup)?.cast::<u64>();
-        // SAFETY: the kernel gave a pointer to 8 aligned bytes that stay the map's for as long as a program runs. The loader
-        // may give them to another cgroup meanwhile, which is why they are loaded at once, and checked.
+        // SAFETY: the kernel gave a pointer to 8 aligned bytes that stay the map's for as long as a program runs. The
+        // loader may give them to another cgroup meanwhile, which is why they are loaded at once, and checked.
         let member = Member::of_word(unsafe { ptr::read_volatile(word) });
         if member.is_of(cgroup) {
             return Some(member);

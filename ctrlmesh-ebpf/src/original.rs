@@ -1,4 +1,5 @@
-//! Where did a redirected connection want to go? For a client that asks who its peer is, and for a proxy that is not ours.
+//! Answers with the original address of a redirected connection: to clients (`getpeername`), and to proxies that are
+//! not ours.
 
 use core::mem::{offset_of, size_of};
 use core::{hint, ptr};

@@ -1,4 +1,4 @@
-//! Where does a connection go: to the proxy, to its target, or nowhere?
+//! Sends an outbound connection to the proxy, to its target, or nowhere.
 
 use core::mem::{offset_of, size_of};
 use core::ptr;
@@ -92,8 +92,8 @@ fn decide<const V6: bool>(ctx: &SockAddrContext) -> Outcome {
     outcome
 }
 
-/// The address that a connection to this one goes to, if anybody but the kernel can know it. Where it is not the one that
-/// is named it is named then: what we look up is what the kernel connects to, whatever it would have made of it.
+/// The address that a connection to this one goes to, if anybody but the kernel can know it. Where it is not the one
+/// that is named it is named then: what we look up is what the kernel connects to, whatever it would have made of it.
 #[inline(always)]
 fn resolve<const V6: bool>(ctx: &SockAddrContext, named: Address, port: u16) -> Option<Address> {
     if !unspecified(named) {
@@ -222,7 +222,8 @@ fn release(socket: *mut bpf_sock) -> bool {
     true
 }
 
-/// Gives the socket this IPv4 source, which can carry the open bits of a prefix. Fails if it is bound to a port already.
+/// Gives the socket this IPv4 source, which can carry the open bits of a prefix. Fails if it is bound to a port
+/// already.
 #[inline(always)]
 fn source<const V6: bool>(ctx: &SockAddrContext, source: u32) -> bool {
     let base = ctx.sock_addr;

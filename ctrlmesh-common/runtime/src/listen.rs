@@ -7,8 +7,8 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpSocket};
 use tracing::info;
 
-/// Connections that wait to be accepted; the kernel allows no more by itself (`net.core.somaxconn`). A client that finds
-/// the queue full tries again only after a second, then two.
+/// Connections that wait to be accepted; the kernel allows no more by itself (`net.core.somaxconn`). A client that
+/// finds the queue full tries again only after a second, then two.
 const BACKLOG: u32 = 4096;
 
 #[derive(Debug, Error)]

@@ -1,9 +1,7 @@
 //! `ManagerState`: where the managers are, and by which labels objects are shared out.
 //!
-//! Where they are is kept for those who read it; ours do not need it. The labels are the managers' own memory: what they
-//! are told by flags is what is wanted, and what is in force has to outlive each of them.
-//!
-//! It has no short name: there is one object, which few ever ask for, and the predecessors have none either.
+//! The addresses are for people and for other programs; ours do not need them. The labels are the managers' memory: flags
+//! say which labels are wanted, and this object says which are in force, across restarts.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};

@@ -1,7 +1,7 @@
-//! Which fields does a schema not know?
+//! Finds fields that a schema does not know.
 //!
-//! Where a manifest goes to the API server, that says so itself (`fieldValidation: Strict`, as kubectl asks for). A file that
-//! is read here never goes there, and a misspelled field would be as if it were not written at all.
+//! The API server refuses such fields itself (`fieldValidation: Strict`, which kubectl asks for). A file that is read here
+//! never reaches the API server, so without this a misspelled field would go unnoticed.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,

@@ -1,4 +1,4 @@
-//! What became of a resource in each pod that it selects.
+//! The state of a circuit breaker or a fault injection in each pod that it selects.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

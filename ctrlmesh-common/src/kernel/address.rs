@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-//! How does an address of either family lie in the kernel's contexts?
+//! Addresses of both families, as the kernel's contexts hold them.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

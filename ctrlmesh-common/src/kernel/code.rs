@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-//! How does an address say which pod, which target and which part of a prefix?
+//! Encodes pod, target and part of a prefix in an address.
 //!
-//! A number of 24 bits, below 12 · 2²⁰: generation, slot, index. For IPv4 it is added to 127.64.0.0, and the bits that a
-//! prefix leaves open travel in the source, 127.(128+hi).mid.lo. For IPv6 both stand in the last two words of an address
-//! of [`PREFIX`], which is made local on `lo` of a pod's network namespace and is nowhere else.
+//! A number of 24 bits, below 12 · 2²⁰: generation, slot, index. For IPv4 it is added to 127.64.0.0, and the bits that
+//! a prefix leaves open travel in the source, 127.(128+hi).mid.lo. For IPv6 both stand in the last two words of an
+//! address of [`PREFIX`], which is made local on `lo` of a pod's network namespace and is nowhere else.
 //!
 //! The generation says which of a slot's tables gave the index. It changes when the slot gets another table or another
 //! pod, so that an older connection is explained by its own table, or by none.

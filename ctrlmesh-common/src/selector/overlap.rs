@@ -1,7 +1,7 @@
-//! Can any labels satisfy a set of requirements at once?
+//! Decides whether any labels satisfy a set of requirements at once.
 //!
-//! Labels are independent of each other, so it is decided key by key: either the label may be missing, or some value
-//! that a label may have satisfies all that is asked of it.
+//! Labels are independent of each other, so each key is decided alone: either the label may be missing, or some valid
+//! value satisfies all requirements on the key.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What may a label's key and value look like? (apimachinery `pkg/api/validate/content/kube.go`)
+//! The syntax of a label's key and value (apimachinery `pkg/api/validate/content/kube.go`).
 
 use crate::names::is_dns_subdomain;
 

@@ -97,11 +97,7 @@ fn a_new_leader_does_not_revoke_acknowledgements() {
     assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
     assert_eq!(led(&written, false, &BTreeMap::new()), "Programmed=False Waiting", "for a while");
     let behind = [(name("op-0"), Contact::default())].into();
-    assert_eq!(
-        led(&written, true, &behind),
-        "Programmed=False Waiting",
-        "it has been heard of"
-    );
+    assert_eq!(led(&written, true, &behind), "Programmed=False Waiting", "it has been heard of");
     assert_eq!(led(&with(&first, &text), true, &BTreeMap::new()), "Programmed=False Waiting");
 }
 
