@@ -17,7 +17,6 @@ mod generate;
 mod args;
 mod program;
 mod signals;
-mod terminal;
 mod account;
 mod child;
 mod supervise;
@@ -111,9 +110,8 @@ fn attempt(args: &RunArgs) -> Result<i32, RunError> {
             Err(_) => break i32::from(OWN_FAILURE),
         }
     };
-    // Whoever the command left behind ends while there still is a proxy.
+    // What the command left in its cgroup ends while the proxy still serves.
     drop(made.isolation.take());
-    command.sweep();
     report::summary(proxy.finish());
     Ok(code)
 }

@@ -1,7 +1,6 @@
-//! What does a process do between being started and becoming the command?
+//! Prepares the process that becomes the command: its cgroup, and files that it sees in the place of others.
 //!
-//! It enters the cgroup, sees other files in the place of some, and takes the terminal; then it is the command. All this
-//! happens in the process itself, because a parent cannot do it for a child without unsafe code.
+//! The process does this itself, because a parent cannot do it for a child without unsafe code.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,7 +18,6 @@ use nix::unistd;
 
 use super::account;
 use super::signals;
-use super::terminal::Terminal;
 
 /// What the process is told.
 #[derive(Debug, Args)]
@@ -36,9 +34,6 @@ pub(crate) struct ChildArgs {
     /// The files of a service account
     #[arg(long)]
     account: Option<PathBuf>,
-    /// Take the terminal
-    #[arg(long)]
-    foreground: bool,
     /// The command
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -86,7 +81,6 @@ pub(super) struct Preparation {
     pub(super) cgroup: Option<PathBuf>,
     pub(super) binds: Vec<(PathBuf, PathBuf)>,
     pub(super) account: Option<PathBuf>,
-    pub(super) foreground: bool,
 }
 
 impl Preparation {
@@ -102,9 +96,6 @@ impl Preparation {
         }
         if let Some(account) = &self.account {
             arguments.extend(["--account".into(), account.into()]);
-        }
-        if self.foreground {
-            arguments.push("--foreground".into());
         }
         arguments.push("--".into());
         arguments
@@ -131,9 +122,6 @@ pub(super) fn become_command(args: ChildArgs) -> Result<std::convert::Infallible
             io::stderr(),
             "ctrlmesh: files cannot be replaced for the command ({error}): it must honour KUBECONFIG"
         );
-    }
-    if let Some(terminal) = args.foreground.then(Terminal::open).flatten() {
-        terminal.give(unistd::getpid());
     }
     // An operator without its proxy can do nothing. What was done above would have undone this.
     prctl::set_pdeathsig(Signal::SIGTERM).map_err(prepare("tie the command to the proxy"))?;

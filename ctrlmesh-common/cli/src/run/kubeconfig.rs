@@ -1,189 +1,93 @@
-//! What does a kubeconfig say, and several of them together?
+//! Chooses one context of a kubeconfig, with the cluster and the user that it names.
 //!
-//! Takes their texts, gives one cluster, user and context. The types are ours rather than a client library's: what is
-//! not understood here is handed on to the command as it was written.
+//! Their fields stay a map, so that the command gets those that nobody here knows.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use serde::Deserialize;
+use kube::config::Kubeconfig;
+use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// The fields of a cluster, a user or a context, as they were written.
+/// The fields of a cluster, a user or a context.
 pub(super) type Fields = Map<String, Value>;
 
-/// Fields that name files: relative to the kubeconfig's folder.
-const CLUSTER_FILES: &[&str] = &["certificate-authority"];
-const USER_FILES: &[&str] = &["client-certificate", "client-key", "tokenFile"];
-
-/// One kubeconfig, or several that were merged.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Kubeconfig {
-    pub(super) current: String,
-    pub(super) clusters: BTreeMap<String, Fields>,
-    pub(super) users: BTreeMap<String, Fields>,
-    pub(super) contexts: BTreeMap<String, Fields>,
-}
-
-/// What one context names.
+/// One context, and what it names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Chosen {
     pub(super) name: String,
     pub(super) context: Fields,
     pub(super) cluster: Fields,
+    /// Empty where the context names no user.
     pub(super) user: Fields,
 }
 
-/// Why no cluster and user follow from a kubeconfig.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum ChooseError {
-    /// It does not say which context is in use.
     #[error(
         "the kubeconfig has no current-context: choose one with --context, or with `kubectl config use-context` ({contexts})"
     )]
-    NoCurrent {
-        /// Those that it has.
-        contexts: Known,
-    },
-    /// There is no such context.
+    NoCurrent { contexts: ContextNames },
     #[error("the kubeconfig has no context {name:?} ({contexts})")]
-    NoContext {
-        /// What was asked for.
-        name: String,
-        /// Those that it has.
-        contexts: Known,
-    },
-    /// The context names nothing, or what is not there.
+    NoContext { name: String, contexts: ContextNames },
     #[error("context {context:?} names the {kind} {name:?}, which the kubeconfig does not have")]
-    Dangling {
-        /// The context.
-        context: String,
-        /// `cluster` or `user`.
-        kind: &'static str,
-        /// What it names.
-        name: String,
-    },
+    Dangling { context: String, kind: &'static str, name: String },
 }
 
-/// Names to choose from.
+/// The contexts of a kubeconfig, sorted.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Known(Vec<String>);
+pub(super) struct ContextNames(Vec<String>);
 
-#[derive(Default, Deserialize)]
-struct File {
-    #[serde(rename = "current-context")]
-    current: Option<String>,
-    clusters: Option<Vec<Cluster>>,
-    users: Option<Vec<User>>,
-    contexts: Option<Vec<Context>>,
-}
-
-#[derive(Deserialize)]
-struct Cluster {
-    name: String,
-    cluster: Option<Fields>,
-}
-
-#[derive(Deserialize)]
-struct User {
-    name: String,
-    user: Option<Fields>,
-}
-
-#[derive(Deserialize)]
-struct Context {
-    name: String,
-    context: Option<Fields>,
-}
-
-// === impl Kubeconfig ===
-
-impl Kubeconfig {
-    /// Reads the text of a file that is in `folder`, an absolute path.
-    pub(super) fn parse(text: &str, folder: &Path) -> Result<Self, Box<serde_saphyr::Error>> {
-        let file: Option<File> = serde_saphyr::from_str(text)?;
-        let file = file.unwrap_or_default();
-        let clusters = file.clusters.into_iter().flatten();
-        let clusters = clusters.map(|entry| (entry.name, entry.cluster.unwrap_or_default()));
-        let users = file.users.into_iter().flatten();
-        let users = users.map(|entry| (entry.name, entry.user.unwrap_or_default()));
-        let contexts = file.contexts.into_iter().flatten();
-        let contexts = contexts.map(|entry| (entry.name, entry.context.unwrap_or_default()));
-        let mut read = Self {
-            current: file.current.unwrap_or_default(),
-            clusters: clusters.collect(),
-            users: users.collect(),
-            contexts: contexts.collect(),
-        };
-        for cluster in read.clusters.values_mut() {
-            for field in CLUSTER_FILES {
-                absolute(cluster.get_mut(*field), folder);
-            }
-        }
-        for user in read.users.values_mut() {
-            for field in USER_FILES {
-                absolute(user.get_mut(*field), folder);
-            }
-            let command = user.get_mut("exec").and_then(|exec| exec.get_mut("command"));
-            // A program without a slash is looked for on PATH.
-            let command = command.filter(|name| name.as_str().is_some_and(|it| it.contains('/')));
-            absolute(command, folder);
-        }
-        Ok(read)
+/// Chooses `context`, or else the current context.
+pub(super) fn choose(config: &Kubeconfig, context: Option<&str>) -> Result<Chosen, ChooseError> {
+    let name = context.or(config.current_context.as_deref()).unwrap_or_default();
+    if name.is_empty() {
+        return Err(ChooseError::NoCurrent { contexts: ContextNames::of(config) });
     }
+    let context = config.contexts.iter().find(|it| it.name == name);
+    let context = fields(context.and_then(|it| it.context.as_ref())).ok_or_else(|| {
+        ChooseError::NoContext { name: name.to_owned(), contexts: ContextNames::of(config) }
+    })?;
+    let dangling = |kind, wanted: &str| ChooseError::Dangling {
+        context: name.to_owned(),
+        kind,
+        name: wanted.to_owned(),
+    };
+    let wanted = text(&context, "cluster").unwrap_or_default();
+    let cluster = config.clusters.iter().find(|it| it.name == wanted);
+    let cluster = cluster.ok_or_else(|| dangling("cluster", wanted))?;
+    let cluster = fields(cluster.cluster.as_ref()).unwrap_or_default();
+    let user = match text(&context, "user") {
+        Some(wanted) => {
+            let user = config.auth_infos.iter().find(|it| it.name == wanted);
+            let user = user.ok_or_else(|| dangling("user", wanted))?;
+            fields(user.auth_info.as_ref()).unwrap_or_default()
+        }
+        None => Fields::new(),
+    };
+    Ok(Chosen { name: name.to_owned(), context, cluster, user })
+}
 
-    /// This one with what `later` adds: whatever stands in both is taken from here, as kubectl does.
-    pub(super) fn with(mut self, later: Self) -> Self {
-        if self.current.is_empty() {
-            self.current = later.current;
-        }
-        for (mine, theirs) in [
-            (&mut self.clusters, later.clusters),
-            (&mut self.users, later.users),
-            (&mut self.contexts, later.contexts),
-        ] {
-            for (name, fields) in theirs {
-                mine.entry(name).or_insert(fields);
-            }
-        }
-        self
-    }
+/// A field that is a text, and not an empty one.
+pub(super) fn text<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
+    fields.get(name)?.as_str().filter(|text| !text.is_empty())
+}
 
-    /// What `context` names, or else the current context.
-    pub(super) fn choose(&self, context: Option<&str>) -> Result<Chosen, ChooseError> {
-        let name = context.unwrap_or(&self.current);
-        let contexts = || Known(self.contexts.keys().cloned().collect());
-        if name.is_empty() {
-            return Err(ChooseError::NoCurrent { contexts: contexts() });
-        }
-        let found = self.contexts.get(name);
-        let context = found.ok_or_else(|| ChooseError::NoContext {
-            name: name.to_owned(),
-            contexts: contexts(),
-        })?;
-        let named = |kind: &'static str, all: &BTreeMap<String, Fields>| {
-            let wanted = text(context, kind).unwrap_or_default();
-            match all.get(wanted) {
-                Some(fields) => Ok(fields.clone()),
-                // A context without a user is anonymous.
-                None if wanted.is_empty() && kind == "user" => Ok(Fields::new()),
-                None => Err(ChooseError::Dangling {
-                    context: name.to_owned(),
-                    kind,
-                    name: wanted.to_owned(),
-                }),
-            }
-        };
-        Ok(Chosen {
-            name: name.to_owned(),
-            cluster: named("cluster", &self.clusters)?,
-            user: named("user", &self.users)?,
-            context: context.clone(),
-        })
+/// The fields as they are written in a kubeconfig.
+fn fields(value: Option<&impl Serialize>) -> Option<Fields> {
+    let Ok(Value::Object(mut fields)) = serde_json::to_value(value?) else { return None };
+    fields.retain(|_, value| !value.is_null());
+    Some(fields)
+}
+
+// === impl ContextNames ===
+
+impl ContextNames {
+    fn of(config: &Kubeconfig) -> Self {
+        let mut names: Vec<_> = config.contexts.iter().map(|it| it.name.clone()).collect();
+        names.sort();
+        Self(names)
     }
 }
 
-impl std::fmt::Display for Known {
+impl std::fmt::Display for ContextNames {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.as_slice() {
             [] => f.write_str("it has none"),
@@ -192,23 +96,11 @@ impl std::fmt::Display for Known {
     }
 }
 
-/// A field that is a text, and not an empty one.
-pub(super) fn text<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
-    fields.get(name)?.as_str().filter(|text| !text.is_empty())
-}
-
-fn absolute(path: Option<&mut Value>, folder: &Path) {
-    let Some(value) = path else { return };
-    if let Some(path) = value.as_str().filter(|path| !path.is_empty()) {
-        *value = folder.join(path).to_string_lossy().into_owned().into();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ONE: &str = "
+    const CONFIG: &str = "
 current-context: dev
 contexts:
 - {name: dev, context: {cluster: dev, user: me, namespace: ops}}
@@ -216,68 +108,34 @@ contexts:
 - {name: lost, context: {cluster: nowhere, user: me}}
 clusters:
 - name: dev
-  cluster: {server: 'https://10.0.0.1:6443', certificate-authority: pki/ca.crt, extensions: [{name: x, extension: {n: 1}}]}
+  cluster: {server: 'https://10.0.0.1:6443', later: 1, extensions: [{name: x, extension: {n: 1}}]}
 users:
 - name: me
-  user: {client-certificate: me.crt, client-key: /abs/me.key, exec: {command: ./login, args: [a, 1]}}
+  user: {token: t, later: 2, exec: {command: login, args: [a], env: null}}
 ";
 
-    fn one() -> Kubeconfig {
-        Kubeconfig::parse(ONE, Path::new("/home/me/.kube")).unwrap()
+    fn config() -> Kubeconfig {
+        Kubeconfig::from_yaml(CONFIG).unwrap()
     }
 
     #[test]
-    fn files_are_relative_to_the_folder_of_the_kubeconfig() {
-        let chosen = one().choose(None).unwrap();
-        assert_eq!(
-            text(&chosen.cluster, "certificate-authority"),
-            Some("/home/me/.kube/pki/ca.crt")
-        );
-        assert_eq!(text(&chosen.user, "client-certificate"), Some("/home/me/.kube/me.crt"));
-        assert_eq!(text(&chosen.user, "client-key"), Some("/abs/me.key"));
-        assert_eq!(chosen.user["exec"]["command"], "/home/me/.kube/./login");
-    }
-
-    #[test]
-    fn what_is_not_understood_is_kept() {
-        let chosen = one().choose(None).unwrap();
+    fn fields_that_nobody_here_knows_are_kept() {
+        let chosen = choose(&config(), None).unwrap();
         assert_eq!(chosen.cluster["extensions"][0]["extension"]["n"], 1);
-        assert_eq!(chosen.user["exec"]["args"], serde_json::json!(["a", 1]));
-    }
-
-    #[test]
-    fn of_several_files_the_first_that_says_something_counts() {
-        let first = Kubeconfig::parse(
-            "{clusters: [{name: dev, cluster: {server: 'https://first'}}], contexts: null}",
-            Path::new("/"),
-        );
-        let merged = first.unwrap().with(one());
-        assert_eq!(merged.current, "dev");
-        let chosen = merged.choose(None).unwrap();
-        assert_eq!(text(&chosen.cluster, "server"), Some("https://first"));
-        assert_eq!(text(&chosen.cluster, "certificate-authority"), None, "entries are not mixed");
+        assert_eq!((&chosen.cluster["later"], &chosen.user["later"]), (&1.into(), &2.into()));
+        assert_eq!(chosen.user["exec"]["args"], serde_json::json!(["a"]));
+        assert_eq!(text(&chosen.user, "token"), Some("t"));
         assert_eq!(text(&chosen.context, "namespace"), Some("ops"));
     }
 
     #[test]
     fn a_context_is_chosen_by_name_or_refused_with_those_that_there_are() {
-        assert_eq!(one().choose(Some("bare")).unwrap().user, Fields::new());
-        let error = one().choose(Some("prod")).unwrap_err().to_string();
+        assert_eq!(choose(&config(), Some("bare")).unwrap().user, Fields::new());
+        let error = choose(&config(), Some("prod")).unwrap_err().to_string();
         assert!(error.contains("bare, dev, lost"), "{error}");
-        let error = Kubeconfig { current: String::new(), ..one() }.choose(None).unwrap_err();
-        assert!(error.to_string().contains("--context"), "{error}");
-        assert!(matches!(
-            one().choose(Some("lost")),
-            Err(ChooseError::Dangling { kind: "cluster", .. })
-        ));
-    }
-
-    #[test]
-    fn an_empty_file_says_nothing() {
-        assert_eq!(Kubeconfig::parse("", Path::new("/")).unwrap(), Kubeconfig::default());
-        assert_eq!(
-            Kubeconfig::parse("", Path::new("/")).unwrap().choose(None),
-            Err(ChooseError::NoCurrent { contexts: Known(Vec::new()) })
-        );
+        let error = choose(&Kubeconfig::default(), None).unwrap_err().to_string();
+        assert!(error.contains("--context") && error.contains("it has none"), "{error}");
+        let lost = choose(&config(), Some("lost"));
+        assert!(matches!(lost, Err(ChooseError::Dangling { kind: "cluster", .. })));
     }
 }

@@ -1,13 +1,11 @@
-//! How does what the command leaves running end?
+//! Ends the processes that the command leaves running in its cgroup.
 //!
-//! It is asked to, while there still is a proxy through which it can say good-bye, and killed where it takes too long.
-//! Whoever is told the same goes by what they know it by: its cgroup, or the command's process group.
+//! They are asked to, while the proxy still serves, and killed where that takes too long.
 
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{self, Signal};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use tracing::warn;
 
@@ -46,31 +44,4 @@ fn are_gone_within(time: Duration, processes: impl Fn() -> Vec<Pid>) -> bool {
         thread::sleep(STEP);
     }
     true
-}
-
-/// Ends what is in a process group; its leader has ended, but is still to be waited for: until then nobody else can get
-/// the group's number.
-pub(super) fn end_group(leader: Pid) {
-    let send = |signal| {
-        let _gone = signal::killpg(leader, signal);
-    };
-    end(|| members(leader), send);
-}
-
-/// Who is in a process group and has not ended. Whoever has may be there for long, where nobody buries them.
-fn members(group: Pid) -> Vec<Pid> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    processes.map(Pid::from_raw).filter(|process| group_of(*process) == Some(group)).collect()
-}
-
-/// The group of a process that has not ended.
-fn group_of(process: Pid) -> Option<Pid> {
-    let text = fs::read(format!("/proc/{process}/stat")).ok()?;
-    // The name before it, in brackets, may be anything.
-    let end = text.iter().rposition(|byte| *byte == b')')?;
-    let mut fields = str::from_utf8(&text[end + 1..]).ok()?.split_whitespace();
-    let state = fields.next()?;
-    let group = fields.nth(1)?.parse().ok().map(Pid::from_raw);
-    group.filter(|_| !matches!(state, "Z" | "X"))
 }

@@ -20,7 +20,7 @@ use super::folder::{self, Folder};
 use super::generate::{self, Told};
 use super::identity::{Authority, Credential, Identity};
 use super::isolate::{self, Isolation};
-use super::kubeconfig::{Chosen, text};
+use super::kubeconfig::{self, Chosen, text};
 use super::proxy::Setup;
 use super::route::{self, Route};
 use super::source::{self, SERVICE_ACCOUNT, Source};
@@ -86,7 +86,7 @@ impl Wanted {
     pub(super) fn find(args: &RunArgs) -> Result<Self, RunError> {
         let source = source::find(args.kubeconfig.as_deref(), &args.command)?;
         let context = args.context.as_deref().or(source.context.as_deref());
-        let chosen = source.kubeconfig.choose(context)?;
+        let chosen = kubeconfig::choose(&source.kubeconfig, context)?;
         let cluster = Cluster::of(&chosen, args.certificate_authority.clone())?;
         let namespace = text(&chosen.context, "namespace").unwrap_or("default");
         let (policy, policy_source) = args.policy(namespace)?;
@@ -165,7 +165,6 @@ impl Made {
             cgroup: self.isolation.as_ref().map(|isolation| isolation.cgroup().to_owned()),
             binds: self.binds(wanted),
             account: self.account.clone(),
-            foreground: false,
         };
         Plan { command, variables: self.variables(wanted), preparation }
     }

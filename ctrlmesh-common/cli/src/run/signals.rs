@@ -1,7 +1,7 @@
-//! What reaches this process while the command runs?
+//! Delivers signals, the command's end and news of the proxy by one channel.
 //!
-//! All of it comes by one channel: signals, read from a descriptor instead of interrupting whatever runs, and what the
-//! proxy has to say. Dispositions stay as they were inherited, so that the command inherits them (`nohup`).
+//! Signals are read from a descriptor and interrupt nothing. Dispositions stay as they were inherited, so that the command
+//! inherits them (`nohup`).
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,8 +19,8 @@ use super::{OWN_FAILURE, SIGNALLED};
 /// What the kernel says of a signal that a terminal sends, not a process.
 const SENT_BY_KERNEL: i32 = 0x80;
 
-/// Signals that are the command's to handle.
-const FORWARDED: [Signal; 9] = [
+/// Signals that are forwarded to the command.
+const FORWARDED: [Signal; 7] = [
     Signal::SIGHUP,
     Signal::SIGINT,
     Signal::SIGQUIT,
@@ -28,8 +28,6 @@ const FORWARDED: [Signal; 9] = [
     Signal::SIGUSR1,
     Signal::SIGUSR2,
     Signal::SIGWINCH,
-    Signal::SIGTSTP,
-    Signal::SIGCONT,
 ];
 
 /// Signals that end a process that does not handle them.
@@ -78,10 +76,7 @@ impl Events {
 /// Begins to read signals. To be called before any other thread is there.
 pub(super) fn events() -> Result<Events, Errno> {
     blocked().thread_block()?;
-    let mut read_here = blocked();
-    // Only blocked: taking the terminal back must not stop us.
-    read_here.remove(Signal::SIGTTOU);
-    let signals = SignalFd::new(&read_here)?;
+    let signals = SignalFd::new(&blocked())?;
     let (sender, receiver) = mpsc::channel();
     let to = sender.clone();
     thread::Builder::new()
@@ -102,7 +97,7 @@ fn ends(signal: Signal) -> bool {
 }
 
 fn blocked() -> SigSet {
-    FORWARDED.into_iter().chain([Signal::SIGCHLD, Signal::SIGTTOU]).collect()
+    FORWARDED.into_iter().chain([Signal::SIGCHLD]).collect()
 }
 
 fn read(signals: &SignalFd, to: &mpsc::Sender<Event>) {

@@ -1,15 +1,14 @@
-//! Which kubeconfig is meant?
+//! Finds and reads the kubeconfig that the command would use.
 //!
-//! The one that `run` was given, else the one that the command's own arguments name, else what `KUBECONFIG` lists, else
-//! the one at home, else the service account of the pod that this runs in: as the command itself would look for it.
+//! The first of these counts: `--kubeconfig` of `run`, the kubeconfig that the command's own arguments name, the files of
+//! `KUBECONFIG`, the file at home, the service account of the pod.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
+use kube::config::{Kubeconfig, KubeconfigError};
 use serde_json::json;
-
-use super::kubeconfig::{Fields, Kubeconfig};
 
 /// Where a pod finds its service account.
 pub(super) const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -46,7 +45,7 @@ pub(super) enum SourceError {
         path: PathBuf,
         /// What is wrong.
         #[source]
-        source: Box<serde_saphyr::Error>,
+        source: Box<KubeconfigError>,
     },
     /// Two are named.
     #[error(
@@ -82,7 +81,7 @@ pub(super) fn find(flag: Option<&Path>, command: &[OsString]) -> Result<Source, 
     };
     let context = option(command, "context").and_then(|name| name.into_string().ok());
     // What is no context here may mean something else to the command.
-    let context = context.filter(|name| kubeconfig.contexts.contains_key(name));
+    let context = context.filter(|name| kubeconfig.contexts.iter().any(|it| it.name == *name));
     Ok(Source { files, kubeconfig, context })
 }
 
@@ -96,7 +95,8 @@ fn usual() -> Result<(Vec<PathBuf>, Kubeconfig), SourceError> {
     for file in files {
         match read(&file) {
             Ok(kubeconfig) => {
-                merged = merged.with(kubeconfig);
+                let failed = |source| SourceError::parse(&file, source);
+                merged = merged.merge(kubeconfig).map_err(failed)?;
                 found.push(file);
             }
             // As kubectl does: what is not there says nothing.
@@ -141,11 +141,15 @@ fn split(list: &OsStr) -> Vec<PathBuf> {
 
 fn read(path: &Path) -> Result<Kubeconfig, SourceError> {
     let failed = |source| SourceError::Read { path: path.to_owned(), source };
-    let text = fs::read_to_string(path).map_err(failed)?;
+    // Paths in the file become absolute only where its own is.
     let absolute = std::path::absolute(path).map_err(failed)?;
-    let folder = absolute.parent().unwrap_or(Path::new("/"));
-    Kubeconfig::parse(&text, folder)
-        .map_err(|source| SourceError::Parse { path: path.to_owned(), source })
+    let mut kubeconfig = Kubeconfig::read_from(absolute).map_err(|error| match error {
+        KubeconfigError::ReadConfig(source, _) => failed(source),
+        error => SourceError::parse(path, error),
+    })?;
+    // An empty name chooses nothing, so that the next file may.
+    kubeconfig.current_context = kubeconfig.current_context.filter(|name| !name.is_empty());
+    Ok(kubeconfig)
 }
 
 /// What a pod knows of its cluster.
@@ -156,21 +160,24 @@ fn in_cluster() -> Option<Kubeconfig> {
     fs::metadata(folder.join("token")).ok()?;
     let host = if host.contains(':') { format!("[{host}]") } else { host };
     let namespace = fs::read_to_string(folder.join("namespace")).unwrap_or_default();
-    let entry = |fields: serde_json::Value| -> Fields {
-        serde_json::from_value(fields).unwrap_or_default()
-    };
-    let named = |fields| [(IN_CLUSTER.to_owned(), entry(fields))].into();
-    Some(Kubeconfig {
-        current: IN_CLUSTER.to_owned(),
-        clusters: named(json!({
+    let config = json!({
+        "current-context": IN_CLUSTER,
+        "clusters": [{"name": IN_CLUSTER, "cluster": {
             "server": format!("https://{host}:{port}"),
             "certificate-authority": folder.join("ca.crt"),
-        })),
-        users: named(json!({"tokenFile": folder.join("token")})),
-        contexts: named(json!({
+        }}],
+        "users": [{"name": IN_CLUSTER, "user": {"tokenFile": folder.join("token")}}],
+        "contexts": [{"name": IN_CLUSTER, "context": {
             "cluster": IN_CLUSTER, "user": IN_CLUSTER, "namespace": namespace.trim(),
-        })),
-    })
+        }}],
+    });
+    serde_json::from_value(config).ok()
+}
+
+impl SourceError {
+    fn parse(path: &Path, source: KubeconfigError) -> Self {
+        Self::Parse { path: path.to_owned(), source: Box::new(source) }
+    }
 }
 
 #[cfg(test)]
@@ -209,11 +216,30 @@ mod tests {
         let file = folder.path().join("config");
         fs::write(&file, "current-context: here").unwrap();
         let words = [OsString::from("op"), "--kubeconfig".into(), file.clone().into()];
-        assert_eq!(find(None, &words).unwrap().kubeconfig.current, "here");
+        assert_eq!(find(None, &words).unwrap().kubeconfig.current_context.as_deref(), Some("here"));
         assert_eq!(find(Some(&file), &words).unwrap().files, std::slice::from_ref(&file));
         let other = folder.path().join("other");
         assert!(matches!(find(Some(&other), &words), Err(SourceError::Two { .. })));
         let error = find(Some(&other), &command("op")).unwrap_err();
         assert!(matches!(error, SourceError::Read { .. }), "one that was asked for must be there");
+    }
+
+    #[test]
+    fn paths_are_relative_to_the_file_and_empty_names_are_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config");
+        let user =
+            "{client-certificate: me.crt, client-key: /abs/me.key, exec: {command: ./login}}";
+        fs::write(&file, format!("current-context: ''\nusers: [{{name: me, user: {user}}}]"))
+            .unwrap();
+        let read = read(&file).unwrap();
+        assert_eq!(read.current_context, None);
+        let user = read.auth_infos[0].auth_info.as_ref().unwrap();
+        let at = |name: &str| Some(folder.path().join(name).display().to_string());
+        assert_eq!(user.client_certificate, at("me.crt"));
+        assert_eq!(user.client_key.as_deref(), Some("/abs/me.key"));
+        assert_eq!(user.exec.as_ref().unwrap().command, at("./login"));
+        fs::write(&file, "").unwrap();
+        assert!(super::read(&file).unwrap().contexts.is_empty());
     }
 }

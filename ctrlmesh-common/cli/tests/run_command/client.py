@@ -1,11 +1,11 @@
 """A client that knows kubeconfigs and nothing of us: asks for targets and prints each answer's status and body.
 
-client.py [--kubeconfig=FILE] [--bare] [--wait | --last] TARGET...
+client.py [--kubeconfig=FILE] [--bare] [--wait] TARGET...
 
---bare leaves client certificates away, --wait asks for the next target only when a line comes in, --last says its process
-ID and asks when it is told to end. A TARGET with a space and JSON behind it is a POST of that.
+--bare leaves client certificates away, --wait asks for the next target only when a line comes in. A TARGET with a space
+and JSON behind it is a POST of that.
 """
-import base64, http.client, json, os, signal, ssl, sys, tempfile, urllib.parse
+import base64, http.client, json, os, ssl, sys, tempfile, urllib.parse
 
 
 def kubeconfig(path):
@@ -30,7 +30,7 @@ def connect(cluster, user, bare):
 
 
 def main():
-    path, bare, wait, last, targets = os.environ.get("KUBECONFIG"), False, False, False, []
+    path, bare, wait, targets = os.environ.get("KUBECONFIG"), False, False, []
     for argument in sys.argv[1:]:
         if argument.startswith("--kubeconfig="):
             path = argument.split("=", 1)[1]
@@ -38,16 +38,10 @@ def main():
             bare = True
         elif argument == "--wait":
             wait = True
-        elif argument == "--last":
-            last = True
         else:
             targets.append(argument)
     cluster, user = kubeconfig(path)
     headers = {"authorization": "Bearer " + user["token"]} if "token" in user else {}
-    if last:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
-        print(os.getpid(), flush=True)
-        signal.sigwait({signal.SIGTERM})
     for target in targets:
         target, _, body = target.partition(" ")
         kind = {"content-type": "application/json"} if body else {}
