@@ -1,7 +1,7 @@
-//! Who vouches for the manager and for its proxies, and how does everybody come to believe it?
+//! The certificate authorities of the mesh: stored, rotated, and distributed as a trust bundle.
 //!
-//! Two authorities. The mesh's vouches for proxies to operators, and may speak for the API server's names only; the
-//! manager's vouches for the manager, and may speak for that only. Neither can stand in for the other.
+//! There are two. The mesh's signs for proxies, and only for names of the API server. The manager's signs for the
+//! manager, and only for its names. Neither can replace the other.
 
 pub mod authority;
 pub mod cluster_ca;

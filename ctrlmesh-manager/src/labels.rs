@@ -1,9 +1,11 @@
-//! Which labels does an object have to carry so that it can be given to a shard?
+//! Labels objects, so that they can be assigned to shards.
 //!
-//! Three, and while others take their place those too: the slot, the namespace, and that it is controlled. Namespaces and the objects of the listed kinds carry them:
-//! at once, by a policy inside the API server and, where it serves none or cannot know the hash, by the mutating webhook,
-//! and for ever, by watches that put right what those missed. What is terminating, or of a kind that is not listed, is
-//! never touched.
+//! An object carries its slot, its namespace and a control mark; during a migration it carries two sets of these.
+//! Namespaces and the objects of the listed kinds are labelled.
+//!
+//! A policy inside the API server labels at admission. The mutating webhook does so where the API server serves no
+//! policy or cannot compute the hash. Watches label what both missed. Terminating objects and other kinds are never
+//! changed.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +35,7 @@ pub use progress::{CurrentProgress, Progress};
 pub use rate_limit::RateLimit;
 pub use webhook::webhook;
 
-/// The list of kinds, as it stands in its ConfigMap.
+/// The list of kinds in its ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KindList {
@@ -42,27 +44,25 @@ pub struct KindList {
     pub group_version_kinds: BTreeMap<String, Vec<String>>,
 }
 
-/// The kind whose objects are always labelled.
+/// Namespaces are always labelled.
 const NAMESPACE: &str = "Namespace";
 
-/// What it is called in URLs.
 const NAMESPACES: &str = "namespaces";
 
-/// What stands for every kind.
+/// Stands for every kind.
 const ALL: &str = "*";
 
-/// Whether the objects of a kind are in namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
-    /// In namespaces; their slot is that of the namespace.
+    /// The slot is that of the namespace.
     Namespaced,
-    /// In none; their slot is that of their own name.
+    /// The slot is that of the object's own name.
     Cluster,
-    /// They are namespaces; their slot is that of their own name, and they carry it for what is in them.
+    /// The slot is that of the namespace's own name; its objects inherit it.
     Namespace,
 }
 
-/// The list of kinds, as events of labels are of it; `namespace` is the manager's.
+/// The object of events about labels; `namespace` is the manager's.
 pub fn list_of_kinds(namespace: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -76,10 +76,10 @@ pub fn list_of_kinds(namespace: &str) -> ObjectReference {
 // === impl KindList ===
 
 impl KindList {
-    /// Reads the list; of an empty text it is empty.
+    /// An empty text is an empty list.
     ///
     /// # Errors
-    /// Where the text is not what it should be.
+    /// Where the text is not a list of kinds.
     pub fn read(text: &str) -> Result<Self, Box<serde_saphyr::Error>> {
         if text.trim().is_empty() {
             return Ok(Self::default());
@@ -87,7 +87,7 @@ impl KindList {
         serde_saphyr::from_str(text).map_err(Box::new)
     }
 
-    /// Whether the objects of a kind are labelled, in any version: those of a kind that is listed, and namespaces.
+    /// Whether objects of this kind are labelled, in any version.
     pub fn has(&self, group: &str, kind: &str) -> bool {
         let is_it = |name: &str| name.rsplit_once('/').map_or("", |(group, _)| group) == group;
         let mut of_group = self.group_version_kinds.iter().filter(|(name, _)| is_it(name));
@@ -96,23 +96,22 @@ impl KindList {
     }
 }
 
-/// What is to become of labels, by key: what they are to say, or that they are to go.
+/// By key: the new value of a label, or none where it is removed.
 pub type Change = BTreeMap<String, Option<String>>;
 
-/// What is to become of the object's labels: of those that it lacks, or has with other values, and of those that nobody
-/// goes by any more; none where nothing is to be done.
+/// The labels to add, change or remove; none where nothing is to be done.
 pub fn change(meta: &ObjectMeta, scope: Scope, scheme: &Scheme) -> Option<Change> {
     if meta.deletion_timestamp.is_some() { None } else { needed(meta, scope, scheme) }
 }
 
-/// Whether shards are not to go by the next labels before this object is gone: it is on its way out, so that nobody
-/// touches it, and would leave its shard without whoever has to let go of it hearing of that.
+/// Whether a migration must wait for the end of this object. It is terminating, so its labels stay. With the new labels
+/// in force, its shard would lose it without a DELETE event.
 fn is_waited_for(meta: &ObjectMeta, scope: Scope, scheme: &Scheme) -> bool {
     let is_leaving = scheme.next.is_some() && meta.deletion_timestamp.is_some();
     is_leaving && needed(meta, scope, scheme).is_some()
 }
 
-/// What the object's labels want, whether or not it is touched.
+/// The change, even for a terminating object.
 fn needed(meta: &ObjectMeta, scope: Scope, scheme: &Scheme) -> Option<Change> {
     let name = meta.name.as_deref().filter(|name| !name.is_empty());
     let there = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key));
@@ -133,7 +132,7 @@ fn needed(meta: &ObjectMeta, scope: Scope, scheme: &Scheme) -> Option<Change> {
     (!change.is_empty()).then_some(change)
 }
 
-/// Whether an object that needs this change lacks a label that shards go by.
+/// Whether a label is missing or wrong that shards select by.
 fn is_unowned(change: &Change, scheme: &Scheme) -> bool {
     scheme.in_force.keys().iter().any(|key| change.contains_key(*key))
 }
@@ -158,7 +157,7 @@ mod tests {
         pairs.iter().map(|(name, value)| (key(name), Some((*value).to_owned()))).collect()
     }
 
-    /// The object, once that is done.
+    /// The object after the change.
     fn with(mut object: ObjectMeta, change: Change) -> ObjectMeta {
         let labels = object.labels.get_or_insert_default();
         for (key, value) in change {
@@ -206,7 +205,7 @@ mod tests {
         let settled = Scheme::default();
         assert_eq!(change(&object, Scope::Namespaced, &settled), None);
         assert!(!is_waited_for(&object, Scope::Namespaced, &settled));
-        // Others are not gone by before it is gone, for whoever lets go of it would not see it any more.
+        // A migration waits for its end: otherwise its shard would not see it go.
         let other = Labelling { hash_key: "x.io/hash".to_owned(), ..Labelling::default() };
         let next = Scheme { next: Some(other), ..Scheme::default() };
         assert_eq!(change(&object, Scope::Namespaced, &next), None);

@@ -1,7 +1,7 @@
-//! Who labels an object before anybody can see it?
+//! Configures labelling at admission.
 //!
-//! The API server itself, by a policy, where it serves such and has a namespace to copy from; for all else it asks our
-//! webhook. The leader keeps what is wanted and takes away what is not.
+//! A policy in the API server labels where it is served and can copy from a namespace. Our webhook labels the rest. The
+//! leader writes both, and removes them when they are not needed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,22 +25,21 @@ use crate::rules::label_scheme::Scheme;
 
 const FIELD_MANAGER: &str = "ctrlmesh-manager";
 
-/// Keeps what labels at once.
 #[derive(Clone)]
 pub struct AdmissionLabelling {
     pub client: Client,
     pub namespace: String,
     pub scheme: Arc<Scheme>,
-    /// Where the API server asks our webhook, but for whom it believes there.
+    /// How the API server reaches our webhook, without CA.
     pub asked: WebhookClientConfig,
-    /// Whom it believes, in PEM, at this moment.
+    /// The current trust bundle, in PEM.
     pub believed: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
 // === impl AdmissionLabelling ===
 
 impl AdmissionLabelling {
-    /// Writes what has to be there for `kinds`.
+    /// Writes the configuration for `kinds`.
     pub(super) async fn keep(&self, kinds: &BTreeMap<String, Kind>) -> kube::Result<()> {
         let group = GroupVersion::gv("admissionregistration.k8s.io", "v1");
         let group = discovery::pinned_group(&self.client, &group).await?;
@@ -63,7 +62,7 @@ impl AdmissionLabelling {
         }
     }
 
-    /// What it goes with: the manager's namespace.
+    /// The manager's namespace: the configuration is deleted with it.
     async fn owner(&self) -> kube::Result<Option<Vec<OwnerReference>>> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let owner = namespaces.get(&self.namespace).await?.owner_ref(&());
@@ -104,7 +103,7 @@ where
 async fn remove<K: Clone + fmt::Debug + DeserializeOwned>(api: &Api<K>) -> kube::Result<()> {
     match api.get_opt(POLICY).await? {
         Some(_) => match api.delete(POLICY, &DeleteParams::default()).await {
-            // Somebody else was first.
+            // Another client was first.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             removed => removed.map(drop),
         },

@@ -1,4 +1,4 @@
-//! Which kinds are listed, and which of them does the API server serve?
+//! Finds out which of the listed kinds the API server serves.
 
 use std::collections::BTreeMap;
 use std::str::FromStr as _;
@@ -15,7 +15,7 @@ use tracing::warn;
 use super::{ALL, KindList, NAMESPACE, Scope};
 use crate::telemetry;
 
-/// How long the API server may take to say what it serves of one group: of one whose own server is away it may never.
+/// For one group: if its own server is down, the answer may never come.
 const DEADLINE: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,26 +51,26 @@ pub enum KindsError {
     },
 }
 
-/// Kinds by their name in URLs.
+/// By their name in URLs.
 pub type Kinds = BTreeMap<String, Kind>;
 
 #[derive(Debug, Default)]
 pub struct Served {
     pub kinds: Kinds,
-    /// What is listed and cannot be found out, and of which nothing was known before.
+    /// Listed groups that cannot be discovered, and have not been before.
     pub unknown: Vec<KindsError>,
-    /// What is listed and not served, or not so that it can be labelled.
+    /// Listed kinds that are not served, or lack a verb that labelling needs.
     pub missing: Vec<String>,
 }
 
-/// What is listed of a group and version.
+/// Listed kinds of one group and version.
 type Names = Vec<String>;
 
-/// The kinds that are listed in the ConfigMap of `namespace`, as far as the API server serves them, and what it does not
-/// say what it serves of: of that, what was `known` holds. No ConfigMap is an empty list.
+/// The listed kinds that the API server serves. For a group that cannot be discovered, the `known` ones stay. Without
+/// ConfigMap the list is empty.
 ///
 /// # Errors
-/// Where what is listed cannot be found out: then what was found out last holds.
+/// Where the list cannot be read.
 pub async fn served(client: &Client, namespace: &str, known: &Kinds) -> Result<Served, KindsError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let map = maps.get_opt(resource_list::NAME).await;
@@ -83,7 +83,7 @@ pub async fn served(client: &Client, namespace: &str, known: &Kinds) -> Result<S
     for ((group_version, names), found) in listed.into_iter().zip(found) {
         match found {
             Ok(found) => served.add(&group_version, &names, found),
-            // A server behind the API server that is down: it takes nothing from the others.
+            // An aggregated API server that is down does not affect other groups.
             Err(error) => {
                 let text = telemetry::chain(&error);
                 warn!(error = text, "what is served of it is not known; what was known holds");
@@ -105,7 +105,7 @@ pub async fn served(client: &Client, namespace: &str, known: &Kinds) -> Result<S
 // === impl Served ===
 
 impl Served {
-    /// Of what was `found` of a group and version, what is listed by `names`.
+    /// Adds the kinds in `names` that were `found` in a group and version.
     fn add(
         &mut self,
         group_version: &GroupVersion,
@@ -132,7 +132,7 @@ impl Served {
     }
 }
 
-/// What the API server serves of a group and version.
+/// Discovers a group and version.
 async fn found(
     client: &Client,
     group_version: &GroupVersion,
@@ -140,7 +140,7 @@ async fn found(
     let found = discovery::pinned_group(client, group_version);
     match time::timeout(DEADLINE, found).await {
         Ok(Ok(group)) => Ok(group.versioned_resources(&group_version.version)),
-        // A definition that is not there, or not yet.
+        // A definition that does not exist, or not yet.
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(Vec::new()),
         Ok(Err(kube::Error::Discovery(_))) => Ok(Vec::new()),
         Ok(Err(source)) => {
@@ -150,7 +150,7 @@ async fn found(
     }
 }
 
-/// What is listed, but for what names no group and version.
+/// The entries of the list. Invalid keys go to `unknown`.
 fn listed(
     text: &str,
     unknown: &mut Vec<KindsError>,
@@ -159,23 +159,22 @@ fn listed(
     let mut listed = Vec::new();
     for (name, kinds) in all.group_version_kinds {
         match GroupVersion::from_str(&name) {
-            // What is read as a version is whatever follows the group.
+            // kube takes anything after the group as version.
             Ok(one) if !one.version.is_empty() && !one.version.contains('/') => {
                 listed.push((one, kinds));
             }
-            // It takes nothing from the others.
+            // Does not affect the other entries.
             Ok(_) | Err(_) => unknown.push(KindsError::GroupVersion { name }),
         }
     }
     Ok(listed)
 }
 
-/// Whether it can be listed, watched and patched.
 fn can_be_labelled(can: &ApiCapabilities) -> bool {
     [verbs::LIST, verbs::WATCH, verbs::PATCH].into_iter().all(|verb| can.supports_operation(verb))
 }
 
-/// Namespaces are labelled anyway.
+/// Namespaces are always labelled, apart from the list.
 fn is_namespace(resource: &ApiResource) -> bool {
     resource.group.is_empty() && resource.kind == NAMESPACE
 }

@@ -1,9 +1,10 @@
-//! How do objects get the labels that nobody gave them when they were written?
+//! Labels existing objects, and those that admission missed.
 //!
-//! One watch of each kind, of metadata only. A list comes page by page, and the next page is asked for when the last one
-//! is labelled; what is labelled already costs nothing, so that an interrupted pass goes on where it was. All kinds share
-//! one rate, in the order in which they ask, so that none keeps another waiting; within a kind, and among namespaces, what
-//! is new does not wait for what was there before.
+//! There is one watch of metadata per kind. A list comes page by page, and the next page is requested when the last one
+//! is labelled. Labelled objects cost nothing, so an interrupted pass resumes quickly.
+//!
+//! All kinds share one rate limit, in order of their requests, so none starves. New objects and namespaces do not wait
+//! for old ones.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -46,31 +47,28 @@ use object::RepairOutcome;
 
 const PAGE: u32 = 500;
 
-/// How long changes of what is listed or served are gathered, and how often it is looked without any.
+/// How long changes of the list and of definitions are gathered, and the interval without any.
 const LOOK: (Duration, Duration) = (Duration::from_millis(300), Duration::from_mins(1));
 
-/// How often it is looked, while many are labelled, whether there are new namespaces.
+/// Interval of checks for new namespaces during a long pass.
 const NEW_NAMESPACES: Duration = Duration::from_secs(1);
 
-/// How long the API server may take for one object.
+/// For one object.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Labeller namespaces and the objects of the listed kinds, for ever.
 pub struct Labeller<MayWrite> {
-    /// The API server. A client of its own, so that it can be told by its user agent and be given a lower priority.
+    /// A client of its own, so that the API server can give it a lower priority by its user agent.
     pub client: Client,
-    /// The manager's namespace, where the list of kinds is.
+    /// The manager's namespace, with the list of kinds.
     pub namespace: String,
     pub scheme: Arc<Scheme>,
     pub at_once: AdmissionLabelling,
-    /// Where the namespaces are seen.
     pub cache: Arc<Cache>,
     pub recorder: Recorder,
     pub metrics: LabelMetrics,
     pub progress: Progress,
-    /// Whether this replica may write, at this very moment.
+    /// Whether this replica leads at this moment.
     pub may_write: MayWrite,
-    /// How many objects are labelled in a second, at most.
     pub rate_limit: RateLimit,
 }
 
@@ -92,7 +90,7 @@ struct Repair {
 impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     pub async fn run(self: Arc<Self>, drain: Drain) {
         let all = CancellationToken::new();
-        // Its drop ends what runs for the kinds.
+        // Ends the tasks of all kinds.
         let _guard = all.clone().drop_guard();
         let unfinished = self.unfinished(NAMESPACES);
         let namespaces = Arc::clone(&self).follow_namespaces(unfinished);
@@ -117,12 +115,13 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             }
             drop(time::timeout(LOOK.1, triggers.next()).await);
             time::sleep(LOOK.0).await;
-            // Many definitions are often made at once.
+            // Definitions are often created in groups.
             while futures::FutureExt::now_or_never(triggers.next()).flatten().is_some() {}
         }
     }
 
-    /// Says what of the list is not labelled: what cannot be found out, and what is not served, of which `told` was told.
+    /// Reports problems with the list: groups that cannot be discovered, and kinds that are not served. `told` are the
+    /// kinds that were reported before.
     async fn say(
         &self,
         list: &ListProgress,
@@ -150,7 +149,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         told.clone_from(missing);
     }
 
-    /// Starts what is new and ends what is no longer listed or served.
+    /// Starts the followers of new kinds and ends those of removed ones.
     fn change(
         self: &Arc<Self>,
         kinds: &BTreeMap<String, Kind>,
@@ -184,7 +183,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         KindProgress::new(&self.metrics.unfinished, &self.progress, kind)
     }
 
-    /// One item whenever what is listed or served may have changed.
+    /// One item whenever the list or a definition may have changed.
     fn triggers(&self) -> impl futures::Stream<Item = ()> + use<MayWrite> {
         let config = Config::default().page_size(PAGE);
         let definitions =
@@ -205,7 +204,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             changes.mark_unchanged();
             let began = Instant::now();
             let mut left = all.due(&self.cache.namespaces(), &self.scheme, began).into_iter();
-            // What was labelled is seen with the next change.
+            // The watch shows labelled namespaces with the next change.
             let was_any = left.len() > 0;
             for (meta, change) in left.by_ref() {
                 self.rate_limit.wait().await;
@@ -241,20 +240,20 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             unfinished.set(was_any || !all.is_empty());
             tokio::select! {
                 _ = changes.changed() => {}
-                // It is time to try one again.
+                // A retry is due.
                 () = time::sleep_until(all.again().unwrap_or(began)), if all.again().is_some() => {}
             }
         }
     }
 
-    /// Tells those who look at the list of kinds.
+    /// Publishes an event on the list of kinds.
     async fn tell(&self, kind: &str, warning: bool, reason: &str, note: String) {
         let event = News {
             type_: if warning { EventType::Warning } else { EventType::Normal },
             reason: reason.to_owned(),
             note: Some(note.chars().take(1000).collect()),
             action: "Label".to_owned(),
-            // Events that differ in their text only are taken for one.
+            // Kubernetes merges events that differ in their note only.
             secondary: Some(ObjectReference {
                 kind: Some(kind.to_owned()),
                 ..ObjectReference::default()
@@ -291,7 +290,7 @@ fn spawn(
     let token = token.clone();
     drain.spawn_until_started(async move {
         tokio::select! {
-            // No longer wanted, or no longer ours to do.
+            // The kind was removed, or this replica does not lead any more.
             () = token.cancelled() => {}
             () = task => {}
         }

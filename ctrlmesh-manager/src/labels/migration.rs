@@ -1,8 +1,8 @@
-//! How do other labels take the place of those in force?
+//! Migrates objects to another set of labels.
 //!
-//! The leader takes the next step when it may be taken, and writes it into the `ManagerState`, from where every replica has
-//! it: who labels, who compiles and who answers the API server all go by that. What the steps are is decided elsewhere (the
-//! scheme); here it is found out whether one may be taken, and said how far it has come.
+//! The leader takes the next step when it is possible, and writes it to the `ManagerState`. All replicas read it there,
+//! and label, compile and admit by it. The steps themselves are in `label_scheme`. This file finds out whether one is
+//! possible, and reports the progress.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -38,26 +38,24 @@ mod former_labels;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// For how long no object may have lacked anything before all are taken to have all: what was written while the API server
-/// and the other replicas had not heard of other labels yet is found by then.
+/// How long no object may have lacked a label. By then, objects are found that were written before the API server and
+/// other replicas knew the new labels.
 const SETTLES: Duration = Duration::from_secs(5);
 
-/// The same where keys are used again that said something else: a watch that is led over to them reads at the version that
-/// it saw last, where other shards' objects may have said that still. By then a bookmark has told of a later version,
-/// which the API server sends each minute (`defaultBookmarkFrequency`).
+/// The same for keys that were in use before. A watch resumes at its last version, where objects may still have old
+/// values. A bookmark, which the API server sends each minute (`defaultBookmarkFrequency`), moves it on.
 const SETTLES_AGAIN: Duration = Duration::from_secs(90);
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
 const CONDITION: &str = "Relabelled";
 
-/// Leads objects over to other labels, while this replica leads.
 pub struct Migration<Contacts> {
     pub client: Client,
-    /// The managers' namespace, where the list of kinds is.
+    /// The manager's namespace, with the list of kinds.
     pub namespace: String,
     pub wanted: Labelling,
-    /// Whether the former labels are to stay.
+    /// Whether the former labels stay.
     pub keeps_former: bool,
     pub cache: Arc<Cache>,
     pub plans: Plans,
@@ -70,7 +68,7 @@ pub struct Migration<Contacts> {
     pub said: MigrationNotice,
 }
 
-/// What is to be said of labels that are being changed, for whoever holds a copy.
+/// The message about a running migration. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct MigrationNotice(Arc<Mutex<Option<String>>>);
 
@@ -82,14 +80,14 @@ struct StageLabels {
     stage: &'static str,
 }
 
-/// Since when no object has lacked anything.
+/// Since when no object has lacked a label, by which scheme, and at which count of labelled objects.
 #[derive(Debug, Default)]
 struct QuietPeriod(Option<(Arc<Scheme>, u64, Instant)>);
 
-/// How far it has come.
+/// The stage of a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stage {
-    /// In a word; none where nothing is being changed.
+    /// None where no migration runs.
     name: Option<&'static str>,
     message: String,
 }
@@ -97,7 +95,6 @@ struct Stage {
 // === impl MigrationNotice ===
 
 impl MigrationNotice {
-    /// What is to be said, where there is anything.
     pub fn get(&self) -> Option<String> {
         lock(&self.0).clone()
     }
@@ -129,7 +126,7 @@ impl MigrationMetrics {
 // === impl QuietPeriod ===
 
 impl QuietPeriod {
-    /// Whether it has been so for long enough, where so many have been labelled by `scheme`, and it is `finished`.
+    /// Whether the quiet period has passed, given the number of `repaired` objects and whether labelling is `finished`.
     fn is(&mut self, scheme: &Arc<Scheme>, finished: bool, repaired: u64, now: Instant) -> bool {
         let same = |(before, count, _): &(Arc<Scheme>, u64, Instant)| {
             finished && before == scheme && *count == repaired
@@ -141,7 +138,6 @@ impl QuietPeriod {
     }
 }
 
-/// For how long no object may have lacked anything.
 fn settles(scheme: &Scheme) -> Duration {
     let mut keys = scheme.in_force.keys().into_iter();
     let is_spare = keys.any(|key| key.starts_with(label::SPARE));
@@ -151,7 +147,6 @@ fn settles(scheme: &Scheme) -> Duration {
 // === impl Migration ===
 
 impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
-    /// Takes one step after the other, for ever.
     pub async fn run(mut self) {
         let mut ticks = time::interval(PERIOD);
         let (mut settled, mut told) = (QuietPeriod::default(), None);
@@ -166,7 +161,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
             let looked = time::timeout(DEADLINE, Box::pin(self.look(&mut settled, &mut told)));
             match looked.await {
                 Ok(Ok(None)) => {}
-                // The step is taken, and is not taken again: what is left of the time above is not enough.
+                // The step was taken, and the event has a deadline of its own.
                 Ok(Ok(Some((step, message)))) => {
                     if time::timeout(DEADLINE, self.tell(step, &message)).await.is_err() {
                         warn!(?step, "event not written in time");
@@ -178,7 +173,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         }
     }
 
-    /// Takes the next step, if it may be taken, and returns it, with what to tell of it; `told` is what was written last.
+    /// Takes the next step, if possible. Returns the step and its message. `told` is the stage that was written last.
     async fn look(
         &self,
         settled: &mut QuietPeriod,
@@ -196,7 +191,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         let facts = Facts { wanted: &self.wanted, labelled, left: asked.is_none() };
         let next = scheme.step(facts);
         let after = next.as_ref().map_or(&*scheme, |(after, _)| after);
-        // What was found out is of what was before.
+        // These describe the stage before the step.
         let (unfinished, asked) = if next.is_some() { (None, None) } else { (unfinished, asked) };
         let stage = Stage::of(after, unfinished.as_deref(), asked.as_deref());
         self.metrics.set(stage.name);
@@ -218,9 +213,9 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         Ok(taken)
     }
 
-    /// Who may go by the former labels still.
+    /// Who may still select by the former labels.
     fn still_asked(&self, scheme: &Arc<Scheme>) -> Option<String> {
-        // On the way to what is wanted, none are kept.
+        // Labels of an intermediate step are never kept.
         if self.keeps_former && scheme.in_force == self.wanted {
             return Some("they are to be kept (--keep-former-labels)".to_owned());
         }
@@ -231,7 +226,8 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         former_labels::used_by(&plan, &(self.contacts)(), &scheme.former_keys())
     }
 
-    /// Writes `after`, where it is `before` still, and how far it has come; returns whether that stands there now.
+    /// Writes scheme `after` and the stage, unless the scheme is not `before` any more. Returns whether the status has
+    /// both now.
     async fn write(
         &self,
         (before, after): (&Scheme, &Scheme),
@@ -249,7 +245,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         };
         let status = found.status.clone().unwrap_or_default();
         match status.labels.as_ref().map(Scheme::read) {
-            // Another has written it meanwhile, and the watch has not shown it yet.
+            // Another client wrote it meanwhile.
             Some(Ok(there)) if there != *before => return Ok(false),
             Some(Err(error)) => {
                 let error = telemetry::chain(&error);

@@ -1,7 +1,7 @@
-//! Which namespaces are to be labelled now?
+//! Decides which namespaces are labelled now.
 //!
-//! Pure. What is new comes first, because what is in it is not labelled at once before it is. What could not be labelled
-//! is tried again later and later, each by itself, whatever else changes meanwhile.
+//! Pure. New namespaces come first, because their objects are not labelled at admission before. A namespace that failed
+//! is retried with a growing delay of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,18 +15,17 @@ use super::{Change, Scope, change, is_waited_for};
 use crate::cluster::cache::NamespaceInfo;
 use crate::rules::label_scheme::Scheme;
 
-/// How long after a failure a namespace is tried again, at most: what is in it is not labelled at once before it is.
+/// Longest delay of a retry. Objects of the namespace are not labelled at admission before.
 const WITHIN: Duration = Duration::from_mins(1);
 
-/// How long after a namespace was found to be another than was seen it is looked at again: the watch brings that.
+/// Delay after a conflict, for the watch to show the new version.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// What is known of the namespaces from before.
 #[derive(Debug)]
 pub(super) struct Namespaces {
     before: BTreeSet<String>,
     retries: RetryQueue,
-    /// One that is on its way out, and whose end is waited for.
+    /// A terminating namespace that a migration waits for.
     leaving: Option<String>,
 }
 
@@ -39,8 +38,7 @@ impl Default for Namespaces {
 }
 
 impl Namespaces {
-    /// Those of all `known` ones whose labels are to be changed and that may be tried at `now`, as they were seen, each with
-    /// the change.
+    /// The namespaces to label at `now`, each with its change.
     pub(super) fn due(
         &mut self,
         known: &BTreeMap<String, NamespaceInfo>,
@@ -76,27 +74,25 @@ impl Namespaces {
         self.retries.failed(meta, change, now);
     }
 
-    /// It is not as it was seen; gives whether that goes on.
+    /// The namespace changed meanwhile. Returns whether that happened before.
     pub(super) fn changed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) -> bool {
         self.retries.changed(meta, change, now + MOMENT)
     }
 
-    /// Whether there is none that could not be labelled.
     pub(super) fn is_empty(&self) -> bool {
         self.retries.is_empty() && self.leaving.is_none()
     }
 
-    /// One that is on its way out, and whose end is waited for.
+    /// A terminating namespace that a migration waits for.
     pub(super) fn leaving(&self) -> Option<&str> {
         self.leaving.as_deref()
     }
 
-    /// It needs nothing any more.
     pub(super) fn done(&mut self, meta: &ObjectMeta) {
         self.retries.done(meta);
     }
 
-    /// When the next one that could not be labelled is tried again.
+    /// The time of the next retry.
     pub(super) fn again(&self) -> Option<Instant> {
         self.retries.due()
     }
@@ -114,7 +110,6 @@ mod tests {
         names.map(|name| (name.to_owned(), NamespaceInfo::default())).into()
     }
 
-    /// The names of those that are due.
     fn due(
         of: &mut Namespaces,
         known: &BTreeMap<String, NamespaceInfo>,

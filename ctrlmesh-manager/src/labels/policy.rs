@@ -1,8 +1,8 @@
-//! How does the API server itself label what is written?
+//! The `MutatingAdmissionPolicy` with which the API server labels objects.
 //!
-//! A `MutatingAdmissionPolicy` copies the labels of the namespace, which carries the hash because CEL cannot compute it,
-//! to what is created or changed in it. So an object is labelled before anybody can see it. Objects of cluster scope have no
-//! namespace to copy from: the webhook labels them, as it does namespaces.
+//! It copies the labels of the namespace, which has the hash because CEL cannot compute it. So an object is labelled
+//! before anybody sees it. Cluster-scoped objects have no namespace to copy from: the webhook labels these, and
+//! namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +18,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 use super::{Kind, Scope};
 use crate::rules::label_scheme::Scheme;
 
-/// The name of the policy, of its binding, and of the webhook configuration beside them or in their place.
+/// Name of the policy, its binding and the webhook configuration.
 pub const POLICY: &str = "ctrlmesh-labels";
 
-/// The policy for `kinds`; none where nothing in namespaces is listed.
+/// None where no namespaced kind is listed.
 pub fn policy(kinds: &BTreeMap<String, Kind>, scheme: &Scheme) -> Option<MutatingAdmissionPolicy> {
     let mut resources: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
     for Kind { resource, .. } in kinds.values().filter(|kind| kind.scope == Scope::Namespaced) {
@@ -46,7 +46,7 @@ pub fn policy(kinds: &BTreeMap<String, Kind>, scheme: &Scheme) -> Option<Mutatin
         reinvocation_policy: Some("IfNeeded".to_owned()),
         match_constraints: Some(MatchResources {
             match_policy: Some("Equivalent".to_owned()),
-            // In conditions the namespace is not there, and nothing would be said.
+            // Match conditions cannot see the namespace.
             namespace_selector: Some(LabelSelector {
                 match_expressions: Some(vec![LabelSelectorRequirement {
                     key: scheme.in_force.hash_key.clone(),
@@ -72,7 +72,6 @@ pub fn policy(kinds: &BTreeMap<String, Kind>, scheme: &Scheme) -> Option<Mutatin
     Some(MutatingAdmissionPolicy { metadata: metadata(), spec: Some(spec) })
 }
 
-/// What puts the policy into force.
 pub fn binding() -> MutatingAdmissionPolicyBinding {
     let spec = MutatingAdmissionPolicyBindingSpec {
         policy_name: Some(POLICY.to_owned()),
@@ -81,8 +80,8 @@ pub fn binding() -> MutatingAdmissionPolicyBinding {
     MutatingAdmissionPolicyBinding { metadata: metadata(), spec: Some(spec) }
 }
 
-/// Keys of labels hold nothing that would end a string in CEL. What shards go by the namespace has, because it is asked for
-/// above; what it does not have of the others yet takes nothing from that.
+/// Label keys cannot contain a quote. The namespace has the label in force, by the selector above. Labels of a
+/// migration may be missing, so they are optional.
 fn expression(scheme: &Scheme) -> String {
     let mut labels = BTreeMap::new();
     for labelling in scheme.carried() {

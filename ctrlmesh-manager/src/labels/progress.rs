@@ -1,10 +1,9 @@
-//! How far has labelling come?
+//! Tracks which kinds are not completely labelled.
 //!
-//! Of interest is a kind whose objects lack labels that shards go by when it is gone through for the first time: until it
-//! is done shards do not see all that is theirs. So is a kind whose objects cannot be seen, and a list of kinds that cannot
-//! be read: then nobody knows what belongs to nobody. While other labels are to take the place of those in force, or what
-//! is left over is taken away, it is of interest when every kind was gone through, and what is written from then on gets
-//! its labels at once.
+//! A kind is unfinished until its first pass ends: before that, shards miss some of their objects. A kind that cannot
+//! be watched or labelled, and an unreadable list of kinds, are reported, too.
+//!
+//! A migration waits until every kind is finished and new objects are labelled at admission.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,49 +13,48 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use crate::rules::label_scheme::Scheme;
 
-/// What objects are being labelled by now, and how far that has come, for whoever holds a copy.
+/// The scheme and progress of the current labeller. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct CurrentProgress(Arc<Mutex<Option<Run>>>);
 
-/// By what objects are being labelled, and how far that has come.
 type Run = (Arc<Scheme>, Progress);
 
-/// How far it has come, for whoever holds a copy.
+/// Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     kinds: BTreeMap<String, Pass>,
-    /// What is wrong with their list.
+    /// Why the list of kinds is incomplete.
     list: Option<String>,
-    /// Whether what is written is labelled at once, or why not; none where it was not tried yet.
+    /// Whether labelling at admission works; none before the first try.
     at_once: Option<Result<(), String>>,
-    /// How many have begun with a kind.
+    /// Number of passes that have begun.
     begun: u64,
     repaired: u64,
 }
 
-/// What is known of a kind that is not finished.
+/// The state of an unfinished kind.
 #[derive(Clone, Debug, Default)]
 struct Pass {
-    /// Who goes through it: of one that has ended late nothing counts.
+    /// Number of the pass. Reports of an older pass are ignored.
     by: u64,
-    /// Whether one that belonged to nobody has its labels.
+    /// Whether an object without an owner was labelled.
     labelled: bool,
-    /// Why one of them has not.
+    /// Why an object could not be labelled.
     failed: Option<String>,
     unseen: Option<String>,
 }
 
-/// Whether it is known which kinds are to be labelled. It is at first.
+/// Reports problems with the list of kinds. Initially there are none.
 #[derive(Debug)]
 pub(super) struct ListProgress {
     gauge: Gauge,
     progress: Progress,
 }
 
-/// Whether a kind is finished. It is not at first.
+/// Reports the progress of one kind. Initially it is unfinished.
 #[derive(Debug)]
 pub(super) struct KindProgress {
     gauge: Gauge,
@@ -69,7 +67,7 @@ pub(super) struct KindProgress {
 // === impl CurrentProgress ===
 
 impl CurrentProgress {
-    /// Objects are labelled by `scheme` from now on; nothing: not by this replica.
+    /// Starts a new progress for `scheme`; none: this replica does not label.
     pub fn set(&self, scheme: Option<Arc<Scheme>>) -> Progress {
         let progress = Progress::default();
         let current = scheme.map(|scheme| (scheme, progress.clone()));
@@ -77,13 +75,13 @@ impl CurrentProgress {
         progress
     }
 
-    /// How far it has come, where it is by `scheme`.
+    /// None where another scheme is in progress.
     pub fn of(&self, scheme: &Scheme) -> Option<Progress> {
         let current = lock(&self.0).clone();
         current.filter(|(current, _)| **current == *scheme).map(|(_, progress)| progress)
     }
 
-    /// What does not belong to whom it should, where anything does not.
+    /// Why some objects may have no owner; none where all have one.
     pub fn left(&self) -> Option<String> {
         let current = lock(&self.0).clone();
         current.and_then(|(_, progress)| progress.left())
@@ -93,13 +91,13 @@ impl CurrentProgress {
 // === impl Progress ===
 
 impl Progress {
-    /// What does not belong to whom it should, where anything does not.
+    /// Why some objects may have no owner; none where all have one.
     pub fn left(&self) -> Option<String> {
         let state = lock(&self.0);
         if let Some(why) = &state.list {
             return Some(format!("not all that is listed can be labelled: {why}"));
         }
-        // No count: what says it would have to be written again for each object.
+        // Without a count, so that the status is not written for every object.
         if let Some(why) = state.kinds.iter().find_map(|(kind, pass)| pass.why(kind)) {
             return Some(why);
         }
@@ -111,12 +109,12 @@ impl Progress {
         })
     }
 
-    /// Why it cannot be said yet that every object carries what it is to carry; nothing where it can.
+    /// Why some objects may lack a label; none where all have all.
     pub fn unfinished(&self) -> Option<String> {
         lock(&self.0).unfinished()
     }
 
-    /// How many objects have been labelled: as long as it grows, there are some that were written without.
+    /// Number of labelled objects. While it grows, objects are still written without labels.
     pub fn repaired(&self) -> u64 {
         lock(&self.0).repaired
     }
@@ -125,7 +123,7 @@ impl Progress {
         lock(&self.0).repaired += 1;
     }
 
-    /// Whether what is written is labelled at once, or why not.
+    /// Reports whether labelling at admission works.
     pub(super) fn at_once(&self, set_up: Result<(), String>) {
         lock(&self.0).at_once = Some(set_up);
     }
@@ -160,7 +158,7 @@ impl State {
 // === impl Pass ===
 
 impl Pass {
-    /// Why not all objects of `kind`, whose pass it is, can be labelled.
+    /// Why objects of `kind` cannot be labelled.
     fn why(&self, kind: &str) -> Option<String> {
         let unseen = self.unseen.as_ref().map(|why| format!("cannot be seen: {why}"));
         let why = unseen.or_else(|| {
@@ -177,7 +175,7 @@ impl ListProgress {
         Self { gauge: gauge.clone(), progress: progress.clone() }
     }
 
-    /// Says what is wrong with it, if anything; returns whether that is new.
+    /// Reports a problem, or none. Returns whether it is a new one.
     pub(super) fn say(&self, why: Option<String>) -> bool {
         let mut state = lock(&self.progress.0);
         match (&state.list, &why) {
@@ -212,7 +210,7 @@ impl KindProgress {
         this
     }
 
-    /// Says whether it is; returns whether that has changed.
+    /// Returns whether that changed.
     pub(super) fn set(&mut self, unfinished: bool) -> bool {
         if unfinished == self.is_set {
             return false;
@@ -221,7 +219,7 @@ impl KindProgress {
         let mut state = lock(&self.progress.0);
         if unfinished {
             self.gauge.inc();
-            // Who began later takes the place of one that has not ended yet.
+            // A newer pass replaces an older one that still runs.
             if state.kinds.get(&self.kind).is_none_or(|pass| pass.by < self.by) {
                 let pass = Pass { by: self.by, ..Pass::default() };
                 state.kinds.insert(self.kind.clone(), pass);
@@ -235,12 +233,12 @@ impl KindProgress {
         true
     }
 
-    /// One that belonged to nobody has its labels.
+    /// An object without an owner was labelled.
     pub(super) fn labelled(&self) {
         self.progress.of((&self.kind, self.by), |pass| pass.labelled = true);
     }
 
-    /// One cannot have them. Of several reasons the first is told, until there is none.
+    /// An object could not be labelled. The first reason is kept.
     pub(super) fn failed(&mut self, why: &str) {
         self.set(true);
         self.progress.of((&self.kind, self.by), |pass| {
@@ -248,7 +246,7 @@ impl KindProgress {
         });
     }
 
-    /// They cannot be seen, or can be again. Of several reasons the first is told, until there is none.
+    /// The kind cannot be watched, or can be again. The first reason is kept.
     pub(super) fn unseen(&mut self, why: Option<&str>) {
         if why.is_some() {
             self.set(true);
@@ -259,7 +257,7 @@ impl KindProgress {
         });
     }
 
-    /// Why not all can be labelled.
+    /// Why objects of this kind cannot be labelled.
     pub(super) fn why(&self) -> Option<String> {
         let state = lock(&self.progress.0);
         state.kinds.get(&self.kind)?.why(&self.kind)

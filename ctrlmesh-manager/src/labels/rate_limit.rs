@@ -1,4 +1,4 @@
-//! When may the next object be labelled?
+//! Limits how many objects are labelled per second.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -13,12 +13,12 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// So many a second; 0 is taken for 1.
+    /// 0 is taken for 1.
     pub fn per_second(rate: u32) -> Self {
         Self { period: Duration::from_secs(1) / rate.max(1), next: Mutex::new(None) }
     }
 
-    /// Waits for one's turn.
+    /// Waits for a slot. Slots are given in order of the calls, and unused ones are lost.
     pub(super) async fn wait(&self) {
         let turn = {
             let mut next = lock(&self.next);

@@ -1,7 +1,7 @@
-//! Which objects could not be labelled, and when is each tried again?
+//! Objects that could not be labelled, and when each is retried.
 //!
-//! Pure. Each by itself, later and later: an object that can never be labelled costs a request now and then, and does not
-//! have all of its kind listed again.
+//! Pure. Each object has its own growing delay. So one that can never be labelled costs a request now and then, and not
+//! a new list of its kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,20 +11,20 @@ use tokio::time::Instant;
 
 use super::Change;
 
-/// How long after a failure it is tried again, at first and, if nothing else is said, at most.
+/// First delay, and the longest one by default.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(10));
 
-/// How many are remembered; of more, it is only known that there are some.
+/// Remembered objects. Of more, only their existence is remembered.
 const MOST: usize = 10_000;
 
 #[derive(Debug)]
 pub(super) struct RetryQueue {
     objects: BTreeMap<Name, Failed>,
-    /// How long after a failure it is tried again, at most.
+    /// Longest delay.
     within: Duration,
-    /// Whether there were more than can be remembered.
+    /// Whether there are more than can be remembered.
     more: bool,
-    /// What is on its way out, is not touched, and has to be gone first.
+    /// Terminating objects that a migration waits for.
     leaving: BTreeSet<Name>,
 }
 
@@ -48,12 +48,12 @@ impl Default for RetryQueue {
 }
 
 impl RetryQueue {
-    /// Where each is tried again so long after a failure, at most.
+    /// With this longest delay.
     pub(super) fn within(within: Duration) -> Self {
         Self { objects: BTreeMap::new(), within, more: false, leaving: BTreeSet::new() }
     }
 
-    /// The object is on its way out, and its end is waited for.
+    /// A migration waits for the end of this terminating object.
     pub(super) fn leaves(&mut self, meta: &ObjectMeta) {
         self.done(meta);
         if self.leaving.len() < MOST {
@@ -61,7 +61,7 @@ impl RetryQueue {
         }
     }
 
-    /// All is listed anew, and so is what leaves.
+    /// A new list begins; it shows all terminating objects again.
     pub(super) fn listed_anew(&mut self) {
         self.leaving.clear();
     }
@@ -71,8 +71,8 @@ impl RetryQueue {
         self.remember(meta, change, failures + 1, now + self.wait(failures));
     }
 
-    /// The object is not as it was seen: it is looked at again at once, and later and later where that goes on; gives
-    /// whether it does.
+    /// The object changed meanwhile. It is retried at once, and with a growing delay if that goes on. Returns whether
+    /// that happened before.
     pub(super) fn changed(&mut self, meta: &ObjectMeta, change: Change, now: Instant) -> bool {
         let failures = self.failures(meta);
         let wait = failures.checked_sub(1).map_or(Duration::ZERO, |before| self.wait(before));
@@ -102,12 +102,12 @@ impl RetryQueue {
         self.leaving.remove(&name(meta));
     }
 
-    /// Forgets those whose names are not `left`.
+    /// Keeps only objects whose names are `left`.
     pub(super) fn keep(&mut self, left: impl Fn(&String) -> bool) {
         self.objects.retain(|(_, name), _| name.as_ref().is_some_and(&left));
     }
 
-    /// Whether the object is to be tried later than `now`.
+    /// Whether the object's retry is later than `now`.
     pub(super) fn waits(&self, meta: &ObjectMeta, now: Instant) -> bool {
         self.objects.get(&name(meta)).is_some_and(|one| one.at > now)
     }
@@ -116,17 +116,17 @@ impl RetryQueue {
         self.objects.is_empty() && !self.more && self.leaving.is_empty()
     }
 
-    /// Whether there are more than are remembered; then all have to be listed again, which forgets that.
+    /// Whether only objects are left that were not remembered, so that the kind must be listed again. Resets that.
     pub(super) fn overflows(&mut self) -> bool {
         self.objects.is_empty() && std::mem::take(&mut self.more)
     }
 
-    /// When the next one is tried.
+    /// The time of the next retry.
     pub(super) fn due(&self) -> Option<Instant> {
         self.objects.values().map(|one| one.at).min()
     }
 
-    /// The next one that is due, and what it needs; it stays until it is done.
+    /// The next object that is due, and its change. It stays until [`RetryQueue::done`].
     pub(super) fn next(&self, now: Instant) -> Option<(ObjectMeta, Change)> {
         let due = self.objects.iter().filter(|(_, one)| one.at <= now);
         let ((namespace, name), one) = due.min_by_key(|(_, one)| one.at)?;

@@ -1,10 +1,10 @@
-//! How is written what the API server is to ask us about, because it cannot label it by itself?
+//! The webhook configuration for objects that the API server cannot label by itself.
 //!
-//! Where it serves a policy, that is namespaces, whose hash CEL cannot compute, and objects of cluster scope: what is
-//! created in a new namespace has labels to copy then. Where it serves none, it is everything.
+//! Beside a policy these are namespaces, whose hash CEL cannot compute, and cluster-scoped objects. Without a policy
+//! they are all objects.
 //!
-//! Whoever writes goes on where we do not answer, and does not wait for long: the watches label what was missed. What is in
-//! `kube-system` and in our own namespace is not asked about: a cluster whose manager is gone can start.
+//! A failing webhook does not block writes, and its timeout is short: the watches label what was missed. `kube-system`
+//! and the manager's namespace are excluded, so that a cluster without a manager can start.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,13 +16,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 use super::policy::metadata;
 use super::{Kind, Scope};
 
-/// How long the API server waits for an answer, in seconds: it takes microseconds.
+/// An answer takes microseconds.
 const TIMEOUT_SECONDS: i32 = 2;
 
-/// The configuration for `kinds`, and namespaces; none where nothing is listed.
+/// The configuration for `kinds` and namespaces; none where no kind is listed.
 ///
-/// `beside_policy` is whether a policy labels what is in namespaces, `own` the manager's namespace, `client` where it is
-/// asked.
+/// `beside_policy`: a policy labels namespaced objects. `own`: the manager's namespace.
 pub fn webhook(
     kinds: &BTreeMap<String, Kind>,
     beside_policy: bool,

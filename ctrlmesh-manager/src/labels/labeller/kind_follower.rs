@@ -1,7 +1,6 @@
-//! How are the objects of one kind labelled?
+//! Labels the objects of one kind.
 //!
-//! What is new comes first, also while what was there before is gone through: a watch of its own, from now on, sees it
-//! until the list has been gone through.
+//! New objects come first: a second watch, from now on, shows them until the list is done.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -23,10 +22,10 @@ use crate::labels::progress::KindProgress;
 use crate::labels::retry_queue::RetryQueue;
 use crate::labels::{Change, Kind, change, is_unowned, is_waited_for};
 
-/// How long after a watch of what is new has ended it is begun again.
+/// Pause before the watch of new objects starts again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// After how many failures of a watch in a row it is said.
+/// Watch failures in a row that are reported.
 const FAILURES: u32 = 3;
 
 struct KindFollower<MayWrite> {
@@ -35,11 +34,11 @@ struct KindFollower<MayWrite> {
     kind: Kind,
     unfinished: KindProgress,
     retries: RetryQueue,
-    /// How many have been labelled in this pass.
+    /// Objects that were labelled in this pass.
     repaired: u64,
-    /// Whether what was there before has been gone through.
+    /// Whether the list is done.
     listed: bool,
-    /// How often in a row its objects could not be seen.
+    /// Watch failures in a row.
     failures: u32,
     told: Option<String>,
 }
@@ -51,7 +50,6 @@ enum Next {
     Ended,
 }
 
-/// Labeller the objects of `kind`, called `name`, for ever.
 pub(super) async fn follow<MayWrite>(
     labels: Arc<Labeller<MayWrite>>,
     name: String,
@@ -80,7 +78,7 @@ pub(super) async fn follow<MayWrite>(
 // === impl KindFollower ===
 
 impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
-    /// Goes through all, and follows what changes, until all has to be gone through again.
+    /// Lists and watches, until the kind must be listed again.
     async fn pass(&mut self) {
         let client: &Client = &self.labels.client;
         let seen: Api<PartialObjectMeta<DynamicObject>> =
@@ -89,7 +87,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
         let mut events = pin!(events);
         let mut fresh = fresh(Api::all_with(client.clone(), &self.kind.resource)).boxed();
         self.listed = false;
-        // What could not be watched is listed anew: that says when it can be seen again.
+        // After watch failures a new list shows when the kind is readable again.
         while !(self.retries.overflows() || self.listed && self.failures >= FAILURES) {
             match self.next(&mut fresh, events.as_mut()).await {
                 Next::Fresh(meta) => self.look(&meta).await,
@@ -102,7 +100,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
                 Next::Ended => return,
             }
             if self.listed {
-                // From here on the one watch sees everything.
+                // From here on the main watch shows everything.
                 fresh = stream::pending().boxed();
             }
             self.say().await;
@@ -119,7 +117,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
         let due = self.retries.due();
         tokio::select! {
             biased;
-            // What is new does not wait for what was there before.
+            // New objects do not wait for old ones.
             Some(meta) = fresh.next() => Next::Fresh(Box::new(meta)),
             event = events.next() => event.map_or(Next::Ended, |event| Next::Seen(Box::new(event))),
             () = time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Next::Due,
@@ -127,7 +125,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
     }
 
     async fn seen(&mut self, event: Result<Event<PartialObjectMeta<DynamicObject>>, Error>) {
-        // That a list begins says nothing yet.
+        // The start of a list proves nothing yet.
         if !matches!(event, Ok(Event::Init) | Err(_)) {
             self.failures = 0;
         }
@@ -154,7 +152,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
         }
     }
 
-    /// Labeller the object in its turn, where anything is to become of its labels.
+    /// Labels the object, if necessary, within the rate limit.
     async fn look(&mut self, meta: &ObjectMeta) {
         let needs = change(meta, self.kind.scope, &self.labels.scheme);
         if needs.is_some() {
@@ -163,7 +161,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
         self.settle(meta, needs).await;
     }
 
-    /// Looks in its turn at the object as it is then, which needed what it did `before`.
+    /// Reads the object again, within the rate limit, and labels it.
     async fn look_again(&mut self, meta: &ObjectMeta, before: Change) {
         self.labels.rate_limit.wait().await;
         match self.labels.metadata(&self.kind, meta).await {
@@ -219,7 +217,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
         }
     }
 
-    /// Says how far it has come, where that has changed.
+    /// Reports the progress where it changed.
     async fn say(&mut self) {
         let is_seen = self.listed && self.failures < FAILURES;
         let finished = is_seen && self.retries.is_empty();
@@ -246,7 +244,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
     }
 }
 
-/// Whether it was refused: nothing that passes by itself, such as that the API server is away, or has forgotten.
+/// Whether the API server rejects the watch. Outages and expired versions pass by themselves.
 fn is_refused(error: &Error) -> bool {
     let code = match error {
         Error::WatchStartFailed(kube::Error::Api(status)) | Error::WatchError(status) => {
@@ -257,13 +255,13 @@ fn is_refused(error: &Error) -> bool {
     matches!(code, 400..=499) && !matches!(code, 408 | 410 | 429)
 }
 
-/// What is created or changed from now on, for ever; some may be missed where a watch is begun again.
+/// New and changed objects, for ever. A restarted watch may miss some.
 fn fresh(api: Api<DynamicObject>) -> impl Stream<Item = ObjectMeta> + Send {
     let watches = stream::unfold(api, |api| async {
         let watch = time::timeout(DEADLINE, from_now_on(&api)).await;
         let watch = match watch {
             Ok(Ok(watch)) => watch,
-            // The list will show it.
+            // The list will show the objects.
             Ok(Err(_)) | Err(_) => stream::empty().boxed(),
         };
         Some((watch.chain(pause()), api))
@@ -282,7 +280,7 @@ async fn from_now_on(api: &Api<DynamicObject>) -> kube::Result<BoxStream<'static
     Ok(changed.boxed())
 }
 
-/// Nothing, after a while.
+/// Ends after a while, without an item.
 fn pause() -> impl Stream<Item = ObjectMeta> + Send {
     stream::once(time::sleep(PAUSE)).filter_map(async |()| None)
 }

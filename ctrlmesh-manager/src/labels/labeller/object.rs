@@ -1,4 +1,4 @@
-//! How is one object labelled?
+//! Labels one object.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
@@ -11,16 +11,15 @@ use tracing::warn;
 use super::{DEADLINE, Labeller, Repair};
 use crate::labels::{Change, Kind};
 
-/// What became of an object whose labels had to be put right.
 pub(super) enum RepairOutcome {
     Done,
     Gone,
-    /// It was changed since it was seen, or is another now, as the API server says.
+    /// The object changed or was replaced meanwhile, as the API server says.
     Changed(String),
-    /// It is not as it was written: what labels at once does not know yet what is wanted now, or the object's namespace
-    /// says something else still.
+    /// An admission changed the labels back: it does not know the current scheme yet, or the object's namespace has old
+    /// labels.
     Undone,
-    /// They are not; why.
+    /// With the reason.
     Failed(String),
 }
 
@@ -37,13 +36,13 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         self.repair(name, &self.place(kind, meta), meta, change).await
     }
 
-    /// How an object is now; none where it is gone.
+    /// The current metadata; none where the object is gone.
     pub(super) async fn metadata(
         &self,
         kind: &Kind,
         meta: &ObjectMeta,
     ) -> Result<Option<ObjectMeta>, String> {
-        // A list, because that is what the manager may do.
+        // A list, because the manager has no right to get.
         let one = ListParams::default().fields(&named(meta.name.as_deref().unwrap_or_default()));
         let found = match time::timeout(DEADLINE, self.place(kind, meta).list_metadata(&one)).await
         {
@@ -51,7 +50,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             Ok(Err(error)) => return Err(error.to_string()),
             Err(_elapsed) => return Err("no answer in time".to_owned()),
         };
-        // A server of others' may not know how to select.
+        // An aggregated API server may ignore the selector.
         Ok({ found }.find(|now| now.name == meta.name && now.namespace == meta.namespace))
     }
 
@@ -69,13 +68,13 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         meta: &ObjectMeta,
         change: Change,
     ) -> RepairOutcome {
-        // Where that was for a moment only, it is not forgotten.
+        // Retried, in case this replica leads again in a moment.
         if !(self.may_write)() {
             return RepairOutcome::Undone;
         }
         let name = meta.name.as_deref().unwrap_or_default();
-        // Another object of the same name is not meant, nor what has become of this one since it was seen: it may be on its way
-        // out. Lists of many are old before they are gone through.
+        // The UID and version exclude a new object of the same name and any later change, such as a deletion. Pages of
+        // long lists are old when they are processed.
         let mut metadata = json!({"uid": meta.uid, "labels": change});
         if let Some(version) = &meta.resource_version {
             metadata["resourceVersion"] = json!(version);
@@ -115,15 +114,14 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     }
 }
 
-/// What selects the object of that name; roles may have names with what is meant otherwise in a field selector:
-/// `fields.EscapeValue` of apimachinery.
+/// The field selector of a name, escaped like `fields.EscapeValue` of apimachinery: names of roles may contain special
+/// characters.
 fn named(name: &str) -> String {
     let escaped = name.replace('\\', r"\\").replace(',', r"\,").replace('=', r"\=");
     format!("metadata.name={escaped}")
 }
 
-/// Whether a label is not as it was written: an admission that labels at once has put it back, because it had not heard of
-/// the change yet, or gives what the object's namespace says. Where that is what was there before, no watch would tell.
+/// Whether an admission changed a label back. If the result equals the old object, no watch event follows.
 fn is_undone(change: &Change, written: &ObjectMeta) -> bool {
     let there = |key: &str| written.labels.as_ref().and_then(|labels| labels.get(key));
     change.iter().any(|(key, value)| there(key) != value.as_ref())

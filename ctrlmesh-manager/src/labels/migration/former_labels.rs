@@ -1,6 +1,6 @@
-//! Who may go by labels with certain keys still?
+//! Finds users of former label keys.
 //!
-//! Pure. A ShardingConfig may name them itself; a proxy goes by them until it has said that it has something newer.
+//! Pure. A ShardingConfig may name them, and a proxy uses them until it acknowledges a newer policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::cluster::plan::Plan;
 use crate::rules::pod::{Member, PodName};
 use crate::status::compute::Contact;
 
-/// Who may; of several, one.
+/// Describes the first user.
 pub(super) fn used_by(
     plan: &Plan,
     contacts: &BTreeMap<PodName, Contact>,
@@ -24,7 +24,7 @@ pub(super) fn used_by(
         let name = config.metadata.name.as_deref().unwrap_or_default();
         return Some(format!("ShardingConfig {namespace}/{name} names {key}"));
     }
-    // One that is on its way out may work until it has ended.
+    // A terminating pod may work until it has ended.
     let at_work = |pod: &&Member| pod.enrolled() && pod.node.is_some() && !pod.ended;
     let mut pods = plan.snapshot.members.iter().filter(at_work);
     pods.find_map(|pod| {
@@ -42,7 +42,6 @@ pub(super) fn used_by(
     })
 }
 
-/// A key that the ShardingConfig names.
 fn asks<'a>(config: &ShardingConfig, keys: &BTreeSet<&'a str>) -> Option<&'a str> {
     let limits = config.spec.limits.iter().filter_map(|limit| limit.objects());
     let root = config.spec.root.iter().flat_map(|root| &root.resource_selector);
@@ -78,7 +77,7 @@ mod tests {
         labels: {ctrlmesh.kusionstack.io/enable-proxy: 'true'}, ownerReferences: [{apiVersion: apps/v1, kind: StatefulSet, name: op, uid: b, controller: true}]}\n\
         spec: {nodeName: node-a, containers: []}\n---\n";
 
-    /// What follows where shards have just begun to go by `x/hash`, and that is written down.
+    /// The plan after shards were switched to `x/hash`, with written statuses.
     fn switched(text: &str) -> Plan {
         let mut snapshot = Snapshot::of_manifests(text);
         let labelling = Labelling { hash_key: "x/hash".to_owned(), ..Labelling::default() };
