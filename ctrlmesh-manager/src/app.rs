@@ -11,6 +11,7 @@ use ctrlmesh_runtime::termination::Termination;
 use k8s_openapi::api::admissionregistration::v1::{ServiceReference, WebhookClientConfig};
 use kube::Client;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use rustls::crypto::aws_lc_rs;
 use thiserror::Error;
@@ -83,15 +84,23 @@ struct Metrics {
     refusals: Refusals,
     push: PushMetrics,
     webhook: WebhookMetrics,
-    labels: (LabelMetrics, MigrationMetrics),
+    labels: LabelMetrics,
+    migration: MigrationMetrics,
     reviewer: Reviewer,
-    leader: prometheus_client::metrics::gauge::Gauge,
-    unwritten: Counter,
+    leader: Gauge,
+    ca_write_failures: Counter,
 }
 
-struct Listeners {
-    grpc: TcpListener,
-    webhook: TcpListener,
+/// What the parts of the manager are built from.
+struct Startup {
+    args: RunArgs,
+    labelling: Labelling,
+    client: Client,
+    background: Client,
+    cluster_ca: ClusterCa,
+    metrics: Metrics,
+    readiness: Readiness,
+    drain: Drain,
 }
 
 /// Runs until SIGTERM or SIGINT. Returns whether everything ended in time.
@@ -106,24 +115,34 @@ pub fn run(args: RunArgs) -> Result<bool, AppError> {
 }
 
 async fn serve(args: RunArgs) -> Result<bool, AppError> {
-    let wanted = args.labels.labelling()?;
+    let labelling = args.labels.labelling()?;
     let config = api_client::config(&args).await?;
-    let cluster = ClusterCa::of(&config);
+    let cluster_ca = ClusterCa::of(&config);
     let client = api_client::client(config.clone())?;
     let background = api_client::client(api_client::background(config, &args))?;
     let drain = Drain::default();
     let readiness = Readiness::default();
     let starting = readiness.block("certificates");
-    let counted = Metrics::new(&client);
+    let metrics = Metrics::new(&client);
     let probes = Probes { readiness: readiness.clone(), drain: drain.clone() };
     let probes = Admin { probes: Some(probes), metrics: None };
     let probes = probes.run_at(listen("probes", args.listen_probes)?);
-    let metrics = Admin { probes: None, metrics: Some(counted.registry.clone()) };
-    let metrics = metrics.run_at(listen("metrics", args.listen_metrics)?);
+    let pages = Admin { probes: None, metrics: Some(metrics.registry.clone()) };
+    let pages = pages.run_at(listen("metrics", args.listen_metrics)?);
+    let startup = Startup {
+        args: args.clone(),
+        labelling,
+        client,
+        background,
+        cluster_ca,
+        metrics,
+        readiness,
+        drain: drain.clone(),
+    };
     let work = async {
         let mut stop = Termination::listen().map_err(AppError::Runtime)?;
         let started = tokio::select! {
-            started = start((args.clone(), wanted), (client, background), cluster, counted, readiness, drain.clone()) => started?,
+            started = startup.run() => started?,
             () = stop.requested() => return Ok(true),
         };
         drop(starting);
@@ -138,70 +157,65 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
         done = work => done,
         // Probes and metrics are served until the process ends.
         () = probes => Ok(true),
-        () = metrics => Ok(true),
+        () = pages => Ok(true),
     }
 }
 
-async fn start(
-    (args, wanted): (RunArgs, Labelling),
-    (client, background): (Client, Client),
-    cluster: ClusterCa,
-    counted: Metrics,
-    readiness: Readiness,
-    drain: Drain,
-) -> Result<Context, AppError> {
-    let listeners = Listeners {
-        grpc: listen("proxies", args.listen_grpc)?,
-        webhook: listen("webhooks", args.listen_webhook)?,
-    };
-    let ca_store = Arc::new(open(&client, &args).await?);
-    let presented = serving::first(&ca_store, &args.names())?;
-    let listens = listeners.grpc.local_addr().map_err(AppError::Runtime)?;
-    let grpc = args.grpc_address.map_or(listens, |reachable| reachable.at(listens.port()));
-    let candidate = Candidate {
-        lease: args.service.clone(),
-        identity: identity(&args),
-        address: grpc.to_string(),
-        leader: counted.leader.clone(),
-        readiness: readiness.clone(),
-    };
-    let leadership = lease::campaign(client.clone(), &args.namespace, candidate, &drain);
-    let posted = watch::Sender::new(None);
-    let context = Context {
-        store: Arc::default(),
-        placement: Arc::new(Placement::new(posted.subscribe())),
-        posted,
-        leader: LeaderClient::default(),
-        asked: asked(&args, listeners.webhook.local_addr().map_err(AppError::Runtime)?.port()),
-        trust_bundle: Arc::new(TrustBundle::new(client.clone(), ca_store.clone(), cluster)),
-        grpc: listens.port(),
-        args: Arc::new(args),
-        wanted,
-        client,
-        leadership,
-        ca_store,
-        readiness,
-        drain,
-    };
-    keep_certificates(&context, &presented, counted.unwritten);
-    tell_leader(&context);
-    let told = (counted.refusals.clone(), counted.push, counted.reviewer);
-    serve_proxies(&context, &presented, listeners.grpc, told)?;
-    serve_webhooks(
-        &context,
-        &presented,
-        listeners.webhook,
-        counted.refusals,
-        counted.webhook,
-        controllers::start(&context, background, counted.labels),
-    )?;
-    Ok(context)
+// === impl Startup ===
+
+impl Startup {
+    async fn run(self) -> Result<Context, AppError> {
+        let grpc_listener = listen("proxies", self.args.listen_grpc)?;
+        let webhook_listener = listen("webhooks", self.args.listen_webhook)?;
+        let ca_store = Arc::new(open(&self.client, &self.args).await?);
+        let presented = serving::first(&ca_store, &self.args.names())?;
+        let grpc = grpc_listener.local_addr().map_err(AppError::Runtime)?;
+        let webhook = webhook_listener.local_addr().map_err(AppError::Runtime)?;
+        let metrics = self.metrics;
+        let reachable = self.args.grpc_address.map_or(grpc, |address| address.at(grpc.port()));
+        let candidate = Candidate {
+            lease: self.args.service.clone(),
+            identity: identity(&self.args),
+            address: reachable.to_string(),
+            leader: metrics.leader,
+            readiness: self.readiness.clone(),
+        };
+        let namespace = &self.args.namespace;
+        let leadership = lease::campaign(self.client.clone(), namespace, candidate, &self.drain);
+        let bundle = TrustBundle::new(self.client.clone(), ca_store.clone(), self.cluster_ca);
+        let posted = watch::Sender::new(None);
+        let context = Context {
+            store: Arc::default(),
+            placement: Arc::new(Placement::new(posted.subscribe())),
+            posted,
+            leader: LeaderClient::default(),
+            webhook_client: webhook_client(&self.args, webhook.port()),
+            trust_bundle: Arc::new(bundle),
+            grpc: grpc.port(),
+            args: Arc::new(self.args),
+            labelling: self.labelling,
+            client: self.client,
+            leadership,
+            ca_store,
+            readiness: self.readiness,
+            drain: self.drain,
+        };
+        keep_certificates(&context, &presented, metrics.ca_write_failures);
+        relay_receipts(&context);
+        let refusals = metrics.refusals;
+        let serving = Serving { context: &context, presented: &presented, refusals };
+        serving.proxies(grpc_listener, metrics.push, metrics.reviewer)?;
+        let routes =
+            controllers::start(&context, self.background, metrics.labels, metrics.migration);
+        serving.webhooks(webhook_listener, metrics.webhook, routes)?;
+        Ok(context)
+    }
 }
 
-fn keep_certificates(context: &Context, presented: &Arc<Presented>, unwritten: Counter) {
+fn keep_certificates(context: &Context, presented: &Arc<Presented>, write_failures: Counter) {
     let drain = &context.drain;
     let (ca_store, leadership) = (context.ca_store.clone(), context.leadership.clone());
-    drain.spawn_until_started(ca_store.follow(leadership.clone(), unwritten));
+    drain.spawn_until_started(ca_store.follow(leadership.clone(), write_failures));
     let (ca_store, names) = (context.ca_store.clone(), context.args.names());
     drain.spawn_until_started(serving::follow(ca_store, names, presented.clone()));
     let namespaces = context.store.namespaces();
@@ -211,7 +225,7 @@ fn keep_certificates(context: &Context, presented: &Arc<Presented>, unwritten: C
 }
 
 /// Relays receipts to the leader, where this replica has a token.
-fn tell_leader(context: &Context) {
+fn relay_receipts(context: &Context) {
     let Some(token) = context.args.token.clone() else {
         return warn!(
             "without --token this replica cannot tell the leader what its proxies say, nor ask it for shards of pods"
@@ -229,60 +243,70 @@ fn tell_leader(context: &Context) {
     context.drain.spawn_until_started(relay.run());
 }
 
-fn serve_proxies(
-    context: &Context,
-    presented: &Arc<Presented>,
-    listener: TcpListener,
-    (refusals, metrics, reviewer): (Refusals, PushMetrics, Reviewer),
-) -> Result<(), AppError> {
-    let args = &context.args;
-    let (client, own) = (context.client.clone(), args.namespace.clone());
-    let push = Arc::new(PushService {
-        store: context.store.clone(),
-        staleness: StalenessCheck::new(client, own, context.posted.subscribe()),
-        reviewer,
-        ca_store: context.ca_store.clone(),
-        accounts: Accounts { node: args.node_account.clone(), manager: args.account.clone() },
-        leadership: context.leadership.clone(),
-        placement: context.placement.clone(),
-        refusals: refusals.clone(),
-        metrics,
-        drain: context.drain.clone(),
-        latest_connections: LatestConnections::default(),
-        signing_quota: SigningQuota::default(),
-        review_schedule: ReviewSchedule::default(),
-    });
-    let limits = connection_limits::limits(args.max_proxies, connection_limits::open_files());
-    let tls = acceptor(presented, &[tls::ALPN_HTTP2])?;
-    let serve = move |stream, admission| push.clone().serve(stream, admission);
-    let listen = Listener::new(limits, refusals);
-    context.drain.spawn(listen.run(listener, tls, context.drain.clone(), serve));
-    Ok(())
-}
-
-fn serve_webhooks(
-    context: &Context,
-    presented: &Arc<Presented>,
-    listener: TcpListener,
+/// Starts the TLS servers.
+struct Serving<'a> {
+    context: &'a Context,
+    presented: &'a Arc<Presented>,
     refusals: Refusals,
-    metrics: WebhookMetrics,
-    routes: Vec<Route>,
-) -> Result<(), AppError> {
-    let routes: BTreeMap<_, _> = routes.into_iter().map(|route| (route.path, route)).collect();
-    let (drain, room) = (context.drain.clone(), ReviewMemory::default());
-    let webhook = Arc::new(Webhook { routes, metrics, drain, room });
-    let tls = acceptor(presented, &[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?;
-    let serve = move |stream, admission| webhook.clone().serve(stream, admission);
-    let listen = Listener::new(WEBHOOK_LIMITS, refusals);
-    context.drain.spawn(listen.run(listener, tls, context.drain.clone(), serve));
-    Ok(())
 }
 
-fn acceptor(presented: &Arc<Presented>, protocols: &[&[u8]]) -> Result<TlsAcceptor, AppError> {
-    Ok(TlsAcceptor::from(Arc::new(tls::server(presented.clone(), protocols)?)))
+// === impl Serving ===
+
+impl Serving<'_> {
+    fn proxies(
+        &self,
+        listener: TcpListener,
+        metrics: PushMetrics,
+        reviewer: Reviewer,
+    ) -> Result<(), AppError> {
+        let (context, args) = (self.context, &self.context.args);
+        let (client, own) = (context.client.clone(), args.namespace.clone());
+        let push = Arc::new(PushService {
+            store: context.store.clone(),
+            staleness: StalenessCheck::new(client, own, context.posted.subscribe()),
+            reviewer,
+            ca_store: context.ca_store.clone(),
+            accounts: Accounts { node: args.node_account.clone(), manager: args.account.clone() },
+            leadership: context.leadership.clone(),
+            placement: context.placement.clone(),
+            refusals: self.refusals.clone(),
+            metrics,
+            drain: context.drain.clone(),
+            latest_connections: LatestConnections::default(),
+            signing_quota: SigningQuota::default(),
+            review_schedule: ReviewSchedule::default(),
+        });
+        let limits = connection_limits::limits(args.max_proxies, connection_limits::open_files());
+        let tls = self.acceptor(&[tls::ALPN_HTTP2])?;
+        let serve = move |stream, permit| push.clone().serve(stream, permit);
+        let server = Listener::new(limits, self.refusals.clone());
+        context.drain.spawn(server.run(listener, tls, context.drain.clone(), serve));
+        Ok(())
+    }
+
+    fn webhooks(
+        &self,
+        listener: TcpListener,
+        metrics: WebhookMetrics,
+        routes: Vec<Route>,
+    ) -> Result<(), AppError> {
+        let routes: BTreeMap<_, _> = routes.into_iter().map(|route| (route.path, route)).collect();
+        let (drain, memory) = (self.context.drain.clone(), ReviewMemory::default());
+        let webhook = Arc::new(Webhook { routes, metrics, drain: drain.clone(), memory });
+        let tls = self.acceptor(&[tls::ALPN_HTTP2, tls::ALPN_HTTP1])?;
+        let serve = move |stream, permit| webhook.clone().serve(stream, permit);
+        let server = Listener::new(WEBHOOK_LIMITS, self.refusals.clone());
+        self.context.drain.spawn(server.run(listener, tls, drain, serve));
+        Ok(())
+    }
+
+    fn acceptor(&self, protocols: &[&[u8]]) -> Result<TlsAcceptor, AppError> {
+        Ok(TlsAcceptor::from(Arc::new(tls::server(self.presented.clone(), protocols)?)))
+    }
 }
 
-fn asked(args: &RunArgs, port: u16) -> WebhookClientConfig {
+/// How the API server reaches our webhooks, without path and CA.
+fn webhook_client(args: &RunArgs, port: u16) -> WebhookClientConfig {
     let service = || ServiceReference {
         namespace: args.namespace.clone(),
         name: args.service.clone(),
@@ -300,14 +324,13 @@ fn asked(args: &RunArgs, port: u16) -> WebhookClientConfig {
 async fn open(client: &Client, args: &RunArgs) -> Result<CaStore, CaStoreError> {
     let mut lease_watch = LeaseWatch::of(args.service.clone());
     loop {
-        let wanted = AuthoritySettings {
+        let settings = AuthoritySettings {
             api_server: args.api_server_name.clone(),
             manager: args.names(),
             validity: args.ca_validity,
         };
-        match Box::pin(CaStore::open(client.clone(), &args.namespace, wanted, &mut lease_watch))
-            .await
-        {
+        let opened = CaStore::open(client.clone(), &args.namespace, settings, &mut lease_watch);
+        match Box::pin(opened).await {
             Err(error) if error.may_pass() => {
                 warn!(error = telemetry::chain(&error), "waiting for the API server");
                 time::sleep(RETRY).await;
@@ -334,10 +357,11 @@ impl Metrics {
             refusals: Refusals::register(to),
             push: PushMetrics::register(to),
             webhook: WebhookMetrics::register(to),
-            labels: (LabelMetrics::register(to), MigrationMetrics::register(to)),
+            labels: LabelMetrics::register(to),
+            migration: MigrationMetrics::register(to),
             reviewer: Reviewer::new(client.clone(), to),
             leader: metrics::gauge(to, "leader", "1 where this replica writes"),
-            unwritten: metrics::counter(
+            ca_write_failures: metrics::counter(
                 to,
                 "ca_write_failures",
                 "How often the certificate authorities could not be written by this replica while it led; after some it gives its Lease up",

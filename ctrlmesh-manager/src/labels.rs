@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_has_the_slot_of_its_namespace_and_one_of_cluster_scope_that_of_its_name() {
+    fn the_slot_follows_the_namespace_or_the_own_name() {
         let scheme = Scheme::default();
         let slot = scheme.in_force.hash.slot("shop").to_string();
         let control = ("control", "true");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn other_labels_are_put_beside_and_those_that_are_left_over_are_taken_away_at_last() {
+    fn new_labels_are_added_before_old_ones_are_removed() {
         let old = Scheme::default();
         let next = Labelling {
             hash_key: "ctrlmesh.kusionstack.io/shard-hash".to_owned(),

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_proved_itself_keeps_nobody_else_out() {
+    fn unproven_connections_keep_nobody_else_out() {
         let listen = listen(Limits { connections: 6, unproven: 4, unproven_of_one: 2 });
         let [attacker, proxy] = [address(1), address(2)];
         let held: Vec<_> = std::iter::from_fn(|| listen.try_admit(attacker).ok()).take(9).collect();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_room_the_address_that_has_most_gives_way() {
+    fn the_address_with_most_connections_gives_way() {
         let listen = listen(Limits { connections: 6, unproven: 4, unproven_of_one: 4 });
         let enter = |last| {
             let permit = listen.try_admit(address(last)).ok()?;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_that_come_together_wait_for_their_turn_and_who_has_one_does_not() {
+    async fn connections_wait_for_room_in_their_turn() {
         let listen = listen(Limits { connections: 9, unproven: 2, unproven_of_one: 2 });
         let [first, second] = [1, 2].map(|last| listen.try_admit(address(last)).unwrap());
         assert_eq!(listen.try_admit(address(1)).err(), Some(NoRoom::Refuse));

@@ -74,7 +74,8 @@ pub fn inject(
     snapshot: Option<&Snapshot>,
     settings: &SidecarSettings,
     given: Option<String>,
-    (recent, now): (&mut RecentPods, Instant),
+    recent: &mut RecentPods,
+    now: Instant,
 ) -> AdmissionResponse {
     let response = AdmissionResponse::from(review);
     let Some(object) = enrolled(review) else {

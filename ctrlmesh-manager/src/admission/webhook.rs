@@ -79,7 +79,7 @@ pub struct Webhook {
     pub routes: BTreeMap<&'static str, Route>,
     pub metrics: WebhookMetrics,
     pub drain: Drain,
-    pub room: ReviewMemory,
+    pub memory: ReviewMemory,
 }
 
 /// Limits the memory for concurrent reviews.
@@ -242,7 +242,7 @@ impl Webhook {
             return Err(ReviewError::Body);
         }
         let arrived = async {
-            let taken = self.room.take(address, bytes).await.ok_or(ReviewError::Slow)?;
+            let taken = self.memory.take(address, bytes).await.ok_or(ReviewError::Slow)?;
             let body = Limited::new(request.into_body(), MAX_REVIEW_BYTES).collect().await;
             Ok((body.map_err(|_broken| ReviewError::Body)?.to_bytes(), taken))
         };
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_asked_at_once_takes_so_much_room_and_one_address_only_a_part() {
+    async fn concurrent_reviews_are_limited_in_all_and_by_address() {
         let room = ReviewMemory::default();
         let take = async |last: u8| {
             let taken = room.take([192, 0, 2, last].into(), MAX_REVIEW_BYTES);

@@ -21,7 +21,7 @@ use crate::rules::shard::Labelling;
 #[derive(Clone)]
 pub struct Context {
     pub args: Arc<RunArgs>,
-    pub wanted: Labelling,
+    pub labelling: Labelling,
     pub client: Client,
     pub store: Arc<PolicyStore>,
     /// The plan of the stored policies.
@@ -32,7 +32,7 @@ pub struct Context {
     pub ca_store: Arc<CaStore>,
     pub trust_bundle: Arc<TrustBundle>,
     /// How the API server reaches our webhooks, without path and CA.
-    pub asked: WebhookClientConfig,
+    pub webhook_client: WebhookClientConfig,
     /// The port for proxies.
     pub grpc: u16,
     pub readiness: Readiness,

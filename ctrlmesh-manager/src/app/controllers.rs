@@ -50,10 +50,11 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
 pub(super) fn start(
     context: &Context,
     background: Client,
-    metrics: (LabelMetrics, MigrationMetrics),
+    label_metrics: LabelMetrics,
+    migration_metrics: MigrationMetrics,
 ) -> Vec<Route> {
     let drain = &context.drain;
-    let told = context.wanted.clone();
+    let told = context.labelling.clone();
     let cache = Cache::start(&context.client, &context.args.namespace, told, drain);
     cache.watch_list(background.clone(), &context.args.namespace, drain);
     let plans = plan::start(Arc::clone(&cache), drain);
@@ -66,50 +67,68 @@ pub(super) fn start(
     });
     drain.spawn_until_started(tell(context.store.clone(), context.posted.clone(), plans.clone()));
     let (receipts, leadership) = (ReceiptCache::by(&context.store), context.leadership.clone());
-    let (current, said) = (CurrentProgress::default(), MigrationNotice::default());
-    let (left, beside) = (current.clone(), said.clone());
+    let labels = LabelState {
+        cache: Arc::clone(&cache),
+        progress: CurrentProgress::default(),
+        notice: MigrationNotice::default(),
+    };
+    let reported = labels.clone();
     let control = ClusterWriter {
         client: context.client.clone(),
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
         contacts: move || receipts.contacts(),
-        unlabelled: move || unlabelled(&left, &beside),
+        unlabelled: move || reported.unlabelled(),
         may_write: move || leadership.is_held(),
     };
     drain.spawn_until_started(control.run(plans.clone()));
     let status_writer = StatusWriter::default();
     drain.spawn_until_started(replica_list(context, status_writer.clone()).run());
-    lead_over(context, (&cache, &plans, status_writer), (metrics.1, said, current.clone()));
-    keep_labels(context, background, Arc::clone(&cache), (metrics.0, current));
+    migrate_labels(context, labels.clone(), plans.clone(), status_writer, migration_metrics);
+    keep_labels(context, background, labels, label_metrics);
     webhook_routes::routes(context, &plans, &cache)
 }
 
-/// What is wrong with labels. Objects that no shard owns come first.
-fn unlabelled(current: &CurrentProgress, notice: &MigrationNotice) -> Option<Unlabelled> {
-    let left = current.left().map(Unlabelled::Some);
-    left.or_else(|| notice.get().map(Unlabelled::Beside))
+/// What labelling and migration share.
+#[derive(Clone)]
+struct LabelState {
+    cache: Arc<Cache>,
+    progress: CurrentProgress,
+    notice: MigrationNotice,
+}
+
+// === impl LabelState ===
+
+impl LabelState {
+    /// What is wrong with labels. Objects that no shard owns come first.
+    fn unlabelled(&self) -> Option<Unlabelled> {
+        let left = self.progress.left().map(Unlabelled::Some);
+        left.or_else(|| self.notice.get().map(Unlabelled::Beside))
+    }
 }
 
 /// Migrates labels, while this replica leads.
-fn lead_over(
+fn migrate_labels(
     context: &Context,
-    (cache, plans, status_writer): (&Arc<Cache>, &Plans, StatusWriter),
-    (metrics, said, current): (MigrationMetrics, MigrationNotice, CurrentProgress),
+    labels: LabelState,
+    plans: Plans,
+    status_writer: StatusWriter,
+    metrics: MigrationMetrics,
 ) {
     let receipts = ReceiptCache::by(&context.store);
     let migration = Migration {
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
-        wanted: context.wanted.clone(),
+        wanted: context.labelling.clone(),
         keeps_former: context.args.labels.keep_former_labels,
-        cache: Arc::clone(cache),
-        plans: plans.clone(),
+        cache: labels.cache,
+        plans,
         contacts: move || receipts.contacts(),
-        current,
+        current: labels.progress,
         leadership: context.leadership.clone(),
         status_writer,
         recorder: Recorder::new(context.client.clone(), REPORTER.into()),
         metrics,
-        said,
+        notice: labels.notice,
     };
     context.drain.spawn_until_started(migration.run());
 }
@@ -127,12 +146,8 @@ fn replica_list(context: &Context, status_writer: StatusWriter) -> ReplicaList {
 }
 
 /// Labels objects by the current scheme, while this replica leads.
-fn keep_labels(
-    context: &Context,
-    background: Client,
-    cache: Arc<Cache>,
-    (metrics, current): (LabelMetrics, CurrentProgress),
-) {
+fn keep_labels(context: &Context, background: Client, labels: LabelState, metrics: LabelMetrics) {
+    let LabelState { cache, progress: current, .. } = labels;
     let (this, mut leadership) = (context.clone(), context.leadership.clone());
     let mut schemes = cache.schemes();
     context.drain.spawn_until_started(async move {
@@ -150,8 +165,8 @@ fn keep_labels(
                         "objects are labelled, and it is not written by what"
                     );
                 }
-                let parts = (Arc::clone(&cache), metrics.clone(), progress);
-                let labels = labeller(&this, background.clone(), scheme, parts);
+                let (client, cache) = (background.clone(), Arc::clone(&cache));
+                let labels = labeller(&this, client, scheme, cache, metrics.clone(), progress);
                 Box::pin(Arc::new(labels).run(this.drain.clone())).await;
             };
             tokio::select! {
@@ -170,14 +185,16 @@ fn labeller(
     context: &Context,
     background: Client,
     scheme: Arc<Scheme>,
-    (cache, metrics, progress): (Arc<Cache>, LabelMetrics, Progress),
+    cache: Arc<Cache>,
+    metrics: LabelMetrics,
+    progress: Progress,
 ) -> Labeller<impl Fn() -> bool + Send + Sync + 'static> {
     let (leadership, ca_store) = (context.leadership.clone(), context.ca_store.clone());
     let at_once = AdmissionLabelling {
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
         scheme: Arc::clone(&scheme),
-        asked: at(context.asked.clone(), LABEL),
+        asked: at(context.webhook_client.clone(), LABEL),
         believed: Arc::new(move || ca_store.current().manager.bundle()),
     };
     Labeller {
@@ -285,7 +302,7 @@ mod tests {
     use crate::rules::manifest::Manifests;
 
     #[test]
-    fn what_proxies_said_is_gathered_when_one_says_more_or_a_pod_is_gone() {
+    fn receipts_are_cached_until_one_changes_or_a_pod_goes() {
         let store = Arc::<PolicyStore>::default();
         let pod = name("a");
         store.publish([notice("a", "one", 1)]);
@@ -305,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_told_by_uid_and_node_and_only_what_is_written_down() {
+    fn a_pod_gets_only_a_policy_whose_epoch_is_written() {
         let text = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a, namespace: ops}\n\
             spec: {selector: {matchLabels: {app: a}}, limits: [{selector: {matchLabels: {team: a}}}]}\n---\n\
             apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ops, uid: '7', annotations: {ctrlmesh.kusionstack.io/injected: 'true'}, labels: {app: a, ctrlmesh.kusionstack.io/enable-proxy: 'true'}}\nspec: {nodeName: 'n', containers: []}\n---\n\

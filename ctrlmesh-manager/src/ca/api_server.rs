@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_nobody_may_speak_for_is_left_to_the_api_server_itself() {
+    fn an_address_outside_the_constraints_is_not_redirected() {
         let service = json!({"spec": {"clusterIPs": ["10.96.0.1"], "ports": [{"name": "https", "port": 443}]}});
         let slices = json!([{"metadata": {}, "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}],
             "endpoints": [{"addresses": ["192.0.2.1", "192.0.2.2"]}]}]);

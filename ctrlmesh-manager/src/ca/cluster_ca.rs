@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_followed_and_one_without_a_certificate_changes_nothing() {
+    fn a_file_is_followed_unless_it_has_no_certificate() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ca.crt");
         let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());

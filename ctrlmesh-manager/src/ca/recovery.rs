@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_is_gone_when_its_lease_was_not_renewed_for_some_looks() {
+    fn a_leader_is_gone_when_its_lease_stays_unrenewed() {
         let mut lease_watch = LeaseWatch::of("ctrlmesh-manager".to_owned());
         for version in 0..100 {
             assert!(!lease_watch.is_gone(Some(version.to_string())), "it was renewed");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_believed_on_is_ours_and_has_not_ended() {
+    fn only_our_unexpired_authorities_stay_trusted() {
         let now = SystemTime::now();
         let [old, new, ended] =
             [now - LIFE / 2, now, now - LIFE * 2].map(|at| made(AuthorityKind::Mesh, at));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_cut_off_takes_nothing_from_the_next() {
+    fn a_truncated_certificate_does_not_hide_the_next() {
         let now = SystemTime::now();
         let (cut, next) = (made(AuthorityKind::Mesh, now), made(AuthorityKind::Mesh, now));
         let text = format!("{}\n{}", &cut.pem()[..200], next.pem());
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_called_otherwise_or_may_speak_for_anybody_is_not_ours() {
+    fn another_name_or_missing_constraints_are_not_ours() {
         let now = SystemTime::now();
         let addresses = CidrSubnet::from_addr_prefix(Ipv4Addr::UNSPECIFIED.into(), 0);
         let dns = || GeneralSubtree::DnsName("kubernetes".to_owned());

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_new_waits_until_its_authority_is_known_and_the_others_stay_believed() {
+    fn a_new_name_waits_until_its_authority_is_widely_known() {
         let now = SystemTime::now();
         let old = Names::of(["manager.ns.svc"]);
         let names = Names::of(["manager.ns.svc", "manager.example.com"]);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_authority_has_ended_it_is_not_tried_without_a_pause() {
+    fn an_expired_authority_is_retried_with_a_pause() {
         let now = SystemTime::now();
         let names = Names::of(["manager.ns.svc"]);
         assert_eq!(renewal(&authorities(&names, now), &names, now + LIFE * 2), RETRY);

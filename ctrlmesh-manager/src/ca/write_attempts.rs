@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_may_try_after_some_tries_and_each_time_after_twice_as_many() {
+    fn attempts_double_each_time_the_lease_is_given_up() {
         let mut attempts = WriteAttempts::default();
         let mut round = || (1..=ATTEMPTS.1).find(|_| attempts.failed()).unwrap_or_default();
         let rounds: Vec<u32> = (0..8).map(|_| round()).collect();

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_and_not_served_so_that_it_can_be_labelled_is_said() {
+    fn kinds_that_cannot_be_labelled_are_reported() {
         let all = [verbs::LIST, verbs::WATCH, verbs::PATCH];
         let v1 = GroupVersion::gv("", "v1");
         let names = ["Pod", "Podd", "Binding", "Namespace"].map(str::to_owned);

@@ -65,7 +65,7 @@ pub struct Migration<Contacts> {
     pub status_writer: StatusWriter,
     pub recorder: Recorder,
     pub metrics: MigrationMetrics,
-    pub said: MigrationNotice,
+    pub notice: MigrationNotice,
 }
 
 /// The message about a running migration. Clones share it.
@@ -153,7 +153,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         loop {
             if !self.leadership.is_held() {
                 self.metrics.set(None);
-                self.said.set(None);
+                self.notice.set(None);
                 (settled, told) = (QuietPeriod::default(), None);
             }
             self.leadership.acquired().await;
@@ -195,13 +195,13 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         let (unfinished, asked) = if next.is_some() { (None, None) } else { (unfinished, asked) };
         let stage = Stage::of(after, unfinished.as_deref(), asked.as_deref());
         self.metrics.set(stage.name);
-        self.said.set(stage.name.map(|_| stage.message.clone()));
+        self.notice.set(stage.name.map(|_| stage.message.clone()));
         if next.is_none() && told.as_ref() == Some(&stage) && self.cache.is_scheme_written() {
             return Ok(None);
         }
-        let parts = (&*scheme, after);
         let stands =
-            Box::pin(self.write(parts, &stage, &mut self.status_writer.take().await)).await?;
+            Box::pin(self.write(&scheme, after, &stage, &mut self.status_writer.take().await))
+                .await?;
         if !stands {
             return Ok(None);
         }
@@ -230,7 +230,8 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
     /// both now.
     async fn write(
         &self,
-        (before, after): (&Scheme, &Scheme),
+        before: &Scheme,
+        after: &Scheme,
         far: &Stage,
         status_writer: &mut StatusPermit<'_>,
     ) -> kube::Result<bool> {

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_comes_first_and_what_is_labelled_or_goes_not_at_all() {
+    fn new_namespaces_first_labelled_and_terminating_never() {
         let (mut namespaces, now) = (Namespaces::default(), Instant::now());
         assert_eq!(due(&mut namespaces, &known(["b", "c"]), now), ["b", "c"]);
         let mut more = known(["a", "b", "c", "d", "e"]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_labelled_as_it_was_seen_and_looked_at_again_in_a_moment_where_it_is_another() {
+    fn a_conflict_is_retried_with_the_new_version() {
         let (mut namespaces, now) = (Namespaces::default(), Instant::now());
         let mut take = |uid: &str, version: &str, now| {
             let (uid, version) = (Some(uid.to_owned()), Some(version.to_owned()));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_not_tried_again_with_every_change_but_later_and_later() {
+    fn retries_have_growing_delays_despite_changes() {
         let (mut namespaces, all) = (Namespaces::default(), known(["a", "b"]));
         let (mut now, mut waits) = (Instant::now(), Vec::new());
         for _ in 0..6 {

@@ -128,7 +128,7 @@ impl Progress {
         lock(&self.0).at_once = Some(set_up);
     }
 
-    fn of(&self, (kind, by): (&str, u64), change: impl FnOnce(&mut Pass)) {
+    fn update(&self, kind: &str, by: u64, change: impl FnOnce(&mut Pass)) {
         let mut state = lock(&self.0);
         if let Some(pass) = state.kinds.get_mut(kind).filter(|pass| pass.by == by) {
             change(pass);
@@ -235,13 +235,13 @@ impl KindProgress {
 
     /// An object without an owner was labelled.
     pub(super) fn labelled(&self) {
-        self.progress.of((&self.kind, self.by), |pass| pass.labelled = true);
+        self.progress.update(&self.kind, self.by, |pass| pass.labelled = true);
     }
 
     /// An object could not be labelled. The first reason is kept.
     pub(super) fn failed(&mut self, why: &str) {
         self.set(true);
-        self.progress.of((&self.kind, self.by), |pass| {
+        self.progress.update(&self.kind, self.by, |pass| {
             pass.failed.get_or_insert_with(|| why.to_owned());
         });
     }
@@ -251,7 +251,7 @@ impl KindProgress {
         if why.is_some() {
             self.set(true);
         }
-        self.progress.of((&self.kind, self.by), |pass| match why {
+        self.progress.update(&self.kind, self.by, |pass| match why {
             Some(why) => drop(pass.unseen.get_or_insert_with(|| why.to_owned())),
             None => pass.unseen = None,
         });
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_said_once_something_lacked_labels_and_until_it_is_gone_through() {
+    fn unlabelled_kinds_are_reported_until_their_pass_ends() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
         let begin = |kind| KindProgress::new(&gauge, &progress, kind);
         let (mut pods, maps) = (begin("pods"), begin("configmaps"));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_finished_when_every_kind_is_and_what_is_written_is_labelled_at_once() {
+    fn all_kinds_and_admission_must_be_finished() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
         let list = ListProgress::new(&gauge, &progress);
         let mut pods = KindProgress::new(&gauge, &progress, "pods");
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_labelled_is_said_also_of_a_kind_that_was_gone_through() {
+    fn failures_are_reported_also_after_a_pass() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
         let mut pods = KindProgress::new(&gauge, &progress, "pods");
         pods.set(false);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_the_list_is_said_once_and_until_nobody_reads_it_any_more() {
+    fn problems_of_the_list_are_reported_once() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
         let list = ListProgress::new(&gauge, &progress);
         assert!(!list.say(None));

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn turns_are_given_at_the_rate_and_in_the_order_in_which_they_are_asked_for() {
+    async fn slots_are_given_at_the_rate_and_in_order() {
         let rate_limit = RateLimit::per_second(10);
         let start = Instant::now();
         let turn = |number: u8| {

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_is_waited_for_until_it_is_gone_or_not_seen_any_more() {
+    fn a_terminating_object_is_waited_for_until_it_is_gone() {
         let mut retries = RetryQueue::default();
         retries.failed(&object("a"), labels(), Instant::now());
         retries.leaves(&object("a"));

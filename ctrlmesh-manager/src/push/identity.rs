@@ -5,14 +5,11 @@
 //! A review is expensive, and others wait for it. So results are cached for a short time. A token that no signature
 //! could make valid is not reviewed. An address that keeps sending bad tokens has to wait.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use aws_lc_rs::digest::{self, SHA256, SHA256_OUTPUT_LEN};
 use ctrlmesh_common::names::TOKEN_AUDIENCE;
-use ctrlmesh_runtime::sync::lock;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -26,13 +23,15 @@ use crate::rules::pod::PodName;
 
 mod address_limits;
 mod claims;
+mod review_cache;
 mod review_ticket;
 
 use address_limits::AddressLimits;
+use review_cache::{ReviewCache, TokenDigest, token_digest};
 pub use review_ticket::TicketKey;
 
 /// How long this replica trusts a review.
-const BELIEVED: Duration = Duration::from_mins(1);
+const TRUSTED_FOR: Duration = Duration::from_mins(1);
 
 /// Wait for a slot, apart from [`DEADLINE`]: otherwise all waiting calls would time out together, and come back to wait
 /// again.
@@ -44,10 +43,10 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const AT_ONCE: usize = 32;
 
 /// Cached reviews: twice the proxies that a manager is planned for.
-const REMEMBERED: usize = 20_000;
+const MAX_IDENTITIES: usize = 20_000;
 
 /// Cached rejections. A separate cache: bad tokens must not evict good ones.
-const REFUSED: usize = 4_000;
+const MAX_REJECTIONS: usize = 4_000;
 
 const MAX_TOKEN_BYTES: usize = 8 * 1024;
 
@@ -92,21 +91,12 @@ pub enum IdentityError {
 #[derive(Debug)]
 pub struct Reviewer {
     reviews: Api<TokenReview>,
-    known: Mutex<HashMap<Key, Remembered<ReviewedIdentity>>>,
-    refused: Mutex<HashMap<Key, Remembered<Rejection>>>,
+    identities: ReviewCache<ReviewedIdentity>,
+    rejections: ReviewCache<Rejection>,
     at_once: Semaphore,
     address_limits: AddressLimits,
     asked: Counter,
-    vouched: Counter,
-}
-
-/// SHA-256 of a token; the token itself is not kept.
-type Key = [u8; SHA256_OUTPUT_LEN];
-
-#[derive(Debug)]
-struct Remembered<T> {
-    what: T,
-    at: Instant,
+    by_ticket: Counter,
 }
 
 /// Why the API server's answer identifies no pod.
@@ -146,12 +136,12 @@ impl Reviewer {
     pub fn new(client: Client, registry: &mut Registry) -> Self {
         Self {
             reviews: Api::all(client),
-            known: Mutex::default(),
-            refused: Mutex::default(),
+            identities: ReviewCache::new(MAX_IDENTITIES, TRUSTED_FOR),
+            rejections: ReviewCache::new(MAX_REJECTIONS, review_ticket::VALIDITY),
             at_once: Semaphore::new(AT_ONCE),
             address_limits: AddressLimits::default(),
             asked: asked(registry),
-            vouched: vouched(registry),
+            by_ticket: by_ticket(registry),
         }
     }
 
@@ -163,28 +153,27 @@ impl Reviewer {
         &self,
         token: &str,
         address: IpAddr,
-        vouched: impl FnOnce() -> Option<ReviewedIdentity>,
+        ticket: impl FnOnce() -> Option<ReviewedIdentity>,
     ) -> Result<ReviewedIdentity, IdentityError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(IdentityError::TooLarge { bytes: token.len() });
         }
-        let key = key(token);
-        let now = Instant::now();
-        if let Some(proven) = recall(&self.known, &key, now, BELIEVED) {
-            return Ok(proven);
+        let key = token_digest(token);
+        if let Some(identity) = self.identities.get(&key, TRUSTED_FOR) {
+            return Ok(identity);
         }
-        if let Some(rejection) = recall(&self.refused, &key, now, BELIEVED) {
+        if let Some(rejection) = self.rejections.get(&key, TRUSTED_FOR) {
             return Err(rejection.into());
         }
         let ends = claims::possible(token, SystemTime::now())?;
         // A later rejection overrules a ticket.
-        let refused = recall(&self.refused, &key, now, review_ticket::VALIDITY).is_some();
+        let refused = self.rejections.get(&key, review_ticket::VALIDITY).is_some();
         let is_good = !refused && SystemTime::now() < ends;
-        if let Some(proven) = is_good.then(vouched).flatten() {
-            self.vouched.inc();
-            return Ok(proven);
+        if let Some(identity) = is_good.then(ticket).flatten() {
+            self.by_ticket.inc();
+            return Ok(identity);
         }
-        let under_way = self.address_limits.reviews_of(address, now)?;
+        let under_way = self.address_limits.reviews_of(address, Instant::now())?;
         let _turn = under_way.acquire().await.map_err(|_closed| IdentityError::Late)?;
         let reviewed = self.review(token, key).await;
         if matches!(reviewed, Err(IdentityError::Unknown | IdentityError::Unbound)) {
@@ -198,27 +187,28 @@ impl Reviewer {
     /// # Errors
     /// Where the token identifies no pod (any more).
     pub async fn identify_again(&self, token: &str) -> Result<ReviewedIdentity, IdentityError> {
-        self.review(token, key(token)).await
+        self.review(token, token_digest(token)).await
     }
 
-    async fn review(&self, token: &str, key: Key) -> Result<ReviewedIdentity, IdentityError> {
+    async fn review(
+        &self,
+        token: &str,
+        key: TokenDigest,
+    ) -> Result<ReviewedIdentity, IdentityError> {
         let late = |_elapsed| IdentityError::Late;
         let turn = time::timeout(TURN, self.at_once.acquire()).await.map_err(late)?;
         let asked = SystemTime::now();
         let reviewed = time::timeout(DEADLINE, self.ask(token)).await.map_err(late)??;
         drop(turn);
-        let at = Instant::now();
         match reviewed {
             Ok(identity) => {
-                let proven = ReviewedIdentity { identity: Arc::new(identity), reviewed: asked };
-                let remembered = Remembered { what: proven.clone(), at };
-                remember(&self.known, key, remembered, (REMEMBERED, BELIEVED));
-                Ok(proven)
+                let identity = ReviewedIdentity { identity: Arc::new(identity), reviewed: asked };
+                self.identities.insert(key, identity.clone());
+                Ok(identity)
             }
             Err(rejection) => {
-                drop(lock(&self.known).remove(&key));
-                let remembered = Remembered { what: rejection, at };
-                remember(&self.refused, key, remembered, (REFUSED, review_ticket::VALIDITY));
+                self.identities.remove(&key);
+                self.rejections.insert(key, rejection);
                 Err(rejection.into())
             }
         }
@@ -247,47 +237,13 @@ impl Reviewer {
     }
 }
 
-fn recall<T: Clone>(
-    remembered: &Mutex<HashMap<Key, Remembered<T>>>,
-    key: &Key,
-    now: Instant,
-    lasts: Duration,
-) -> Option<T> {
-    let remembered = lock(remembered);
-    let fresh = |one: &&Remembered<T>| now.duration_since(one.at) < lasts;
-    remembered.get(key).filter(fresh).map(|one| one.what.clone())
-}
-
-fn remember<T>(
-    all: &Mutex<HashMap<Key, Remembered<T>>>,
-    key: Key,
-    one: Remembered<T>,
-    (most, lasts): (usize, Duration),
-) {
-    let now = Instant::now();
-    let mut all = lock(all);
-    if all.len() >= most {
-        all.retain(|_, one| now.duration_since(one.at) < lasts);
-    }
-    if all.len() >= most {
-        all.clear();
-    }
-    all.insert(key, one);
-}
-
 fn asked(registry: &mut Registry) -> Counter {
     metrics::counter(registry, "token_reviews", "Tokens that the API server was asked about")
 }
 
-fn vouched(registry: &mut Registry) -> Counter {
+fn by_ticket(registry: &mut Registry) -> Counter {
     let help = "Tokens believed by a voucher, without a review";
     metrics::counter(registry, "token_vouchers", help)
-}
-
-fn key(token: &str) -> Key {
-    let mut key = Key::default();
-    key.copy_from_slice(digest::digest(&SHA256, token.as_bytes()).as_ref());
-    key
 }
 
 /// None where the user is no service account, or the token is not bound to a pod.
@@ -333,16 +289,5 @@ mod tests {
         assert_eq!(identity(&user("system:serviceaccount:ns:op", &[])), None, "not bound");
         assert_eq!(identity(&user("admin", &bound)), None, "no service account");
         assert_eq!(identity(&UserInfo::default()), None);
-    }
-
-    #[test]
-    fn what_the_api_server_said_is_believed_for_a_minute_and_no_longer() {
-        let (known, key, at) = (Mutex::default(), [7; SHA256_OUTPUT_LEN], Instant::now());
-        remember(&known, key, Remembered { what: "somebody", at }, (REMEMBERED, BELIEVED));
-        let after = |passed| recall(&known, &key, at + passed, BELIEVED);
-        assert_eq!(after(Duration::ZERO), Some("somebody"));
-        assert_eq!(after(Duration::from_secs(59)), Some("somebody"));
-        assert_eq!(after(Duration::from_mins(1)), None);
-        assert_eq!(recall(&known, &[8; SHA256_OUTPUT_LEN], at, BELIEVED), None);
     }
 }

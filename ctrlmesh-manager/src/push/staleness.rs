@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_an_older_version_than_the_proxy_was_told_by_holds_only_where_etcd_was_put_back() {
+    fn an_older_version_holds_only_after_etcd_was_restored() {
         let known = known(None, Some(5));
         let told_by = |newer| compare(&answer(None, Some(5)), Some(newer), &known);
         assert_eq!(told_by(5), Staleness::Unwritten, "its epoch is not written yet");

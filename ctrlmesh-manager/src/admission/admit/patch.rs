@@ -19,12 +19,21 @@ pub(super) fn between(before: &Value, after: &Value) -> Patch {
     Patch(operations)
 }
 
+/// A list whose elements have different names.
+struct Named<'a> {
+    elements: &'a [Value],
+    names: Vec<&'a str>,
+}
+
 fn compare(path: &PointerBuf, before: &Value, after: &Value, to: &mut Vec<PatchOperation>) {
     match (before, after) {
         _ if before == after => {}
         (Value::Object(before), Value::Object(after)) => fields(path, before, after, to),
         (Value::Array(before), Value::Array(after)) => match (names(before), names(after)) {
-            (Some(names), Some(wanted)) => named(path, (before, names), (after, wanted), to),
+            (Some(before_names), Some(after_names)) => {
+                let before = Named { elements: before, names: before_names };
+                named(path, before, &Named { elements: after, names: after_names }, to);
+            }
             _ => numbered(path, before, after, to),
         },
         _ => to.push(PatchOperation::Replace(ReplaceOperation {
@@ -51,13 +60,9 @@ fn fields(
     }
 }
 
-fn named(
-    path: &PointerBuf,
-    (before, mut names): (&[Value], Vec<&str>),
-    (after, wanted): (&[Value], Vec<&str>),
-    to: &mut Vec<PatchOperation>,
-) {
-    let mut there: Vec<&Value> = before.iter().collect();
+fn named(path: &PointerBuf, before: Named<'_>, after: &Named<'_>, to: &mut Vec<PatchOperation>) {
+    let (mut names, wanted) = (before.names, &after.names);
+    let mut there: Vec<&Value> = before.elements.iter().collect();
     for number in (0..names.len())
         .rev()
         .filter(|number| !wanted.contains(&names[*number]))
@@ -68,7 +73,7 @@ fn named(
         let path = at(path, &number.to_string());
         to.push(PatchOperation::Remove(RemoveOperation { path }));
     }
-    for (number, (name, value)) in wanted.into_iter().zip(after).enumerate() {
+    for (number, (name, value)) in wanted.iter().copied().zip(after.elements).enumerate() {
         let here = at(path, &number.to_string());
         let Some(from) = names.iter().position(|one| *one == name) else {
             names.insert(number, name);

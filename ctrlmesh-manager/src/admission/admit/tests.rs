@@ -57,7 +57,7 @@ fn unlabelled(object: &Value, listed: Option<&str>) -> Vec<String> {
 }
 
 #[test]
-fn a_resource_that_is_owned_by_labels_that_nobody_gives_is_a_warning() {
+fn a_limit_by_labels_that_nobody_sets_is_a_warning() {
     let resources = json!([
         {"apiGroups": ["", "apps"], "resources": ["pods", "deployments"]},
         {"apiGroups": ["*"], "resources": ["*"]},
@@ -138,7 +138,7 @@ fn message(response: &AdmissionResponse) -> &str {
 }
 
 #[test]
-fn two_shards_that_could_own_the_same_object_are_refused_by_name() {
+fn two_shards_that_could_own_one_object_are_refused() {
     let known = snapshot(SHARD);
     let same = judged(&asked("CREATE", config("b", "a", "other"), None), Some(&known));
     assert!(!same.allowed && message(&same).contains("ShardingConfig \"a\""), "{same:?}");
@@ -153,7 +153,7 @@ fn two_shards_that_could_own_the_same_object_are_refused_by_name() {
 }
 
 #[test]
-fn a_root_of_pods_that_a_shard_by_hand_selects_is_refused_by_name() {
+fn a_root_with_pods_of_a_manual_shard_is_refused() {
     let mut there = pod("op-0", "op");
     there["metadata"]["namespace"] = json!("ops");
     there["metadata"]["labels"]["app"] = json!("op");
@@ -170,7 +170,7 @@ fn a_root_of_pods_that_a_shard_by_hand_selects_is_refused_by_name() {
 }
 
 #[test]
-fn hashes_that_belong_to_nobody_are_said_by_whichever_labels_are_in_force_or_to_come() {
+fn unowned_hashes_are_reported_by_current_and_next_labels() {
     let mut object = config("b", "b", "b");
     object["spec"]["limits"][0]["selector"] = json!({"matchLabels": {"example.com/slot": "3"}});
     let said = |scheme: Scheme| {
@@ -235,11 +235,11 @@ fn settings() -> SidecarSettings {
 fn injected(pod: Value, known: Option<&Snapshot>) -> AdmissionResponse {
     let (settings, asked) = (settings(), asked("CREATE", pod, None));
     let recent = &mut RecentPods::default();
-    inject(&asked, known, &settings, None, (recent, Instant::now()))
+    inject(&asked, known, &settings, None, recent, Instant::now())
 }
 
 #[test]
-fn pods_that_are_made_together_are_given_different_shards_before_any_of_them_is_seen() {
+fn pods_made_together_get_different_shards() {
     let root = ROOT.replace("targetStatefulSet", "targetDeployment");
     let settings = settings();
     let (mut recent, start) = (RecentPods::default(), Instant::now());
@@ -255,7 +255,7 @@ fn pods_that_are_made_together_are_given_different_shards_before_any_of_them_is_
     let mut ask = |pod: Value, known: &Snapshot, after: Duration| {
         let asked = asked("CREATE", pod, None);
         let now = start + after;
-        let response = inject(&asked, Some(known), &settings, None, (&mut recent, now));
+        let response = inject(&asked, Some(known), &settings, None, &mut recent, now);
         assert!(response.allowed, "{}", message(&response));
         let patch = patch(&response).to_string();
         let of = |shard: &&str| patch.contains(&format!("\"{shard}\""));
@@ -294,7 +294,7 @@ fn a_shard_that_was_given_elsewhere_is_taken_and_counts_here() {
     let asked = asked("CREATE", of_deployment(fresh), None);
     let mut ask = |given: Option<&str>| {
         let given = given.map(str::to_owned);
-        patch(&inject(&asked, Some(&known), &settings, given, (&mut recent, now))).to_string()
+        patch(&inject(&asked, Some(&known), &settings, given, &mut recent, now)).to_string()
     };
     assert!(ask(Some("r-1-normal")).contains("\"r-1-normal\""));
     assert!(ask(None).contains("\"r-2-normal\""), "the other one is not given twice");
@@ -356,7 +356,7 @@ fn child(name: &str) -> String {
 }
 
 #[test]
-fn a_pod_that_is_made_anew_while_its_root_is_switched_off_has_its_shard_again() {
+fn a_recreated_pod_keeps_its_shard_while_its_root_is_off() {
     let off = ROOT.replace("prefix: r", "prefix: r, disable: true");
     let known = snapshot(&(off.clone() + &child("r-1-normal") + &child("r-2-normal")));
     for (name, shard) in [("op-0", "r-1-normal"), ("op-1", "r-2-normal")] {
@@ -372,7 +372,7 @@ fn a_pod_that_is_made_anew_while_its_root_is_switched_off_has_its_shard_again() 
 }
 
 #[test]
-fn a_pod_that_nobody_selects_is_enrolled_without_a_shard_and_told() {
+fn an_unselected_pod_is_enrolled_with_a_warning() {
     let known = snapshot(ROOT);
     let response = injected(pod("x-0", "x"), Some(&known));
     assert!(response.allowed);
@@ -407,7 +407,7 @@ fn a_pod_that_cannot_be_placed_is_not_admitted() {
 }
 
 #[test]
-fn a_pod_of_a_root_that_cannot_be_divided_is_not_admitted_where_no_shard_is_there() {
+fn an_undividable_root_without_shards_admits_no_pod() {
     let undividable = ROOT.replace("shardingSize: 2", "shardingSize: 40");
     let refused = injected(pod("op-0", "op"), Some(&snapshot(&undividable)));
     assert!(!refused.allowed, "unsharded, it would see everything");
@@ -421,7 +421,7 @@ fn a_pod_of_a_root_that_cannot_be_divided_is_not_admitted_where_no_shard_is_ther
 }
 
 #[test]
-fn a_second_root_of_a_workload_that_nobody_refused_keeps_no_pod_from_the_first() {
+fn a_second_root_of_a_workload_takes_no_pods() {
     let later = ROOT.replace("name: root", "name: z").replace("prefix: r", "prefix: z");
     let known = snapshot(&(ROOT.to_owned() + &later));
     assert_eq!(patch(&injected(pod("op-0", "op"), Some(&known)))[1]["value"], "r-1-normal");
@@ -455,7 +455,7 @@ fn a_root_that_cannot_be_divided_is_refused() {
 }
 
 #[test]
-fn what_is_written_is_labelled_by_its_namespace_and_only_where_it_lacks_labels() {
+fn only_missing_labels_are_added_at_admission() {
     let scheme = Scheme::default();
     let slot = scheme.in_force.hash.slot("ops").to_string();
     let mut map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});

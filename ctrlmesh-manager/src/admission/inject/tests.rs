@@ -150,7 +150,7 @@ fn in_mode_kubeconfig_every_container_is_given_one() {
 }
 
 #[test]
-fn another_kubeconfig_among_the_arguments_is_replaced_in_one_word_or_two() {
+fn a_kubeconfig_argument_is_replaced_in_one_word_or_two() {
     let ours = "--kubeconfig=/etc/kubernetes/kubeconfig/kubeconfig";
     for (before, after) in [
         (vec!["-v=2"], vec!["-v=2", ours]),
@@ -168,7 +168,7 @@ fn another_kubeconfig_among_the_arguments_is_replaced_in_one_word_or_two() {
 }
 
 #[test]
-fn another_kubeconfig_is_replaced_also_in_a_command_and_in_what_initialises_the_pod() {
+fn a_kubeconfig_is_replaced_in_commands_and_init_containers() {
     let ours = "--kubeconfig=/etc/kubernetes/kubeconfig/kubeconfig";
     let mut spec = usual();
     spec["containers"][0]["command"] = json!(["/manager", "--kubeconfig", "/x", "-v=2"]);
@@ -182,7 +182,7 @@ fn another_kubeconfig_is_replaced_also_in_a_command_and_in_what_initialises_the_
 }
 
 #[test]
-fn names_that_the_proxy_needs_are_refused_and_its_own_are_known_again() {
+fn names_of_the_proxy_are_refused_and_its_own_recognized() {
     for name in ["ctrlmesh-proxy", "ctrlmesh-state", "ctrlmesh-kubeconfig", "ctrlmesh-fail-open"] {
         let mut spec = usual();
         let volume = json!({"name": name, "emptyDir": {}});
@@ -236,7 +236,7 @@ fn what_is_the_proxys_is_mounted_by_nobody_else() {
 }
 
 #[test]
-fn a_kubeconfig_that_would_name_files_that_are_not_there_is_refused() {
+fn a_kubeconfig_without_its_files_is_refused() {
     let kubeconfig = json!({annotation::INTERCEPTION: "kubeconfig"});
     let mut without = usual();
     without["automountServiceAccountToken"] = json!(false);
@@ -367,7 +367,7 @@ proptest! {
     }
 
     #[test]
-    fn whether_it_fails_open_is_known_of_it_ever_after_whatever_its_annotation_says(pod in any_pod()) {
+    fn fail_open_is_read_from_the_spec_not_the_annotation(pod in any_pod()) {
         let asked = |pod: &Pod| pod.metadata.annotations.as_ref().unwrap()[annotation::FAIL_OPEN].clone();
         let open = asked(&pod) == "true";
         let mut admitted = inject(&pod, Some("s"), &settings()).unwrap();

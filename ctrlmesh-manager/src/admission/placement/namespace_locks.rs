@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_of_one_namespace_take_turns_and_those_of_others_do_not_wait() {
+    fn only_pods_of_one_namespace_wait_for_each_other() {
         let locks = NamespaceLocks::default();
         let first = locks.lock("a").now_or_never().unwrap();
         let mut second = std::pin::pin!(locks.lock("a"));

@@ -28,7 +28,7 @@ use crate::telemetry;
 const DEADLINE: Duration = Duration::from_secs(8);
 
 pub(super) fn routes(context: &Context, plans: &Plans, cache: &Arc<Cache>) -> Vec<Route> {
-    let (told, cache) = (Arc::new(context.wanted.clone()), Arc::clone(cache));
+    let (told, cache) = (Arc::new(context.labelling.clone()), Arc::clone(cache));
     let label = move |asked: Review| futures::future::ready(label(&asked, &cache)).boxed();
     vec![
         Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, &told) },
@@ -110,7 +110,7 @@ fn seat(placement: &Arc<Placement>, leader: &LeaderClient, settings: SidecarSett
                 None => None,
             };
             let seat = move |snapshot: Option<&Snapshot>| {
-                admit::inject(&asked, snapshot, &settings, given, (&mut *recent, Instant::now()))
+                admit::inject(&asked, snapshot, &settings, given, &mut recent, Instant::now())
             };
             Box::pin(placement.run(seat)).await.unwrap_or_else(|| unjudged(failed))
         };
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_configuration_asks_about_is_left_alone_and_what_is_no_namespace_refused() {
+    fn excluded_namespaces_are_ignored_and_bad_names_refused() {
         let answer = |namespace| unasked(&asked("Pod", namespace, &[label::ENABLE_PROXY]), "mesh");
         for namespace in [KUBE_SYSTEM, "mesh"] {
             let response = answer(namespace).unwrap();
@@ -199,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_to_judge_holds_nobody_up() {
+    fn validation_runs_on_a_thread_of_its_own() {
         let (_plans, known) = watch::channel(None);
         let judge = judge(&known, &Arc::default());
         assert!(!answered(|| judge(asked("ManagerState", "", &[]))).allowed);
     }
 
     #[test]
-    fn a_pod_is_seated_on_a_thread_of_its_own() {
+    fn placement_runs_on_a_thread_of_its_own() {
         let (_plans, known) = watch::channel(None);
         let settings = SidecarSettings {
             image: String::new(),

@@ -118,7 +118,7 @@ fn a_new_address_changes_nothing_for_those_who_do_not_dial_it() {
 }
 
 #[test]
-fn addresses_that_come_and_go_are_a_few_authorities_and_each_signs_at_once() {
+fn changing_addresses_need_few_authorities_that_sign_at_once() {
     let start = SystemTime::now();
     let mut rotation = begin(start);
     let with = |address: &str| Names::of(["kubernetes", "10.96.0.1", address]);
@@ -144,7 +144,7 @@ fn addresses_that_come_and_go_are_a_few_authorities_and_each_signs_at_once() {
 }
 
 #[test]
-fn one_with_another_address_comes_in_its_turn_like_any() {
+fn an_authority_for_a_new_address_is_promoted_in_turn() {
     let start = SystemTime::now();
     let mut rotation = begin(start);
     let more = Names::of(["kubernetes", "10.96.0.1", "192.0.2.1"]);
@@ -156,7 +156,7 @@ fn one_with_another_address_comes_in_its_turn_like_any() {
 }
 
 #[test]
-fn who_presents_himself_does_so_for_what_those_who_ask_believe() {
+fn a_serving_certificate_uses_a_widely_known_authority() {
     let start = SystemTime::now();
     let mut rotation = begin(start);
     let more = Names::of(["kubernetes", "10.96.0.1", "manager.example.com"]);
@@ -180,7 +180,7 @@ fn one_that_is_late_is_promoted_before_the_old_one_ends() {
 }
 
 #[test]
-fn a_line_is_read_as_it_was_written() {
+fn a_rotation_is_read_as_it_was_written() {
     let start = SystemTime::now();
     let mut rotation = begin(start);
     let mut data = Data::new();

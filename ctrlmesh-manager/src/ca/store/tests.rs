@@ -110,7 +110,7 @@ async fn opened(plane: Plane) -> (Arc<Authorities>, Plane) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_renews_its_lease_is_waited_for_however_long_it_takes() {
+async fn a_leader_that_renews_its_lease_is_waited_for() {
     let renewed = ["1", "2", "2", "3", "3", "3"].into_iter().chain(["4", "5"].repeat(20));
     let (found, plane) = opened(plane(renewed)).await;
     assert_eq!(found.bundles(), plane.believed.bundles(), "as it was");
@@ -118,7 +118,7 @@ async fn a_leader_that_renews_its_lease_is_waited_for_however_long_it_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_nobody_renews_it_others_are_made_also_by_an_api_server_that_fails_now_and_then() {
+async fn without_a_leader_new_authorities_are_made_despite_errors() {
     for flaps in [false, true] {
         let (found, plane) = opened(Plane { flaps, ..plane(["1"; 40]) }).await;
         assert_eq!(plane.made, 1, "flaps: {flaps}");
@@ -134,7 +134,7 @@ async fn where_nobody_renews_it_others_are_made_also_by_an_api_server_that_fails
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_nobody_believes_anything_they_are_made_at_once() {
+async fn without_a_trust_bundle_authorities_are_made_at_once() {
     let began = Instant::now();
     let (_, plane) = opened(Plane { published: false, ..plane(["1"]) }).await;
     assert_eq!((plane.made, plane.leases.len()), (1, 1), "nobody is asked who leads");

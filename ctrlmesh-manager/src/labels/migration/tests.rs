@@ -1,7 +1,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn objects_are_taken_to_have_all_when_for_a_while_none_has_lacked_anything() {
+async fn labelling_is_complete_after_a_quiet_period() {
     let (scheme, other) = (
         Arc::<Scheme>::default(),
         Scheme::settled(Labelling { hash_key: "x".to_owned(), ..Labelling::default() }),

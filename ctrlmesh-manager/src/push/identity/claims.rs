@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_signature_could_make_good_is_not_reviewed() {
+    fn tokens_with_wrong_claims_are_not_reviewed() {
         let now = UNIX_EPOCH + Duration::from_secs(1_000_000);
         let good = serde_json::json!({"aud": ["ctrlmesh"], "exp": 1_000_000, "kubernetes.io": {"pod": {"name": "p", "uid": "u"}}});
         assert_eq!(possible(&token(&good), now).unwrap(), now);

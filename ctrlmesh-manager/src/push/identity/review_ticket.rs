@@ -11,7 +11,8 @@ use aws_lc_rs::hmac::{self, HMAC_SHA256};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Identity, ReviewedIdentity, key};
+use super::review_cache::token_digest;
+use super::{Identity, ReviewedIdentity};
 use crate::rules::pod::PodName;
 
 /// Validity after the review. A stream is reviewed every four to six minutes; the rest is time to reconnect.
@@ -88,7 +89,7 @@ impl TicketKey {
 
 /// Bound to the token's digest.
 fn signed(token: &str, content: &[u8]) -> Vec<u8> {
-    [&key(token), content].concat()
+    [&token_digest(token), content].concat()
 }
 
 #[cfg(test)]
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_voucher_says_for_a_while_what_was_found_out() {
+    fn a_ticket_is_valid_for_a_while() {
         let (proven, key_of_tickets) = (proven(), TicketKey::by("secret"));
         let ticket = key_of_tickets.issue("token", &proven);
         let at = |now| TicketKey::by("secret").read("token", &ticket, now);
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forged_or_anothers_says_nothing() {
+    fn a_forged_or_foreign_ticket_is_rejected() {
         let (proven, key_of_tickets) = (proven(), TicketKey::by("secret"));
         let ticket = key_of_tickets.issue("token", &proven);
         let read = |key_of_tickets: &TicketKey, token: &str, ticket: &[u8]| {

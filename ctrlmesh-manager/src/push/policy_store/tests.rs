@@ -57,7 +57,7 @@ fn woken(reader: &Reader) -> bool {
 }
 
 #[test]
-fn it_is_told_when_a_namespace_has_its_first_enrolled_pod_or_has_lost_its_last() {
+fn namespaces_change_with_their_first_and_last_enrolled_pod() {
     let store = PolicyStore::default();
     let mut namespaces = store.namespaces();
     let mut news = || {
@@ -152,7 +152,7 @@ fn a_receipt_is_kept_for_the_pod_that_is_there() {
 }
 
 #[test]
-fn a_proxy_that_goes_after_its_successor_has_come_takes_nothing_with_it() {
+fn a_late_goodbye_does_not_undo_the_successors_receipt() {
     let store = PolicyStore::default();
     store.publish([notice("a", "one", 1)]);
     let old = receipt("a", 2);
@@ -167,7 +167,7 @@ fn a_proxy_that_goes_after_its_successor_has_come_takes_nothing_with_it() {
 }
 
 #[test]
-fn of_two_replicas_the_one_to_which_the_proxy_is_connected_is_believed_whatever_the_clocks_say() {
+fn the_receipt_of_a_connected_proxy_wins_over_clocks() {
     let store = PolicyStore::default();
     store.publish([notice("a", "one", 1)]);
     let (here, there) = (receipt("a", 2), Arc::from("there"));

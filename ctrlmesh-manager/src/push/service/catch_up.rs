@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_down_is_waited_for_and_then_held_and_nothing_else_is() {
+    fn only_an_unwritten_policy_is_held_back() {
         let candidate = |pod: &str, newer| StaleCandidate {
             pod: pod.parse().unwrap(),
             operators: vec!["ops/op".to_owned()],
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_told_once_it_is_no_older_or_of_another_sharding_config() {
+    fn a_held_back_policy_is_sent_once_it_is_not_older() {
         let pod: PodName = "ops/a".parse().unwrap();
         let held_back = || MinimumVersions::from([(pod.clone(), ("ops/op".to_owned(), 5))]);
         let says = |held_back: &mut MinimumVersions, told| {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_posted_is_in_doubt_where_it_would_take_something_from_the_proxy() {
+    fn a_policy_that_would_take_something_may_be_stale() {
         let nothing = Some(compile::Told::nothing());
         let of = |posted: &[Arc<Posted>], known| {
             candidates(posted, &known)

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn who_did_not_answer_is_asked_about_other_namespaces_and_after_a_while_about_that_one() {
+    async fn a_silent_leader_is_spared_for_one_namespace_and_a_while() {
         let backoff = NamespaceBackoff::default();
         assert!(!backoff.lasts("a"));
         backoff.begin("a");

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_review_is_due_when_it_would_have_been_and_of_many_that_are_overdue_not_at_once() {
+    fn reviews_keep_their_schedule_and_overdue_ones_are_spread() {
         let (schedule, now) = (ReviewSchedule::default(), SystemTime::now());
         let (least, most) = (schedule.interval, schedule.interval * 3 / 2);
         let due = |ago| (0..50).map(move |_| schedule.due(now - ago));

@@ -57,7 +57,7 @@ async fn served(registry: &mut Registry, drain: &Drain) -> (SocketAddr, String) 
         routes: BTreeMap::from([(route.path, route)]),
         metrics: WebhookMetrics::register(registry),
         drain: drain.clone(),
-        room: ReviewMemory::default(),
+        memory: ReviewMemory::default(),
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

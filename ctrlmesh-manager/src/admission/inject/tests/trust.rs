@@ -17,7 +17,7 @@ fn where_nothing_is_picked_from_the_ca_only_the_ca_is() {
 }
 
 #[test]
-fn what_brings_the_real_ca_in_another_way_is_refused_unless_it_may() {
+fn the_real_ca_is_refused_unless_the_pod_may_fail_open() {
     let bundle = json!({"clusterTrustBundle": {"signerName": "kubernetes.io/kube-apiserver-serving", "path": "ca.crt"}});
     let secret = json!({"secret": {"secretName": "op-token"}});
     let map =
@@ -85,7 +85,7 @@ fn variables_with_the_ca_hold_the_meshs_or_are_refused() {
 }
 
 #[test]
-fn a_pod_that_may_fail_open_and_has_no_ca_says_so_in_a_volume_that_nobody_mounts() {
+fn fail_open_without_a_ca_is_marked_by_a_volume() {
     let bare = json!({"containers": [{"name": "operator", "image": "op"}]});
     let open = json!({annotation::FAIL_OPEN: "true"});
     let found = injected(open.clone(), bare.clone());
