@@ -17,3 +17,6 @@ pub mod admission;
 pub mod push;
 pub mod install;
 pub mod app;
+mod command;
+
+pub use command::{command, main};

@@ -16,3 +16,6 @@ pub mod serve;
 pub mod config;
 pub mod node;
 pub mod app;
+mod command;
+
+pub use command::{command, main};

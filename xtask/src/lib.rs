@@ -29,6 +29,7 @@ pub mod node;
 
 pub mod demo;
 
+pub mod docs;
 pub mod lint;
 
 pub mod fuzz;

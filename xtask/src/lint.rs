@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 
 use crate::progress::say;
 use crate::run::{cargo, crates, root, run};
-use crate::{setup, tools};
+use crate::{docs, setup, tools};
 
 /// The main workspace.
 const MANIFEST: &str = "Cargo.toml";
@@ -38,6 +38,7 @@ pub fn check_all() -> Result<()> {
     }
     manifests()?;
     licences()?;
+    docs::check()?;
     run(&mut cargo(&[
         "clippy",
         "--workspace",

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 use xtask::setup::Purpose;
-use xtask::{bench, build_ebpf, demo, fuzz, guest, images, lint, node, setup, test, tools};
+use xtask::{bench, build_ebpf, demo, docs, fuzz, guest, images, lint, node, setup, test, tools};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -31,6 +31,8 @@ enum Command {
     Test(test::Options),
     /// Write the definitions of our resources into deploy/crds, and the manager's roles into deploy/manager/rbac.yaml
     Crds,
+    /// Write the reference pages that follow from the code into docs/reference
+    Docs,
     /// Build the images that a cluster runs into target/images, without Docker
     Images(images::Options),
     /// Start, list and end real Kubernetes nodes on this machine
@@ -74,6 +76,7 @@ fn main() -> Result<ExitCode> {
         Command::Lint => lint::check_all()?,
         Command::Test(options) => return test::run_tiers(&options),
         Command::Crds => lint::write_definitions()?,
+        Command::Docs => docs::write_reference()?,
         Command::Images(options) => images::run_images(&options)?,
         Command::Node(wish) => return node::run_wish(&wish),
         Command::Demo(options) => return demo::run_demo(&options),

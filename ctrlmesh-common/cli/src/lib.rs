@@ -106,18 +106,4 @@ mod tests {
             assert!(help.contains(&format!("{usage}run ")), "{program}: {help}");
         }
     }
-
-    #[test]
-    fn the_reference_has_every_flag() {
-        let reference = include_str!("../../../docs/reference/commands.md");
-        let mut commands: Vec<clap::Command> = vec![command()];
-        while let Some(command) = commands.pop() {
-            let hidden = |flag: &&clap::Arg| !flag.is_hide_set();
-            for flag in command.get_arguments().filter(hidden).filter_map(clap::Arg::get_long) {
-                let named = [format!("`--{flag}"), format!(" --{flag}")];
-                assert!(named.iter().any(|flag| reference.contains(flag)), "{named:?}");
-            }
-            commands.extend(command.get_subcommands().filter(|it| !it.is_hide_set()).cloned());
-        }
-    }
 }

@@ -1,0 +1,69 @@
+//! The docs list every metric of the manager, and the ShardingConfigs in them are valid.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::{fs, io};
+
+use anyhow::{Context as _, Result, ensure};
+use ctrlmesh_manager::rules::validate;
+use regex::Regex;
+use serde_json::Value;
+
+const METRICS: &str = include_str!("../../docs/reference/metrics.md");
+const SHARDING_CONFIG: &str = include_str!("../../docs/sharding-config.md");
+
+/// What stands in backquotes; examples are fenced, and do not count.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split("```").step_by(2).flat_map(|prose| prose.split('`').skip(1).step_by(2))
+}
+
+/// Names that are registered in a folder's sources: which module does it, the registry does not tell.
+fn metrics(folder: &Path, found: &mut BTreeSet<String>) -> Result<()> {
+    let registered = Regex::new(r#"(?:register|counter|gauge)\(\s*(?:\w+,\s*)?"([a-z_]+)","#)?;
+    for entry in fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()? {
+        let path = entry.path();
+        if path.is_dir() {
+            metrics(&path, found)?;
+        } else {
+            let source = fs::read_to_string(&path)?;
+            found.extend(registered.captures_iter(&source).map(|one| one[1].to_owned()));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_docs_list_every_metric() -> Result<()> {
+    let mut names = BTreeSet::new();
+    metrics(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut names)?;
+    ensure!(names.len() > 12 && names.contains("leader"), "{names:?}");
+    let listed: BTreeSet<&str> = quoted(METRICS)
+        .filter_map(|name| name.split('{').next())
+        .map(|name| name.trim_start_matches("ctrlmesh_manager_").trim_end_matches("_total"))
+        .collect();
+    for name in names {
+        ensure!(listed.contains(&*name), "{name} is not in metrics.md");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_shards_in_the_docs_are_valid() -> Result<()> {
+    let blocks =
+        SHARDING_CONFIG.split("\n```yaml\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+    let shown: Vec<&str> = blocks.filter(|block| block.contains("kind: ShardingConfig")).collect();
+    ensure!(shown.len() > 1, "{shown:?}");
+    // Beside each other, as a reader may apply them.
+    let files = shown.iter().map(|block| {
+        let documents: Vec<Value> = serde_saphyr::from_multiple(block)?;
+        Ok(("sharding-config.md".to_owned(), documents))
+    });
+    let verdicts = validate::manifests(&files.collect::<Result<Vec<_>>>()?);
+    ensure!(verdicts.len() > 2, "{verdicts:?}");
+    for verdict in verdicts {
+        let report = verdict.report.with_context(|| format!("{} passed over", verdict.name))?;
+        ensure!(report.errors.is_empty(), "{}: {:?}", verdict.name, report.errors);
+        ensure!(report.warnings.is_empty(), "{}: {:?}", verdict.name, report.warnings);
+    }
+    Ok(())
+}
