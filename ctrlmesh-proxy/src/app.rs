@@ -29,7 +29,7 @@ use crate::net::tls;
 use crate::net::tls::TlsError;
 use crate::net::tls::issue::{Presented, Source};
 use crate::net::tls::trust::Trust;
-use crate::node::{self, End, Handover, Node, NodeError, Removal, Settings};
+use crate::node::{self, Handover, Node, NodeError, Removal, RemovalCheck, Settings};
 use crate::policy;
 use crate::policy::subscription;
 use crate::policy::{History, Kept, LoadError, StoreError};
@@ -264,12 +264,12 @@ async fn begin_node(
 }
 
 /// Who says whether a node's proxy ends for good.
-fn end(args: &NodeArgs) -> Result<Option<End>, AppError> {
+fn end(args: &NodeArgs) -> Result<Option<RemovalCheck>, AppError> {
     let Some((daemon_set, token)) = args.daemon_set.clone().zip(args.api_token.clone()) else {
         return Ok(None);
     };
     let trust = Arc::new(Trust::load(&args.common.upstream_ca)?);
-    Ok(Some(End::new(args.api_server()?, trust, token, daemon_set)))
+    Ok(Some(RemovalCheck::new(args.api_server()?, trust, token, daemon_set)))
 }
 
 // === impl Process ===

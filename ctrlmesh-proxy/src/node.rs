@@ -1,20 +1,20 @@
-//! Which pods of this node are served?
+//! Serves the pods of a node.
 //!
-//! Those of a list (`keeper`), by one process at a time (`charge`). The list and what became of the pods are looked at
-//! four times a second, and whenever there is news. A process that is told to stop serves on until the one that follows
-//! it does; and it takes everything out of the kernel where none will, because ctrlmesh is removed (`end`).
+//! `reconciler` serves the pods of a list, four times a second and whenever something changed. One process at a time does
+//! so (`handover`). A process that is told to stop serves until its successor does. Where ctrlmesh is removed, no
+//! successor comes, and it takes everything out of the kernel (`removal`).
 
 mod network;
-mod pods;
-mod roster;
-mod enrolled;
-mod arrivals;
+mod pod_list;
+mod pod_source;
+mod enrolled_pod;
+mod cgroup_watch;
 mod error;
-mod pulse;
-mod keeper;
-mod ask;
-mod end;
-mod charge;
+mod heartbeat;
+mod reconciler;
+mod api_client;
+mod removal;
+mod handover;
 
 use std::io;
 use std::path::PathBuf;
@@ -28,20 +28,20 @@ use tracing::{info, warn};
 
 use crate::drain::Drain;
 use crate::net::accept::Acceptor;
-use crate::node::charge::{Charge, Claim, Link};
-use crate::node::keeper::{Keeper, Ways};
-use crate::node::network::Heirloom;
+use crate::node::handover::{Claim, Link, ServingLock};
+use crate::node::network::InheritedListener;
+use crate::node::reconciler::{Reconciler, ReconcilerConfig};
 use crate::policy::file_poll::POLL_INTERVAL;
 use crate::readiness::BlockReady;
 use ctrlmesh_intercept::Targets;
 
-pub use end::{End, Removal};
 pub use error::NodeError;
-pub use keeper::BySlot;
-pub use pods::{Place, Pod, PodsError, Taker};
-pub use roster::Source;
+pub use pod_list::{CgroupLocation, Pod, PodsError, ServedBy};
+pub use pod_source::Source;
+pub use reconciler::BySlot;
+pub use removal::{Removal, RemovalCheck};
 
-/// How soon it is looked again whose the charge is, where another process has it and cannot be asked.
+/// How soon the serving lock is tried again, while its holder starts or ends.
 const SOON: Duration = Duration::from_millis(10);
 
 /// How long those who have just connected have to ask what they came for: a new connection that ends before is an error
@@ -76,26 +76,22 @@ pub struct Handover {
 
 /// Serves the pods of a node.
 pub struct Node {
-    keeper: Keeper,
+    reconciler: Reconciler,
     removal: Removal,
     handover: Option<Handover>,
     drain: Drain,
 }
 
-/// What a process in charge holds.
-type Held = Option<Charge>;
-
-/// What a process begins with.
+/// What a process takes over from its predecessor.
 #[derive(Default)]
-struct Begun {
-    charge: Held,
-    heirlooms: Vec<Heirloom>,
-    /// The way to the process that was in charge before.
+struct Takeover {
+    serving_lock: Option<ServingLock>,
+    listeners: Vec<InheritedListener>,
     before: Option<Link>,
 }
 
-/// Why a process serves no more.
-enum Why {
+/// Why a process stops serving.
+enum Stop {
     /// Another one does.
     Followed,
     /// Nobody does, and what comes is refused.
@@ -118,49 +114,49 @@ impl Node {
         drain: Drain,
     ) -> Result<Self, NodeError> {
         let Settings { pods, targets, port, state, removal, handover } = settings;
-        let ways = Ways { targets, port, pins: removal.pins.clone(), state };
-        let keeper = Keeper::open(pods, ways, acceptor, served, drain.clone())?;
-        Ok(Self { keeper, removal, handover, drain })
+        let ways = ReconcilerConfig { targets, port, pins: removal.pins.clone(), state };
+        let reconciler = Reconciler::open(pods, ways, acceptor, served, drain.clone())?;
+        Ok(Self { reconciler, removal, handover, drain })
     }
 
     /// Serves until it is `asked` to leave, and what that takes is done; `starting` is dropped once all pods have been
     /// tried, of those that are to be served, or once the process is ready to follow another one.
     pub async fn run(mut self, starting: BlockReady, asked: CancellationToken) {
         let mut starting = Some(starting);
-        let Begun { mut charge, heirlooms, before } = tokio::select! {
-            // Another process is in charge, and stays so.
+        let Takeover { mut serving_lock, listeners, before } = tokio::select! {
+            // Another process serves, and goes on.
             () = asked.cancelled() => return self.removal.if_due().await,
             begun = Box::pin(self.come(&mut starting)) => begun,
         };
-        // Nobody else has the charge from here on: who is asked to leave first serves, and then sees who follows.
-        self.keeper.inherit(heirlooms).await;
+        // This process holds the lock now. If it is asked to leave, it serves first, and then looks for a successor.
+        self.reconciler.inherit(listeners).await;
         if let Some(before) = before {
             // Where it has not waited, it need not know.
             let _gone = before.serves().await;
         }
-        match Box::pin(self.serve(&mut charge, &mut starting, &asked)).await {
-            Why::Followed => {
+        match Box::pin(self.serve(&mut serving_lock, &mut starting, &asked)).await {
+            Stop::Followed => {
                 info!("another process serves the pods of this node now");
-                self.keeper.close();
+                self.reconciler.close();
                 time::sleep(LINGERS).await;
             }
-            Why::Over => self.keeper.close(),
-            Why::Removed => {
-                self.keeper.close();
+            Stop::Over => self.reconciler.close(),
+            Stop::Removed => {
+                self.reconciler.close();
                 self.removal.carry_out();
             }
         }
     }
 
-    /// Waits until this process is in charge. Nothing is lost where it waits no longer.
-    async fn come(&mut self, starting: &mut Option<BlockReady>) -> Begun {
+    /// Waits until this process holds the lock. Cancelling loses nothing.
+    async fn come(&mut self, starting: &mut Option<BlockReady>) -> Takeover {
         let Some(Handover { folder, .. }) = self.handover.clone() else {
-            return Begun::default();
+            return Takeover::default();
         };
         loop {
-            match charge::claim(&folder) {
-                Ok(Claim::Ours(charge)) => {
-                    return Begun { charge: Some(charge), ..Begun::default() };
+            match handover::claim(&folder) {
+                Ok(Claim::Ours(serving_lock)) => {
+                    return Takeover { serving_lock: Some(serving_lock), ..Takeover::default() };
                 }
                 Ok(Claim::Later) => time::sleep(SOON).await,
                 Ok(Claim::Theirs(before)) => {
@@ -180,17 +176,17 @@ impl Node {
     /// Waits for what the process before this one gives; nothing where that has ended without.
     async fn follow(
         &mut self,
-        mut before: charge::Predecessor,
+        mut before: handover::Predecessor,
         starting: &mut Option<BlockReady>,
-    ) -> Option<Begun> {
+    ) -> Option<Takeover> {
         let given = loop {
-            if self.keeper.knows() {
+            if self.reconciler.knows() {
                 drop(starting.take());
             }
             tokio::select! {
                 given = before.gives() => break given,
                 // It is ready as soon as it knows whom it will serve.
-                () = self.keeper.news() => {}
+                () = self.reconciler.news() => {}
             }
         };
         let taken = match given {
@@ -199,9 +195,9 @@ impl Node {
             Err(error) => Err(error),
         };
         match taken {
-            Ok((charge, heirlooms, link)) => {
-                info!(listeners = heirlooms.len(), "follows the process before");
-                Some(Begun { charge: Some(charge), heirlooms, before: Some(link) })
+            Ok((serving_lock, listeners, link)) => {
+                info!(listeners = listeners.len(), "follows the process before");
+                Some(Takeover { serving_lock: Some(serving_lock), listeners, before: Some(link) })
             }
             Err(error) => {
                 warn_of("follow the process that serves the pods")(&error);
@@ -214,53 +210,55 @@ impl Node {
     /// Serves until there is a reason not to.
     async fn serve(
         &mut self,
-        charge: &mut Held,
+        serving_lock: &mut Option<ServingLock>,
         starting: &mut Option<BlockReady>,
         asked: &CancellationToken,
-    ) -> Why {
+    ) -> Stop {
         let drain = self.drain.clone();
         let mut ticks = ticks();
         let mut removed = pin!(self.removal.clone().once_asked(asked.clone()));
         let (mut leaving, mut alone) = (false, pin!(self.patience(asked.clone())));
         loop {
-            if self.keeper.knows() {
+            if self.reconciler.knows() {
                 drop(starting.take());
             }
-            if leaving && self.gives(charge).await {
-                return Why::Followed;
+            if leaving && self.gives(serving_lock).await {
+                return Stop::Followed;
             }
             tokio::select! {
                 biased;
                 // Shutdown, without being asked to leave.
-                () = drain.started() => return Why::Over,
+                () = drain.started() => return Stop::Over,
                 gone = &mut removed, if !leaving => {
                     if gone {
-                        return Why::Removed;
+                        return Stop::Removed;
                     }
-                    if charge.is_none() {
-                        return Why::Over;
+                    if serving_lock.is_none() {
+                        return Stop::Over;
                     }
                     leaving = true;
                 }
                 () = &mut alone, if leaving => {
                     info!("no other process has come to serve the pods of this node");
-                    return if self.removal.is_due().await { Why::Removed } else { Why::Over };
+                    return if self.removal.is_due().await { Stop::Removed } else { Stop::Over };
                 }
-                _ = ticks.tick() => self.keeper.look(),
-                () = self.keeper.news() => {}
-                () = attend(charge) => {}
+                _ = ticks.tick() => self.reconciler.look(),
+                () = self.reconciler.news() => {}
+                () = attend(serving_lock) => {}
             }
-            self.keeper.pass().await;
+            self.reconciler.pass().await;
         }
     }
 
     /// Gives everything to the process that waits to follow, where there is one; gives whether that has it now.
-    async fn gives(&self, charge: &mut Held) -> bool {
-        let Some(charge) = charge.as_mut().filter(|charge| charge.has_successor()) else {
+    async fn gives(&self, serving_lock: &mut Option<ServingLock>) -> bool {
+        let Some(serving_lock) =
+            serving_lock.as_mut().filter(|serving_lock| serving_lock.has_successor())
+        else {
             return false;
         };
-        let given = match self.keeper.heirlooms() {
-            Ok(heirlooms) => charge.give(heirlooms).await,
+        let given = match self.reconciler.listeners() {
+            Ok(listeners) => serving_lock.give(listeners).await,
             Err(error) => Err(error),
         };
         given.inspect_err(warn_of("give the pods to the process that follows")).is_ok()
@@ -283,9 +281,9 @@ impl std::fmt::Debug for Node {
 }
 
 /// Lets in who follows, where somebody may.
-async fn attend(charge: &mut Held) {
-    let Some(charge) = charge else { return std::future::pending().await };
-    if let Err(error) = charge.attend().await {
+async fn attend(serving_lock: &mut Option<ServingLock>) {
+    let Some(serving_lock) = serving_lock else { return std::future::pending().await };
+    if let Err(error) = serving_lock.attend().await {
         warn_of("let in who follows")(&error);
         time::sleep(POLL_INTERVAL).await;
     }

@@ -1,10 +1,10 @@
-//! What can stand in a node's or a pod's way?
+//! Errors of a node and of its pods.
 
 use std::io;
 
 use thiserror::Error;
 
-use super::pods::PodsError;
+use super::pod_list::PodsError;
 use crate::policy::LoadError;
 
 /// Why a node cannot be served.
@@ -15,15 +15,15 @@ pub enum NodeError {
     Intercept(#[from] ctrlmesh_intercept::Error),
     /// There is no thread that says that we live.
     #[error("start the thread that beats")]
-    Pulse(#[source] io::Error),
+    Heartbeat(#[source] io::Error),
     /// There is no list of pods.
     #[error("read which pods to serve")]
     Pods(#[from] PodsError),
 }
 
-/// Why a pod has to wait.
+/// Why a pod is not served yet.
 #[derive(Debug, Error)]
-pub(super) enum Reservation {
+pub(super) enum NotServed {
     #[error("attach it in the kernel")]
     Intercept(#[from] ctrlmesh_intercept::Error),
     #[error("read its policy")]

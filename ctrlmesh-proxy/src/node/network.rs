@@ -1,4 +1,4 @@
-//! Where do the redirected connections of a pod arrive?
+//! Listens in the network namespaces of pods.
 //!
 //! At one socket in each network namespace: pods that share the host's share its socket. A connection names its pod by
 //! an address that any process of the namespace can dial, so a socket takes only the pods of its own namespace.
@@ -36,7 +36,7 @@ pub(super) struct Networks {
     pub(super) drain: Drain,
     pub(super) open: HashMap<NetworkId, Network>,
     /// What the process before this one listened with, and nobody has asked for yet.
-    pub(super) inherited: HashMap<NetworkId, Heirloom>,
+    pub(super) inherited: HashMap<NetworkId, InheritedListener>,
 }
 
 /// One network namespace's socket; it closes when this is dropped.
@@ -52,7 +52,7 @@ pub(super) struct Network {
 }
 
 /// A socket that goes from one process to the next.
-pub(super) struct Heirloom {
+pub(super) struct InheritedListener {
     pub(super) network: NetworkId,
     pub(super) port: u16,
     /// Pods whose connections the kernel sends there.
@@ -99,7 +99,7 @@ impl Networks {
             Entry::Vacant(vacant) => {
                 let inherited = self.inherited.remove(&id).filter(|one| one.port == self.port);
                 let (listener, known) = match inherited {
-                    Some(Heirloom { listener, slots, .. }) => (listener, slots),
+                    Some(InheritedListener { listener, slots, .. }) => (listener, slots),
                     None => (listener::outbound(&Namespace::open(file)?, self.port)?, Vec::new()),
                 };
                 vacant.insert(Network::open(listener, known)?)
@@ -123,13 +123,13 @@ impl Networks {
     }
 
     /// What the next process is to listen with.
-    pub(super) fn heirlooms(&self) -> io::Result<Vec<Heirloom>> {
-        let heirloom = |(id, network): (&NetworkId, &Network)| {
+    pub(super) fn listeners(&self) -> io::Result<Vec<InheritedListener>> {
+        let inherited = |(id, network): (&NetworkId, &Network)| {
             let pods = read(&network.pods).clone();
             let (slots, listener) = (pods.into_iter().collect(), network.listener.try_clone()?);
-            Ok(Heirloom { network: *id, port: self.port, slots, listener })
+            Ok(InheritedListener { network: *id, port: self.port, slots, listener })
         };
-        self.open.iter().map(heirloom).collect()
+        self.open.iter().map(inherited).collect()
     }
 
     /// Takes no more connections of a pod; a socket without pods closes.

@@ -1,11 +1,10 @@
-//! Which process of a node is in charge of its pods, and how does the next one come to be?
+//! Hands the pods of a node over from one process to the next.
 //!
-//! In charge is who holds a lock in a folder. Who comes while another one is in charge waits at a socket in that folder,
-//! and is given everything at once when the other one ends: the lock, the socket itself, and the sockets at which the
-//! pods' connections arrive. So there is no moment at which nobody listens, whatever either of them does; and a process
-//! that dies, dies with its lock, so that who waits is in charge without being told.
+//! The process that holds a lock file serves. The next process connects to the handover socket in the same folder, and
+//! waits. When the first one ends, it sends the lock, the handover socket, and the listeners of all pods at once. So at
+//! every moment some process listens. The kernel releases the lock of a process that dies, and a waiting one takes it.
 //!
-//! Sockets are given as the kernel lets them be (`SCM_RIGHTS`), each in a packet that says in JSON what it is.
+//! Sockets are sent by `SCM_RIGHTS`, each in a packet that says in JSON what it is.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -28,10 +27,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time;
 use tracing::{debug, info};
 
-use super::network::{Heirloom, NetworkId};
+use super::network::{InheritedListener, NetworkId};
 use ctrlmesh_intercept::Slot;
 
-/// What is said. A version that another process does not know it does not take.
+/// The protocol version. A process refuses another version.
 const VERSION: u32 = 1;
 
 /// How long a successor may take to say that it has everything. Until then we serve.
@@ -51,62 +50,68 @@ const MAX_SOCKETS: usize = 2;
 const BACKLOG: i32 = 8;
 
 /// The right to serve the node's pods.
-pub(super) struct Charge {
+pub(super) struct ServingLock {
     lock: OwnedFd,
-    door: UnixListener,
+    handover_socket: UnixListener,
     successor: Option<Link>,
 }
 
 /// Whether it is ours.
 pub(super) enum Claim {
-    Ours(Charge),
+    Ours(ServingLock),
     /// Another process has it, and will give it.
     Theirs(Predecessor),
     /// Another process begins or ends at this very moment.
     Later,
 }
 
-/// The process that is in charge, and what it has given so far.
+/// The process that serves, and what it has sent so far.
 pub(super) struct Predecessor {
     link: Link,
-    charge: Option<(OwnedFd, OwnedFd)>,
-    heirlooms: Vec<Heirloom>,
+    serving_lock: Option<(OwnedFd, OwnedFd)>,
+    listeners: Vec<InheritedListener>,
 }
 
 /// One process on the way to another.
 pub(super) struct Link(UnixStream);
 
-/// What a packet says.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(tag = "is", rename_all = "camelCase")]
-enum Said {
-    /// With it go the lock and the door.
-    Charge { version: u32 },
-    /// With it goes a socket, which takes the connections of the pods in these slots.
-    Listener { device: u64, inode: u64, port: u16, slots: Vec<u16> },
-    /// That was all.
+enum Message {
+    /// Carries the lock and the handover socket.
+    #[serde(rename = "charge")]
+    Lock {
+        version: u32,
+    },
+    /// Carries the listener of the pods in these slots.
+    Listener {
+        device: u64,
+        inode: u64,
+        port: u16,
+        slots: Vec<u16>,
+    },
     Last,
-    /// The answer: all of it arrived.
+    /// Everything arrived.
     Taken,
-    /// The last word: who took it serves.
+    /// The successor serves.
     Serves,
 }
 
-/// Looks whose the charge is that `folder` stands for, and takes it where it is nobody's.
+/// Takes the lock in `folder` if it is free, or connects to the process that holds it.
 pub(super) fn claim(folder: &Path) -> io::Result<Claim> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let mut options = File::options();
     let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let lock = options.open(folder.join("lock"))?;
-    let door = folder.join("socket");
+    let handover_socket = folder.join("socket");
     match lock.try_lock() {
-        Ok(()) => Charge::open(lock.into(), &door).map(Claim::Ours),
+        Ok(()) => ServingLock::open(lock.into(), &handover_socket).map(Claim::Ours),
         Err(TryLockError::Error(error)) => Err(error),
-        Err(TryLockError::WouldBlock) => match knock(&door) {
+        Err(TryLockError::WouldBlock) => match connect(&handover_socket) {
             Ok(link) => {
-                let (charge, heirlooms) = (None, Vec::new());
+                let (serving_lock, listeners) = (None, Vec::new());
                 let link = Link(UnixStream::from_std(link.into())?);
-                Ok(Claim::Theirs(Predecessor { link, charge, heirlooms }))
+                Ok(Claim::Theirs(Predecessor { link, serving_lock, listeners }))
             }
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => Ok(Claim::Later),
             Err(errno) => Err(errno.into()),
@@ -114,25 +119,25 @@ pub(super) fn claim(folder: &Path) -> io::Result<Claim> {
     }
 }
 
-// === impl Charge ===
+// === impl ServingLock ===
 
-impl Charge {
-    fn open(lock: OwnedFd, door: &PathBuf) -> io::Result<Self> {
+impl ServingLock {
+    fn open(lock: OwnedFd, handover_socket: &PathBuf) -> io::Result<Self> {
         // Of a process that is gone: nobody else could make it while we hold the lock.
-        if let Err(error) = fs::remove_file(door)
+        if let Err(error) = fs::remove_file(handover_socket)
             && error.kind() != io::ErrorKind::NotFound
         {
             return Err(error);
         }
         let socket = socket()?;
-        net::bind(&socket, &SocketAddrUnix::new(door)?)?;
+        net::bind(&socket, &SocketAddrUnix::new(handover_socket)?)?;
         net::listen(&socket, BACKLOG)?;
-        Ok(Self { lock, door: listener(socket)?, successor: None })
+        Ok(Self { lock, handover_socket: unix_listener(socket)?, successor: None })
     }
 
     /// Lets a process in that is to follow this one; completes when one came. The last that came is the one.
     pub(super) async fn attend(&mut self) -> io::Result<()> {
-        let (accepted, _) = self.door.accept().await?;
+        let (accepted, _) = self.handover_socket.accept().await?;
         if accepted.peer_cred()?.uid() == Uid::effective().as_raw() {
             info!("another process waits to follow this one");
             self.successor = Some(Link(accepted));
@@ -149,16 +154,16 @@ impl Charge {
     /// are to be dropped.
     ///
     /// # Errors
-    /// Where it does not take them, or dies before it serves: then this process is in charge, and whoever comes next is
-    /// given everything anew.
-    pub(super) async fn give(&mut self, heirlooms: Vec<Heirloom>) -> io::Result<()> {
+    /// Where it does not take them, or dies before it serves: then this process serves on, and the next successor
+    /// gets everything anew.
+    pub(super) async fn give(&mut self, listeners: Vec<InheritedListener>) -> io::Result<()> {
         let Some(successor) = self.successor.take() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        let given = time::timeout(TAKEN_WITHIN, self.hand(&successor, heirlooms)).await;
+        let given = time::timeout(TAKEN_WITHIN, self.hand(&successor, listeners)).await;
         given.map_err(|_elapsed| io::Error::from(io::ErrorKind::TimedOut)).flatten()?;
         match time::timeout(SERVED_WITHIN, successor.receive()).await {
-            Ok(Ok(Some((Said::Serves, _)))) => Ok(()),
+            Ok(Ok(Some((Message::Serves, _)))) => Ok(()),
             // The lock is still ours, too, and so are all sockets.
             Ok(Ok(_)) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(Err(error)) => Err(error),
@@ -169,17 +174,19 @@ impl Charge {
         }
     }
 
-    async fn hand(&self, successor: &Link, heirlooms: Vec<Heirloom>) -> io::Result<()> {
-        let charge = Said::Charge { version: VERSION };
-        successor.send(&charge, &[self.lock.as_fd(), self.door.as_fd()]).await?;
-        for Heirloom { network: NetworkId { device, inode }, port, slots, listener } in heirlooms {
+    async fn hand(&self, successor: &Link, listeners: Vec<InheritedListener>) -> io::Result<()> {
+        let serving_lock = Message::Lock { version: VERSION };
+        successor.send(&serving_lock, &[self.lock.as_fd(), self.handover_socket.as_fd()]).await?;
+        for InheritedListener { network: NetworkId { device, inode }, port, slots, listener } in
+            listeners
+        {
             let slots = slots.iter().map(|slot| slot.get()).collect();
-            let said = Said::Listener { device, inode, port, slots };
-            successor.send(&said, &[listener.as_fd()]).await?;
+            let message = Message::Listener { device, inode, port, slots };
+            successor.send(&message, &[listener.as_fd()]).await?;
         }
-        successor.send(&Said::Last, &[]).await?;
+        successor.send(&Message::Last, &[]).await?;
         match successor.receive().await? {
-            Some((Said::Taken, _)) => Ok(()),
+            Some((Message::Taken, _)) => Ok(()),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
@@ -192,33 +199,34 @@ impl Predecessor {
     /// this is dropped is not lost.
     pub(super) async fn gives(&mut self) -> io::Result<bool> {
         loop {
-            let Some((said, mut sockets)) = self.link.receive().await? else { return Ok(false) };
-            match (said, sockets.pop(), sockets.pop()) {
-                (Said::Charge { version: VERSION }, Some(door), Some(lock)) => {
-                    self.charge = Some((lock, door));
+            let Some((message, mut sockets)) = self.link.receive().await? else { return Ok(false) };
+            match (message, sockets.pop(), sockets.pop()) {
+                (Message::Lock { version: VERSION }, Some(handover_socket), Some(lock)) => {
+                    self.serving_lock = Some((lock, handover_socket));
                 }
-                (Said::Listener { device, inode, port, slots }, Some(socket), None) => {
+                (Message::Listener { device, inode, port, slots }, Some(socket), None) => {
                     let network = NetworkId { device, inode };
                     let slots = slots.into_iter().map(Slot::new).collect();
                     let listener = TcpListener::from(socket);
-                    self.heirlooms.push(Heirloom { network, port, slots, listener });
+                    self.listeners.push(InheritedListener { network, port, slots, listener });
                 }
-                (Said::Last, None, None) if self.charge.is_some() => return Ok(true),
-                (said, ..) => {
-                    let unknown = format!("{said:?} is not understood");
+                (Message::Last, None, None) if self.serving_lock.is_some() => return Ok(true),
+                (message, ..) => {
+                    let unknown = format!("{message:?} is not understood");
                     return Err(io::Error::new(io::ErrorKind::InvalidData, unknown));
                 }
             }
         }
     }
 
-    /// Takes what was given, and says so. Over the link it is to be said when the pods are served.
-    pub(super) async fn take(self) -> io::Result<(Charge, Vec<Heirloom>, Link)> {
-        let Self { link, charge, heirlooms } = self;
-        let (lock, door) = charge.ok_or(io::ErrorKind::InvalidData)?;
-        let charge = Charge { lock, door: listener(door)?, successor: None };
-        link.send(&Said::Taken, &[]).await?;
-        Ok((charge, heirlooms, link))
+    /// Takes what was sent, and confirms it. [`Link::serves`] is called once the pods are served.
+    pub(super) async fn take(self) -> io::Result<(ServingLock, Vec<InheritedListener>, Link)> {
+        let Self { link, serving_lock, listeners } = self;
+        let (lock, handover_socket) = serving_lock.ok_or(io::ErrorKind::InvalidData)?;
+        let serving_lock =
+            ServingLock { lock, handover_socket: unix_listener(handover_socket)?, successor: None };
+        link.send(&Message::Taken, &[]).await?;
+        Ok((serving_lock, listeners, link))
     }
 }
 
@@ -227,11 +235,11 @@ impl Predecessor {
 impl Link {
     /// Says to the process before this one that it is needed no more.
     pub(super) async fn serves(self) -> io::Result<()> {
-        self.send(&Said::Serves, &[]).await
+        self.send(&Message::Serves, &[]).await
     }
 
-    async fn send(&self, said: &Said, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let bytes = serde_json::to_vec(said)?;
+    async fn send(&self, message: &Message, sockets: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = serde_json::to_vec(message)?;
         let send = || {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -246,7 +254,7 @@ impl Link {
     }
 
     /// The next packet; nothing where the other process has closed the connection, or is gone.
-    async fn receive(&self) -> io::Result<Option<(Said, Vec<OwnedFd>)>> {
+    async fn receive(&self) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
         match self.0.async_io(Interest::READABLE, || receive(&self.0)).await {
             // It never got to let us in.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
@@ -255,7 +263,7 @@ impl Link {
     }
 }
 
-fn receive(socket: &UnixStream) -> io::Result<Option<(Said, Vec<OwnedFd>)>> {
+fn receive(socket: &UnixStream) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -268,17 +276,17 @@ fn receive(socket: &UnixStream) -> io::Result<Option<(Said, Vec<OwnedFd>)>> {
     let sockets: Vec<OwnedFd> = sockets.flatten().collect();
     match bytes.get(..message.bytes) {
         None | Some([]) => Ok(None),
-        Some(said) => Ok(Some((serde_json::from_slice(said)?, sockets))),
+        Some(message) => Ok(Some((serde_json::from_slice(message)?, sockets))),
     }
 }
 
-fn listener(socket: OwnedFd) -> io::Result<UnixListener> {
+fn unix_listener(socket: OwnedFd) -> io::Result<UnixListener> {
     UnixListener::from_std(socket.into())
 }
 
-fn knock(door: &PathBuf) -> Result<OwnedFd, Errno> {
+fn connect(handover_socket: &PathBuf) -> Result<OwnedFd, Errno> {
     let socket = socket()?;
-    net::connect(&socket, &SocketAddrUnix::new(door)?)?;
+    net::connect(&socket, &SocketAddrUnix::new(handover_socket)?)?;
     Ok(socket)
 }
 
@@ -293,9 +301,9 @@ mod tests {
 
     use super::*;
 
-    fn ours(folder: &Path) -> Charge {
+    fn ours(folder: &Path) -> ServingLock {
         match claim(folder).unwrap() {
-            Claim::Ours(charge) => charge,
+            Claim::Ours(serving_lock) => serving_lock,
             Claim::Theirs(_) | Claim::Later => panic!("it is another's"),
         }
     }
@@ -307,80 +315,85 @@ mod tests {
         }
     }
 
-    fn heirloom(slots: &[u16]) -> Heirloom {
+    fn inherited(slots: &[u16]) -> InheritedListener {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let network = NetworkId { device: 1, inode: u64::from(port) };
-        Heirloom { network, port, slots: slots.iter().copied().map(Slot::new).collect(), listener }
+        InheritedListener {
+            network,
+            port,
+            slots: slots.iter().copied().map(Slot::new).collect(),
+            listener,
+        }
     }
 
     #[tokio::test]
     async fn everything_goes_from_one_to_the_next_and_on_to_a_third() {
         let folder = TempDir::new().unwrap();
-        let mut charge = ours(folder.path());
+        let mut serving_lock = ours(folder.path());
         // As many as a node may have.
         let slots: Vec<u16> = (0..4096).collect();
-        let mut heirlooms: Vec<_> = (0..300).map(|_| heirloom(&[7])).collect();
-        heirlooms.push(heirloom(&slots));
+        let mut listeners: Vec<_> = (0..300).map(|_| inherited(&[7])).collect();
+        listeners.push(inherited(&slots));
         for _ in 0..2 {
             let mut next = theirs(folder.path());
-            charge.attend().await.unwrap();
-            let ports: Vec<u16> = heirlooms.iter().map(|one| one.port).collect();
-            let (given, taken) = tokio::join!(charge.give(heirlooms), async {
+            serving_lock.attend().await.unwrap();
+            let ports: Vec<u16> = listeners.iter().map(|one| one.port).collect();
+            let (given, taken) = tokio::join!(serving_lock.give(listeners), async {
                 assert!(next.gives().await.unwrap());
-                let (charge, sockets, link) = next.take().await.unwrap();
+                let (serving_lock, sockets, link) = next.take().await.unwrap();
                 link.serves().await.unwrap();
-                (charge, sockets)
+                (serving_lock, sockets)
             });
             given.unwrap();
             let (received, sockets) = taken;
-            charge = received;
+            serving_lock = received;
             for (socket, port) in sockets.iter().zip(&ports) {
                 assert_eq!(socket.listener.local_addr().unwrap().port(), *port);
             }
             assert_eq!(sockets.len(), ports.len());
             assert_eq!(sockets.last().unwrap().slots.len(), slots.len());
-            heirlooms = sockets;
+            listeners = sockets;
         }
     }
 
     #[tokio::test]
-    async fn who_does_not_take_it_leaves_it_and_who_is_gone_leaves_nothing() {
+    async fn a_successor_that_fails_leaves_the_lock_with_its_holder() {
         let folder = TempDir::new().unwrap();
-        let mut charge = ours(folder.path());
+        let mut serving_lock = ours(folder.path());
         drop(theirs(folder.path()));
-        charge.attend().await.unwrap();
-        assert!(charge.give(vec![heirloom(&[1])]).await.is_err());
-        assert!(!charge.has_successor());
+        serving_lock.attend().await.unwrap();
+        assert!(serving_lock.give(vec![inherited(&[1])]).await.is_err());
+        assert!(!serving_lock.has_successor());
         let mut next = theirs(folder.path());
-        drop(charge);
+        drop(serving_lock);
         assert!(!next.gives().await.unwrap());
         drop(ours(folder.path()));
     }
 
     #[tokio::test]
-    async fn who_takes_everything_and_dies_before_it_serves_leaves_the_one_before_in_charge() {
+    async fn a_successor_that_dies_early_leaves_the_lock_with_its_holder() {
         let folder = TempDir::new().unwrap();
-        let mut charge = ours(folder.path());
+        let mut serving_lock = ours(folder.path());
         let mut next = theirs(folder.path());
-        charge.attend().await.unwrap();
-        let (given, ()) = tokio::join!(charge.give(vec![heirloom(&[1])]), async {
+        serving_lock.attend().await.unwrap();
+        let (given, ()) = tokio::join!(serving_lock.give(vec![inherited(&[1])]), async {
             assert!(next.gives().await.unwrap());
             drop(next.take().await.unwrap());
         });
         assert!(given.is_err());
-        // Whoever comes after it is let in by the same door, and given everything.
+        // The next one connects to the same socket, and gets everything.
         let mut last = theirs(folder.path());
-        charge.attend().await.unwrap();
-        let (given, received) = tokio::join!(charge.give(vec![heirloom(&[1])]), async {
+        serving_lock.attend().await.unwrap();
+        let (given, received) = tokio::join!(serving_lock.give(vec![inherited(&[1])]), async {
             assert!(last.gives().await.unwrap());
-            let (charge, sockets, link) = last.take().await.unwrap();
+            let (serving_lock, sockets, link) = last.take().await.unwrap();
             link.serves().await.unwrap();
             assert_eq!(sockets.len(), 1);
-            charge
+            serving_lock
         });
         given.unwrap();
-        drop(charge);
+        drop(serving_lock);
         assert!(matches!(claim(folder.path()).unwrap(), Claim::Theirs(_)));
         drop(received);
         drop(ours(folder.path()));
@@ -389,11 +402,14 @@ mod tests {
     #[tokio::test]
     async fn a_version_that_is_not_known_is_not_taken() {
         let folder = TempDir::new().unwrap();
-        let charge = ours(folder.path());
+        let serving_lock = ours(folder.path());
         let mut next = theirs(folder.path());
-        let (accepted, _) = charge.door.accept().await.unwrap();
-        let said = Said::Charge { version: VERSION + 1 };
-        Link(accepted).send(&said, &[charge.lock.as_fd(), charge.door.as_fd()]).await.unwrap();
+        let (accepted, _) = serving_lock.handover_socket.accept().await.unwrap();
+        let message = Message::Lock { version: VERSION + 1 };
+        Link(accepted)
+            .send(&message, &[serving_lock.lock.as_fd(), serving_lock.handover_socket.as_fd()])
+            .await
+            .unwrap();
         assert!(next.gives().await.unwrap_err().to_string().contains("not understood"));
         assert!(next.take().await.is_err());
     }

@@ -1,4 +1,4 @@
-//! Is this process ended for another in its place, or is ctrlmesh removed?
+//! Finds out whether ctrlmesh is removed, and then takes everything out of the kernel.
 //!
 //! An update must let nothing pass, so what is attached stays attached, and refuses what no process serves. When the
 //! DaemonSet or its namespace goes, nobody will serve it: then the pods are let go of. The API server says which of both
@@ -19,8 +19,8 @@ use tokio::time::{self, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::ask::{Asker, MAX_BYTES};
-use super::keeper::OWNER;
+use super::api_client::{ApiClient, MAX_BYTES};
+use super::reconciler::OWNER;
 use crate::drain::Drain;
 use crate::net::tls::trust::Trust;
 use crate::policy::PodName;
@@ -44,7 +44,7 @@ const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;
 
 /// Who can say which it is.
 #[derive(Clone, Debug)]
-pub struct End {
+pub struct RemovalCheck {
     target: Target,
     trust: Arc<Trust>,
     token: PathBuf,
@@ -59,7 +59,7 @@ pub struct Removal {
     /// Folder of the kernel's pins.
     pub pins: PathBuf,
     /// Who says whether this process ends for good; without it, another one follows.
-    pub end: Option<End>,
+    pub end: Option<RemovalCheck>,
 }
 
 // === impl Removal ===
@@ -99,9 +99,9 @@ impl Removal {
     }
 }
 
-// === impl End ===
+// === impl RemovalCheck ===
 
-impl End {
+impl RemovalCheck {
     /// Of a DaemonSet, as the API server says it to the account of a token.
     pub fn new(target: Target, trust: Arc<Trust>, token: PathBuf, daemon_set: PodName) -> Self {
         Self { target, trust, token, daemon_set, going: Arc::default() }
@@ -190,8 +190,8 @@ impl End {
             .await
     }
 
-    fn asker(&self) -> Asker<'_> {
-        Asker { target: &self.target, trust: &self.trust, token: &self.token }
+    fn asker(&self) -> ApiClient<'_> {
+        ApiClient { target: &self.target, trust: &self.trust, token: &self.token }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Has a pod or a container come, or gone?
+//! Watches the kubelet's cgroups for pods and containers that come and go.
 //!
 //! The kernel tells of folders that are made and removed in the kubelet's part of the cgroup tree, as either driver lays
 //! it out (`cgroup.rs`): the part itself, the classes in it, the pods in those; what is in a container is its own affair.
@@ -24,7 +24,7 @@ const CHANGES: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_DONT_FOLLOW);
 
 /// What the kernel tells.
-pub(super) struct Arrivals {
+pub(super) struct CgroupWatch {
     mount: PathBuf,
     told: Option<Told>,
     folders: HashMap<WatchDescriptor, PathBuf>,
@@ -35,9 +35,9 @@ struct Told {
     events: UnboundedReceiver<Vec<InotifyEvent>>,
 }
 
-// === impl Arrivals ===
+// === impl CgroupWatch ===
 
-impl Arrivals {
+impl CgroupWatch {
     /// Begins to watch the cgroups below `mount`.
     pub(super) fn new(mount: &Path) -> Self {
         let told = Told::begin().inspect_err(|error| {
@@ -131,7 +131,7 @@ impl Told {
         let (sender, events) = mpsc::unbounded_channel();
         let reading = inotify.clone();
         thread::Builder::new()
-            .name("arrivals".to_owned())
+            .name("cgroup_watch".to_owned())
             .spawn(move || read(&reading, &sender))?;
         Ok(Self { inotify, events })
     }
@@ -188,8 +188,8 @@ mod tests {
 
     const UID: &str = "4b2f7a1e-93c1-4f6e-9d61-0f4b6f1f2a3b";
 
-    async fn told(arrivals: &mut Arrivals) {
-        time::timeout(Duration::from_secs(30), arrivals.news()).await.expect("to be told");
+    async fn told(cgroup_watch: &mut CgroupWatch) {
+        time::timeout(Duration::from_secs(30), cgroup_watch.news()).await.expect("to be told");
     }
 
     async fn is_seen(class: &str, pod: &str, container: &str) {
@@ -197,27 +197,33 @@ mod tests {
         fs::create_dir_all(root.path().join("system.slice/ssh.service")).unwrap();
         let class = root.path().join(class);
         fs::create_dir_all(&class).unwrap();
-        let mut arrivals = Arrivals::new(root.path());
-        assert!(!arrivals.is_blind());
+        let mut cgroup_watch = CgroupWatch::new(root.path());
+        assert!(!cgroup_watch.is_blind());
         // A pod that was there with its container before it was watched, and one that was not.
         let pod = class.join(pod);
         fs::create_dir_all(pod.join(container)).unwrap();
-        told(&mut arrivals).await;
-        assert!(arrivals.folders.values().any(|folder| *folder == pod), "{:?}", arrivals.folders);
+        told(&mut cgroup_watch).await;
+        assert!(
+            cgroup_watch.folders.values().any(|folder| *folder == pod),
+            "{:?}",
+            cgroup_watch.folders
+        );
         fs::create_dir(pod.join("another")).unwrap();
-        told(&mut arrivals).await;
-        assert!(arrivals.folders.values().all(|folder| !folder.starts_with(pod.join(container))));
-        let watched = arrivals.folders.len();
+        told(&mut cgroup_watch).await;
+        assert!(
+            cgroup_watch.folders.values().all(|folder| !folder.starts_with(pod.join(container)))
+        );
+        let watched = cgroup_watch.folders.len();
         fs::remove_dir(pod.join("another")).unwrap();
         fs::remove_dir(pod.join(container)).unwrap();
         fs::remove_dir(&pod).unwrap();
-        while arrivals.folders.len() == watched {
-            told(&mut arrivals).await;
+        while cgroup_watch.folders.len() == watched {
+            told(&mut cgroup_watch).await;
         }
     }
 
     #[tokio::test]
-    async fn a_pod_and_its_containers_are_seen_to_come_and_go_under_both_drivers() {
+    async fn pods_and_containers_are_seen_under_both_drivers() {
         is_seen("kubepods/burstable", &format!("pod{UID}"), "7c1f0e9d").await;
         let uid = UID.replace('-', "_");
         let pod = format!("kubepods-burstable-pod{uid}.slice");
@@ -235,10 +241,10 @@ mod tests {
     #[tokio::test]
     async fn a_kubelet_that_comes_later_is_found_by_looking() {
         let root = TempDir::new().unwrap();
-        let mut arrivals = Arrivals::new(root.path());
-        assert!(arrivals.is_blind());
+        let mut cgroup_watch = CgroupWatch::new(root.path());
+        assert!(cgroup_watch.is_blind());
         fs::create_dir_all(root.path().join("kubepods/besteffort")).unwrap();
-        arrivals.find();
-        assert_eq!(arrivals.folders.len(), 2);
+        cgroup_watch.find();
+        assert_eq!(cgroup_watch.folders.len(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! How is the API server asked something, by ourselves and not for an operator?
+//! Asks the API server on behalf of the proxy itself.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub(super) const MAX_BYTES: usize = 1024 * 1024;
 
 /// Whom to ask, and as whom.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asker<'a> {
+pub(super) struct ApiClient<'a> {
     pub(super) target: &'a Target,
     /// Whom to believe to be it.
     pub(super) trust: &'a Trust,
@@ -26,9 +26,9 @@ pub(super) struct Asker<'a> {
     pub(super) token: &'a Path,
 }
 
-// === impl Asker ===
+// === impl ApiClient ===
 
-impl Asker<'_> {
+impl ApiClient<'_> {
     /// What it answers, whole.
     pub(super) async fn get(self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         self.with(path, "application/json", async |response| {

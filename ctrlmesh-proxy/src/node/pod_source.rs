@@ -1,4 +1,4 @@
-//! Who says which pods are to be served?
+//! Reads the list of pods from a file or from the manager.
 //!
 //! A file, or the manager. What neither of them has said yet is no reason to let go of a pod that a former process was
 //! told to serve: its links are there still, and refuse what would otherwise pass.
@@ -11,8 +11,8 @@ use ctrlmesh_common::policy::Redirect;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::error::Reservation;
-use super::pods::{self, Place, Pod, PodsError, Taker};
+use super::error::NotServed;
+use super::pod_list::{self, CgroupLocation, Pod, PodsError, ServedBy};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::policy::file_poll::FilePoll;
@@ -30,14 +30,14 @@ pub enum Source {
 
 /// What is said, as it changes.
 #[derive(Debug)]
-pub(super) enum Roster {
+pub(super) enum PodSource {
     File(FilePoll),
     Manager(Followed),
 }
 
-// === impl Roster ===
+// === impl PodSource ===
 
-impl Roster {
+impl PodSource {
     /// The first list.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Roster {
     pub(super) fn open(source: Source) -> Result<(Self, Vec<Pod>), PodsError> {
         match source {
             Source::File(file) => {
-                let first = pods::load(&file)?;
+                let first = pod_list::load(&file)?;
                 Ok((Self::File(FilePoll::new(file)), first))
             }
             Source::Manager(mut followed) => {
@@ -59,7 +59,7 @@ impl Roster {
     /// The list, where it may have changed since.
     pub(super) fn changed(&mut self) -> Option<Result<Vec<Pod>, PodsError>> {
         match self {
-            Self::File(watched) => watched.changed().then(|| pods::load(watched.file())),
+            Self::File(watched) => watched.changed().then(|| pod_list::load(watched.file())),
             Self::Manager(followed) => {
                 let changed = followed.told.has_changed().unwrap_or_default();
                 changed.then(|| Ok(of(&followed.told.borrow_and_update())))
@@ -114,11 +114,11 @@ impl Roster {
         metrics: &Arc<Metrics>,
         drain: &Drain,
         gone: &CancellationToken,
-    ) -> Result<Current, Reservation> {
+    ) -> Result<Current, NotServed> {
         if let Self::Manager(followed) = self {
             let told: watch::Receiver<Arc<Told>> = followed.told.clone();
             let policy = subscription::policy_now(pod.name.clone(), told, metrics, drain, gone);
-            return policy.ok_or(Reservation::Untold);
+            return policy.ok_or(NotServed::Untold);
         }
         let name = pod.name.to_string();
         Ok(policy::enforce(pod.policy.clone(), name, metrics, drain, gone.clone())?)
@@ -129,19 +129,19 @@ impl Roster {
 fn of(told: &Told) -> Vec<Pod> {
     let pods = told.iter().filter_map(|(name, held)| {
         let container = held.policy.container.clone();
-        let taker = match held.policy.redirect {
-            Redirect::Node => Taker::Node,
-            Redirect::Sidecar => Taker::Sidecar { container },
+        let served_by = match held.policy.redirect {
+            Redirect::Node => ServedBy::Node,
+            Redirect::Sidecar => ServedBy::Sidecar { container },
             Redirect::Nowhere => return None,
         };
         Some(Pod {
             name: name.clone(),
-            place: Place::Uid(held.uid.clone()),
+            place: CgroupLocation::Uid(held.uid.clone()),
             except: Vec::new(),
             network: None,
             fail_open: held.policy.fail_open,
             policy: None,
-            taker,
+            served_by,
         })
     });
     pods.collect()
@@ -168,8 +168,9 @@ mod tests {
             (name("b"), held(Redirect::Nowhere, None)),
             (name("c"), held(Redirect::Sidecar, Some("7c1f"))),
         ]);
-        let takers: Vec<_> = of(&told).into_iter().map(|pod| (pod.name.name, pod.taker)).collect();
-        let sidecar = Taker::Sidecar { container: Some("7c1f".to_owned()) };
-        assert_eq!(takers, [("a".to_owned(), Taker::Node), ("c".to_owned(), sidecar)]);
+        let takers: Vec<_> =
+            of(&told).into_iter().map(|pod| (pod.name.name, pod.served_by)).collect();
+        let sidecar = ServedBy::Sidecar { container: Some("7c1f".to_owned()) };
+        assert_eq!(takers, [("a".to_owned(), ServedBy::Node), ("c".to_owned(), sidecar)]);
     }
 }

@@ -1,4 +1,4 @@
-//! Who says that this process lives, while it is busy?
+//! Sends heartbeats for pods from a thread of its own.
 //!
 //! A thread of its own: the one that accepts connections attaches pods too, and waits for other loaders at times, which
 //! would silence it for all pods. It beats only for as long as that thread comes round, so that one that hangs is found
@@ -24,7 +24,7 @@ use ctrlmesh_intercept::Slot;
 const LEASH: Duration = Duration::from_secs(30);
 
 /// Beats for pods until it is dropped.
-pub(super) struct Pulse {
+pub(super) struct HeartbeatThread {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -42,9 +42,9 @@ struct State {
     over: bool,
 }
 
-// === impl Pulse ===
+// === impl HeartbeatThread ===
 
-impl Pulse {
+impl HeartbeatThread {
     /// Begins, for nobody yet.
     pub(super) fn begin(mut beats: ctrlmesh_intercept::Pulse, drain: &Drain) -> io::Result<Self> {
         let state = State { slots: BTreeSet::new(), round: Instant::now(), over: false };
@@ -73,7 +73,7 @@ impl Pulse {
     }
 }
 
-impl Drop for Pulse {
+impl Drop for HeartbeatThread {
     fn drop(&mut self) {
         self.shared.state().over = true;
         self.shared.ended.notify_all();

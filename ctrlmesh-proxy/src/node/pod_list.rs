@@ -1,4 +1,4 @@
-//! Which pods of this node are to be served, and where are they?
+//! Parses the file that lists the pods to serve.
 //!
 //! Takes a file in YAML or JSON, gives a list. Paths in it are relative to its folder. A list that does not parse, or
 //! that says too little or too much of a pod, is refused as a whole: half of a list would let go of the other half.
@@ -23,7 +23,7 @@ pub struct Pod {
     /// Its namespace and name.
     pub name: PodName,
     /// Its cgroup.
-    pub place: Place,
+    pub place: CgroupLocation,
     /// Cgroups below its own whose connections pass.
     pub except: Vec<PathBuf>,
     /// Its network namespace, as a file: `/proc/PID/ns/net` or one that has a name. Without it, that of its processes.
@@ -33,12 +33,12 @@ pub struct Pod {
     /// The file that its policy comes from; without it, the manager tells.
     pub policy: Option<Source>,
     /// Who takes its connections.
-    pub taker: Taker,
+    pub served_by: ServedBy,
 }
 
 /// Who takes a pod's connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Taker {
+pub enum ServedBy {
     /// The node's proxy.
     Node,
     /// The proxy inside it.
@@ -50,7 +50,7 @@ pub enum Taker {
 
 /// How a pod's cgroup is found.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum CgroupLocation {
     /// By its folder.
     Cgroup(PathBuf),
     /// By the pod's UID, wherever the kubelet put it.
@@ -113,8 +113,8 @@ impl Pod {
     pub(super) fn history(&self, state: Option<&Path>) -> Arc<History> {
         let Some(state) = state else { return History::unknown() };
         let uid = match &self.place {
-            Place::Uid(uid) => uid.as_str(),
-            Place::Cgroup(_) => "",
+            CgroupLocation::Uid(uid) => uid.as_str(),
+            CgroupLocation::Cgroup(_) => "",
         };
         History::kept(Kept::of(state, Some(&self.name), uid))
     }
@@ -179,13 +179,13 @@ fn parse(text: &str, folder: &Path) -> Result<Vec<Pod>, PodsError> {
     Ok(pods)
 }
 
-// === impl Place ===
+// === impl CgroupLocation ===
 
-impl fmt::Display for Place {
+impl fmt::Display for CgroupLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Cgroup(path) => path.display().fmt(f),
-            Place::Uid(uid) => uid.fmt(f),
+            CgroupLocation::Cgroup(path) => path.display().fmt(f),
+            CgroupLocation::Uid(uid) => uid.fmt(f),
         }
     }
 }
@@ -197,8 +197,8 @@ impl Entry {
         let name: PodName =
             self.pod.parse().map_err(|_unfit| PodsError::Name { at, pod: self.pod.clone() })?;
         let place = match (self.cgroup, self.uid) {
-            (Some(cgroup), None) => Place::Cgroup(cgroup),
-            (None, Some(uid)) => Place::Uid(uid),
+            (Some(cgroup), None) => CgroupLocation::Cgroup(cgroup),
+            (None, Some(uid)) => CgroupLocation::Uid(uid),
             _ => return Err(PodsError::OneOf { at, fields: "cgroup, uid" }),
         };
         let network = match (self.network, self.pid) {
@@ -218,7 +218,7 @@ impl Entry {
         };
         let (except, fail_open) = (self.except, self.fail_open);
         let (network, policy) = (Some(network), Some(policy));
-        Ok(Pod { name, place, except, network, fail_open, policy, taker: Taker::Node })
+        Ok(Pod { name, place, except, network, fail_open, policy, served_by: ServedBy::Node })
     }
 }
 
@@ -239,13 +239,13 @@ mod tests {
              - {pod: a/c, cgroup: /kubepods/x, network: /run/netns/c, shardingConfig: /s.yaml, labels: {k: v}, failOpen: true, except: [/kubepods/x/y]}\n",
         )
         .unwrap();
-        assert_eq!(pods[0].place, Place::Uid("4b2f".into()));
+        assert_eq!(pods[0].place, CgroupLocation::Uid("4b2f".into()));
         assert_eq!(pods[0].network.as_deref(), Some(Path::new("/proc/7/ns/net")));
         assert!(
             matches!(&pods[0].policy, Some(Source::Policy(file)) if file == Path::new("/etc/pods/b.yaml"))
         );
         assert!(!pods[0].fail_open && pods[1].fail_open);
-        assert_eq!(pods[1].place, Place::Cgroup("/kubepods/x".into()));
+        assert_eq!(pods[1].place, CgroupLocation::Cgroup("/kubepods/x".into()));
         assert_eq!(pods[1].except, [Path::new("/kubepods/x/y")]);
         let Some(Source::ShardingConfig { file, pod, labels }) = &pods[1].policy else { panic!() };
         assert_eq!((file.to_str(), pod.name.as_str()), (Some("/s.yaml"), "c"));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_says_too_little_or_too_much_is_refused_by_pod_and_field() {
+    fn a_bad_list_is_refused_with_pod_and_field() {
         let good = "pod: a/b, uid: u, pid: 7, policy: p";
         for (entry, wanted) in [
             ("pod: b, uid: u, pid: 7, policy: p", "pods[1].pod: \"b\""),

@@ -1,4 +1,4 @@
-//! What became of a pod that is to be served?
+//! The state of a pod that is attached in the kernel.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::network::{self, NetworkId};
-use super::pods::Pod;
+use super::pod_list::Pod;
 use ctrlmesh_intercept::cgroup::Cgroup;
 use ctrlmesh_intercept::{Attach, Slot};
 
@@ -16,7 +16,7 @@ use ctrlmesh_intercept::{Attach, Slot};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A pod that the kernel knows.
-pub(super) struct Enrolled {
+pub(super) struct EnrolledPod {
     pub(super) pod: Pod,
     pub(super) cgroup: Cgroup,
     /// How it is attached.
@@ -48,9 +48,9 @@ pub(super) struct Complaint {
     said: bool,
 }
 
-// === impl Enrolled ===
+// === impl EnrolledPod ===
 
-impl Enrolled {
+impl EnrolledPod {
     /// Whether its cgroup is still the one that was attached, and its network namespace the one that is listened in,
     /// as far as that can be seen.
     pub(super) fn lives(&self) -> bool {

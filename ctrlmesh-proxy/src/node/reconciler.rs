@@ -1,4 +1,4 @@
-//! What is done for each pod of the list?
+//! Attaches, listens for, and lets go of pods, as the list says.
 //!
 //! It is attached in the kernel, gets a listener in its network namespace and a policy. In that order: from the first
 //! step on a pod's connections are refused, and they pass as its policy says after the last; a pod that cannot be served
@@ -17,13 +17,13 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::arrivals::Arrivals;
-use super::enrolled::{Complaint, Enrolled, Here, Serving};
-use super::error::{NodeError, Reservation};
-use super::network::{self, Heirloom, NetworkId, Networks};
-use super::pods::{Place, Pod, Taker};
-use super::pulse::Pulse;
-use super::roster::{Roster, Source};
+use super::cgroup_watch::CgroupWatch;
+use super::enrolled_pod::{Complaint, EnrolledPod, Here, Serving};
+use super::error::{NodeError, NotServed};
+use super::heartbeat::HeartbeatThread;
+use super::network::{self, InheritedListener, NetworkId, Networks};
+use super::pod_list::{CgroupLocation, Pod, ServedBy};
+use super::pod_source::{PodSource, Source};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::net::accept::{Acceptor, PodSlot};
@@ -49,7 +49,7 @@ const SOON: Duration = Duration::from_millis(10);
 const STARTING: Duration = Duration::from_mins(1);
 
 /// What is redirected, and where to.
-pub(super) struct Ways {
+pub(super) struct ReconcilerConfig {
     pub(super) targets: Targets,
     pub(super) port: u16,
     pub(super) pins: PathBuf,
@@ -58,18 +58,18 @@ pub(super) struct Ways {
 }
 
 /// Keeps the kernel, the listeners and the policies as the list of pods says.
-pub(super) struct Keeper {
-    roster: Roster,
+pub(super) struct Reconciler {
+    pod_source: PodSource,
     wanted: Arc<Vec<Pod>>,
     /// What we were told to redirect, and that with wherever else the API server is.
     told: Targets,
     targets: Targets,
     interceptor: Interceptor,
-    pulse: Pulse,
+    heartbeat: HeartbeatThread,
     hierarchy: Hierarchy,
-    arrivals: Arrivals,
+    cgroup_watch: CgroupWatch,
     networks: Networks,
-    pods: HashMap<PodName, Enrolled>,
+    pods: HashMap<PodName, EnrolledPod>,
     served: BySlot,
     /// Whether the kernel may hold what nobody wants.
     untidy: bool,
@@ -85,35 +85,36 @@ pub(super) struct Keeper {
 /// Where pods are published, by the slot that a connection names.
 pub type BySlot = watch::Sender<Arc<HashMap<PodSlot, ServedPod>>>;
 
-// === impl Keeper ===
+// === impl Reconciler ===
 
-impl Keeper {
+impl Reconciler {
     /// Loads the kernel programs and reads the list for the first time.
     ///
     /// # Errors
     /// If the kernel does not let us, or there is no list.
     pub(super) fn open(
         source: Source,
-        Ways { targets, port, pins, state }: Ways,
+        ReconcilerConfig { targets, port, pins, state }: ReconcilerConfig,
         acceptor: Acceptor,
         served: BySlot,
         drain: Drain,
     ) -> Result<Self, NodeError> {
-        let (roster, wanted) = Roster::open(source)?;
+        let (pod_source, wanted) = PodSource::open(source)?;
         let interceptor = Interceptor::open(Options { pins, ..Options::new(OWNER) })?;
         let originals = Arc::new(interceptor.originals()?);
-        let pulse = Pulse::begin(interceptor.pulse()?, &drain).map_err(NodeError::Pulse)?;
+        let heartbeat =
+            HeartbeatThread::begin(interceptor.pulse()?, &drain).map_err(NodeError::Heartbeat)?;
         let metrics = acceptor.metrics.clone();
         let (open, inherited, here) = (HashMap::new(), HashMap::new(), drain.clone());
         let hierarchy = Hierarchy::find()?;
         Ok(Self {
-            roster,
+            pod_source,
             wanted: Arc::new(wanted),
             told: targets.clone(),
             targets,
             interceptor,
-            pulse,
-            arrivals: Arrivals::new(hierarchy.mount()),
+            heartbeat,
+            cgroup_watch: CgroupWatch::new(hierarchy.mount()),
             hierarchy,
             networks: Networks { acceptor, originals, port, drain: here, open, inherited },
             pods: HashMap::new(),
@@ -131,31 +132,31 @@ impl Keeper {
     pub(super) async fn news(&mut self) {
         let hurries = self.hurries();
         tokio::select! {
-            () = self.roster.news() => {}
-            () = self.arrivals.news() => {}
+            () = self.pod_source.news() => {}
+            () = self.cgroup_watch.news() => {}
             () = time::sleep(SOON), if hurries => {}
         }
     }
 
     /// Looks for what is only found by looking.
     pub(super) fn look(&mut self) {
-        self.arrivals.find();
+        self.cgroup_watch.find();
     }
 
     /// Whether it is known which pods there are, or at least some.
     pub(super) fn knows(&mut self) -> bool {
         self.refresh();
-        self.roster.is_whole() || !self.wanted.is_empty()
+        self.pod_source.is_whole() || !self.wanted.is_empty()
     }
 
     /// What the next process is to listen with.
-    pub(super) fn heirlooms(&self) -> io::Result<Vec<Heirloom>> {
-        self.networks.heirlooms()
+    pub(super) fn listeners(&self) -> io::Result<Vec<InheritedListener>> {
+        self.networks.listeners()
     }
 
     /// Looks at everything for the first time, with what the process before this one listened with.
-    pub(super) async fn inherit(&mut self, heirlooms: Vec<Heirloom>) {
-        let by_network = heirlooms.into_iter().map(|one| (one.network, one));
+    pub(super) async fn inherit(&mut self, listeners: Vec<InheritedListener>) {
+        let by_network = listeners.into_iter().map(|one| (one.network, one));
         self.networks.inherited = by_network.collect();
         self.pass().await;
         self.networks.settle();
@@ -164,13 +165,13 @@ impl Keeper {
     /// Listens no more: the kernel refuses what comes, until another process listens.
     pub(super) fn close(&mut self) {
         self.networks.open.clear();
-        self.pulse.stop();
+        self.heartbeat.stop();
     }
 
     /// Whether a pod is only being started, and nobody tells when it is.
     fn hurries(&self) -> bool {
         let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
-        let known = if self.arrivals.is_blind() { self.wanted.len() } else { self.pods.len() };
+        let known = if self.cgroup_watch.is_blind() { self.wanted.len() } else { self.pods.len() };
         serving < known && Instant::now() < self.hurry
     }
 
@@ -189,7 +190,7 @@ impl Keeper {
             }
         }
         found.extend(self.pods.values().map(|pod| pod.cgroup.path.clone()));
-        if self.untidy && self.roster.is_whole() {
+        if self.untidy && self.pod_source.is_whole() {
             self.untidy = self.tidy(&found).inspect_err(warn_of("tidy the kernel up")).is_err();
         }
         let serving = self.pods.values().filter(|pod| pod.serving.is_some()).count();
@@ -198,7 +199,7 @@ impl Keeper {
 
     /// Takes the list, where it may have changed.
     fn refresh(&mut self) {
-        match self.roster.changed() {
+        match self.pod_source.changed() {
             Some(Ok(wanted)) => {
                 self.wanted = Arc::new(wanted);
                 self.hurry = Instant::now() + STARTING;
@@ -209,7 +210,7 @@ impl Keeper {
             }
             None => {}
         }
-        if let Some(servers) = self.roster.moved() {
+        if let Some(servers) = self.pod_source.moved() {
             self.retarget(self.told.and(&servers));
         }
     }
@@ -239,7 +240,7 @@ impl Keeper {
         // Of a pod that comes back it is said anew.
         self.complaints.retain(|name, _| wanted.contains_key(name));
         for (name, is_wanted) in stale {
-            if let Some(Enrolled { slot, serving, .. }) = self.pods.remove(&name) {
+            if let Some(EnrolledPod { slot, serving, .. }) = self.pods.remove(&name) {
                 info!(pod = %name, "pod is served no more");
                 if !is_wanted && let Some(served) = self.served.borrow().get(&PodSlot(slot.get())) {
                     served.history.let_go();
@@ -253,15 +254,15 @@ impl Keeper {
     }
 
     /// Attaches a pod and takes its connections, as far as that was not done before.
-    fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), Reservation> {
+    fn serve(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<(), NotServed> {
         let slot = match self.pods.get(&pod.name) {
             Some(enrolled) => enrolled.slot,
             None => self.enrol(pod, found)?,
         };
-        let (serving, begun) = match &pod.taker {
-            Taker::Sidecar { container: None } => return Err(Reservation::NoSidecar),
-            Taker::Sidecar { .. } => (Serving::Inside, Ok(())),
-            Taker::Node => {
+        let (serving, begun) = match &pod.served_by {
+            ServedBy::Sidecar { container: None } => return Err(NotServed::NoSidecar),
+            ServedBy::Sidecar { .. } => (Serving::Inside, Ok(())),
+            ServedBy::Node => {
                 let (file, network) = self.network(pod)?;
                 let here = Here { network, file, gone: CancellationToken::new() };
                 let begun = self.begin(pod, slot, &here);
@@ -277,22 +278,22 @@ impl Keeper {
     }
 
     /// The network namespace of a pod that is enrolled.
-    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), Reservation> {
+    fn network(&self, pod: &Pod) -> Result<(PathBuf, NetworkId), NotServed> {
         if let Some(file) = &pod.network {
-            let id = NetworkId::of(file).map_err(Reservation::Network)?;
+            let id = NetworkId::of(file).map_err(NotServed::Network)?;
             return Ok((file.clone(), id));
         }
         let cgroup = self.pods.get(&pod.name).map(|enrolled| &enrolled.cgroup.path);
         let (found, unseen) = cgroup.map(|path| network::of_processes(path)).unwrap_or_default();
         // That of the oldest process: a later one may have gone into one of its own.
         let found = found.into_iter().next().map(|(id, file)| (file, id));
-        found.ok_or_else(|| unseen.map_or(Reservation::NoNetwork, Reservation::Network))
+        found.ok_or_else(|| unseen.map_or(NotServed::NoNetwork, NotServed::Network))
     }
 
-    fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, Reservation> {
+    fn enrol(&mut self, pod: &Pod, found: &mut HashSet<PathBuf>) -> Result<Slot, NotServed> {
         let cgroup = match &pod.place {
-            Place::Cgroup(path) => self.hierarchy.cgroup(path)?,
-            Place::Uid(uid) => self.hierarchy.pod(uid)?,
+            CgroupLocation::Cgroup(path) => self.hierarchy.cgroup(path)?,
+            CgroupLocation::Uid(uid) => self.hierarchy.pod(uid)?,
         };
         found.insert(cgroup.path.clone());
         let own = self.hierarchy.own()?;
@@ -301,9 +302,9 @@ impl Keeper {
         }
         let beats = Heartbeat { number: None, max_age: BEAT_MAX_AGE };
         let mut except = pod.except.clone();
-        let (listener, heartbeat) = match &pod.taker {
-            Taker::Node => (ListenerCheck::Held, Some(beats)),
-            Taker::Sidecar { container } => {
+        let (listener, heartbeat) = match &pod.served_by {
+            ServedBy::Node => (ListenerCheck::Held, Some(beats)),
+            ServedBy::Sidecar { container } => {
                 if let Some(id) = container {
                     except.push(self.hierarchy.container(&cgroup, id)?.path);
                 }
@@ -321,7 +322,7 @@ impl Keeper {
             report: false,
         };
         let slot = self.interceptor.attach(&attach)?;
-        let enrolled = Enrolled { pod: pod.clone(), cgroup, attach, slot, serving: None };
+        let enrolled = EnrolledPod { pod: pod.clone(), cgroup, attach, slot, serving: None };
         self.pods.insert(pod.name.clone(), enrolled);
         Ok(slot)
     }
@@ -332,14 +333,14 @@ impl Keeper {
         pod: &Pod,
         slot: Slot,
         Here { network, file, gone }: &Here,
-    ) -> Result<(), Reservation> {
-        let policy = self.roster.policy(pod, &self.metrics, &self.drain, gone)?;
+    ) -> Result<(), NotServed> {
+        let policy = self.pod_source.policy(pod, &self.metrics, &self.drain, gone)?;
         let history = pod.history(self.state.as_deref());
         let served = ServedPod { policy, history, gone: Some(gone.clone()) };
         self.publish(|pods| drop(pods.insert(PodSlot(slot.get()), served)));
         let listener = self.networks.join(*network, file, slot)?;
         self.interceptor.beat(u32::from(slot.get()))?;
-        self.pulse.join(slot);
+        self.heartbeat.join(slot);
         if let Some(listener) = listener {
             self.interceptor.listen(slot, listener)?;
         }
@@ -355,7 +356,7 @@ impl Keeper {
     /// Takes no more connections of a pod, and ends those that there are.
     fn end(&mut self, slot: Slot, serving: Option<Serving>) {
         let Some(Serving::Here(Here { network, gone, .. })) = serving else { return };
-        self.pulse.leave(slot);
+        self.heartbeat.leave(slot);
         self.publish(|pods| drop(pods.remove(&PodSlot(slot.get()))));
         self.networks.leave(network, slot);
         gone.cancel();
@@ -381,7 +382,7 @@ impl Keeper {
     }
 
     /// Says what became of a pod, if that is news.
-    fn note(&mut self, name: &PodName, served: Result<(), Reservation>) {
+    fn note(&mut self, name: &PodName, served: Result<(), NotServed>) {
         let Err(error) = served else {
             self.complaints.remove(name);
             return info!(pod = %name, "pod is served");
