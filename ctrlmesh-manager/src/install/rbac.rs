@@ -60,50 +60,45 @@ pub const ROLES: [Role; 5] = [
 ];
 
 const CLUSTER: [Rule; 18] = [
-    rule("Who is it that asks?", "authentication.k8s.io", &["tokenreviews"], &["create"]),
+    rule("Authenticate proxies.", "authentication.k8s.io", &["tokenreviews"], &["create"]),
     rule(
-        "Which pods are enrolled, and which shard is each of?",
+        "Find enrolled pods, and label them with their shard.",
         "",
         &["pods"],
         &["list", "watch", "patch"],
     ),
+    rule("Read the first ordinal of StatefulSets.", "apps", &["statefulsets"], &["list", "watch"]),
     rule(
-        "The first ordinal of the pods of a StatefulSet.",
-        "apps",
-        &["statefulsets"],
-        &["list", "watch"],
-    ),
-    rule(
-        "The shards of roots.",
+        "Write the shards of roots.",
         names::GROUP,
         &["shardingconfigs"],
         &["list", "watch", "create", "patch", "delete"],
     ),
-    rule("Their epochs.", names::GROUP, &["shardingconfigs/status"], &["update"]),
+    rule("Write epochs and conditions.", names::GROUP, &["shardingconfigs/status"], &["update"]),
     rule(
-        "What a shard's reference to its root needs where that is enforced.",
+        "Own shards by their root, where OwnerReferencesPermissionEnforcement is on.",
         names::GROUP,
         &["shardingconfigs/finalizers"],
         &["update"],
     ),
-    rule(
-        "Where the managers are, and by which labels objects are shared out: made by name,",
-        names::GROUP,
-        &["managerstates"],
-        &["create"],
-    ),
+    rule("Create the ManagerState,", names::GROUP, &["managerstates"], &["create"]),
     Rule {
         names: &[names::MANAGER_STATE],
-        ..rule("read by it,", names::GROUP, &["managerstates"], &["get", "list", "watch"])
+        ..rule("read it,", names::GROUP, &["managerstates"], &["get", "list", "watch"])
     },
     Rule {
         names: &[names::MANAGER_STATE],
-        ..rule("and written.", names::GROUP, &["managerstates/status"], &["update"])
+        ..rule(
+            "and write its status: the replicas, and the labels in force.",
+            names::GROUP,
+            &["managerstates/status"],
+            &["update"],
+        )
     },
-    rule("What people should hear of.", "events.k8s.io", &["events"], &["create", "patch"]),
-    rule("Which namespaces there are.", "", &["namespaces"], &["list", "watch"]),
+    rule("Send events.", "events.k8s.io", &["events"], &["create", "patch"]),
+    rule("Watch namespaces.", "", &["namespaces"], &["list", "watch"]),
     rule(
-        "Which kinds there are.",
+        "Watch which kinds there are.",
         "apiextensions.k8s.io",
         &["customresourcedefinitions"],
         &["list", "watch"],
@@ -111,7 +106,7 @@ const CLUSTER: [Rule; 18] = [
     Rule {
         names: &[POLICY],
         ..rule(
-            "What labels at once.",
+            "Label new objects by an admission policy.",
             "admissionregistration.k8s.io",
             &["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"],
             &["get", "create", "patch", "delete"],
@@ -119,10 +114,15 @@ const CLUSTER: [Rule; 18] = [
     },
     Rule {
         names: &[root_ca::MESH],
-        ..rule("Whom to believe.", "", &["configmaps"], &["list", "watch", "create", "patch"])
+        ..rule(
+            "Publish the trust bundle.",
+            "",
+            &["configmaps"],
+            &["list", "watch", "create", "patch"],
+        )
     },
     rule(
-        "Who asks us, and whom it believes.",
+        "Find webhook configurations that call the managers.",
         "admissionregistration.k8s.io",
         &["validatingwebhookconfigurations", "mutatingwebhookconfigurations"],
         &["list"],
@@ -130,7 +130,7 @@ const CLUSTER: [Rule; 18] = [
     Rule {
         names: &[WEBHOOKS],
         ..rule(
-            "The same, exchanged,",
+            "Update their trust bundle,",
             "admissionregistration.k8s.io",
             &["validatingwebhookconfigurations"],
             &["update"],
@@ -139,7 +139,7 @@ const CLUSTER: [Rule; 18] = [
     Rule {
         names: &[WEBHOOKS, POLICY],
         ..rule(
-            "also where what labels at once is asked.",
+            "also in the configuration of the labelling webhook.",
             "admissionregistration.k8s.io",
             &["mutatingwebhookconfigurations"],
             &["update"],
@@ -148,7 +148,7 @@ const CLUSTER: [Rule; 18] = [
     Rule {
         names: &[POLICY],
         ..rule(
-            "Where the API server cannot label new objects by itself, it asks us.",
+            "Label new objects by a webhook, where the API server has no admission policies.",
             "admissionregistration.k8s.io",
             &["mutatingwebhookconfigurations"],
             &["get", "create", "patch", "delete"],
@@ -157,20 +157,20 @@ const CLUSTER: [Rule; 18] = [
 ];
 
 const OWN: [Rule; 7] = [
-    rule("Who writes.", "coordination.k8s.io", &["leases"], &["create"]),
+    rule("Create the leader election's Lease.", "coordination.k8s.io", &["leases"], &["create"]),
     Rule {
         names: &[ACCOUNT],
-        ..rule("The same, renewed.", "coordination.k8s.io", &["leases"], &["get", "update"])
+        ..rule("Renew it.", "coordination.k8s.io", &["leases"], &["get", "update"])
     },
-    rule("The certificate authorities.", "", &["secrets"], &["create"]),
+    rule("Create the Secret of the certificate authorities.", "", &["secrets"], &["create"]),
     Rule {
         names: &[names::CA_SECRET],
-        ..rule("The same, read and exchanged.", "", &["secrets"], &["get", "update"])
+        ..rule("Read and rotate it.", "", &["secrets"], &["get", "update"])
     },
     Rule {
         names: &[BACKGROUND],
         ..rule(
-            "To put labels right as another account.",
+            "Label existing objects as another account.",
             "",
             &["serviceaccounts"],
             &["impersonate"],
@@ -179,47 +179,47 @@ const OWN: [Rule; 7] = [
     Rule {
         names: &[NAMESPACE],
         ..rule(
-            "Who owns what labels at once: everything goes with the namespace.",
+            "Own the admission policy by the namespace, so that it is deleted with it.",
             "",
             &["namespaces"],
             &["get"],
         )
     },
-    rule("Which replicas there are.", "discovery.k8s.io", &["endpointslices"], &["list"]),
+    rule("List the replicas.", "discovery.k8s.io", &["endpointslices"], &["list"]),
 ];
 
 const OF_API_SERVER: [Rule; 2] = [
     Rule {
         names: &[api_server::SERVICE],
         ..rule(
-            "What the API server is called, for which the mesh's authority may speak.",
+            "Read the API server's names, for its certificate from the mesh's CA.",
             "",
             &["services"],
             &["get"],
         )
     },
-    rule("Where it is.", "discovery.k8s.io", &["endpointslices"], &["list"]),
+    rule("Find its addresses.", "discovery.k8s.io", &["endpointslices"], &["list"]),
 ];
 
 const BACKGROUND_CLUSTER: [Rule; 3] = [
     rule(
-        "Labels on namespaces; those on objects are in ctrlmesh-manager-labels.",
+        "Label namespaces. The rights for objects are in ctrlmesh-manager-labels.",
         "",
         &["namespaces"],
         &["patch"],
     ),
     rule(
-        "Which kinds there are.",
+        "Watch which kinds there are.",
         "apiextensions.k8s.io",
         &["customresourcedefinitions"],
         &["list", "watch"],
     ),
-    rule("What people should hear of.", "events.k8s.io", &["events"], &["create", "patch"]),
+    rule("Send events.", "events.k8s.io", &["events"], &["create", "patch"]),
 ];
 
 const BACKGROUND_OWN: [Rule; 1] = [Rule {
     names: &[resource_list::NAME],
-    ..rule("Which kinds are labelled.", "", &["configmaps"], &["get", "list", "watch"])
+    ..rule("Read the list of labelled kinds.", "", &["configmaps"], &["get", "list", "watch"])
 }];
 
 const fn rule(
@@ -233,7 +233,7 @@ const fn rule(
 
 pub fn yaml() -> String {
     let mut text = "# Written by `cargo xtask crds`; do not edit. The table is in ctrlmesh-manager/src/install/rbac.rs.\n".to_owned();
-    let background = "# As whom the manager puts labels right: the API server's flow schemas tell requests by who makes them.\n";
+    let background = "# Labels existing objects. It is an account of its own, because flow schemas assign priorities by account.\n";
     let mut documents = vec![
         account(ACCOUNT, "", ""),
         account(BACKGROUND, background, "automountServiceAccountToken: false\n"),
@@ -242,7 +242,7 @@ pub fn yaml() -> String {
         documents.push(role_yaml(role));
         documents.push(binding(role.account, role.account, role.scope));
     }
-    documents.push(taken_up());
+    documents.push(aggregated_role());
     documents.push(binding(LABELS, BACKGROUND, Scope::Cluster));
     text.push_str(&documents.join("---\n"));
     text
@@ -272,8 +272,8 @@ fn rule_yaml(Rule { why, group, resources, names, verbs }: &Rule) -> String {
 }
 
 /// The role without rules of its own.
-fn taken_up() -> String {
-    let comment = "# Which objects it may label: none, but for those of ClusterRoles with the label below. Whoever lists a kind in ConfigMap\n# ctrlmesh-sharding-resource makes such a ClusterRole for it: list, watch, patch.\n";
+fn aggregated_role() -> String {
+    let comment = "# Aggregates the rights to label objects. For each kind in ConfigMap ctrlmesh-sharding-resource,\n# create a ClusterRole with the label below and the verbs list, watch and patch.\n";
     let head = head(Scope::Cluster.kind(), LABELS, Scope::Cluster);
     format!(
         "{comment}{head}aggregationRule:\n  clusterRoleSelectors:\n  - matchLabels:\n      {}/aggregate-to-labels: \"true\"\nrules: []\n",

@@ -69,8 +69,8 @@ impl ReplicaList {
             None => return Ok(()),
         };
         let before = state.status.clone().unwrap_or_default();
-        let leader = (self.replica.as_str(), self.grpc);
-        let after = status(&slices, &self.namespace, leader, &before, Timestamp::now());
+        let after =
+            status(&slices, &self.namespace, &self.replica, self.grpc, &before, Timestamp::now());
         if after != before && self.leadership.is_held() {
             let state = ManagerState { status: Some(after), ..state };
             status_writer.writes();
@@ -84,7 +84,8 @@ impl ReplicaList {
 fn status(
     slices: &[EndpointSlice],
     namespace: &str,
-    (leader, grpc): (&str, u16),
+    leader: &str,
+    grpc_port: u16,
     before: &ManagerStateStatus,
     now: Timestamp,
 ) -> ManagerStateStatus {
@@ -102,8 +103,8 @@ fn status(
         namespace: Some(namespace.to_owned()),
         endpoints,
         ports: Some(ManagerPorts {
-            grpc_leader_election_port: Some(grpc.into()),
-            grpc_non_leader_election_port: Some(grpc.into()),
+            grpc_leader_election_port: Some(grpc_port.into()),
+            grpc_non_leader_election_port: Some(grpc_port.into()),
         }),
         ..before.clone()
     };
@@ -135,7 +136,7 @@ mod tests {
             slice("IPv6", json!([endpoint("m-0", "fd00::1")])),
         ];
         let at = |second| Timestamp::from_second(second).unwrap();
-        let first = status(&slices, "ns", ("m-1", 9071), &ManagerStateStatus::default(), at(1));
+        let first = status(&slices, "ns", "m-1", 9071, &ManagerStateStatus::default(), at(1));
         let seen: Vec<_> = first
             .endpoints
             .iter()
@@ -146,13 +147,13 @@ mod tests {
         let ports = first.ports.clone().unwrap();
         let ports = [ports.grpc_leader_election_port, ports.grpc_non_leader_election_port];
         assert_eq!(ports, [Some(9071), Some(9071)]);
-        let again = status(&slices, "ns", ("m-1", 9071), &first, at(9));
+        let again = status(&slices, "ns", "m-1", 9071, &first, at(9));
         assert_eq!(again, first, "nothing has changed");
-        let next = status(&slices, "ns", ("m-0", 9071), &first, at(9));
+        let next = status(&slices, "ns", "m-0", 9071, &first, at(9));
         assert_eq!(next.update_timestamp, Some(Time(at(9))));
         let labels = Some(LabelsStatus::default());
         let with_labels = ManagerStateStatus { labels: labels.clone(), ..first };
-        let next = status(&slices, "ns", ("m-0", 9071), &with_labels, at(9));
+        let next = status(&slices, "ns", "m-0", 9071, &with_labels, at(9));
         assert_eq!(next.labels, labels, "what is another's stays");
     }
 }

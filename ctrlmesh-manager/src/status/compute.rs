@@ -89,7 +89,7 @@ impl Contact {
 pub fn of(
     config: &ShardingConfig,
     plan: &Plan,
-    found: &PlanIndex<'_>,
+    index: &PlanIndex<'_>,
     inputs: StatusInputs<'_>,
 ) -> ShardingConfigStatus {
     let nothing = ShardingConfigStatus::default();
@@ -98,9 +98,9 @@ pub fn of(
     let name = config.metadata.name.as_deref().unwrap_or_default();
     let full_name = format!("{namespace}/{name}");
     let record = plan.compiled.operators.get(&full_name);
-    let root = found.root(config);
+    let root = index.root(config);
     let root_record = root.as_ref().and_then(|root| plan.compiled.operators.get(root));
-    let all = found.pods((&full_name, name), record, root.as_deref());
+    let all = index.pods(&full_name, name, record, root.as_deref());
     let is_root = config.spec.root.is_some();
     let mut status = ShardingConfigStatus {
         observed_generation: config.metadata.generation,

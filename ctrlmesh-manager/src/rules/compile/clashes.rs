@@ -85,3 +85,6 @@ fn precedence(operator: &Operator<'_>, policies: Option<&Policies>) -> Precedenc
         None => Precedence::NotAccepted,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -182,3 +182,6 @@ fn written(root: &ShardingConfig) -> Option<&Ownership> {
 pub(super) fn namespace(config: &ShardingConfig) -> &str {
     config.metadata.namespace.as_deref().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

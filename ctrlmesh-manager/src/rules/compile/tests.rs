@@ -9,7 +9,7 @@ use crate::rules::manifest::Manifests;
 use crate::rules::pod::{Admitted, Owner};
 
 /// A standalone shard in namespace `ops`, of the pods labelled with its name.
-fn shard(name: &str, limits: &str) -> String {
+pub(super) fn shard(name: &str, limits: &str) -> String {
     format!(
         "---\napiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops}}\n\
          spec: {{controller: {{leaderElectionName: op}}, selector: {{matchLabels: {{shard: {name}}}}}, limits: [{{selector: {{matchLabels: {limits}}}}}]}}\n"
@@ -17,14 +17,14 @@ fn shard(name: &str, limits: &str) -> String {
 }
 
 /// A root in namespace `ops` with `rule` in its `spec.root`.
-fn root(rule: &str) -> String {
+pub(super) fn root(rule: &str) -> String {
     format!(
         "---\napiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: root, namespace: ops}}\n\
          spec: {{root: {{prefix: r, {rule}}}}}\n"
     )
 }
 
-fn pod(name: &str, labels: &[(&str, &str)]) -> Member {
+pub(super) fn pod(name: &str, labels: &[(&str, &str)]) -> Member {
     let enrolled = [(label::ENABLE_PROXY, "true")];
     let labels = enrolled.iter().chain(labels);
     Member {
@@ -35,7 +35,7 @@ fn pod(name: &str, labels: &[(&str, &str)]) -> Member {
     }
 }
 
-fn compiled(texts: &[String], members: &[Member], before: &Compiled) -> Compiled {
+pub(super) fn compiled(texts: &[String], members: &[Member], before: &Compiled) -> Compiled {
     let mut manifests = Manifests::default();
     for text in texts {
         manifests.read(text).unwrap();
@@ -62,13 +62,13 @@ fn a_pod_labelled_after_admission_is_reported() {
     assert!(trouble.object == "Pod ops/op-1" && trouble.message.contains("make it anew"));
 }
 
-fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
+pub(super) fn epochs(compiled: &Compiled) -> Vec<(&str, u64)> {
     let policies = compiled.policies.iter();
     policies.map(|(name, told)| (name.name.as_str(), told.policy.epoch)).collect()
 }
 
 /// The status that the leader would write for the operator `name`.
-fn status(compiled: &Compiled, name: &str) -> String {
+pub(super) fn status(compiled: &Compiled, name: &str) -> String {
     let Record { epoch, policy_digest, ownership, .. } = &compiled.operators[name];
     let ownership = serde_json::to_string(ownership).unwrap();
     format!(
@@ -217,125 +217,6 @@ fn pods_not_enrolled_get_no_policy_and_foreign_ones_see_nothing() {
 }
 
 #[test]
-fn ordinals_are_counted_from_the_statefulsets_first() {
-    let rule = "targetStatefulSet: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
-    let set = "---\napiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: op, namespace: ops}\n\
-               spec: {serviceName: op, ordinals: {start: 5}, selector: {}, template: {}}\n";
-    let pods = [
-        pod("op-4", &[(label::SHARDING_CONFIG_INJECTED, "r-2-normal")]),
-        pod("op-5", &[]),
-        pod("op-6", &[]),
-    ];
-    let found = compiled(&[root(rule), set.to_owned()], &pods, &Compiled::default());
-    let shards: Vec<&str> =
-        found.policies.values().filter_map(|told| told.shard.as_deref()).collect();
-    assert_eq!(shards, ["r-2-normal", "r-1-normal", "r-2-normal"], "one that is about to go stays");
-}
-
-#[test]
-fn what_the_roots_status_says_of_a_pod_counts_before_its_label() {
-    let rule = "targetDeployment: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
-    let mut pod = pod(
-        "op-5c9-x",
-        &[(label::POD_TEMPLATE_HASH, "5c9"), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")],
-    );
-    pod.owner = Some(Owner { kind: "ReplicaSet".to_owned(), name: "op-5c9".to_owned() });
-    let pods = [pod];
-    let shard_of = |text: String| {
-        compiled(&[text], &pods, &Compiled::default())
-            .policies
-            .values()
-            .next()
-            .unwrap()
-            .shard
-            .clone()
-            .unwrap()
-    };
-    assert_eq!(shard_of(root(rule)), "r-1-normal");
-    let status = "status: {ownership: {epoch: 6, pods: {op-5c9-x: r-2-normal}}}\n";
-    assert_eq!(shard_of(root(rule) + status), "r-2-normal");
-    let record =
-        &compiled(&[root(rule) + status], &pods, &Compiled::default()).operators["ops/root"];
-    let table = record.ownership.as_ref().unwrap();
-    assert_eq!((table.epoch, record.epoch), (7, 7));
-    assert_eq!(table.shard_of("op-5c9-x"), Some("r-2-normal"));
-}
-
-#[test]
-fn a_deployments_pods_move_to_an_empty_shard_after_a_rollout() {
-    let pod = |name: &str, revision: &str, shard: &str| {
-        let mut pod = pod(
-            name,
-            &[(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, shard)],
-        );
-        let name = format!("op-{revision}");
-        pod.owner = Some(Owner { kind: "ReplicaSet".to_owned(), name });
-        pod
-    };
-    let rule = "targetDeployment: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
-    let served = |pods: &[Member]| {
-        let compiled = compiled(&[root(rule)], pods, &Compiled::default());
-        compiled.operators["ops/root"].unserved.is_empty()
-    };
-    let mut pods = vec![pod("a", "1", "r-1-normal"), pod("b", "1", "r-1-normal")];
-    assert!(served(&pods));
-    pods.push(pod("c", "2", "r-1-normal"));
-    assert!(!served(&pods), "a rollout moves nobody");
-    pods.remove(2);
-    pods[0].terminating = true;
-    assert!(!served(&pods), "its successor will be given the other shard");
-}
-
-/// A pod of the Deployment `op`, in its first shard.
-fn of_deployment(name: &str, revision: &str) -> Member {
-    let labels =
-        [(label::POD_TEMPLATE_HASH, revision), (label::SHARDING_CONFIG_INJECTED, "r-1-normal")];
-    let name_of_set = format!("op-{revision}");
-    let owner = Some(Owner { kind: "ReplicaSet".to_owned(), name: name_of_set });
-    Member { owner, ..pod(name, &labels) }
-}
-
-#[test]
-fn a_pod_that_has_ended_gets_no_shard_and_serves_none() {
-    let rule =
-        |target: &str| format!("{target}: op, auto: {{shardingSize: 2, everyShardReplicas: 1}}");
-    let unserved = |target: &str, pods: &[Member]| {
-        let found = compiled(&[root(&rule(target))], pods, &Compiled::default());
-        found.operators["ops/root"].unserved.clone()
-    };
-    let ended = |pod: Member| Member { ended: true, terminating: true, ..pod };
-    let mut pods = vec![of_deployment("a", "1"), of_deployment("b", "1")];
-    pods.push(ended(of_deployment("evicted", "1")));
-    assert_eq!(unserved("targetDeployment", &pods), Vec::<String>::new(), "they are divided");
-    let found = compiled(&[root(&rule("targetDeployment"))], &pods, &Compiled::default());
-    assert_eq!(shards(&found), [("a", "r-1-normal"), ("b", "r-2-normal")]);
-    let failed = [pod("op-0", &[]), ended(pod("op-1", &[]))];
-    assert_eq!(unserved("targetStatefulSet", &failed), ["r-2-normal"], "nobody is there");
-}
-
-#[test]
-fn a_pod_that_terminates_for_long_counts_until_replaced() {
-    let served = |size: u8, pods: &[Member]| {
-        let rule =
-            format!("targetDeployment: op, auto: {{shardingSize: {size}, everyShardReplicas: 1}}");
-        let found = compiled(&[root(&rule)], pods, &Compiled::default());
-        usize::from(size) - found.operators["ops/root"].unserved.len()
-    };
-    let at = |pod: Member, created_at: i64| Member { created_at: Some(created_at), ..pod };
-    let goes =
-        |pod: Member, since: i64| Member { terminating: true, deleted_at: Some(since), ..pod };
-    let (a, b) = (at(of_deployment("a", "1"), 10), at(of_deployment("b", "1"), 20));
-    let gone = goes(at(of_deployment("gone", "1"), 1), 15);
-    assert_eq!(served(3, &[a.clone(), b.clone(), gone.clone()]), 2, "b has come in its place");
-    assert_eq!(served(2, &[a.clone(), b.clone(), goes(gone.clone(), 25)]), 2, "there are enough");
-    assert_eq!(served(3, &[a.clone(), b.clone(), goes(gone.clone(), 25)]), 1, "another will come");
-    let both = [a.clone(), b.clone(), gone.clone(), goes(at(of_deployment("too", "1"), 2), 15)];
-    assert_eq!(served(3, &both), 1, "b comes in the place of one only");
-    let old = goes(at(of_deployment("old", "0"), 1), 15);
-    assert_eq!(served(3, &[a, b, old]), 2, "the rollout is over, but for what is stuck");
-}
-
-#[test]
 fn epochs_go_on_from_what_was_written_down() {
     let pods = [pod("p", &[("shard", "a")])];
     let text = shard("a", "{team: a}") + "status: {epoch: 41}\n";
@@ -352,14 +233,14 @@ fn what_is_printed_is_read_back() {
 }
 
 /// A shard that `root` has made.
-fn child(name: &str) -> String {
+pub(super) fn child(name: &str) -> String {
     let injected = format!("{}: {name}", label::SHARDING_CONFIG_INJECTED);
     let of_root = format!("labels: {{{}: root}}, namespace: ops", label::AUTO_SHARDING_ROOT);
     let child = shard(name, &format!("{{team: {name}}}")).replace("namespace: ops", &of_root);
     child.replace(&format!("{{shard: {name}}}"), &format!("{{{injected}}}"))
 }
 
-fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
+pub(super) fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
     let policies = compiled.policies.iter();
     let shard = |told: &'_ Told| told.shard.is_some();
     let policies = policies.filter(|(_, told)| shard(told));
@@ -367,36 +248,12 @@ fn shards(compiled: &Compiled) -> Vec<(&str, &str)> {
 }
 
 /// Inactive roots: one is switched off, one cannot be divided.
-const STANDING: [&str; 2] =
+pub(super) const INACTIVE_ROOT_RULES: [&str; 2] =
     ["disable: true, ", "auto: {shardingSize: 40, everyShardReplicas: 1}, "];
 
 #[test]
-fn an_inactive_root_still_assigns_its_statefulsets_pods() {
-    for rule in STANDING {
-        let rule = format!("{rule}targetStatefulSet: op");
-        let children = [child("r-2-normal"), child("r-1-normal"), child("r-0-canary")];
-        let pods = ["op-0", "op-1", "op-2", "op-3"].map(|name| pod(name, &[]));
-        let of = |root: String| [vec![root], children.to_vec()].concat();
-        let found = compiled(&of(root(&rule)), &pods, &Compiled::default());
-        let expected = [
-            ("op-0", "r-0-canary"),
-            ("op-1", "r-1-normal"),
-            ("op-2", "r-2-normal"),
-            ("op-3", "r-1-normal"),
-        ];
-        assert_eq!(shards(&found), expected, "{rule}: as they would have been divided");
-        let written =
-            "status: {ownership: {epoch: 1, pods: {op-0: r-2-normal, op-1: r-7-normal}}}\n";
-        let found = compiled(&of(root(&rule) + written), &pods, &Compiled::default());
-        assert_eq!(shards(&found)[..2], [("op-0", "r-2-normal"), ("op-1", "r-1-normal")], "{rule}");
-        let nobody = compiled(&[root(&rule)], &pods, &Compiled::default());
-        assert_eq!(shards(&nobody), [], "{rule}: there is no shard");
-    }
-}
-
-#[test]
 fn epochs_go_on_in_the_shards_of_an_inactive_root() {
-    for rule in STANDING {
+    for rule in INACTIVE_ROOT_RULES {
         let root = root(&format!("{rule}targetStatefulSet: op")) + "status: {epoch: 7}\n";
         let pods = [pod("op-0", &[])];
         let texts = [root.clone(), child("r-1-normal")];
@@ -406,102 +263,6 @@ fn epochs_go_on_in_the_shards_of_an_inactive_root() {
         let after = compiled(&[root, child("r-1-normal") + &said], &pods, &found);
         let record = &after.operators["ops/r-1-normal"];
         assert_eq!((record.epoch, record.written), (8, true), "{rule}");
-    }
-}
-
-#[test]
-fn an_inactive_root_still_assigns_its_deployments_pods() {
-    for rule in STANDING {
-        let root = root(&format!("{rule}targetDeployment: op"));
-        let of_deployment = |name: &str, labels: &[(&str, &str)]| {
-            let mut pod = pod(name, labels);
-            pod.labels.insert(label::POD_TEMPLATE_HASH.to_owned(), "1".to_owned());
-            let name = "op-1".to_owned();
-            pod.owner = Some(Owner { kind: "ReplicaSet".to_owned(), name });
-            pod
-        };
-        let injected = [(label::SHARDING_CONFIG_INJECTED, "r-2-normal")];
-        let pods = [of_deployment("a", &[]), of_deployment("b", &injected)];
-        let texts = [root, child("r-1-normal"), child("r-2-normal")];
-        let found = compiled(&texts, &pods, &Compiled::default());
-        assert_eq!(shards(&found), [("a", "r-1-normal"), ("b", "r-2-normal")], "{rule}");
-        assert!(found.troubles.iter().all(|one| !one.object.starts_with("Pod ")), "{rule}");
-    }
-}
-
-/// Names of the ShardingConfigs that get no new policy.
-fn refused(compiled: &Compiled) -> Vec<&str> {
-    let troubles = compiled.troubles.iter();
-    troubles.map(|trouble| trouble.object.trim_start_matches("ShardingConfig ops/")).collect()
-}
-
-#[test]
-fn of_two_owners_of_an_object_the_one_in_force_or_older_stays() {
-    let pods = [pod("p", &[("shard", "a")]), pod("q", &[("shard", "b")])];
-    let created_at = |text: String, day: u32| {
-        let created_at = format!("namespace: ops, creationTimestamp: '2026-01-0{day}T00:00:00Z'");
-        text.replacen("namespace: ops", &created_at, 1)
-    };
-    let (a, b) = (created_at(shard("a", "{team: x}"), 2), created_at(shard("b", "{team: x}"), 1));
-    let never = compiled(&[a.clone(), b.clone()], &pods, &Compiled::default());
-    assert_eq!(refused(&never), ["a"], "it is the younger");
-    assert_eq!(shards(&never), [("q", "b")]);
-    let message = &never.troubles[0].message;
-    assert!(message.starts_with("spec.limits: could own objects of a resource that is not named"));
-    assert!(message.ends_with("; nothing new is told until they do"), "{message}");
-    let by_name = compiled(&[shard("b", "{team: x}"), shard("a", "{team: x}")], &pods, &never);
-    assert_eq!(refused(&by_name), ["b"], "of no age, by name");
-    // `a` was alone; then the older `b` was changed to own the same.
-    let alone = compiled(std::slice::from_ref(&a), &pods, &Compiled::default());
-    let written = a.clone() + &status(&alone, "ops/a");
-    let changed = compiled(&[written.clone(), b.clone()], &pods, &alone);
-    assert_eq!(refused(&changed), ["b"], "it is not in force");
-    assert_eq!(changed.policies[&pods[0].name], alone.policies[&pods[0].name]);
-    // The policy of `a` changes without an edit, as with another version of the manager: nothing is in force.
-    let digest = &alone.operators["ops/a"].policy_digest;
-    let accepted = |status: &str, generation: u32| {
-        let condition = format!(
-            "{{type: Accepted, status: '{status}', observedGeneration: {generation}, reason: r, message: m, lastTransitionTime: '2026-01-03T00:00:00Z'}}"
-        );
-        format!("conditions: [{condition}]")
-    };
-    let second = |text: &str| text.replacen("namespace: ops", "namespace: ops, generation: 2", 1);
-    for (of_a, of_b, why) in [
-        (accepted("True", 2), accepted("False", 2), "it was not accepted"),
-        (accepted("True", 2), accepted("True", 1), "it was edited since it was accepted"),
-        (accepted("True", 1), accepted("False", 2), "it was edited as well, but accepted before"),
-    ] {
-        let of_a = second(&written)
-            .replace(digest, "0")
-            .replace("status: {", &format!("status: {{{of_a}, "));
-        let of_b = second(&b) + &format!("status: {{epoch: 1, policyDigest: '1', {of_b}}}\n");
-        let found = compiled(&[of_a, of_b], &pods, &alone);
-        assert_eq!(refused(&found), ["b"], "{why}");
-    }
-    // Both came into force while nothing was checked.
-    let other = compiled(std::slice::from_ref(&b), &pods, &Compiled::default());
-    let both = [written, b + &status(&other, "ops/b")];
-    assert_eq!(refused(&compiled(&both, &pods, &alone)), ["a"], "it is the younger");
-    assert_eq!(
-        compiled(&both, &pods, &alone).policies[&pods[0].name],
-        alone.policies[&pods[0].name]
-    );
-}
-
-#[test]
-fn of_two_roots_with_one_prefix_or_one_target_the_older_divides() {
-    let rule = "targetStatefulSet: op, auto: {shardingSize: 1, everyShardReplicas: 1}";
-    let pods = [pod("op-0", &[])];
-    let old = "namespace: ops, creationTimestamp: '2026-01-01T00:00:00Z'";
-    let first = root(rule).replace("namespace: ops", old);
-    for (from, to) in
-        [("targetStatefulSet: op", "targetStatefulSet: x"), ("prefix: r", "prefix: s")]
-    {
-        let later = root(rule).replace("name: root", "name: later").replace(from, to);
-        let found = compiled(&[later, first.clone()], &pods, &Compiled::default());
-        assert_eq!(refused(&found)[0], "later", "{to}");
-        assert_eq!(found.operators.keys().collect::<Vec<_>>(), ["ops/root"], "{to}");
-        assert_eq!(shards(&found), [("op-0", "r-1-normal")], "{to}");
     }
 }
 

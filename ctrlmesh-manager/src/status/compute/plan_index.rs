@@ -50,7 +50,8 @@ impl<'a> PlanIndex<'a> {
     /// The pods of all shards of `record`, or of the shard `name` itself, perhaps of `root`.
     pub(super) fn pods(
         &self,
-        (full_name, name): (&str, &str),
+        full_name: &str,
+        name: &str,
         record: Option<&Record>,
         root: Option<&str>,
     ) -> Vec<(&'a Member, &'a Told)> {
