@@ -1,4 +1,4 @@
-//! How do the parts become a process? The only file that knows all names.
+//! Builds the processes `sidecar` and `node` from their parts.
 
 mod threads;
 mod life;
@@ -21,8 +21,8 @@ use tracing::{debug, warn};
 
 use self::life::{Begun, Leave, Process};
 use crate::config::{ConfigError, NodeArgs, SidecarArgs};
-use crate::manager_client::Manager;
-use crate::manager_client::certificate::Signed;
+use crate::manager_client::Endpoint;
+use crate::manager_client::certificate::SignedCertificate;
 use crate::net::accept::{Acceptor, Origin, PodLimits};
 use crate::net::memory_budget::MemoryBudget;
 use crate::net::tls;
@@ -40,54 +40,39 @@ use ctrlmesh_runtime::readiness::BlockReady;
 
 pub use self::threads::Parts;
 
-/// How long the API server may take to show its certificate.
-const REACHED_WITHIN: Duration = Duration::from_secs(5);
+/// For a TLS handshake with the API server at start.
+const REACH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often it is tried whether it is reached.
-const REACHED_AGAIN: Duration = Duration::from_millis(200);
+/// Between two attempts.
+const REACH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Why the proxy cannot run.
 #[derive(Debug, Error)]
 pub enum AppError {
-    /// It was told something that does not make sense.
     #[error("read the configuration")]
     Config(#[from] ConfigError),
-    /// Certificates and keys are not there.
     #[error("prepare TLS")]
     Tls(#[from] TlsError),
-    /// There is no policy that could be applied.
     #[error("read the policy")]
     Policy(#[from] LoadError),
-    /// What the manager says cannot be kept.
     #[error("keep what the manager says")]
     Store(#[from] StoreError),
-    /// The pods of a node cannot be served.
     #[error("serve the pods of this node")]
     Node(#[from] NodeError),
-    /// The TLS library does not do what is needed.
     #[error("set up TLS")]
     Library(#[from] rustls::Error),
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// There can be no socket for probes.
     #[error("listen at {path}")]
     Socket {
-        /// Where.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// The operating system gives no runtime, thread or signal.
     #[error("start the runtime")]
     Runtime(#[source] io::Error),
 }
 
 /// Runs `ctrlmesh-proxy sidecar` until SIGTERM or SIGINT; returns whether everything ended in time.
-///
-/// # Errors
-///
-/// Fails when it cannot start.
 pub fn sidecar(args: SidecarArgs) -> Result<bool, AppError> {
     raise_open_files();
     let runtime = Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
@@ -95,17 +80,13 @@ pub fn sidecar(args: SidecarArgs) -> Result<bool, AppError> {
 }
 
 /// Runs `ctrlmesh-proxy node` until SIGTERM or SIGINT; returns whether everything ended in time.
-///
-/// # Errors
-///
-/// Fails when it cannot start.
 pub fn node(args: NodeArgs) -> Result<bool, AppError> {
     raise_open_files();
     let runtime = Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
     runtime.block_on(run_node(args))
 }
 
-/// As many files may be open as the system lets us: many container runtimes begin with 1024, and each connection is two.
+/// Raises the soft limit of open files to the hard one. Many runtimes begin with 1024, and each connection takes two.
 fn raise_open_files() {
     let limit = Resource::RLIMIT_NOFILE;
     let raised = getrlimit(limit).and_then(|(_, most)| setrlimit(limit, most, most));
@@ -140,7 +121,7 @@ async fn begin_sidecar(
                 metrics,
                 drain,
             )?;
-            // Nothing is served before it is known what.
+            // Nothing is served before the policy is known.
             let Some(policy) = subscription::policy_of(pod, followed.told, metrics, drain).await
             else {
                 return Ok(Begun::default());
@@ -166,20 +147,20 @@ async fn begin_sidecar(
     if let Some(port) = args.redirected {
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
         let listener = listen("redirected connections", address)?;
-        // What the kernel redirects arrives at loopback addresses, and from outside nobody can dial those.
+        // Redirected connections arrive at loopback addresses, which nobody outside the pod can dial.
         let inside =
             |own: SocketAddr, _| own.ip().to_canonical().is_loopback().then(Origin::default);
         drain.spawn(acceptor.clone().run(listener, inside, drain.clone()));
     }
     match args.redirected {
-        Some(_) => begun_past_ourselves(reached, &args.common.upstream_ca, drain, starting)?,
+        Some(_) => ready_once_reached(reached, &args.common.upstream_ca, drain, starting)?,
         None => drop(starting),
     }
     Ok(Begun { workers, leave: None })
 }
 
-/// Has begun once what we dial is the API server.
-fn begun_past_ourselves(
+/// Becomes ready once the proxy's own connections reach the API server.
+fn ready_once_reached(
     target: Target,
     ca: &Path,
     drain: &Drain,
@@ -189,26 +170,26 @@ fn begun_past_ourselves(
     drain.spawn(async move {
         tokio::select! {
             () = stop.started() => {}
-            () = past_ourselves(&target, &trust) => drop(starting),
+            () = api_server_reached(&target, &trust) => drop(starting),
         }
     });
     Ok(())
 }
 
-/// Waits until what we dial is the API server: until the node's proxy knows which container is ours, the kernel sends our own
-/// connections back to us.
-async fn past_ourselves(target: &Target, trust: &Trust) {
+/// Waits until the proxy's own connections reach the API server. Until the node's proxy knows this container, the kernel
+/// redirects them back to this proxy.
+async fn api_server_reached(target: &Target, trust: &Trust) {
     loop {
-        let reached = time::timeout(REACHED_WITHIN, Box::pin(target.reach(trust))).await;
+        let reached = time::timeout(REACH_TIMEOUT, Box::pin(target.reach(trust))).await;
         match reached.map_err(io::Error::from).flatten() {
             Ok(_stream) => return,
             Err(error) => debug!(%error, "the API server is not reached yet"),
         }
-        time::sleep(REACHED_AGAIN).await;
+        time::sleep(REACH_INTERVAL).await;
     }
 }
 
-/// What the pod's operator may have read before: nothing where everything passes, and always did.
+/// The policies under which the pod's operator may have read. None where everything passes, and always did.
 fn history(args: &SidecarArgs) -> Arc<History> {
     match &args.manager.state_dir {
         Some(state) => History::kept(Kept::of(state, args.policy.pod.as_ref(), "")),
@@ -275,22 +256,22 @@ fn end(args: &NodeArgs) -> Result<Option<RemovalCheck>, AppError> {
 // === impl Process ===
 
 impl Process {
-    /// Where the certificate comes from that carries `names`; the manager signs it where nothing else was said.
+    /// The source of a certificate for `names`. The manager signs it where no flag says otherwise.
     async fn certificate(
         &self,
         names: &[String],
-        manager: Option<Manager>,
+        manager: Option<Endpoint>,
     ) -> Result<Source, ConfigError> {
         match manager.filter(|_| self.args.lacks_certificate()) {
             None => self.args.certificate(names),
             Some(manager) => {
                 let names = self.args.names(names);
-                Ok(Signed::new(manager, names, self.drain.clone()).source().await)
+                Ok(SignedCertificate::new(manager, names, self.drain.clone()).source().await)
             }
         }
     }
 
-    /// Starts the serving threads, which present what comes from `source`.
+    /// Starts the serving threads, which present the certificate of `source`.
     fn start(
         &self,
         source: Source,

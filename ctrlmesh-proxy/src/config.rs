@@ -1,4 +1,4 @@
-//! What was the proxy told on its command line and in its environment?
+//! The proxy's flags and environment variables.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -20,7 +20,6 @@ use crate::upstream::{Address, Target};
 use ctrlmesh_intercept::{Targets, default_pins};
 use ctrlmesh_runtime::telemetry::LogFormat;
 
-/// Where a service account finds its cluster's CA.
 const SERVICE_ACCOUNT_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
 /// What every mode of the proxy is told.
@@ -175,73 +174,47 @@ pub struct NodeArgs {
     pub common: CommonArgs,
 }
 
-/// An API server's URL.
+/// `https://HOST:PORT` of an API server.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Upstream {
-    /// Its host: a DNS name or an address, without brackets.
+    /// A DNS name or an address, without brackets.
     pub host: String,
-    /// Its port.
     pub port: u16,
 }
 
-/// The two files of the mesh CA.
+/// The two PEM files of the mesh CA.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MeshCa {
-    /// The CA's certificate, PEM.
     pub cert: PathBuf,
-    /// The CA's key, PEM.
     pub key: PathBuf,
 }
 
-/// Why the configuration does not make sense.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// Not the URL of an API server.
     #[error("`{seen}` is not of the form https://HOST:PORT")]
-    Upstream {
-        /// What it is.
-        seen: String,
-    },
-    /// Neither the flag nor the environment names an API server.
+    Upstream { seen: String },
     #[error("which API server: give --upstream, or run where KUBERNETES_SERVICE_HOST is set")]
     NoUpstream,
-    /// Neither the flag nor the environment says what is to be redirected.
     #[error("which connections: give --target, or run where KUBERNETES_SERVICE_HOST is an address")]
     NoTarget,
-    /// A manager was named, but no node.
     #[error("which node: give --node beside --manager")]
     NoNode,
-    /// Neither a list of pods nor a manager.
     #[error("which pods: give --pods or --manager")]
     NoPods,
-    /// A manager was named, but no pod.
     #[error("which pod: give --pod beside --manager")]
     NoPod,
-    /// Not two files.
     #[error("`{seen}` is not of the form CERT,KEY")]
-    MeshCa {
-        /// What it is.
-        seen: String,
-    },
-    /// Nothing to present to operators.
+    MeshCa { seen: String },
     #[error("which certificate: give --manager, --mesh-ca, or --tls-cert and --tls-key")]
     NoCertificate,
-    /// Not a duration.
     #[error("`{seen}` is not a duration such as 500ms, 5s or 2m")]
-    Duration {
-        /// What it is.
-        seen: String,
-    },
+    Duration { seen: String },
 }
 
 // === impl CommonArgs ===
 
 impl CommonArgs {
-    /// Where the presented certificate comes from; `names` are carried beside those that were asked for.
-    ///
-    /// # Errors
-    ///
-    /// Fails when neither a certificate nor a CA was given.
+    /// The source of the certificate, which carries `names` beside those of `--tls-name`.
     pub fn certificate(&self, names: &[String]) -> Result<Source, ConfigError> {
         match (&self.mesh_ca, &self.tls_cert, &self.tls_key) {
             (Some(ca), ..) => Ok(Source::MeshCa {
@@ -256,17 +229,15 @@ impl CommonArgs {
         }
     }
 
-    /// Whether neither a certificate nor a CA was given.
     pub fn lacks_certificate(&self) -> bool {
         self.mesh_ca.is_none() && self.tls_cert.is_none()
     }
 
-    /// The names that were asked for, and `more`.
+    /// `--tls-name` and `more`.
     pub fn names(&self, more: &[String]) -> Vec<String> {
         self.tls_name.iter().chain(more).cloned().collect()
     }
 
-    /// How many threads serve connections.
     pub fn serving_threads(&self) -> usize {
         if self.threads > 0 {
             self.threads
@@ -280,10 +251,6 @@ impl CommonArgs {
 
 impl SidecarArgs {
     /// The API server to forward to.
-    ///
-    /// # Errors
-    ///
-    /// Fails when none was named, or not one that could have a certificate.
     pub fn target(&self) -> Result<Target, ConfigError> {
         self.upstream
             .clone()
@@ -296,11 +263,7 @@ impl SidecarArgs {
 // === impl NodeArgs ===
 
 impl NodeArgs {
-    /// What is redirected.
-    ///
-    /// # Errors
-    ///
-    /// Fails when nothing was named, and the environment names no address either.
+    /// The destinations to redirect.
     pub fn targets(&self) -> Result<Targets, ConfigError> {
         let mut list = self.target.clone();
         if list.is_empty() {
@@ -311,11 +274,7 @@ impl NodeArgs {
         Ok(Targets { name: "api server".to_owned(), list })
     }
 
-    /// The API server that Kubernetes tells every pod.
-    ///
-    /// # Errors
-    ///
-    /// Fails when it tells none.
+    /// By the environment that Kubernetes gives every pod.
     pub fn api_server(&self) -> Result<Target, ConfigError> {
         Upstream::of_the_cluster().ok_or(ConfigError::NoUpstream)?.target()
     }
@@ -324,18 +283,13 @@ impl NodeArgs {
 // === impl Upstream ===
 
 impl Upstream {
-    /// What Kubernetes tells every pod in its environment.
+    /// By the environment that Kubernetes gives every pod.
     fn of_the_cluster() -> Option<Self> {
         let host = std::env::var("KUBERNETES_SERVICE_HOST").ok()?;
         let port = std::env::var("KUBERNETES_SERVICE_PORT").ok()?.parse().ok()?;
         Some(Self { host, port })
     }
 
-    /// Where that is, and which name to expect there.
-    ///
-    /// # Errors
-    ///
-    /// Fails when the host is neither a DNS name nor an address.
     pub fn target(&self) -> Result<Target, ConfigError> {
         let name = ServerName::try_from(self.host.clone())
             .map_err(|_unfit| ConfigError::Upstream { seen: self.host.clone() })?;

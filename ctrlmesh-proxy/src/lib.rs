@@ -3,8 +3,6 @@
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]
 
-pub use ctrlmesh_runtime::{drain, readiness, telemetry};
-
 pub mod metrics;
 pub mod net;
 pub mod manager_client;

@@ -1,7 +1,7 @@
-//! How is the manager reached?
+//! The gRPC connection to the manager.
 //!
-//! Over HTTP/2 and TLS, believed by a certificate authority of its own, with the pod's token in every call. The token
-//! and the authority are read anew for each connection: both change under a proxy that runs for long.
+//! It runs over HTTP/2 and TLS, is verified by the manager's own CA, and carries the pod's token in every call. Token and
+//! CA are read again for each connection, because both change while a proxy runs.
 
 use std::future::{self, Future};
 use std::io;
@@ -40,118 +40,96 @@ use ctrlmesh_runtime::drain::Drain;
 mod args;
 pub mod certificate;
 
-pub use args::{Address, AddressError, ManagerArgs, Told};
+pub use args::{Address, AddressError, ManagerArgs, ServiceAddress};
 
-/// How long it may take to connect where the manager's name leads.
-const CONNECT: Duration = Duration::from_secs(5);
+/// For connecting by the manager's name, and for the HTTP/2 preface.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long TLS may take then: a manager that is back has ten thousand others to begin with, and who gives up costs it what
-/// was done until then.
-const SECURE: Duration = Duration::from_secs(10);
+/// For the TLS handshake. A manager that is back has ten thousand others to serve, and each aborted handshake costs it
+/// work.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long until somebody is where the manager was when the proxy began.
-const REACH: Duration = Duration::from_secs(2);
+/// For connecting to the Service's address, before its name is tried.
+const SERVICE_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the manager may take to begin an answer: it may have to ask the API server about the token.
-const ANSWER: Duration = Duration::from_secs(15);
+/// For the beginning of an answer: the manager may have to ask the API server about the token.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How often a silent manager is asked whether it is still there, and how long it may take to say so.
+/// Between HTTP/2 PINGs to a silent manager, and for its PONG.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// How the manager is reached.
+/// How to reach the manager, and the files that this takes.
 #[derive(Clone, Debug)]
-pub struct Manager {
-    /// Where it is, and what it is called.
+pub struct Endpoint {
     pub address: Address,
-    /// Where it is looked for before its name is.
-    pub at: Option<IpAddr>,
-    /// Who vouches for it.
+    /// The Service's address, which is tried before the name.
+    pub service_ip: Option<IpAddr>,
+    /// The CA of the manager's certificate, PEM.
     pub ca: PathBuf,
-    /// Who the proxy is.
+    /// The pod's token for the manager.
     pub token: PathBuf,
-    /// Where what it said is kept.
+    /// The folder for policies and certificates from the manager.
     pub state: PathBuf,
 }
 
 /// A connection to the manager.
 #[derive(Debug)]
-pub struct Link {
+pub struct Connection {
     grpc: Grpc<Channel>,
     authorization: MetadataValue<Ascii>,
 }
 
-/// Why the manager was not reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// A file cannot be read.
     #[error("read `{path}`")]
     Read {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// The authority's file holds none.
     #[error("read a certificate authority from `{path}`")]
-    Ca {
-        /// Which.
-        path: PathBuf,
-    },
-    /// The token's file holds none.
+    Ca { path: PathBuf },
     #[error("`{path}` holds no token")]
-    Token {
-        /// Which.
-        path: PathBuf,
-    },
+    Token { path: PathBuf },
     /// The host is neither a DNS name nor an address.
     #[error("`{host}` is no host")]
-    Host {
-        /// What it is.
-        host: String,
-    },
-    /// The TLS library does not do what is needed.
+    Host { host: String },
     #[error("set up TLS")]
     Library(#[source] rustls::Error),
-    /// The manager cannot be connected to, or is not who it should be.
+    /// Includes a refused certificate.
     #[error("connect to the manager")]
     Connect(#[source] io::Error),
-    /// It did not answer in time.
     #[error("connect to the manager in time")]
     Late,
-    /// It does not speak HTTP/2.
     #[error("begin HTTP/2 with the manager")]
     Http(#[source] hyper::Error),
 }
 
-/// What sends gRPC calls.
 #[derive(Debug)]
 struct Channel(http2::SendRequest<Body>);
 
-// === impl Manager ===
+// === impl Endpoint ===
 
-impl Manager {
-    /// Connects; what the connection is made of ends with `drain`.
-    ///
-    /// # Errors
-    /// Where the manager is not there, or not who it should be.
-    pub async fn connect(&self, drain: &Drain) -> Result<Link, ConnectError> {
+impl Endpoint {
+    /// The connection's tasks run on `drain`.
+    pub async fn connect(&self, drain: &Drain) -> Result<Connection, ConnectError> {
         Box::pin(self.open(None, drain)).await
     }
 
-    /// The same, over a connection to the manager that somebody else has made: from another address, say.
-    ///
-    /// # Errors
-    /// Where the manager is not who it should be.
+    /// Uses a TCP connection that the caller has opened, for example from another address.
     pub async fn connect_over(
         &self,
         stream: TcpStream,
         drain: &Drain,
-    ) -> Result<Link, ConnectError> {
+    ) -> Result<Connection, ConnectError> {
         Box::pin(self.open(Some(stream), drain)).await
     }
 
-    async fn open(&self, made: Option<TcpStream>, drain: &Drain) -> Result<Link, ConnectError> {
+    async fn open(
+        &self,
+        tcp: Option<TcpStream>,
+        drain: &Drain,
+    ) -> Result<Connection, ConnectError> {
         let tls = self.tls()?;
         let authorization = self.authorization()?;
         let Address { host, port } = &self.address;
@@ -161,8 +139,8 @@ impl Manager {
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let origin = Uri::builder().scheme(Scheme::HTTPS).authority(authority).path_and_query("/");
         let origin = origin.build().map_err(|_unfit| unfit())?;
-        let stream = match made {
-            Some(stream) => secured(future::ready(Ok(stream)), CONNECT, &tls, &name).await,
+        let stream = match tcp {
+            Some(stream) => secured(future::ready(Ok(stream)), CONNECT_TIMEOUT, &tls, &name).await,
             None => self.reach(&tls, &name).await,
         };
         let stream = stream.map_err(ConnectError::Connect)?;
@@ -173,7 +151,8 @@ impl Manager {
             .keep_alive_timeout(KEEP_ALIVE)
             .keep_alive_while_idle(true);
         let begun = Box::pin(http2.handshake(TokioIo::new(stream)));
-        let begun = time::timeout(CONNECT, begun).await.map_err(|_elapsed| ConnectError::Late)?;
+        let begun =
+            time::timeout(CONNECT_TIMEOUT, begun).await.map_err(|_elapsed| ConnectError::Late)?;
         let (sender, connection) = begun.map_err(ConnectError::Http)?;
         drain.spawn(async move {
             if let Err(error) = connection.await {
@@ -182,20 +161,22 @@ impl Manager {
         });
         let grpc = Grpc::with_origin(Channel(sender), origin)
             .max_decoding_message_size(wire::MAX_UPDATE_BYTES);
-        Ok(Link { grpc, authorization })
+        Ok(Connection { grpc, authorization })
     }
 
-    /// Connects to the address that it had; where nobody is there, or another, it is looked for by its name, which leads
-    /// to a Service that was made anew.
+    /// Tries the Service's address first. Where that fails, the name may lead to a Service that was created anew.
     async fn reach(
         &self,
         tls: &TlsConnector,
         name: &ServerName<'static>,
     ) -> io::Result<TlsStream<TcpStream>> {
         let Address { host, port } = &self.address;
-        let by_name = || secured(TcpStream::connect((host.as_str(), *port)), CONNECT, tls, name);
-        let Some(address) = self.at else { return by_name().await };
-        match secured(TcpStream::connect((address, *port)), REACH, tls, name).await {
+        let by_name =
+            || secured(TcpStream::connect((host.as_str(), *port)), CONNECT_TIMEOUT, tls, name);
+        let Some(address) = self.service_ip else { return by_name().await };
+        match secured(TcpStream::connect((address, *port)), SERVICE_CONNECT_TIMEOUT, tls, name)
+            .await
+        {
             Ok(stream) => Ok(stream),
             Err(there) => by_name().await.map_err(|error| {
                 io::Error::new(error.kind(), format!("at {address}: {there}; by its name: {error}"))
@@ -239,13 +220,10 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, ConnectError> {
     std::fs::read(path).map_err(|source| ConnectError::Read { path: path.clone(), source })
 }
 
-// === impl Link ===
+// === impl Connection ===
 
-impl Link {
-    /// Begins to be told policies; `reports` begins with a hello. `voucher` is the last that the manager gave, or empty.
-    ///
-    /// # Errors
-    /// Where the manager refuses, or is not there any more.
+impl Connection {
+    /// Begins the stream of policies. `reports` begins with a hello; `voucher` is the manager's last one, or empty.
     pub async fn follow(
         &mut self,
         reports: ReceiverStream<Report>,
@@ -263,10 +241,7 @@ impl Link {
         in_time(self.grpc.streaming(request, path, codec)).await
     }
 
-    /// Has a certificate signing request (DER) signed; gives the chain, in DER, leaf first.
-    ///
-    /// # Errors
-    /// Where the manager refuses, or is not there any more.
+    /// Has a certificate signing request (DER) signed; returns the chain, leaf first.
     pub async fn sign(&mut self, request: &[u8]) -> Result<Vec<CertificateDer<'static>>, Status> {
         let request = self.request(SignRequest { request: Bytes::copy_from_slice(request) });
         self.ready().await?;
@@ -287,23 +262,25 @@ impl Link {
     }
 }
 
-/// A connection to whoever proves to be `name`, where somebody is reached `within` that time.
+/// Connects within `timeout`, and verifies that the peer is `name`.
 async fn secured(
     reach: impl Future<Output = io::Result<TcpStream>>,
-    within: Duration,
+    timeout: Duration,
     tls: &TlsConnector,
     name: &ServerName<'static>,
 ) -> io::Result<TlsStream<TcpStream>> {
     let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
-    let stream = time::timeout(within, reach).await.map_err(late)??;
+    let stream = time::timeout(timeout, reach).await.map_err(late)??;
     stream.set_nodelay(true)?;
-    time::timeout(SECURE, Box::pin(tls.connect(name.clone(), stream))).await.map_err(late)?
+    time::timeout(HANDSHAKE_TIMEOUT, Box::pin(tls.connect(name.clone(), stream)))
+        .await
+        .map_err(late)?
 }
 
 async fn in_time<T>(
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, Status> {
-    match time::timeout(ANSWER, call).await {
+    match time::timeout(ANSWER_TIMEOUT, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
         Err(_elapsed) => Err(Status::deadline_exceeded("the manager does not answer")),
     }
@@ -325,7 +302,7 @@ impl GrpcService<Body> for Channel {
     }
 }
 
-/// Runs the parts of a connection.
+/// Spawns hyper's tasks on the drain.
 #[derive(Clone, Debug)]
 struct Tasks(Drain);
 

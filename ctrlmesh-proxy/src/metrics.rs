@@ -1,6 +1,6 @@
-//! What does the proxy count, and how is it shown to Prometheus?
+//! The proxy's metrics.
 //!
-//! Every series of the request path is looked up once, at start: counting is one atomic addition.
+//! Every series of the request path is looked up once, at start, so counting is one atomic addition.
 
 mod added;
 mod channel;
@@ -21,39 +21,28 @@ pub use crate::metrics::channel::ManagerMetrics;
 use crate::metrics::reasons::{CLIENT_ERRORS, OUTCOMES, UPSTREAM_ERRORS, VERBS};
 pub use crate::metrics::reasons::{ClientError, Outcome, UpstreamError, Verb};
 
-/// All that is counted.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
     requests: Vec<[Counter; OUTCOMES.len()]>,
-    /// Requests whose selector was narrowed.
     pub injected: Counter,
-    /// Requests whose leader-election lock was renamed.
     pub renamed: Counter,
-    /// Requests that the proxy refused by its policy.
     pub refused: Counter,
-    /// Connections that went through as opaque bytes, upgrades included.
     pub tunnelled: Counter,
-    /// Open watches that went over to a new policy without the client's noticing.
     pub spliced: Counter,
-    /// Open watches that were ended with 410 because of a new policy.
     pub expired: Counter,
-    /// Connections accepted.
     pub accepted: Counter,
     upstream_errors: [Counter; UPSTREAM_ERRORS.len()],
     client_errors: [Counter; CLIENT_ERRORS.len()],
     added: Added,
     open: Gauges,
     epochs: Family<PodLabels, Gauge>,
-    /// What is known of the manager.
     pub manager: ManagerMetrics,
-    /// What waits for those who do not read, in bytes.
     pub unread: Gauge,
     served: Gauge,
     waiting: Gauge,
 }
 
-/// What exists now.
 #[derive(Debug)]
 struct Gauges {
     connections: Gauge,
@@ -63,7 +52,7 @@ struct Gauges {
     tunnels: Gauge,
 }
 
-/// Counts something that exists for as long as this does.
+/// Raises a gauge until it is dropped.
 #[derive(Debug)]
 pub struct Open(Gauge);
 
@@ -86,7 +75,6 @@ struct PodLabels {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Registers everything.
     pub fn new() -> Arc<Self> {
         let mut registry = Registry::with_prefix("ctrlmesh_proxy");
         let to = &mut registry;
@@ -127,70 +115,62 @@ impl Metrics {
         Arc::new(Self { registry: Arc::new(registry), ..metrics })
     }
 
-    /// Counts a request as under way, until it is counted as ended.
+    /// Pairs with [`Self::end_request`].
     pub fn begin_request(&self) {
         self.open.streams.inc();
     }
 
-    /// Counts a request that ended.
     pub fn end_request(&self, verb: Verb, outcome: Outcome) {
         self.open.streams.dec();
         self.requests[verb.at()][outcome as usize].inc();
     }
 
-    /// Counts a failure to ask the API server.
     pub fn upstream_error(&self, reason: UpstreamError) {
         self.upstream_errors[reason as usize].inc();
     }
 
-    /// Counts a client's connection that was ended early.
     pub fn client_error(&self, reason: ClientError) {
         self.client_errors[reason as usize].inc();
     }
 
-    /// Records what the proxy added to the time of one request.
+    /// Records the time that the proxy added to one request.
     pub fn added(&self, time: Duration) {
         self.added.observe(time);
     }
 
-    /// Counts a client's connection while it is open.
     pub fn connection(&self) -> Open {
         Open::new(&self.open.connections)
     }
 
-    /// How many connections of clients are open.
+    /// Of clients.
     pub fn open_connections(&self) -> i64 {
         self.open.connections.get()
     }
 
-    /// Counts a connection to the API server while it is open.
     pub fn upstream_connection(&self) -> Open {
         Open::new(&self.open.upstream_connections)
     }
 
-    /// Counts a watch while it is open.
     pub fn watch(&self) -> Open {
         Open::new(&self.open.watches)
     }
 
-    /// Counts a tunnel, and while it is open.
     pub fn tunnel(&self) -> Open {
         self.tunnelled.inc();
         Open::new(&self.open.tunnels)
     }
 
-    /// Shows the epoch of the policy that is in force for `pod`.
+    /// Sets the epoch of the policy in force for `pod`.
     pub fn epoch(&self, pod: &str, epoch: u64) {
         let epoch = i64::try_from(epoch).unwrap_or(i64::MAX);
         self.epochs.get_or_create(&PodLabels { pod: pod.to_owned() }).set(epoch);
     }
 
-    /// Shows no epoch for `pod` any more.
+    /// Removes the epoch of `pod`.
     pub fn forget(&self, pod: &str) {
         self.epochs.remove(&PodLabels { pod: pod.to_owned() });
     }
 
-    /// Shows how many pods of the node are served, and how many wait for it.
     pub fn pods(&self, served: usize, waiting: usize) {
         self.served.set(i64::try_from(served).unwrap_or(i64::MAX));
         self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
@@ -295,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_counted_under_its_verb_and_outcome() {
+    fn requests_count_by_verb_and_outcome() {
         let metrics = Metrics::new();
         for (verb, outcome) in [("watch", Outcome::Ok), ("brew", Outcome::Refused)] {
             metrics.begin_request();
@@ -319,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_proxy_adds_is_shown_as_a_histogram_in_seconds() {
+    fn the_added_time_is_a_histogram_in_seconds() {
         let metrics = Metrics::new();
         for microseconds in [3, 100, 1_000_000] {
             metrics.added(Duration::from_micros(microseconds));
@@ -339,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_is_counted_until_it_is_dropped() {
+    fn a_gauge_falls_when_its_guard_is_dropped() {
         let metrics = Metrics::new();
         let open = metrics.watch();
         assert!(metrics.render().unwrap().contains("ctrlmesh_proxy_watches 1"));

@@ -26,14 +26,14 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::drain::Drain;
 use crate::net::accept::Acceptor;
 use crate::node::handover::{Claim, Link, ServingLock};
 use crate::node::network::InheritedListener;
 use crate::node::reconciler::{Reconciler, ReconcilerConfig};
 use crate::policy::file_poll::POLL_INTERVAL;
-use crate::readiness::BlockReady;
 use ctrlmesh_intercept::Targets;
+use ctrlmesh_runtime::drain::Drain;
+use ctrlmesh_runtime::readiness::BlockReady;
 
 pub use error::NodeError;
 pub use pod_list::{CgroupLocation, Pod, PodsError, ServedBy};

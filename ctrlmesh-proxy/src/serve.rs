@@ -1,4 +1,4 @@
-//! How is one client connection served, from its first byte to its last?
+//! Serves one client connection, from its first byte to its last.
 
 pub mod explain;
 mod headers;
@@ -45,7 +45,7 @@ use crate::upstream::{Address, Target, Upstream};
 /// The first byte of a TLS record that begins a handshake.
 const TLS_HANDSHAKE: u8 = 22;
 
-/// A connection on which the client speaks HTTP, to its end: one a connection, of either protocol.
+/// The task that serves a client's HTTP connection to its end.
 type Serving = Pin<Box<dyn Future<Output = ()>>>;
 
 // === impl Server ===
@@ -69,7 +69,7 @@ impl Server {
                 Some((target, served)) => {
                     let gone = served.gone.clone();
                     let beginning = Box::pin(self.clone().begin(stream, target, served, resources));
-                    // What lasts is not asked by way of what came before it.
+                    // So that the connection is not polled through the future of its beginning.
                     let serving = async {
                         if let Some(serving) = beginning.await {
                             serving.await;
@@ -83,7 +83,7 @@ impl Server {
         debug!(client.addr = %client, "disconnected");
     }
 
-    /// Looks what the client speaks, and gives what speaks it; what is not TLS passes here, to its end.
+    /// Detects the client's protocol. TLS gives a task to run; anything else passes here, to its end.
     async fn begin(
         self: Rc<Self>,
         stream: TcpStream,
@@ -102,12 +102,12 @@ impl Server {
                 drop(resources);
                 None
             }
-            // Gone before it said anything.
+            // The client left without a byte.
             Ok(_) | Err(_) => None,
         }
     }
 
-    /// Ends TLS; gives what speaks the protocol that the client chose.
+    /// Terminates TLS, and returns the task for the protocol that the client chose.
     async fn terminate(
         self: Rc<Self>,
         stream: TcpStream,
@@ -141,10 +141,10 @@ impl Server {
         })
     }
 
-    /// Passes what is not TLS to where it wanted to go, as long as the policy lets everything pass.
+    /// Passes a connection without TLS to its destination, as long as the policy lets everything pass.
     ///
-    /// What the API server makes of such bytes is not known here: a TLS alert, an `SSLv2` hello or a PROXY line may stand
-    /// before an ordinary handshake, in which nobody would apply the policy.
+    /// A TLS alert, an `SSLv2` hello or a PROXY line may stand before an ordinary handshake, to which nobody would apply
+    /// the policy.
     async fn pass(
         &self,
         stream: TcpStream,
@@ -159,7 +159,7 @@ impl Server {
         let open = self.metrics.tunnel();
         let limited = async {
             if policy.wait_for(|policy| !policy.passes_everything()).await.is_err() {
-                // Nobody changes it any more.
+                // The policy's source has ended.
                 future::pending::<()>().await;
             }
         };
@@ -183,7 +183,7 @@ impl Server {
         }
     }
 
-    /// What `work` gives, unless the client is too slow for it.
+    /// `None`, and counted, where the client misses the deadline.
     async fn in_time<T>(&self, deadline: Instant, work: impl Future<Output = T>) -> Option<T> {
         let done = time::timeout_at(deadline, work).await.ok();
         if done.is_none() {
@@ -193,7 +193,7 @@ impl Server {
     }
 }
 
-/// Does `work` to its end, or to the end of the pod that it is done for.
+/// Runs `work` until it ends or its pod is gone.
 async fn unless_gone(gone: Option<&CancellationToken>, work: impl Future<Output = ()>) {
     match gone {
         Some(gone) => {

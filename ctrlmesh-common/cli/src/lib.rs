@@ -14,8 +14,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use ctrlmesh_proxy::telemetry::{self, LogFormat};
 use ctrlmesh_request::classify;
+use ctrlmesh_runtime::telemetry::{self, LogFormat};
 
 /// The file name under which `kubectl` finds the program as its plugin.
 const PLUGIN: &str = "kubectl-ctrlmesh";

@@ -1,7 +1,6 @@
-//! How does the process begin, show itself, and stop?
+//! Start, admin pages and shutdown of the process.
 //!
-//! Signals are waited for and the pages shown before anything else is begun: a proxy that waits for the manager can be
-//! told to stop, and whoever looks sees that it lives.
+//! Signals and the pages come first: a proxy that waits for the manager can be stopped, and answers its liveness probe.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -25,10 +24,10 @@ use crate::metrics::Metrics;
 use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::readiness::Readiness;
 
-/// How often an address is tried that the process before this one still has.
-const AGAIN: Duration = Duration::from_millis(100);
+/// Between attempts to listen at an address that the process before this one still has.
+const LISTEN_RETRY: Duration = Duration::from_millis(100);
 
-/// What every mode begins with.
+/// What both modes need.
 #[derive(Clone)]
 pub(super) struct Process {
     pub(super) args: CommonArgs,
@@ -37,18 +36,18 @@ pub(super) struct Process {
     pub(super) drain: Drain,
 }
 
-/// What there is once the proxy has begun.
+/// The running parts that shutdown has to wait for.
 #[derive(Default)]
 pub(super) struct Begun {
     pub(super) workers: Vec<JoinHandle<()>>,
     pub(super) leave: Option<Leave>,
 }
 
-/// Who has something to do before connections are told to end, and still serves meanwhile.
+/// A part that serves on until it has left, before other connections are told to end.
 pub(super) struct Leave {
-    /// Tells so.
+    /// Asks the part to leave.
     pub(super) asked: CancellationToken,
-    /// Done, also where nobody is there to say so.
+    /// Resolves once the part has left, or has been dropped.
     pub(super) done: oneshot::Receiver<()>,
 }
 
@@ -60,9 +59,10 @@ impl Process {
         Self { args, metrics, readiness, drain }
     }
 
-    /// Begins, and runs until it is told to stop; returns whether everything ended in time. What is told to stop before
-    /// it has begun does `instead` of ending what there is. Where there is a `socket`, the pages are there in any case,
-    /// and at their address as soon as no process before this one has it any more.
+    /// Runs until SIGTERM or SIGINT; returns whether everything ended in time.
+    ///
+    /// A process that is stopped before `begin` is done runs `instead`. With a `socket`, the pages are there at once; their
+    /// TCP address follows when the process before this one has released it.
     pub(super) async fn live(
         self,
         socket: Option<&Path>,
@@ -73,9 +73,9 @@ impl Process {
         let pages = self.clone().pages(socket).await?;
         let Self { args, drain, .. } = self;
         let life = async {
-            let there = tokio::select! {
+            let begun = tokio::select! {
                 done = begin => done?,
-                // It still waits for what it needs.
+                // Stopped before it has begun.
                 () = stop.requested() => {
                     info!("told to stop before it has begun");
                     instead.await;
@@ -84,10 +84,10 @@ impl Process {
             };
             info!("begun");
             stop.requested().await;
-            Ok(finish(drain, args.drain_timeout, there).await)
+            Ok(finish(drain, args.drain_timeout, begun).await)
         };
         tokio::select! {
-            // They are served for as long as the process lives.
+            // The pages are served until the process ends.
             () = pages => Ok(true),
             clean = life => clean,
         }
@@ -121,11 +121,11 @@ impl Process {
     }
 }
 
-/// Stops; returns whether everything ended in time.
+/// Returns whether everything ended in time.
 async fn finish(drain: Drain, deadline: Duration, Begun { workers, leave }: Begun) -> bool {
     if let Some(Leave { asked, done }) = leave {
         asked.cancel();
-        // Where it is gone without a word, there is nothing to wait for, either.
+        // An error means that the part has been dropped.
         let _done = done.await;
     }
     info!(?deadline, "draining");
@@ -139,19 +139,19 @@ async fn finish(drain: Drain, deadline: Duration, Begun { workers, leave }: Begu
     clean
 }
 
-/// Shows the pages at an address that the process before this one may still have, and leaves it to the next one.
+/// Serves the pages at an address that the process before this one may still have, until shutdown.
 async fn shared(admin: Admin, address: SocketAddr, drain: Drain) {
-    let mut said = false;
+    let mut logged = false;
     let listener = loop {
         match listen("admin", address) {
             Ok(listener) => break listener,
-            Err(error) if !said => {
-                said = true;
+            Err(error) if !logged => {
+                logged = true;
                 info!(error = telemetry::chain(&error), "the address of the pages is tried again");
             }
             Err(_) => {}
         }
-        time::sleep(AGAIN).await;
+        time::sleep(LISTEN_RETRY).await;
     };
     tokio::select! {
         () = drain.started() => {}

@@ -1,6 +1,6 @@
-//! How are connections served on several threads?
+//! The serving threads.
 //!
-//! Each thread has a runtime of its own, and keeps what it was handed to its end.
+//! Each has a runtime of its own, and serves its connections to their end.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::session::{Policies, Server};
 use crate::upstream::{Dialer, Http1Only, Target};
 use ctrlmesh_runtime::drain::Drain;
 
-/// Nearer than the deadline of any request, and far enough not to be felt.
-const NEAR: Duration = Duration::from_secs(4);
+/// Shorter than the deadline of any request, and long enough to cost nothing.
+const TIMER_PERIOD: Duration = Duration::from_secs(4);
 
-/// What all serving threads are made from.
+/// What all serving threads share.
 #[derive(Clone)]
 pub struct Parts {
     pub args: CommonArgs,
@@ -43,7 +43,6 @@ pub struct Parts {
 // === impl Parts ===
 
 impl Parts {
-    /// Starts the serving threads.
     pub fn start(&self) -> Result<(Vec<ServingThread>, Vec<JoinHandle<()>>), AppError> {
         let mut threads = Vec::new();
         let mut workers = Vec::new();
@@ -82,7 +81,7 @@ impl Parts {
             }
             drain.ended().await;
         });
-        // A name may still be looked up, which nobody can end.
+        // A name lookup may still block, and cannot be cancelled.
         runtime.shutdown_background();
     }
 
@@ -109,12 +108,12 @@ impl Parts {
     }
 }
 
-/// Lets each request have its deadline without a system call: a runtime must be woken only for a timer that is nearer
-/// than all others, and this one is.
+/// Spares each request a system call for its deadline: tokio wakes its driver only for a timer that is earlier than all
+/// others, and this one is earlier.
 async fn keep_a_timer_near(drain: Drain) {
     let ticks = async {
         loop {
-            time::sleep(NEAR).await;
+            time::sleep(TIMER_PERIOD).await;
         }
     };
     tokio::select! {

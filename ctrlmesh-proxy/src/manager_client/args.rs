@@ -1,4 +1,4 @@
-//! How is it said where the manager is?
+//! The command-line flags for the manager.
 
 use std::net::{AddrParseError, IpAddr};
 use std::path::PathBuf;
@@ -6,9 +6,8 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::Manager;
+use super::Endpoint;
 
-/// How the manager is reached, on the command line.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ManagerArgs {
     /// The manager, which tells the policy and signs the certificate; needs --manager-ca, --token and --state-dir.
@@ -23,7 +22,7 @@ pub struct ManagerArgs {
         value_name = "ADDRESS",
         requires = "manager"
     )]
-    pub manager_address: Option<Told>,
+    pub manager_address: Option<ServiceAddress>,
     /// The CA that the manager's certificate is verified against; read for each connection.
     #[arg(long, env = "CTRLMESH_PROXY_MANAGER_CA", value_name = "FILE")]
     pub manager_ca: Option<PathBuf>,
@@ -36,18 +35,16 @@ pub struct ManagerArgs {
     pub state_dir: Option<PathBuf>,
 }
 
-/// The address that Kubernetes told of the manager, if it did.
+/// The manager's address from a Service variable; `None` where Kubernetes did not expand it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Told(Option<IpAddr>);
+pub struct ServiceAddress(Option<IpAddr>);
 
-/// Where the manager is.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Address {
     pub(super) host: String,
     pub(super) port: u16,
 }
 
-/// A text that is no address.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("`{text}` is not HOST:PORT")]
 pub struct AddressError {
@@ -57,18 +54,17 @@ pub struct AddressError {
 // === impl ManagerArgs ===
 
 impl ManagerArgs {
-    /// How the manager is reached, where one was named.
-    pub fn manager(&self) -> Option<Manager> {
+    pub fn manager(&self) -> Option<Endpoint> {
         let (address, ca) = self.manager.clone().zip(self.manager_ca.clone())?;
         let (token, state) = self.token.clone().zip(self.state_dir.clone())?;
-        let at = self.manager_address.and_then(|Told(at)| at);
-        Some(Manager { address, at, ca, token, state })
+        let service_ip = self.manager_address.and_then(|ServiceAddress(ip)| ip);
+        Some(Endpoint { address, service_ip, ca, token, state })
     }
 }
 
-// === impl Told ===
+// === impl ServiceAddress ===
 
-impl FromStr for Told {
+impl FromStr for ServiceAddress {
     type Err = AddrParseError;
 
     fn from_str(text: &str) -> Result<Self, AddrParseError> {
@@ -97,10 +93,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_kubernetes_did_not_know_is_none() {
-        let told = |text: &str| text.parse::<Told>();
-        assert_eq!(told("10.96.0.7"), Ok(Told(Some([10, 96, 0, 7].into()))));
-        assert_eq!(told("$(CTRLMESH_MANAGER_SERVICE_HOST)"), Ok(Told(None)));
+    fn an_unexpanded_variable_is_no_address() {
+        let told = |text: &str| text.parse::<ServiceAddress>();
+        assert_eq!(told("10.96.0.7"), Ok(ServiceAddress(Some([10, 96, 0, 7].into()))));
+        assert_eq!(told("$(CTRLMESH_MANAGER_SERVICE_HOST)"), Ok(ServiceAddress(None)));
         assert!(told("").is_err() && told("manager").is_err());
     }
 

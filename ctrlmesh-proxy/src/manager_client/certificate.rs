@@ -1,9 +1,9 @@
-//! How does the proxy get a certificate that the manager signs?
+//! The serving certificate that the manager signs.
 //!
-//! It makes a key, which never leaves it, asks for a signature, and keeps both in one file of its state folder. What is
-//! presented is read from there, as any certificate from a file is, so a restart without the manager goes on with it. With
-//! it stands who vouched for the manager then: where nobody of them does any more, its authorities are others than those
-//! that signed, as after a removal and another installation, and another certificate is asked for.
+//! The proxy makes a key, which never leaves it, and keeps key and chain in one file of its state folder. It presents
+//! them like any certificate from a file, so a restart without the manager continues with them. The file also names the
+//! manager's CAs of that time. Where none of them is still valid for the manager, as after a new installation, the proxy
+//! asks for another certificate.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -21,39 +21,36 @@ use tracing::{info, warn};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
 
-use crate::manager_client::{ConnectError, Manager};
+use crate::manager_client::{ConnectError, Endpoint};
 use crate::net::tls::TlsError;
 use crate::net::tls::issue::{self, Source};
 use ctrlmesh_runtime::drain::Drain;
 
-/// How often it is looked whether the manager's authorities are still those that signed.
-const LOOK_AGAIN: Duration = Duration::from_mins(1);
+/// Between checks of the certificate's age and of the manager's CAs.
+const CHECK_INTERVAL: Duration = Duration::from_mins(1);
 
-/// The thirds of a certificate's life, and after how many of them it is renewed.
+/// A certificate is renewed after two thirds of its life.
 const THIRDS: u32 = 3;
 const RENEWAL_THIRDS: u32 = 2;
 
-/// What the line begins with that names those that vouched for the manager.
-const UNDER: &str = "# signed under";
+/// The prefix of the line that names the manager's CAs.
+const CA_LINE: &str = "# signed under";
 
-/// How long to wait after the manager did not sign.
-const RETRY: Duration = Duration::from_secs(2);
+/// The first wait after the manager did not sign.
+const FIRST_RETRY: Duration = Duration::from_secs(2);
 
-/// The longest wait.
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
-/// A certificate that the manager signs.
 #[derive(Clone, Debug)]
-pub struct Signed {
-    manager: Manager,
+pub struct SignedCertificate {
+    manager: Endpoint,
     names: Vec<String>,
     file: PathBuf,
     drain: Drain,
 }
 
-/// Why there is no certificate.
 #[derive(Debug, Error)]
-enum SignedError {
+enum SignError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("the manager says: {} ({:?})", .0.message(), .0.code())]
@@ -66,23 +63,23 @@ enum SignedError {
     Keep(#[source] io::Error),
 }
 
-// === impl Signed ===
+// === impl SignedCertificate ===
 
-impl Signed {
+impl SignedCertificate {
     /// For the API server's names and `names`.
-    pub fn new(manager: Manager, names: Vec<String>, drain: Drain) -> Self {
+    pub fn new(manager: Endpoint, names: Vec<String>, drain: Drain) -> Self {
         // A certificate for other names is another certificate.
         let names_digest = wire::digest(names.join(",").as_bytes());
         let file = manager.state.join(format!("serving-{names_digest:016x}.pem"));
         Self { manager, names, file, drain }
     }
 
-    /// Where it is read from, as soon as it is there. It may be one that was kept; then it is renewed in its time.
+    /// The certificate's files, once there is a valid one. Renews it in the background.
     pub async fn source(self) -> Source {
-        let mut wait = RETRY;
+        let mut wait = FIRST_RETRY;
         while !self.is_good_for(THIRDS) {
             let Err(error) = Box::pin(self.renew()).await else {
-                // Whatever the clock says of it, none is newer.
+                // The certificate is new, even where the clock disagrees.
                 break;
             };
             let error = format!("{:#}", anyhow::Error::from(error));
@@ -103,17 +100,17 @@ impl Signed {
     }
 
     async fn follow(self) {
-        let mut wait = RETRY;
+        let mut wait = FIRST_RETRY;
         loop {
             if self.is_good_for(RENEWAL_THIRDS) {
-                time::sleep(LOOK_AGAIN).await;
+                time::sleep(CHECK_INTERVAL).await;
                 continue;
             }
             match Box::pin(self.renew()).await {
                 Ok(()) => {
-                    wait = RETRY;
-                    // Where the clocks differ much, or the authority is at its end, it is no better than the one before.
-                    time::sleep(LOOK_AGAIN).await;
+                    wait = FIRST_RETRY;
+                    // Where the clocks differ, or the CA is about to expire, it may be no better than the one before.
+                    time::sleep(CHECK_INTERVAL).await;
                 }
                 Err(error) => {
                     let error = format!("{:#}", anyhow::Error::from(error));
@@ -125,32 +122,29 @@ impl Signed {
         }
     }
 
-    /// Whether there is one of today's authorities of whose life no more than so many thirds are over. It ends with the
-    /// authority's.
+    /// Whether the file holds a certificate of a current CA, of whose life no more than `thirds` are over.
     fn is_good_for(&self, thirds: u32) -> bool {
         let now = SystemTime::now();
         let is_young = |(from, to): (SystemTime, SystemTime)| is_within(from, to, thirds, now);
-        self.validity().is_some_and(is_young) && self.is_of_today()
+        self.validity().is_some_and(is_young) && self.is_of_a_current_ca()
     }
 
-    /// Whether somebody vouches for the manager who did so when the one that is kept was signed; where today's cannot be
-    /// read, nothing says otherwise.
-    fn is_of_today(&self) -> bool {
-        let Some(today) = self.authorities() else { return true };
+    /// Whether one of the manager's CAs was valid already when the certificate was signed; true if they cannot be read.
+    fn is_of_a_current_ca(&self) -> bool {
+        let Some(current) = self.ca_digests() else { return true };
         let text = fs::read_to_string(&self.file).unwrap_or_default();
-        let then = text.lines().find_map(|line| line.strip_prefix(UNDER)).unwrap_or_default();
-        then.split_whitespace().any(|one| today.iter().any(|other| one == other))
+        let signed = text.lines().find_map(|line| line.strip_prefix(CA_LINE)).unwrap_or_default();
+        signed.split_whitespace().any(|one| current.iter().any(|other| one == other))
     }
 
-    /// The digests of who vouches for the manager.
-    fn authorities(&self) -> Option<Vec<String>> {
+    fn ca_digests(&self) -> Option<Vec<String>> {
         let pem = fs::read(&self.manager.ca).ok()?;
         let all = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().ok()?;
         let digests = all.iter().map(|one| format!("{:016x}", wire::digest(one)));
         Some(digests.collect()).filter(|all: &Vec<String>| !all.is_empty())
     }
 
-    /// From when and until when the one is valid that is kept.
+    /// The not-before and not-after times of the certificate in the file.
     fn validity(&self) -> Option<(SystemTime, SystemTime)> {
         let certificate = CertificateDer::from_pem_slice(&fs::read(&self.file).ok()?).ok()?;
         let (_, parsed) = X509Certificate::from_der(&certificate).ok()?;
@@ -158,33 +152,28 @@ impl Signed {
         Some((validity.not_before.to_datetime().into(), validity.not_after.to_datetime().into()))
     }
 
-    async fn renew(&self) -> Result<(), SignedError> {
+    async fn renew(&self) -> Result<(), SignError> {
         let key = KeyPair::generate()?;
         let mut params = issue::leaf(&self.names, SystemTime::now())?;
-        // Whoever signs says who that is.
+        // The signer sets this extension.
         params.use_authority_key_identifier_extension = false;
         let request = params.serialize_request(&key)?;
-        // Before it is asked: another authority that comes meanwhile may not be the one that signs.
-        let under = self.authorities().unwrap_or_default();
-        let mut link = self.manager.connect(&self.drain).await?;
-        let chain = link.sign(request.der()).await?;
-        self.keep(&key, &chain, &under).map_err(SignedError::Keep)?;
+        // Before the request: a CA that is added meanwhile may not be the one that signs.
+        let cas = self.ca_digests().unwrap_or_default();
+        let mut connection = self.manager.connect(&self.drain).await?;
+        let chain = connection.sign(request.der()).await?;
+        self.keep(&key, &chain, &cas).map_err(SignError::Keep)?;
         info!("certificate signed by the manager");
         Ok(())
     }
 
-    fn keep(
-        &self,
-        key: &KeyPair,
-        chain: &[CertificateDer<'_>],
-        under: &[String],
-    ) -> io::Result<()> {
+    fn keep(&self, key: &KeyPair, chain: &[CertificateDer<'_>], cas: &[String]) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.manager.state)?;
-        let mut text = format!("{UNDER} {}\n{}", under.join(" "), key.serialize_pem());
+        let mut text = format!("{CA_LINE} {}\n{}", cas.join(" "), key.serialize_pem());
         for certificate in chain {
             text.push_str(&pem::encode(&pem::Pem::new("CERTIFICATE", certificate.as_ref())));
         }
-        // Another process of the node may follow this one, and keep its own.
+        // The next process of the node may write its own at the same time.
         let directory = File::open(&self.manager.state)?;
         directory.lock()?;
         let next = self.file.with_extension("next");
@@ -196,7 +185,7 @@ impl Signed {
     }
 }
 
-/// Whether no more than so many thirds of that time are over; before it nobody believes what is kept.
+/// Whether `now` is in the first `thirds` of the time; a certificate is not valid before it.
 fn is_within(from: SystemTime, to: SystemTime, thirds: u32, now: SystemTime) -> bool {
     let life = to.duration_since(from).unwrap_or_default();
     now.duration_since(from).is_ok_and(|over| over < life / THIRDS * thirds)
@@ -216,35 +205,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_presented_as_long_as_one_of_those_who_vouched_for_the_manager_does() {
+    fn a_certificate_holds_while_one_of_its_cas_does() {
         let folder = TempDir::new().unwrap();
-        let manager = Manager {
+        let manager = Endpoint {
             address: "manager.ctrlmesh-system.svc:8071".parse().unwrap(),
-            at: None,
+            service_ip: None,
             ca: folder.path().join("manager-ca.crt"),
             token: folder.path().join("token"),
             state: folder.path().join("state"),
         };
-        let believe = |all: &[&rcgen::Certificate]| {
+        let trust = |all: &[&rcgen::Certificate]| {
             let text: String = all.iter().map(|one| one.pem()).collect();
             fs::write(&manager.ca, text).unwrap();
         };
-        let signed = Signed::new(manager.clone(), vec!["a".to_owned()], Drain::default());
+        let signed =
+            SignedCertificate::new(manager.clone(), vec!["a".to_owned()], Drain::default());
         let [(key, leaf), (_, first), (_, second)] = [(); 3].map(|()| certificate());
-        believe(&[&first]);
+        trust(&[&first]);
         assert!(!signed.is_good_for(THIRDS), "there is none");
-        let under = signed.authorities().unwrap();
+        let under = signed.ca_digests().unwrap();
         signed.keep(&key, &[leaf.der().clone()], &under).unwrap();
         assert!(signed.is_good_for(THIRDS));
-        believe(&[&second, &first]);
+        trust(&[&second, &first]);
         assert!(signed.is_good_for(THIRDS), "they overlap");
-        believe(&[&second]);
+        trust(&[&second]);
         assert!(!signed.is_good_for(THIRDS), "installed anew");
         fs::remove_file(&manager.ca).unwrap();
         assert!(signed.is_good_for(THIRDS), "nothing says otherwise");
         let text = fs::read(&signed.file).unwrap();
         assert_eq!(CertificateDer::pem_slice_iter(&text).count(), 1, "it can be read");
-        // It is renewed when two thirds of its life are over, and presented until then; also where its authority ends soon.
         let lives = |over: Duration, left: Duration| {
             let (mut params, now) = (CertificateParams::default(), SystemTime::now());
             (params.not_before, params.not_after) = ((now - over).into(), (now + left).into());

@@ -1,4 +1,4 @@
-//! How much time does the proxy add to a request? A histogram that takes no lock.
+//! A lock-free histogram of the time that the proxy adds to a request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,9 @@ use prometheus_client::metrics::MetricType;
 /// The upper end of the first bucket; each bucket is twice as wide as the one before.
 const FIRST_NANOSECONDS: u64 = 4_000;
 
-/// How many buckets there are: 4 µs to 65.536 ms, and one for what is longer.
+/// 4 µs to 65.536 ms, and one for longer times.
 const BUCKETS: usize = 16;
 
-/// Times, by the bucket that they fall into.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Added(Arc<Counts>);
 
@@ -25,7 +24,6 @@ struct Counts {
 }
 
 impl Added {
-    /// Counts one request.
     pub(super) fn observe(&self, time: Duration) {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.0.buckets[bucket(nanoseconds)].fetch_add(1, Ordering::Relaxed);
@@ -52,7 +50,7 @@ fn bucket(nanoseconds: u64) -> usize {
     BUCKETS.min(doublings as usize + 1) - 1
 }
 
-/// A bucket as it is shown: its upper end in seconds, and how many it holds.
+/// A bucket's upper end in seconds, and its count.
 fn upper_end((number, count): (usize, &AtomicU64)) -> (f64, u64) {
     let end = if number + 1 == BUCKETS {
         f64::INFINITY

@@ -1,4 +1,4 @@
-//! What is known of the manager, as numbers.
+//! Metrics of the connection to the manager.
 
 use std::time::SystemTime;
 
@@ -8,12 +8,10 @@ use prometheus_client::registry::Registry;
 
 use super::{counter, gauge};
 
-/// What is known of the manager.
 #[derive(Clone, Debug)]
 pub struct ManagerMetrics {
-    /// 1 while it tells policies.
+    /// 1 while the stream of policies is open.
     pub connected: Gauge,
-    /// Policies that could not be put in force.
     pub refused: Counter,
     last_contact: Gauge,
 }
@@ -28,8 +26,7 @@ impl ManagerMetrics {
         }
     }
 
-    /// The manager said something.
-    pub fn heard(&self, at: SystemTime) {
+    pub fn message_received(&self, at: SystemTime) {
         let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.last_contact.set(i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
     }

@@ -1,6 +1,6 @@
-//! By what are requests and failures told apart?
+//! The label values of requests and failures.
 
-/// Kubernetes' verbs, as requests are counted by; whatever else a request says is counted as `other`.
+/// Kubernetes' verbs; every other is counted as `other`.
 pub(super) const VERBS: [&str; 11] = [
     "get",
     "list",
@@ -15,11 +15,10 @@ pub(super) const VERBS: [&str; 11] = [
     "other",
 ];
 
-/// What a request asks for, as requests are counted.
+/// An index into [`VERBS`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Verb(usize);
 
-/// How a request ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Outcome {
     /// The API server answered 1xx, 2xx or 3xx.
@@ -28,13 +27,12 @@ pub enum Outcome {
     ClientError,
     /// The API server answered 5xx.
     ServerError,
-    /// The proxy answered in its place.
+    /// The proxy answered instead of the API server.
     Refused,
     /// The client went away, or the API server reset the stream.
     Aborted,
 }
 
-/// Why the API server could not be asked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum UpstreamError {
     /// No connection within the deadline.
@@ -47,22 +45,21 @@ pub enum UpstreamError {
     Timeout,
 }
 
-/// Why a client's connection was ended by us.
+/// Why the proxy ended a client's connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ClientError {
     /// As many connections as allowed are open.
     TooMany,
-    /// It said nothing, or too little, within the deadline.
+    /// The client sent nothing, or too little, within the deadline.
     Slow,
-    /// TLS failed.
     Tls,
-    /// Where it wanted to go, or whose it is, is not known.
+    /// The connection's destination or pod is not known.
     NoDestination,
-    /// It is not TLS, and the policy could not be applied to it.
+    /// A connection without TLS, to which the policy cannot be applied.
     NotTls,
-    /// It broke HTTP, or one of its limits: header size, resets, floods of CONTINUATION or SETTINGS.
+    /// Broken HTTP, or a limit exceeded: header size, resets, floods of CONTINUATION or SETTINGS.
     Protocol,
-    /// What it asked for or sent was not read on the other side, and more waited for its pod or the process than may.
+    /// Unread bytes exceeded the memory budget of the pod or the process.
     Unread,
 }
 
@@ -79,12 +76,11 @@ pub(super) const CLIENT_ERRORS: [&str; 7] =
 // === impl Verb ===
 
 impl Verb {
-    /// Of Kubernetes' verb, lower case.
+    /// `verb` in lower case.
     pub fn of(verb: &str) -> Self {
         Self(VERBS.iter().position(|known| *known == verb).unwrap_or(VERBS.len() - 1))
     }
 
-    /// Where it stands among the verbs.
     pub(super) fn at(self) -> usize {
         self.0
     }

@@ -16,9 +16,9 @@ use ctrlmesh_runtime::sync::lock;
 use tokio::time;
 use tracing::warn;
 
-use crate::drain::Drain;
 use crate::policy::file_poll::POLL_INTERVAL;
 use ctrlmesh_intercept::Slot;
+use ctrlmesh_runtime::drain::Drain;
 
 /// For how long the thread that accepts may be busy before it counts as hanging.
 const LEASH: Duration = Duration::from_secs(30);

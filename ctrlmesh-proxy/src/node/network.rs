@@ -14,12 +14,12 @@ use ctrlmesh_runtime::sync::{read, write};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::drain::Drain;
 use crate::net::accept::{Acceptor, Origin, PodSlot};
 use ctrlmesh_intercept::cgroup;
 use ctrlmesh_intercept::cgroup::Namespaces;
 use ctrlmesh_intercept::listener::{self, Namespace};
 use ctrlmesh_intercept::{Error, Originals, Slot};
+use ctrlmesh_runtime::drain::Drain;
 
 /// A network namespace, whatever it is called.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

@@ -13,11 +13,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::NotServed;
 use super::pod_list::{self, CgroupLocation, Pod, PodsError, ServedBy};
-use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::policy::file_poll::FilePoll;
 use crate::policy::subscription::{self, Followed};
 use crate::policy::{self, Current, Told};
+use ctrlmesh_runtime::drain::Drain;
 
 /// Who says which pods are to be served.
 #[derive(Clone, Debug)]

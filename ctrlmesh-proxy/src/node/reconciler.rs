@@ -24,7 +24,6 @@ use super::heartbeat::HeartbeatThread;
 use super::network::{self, InheritedListener, NetworkId, Networks};
 use super::pod_list::{CgroupLocation, Pod, ServedBy};
 use super::pod_source::{PodSource, Source};
-use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::net::accept::{Acceptor, PodSlot};
 use crate::policy;
@@ -35,6 +34,7 @@ use ctrlmesh_intercept::listener::Namespace;
 use ctrlmesh_intercept::{
     Attach, Attachment, Heartbeat, Interceptor, ListenerCheck, Options, Slot, Targets,
 };
+use ctrlmesh_runtime::drain::Drain;
 
 /// Whose the attachments are.
 pub(super) const OWNER: &str = "node";

@@ -21,11 +21,11 @@ use tracing::{debug, info, warn};
 
 use super::api_client::{ApiClient, MAX_BYTES};
 use super::reconciler::OWNER;
-use crate::drain::Drain;
 use crate::net::tls::trust::Trust;
 use crate::policy::PodName;
 use crate::upstream::Target;
 use ctrlmesh_intercept::Options;
+use ctrlmesh_runtime::drain::Drain;
 
 /// How long the API server may take to answer.
 const DEADLINE: Duration = Duration::from_secs(5);

@@ -25,7 +25,7 @@ use super::api_servers::Servers;
 use super::enforce::show;
 use super::store::{Held, Store, Told};
 use super::{Current, PodName, StoreError};
-use crate::manager_client::{ConnectError, Manager};
+use crate::manager_client::{ConnectError, Endpoint};
 use crate::metrics::{ManagerMetrics, Metrics};
 use ctrlmesh_runtime::drain::Drain;
 
@@ -56,7 +56,7 @@ pub enum Served {
 /// Follows what the manager says.
 #[derive(Debug)]
 pub struct Client {
-    manager: Manager,
+    manager: Endpoint,
     served: Served,
     store: Store,
     told: watch::Sender<Arc<Told>>,
@@ -104,7 +104,7 @@ enum Refused {
 /// # Errors
 /// Where what the manager says cannot be kept.
 pub fn follow(
-    manager: Manager,
+    manager: Endpoint,
     served: Served,
     metrics: &Metrics,
     drain: &Drain,
@@ -241,7 +241,7 @@ impl Client {
                 self.metrics.connected.set(1);
                 *wait = FIRST_WAIT;
             }
-            self.metrics.heard(SystemTime::now());
+            self.metrics.message_received(SystemTime::now());
             if !update.voucher.is_empty() {
                 // Not the message that it came in.
                 *voucher = Bytes::copy_from_slice(&update.voucher);
@@ -495,7 +495,7 @@ mod tests {
         let path = || state.join("none");
         let address = "127.0.0.1:1".parse().unwrap();
         let manager =
-            Manager { address, at: None, ca: path(), token: path(), state: state.clone() };
+            Endpoint { address, service_ip: None, ca: path(), token: path(), state: state.clone() };
         let client = Client {
             store: Store::open(state.clone()).unwrap(),
             manager,

@@ -1,4 +1,4 @@
-//! What happens to one request?
+//! Forwards one request to the API server, as the policy lets it.
 
 use std::error::Error;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ use crate::serve::headers;
 use crate::serve::lock;
 use crate::serve::lock::LockedError;
 use crate::serve::refuse;
-use crate::serve::reply::{Content, Counted, Reply};
+use crate::serve::reply::{Content, Reply, RequestMetrics};
 use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
 use crate::upstream::SendError;
@@ -34,15 +34,14 @@ use crate::watch::splice::RequestTemplate;
 use crate::watch::upgraded::UpgradedWatch;
 use crate::watch::{UnreadableFrames, Watch, WatchRequest};
 
-/// When to come back after the API server could not be reached.
+/// Sent to clients when the API server cannot be reached, or the memory budget is used up.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
-/// The request gets no answer: its stream is reset for this reason, or its connection closed.
+/// The request gets no answer: the proxy resets its stream, or closes its connection.
 #[derive(Debug, Error)]
 #[error("give a request up: {0}")]
 pub(super) struct Abort(pub(super) Reason);
 
-/// Why the API server's answer does not reach the client.
 #[derive(Debug, Error)]
 enum Failure {
     #[error("understand the request")]
@@ -63,54 +62,49 @@ enum Failure {
     Timeout { deadline: Duration },
 }
 
-/// What is to be done beside passing a request on.
-struct Extra {
-    /// The lock's names, if it is renamed.
+/// What the proxy needs of a request when its response comes.
+struct Pending {
     rename: Option<Rename>,
     /// Held while a list is read under the policy.
     reading: Option<Reading>,
-    /// What an open watch will need when the policy changes.
     watch: Option<WatchRequest>,
-    /// Whether it is for a list.
     is_list: bool,
-    /// Whether the response may take as long as it likes.
+    /// Without a response timeout.
     long_running: bool,
-    /// What of its time the proxy did not spend itself.
     waits: WaitTime,
 }
 
 impl Session {
-    /// Asks the API server, as far as the policy lets, and returns what the client is to get.
     pub(super) async fn exchange(
         self: Rc<Self>,
         request: Request<Relay>,
-        informed: impl FnMut(Response<()>),
+        on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Reply>, Abort> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let accept = request.headers().get(header::ACCEPT).cloned();
         let method = request.method().clone();
         let target = target(request.uri());
         let info = RequestInfo::parse(method.as_str(), target.as_str());
         let verb = info.as_ref().map_or("other", RequestInfo::verb);
-        let mut counted = Counted::begin(self.clone(), verb);
+        let mut metrics_guard = RequestMetrics::begin(self.clone(), verb);
         let answered = match &info {
-            Ok(info) => self.relay(request, info, &target, begun, informed).await,
+            Ok(info) => self.relay(request, info, &target, start, on_informational).await,
             Err(error) => Err(Failure::BadRequest(*error)),
         };
         let response = match answered {
             Ok(response) => {
-                counted.answered(outcome(response.status()));
+                metrics_guard.response_began(outcome(response.status()));
                 response
             }
             Err(error) => {
                 debug!(error = &error as &dyn Error, "request failed");
                 let status = self.failed(&error, method.is_safe())?;
-                counted.answered(Outcome::Refused);
+                metrics_guard.response_began(Outcome::Refused);
                 refuse::response(&status, accept.as_ref()).map(Content::Plain)
             }
         };
         info!(target: "access", %method, path = target.path(), verb, status = response.status().as_u16());
-        Ok(response.map(|content| Reply { content, counted }))
+        Ok(response.map(|content| Reply { content, metrics_guard }))
     }
 
     async fn relay(
@@ -118,37 +112,38 @@ impl Session {
         request: Request<Relay>,
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
-        begun: Instant,
-        informed: impl FnMut(Response<()>),
+        start: Instant,
+        on_informational: impl FnMut(Response<()>),
     ) -> Result<Response<Content>, Failure> {
-        let (request, extra) = self.prepare(request, info, target).await?;
-        let took = begun.elapsed();
-        let response = if extra.long_running {
-            self.upstream.send(request, informed).await
+        let (request, pending) = self.prepare(request, info, target).await?;
+        let took = start.elapsed();
+        let response = if pending.long_running {
+            self.upstream.send(request, on_informational).await
         } else {
-            self.upstream.send_within(request, self.server.response_timeout, informed).await
+            self.upstream.send_within(request, self.server.response_timeout, on_informational).await
         };
         let response = response?;
         let answered = Instant::now();
-        let reading = extra.reading.as_ref().or(extra.watch.as_ref().map(|watch| &watch.in_force));
+        let reading =
+            pending.reading.as_ref().or(pending.watch.as_ref().map(|watch| &watch.in_force));
         if let Some(reading) = reading.filter(|_| may_be_read(response.status())) {
             self.policy.answered(reading, info);
         }
         let waits = WaitTime::default();
-        let waited = extra.waits.total();
-        let response = self.finish(response, extra, &waits).await;
+        let waited = pending.waits.total();
+        let response = self.finish(response, pending, &waits).await;
         let took = took + answered.elapsed();
         self.server.metrics.added(took.saturating_sub(waited + waits.total()));
         response
     }
 
-    /// Makes of a request what the API server is to get.
+    /// Applies the policy to a request.
     async fn prepare(
         &self,
         mut request: Request<Relay>,
         info: &RequestInfo<'_>,
         target: &PathAndQuery,
-    ) -> Result<(Request<Relay>, Extra), Failure> {
+    ) -> Result<(Request<Relay>, Pending), Failure> {
         let metrics = &self.server.metrics;
         let waits = WaitTime::default();
         let mut reading = info.is_collection().then(|| {
@@ -168,7 +163,7 @@ impl Session {
                 return Err(Failure::Refused(refusal));
             }
         };
-        // What is kept of a watch is asked for again, so this comes first.
+        // Before the template of a watch is taken, so that later requests have it too.
         if plan.as_ref().is_some_and(|plan| plan.lock.is_some()) {
             lock::accept_editable(request.headers_mut());
         }
@@ -178,8 +173,8 @@ impl Session {
         };
         let long_running = info.is_long_running();
         let is_list = info.verb() == "list";
-        let mut extra = Extra { rename: None, reading, watch, is_list, long_running, waits };
-        let Some(plan) = plan else { return Ok((request, extra)) };
+        let mut pending = Pending { rename: None, reading, watch, is_list, long_running, waits };
+        let Some(plan) = plan else { return Ok((request, pending)) };
         *request.uri_mut() = rewritten(request.uri(), info, &plan)?;
         let sent = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
         explain::rewritten(info.verb(), target.as_str(), sent);
@@ -187,14 +182,14 @@ impl Session {
             metrics.injected.inc();
         }
         if let Some(plan) = plan.lock {
-            let renaming = Box::pin(lock::request(self, request, info, &plan, &extra.waits));
+            let renaming = Box::pin(lock::request(self, request, info, &plan, &pending.waits));
             request = renaming.await.map_err(Failure::Lock)?;
-            extra.rename = Some(plan.rename);
+            pending.rename = Some(plan.rename);
         }
-        Ok((request, extra))
+        Ok((request, pending))
     }
 
-    /// What is needed for a watch to follow the policy.
+    /// Prepares a watch to follow the policy.
     async fn watch(
         &self,
         request: &Request<Relay>,
@@ -202,22 +197,22 @@ impl Session {
         target: &PathAndQuery,
         in_force: Reading,
     ) -> Result<WatchRequest, Failure> {
-        let kept =
+        let template =
             RequestTemplate::new(request, target.clone()).reserved(self.resources.unread.budget());
-        let kept = kept.ok_or(Failure::Busy)?;
+        let template = template.ok_or(Failure::Busy)?;
         match self.policy.suspects(in_force.policy(), info) {
-            // Nothing could be sent before the first message of an upgraded one.
+            // The proxy cannot splice an upgraded watch.
             Ok(suspects)
                 if suspects.is_empty() || headers::upgrade(request.headers()).is_none() =>
             {
-                Ok(WatchRequest { template: kept, in_force, suspects })
+                Ok(WatchRequest { template, in_force, suspects })
             }
-            _ => Err(self.late(&kept).await),
+            _ => Err(self.late(&template).await),
         }
     }
 
-    /// Looks whether a further page is of the share that the pages before it were of; before a first page it is asked how
-    /// far was read before, so that its own token is newer. There is no watch to be led over.
+    /// Refuses a further page that may continue under another policy. Before a first page, the proxy asks for a version
+    /// that is newer than all earlier reads, so that the page's token is newer, too.
     async fn page(
         &self,
         request: &Request<Relay>,
@@ -227,38 +222,36 @@ impl Session {
         waits: &WaitTime,
     ) -> Result<Option<WatchRequest>, Failure> {
         let Some(in_force) = in_force else { return Ok(None) };
-        let kept = || RequestTemplate::new(request, target.clone());
+        let template = || RequestTemplate::new(request, target.clone());
         if decide::goes_on_from(info).is_some() {
             return match self.policy.suspects(in_force.policy(), info) {
                 Ok(suspects) if suspects.is_empty() => Ok(None),
-                _ => Err(self.late(&kept()).await),
+                _ => Err(self.late(&template()).await),
             };
         }
         if info.is_paged() && !self.policy.unread(in_force.policy(), info).is_empty() {
-            waits.measure(Box::pin(splice::clear(self, &kept()))).await;
+            waits.measure(Box::pin(splice::clear(self, &template()))).await;
         }
         Ok(None)
     }
 
-    /// What a client hears whose watch cannot be led over, or whose list cannot go on. It lists next, and what it goes on from then is not suspected
-    /// once it is newer than what is asked for here.
-    async fn late(&self, kept: &RequestTemplate) -> Failure {
-        Box::pin(splice::clear(self, kept)).await;
+    /// For a client whose watch or list cannot continue. It lists next; that list is newer than the version asked for here.
+    async fn late(&self, template: &RequestTemplate) -> Failure {
+        Box::pin(splice::clear(self, template)).await;
         Failure::Late
     }
 
-    /// Makes of a response what the client is to get.
     async fn finish(
         self: &Rc<Self>,
         mut response: Response<Relay>,
-        extra: Extra,
+        pending: Pending,
         waits: &WaitTime,
     ) -> Result<Response<Content>, Failure> {
-        match (extra.watch, extra.rename) {
+        match (pending.watch, pending.rename) {
             (Some(asked), rename) if response.status() == StatusCode::OK => {
                 match Watch::new(self.clone(), asked, response, rename) {
                     Ok(watch) => Ok(watch.map(Content::Watch)),
-                    Err(UnreadableFrames(kept)) => Err(self.late(&kept).await),
+                    Err(UnreadableFrames(template)) => Err(self.late(&template).await),
                 }
             }
             (Some(asked), _) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -269,7 +262,7 @@ impl Session {
                 let deadline = self.server.response_timeout;
                 let room = &self.resources.collect;
                 let renaming =
-                    Box::pin(lock::response(response, &rename, extra.is_list, room, waits));
+                    Box::pin(lock::response(response, &rename, pending.is_list, room, waits));
                 let renamed = time::timeout(deadline, renaming).await;
                 renamed.map_err(|_elapsed| Failure::Timeout { deadline })?.map_err(Failure::Lock)
             }
@@ -277,8 +270,8 @@ impl Session {
         }
     }
 
-    /// What to tell the client; nothing where it would, by itself, find its connection broken and try again. Only what
-    /// changes nothing, and what was surely not carried out, is said to be worth repeating.
+    /// The status that the client gets. The request is aborted where a client would see a broken connection and retry by
+    /// itself. Only safe requests, and those that were surely not carried out, get a `Retry-After`.
     fn failed(&self, failure: &Failure, is_safe: bool) -> Result<Status, Abort> {
         Ok(match failure {
             Failure::Refused(refusal) => Status::from(refusal),
@@ -307,7 +300,7 @@ impl Session {
             Failure::Upstream(SendError::Http2(error)) if error.is_reset() => {
                 return Err(Abort(error.reason().unwrap_or(Reason::INTERNAL_ERROR)));
             }
-            // It says which streams it did not look at, and this is one of them.
+            // GOAWAY names the streams that the API server did not process, and this is one of them.
             Failure::Upstream(SendError::Http2(error))
                 if error.is_go_away() && error.is_remote() =>
             {
@@ -348,12 +341,11 @@ fn outcome(status: StatusCode) -> Outcome {
     }
 }
 
-/// Whether an answer may hold what was asked for.
+/// Whether an answer may hold objects.
 fn may_be_read(status: StatusCode) -> bool {
     status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// Path and query of a request, as they came.
 fn target(uri: &Uri) -> PathAndQuery {
     uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"))
 }
@@ -365,12 +357,11 @@ fn rewritten(uri: &Uri, info: &RequestInfo<'_>, plan: &Plan) -> Result<Uri, Fail
     Uri::from_parts(parts).map_err(|_unfit| Failure::Target)
 }
 
-/// The API server is not there; it may be, soon.
 fn unavailable(failure: &Failure) -> Status {
     Status { retry_after: Some(RETRY_AFTER_SECONDS), ..status(503, "ServiceUnavailable", failure) }
 }
 
-/// A failure and its causes, as a status.
+/// The message holds the failure and its causes.
 fn status(code: u16, reason: &'static str, failure: &Failure) -> Status {
     let mut message = format!("ctrlmesh-proxy could not {failure}");
     let mut cause = failure.source();

@@ -1,6 +1,6 @@
-//! What is done to requests, told to a person as it happens?
+//! Log lines for `run --explain`: what the proxy does to each request.
 //!
-//! Lines go to the log target `explain`, which nothing listens to unless `run --explain` does.
+//! Nothing but `run --explain` listens to the log target `explain`.
 
 use ctrlmesh_common::policy::Policy;
 use tracing::info;
@@ -8,12 +8,11 @@ use tracing::info;
 /// The log target.
 pub const TARGET: &str = "explain";
 
-/// What is done once, at the beginning.
 pub fn note(text: std::fmt::Arguments<'_>) {
     info!(target: TARGET, "{text}");
 }
 
-/// What a policy limits, and which lock it renames.
+/// Logs a policy's limits, and the lock that it renames.
 pub fn policy(policy: &Policy) {
     for limit in &policy.limits {
         let resources = limit.relate_resources.iter();
@@ -32,29 +31,28 @@ pub fn policy(policy: &Policy) {
     }
 }
 
-/// A request's target before and after. Nothing is said where it stayed the same: a request that only might hold the lock
-/// is planned for as well.
+/// Logs a request's target before and after, where they differ: a request that only might hold the lock has a plan, too.
 pub fn rewritten(verb: &str, before: &str, after: &str) {
     if before != after && tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         info!(target: TARGET, "{verb} {} became {}", readable(before), readable(after));
     }
 }
 
-/// The lock's name in what a client sends, before and after.
+/// Logs the lock's name in a client's body, before and after.
 pub fn renamed(verb: &str, target: &str, before: &str, after: &str) {
     if tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         info!(target: TARGET, "{verb} {}: {before} in its body became {after}", readable(target));
     }
 }
 
-/// A request that is answered in the API server's place.
+/// Logs a request that the proxy refuses.
 pub fn refused(verb: &str, target: &str, why: &dyn std::error::Error) {
     if tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         info!(target: TARGET, "{verb} {} refused: {why}", readable(target));
     }
 }
 
-/// Escapes of printable ASCII, undone: for eyes, not for parsers.
+/// Undoes escapes of printable ASCII, for people to read.
 fn readable(target: &str) -> String {
     let mut text = String::with_capacity(target.len());
     let mut rest = target;

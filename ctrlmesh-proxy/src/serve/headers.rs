@@ -1,10 +1,9 @@
-//! Which headers concern one connection only, and stay behind?
+//! Hop-by-hop headers.
 
 use http::header;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// What RFC 9110 (7.6.1) keeps from being forwarded, beside what `Connection` names. `TE: trailers` may pass: it is
-/// about the message's end.
+/// Never forwarded, by RFC 9110 (7.6.1), like the headers that `Connection` names. `TE: trailers` may pass.
 const HOP_BY_HOP: [HeaderName; 4] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -12,7 +11,7 @@ const HOP_BY_HOP: [HeaderName; 4] = [
     header::TRANSFER_ENCODING,
 ];
 
-/// Takes away what concerns the connection that a message came by.
+/// Removes the hop-by-hop headers.
 pub(super) fn strip(headers: &mut HeaderMap) {
     if let Some(named) = headers.get(header::CONNECTION).cloned() {
         // There is hardly ever a second one.
@@ -31,7 +30,7 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// Takes away what a `Connection` names.
+/// Removes the headers that one `Connection` header names.
 fn strip_named(headers: &mut HeaderMap, named: &HeaderValue) {
     for name in named.as_bytes().split(|byte| *byte == b',') {
         // `Connection: host` must not take the host away.
@@ -42,7 +41,7 @@ fn strip_named(headers: &mut HeaderMap, named: &HeaderValue) {
     }
 }
 
-/// What a request or a response would have its connection become.
+/// The protocol that a message asks to upgrade to.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let asked = headers.get_all(header::CONNECTION).iter().any(|value| {
         value
@@ -53,7 +52,7 @@ pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     headers.get(header::UPGRADE).filter(|_| asked).cloned()
 }
 
-/// Puts back what [`strip`] took away, for a connection that is to become `protocol`.
+/// Sets the headers that [`strip`] removed, for an upgrade to `protocol`.
 pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(header::UPGRADE, protocol);
@@ -71,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_concerns_the_connection_stays_behind_and_nothing_else() {
+    fn only_hop_by_hop_headers_are_removed() {
         let mut headers = map(&[
             ("connection", "keep-alive, X-Hop, host"),
             ("x-hop", "1"),

@@ -1,4 +1,4 @@
-//! A client connection that carries one request at a time.
+//! Serves a client connection over HTTP/1.1.
 
 mod progress;
 
@@ -29,8 +29,8 @@ use crate::net::tunnel;
 use crate::serve::exchange::Abort;
 use crate::serve::headers;
 use crate::serve::http1::progress::HeadProgress;
-use crate::serve::reply::{Pieces, Reply};
-use crate::serve::tap::Looked;
+use crate::serve::reply::{Http1Reply, Reply};
+use crate::serve::tap::Tap;
 use crate::serve::unless_gone;
 use crate::session::Session;
 use crate::watch::upgraded::UpgradedWatch;
@@ -38,21 +38,19 @@ use crate::watch::upgraded::UpgradedWatch;
 /// The largest head of a request: what the API server takes (Go's default, and its slack).
 const MAX_HEAD_BYTES: usize = (1 << 20) + 4096;
 
-/// How long a connection may idle between requests: as long as the API server lets it.
-const IDLE: Duration = Duration::from_secs(90);
+/// Between requests: what the API server allows.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// What is known of the requests of a connection.
+/// Counts the requests of a connection.
 struct Exchanges {
-    /// How many there were.
     requests: Cell<u64>,
     progress: Arc<HeadProgress>,
 }
 
-/// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let progress = Arc::<HeadProgress>::default();
-    let backlog = session.resources.unread.budget();
-    let stream = Looked::new(stream, progress.clone(), backlog);
+    let budget = session.resources.unread.budget();
+    let stream = Tap::new(stream, progress.clone(), budget);
     let exchanges = Rc::new(Exchanges { requests: Cell::default(), progress });
     let service = {
         let (session, exchanges) = (session.clone(), exchanges.clone());
@@ -64,19 +62,19 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
     let closing = pin!(session.server.drain.started());
     let mut closing = PollOnWake::new(closing);
     let mut first = pin!(time::sleep_until(deadline));
-    let (mut asked, mut waited) = (false, false);
+    let (mut is_closing, mut timed_out) = (false, false);
     let ended = loop {
         tokio::select! {
             biased;
             ended = connection.as_mut() => break ended,
             // Shutdown: no request after this one.
-            () = &mut closing, if !asked => {
-                asked = true;
+            () = &mut closing, if !is_closing => {
+                is_closing = true;
                 connection.as_mut().graceful_shutdown();
             }
             // The first request takes too long to come.
-            () = &mut first, if !waited && exchanges.requests.get() == 0 => {
-                waited = true;
+            () = &mut first, if !timed_out && exchanges.requests.get() == 0 => {
+                timed_out = true;
                 if exchanges.requests.get() == 0 {
                     return metrics.client_error(ClientError::Slow);
                 }
@@ -86,7 +84,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
     if let Err(error) = ended {
         debug!(error = &error as &dyn std::error::Error, "connection of a client broke");
         if error.is_timeout() {
-            // One that says nothing between two requests is not slow.
+            // A client that idles between two requests is not slow.
             if exchanges.progress.is_amid_request() {
                 metrics.client_error(ClientError::Slow);
             }
@@ -101,14 +99,14 @@ impl Exchanges {
         self: Rc<Self>,
         session: Rc<Session>,
         request: Request<Incoming>,
-    ) -> Result<Response<Pieces>, Abort> {
+    ) -> Result<Response<Http1Reply>, Abort> {
         self.requests.set(self.requests.get() + 1);
         self.progress.begin_answer();
-        // Apart, so that an idle connection does not hold the room that a request takes.
+        // Boxed, so that an idle connection does not hold the memory of a request's future.
         let response = Box::pin(answer(session, request)).await?;
-        let goes_on = response.status() != StatusCode::SWITCHING_PROTOCOLS;
-        self.progress.end_answer(goes_on);
-        Ok(response.map(Pieces))
+        let expects_request = response.status() != StatusCode::SWITCHING_PROTOCOLS;
+        self.progress.end_answer(expects_request);
+        Ok(response.map(Http1Reply))
     }
 }
 
@@ -116,23 +114,22 @@ fn builder() -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(IDLE)
+        .header_read_timeout(IDLE_TIMEOUT)
         .max_buf_size(MAX_HEAD_BYTES)
         .preserve_header_case(true)
         .auto_date_header(false);
     builder
 }
 
-/// Answers one request.
 async fn answer(
     session: Rc<Session>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Reply>, Abort> {
     let protocol = headers::upgrade(request.headers());
     let client = protocol.is_some().then(|| upgrade::on(&mut request));
-    let asked_for = expectation(&mut request);
-    let mut request = request.map(|body| match &asked_for {
-        Some(asked_for) => Relay::expected(body, asked_for.clone()),
+    let continued = expectation(&mut request);
+    let mut request = request.map(|body| match &continued {
+        Some(continued) => Relay::expected(body, continued.clone()),
         None => Relay::http1(body, None),
     });
     headers::strip(request.headers_mut());
@@ -155,7 +152,7 @@ async fn answer(
     Ok(response)
 }
 
-/// Carries on with what the connection becomes.
+/// Tunnels an upgraded connection.
 fn switch(
     session: Rc<Session>,
     client: OnUpgrade,
@@ -170,7 +167,7 @@ fn switch(
                 debug!(error = &error as &dyn std::error::Error, "tunnel broke");
             }
         };
-        let replaced = async {
+        let outdated = async {
             match &watch {
                 Some(watch) => watch.outdated(&session).await,
                 None => future::pending().await,
@@ -178,8 +175,8 @@ fn switch(
         };
         let tunnel = async {
             tokio::select! {
-                // It would go on under a policy that holds no more.
-                () = replaced => {}
+                // The watch would go on under an outdated policy.
+                () = outdated => {}
                 () = tunnel => {}
             }
         };
@@ -188,18 +185,18 @@ fn switch(
     });
 }
 
-/// Where the client waits to be asked for its body: what tells that the API server did.
+/// For a client that expects `100 Continue`: cancelled once the API server has sent it.
 fn expectation(request: &mut Request<Incoming>) -> Option<CancellationToken> {
     let expects = request.headers().get(header::EXPECT).map(HeaderValue::as_bytes)?;
     if !expects.eq_ignore_ascii_case(b"100-continue") {
         return None;
     }
-    let asked_for = CancellationToken::new();
-    let tell = asked_for.clone();
+    let continued = CancellationToken::new();
+    let received = continued.clone();
     hyper::ext::on_informational(request, move |early| {
         if early.status() == StatusCode::CONTINUE {
-            tell.cancel();
+            received.cancel();
         }
     });
-    Some(asked_for)
+    Some(continued)
 }

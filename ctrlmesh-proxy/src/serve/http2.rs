@@ -1,4 +1,4 @@
-//! A client connection that carries many requests at once.
+//! Serves a client connection over HTTP/2.
 
 mod frames;
 
@@ -28,38 +28,38 @@ use crate::net::tls::stream::{BatchedStream, ServerStream};
 use crate::serve::exchange::Abort;
 use crate::serve::http2::frames::Frames;
 use crate::serve::reply::Reply;
-use crate::serve::tap::Looked;
+use crate::serve::tap::Tap;
 use crate::session::Session;
 
 /// The largest head of a request: what the API server takes.
 const MAX_HEAD_BYTES: u32 = 1 << 20;
 
-/// How many requests a connection may have under way: what Go's servers allow by themselves. An API server allows 100,
-/// and where a client asks more than that at once, it has further connections.
+/// Concurrent requests on a connection: the default of Go's servers. An API server allows 100; beyond that, upstream gets
+/// further connections.
 const MAX_STREAMS: u32 = 250;
 
-/// CollectBudget for one request's body.
+/// For one request's body.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// CollectBudget for all requests' bodies of a connection: this bounds what one client can make the proxy keep.
+/// For the bodies of all requests of a connection: bounds what one client can make the proxy buffer.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 
-/// How much of a response may wait to be written.
+/// Of a response.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
-/// How many SETTINGS a client may send in how long: others send one, or two.
-const MAX_SETTINGS: (u64, Duration) = (100, Duration::from_secs(10));
+/// SETTINGS frames that a client may send within [`SETTINGS_PERIOD`]: an ordinary client sends one or two in all.
+const MAX_SETTINGS: u64 = 100;
+const SETTINGS_PERIOD: Duration = Duration::from_secs(10);
 
-/// Whom a client asks that does not say.
-const UNNAMED: &str = "kubernetes.default.svc";
+/// The authority of a request that names none.
+const DEFAULT_AUTHORITY: &str = "kubernetes.default.svc";
 
-/// Serves a connection until its client leaves, or is asked to.
 pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: Instant) {
     let server = session.server.clone();
     let (stream, driver) = BatchedStream::new(stream);
     let frames = Rc::<RefCell<Frames>>::default();
-    let backlog = session.resources.unread.budget();
-    let stream = Looked::new(stream, frames.clone(), backlog);
+    let budget = session.resources.unread.budget();
+    let stream = Tap::new(stream, frames.clone(), budget);
     let Some(handshake) =
         server.in_time(deadline, Box::pin(builder().handshake::<_, CountedBytes>(stream))).await
     else {
@@ -80,7 +80,7 @@ pub(super) async fn serve(session: Rc<Session>, stream: ServerStream, deadline: 
 async fn run(
     session: &Rc<Session>,
     mut connection: Connection<
-        Looked<BatchedStream<ServerConnection>, Rc<RefCell<Frames>>>,
+        Tap<BatchedStream<ServerConnection>, Rc<RefCell<Frames>>>,
         CountedBytes,
     >,
     driver: BatchedStream<ServerConnection>,
@@ -88,8 +88,8 @@ async fn run(
     deadline: Instant,
 ) -> Result<(), h2::Error> {
     let drain = &session.server.drain;
-    let mut patience = Patience::new(deadline, session.server.header_timeout);
-    let mut flood = Flood::new();
+    let mut head_deadline = HeadDeadline::new(deadline, session.server.header_timeout);
+    let mut settings = SettingsRate::new();
     let closing = pin!(async {
         tokio::select! {
             // Shutdown.
@@ -99,22 +99,22 @@ async fn run(
         }
     });
     let mut closing = PollOnWake::new(closing);
-    let mut asked = false;
+    let mut is_closing = false;
     loop {
         let accepted = poll_fn(|cx| {
-            if !asked && Pin::new(&mut closing).poll(cx).is_ready() {
-                asked = true;
+            if !is_closing && Pin::new(&mut closing).poll(cx).is_ready() {
+                is_closing = true;
                 connection.graceful_shutdown();
             }
             let accepted = driver.poll_batched(cx, |cx| connection.poll_accept(cx)).map(Ok);
             let frames = frames.borrow();
-            if flood.is_one(frames.settings()) {
+            if settings.is_flood(frames.settings()) {
                 return Poll::Ready(Err(ClientError::Protocol));
             }
             if accepted.is_ready() {
                 return accepted;
             }
-            patience.poll(frames.is_amid_head(), cx).map(|()| Err(ClientError::Slow))
+            head_deadline.poll(frames.is_amid_head(), cx).map(|()| Err(ClientError::Slow))
         });
         let accepted = match accepted.await {
             Ok(accepted) => accepted,
@@ -123,7 +123,7 @@ async fn run(
                 return Ok(());
             }
         };
-        patience.request_came();
+        head_deadline.on_request();
         match accepted {
             Some(Ok((request, respond))) => {
                 drain.spawn_part(answer(session.clone(), request, respond));
@@ -134,50 +134,49 @@ async fn run(
     }
 }
 
-/// How many SETTINGS came lately.
-struct Flood {
+/// The SETTINGS frames of the current period.
+struct SettingsRate {
     since: Instant,
     before: u64,
-    seen: u64,
+    total: u64,
 }
 
-impl Flood {
+impl SettingsRate {
     fn new() -> Self {
-        Self { since: Instant::now(), before: 0, seen: 0 }
+        Self { since: Instant::now(), before: 0, total: 0 }
     }
 
-    /// Whether it is one, now that so many came in all.
-    fn is_one(&mut self, settings: u64) -> bool {
-        if settings == self.seen {
+    /// `total` counts all frames since the connection began.
+    fn is_flood(&mut self, total: u64) -> bool {
+        if total == self.total {
             return false;
         }
-        let (most, time) = MAX_SETTINGS;
-        if self.since.elapsed() > time {
-            (self.since, self.before) = (Instant::now(), self.seen);
+        if self.since.elapsed() > SETTINGS_PERIOD {
+            (self.since, self.before) = (Instant::now(), self.total);
         }
-        self.seen = settings;
-        settings - self.before > most
+        self.total = total;
+        total - self.before > MAX_SETTINGS
     }
 }
 
-/// How long a client may take for its first request, and for the head of each.
-struct Patience {
+/// The deadline of a client's first request, and of the head of each.
+struct HeadDeadline {
     first: bool,
     timeout: Duration,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patience {
+impl HeadDeadline {
     fn new(deadline: Instant, timeout: Duration) -> Self {
         Self { first: true, timeout, timer: Some(Box::pin(time::sleep_until(deadline))) }
     }
 
-    fn request_came(&mut self) {
+    fn on_request(&mut self) {
         self.first = false;
         self.timer = None;
     }
 
-    /// Ready once it is over; `amid_head` says whether a head is on its way.
+    /// Ready once the deadline is over. `amid_head` says whether a head has begun.
     fn poll(&mut self, amid_head: bool, cx: &mut Context<'_>) -> Poll<()> {
         if !self.first && !amid_head {
             self.timer = None;
@@ -188,26 +187,26 @@ impl Patience {
     }
 }
 
-/// Answers one request, to the end of its response's body.
+/// Answers one request until its response has been sent.
 async fn answer(
     session: Rc<Session>,
     request: Request<RecvStream>,
     mut respond: SendResponse<CountedBytes>,
 ) {
-    let Ok(waits) = awaited(&session, &request) else {
+    let Ok(reservation) = reserve_body(&session, &request) else {
         return respond.send_reset(Reason::ENHANCE_YOUR_CALM);
     };
-    let mut request = request.map(|body| Relay::uploaded(body, waits));
+    let mut request = request.map(|body| Relay::uploaded(body, reservation));
     if request.uri().authority().is_none() {
         name_authority(&mut request);
     }
     let respond = RefCell::new(respond);
-    let informed = |early: Response<()>| {
-        // A client that is gone needs no answer.
+    let on_informational = |early: Response<()>| {
+        // Fails only where the client is gone.
         let _gone = respond.borrow_mut().send_informational(early);
     };
-    // Apart, so that a watch does not hold for hours the room that its request took.
-    let exchange = Box::pin(unless_reset(&respond, session.exchange(request, informed)));
+    // Boxed, so that a watch does not hold the memory of its request's future for hours.
+    let exchange = Box::pin(unless_reset(&respond, session.exchange(request, on_informational)));
     let Some(answered) = exchange.await else {
         return;
     };
@@ -222,8 +221,8 @@ async fn answer(
     }
 }
 
-/// Counts what may come of a request's body before the API server is asked for it; fails where too much waits already.
-fn awaited(
+/// Reserves memory for the part of a request's body that may arrive before the proxy reads it.
+fn reserve_body(
     session: &Session,
     request: &Request<RecvStream>,
 ) -> Result<Option<Reservation>, BudgetExceeded> {
@@ -233,17 +232,17 @@ fn awaited(
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     let window = STREAM_WINDOW_BYTES as usize;
-    let most = length.unwrap_or(window).min(window);
-    session.resources.unread.budget().reserve(most).map(Some).ok_or(BudgetExceeded)
+    let bytes = length.unwrap_or(window).min(window);
+    session.resources.unread.budget().reserve(bytes).map(Some).ok_or(BudgetExceeded)
 }
 
-/// Where a client says only by a header whom it asks, as Go's servers let it, says it as HTTP/2 does.
+/// Turns a `Host` header into the `:authority` that HTTP/2 wants; Go's servers take either.
 fn name_authority(request: &mut Request<Relay>) {
     let host = request.headers_mut().remove(header::HOST);
     let named = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
     let mut parts = std::mem::take(request.uri_mut()).into_parts();
     parts.scheme = Some(Scheme::HTTPS);
-    parts.authority = Some(named.unwrap_or_else(|| Authority::from_static(UNNAMED)));
+    parts.authority = Some(named.unwrap_or_else(|| Authority::from_static(DEFAULT_AUTHORITY)));
     parts.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
     *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
 }
@@ -259,7 +258,7 @@ async fn send(
     if ends { Ok(()) } else { body::pipe(body, &mut stream, &unread).await }
 }
 
-/// What `work` gives, unless the client gives the request up.
+/// `None` where the client resets the stream before `work` is done.
 async fn unless_reset<T>(
     respond: &RefCell<SendResponse<CountedBytes>>,
     work: impl Future<Output = T>,

@@ -1,7 +1,6 @@
-//! How does a leader-election lock pass whose name the policy changes?
+//! Renames the leader-election lock in requests and responses.
 //!
-//! Its request and response are read whole, which nothing else is, and only up to [`lock::MAX_BODY_BYTES`] each. Longer
-//! lists pass item by item.
+//! Bodies with a lock are read whole, up to [`lock::MAX_BODY_BYTES`]; no other bodies are. Longer lists pass item by item.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -23,46 +22,37 @@ use tokio::time;
 use crate::net::body::Relay;
 use crate::serve::explain;
 use crate::serve::headers;
-use crate::serve::lock_list::List;
+use crate::serve::lock_list::LockList;
 use crate::serve::reply::Content;
 use crate::serve::wait_time::WaitTime;
 use crate::session::Session;
 use crate::session::collect_budget::CollectBudget;
 
-/// The longest list that is held as a whole, in bytes.
-const SHORT_BYTES: usize = 128 << 10;
+/// A longer list passes item by item.
+const SHORT_LIST_BYTES: usize = 128 << 10;
 
-/// How long a client may take for the longest body: it is beside us, and what it does not finish holds room.
-const BODY_PATIENCE: Duration = Duration::from_secs(20);
+/// For a client's body. The client is local, and an unfinished body holds memory.
+const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Why a lock could not be passed on.
 #[derive(Debug, Error)]
 pub(super) enum LockedError {
-    /// What passes after an upgrade is not looked into.
     #[error("look into an upgraded connection")]
     Upgraded,
-    /// It is larger than any lock is.
     #[error("read a body of at most {} bytes", lock::MAX_BODY_BYTES)]
     TooLarge,
-    /// Too much is held already.
     #[error("hold one more body")]
     Busy,
-    /// The client takes too long to send it.
+    /// The client did not send it in time.
     #[error("read a body within {deadline:?}")]
-    Slow {
-        /// How long that was.
-        deadline: Duration,
-    },
-    /// It broke off.
+    Slow { deadline: Duration },
     #[error("read a body whole")]
     Broken,
-    /// Its encoding is none that locks come in.
     #[error("read a body of an encoding that is known")]
     Encoding,
-    /// What the client sent is not what it says it is.
+    /// The client's body does not match its content type.
     #[error("read a lock of the client")]
     Request(#[source] LockError),
-    /// What the API server sent is not what it says it is.
+    /// The API server's body does not match its content type.
     #[error("read a lock of the API server")]
     Response(#[source] LockError),
 }
@@ -79,7 +69,7 @@ pub(super) fn accept_editable(headers: &mut HeaderMap) {
     }
 }
 
-/// Renames in a request; its target is not touched here.
+/// Renames in a request's body. The target is rewritten elsewhere.
 pub(super) async fn request(
     session: &Session,
     request: Request<Relay>,
@@ -95,11 +85,11 @@ pub(super) async fn request(
         return Ok(request);
     }
     let (budget, deadline) = (&session.resources.collect, session.server.response_timeout);
-    whole(request, info.verb(), &plan.rename, deadline, budget, waits).await
+    rename_body(request, info.verb(), &plan.rename, deadline, budget, waits).await
 }
 
-/// Renames in a request's body, which the client sends in time.
-async fn whole(
+/// Renames in a body that the client sends within `deadline`.
+async fn rename_body(
     request: Request<Relay>,
     verb: &str,
     rename: &Rename,
@@ -108,7 +98,7 @@ async fn whole(
     waits: &WaitTime,
 ) -> Result<Request<Relay>, LockedError> {
     let (mut head, body) = request.into_parts();
-    let deadline = deadline.min(BODY_PATIENCE);
+    let deadline = deadline.min(BODY_TIMEOUT);
     let collected = waits.measure(time::timeout(deadline, collect(body, budget))).await;
     let bytes = collected.map_err(|_elapsed| LockedError::Slow { deadline })??;
     let renamed = renamed(&head.headers, &bytes, rename)?;
@@ -120,7 +110,6 @@ async fn whole(
     Ok(Request::from_parts(head, body))
 }
 
-/// Renames in a response.
 pub(super) async fn response(
     response: Response<Relay>,
     rename: &Rename,
@@ -131,7 +120,7 @@ pub(super) async fn response(
     let (mut head, body) = response.into_parts();
     let encoding = match encoding(&head.headers) {
         Ok(encoding) => encoding,
-        // Whatever says no so, knows nothing of the lock.
+        // An error in an unknown encoding does not hold the lock.
         Err(_) if !head.status.is_success() || body.is_end_stream() => {
             return Ok(Response::from_parts(head, Content::Plain(body)));
         }
@@ -144,7 +133,10 @@ pub(super) async fn response(
         && let Some(items) = lock::Items::new(encoding, rename.clone())
     {
         head.headers.remove(header::CONTENT_LENGTH);
-        return Ok(Response::from_parts(head, Content::Items(Box::new(List::new(items, body)))));
+        return Ok(Response::from_parts(
+            head,
+            Content::LockList(Box::new(LockList::new(items, body))),
+        ));
     }
     let bytes = waits.measure(collect(body, budget)).await?;
     if bytes.is_empty() {
@@ -159,10 +151,10 @@ pub(super) async fn response(
     Ok(Response::from_parts(head, Content::Plain(body)))
 }
 
-/// Whether a body is said to be short enough to be held.
+/// By its `Content-Length`.
 fn is_short(headers: &HeaderMap) -> bool {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|it| it <= SHORT_BYTES)
+    length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|it| it <= SHORT_LIST_BYTES)
 }
 
 fn encoding(headers: &HeaderMap) -> Result<Encoding, LockedError> {
@@ -188,7 +180,7 @@ fn renamed<'b>(
     lock::request(body, encoding, rename).map_err(LockedError::Request)
 }
 
-/// A whole body. Whoever waits for it says how long.
+/// Reads a whole body. The caller sets the deadline.
 async fn collect(mut body: Relay, budget: &CollectBudget) -> Result<Bytes, LockedError> {
     let mut held = budget.start();
     let mut pieces = BytesMut::new();
@@ -206,7 +198,7 @@ async fn collect(mut body: Relay, budget: &CollectBudget) -> Result<Bytes, Locke
     Ok(pieces.freeze())
 }
 
-/// The renamed body, and its length where one was given.
+/// The renamed body; adapts `Content-Length`.
 fn replace(headers: &mut HeaderMap, renamed: Cow<'_, [u8]>, bytes: &Bytes) -> Relay {
     let body = match renamed {
         Cow::Borrowed(_) => bytes.clone(),

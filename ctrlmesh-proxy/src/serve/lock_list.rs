@@ -1,4 +1,4 @@
-//! How does a list pass in which locks are renamed?
+//! Renames the leader-election lock in a list, item by item.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,20 +10,17 @@ use tracing::debug;
 
 use crate::net::body::{BodyError, Relay};
 
-/// A list that passes item by item.
 #[derive(Debug)]
-pub(super) struct List {
+pub(super) struct LockList {
     items: Items,
     upstream: Relay,
 }
 
-impl List {
-    /// Of a body that is one.
+impl LockList {
     pub(super) fn new(items: Items, upstream: Relay) -> Self {
         Self { items, upstream }
     }
 
-    /// What the client gets next.
     pub(super) fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! What does the proxy say when it answers itself?
+//! Responses that the proxy makes itself.
 
 use std::io;
 
@@ -10,15 +10,14 @@ use tokio::net::TcpStream;
 
 use crate::net::body::Relay;
 
-/// What a client hears that does not speak TLS: what Go's servers say to it, and why.
+/// For a client without TLS: the answer of Go's servers, and the reason.
 const NOT_TLS: &[u8] = b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n\
 ctrlmesh-proxy: this pod's share of the objects is limited, so it speaks TLS to the API server\n";
 
-/// Tells a client that is not let through without TLS.
 pub(super) async fn not_tls(mut stream: TcpStream) -> io::Result<()> {
-    // What is left unread would break the connection before the answer is read.
-    let mut said = [0; 1024];
-    let _said = stream.read(&mut said).await?;
+    // Unread bytes would reset the connection before the client reads the answer.
+    let mut unread = [0; 1024];
+    let _bytes = stream.read(&mut unread).await?;
     stream.write_all(NOT_TLS).await?;
     stream.shutdown().await
 }

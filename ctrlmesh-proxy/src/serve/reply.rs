@@ -1,4 +1,4 @@
-//! What does the client read?
+//! Response bodies to clients, and the metrics of their requests.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -9,49 +9,47 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use crate::metrics::{Outcome, Verb};
 use crate::net::body::{BodyError, BudgetExceeded, CountedBytes, Relay, UnreadBytes};
-use crate::serve::lock_list::List;
+use crate::serve::lock_list::LockList;
 use crate::session::Session;
 use crate::watch::Watch;
 
-/// The body of a response to a client. The request counts as under way until it is dropped.
+/// The body of a response.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) content: Content,
-    pub(super) counted: Counted,
+    pub(super) metrics_guard: RequestMetrics,
 }
 
-/// Counts a request: as one under way, and how it ended once that is known.
+/// Counts a request as open until it is dropped, and then by its outcome.
 #[derive(Debug)]
-pub(super) struct Counted {
+pub(super) struct RequestMetrics {
     session: Rc<Session>,
     verb: Verb,
-    /// What the answer says, as soon as it has begun.
+    /// `None` until the response has begun.
     outcome: Option<Outcome>,
-    /// Whether the answer passed to its end.
-    whole: bool,
+    /// Whether the response passed to its end.
+    complete: bool,
 }
 
-/// Where a response's body comes from.
 #[derive(Debug)]
 pub(super) enum Content {
-    /// The API server, or the proxy itself.
+    /// From the API server, or the proxy itself.
     Plain(Relay),
-    /// A watch of the API server, which follows the policy.
+    /// A watch that follows the policy.
     Watch(Box<Watch>),
-    /// A list of the API server, in which the lock is renamed.
-    Items(Box<List>),
+    /// A list in which the lock is renamed.
+    LockList(Box<LockList>),
 }
 
-/// The same, for a client that speaks HTTP/1.1.
+/// The body of a response over HTTP/1.1, whose bytes count as unread until hyper has written them.
 #[derive(Debug)]
-pub(super) struct Pieces(pub(super) Reply);
+pub(super) struct Http1Reply(pub(super) Reply);
 
 // === impl Reply ===
 
 impl Reply {
-    /// Where what its client has not read yet is counted.
     pub(super) fn unread(&self) -> &Rc<UnreadBytes> {
-        &self.counted.session.resources.unread
+        &self.metrics_guard.session.resources.unread
     }
 }
 
@@ -63,13 +61,13 @@ impl Body for Reply {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Self { content, counted } = self.get_mut();
+        let Self { content, metrics_guard } = self.get_mut();
         let polled = match content {
             Content::Plain(body) => Pin::new(body).poll_frame(cx),
             Content::Watch(watch) => watch.poll_frame(cx),
-            Content::Items(list) => list.poll_frame(cx),
+            Content::LockList(list) => list.poll_frame(cx),
         };
-        counted.whole |= match &polled {
+        metrics_guard.complete |= match &polled {
             Poll::Ready(None) => true,
             Poll::Ready(Some(Ok(frame))) => frame.is_trailers(),
             Poll::Ready(Some(Err(_))) | Poll::Pending => false,
@@ -80,30 +78,30 @@ impl Body for Reply {
     fn is_end_stream(&self) -> bool {
         match &self.content {
             Content::Plain(body) => body.is_end_stream(),
-            Content::Watch(_) | Content::Items(_) => false,
+            Content::Watch(_) | Content::LockList(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Plain(body) => body.size_hint(),
-            Content::Watch(_) | Content::Items(_) => SizeHint::default(),
+            Content::Watch(_) | Content::LockList(_) => SizeHint::default(),
         }
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        self.counted.whole |= self.is_end_stream();
+        self.metrics_guard.complete |= self.is_end_stream();
     }
 }
 
-// === impl Pieces ===
+// === impl Http1Reply ===
 
 /// Each part of a body counts twice: hyper reads as much again ahead.
 const COPIES: usize = 2;
 
-impl Body for Pieces {
+impl Body for Http1Reply {
     type Data = CountedBytes;
     type Error = BodyError;
 
@@ -132,24 +130,22 @@ impl Body for Pieces {
     }
 }
 
-// === impl Counted ===
+// === impl RequestMetrics ===
 
-impl Counted {
-    /// A request that has just come.
+impl RequestMetrics {
     pub(super) fn begin(session: Rc<Session>, verb: &str) -> Self {
         session.server.metrics.begin_request();
-        Self { session, verb: Verb::of(verb), outcome: None, whole: false }
+        Self { session, verb: Verb::of(verb), outcome: None, complete: false }
     }
 
-    /// What the answer says, which has begun.
-    pub(super) fn answered(&mut self, outcome: Outcome) {
+    pub(super) fn response_began(&mut self, outcome: Outcome) {
         self.outcome = Some(outcome);
     }
 }
 
-impl Drop for Counted {
+impl Drop for RequestMetrics {
     fn drop(&mut self) {
-        let outcome = self.outcome.filter(|_| self.whole).unwrap_or(Outcome::Aborted);
+        let outcome = self.outcome.filter(|_| self.complete).unwrap_or(Outcome::Aborted);
         self.session.server.metrics.end_request(self.verb, outcome);
     }
 }

@@ -10,51 +10,50 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::net::memory_budget::{MemoryBudget, Reservation};
 
-/// At most this much counts as a head: no longer one is taken.
-const MOST_BYTES: usize = 1 << 20;
+/// No longer head is accepted, so no more counts as one.
+const MAX_HEAD_BYTES: usize = 1 << 20;
 
-/// Up to what length the head of a request is not counted: nearly all are shorter.
+/// Heads up to this length are not counted: nearly all are shorter.
 const UNCOUNTED_BYTES: usize = 64 << 10;
 
-/// Sees all bytes of a client, in order.
 pub(super) trait HeadObserver {
     fn observe(&mut self, bytes: &[u8]);
 
-    /// The length of the head that has begun and is not whole, in bytes.
+    /// The length of a head that has begun and not ended.
     fn unfinished_bytes(&self) -> usize;
 }
 
 /// A stream whose bytes an observer sees as they are read.
 #[derive(Debug)]
-pub(super) struct Looked<S, O> {
+pub(super) struct Tap<S, O> {
     stream: S,
     observer: O,
     head: Reservation,
 }
 
-impl<S, O> Looked<S, O> {
-    pub(super) fn new(stream: S, observer: O, backlog: &Arc<MemoryBudget>) -> Self {
-        Self { stream, observer, head: backlog.empty_reservation() }
+impl<S, O> Tap<S, O> {
+    pub(super) fn new(stream: S, observer: O, budget: &Arc<MemoryBudget>) -> Self {
+        Self { stream, observer, head: budget.empty_reservation() }
     }
 }
 
-impl<S, O: HeadObserver> Looked<S, O> {
-    /// Counts the head that is not whole; whether there is room for it.
+impl<S, O: HeadObserver> Tap<S, O> {
+    /// Counts an unfinished head; returns false where that exceeds the budget.
     fn count(&mut self) -> bool {
-        let unfinished = self.observer.unfinished_bytes().min(MOST_BYTES);
+        let unfinished = self.observer.unfinished_bytes().min(MAX_HEAD_BYTES);
         self.head.resize(if unfinished > UNCOUNTED_BYTES { unfinished } else { 0 })
     }
 
-    /// Counts a head no longer that is whole by now, which is so once it is answered.
-    fn settle(&mut self) {
+    /// Releases a head that has ended, which is so once it is answered.
+    fn release(&mut self) {
         if !self.head.is_empty() {
-            // Less always fits.
+            // A reservation may always shrink.
             let _fits = self.count();
         }
     }
 }
 
-impl<S: AsyncRead + Unpin, O: HeadObserver + Unpin> AsyncRead for Looked<S, O> {
+impl<S: AsyncRead + Unpin, O: HeadObserver + Unpin> AsyncRead for Tap<S, O> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -74,14 +73,14 @@ impl<S: AsyncRead + Unpin, O: HeadObserver + Unpin> AsyncRead for Looked<S, O> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, O: HeadObserver + Unpin> AsyncWrite for Looked<S, O> {
+impl<S: AsyncWrite + Unpin, O: HeadObserver + Unpin> AsyncWrite for Tap<S, O> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.settle();
+        this.release();
         Pin::new(&mut this.stream).poll_write(cx, bytes)
     }
 
@@ -91,7 +90,7 @@ impl<S: AsyncWrite + Unpin, O: HeadObserver + Unpin> AsyncWrite for Looked<S, O>
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.settle();
+        this.release();
         Pin::new(&mut this.stream).poll_write_vectored(cx, pieces)
     }
 

@@ -16,8 +16,8 @@ use tracing::warn;
 
 use super::through::{Kind, Through};
 use ctrlmesh_proxy::config::Upstream;
-use ctrlmesh_proxy::drain::Drain;
 use ctrlmesh_proxy::net::tunnel;
+use ctrlmesh_runtime::drain::Drain;
 
 /// How long the proxy may take to connect.
 const DEADLINE: Duration = Duration::from_secs(10);

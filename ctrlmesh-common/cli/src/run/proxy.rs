@@ -23,7 +23,6 @@ use super::signals::Event;
 use super::through::Through;
 use ctrlmesh_proxy::app::{AppError, Parts};
 use ctrlmesh_proxy::config::CommonArgs;
-use ctrlmesh_proxy::drain::Drain;
 use ctrlmesh_proxy::metrics::Metrics;
 use ctrlmesh_proxy::net::accept::{Acceptor, Origin, PodLimits};
 use ctrlmesh_proxy::net::memory_budget::MemoryBudget;
@@ -34,6 +33,7 @@ use ctrlmesh_proxy::policy;
 use ctrlmesh_proxy::serve::explain;
 use ctrlmesh_proxy::session::{Policies, ServedPod};
 use ctrlmesh_proxy::upstream::{Address, Target};
+use ctrlmesh_runtime::drain::Drain;
 
 /// How long requests of whoever the command left behind may take to end.
 const DRAIN: Duration = Duration::from_secs(1);

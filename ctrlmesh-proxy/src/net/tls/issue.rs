@@ -1,7 +1,7 @@
-//! Which certificate does the proxy present?
+//! The certificate that the proxy presents to operators.
 //!
-//! Either one from files, read again when they change, or one issued here by the mesh CA for the API server's names,
-//! valid for a day and renewed at two thirds of that. Connections keep the certificate that they began with.
+//! It comes from files, which are read again when they change, or is issued here by the mesh CA for the API server's
+//! names. An issued one is valid for a day and renewed after two thirds of that. Open connections keep theirs.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -24,17 +24,17 @@ use crate::net::tls;
 use crate::net::tls::TlsError;
 use ctrlmesh_runtime::drain::Drain;
 
-/// How long an issued certificate is valid.
+/// Of an issued certificate.
 pub const LEAF_VALIDITY: Duration = Duration::from_hours(24);
 
-/// When an issued certificate is replaced: two thirds of its life leave eight hours for a CA that is away.
+/// Two thirds of its life, which leaves eight hours for a CA that is unavailable.
 const LEAF_RENEWAL: Duration = Duration::from_hours(16);
 
-/// How far a client's clock may be behind ours.
+/// A client's clock may be so far behind.
 const CLOCK_SKEW: Duration = Duration::from_mins(5);
 
-/// How often certificate files are looked at: a Secret volume takes a minute to follow its Secret anyway.
-const FILE_CHECK: Duration = Duration::from_secs(10);
+/// A Secret volume takes a minute to follow its Secret anyway.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The names by which pods know the API server, in every cluster.
 const API_SERVER_NAMES: &[&str] = &[
@@ -45,28 +45,23 @@ const API_SERVER_NAMES: &[&str] = &[
     "localhost",
 ];
 
-/// Where the presented certificate comes from.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Source {
     /// A chain and its key, in PEM.
     Files {
         /// The chain, leaf first.
         cert: PathBuf,
-        /// The leaf's key.
         key: PathBuf,
     },
     /// A certificate authority, in PEM, that issues for the API server's names and `names`.
     MeshCa {
-        /// The CA's certificate.
         cert: PathBuf,
-        /// The CA's key.
         key: PathBuf,
-        /// More DNS names and addresses to answer for.
+        /// DNS names and addresses beside [`API_SERVER_NAMES`].
         names: Vec<String>,
     },
 }
 
-/// The certificate that is presented now.
 #[derive(Debug)]
 pub struct Presented {
     source: Source,
@@ -76,7 +71,7 @@ pub struct Presented {
 #[derive(Debug)]
 struct Current {
     key: Arc<CertifiedKey>,
-    /// The bytes of the files it was made from: a change means a new one.
+    /// The contents of both files; where they change, the certificate is replaced.
     made_from: [Vec<u8>; 2],
     made_at: SystemTime,
 }
@@ -137,18 +132,14 @@ impl Source {
 
 impl Presented {
     /// Reads or issues the first certificate.
-    ///
-    /// # Errors
-    ///
-    /// Fails when the files cannot be read or do not fit together.
     pub fn load(source: Source) -> Result<Self, TlsError> {
         let current = RwLock::new(load(&source)?);
         Ok(Self { source, current })
     }
 
-    /// Follows the files, and the clock, until shutdown. What cannot be read leaves the certificate as it is.
+    /// Follows the files and the clock until shutdown. Files that cannot be read change nothing.
     pub async fn follow(self: Arc<Self>, drain: Drain) {
-        let mut ticks = time::interval(FILE_CHECK);
+        let mut ticks = time::interval(FILE_CHECK_INTERVAL);
         loop {
             tokio::select! {
                 () = drain.started() => return,
@@ -199,7 +190,7 @@ fn load(source: &Source) -> Result<Current, TlsError> {
     Ok(Current { key: Arc::new(source.make(&files, now)?), made_from: files, made_at: now })
 }
 
-/// What a certificate for the API server's names and `names` says.
+/// The contents of a certificate for the API server's names and `names`.
 pub(crate) fn leaf(names: &[String], now: SystemTime) -> Result<CertificateParams, TlsError> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
@@ -271,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_issued_certificate_is_renewed_at_two_thirds_of_its_life_and_not_before() {
+    fn a_certificate_is_renewed_at_two_thirds_of_its_life() {
         let folder = TempDir::new().unwrap();
         let presented = presented(&folder);
         let (first, begun) = (leaf_of(&presented), SystemTime::now());
@@ -282,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_authority_issues_at_once_and_one_that_is_away_leaves_what_there_is() {
+    fn a_replaced_ca_issues_at_once_a_missing_one_never() {
         let folder = TempDir::new().unwrap();
         let presented = presented(&folder);
         let first = leaf_of(&presented);

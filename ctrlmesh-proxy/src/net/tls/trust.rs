@@ -1,7 +1,6 @@
-//! Whom does the proxy believe to be the API server?
+//! Verifies the API server by a CA file.
 //!
-//! Whoever the CA file vouches for, and nobody else: there is no way to switch that off. The file is read again when
-//! it changes; connections that stand keep standing.
+//! Verification cannot be switched off. The file is read again when it changes; open connections stay.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
@@ -19,8 +18,7 @@ use crate::net::tls;
 use crate::net::tls::TlsError;
 use ctrlmesh_runtime::drain::Drain;
 
-/// How often the CA file is looked at.
-const FILE_CHECK: Duration = Duration::from_secs(10);
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The certificate authorities of the API server.
 #[derive(Debug)]
@@ -30,7 +28,7 @@ pub struct Trust {
     current: RwLock<Current>,
 }
 
-/// How to begin TLS towards the API server, for each protocol.
+/// TLS towards the API server, for each protocol.
 #[derive(Clone, Debug)]
 pub struct Client {
     /// Offers HTTP/1.1 only.
@@ -48,20 +46,11 @@ struct Current {
 // === impl Trust ===
 
 impl Trust {
-    /// Reads the CA file.
-    ///
-    /// # Errors
-    ///
-    /// Fails when it cannot be read or holds no certificate.
     pub fn load(path: &Path) -> Result<Self, TlsError> {
         Self::load_for(path, None)
     }
 
-    /// The same, with the certificate that the proxy itself shows to the API server.
-    ///
-    /// # Errors
-    ///
-    /// Fails when the CA file cannot be read or holds no certificate.
+    /// `identity` is the client certificate that the proxy presents.
     pub fn load_for(
         path: &Path,
         identity: Option<Arc<dyn ResolvesClientCert>>,
@@ -72,14 +61,14 @@ impl Trust {
         Ok(Self { path: path.to_owned(), identity, current })
     }
 
-    /// What to begin the next connection with.
+    /// For the next connection.
     pub fn client(&self) -> Client {
         read(&self.current).client.clone()
     }
 
-    /// Follows the file until shutdown. What cannot be read leaves everything as it is.
+    /// Follows the file until shutdown. A file that cannot be read changes nothing.
     pub async fn follow(self: Arc<Self>, drain: Drain) {
-        let mut ticks = time::interval(FILE_CHECK);
+        let mut ticks = time::interval(FILE_CHECK_INTERVAL);
         loop {
             tokio::select! {
                 () = drain.started() => return,
@@ -88,7 +77,7 @@ impl Trust {
         }
     }
 
-    /// Reads the file again if it changed; also called when the API server's certificate was refused.
+    /// Also called when the API server's certificate was refused.
     pub fn refresh(&self) {
         let replaced = tls::read(&self.path).and_then(|pem| {
             if read(&self.current).made_from == pem {

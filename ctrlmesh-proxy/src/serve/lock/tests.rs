@@ -9,7 +9,7 @@ fn rename() -> Rename {
     Rename { on_server: lock.per_shard(), lock }
 }
 
-/// A request whose body does not end, and what keeps it open.
+/// A request whose body does not end, and the tasks that keep it open.
 async fn unfinished(first: &'static [u8]) -> (Request<Relay>, JoinSet<()>) {
     let (ours, theirs) = io::duplex(1 << 20);
     let mut tasks = JoinSet::new();
@@ -30,13 +30,14 @@ async fn unfinished(first: &'static [u8]) -> (Request<Relay>, JoinSet<()>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_has_no_longer_than_a_lock_takes_however_patient_the_proxy_is() {
+async fn a_lock_has_a_deadline_of_its_own() {
     for (deadline, waited) in
-        [(Duration::from_mins(2), BODY_PATIENCE), (Duration::from_secs(2), Duration::from_secs(2))]
+        [(Duration::from_mins(2), BODY_TIMEOUT), (Duration::from_secs(2), Duration::from_secs(2))]
     {
         let (sent, _open) = unfinished(b"{").await;
         let (budget, waits) = (CollectBudget::new(None), WaitTime::default());
-        let error = whole(sent, "update", &rename(), deadline, &budget, &waits).await.unwrap_err();
+        let error =
+            rename_body(sent, "update", &rename(), deadline, &budget, &waits).await.unwrap_err();
         assert!(matches!(error, LockedError::Slow { deadline } if deadline == waited), "{error}");
         assert_eq!(waits.total(), waited);
     }

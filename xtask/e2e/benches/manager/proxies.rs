@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ctrlmesh_common::wire::{Entry, Hello, Known, PodId, Report, Said, Verdict};
-use ctrlmesh_proxy::drain::Drain;
-use ctrlmesh_proxy::manager_client::Manager;
+use ctrlmesh_proxy::manager_client::Endpoint;
+use ctrlmesh_runtime::drain::Drain;
 use ctrlmesh_runtime::jitter::random;
 use prost::Message as _;
 use tempfile::TempDir;
@@ -49,7 +49,7 @@ struct Counted {
 
 /// One of them.
 struct Proxy {
-    manager: Manager,
+    manager: Endpoint,
     to: SocketAddr,
     from: IpAddr,
     pod: OnePod,
@@ -63,9 +63,9 @@ impl Proxies {
         for (number, pod) in (0_u32..).zip(pods) {
             let token = folder.path().join(&pod.uid);
             fs::write(&token, &pod.token).unwrap();
-            let manager = Manager {
+            let manager = Endpoint {
                 address: address.to_string().parse().unwrap(),
-                at: None,
+                service_ip: None,
                 ca: ca.to_owned(),
                 token,
                 state: folder.path().to_owned(),

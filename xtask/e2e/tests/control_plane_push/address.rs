@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use ctrlmesh_proxy::drain::Drain;
+use ctrlmesh_runtime::drain::Drain;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 
@@ -17,7 +17,7 @@ async fn a_manager_that_left_its_address_is_found_by_its_name() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "a").await;
     let mut manager = bed.manager(&pod.token(&bed.client, AUDIENCE).await);
-    manager.at = Some(FORMER);
+    manager.service_ip = Some(FORMER);
     let drain = Drain::default();
     soon("the manager past nobody", manager.connect(&drain)).await.unwrap();
 

@@ -279,7 +279,7 @@ async fn plaintext_and_a_client_that_does_not_know_our_authority_get_nothing() {
     until("plaintext to be counted", || bed.refused("tls") == 1).await;
     let mut manager = bed.manager("x");
     manager.ca = bed.path("mesh.crt");
-    let refused = manager.connect(&ctrlmesh_proxy::drain::Drain::default()).await;
+    let refused = manager.connect(&ctrlmesh_runtime::drain::Drain::default()).await;
     assert!(matches!(refused, Err(ConnectError::Connect(_))), "{refused:?}");
     until("the refusal to be counted", || bed.refused("tls") == 2).await;
 }

@@ -33,7 +33,7 @@ use ctrlmesh_manager::readiness::Readiness;
 use ctrlmesh_manager::rules::compile::Told;
 use ctrlmesh_manager::rules::pod::{Member, PodName};
 use ctrlmesh_manager::tls;
-use ctrlmesh_proxy::manager_client::{ConnectError, Link, Manager};
+use ctrlmesh_proxy::manager_client::{ConnectError, Connection, Endpoint};
 use ctrlmesh_testbed::{ControlPlane, retry};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -200,12 +200,12 @@ impl Bed {
     }
 
     /// How the manager is reached with `token`.
-    pub(crate) fn manager(&self, token: &str) -> Manager {
+    pub(crate) fn manager(&self, token: &str) -> Endpoint {
         let file = TempDir::new_in(self.folder.path()).unwrap().keep().join("token");
         fs::write(&file, token).unwrap();
-        Manager {
+        Endpoint {
             address: self.address.to_string().parse().unwrap(),
-            at: None,
+            service_ip: None,
             ca: self.path("manager.crt"),
             token: file,
             state: self.path("state"),
@@ -227,7 +227,7 @@ impl Bed {
         Stream::begin(self.connect(token).await.unwrap(), hello, voucher).await
     }
 
-    pub(crate) async fn connect(&self, token: &str) -> Result<Link, ConnectError> {
+    pub(crate) async fn connect(&self, token: &str) -> Result<Connection, ConnectError> {
         // What it is made of ends when the link is dropped.
         self.manager(token).connect(&Drain::default()).await
     }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use ctrlmesh_proxy::drain::Drain;
+use ctrlmesh_runtime::drain::Drain;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ctrlmesh_common::policy::Policy;
 use ctrlmesh_common::wire::{Entry, Hello, Report, Said, Update, Verdict};
-use ctrlmesh_proxy::manager_client::Link;
+use ctrlmesh_proxy::manager_client::Connection;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -15,7 +15,7 @@ use crate::bed::soon;
 pub(crate) struct Stream {
     pub(crate) reports: mpsc::Sender<Report>,
     pub(crate) updates: Streaming<Update>,
-    _link: Link,
+    _link: Connection,
 }
 
 // === impl Stream ===
@@ -23,7 +23,7 @@ pub(crate) struct Stream {
 impl Stream {
     /// Says hello over `link`, and shows what a manager gave before.
     pub(crate) async fn begin(
-        mut link: Link,
+        mut link: Connection,
         hello: Hello,
         voucher: &[u8],
     ) -> Result<Self, Status> {
