@@ -31,7 +31,7 @@ async fn echo(pki: &Pki) -> Upstream {
 }
 
 #[tokio::test]
-async fn each_client_connection_has_one_upstream_connection_of_its_own() {
+async fn each_client_connection_has_its_own_upstream_connection() {
     let pki = Pki::new();
     let upstream = echo(&pki).await;
     let proxy = Proxy::start(&pki, upstream.address, &[]);
@@ -83,7 +83,7 @@ async fn an_abandoned_request_holds_up_no_other_on_its_connection() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_down_is_503_with_retry_after_and_a_status() {
+async fn an_api_server_that_is_down_is_503_with_retry_after() {
     let pki = Pki::new();
     let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let proxy = Proxy::start(&pki, closed, &[]);
@@ -143,7 +143,7 @@ async fn an_api_server_without_http2_is_spoken_to_in_http1() {
 }
 
 #[tokio::test]
-async fn a_replaced_certificate_is_presented_to_the_next_client_and_cuts_no_connection() {
+async fn a_replaced_certificate_is_for_new_connections() {
     let pki = Pki::new();
     let upstream = echo(&pki).await;
     // The proxy presents what is vouched for by the mesh CA, from files.
@@ -175,7 +175,7 @@ async fn a_replaced_certificate_is_presented_to_the_next_client_and_cuts_no_conn
 }
 
 #[tokio::test]
-async fn an_api_server_that_accepts_and_says_nothing_is_503_within_the_connect_deadline() {
+async fn a_mute_api_server_is_503_within_the_connect_deadline() {
     let pki = Pki::new();
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let deadline = ["--connect-timeout", "200ms", "--response-timeout", "1h"];
@@ -191,7 +191,7 @@ async fn an_api_server_that_accepts_and_says_nothing_is_503_within_the_connect_d
 }
 
 #[tokio::test]
-async fn requests_that_come_together_wait_for_one_connection_and_fail_with_it() {
+async fn concurrent_requests_share_one_connection_attempt() {
     let pki = Pki::new();
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let deadline = ["--connect-timeout", "2s", "--response-timeout", "1h"];
@@ -221,7 +221,7 @@ async fn requests_that_come_together_wait_for_one_connection_and_fail_with_it() 
 }
 
 #[tokio::test]
-async fn a_client_on_http2_is_sent_elsewhere_where_the_api_server_speaks_only_http1() {
+async fn an_http2_client_falls_back_to_http1_with_the_api_server() {
     let pki = Pki::new();
     let upstream =
         Upstream::http(pki.server(&["http/1.1"]), |_| async { whole(StatusCode::OK, "") }).await;
@@ -247,7 +247,7 @@ async fn request(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
 }
 
 #[tokio::test]
-async fn what_may_have_been_carried_out_is_not_said_to_be_worth_repeating() {
+async fn an_unsafe_request_that_broke_off_is_not_retried() {
     let pki = Pki::new();
     let http1 = Upstream::bytes(pki.server(&["http/1.1"]), |mut stream| async move {
         request(&mut stream).await;

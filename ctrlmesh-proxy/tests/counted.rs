@@ -1,4 +1,4 @@
-//! When, and as what, is a request counted?
+//! The metrics of requests.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -21,7 +21,7 @@ async fn under_way(bed: &Bed) -> f64 {
 }
 
 #[tokio::test]
-async fn a_request_is_counted_when_its_answer_ends_and_not_when_it_begins() {
+async fn a_request_is_counted_when_its_answer_ends() {
     for version in BOTH {
         let mut bed = Bed::new(&pods(1, "team=a")).await;
         let (mut watching, _) = bed.watch(version, WATCH, &[]).await;

@@ -206,7 +206,7 @@ async fn each_piece_of_a_stream_arrives_before_the_next_is_sent() {
 }
 
 #[tokio::test]
-async fn a_client_that_expects_100_sends_its_body_only_when_the_api_server_asks() {
+async fn over_http1_a_body_waits_for_100_continue() {
     let pki = Pki::new();
     let ask = Arc::<Notify>::default();
     let asked = ask.clone();

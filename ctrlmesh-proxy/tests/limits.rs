@@ -1,4 +1,4 @@
-//! What a client may not do to the proxy, and that the others live on while it tries.
+//! Limits on clients, and that other clients are served meanwhile.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -130,7 +130,7 @@ async fn a_continuation_flood_ends_its_connection_only() {
 }
 
 #[tokio::test]
-async fn a_settings_flood_ends_its_connection_costs_no_memory_and_disturbs_nobody() {
+async fn a_settings_flood_ends_only_its_connection() {
     let bed = bed(&[]).await;
     bed.assert_others_live().await;
     let before = bed.proxy.resident_bytes();
@@ -194,7 +194,7 @@ async fn more_connections_than_allowed_are_refused_until_one_leaves() {
 }
 
 #[tokio::test]
-async fn an_http2_client_that_asks_nothing_or_never_ends_its_head_is_cut_off() {
+async fn an_http2_client_without_a_whole_head_is_cut_off() {
     let bed = bed(&HEADERS_IN).await;
     // `GET https://k/api`, whole and without its end.
     let block = b"\x82\x87\x41\x01k\x44\x04/api";
@@ -215,7 +215,7 @@ async fn an_http2_client_that_asks_nothing_or_never_ends_its_head_is_cut_off() {
 }
 
 #[tokio::test]
-async fn a_client_that_names_its_server_by_a_header_is_answered_over_http2() {
+async fn over_http2_a_host_header_names_the_server() {
     let bed = bed(&[]).await;
     // `GET https:/api`, with `host: k` and without anything.
     for host in [&b"\x00\x04host\x01k"[..], b""] {

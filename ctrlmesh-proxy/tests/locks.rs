@@ -156,7 +156,7 @@ async fn a_lock_that_the_api_server_does_not_finish_is_504() {
 }
 
 #[tokio::test]
-async fn what_is_held_of_unfinished_locks_is_bounded_and_is_no_others_loss() {
+async fn unfinished_locks_are_bounded_for_each_client() {
     let answer = |_| async { whole(StatusCode::OK, "{}") };
     let (pki, _upstream, proxy) = bed(answer, &[]).await;
     let before = proxy.resident_bytes();

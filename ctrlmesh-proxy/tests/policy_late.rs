@@ -1,4 +1,4 @@
-//! What comes after a policy change and goes on from before it.
+//! Watches and pages that begin after a policy change and continue from before it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -17,7 +17,7 @@ const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 
 /// The client listed before the change and watches after it: nothing was open that could have gone over.
 #[tokio::test]
-async fn a_watch_that_begins_after_the_change_is_led_over_from_before_it() {
+async fn a_watch_that_begins_after_the_change_is_spliced() {
     for version in BOTH {
         let mut bed = Bed::new(&pods(1, "team=a")).await;
         bed.client().await.get(PODS).await;
@@ -33,7 +33,7 @@ async fn a_watch_that_begins_after_the_change_is_led_over_from_before_it() {
 }
 
 #[tokio::test]
-async fn a_list_that_is_answered_after_the_change_is_led_over_whatever_its_version() {
+async fn a_list_answered_after_the_change_is_spliced() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
     bed.client().await.get(PODS).await;
     bed.slow.store(true, Ordering::SeqCst);
@@ -58,7 +58,7 @@ async fn a_list_that_is_answered_after_the_change_is_led_over_whatever_its_versi
 }
 
 #[tokio::test]
-async fn once_everything_from_before_the_change_is_older_nothing_is_led_over() {
+async fn a_watch_newer_than_the_change_is_not_spliced() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
     let (open, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
     bed.change(&pods(2, "team=b")).await;
@@ -81,7 +81,7 @@ async fn once_everything_from_before_the_change_is_older_nothing_is_led_over() {
 }
 
 #[tokio::test]
-async fn a_watch_from_before_several_changes_is_led_over_from_each() {
+async fn a_watch_from_before_several_changes_is_spliced_from_each() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
     bed.client().await.get(PODS).await;
     bed.change(&pods(2, "team=b")).await;
@@ -103,7 +103,7 @@ async fn a_watch_from_before_several_changes_is_led_over_from_each() {
 
 /// More changes than are remembered, of pods alone.
 #[tokio::test]
-async fn many_changes_concern_no_watch_of_what_did_not_change_and_the_others_once() {
+async fn many_changes_disturb_only_what_they_change() {
     let mut bed = Bed::new(&pods(0, "team=t0")).await;
     let mut client = bed.client().await;
     for epoch in 1..=40 {
@@ -120,7 +120,7 @@ async fn many_changes_concern_no_watch_of_what_did_not_change_and_the_others_onc
 }
 
 #[tokio::test]
-async fn a_watch_with_a_body_is_led_over_by_requests_without_one() {
+async fn a_watch_with_a_body_is_spliced_by_requests_without_one() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
     let headers = [("content-length", "0"), ("content-type", "application/json")];
     let (mut watching, _) = bed.watch(Version::HTTP_11, WATCH, &headers).await;
@@ -150,7 +150,7 @@ async fn a_policy_under_which_nobody_read_disturbs_no_watch() {
 
 /// The policy changes while no proxy runs, or after the next one has begun with the old one.
 #[tokio::test]
-async fn a_watch_from_before_a_restart_is_led_over_from_what_was_in_force_then() {
+async fn a_watch_from_before_a_restart_is_spliced() {
     for policy in ["team=b", "team=a"] {
         let mut bed = Bed::new(&pods(1, "team=a")).await;
         bed.client().await.get(PODS).await;
@@ -256,7 +256,7 @@ async fn the_pages_of_a_list_are_of_one_share() {
 }
 
 #[tokio::test]
-async fn before_a_first_page_it_is_asked_how_far_was_read_so_that_the_next_can_follow() {
+async fn a_first_page_is_newer_than_earlier_reads() {
     let bed = Bed::new(&pods(1, "team=a")).await;
     let mut client = bed.client().await;
     client.get(PODS).await;
@@ -269,7 +269,7 @@ async fn before_a_first_page_it_is_asked_how_far_was_read_so_that_the_next_can_f
 }
 
 #[tokio::test]
-async fn a_page_of_what_joins_reaches_the_client_before_the_next_is_read() {
+async fn a_page_reaches_the_client_before_the_next_is_read() {
     for version in BOTH {
         let mut bed = Bed::new(&pods(1, "team=a")).await;
         let (mut watching, _) = bed.watch(version, WATCH, &[]).await;

@@ -1,4 +1,4 @@
-//! What a policy change does to what is open.
+//! Open watches at a policy change.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 const BOTH: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
 
 #[tokio::test]
-async fn an_open_watch_goes_over_at_the_version_that_its_client_saw_last() {
+async fn an_open_watch_is_spliced_at_its_clients_version() {
     for version in BOTH {
         let mut bed = Bed::new(&pods(1, "team=a")).await;
         let (mut watching, seen) = bed.watch(version, WATCH, &[]).await;
@@ -216,7 +216,7 @@ async fn after_its_initial_events_a_watch_list_goes_over() {
 }
 
 #[tokio::test]
-async fn a_compressed_watch_ends_at_a_change_and_cannot_come_back_late() {
+async fn a_compressed_watch_ends_at_a_change() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
     let (mut watching, _) = bed.watch(Version::HTTP_2, WATCH, &[("x-gzip", "1")]).await;
     watching.send.send_data(Bytes::from_static(b"\x1f\x8bopaque")).await.unwrap();
@@ -284,7 +284,7 @@ fn token(version: u64) -> String {
 }
 
 #[tokio::test]
-async fn a_watch_goes_over_and_its_lock_keeps_the_name_that_the_client_knows() {
+async fn a_spliced_watch_keeps_the_clients_name_of_the_lock() {
     let mut bed = Bed::new(&leases(1, "team=a")).await;
     bed.answer_lists(|target| {
         let version = if target.contains("Exact") { "5" } else { "9" };
@@ -325,7 +325,7 @@ async fn a_watch_of_a_lock_that_gets_another_name_expires() {
 
 /// The last events of a splice are older than what the client had seen, and no bookmark tells it.
 #[tokio::test]
-async fn a_client_without_bookmarks_goes_on_from_no_older_version_than_it_had() {
+async fn without_bookmarks_no_client_goes_back_to_an_older_version() {
     const PLAIN: &str = "/api/v1/pods?watch=1&resourceVersion=5";
     for version in BOTH {
         for (target, newer, expires) in
@@ -356,7 +356,7 @@ async fn a_client_without_bookmarks_goes_on_from_no_older_version_than_it_had() 
 }
 
 #[tokio::test]
-async fn a_client_without_bookmarks_lists_anew_when_the_proxy_ends_right_after_a_change() {
+async fn without_bookmarks_a_shutdown_after_a_change_means_a_new_list() {
     let mut bed = Bed::new(&pods(1, "team=a")).await;
     let plain = "/api/v1/pods?watch=1&resourceVersion=5";
     let (mut watching, _) = bed.watch(Version::HTTP_2, plain, &[]).await;

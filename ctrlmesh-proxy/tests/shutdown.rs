@@ -141,7 +141,7 @@ fn waiting(pki: &Pki) -> Proxy {
 }
 
 #[tokio::test]
-async fn who_waits_for_the_manager_says_that_it_lives_and_ends_when_it_is_told_to() {
+async fn a_proxy_that_waits_for_the_manager_lives_and_can_stop() {
     let pki = Pki::new();
     let proxy = waiting(&pki);
     assert_eq!(plain_get(proxy.admin, "/livez").await.0, 200);

@@ -1,4 +1,4 @@
-//! An API server that says nothing any more, or has not yet said how much it takes.
+//! An API server that falls silent, or has not sent its SETTINGS yet.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, clippy::float_cmp, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]
@@ -35,7 +35,7 @@ async fn watching(pki: &Pki, proxy: &Proxy) -> (SendRequest<Bytes>, RecvStream) 
 
 /// The API server is dead, or what lies before it has forgotten the connection: no packet says so.
 #[tokio::test]
-async fn a_connection_that_says_nothing_to_a_ping_is_given_up_with_its_watches() {
+async fn a_connection_without_a_pong_is_given_up() {
     let pki = Pki::new();
     let (connections, pings) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
     let pinged = pings.clone();
@@ -105,8 +105,7 @@ async fn a_quiet_connection_whose_pings_are_answered_stays() {
 }
 
 #[tokio::test]
-async fn after_a_request_without_an_answer_the_next_goes_elsewhere_and_the_watch_beside_it_goes_on()
-{
+async fn an_unanswered_request_retires_its_connection() {
     let pki = Pki::new();
     let go_on = Arc::<Notify>::default();
     let (next, connections) = (go_on.clone(), Arc::<AtomicUsize>::default());
@@ -150,7 +149,7 @@ async fn after_a_request_without_an_answer_the_next_goes_elsewhere_and_the_watch
 }
 
 #[tokio::test]
-async fn what_comes_before_the_api_server_says_how_much_it_takes_is_no_more_than_it_takes() {
+async fn early_requests_keep_to_the_default_stream_limit() {
     const TAKEN: u32 = 100;
     let pki = Pki::new();
     let (asked_for, refused) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();

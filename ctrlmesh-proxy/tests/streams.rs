@@ -53,7 +53,7 @@ fn ok() -> Response<()> {
 }
 
 #[tokio::test]
-async fn a_goaway_of_the_api_server_reaches_the_client_and_what_is_under_way_goes_on() {
+async fn a_goaway_reaches_the_client_and_open_streams_go_on() {
     let pki = Pki::new();
     let go_on = Arc::<Notify>::default();
     let next = go_on.clone();
@@ -91,7 +91,7 @@ async fn a_goaway_of_the_api_server_reaches_the_client_and_what_is_under_way_goe
 }
 
 #[tokio::test]
-async fn beyond_the_api_server_s_stream_limit_there_is_a_further_connection() {
+async fn beyond_the_stream_limit_another_connection_opens() {
     let pki = Pki::new();
     let release = Arc::new(tokio::sync::Semaphore::new(0));
     let arrived = Arc::<Notify>::default();
@@ -129,7 +129,7 @@ async fn beyond_the_api_server_s_stream_limit_there_is_a_further_connection() {
 }
 
 #[tokio::test]
-async fn streams_that_nobody_reads_hold_up_no_other_and_cost_no_more_than_their_windows() {
+async fn unread_streams_block_no_other_and_cost_their_windows() {
     let pki = Pki::new();
     let upstream = http2(&pki, 200, |request, mut respond| async move {
         let mut body = respond.send_response(ok(), false).unwrap();
@@ -158,7 +158,7 @@ async fn streams_that_nobody_reads_hold_up_no_other_and_cost_no_more_than_their_
 }
 
 #[tokio::test]
-async fn a_request_that_expects_100_hears_it_over_http2_when_the_api_server_says_it() {
+async fn over_http2_100_continue_passes_through() {
     let pki = Pki::new();
     let upstream = http2(&pki, 100, |request, mut respond| async move {
         assert_eq!(request.headers()["expect"], "100-continue");

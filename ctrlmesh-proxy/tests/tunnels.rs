@@ -95,7 +95,7 @@ const LOCKED: &str = "lock: {namespace: ops, name: lead, shard: s1}";
 const PASSING: &str = "mode: pass\nepoch: 1";
 
 #[tokio::test]
-async fn what_is_not_tls_gets_no_connection_where_a_policy_is_to_be_applied() {
+async fn a_policy_refuses_connections_without_tls() {
     let pki = Pki::new();
     let upstream = Upstream::bytes(pki.server(&["http/1.1"]), |_| async {}).await;
     for policy in [LIMITED, LOCKED] {
@@ -213,7 +213,7 @@ async fn upgrade(
 }
 
 #[tokio::test]
-async fn exec_attach_and_port_forward_carry_every_byte_both_ways_and_half_close() {
+async fn exec_attach_and_port_forward_carry_every_byte() {
     let pki = Pki::new();
     let upstream = kubelet(&pki).await;
     let proxy = Proxy::start(&pki, upstream.address, &[]);

@@ -1,4 +1,4 @@
-//! What clients may make the proxy hold that ask and do not read.
+//! The memory that clients take which ask and do not read.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::large_futures, reason = "one per test, and never moved")]
 #![allow(clippy::disallowed_methods, reason = "tests are not drained")]

@@ -27,8 +27,7 @@ fn asked(bed: &Bed, target: &str) -> usize {
 
 /// The API server's newest pod is of version 9, and stays so.
 #[tokio::test]
-async fn where_the_newest_version_is_from_before_the_change_it_says_nothing_and_is_asked_for_once()
-{
+async fn versions_before_the_change_do_not_compare() {
     let mut bed = Bed::new(&since(1, 100)).await;
     for version in BOTH {
         let (mut watching, seen) = bed.watch(version, WATCH, &[]).await;
@@ -48,7 +47,7 @@ async fn where_the_newest_version_is_from_before_the_change_it_says_nothing_and_
 }
 
 #[tokio::test]
-async fn where_versions_compare_the_change_counts_and_they_are_asked_for_once_each_change() {
+async fn comparable_versions_are_asked_for_once_a_change() {
     let bed = Bed::new(&since(1, 100)).await;
     bed.answer_lists(|_| list_at("120"));
     let mut client = bed.client().await;
@@ -65,7 +64,7 @@ async fn where_versions_compare_the_change_counts_and_they_are_asked_for_once_ea
 }
 
 #[tokio::test]
-async fn where_the_api_server_does_not_say_the_change_counts_and_it_is_asked_again() {
+async fn without_a_version_the_change_counts_and_is_asked_again() {
     let bed = Bed::new(&since(1, 100)).await;
     bed.answer_lists(|_| answer(503, &json!({"kind": "Status", "metadata": {}, "code": 503})));
     let mut client = bed.client().await;

@@ -68,7 +68,7 @@ async fn websockets(policy: &Value) -> (Bed, Arc<Mutex<Vec<String>>>) {
 }
 
 #[tokio::test]
-async fn a_websocket_watch_is_narrowed_and_ends_when_the_policy_means_another() {
+async fn a_websocket_watch_is_narrowed_and_ends_at_a_change() {
     let (bed, asked) = websockets(&pods(1, "team=a")).await;
     let (mut stream, head) = upgraded(&bed, WATCH).await;
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
