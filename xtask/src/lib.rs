@@ -3,7 +3,7 @@
 
 pub mod tools;
 
-pub mod progress;
+mod progress;
 
 mod run;
 

@@ -14,8 +14,6 @@ mod rules;
 
 pub mod paint;
 
-pub mod screen;
-
 pub mod guard;
 
 pub mod operator;

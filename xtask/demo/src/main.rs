@@ -1,6 +1,7 @@
 //! `cargo xtask demo` runs this: it prepares, shows, acts and looks.
 #![forbid(unsafe_code)]
 
+use std::io::{Write as _, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -12,7 +13,6 @@ use ctrlmesh_demo::guard::{self, End};
 use ctrlmesh_demo::install;
 use ctrlmesh_demo::paint;
 use ctrlmesh_demo::scene::Scene;
-use ctrlmesh_demo::screen::{self, Screen};
 use ctrlmesh_demo::steps::{self, DEMO, Step};
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
@@ -22,7 +22,7 @@ use xtask::{guest, images, tools};
 /// An ordinary operator, sharded before your eyes.
 #[derive(Parser)]
 struct Arguments {
-    /// Take all steps, print a report, and end; without a live table
+    /// Take all steps, print a report, and end
     #[arg(long)]
     once: bool,
     /// Use this cluster instead of a node of our own; the images must be there
@@ -62,45 +62,41 @@ fn main() -> Result<ExitCode> {
     }
     // Also where something of it does not end, the cluster is not left as it is.
     let end = guard::watch(env::args_os().skip(1));
-    screen::restore();
     // Images that were being built for the node when it was killed.
     images::sweep();
     if let Some(kubeconfig) = &arguments.kubeconfig {
-        Screen::stdout(false)
-            .say("taking out of the cluster what the demo put there (a minute or two)");
+        say("taking out of the cluster what the demo put there (a minute or two)");
         guest::remove(kubeconfig)?;
     }
     match end? {
         End::Itself(code) => Ok(code),
         End::Signal(number) => {
-            Screen::stdout(false).say("ended; nothing is left");
+            say("ended; nothing is left");
             Ok(ExitCode::from(128 + number))
         }
     }
 }
 
 fn show(arguments: &Arguments) -> Result<ExitCode> {
-    let screen = Screen::stdout(!arguments.once);
     let start = Instant::now();
-    let (cluster, log) = prepare(arguments, &screen)?;
+    let (cluster, log) = prepare(arguments)?;
     let scene = Scene::of(cluster, log, Work::Websites, NAMESPACES)?;
     scene.observer.settle()?;
-    screen.say(&format!("\n{}", paint::table(&scene.observer.table())));
-    screen.say(&format!("the first table, {} s after the start", since(arguments.begun, start)));
+    say(&format!("\n{}", paint::table(&scene.observer.table())));
+    say(&format!("the first table, {} s after the start", since(arguments.begun, start)));
     let mut outcomes: Vec<Outcome> = Vec::new();
     for (number, step) in (1..).zip(DEMO) {
-        screen.say(&format!(
+        say(&format!(
             "\n[{number}/{}] {}\n      to hold: {}",
             DEMO.len(),
             step.title,
             step.promise
         ));
         let clock = Instant::now();
-        let seen = screen.during(|| paint::table(&scene.observer.table()), || (step.run)(&scene));
-        screen.paint("");
+        let seen = (step.run)(&scene);
         let outcome = Outcome { step, seen, took: clock.elapsed() };
-        screen.say(&told(&outcome));
-        screen.say(&paint::table(&scene.observer.table()));
+        say(&told(&outcome));
+        say(&paint::table(&scene.observer.table()));
         let held = outcome.seen.is_ok();
         outcomes.push(outcome);
         if !held {
@@ -111,11 +107,11 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
     if !all {
         let folder = install::checkout("target/reports/demo");
         scene.cluster.report(&folder)?;
-        screen.say(&format!("what the cluster said is in {}", folder.display()));
+        say(&format!("what the cluster said is in {}", folder.display()));
     }
-    screen.say(&format!("{held} of {} steps held, in {} s", DEMO.len(), start.elapsed().as_secs()));
+    say(&format!("{held} of {} steps held, in {} s", DEMO.len(), start.elapsed().as_secs()));
     if !arguments.once {
-        stay(&scene, &screen);
+        stay(&scene);
     }
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -127,16 +123,13 @@ fn verdict(outcomes: &[Outcome]) -> (usize, bool) {
 }
 
 /// The cluster, with ctrlmesh and the operator in it, and where its audit log is.
-fn prepare(arguments: &Arguments, screen: &Screen) -> Result<(Cluster, PathBuf)> {
-    let seconds = Duration::from_secs;
+fn prepare(arguments: &Arguments) -> Result<(Cluster, PathBuf)> {
     let (cluster, log) = match (&arguments.kubeconfig, &arguments.audit_log) {
         (Some(kubeconfig), Some(log)) => existing(kubeconfig, log)?,
-        _ => node(&arguments.images, screen)?,
+        _ => node(&arguments.images)?,
     };
-    screen.phase("install ctrlmesh: kubectl apply -k deploy/", seconds(30), || {
-        install::ctrlmesh(&cluster)
-    })?;
-    screen.phase("install an ordinary operator", seconds(15), || {
+    phase("install ctrlmesh: kubectl apply -k deploy/", 30, || install::ctrlmesh(&cluster))?;
+    phase("install an ordinary operator", 15, || {
         let api = ctrlmesh_demo::api::Api::of(&cluster)?;
         install::label_kinds(&api, Work::Websites)?;
         install::operator(&cluster, Work::Websites)
@@ -171,15 +164,27 @@ fn existing(kubeconfig: &Path, log: &Path) -> Result<(Cluster, PathBuf)> {
     Ok((cluster, log.to_owned()))
 }
 
-fn node(images: &[PathBuf], screen: &Screen) -> Result<(Cluster, PathBuf)> {
+fn node(images: &[PathBuf]) -> Result<(Cluster, PathBuf)> {
     let options = Options { audit: true, ..Options::default() };
-    let node = screen
-        .phase("start a Kubernetes node", Duration::from_secs(20), || Node::start(&options))?;
-    screen.phase("load images", Duration::from_secs(15), || {
-        images.iter().try_for_each(|archive| node.load(archive))
-    })?;
+    let node = phase("start a Kubernetes node", 20, || Node::start(&options))?;
+    phase("load images", 15, || images.iter().try_for_each(|archive| node.load(archive)))?;
     let log = node.control_plane().audit_log();
     Ok((Cluster::of(node), log))
+}
+
+/// Does what takes about so many seconds; prints that before, and after it how long it took.
+fn phase<T>(what: &str, about: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    say(&format!("==> {what} (about {about} s)"));
+    let result = work();
+    let end = if result.is_ok() { "" } else { "failed after " };
+    say(&format!("    {what}: {end}{:.1} s", start.elapsed().as_secs_f64()));
+    result
+}
+
+/// Prints lines on standard output. Where nobody can read them, the work goes on.
+fn say(text: &str) {
+    drop(writeln!(stdout(), "{text}"));
 }
 
 fn told(outcome: &Outcome) -> String {
@@ -193,14 +198,14 @@ fn told(outcome: &Outcome) -> String {
     lines.iter().map(|line| format!("      {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Stays until somebody ends it.
-fn stay(scene: &Scene, screen: &Screen) -> ! {
+/// Stays until somebody ends it, and prints the table every 10 s.
+fn stay(scene: &Scene) -> ! {
     let kubeconfig = scene.cluster.kubeconfig().display();
     // It is built with the node, where it is not installed.
     let built = tools::control_plane("kubectl");
     let folder = built.parent().filter(|_| !tools::on_path("kubectl") && built.is_file());
     let path = folder.map(|folder| format!("export PATH=$PATH:{}\n  ", folder.display()));
-    screen.say(&format!(
+    say(&format!(
         "\nIt stays up until Ctrl-C. Try, in another terminal:\n  \
          export KUBECONFIG={kubeconfig}\n  {}\
          kubectl --namespace example-operator get shardingconfigs,leases,pods --show-labels\n  \
@@ -211,8 +216,8 @@ fn stay(scene: &Scene, screen: &Screen) -> ! {
     ));
     let _load = scene.load(Duration::from_millis(250));
     loop {
-        screen.paint(&paint::table(&scene.observer.table()));
-        thread::sleep(Duration::from_millis(500));
+        thread::sleep(Duration::from_secs(10));
+        say(&paint::table(&scene.observer.table()));
     }
 }
 

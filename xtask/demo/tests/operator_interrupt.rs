@@ -1,10 +1,7 @@
 //! The demo is ended from outside, at any moment: nothing of it is left.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _, stderr};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -16,8 +13,6 @@ use std::{env, fs, io, thread};
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_demo::steps::DEMO;
 use ctrlmesh_testbed::{folder_prefix, started};
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::pty::openpty;
 use xtask::images::{self, Image};
 
 /// The variable that the demo gives all that it starts.
@@ -40,8 +35,6 @@ struct Demo {
     child: Child,
     /// What it says, line by line.
     lines: Receiver<String>,
-    /// What of that has been read.
-    seen: RefCell<String>,
 }
 
 /// A moment: the part of the demo, and how long after that has begun.
@@ -64,20 +57,6 @@ struct Traces {
 impl Demo {
     fn start(arguments: &[PathBuf]) -> Result<Self> {
         let (output, input) = io::pipe()?;
-        Self::start_with(arguments, output.into(), input.into())
-    }
-
-    /// The same, its standard output being a terminal.
-    fn start_at_terminal(arguments: &[PathBuf]) -> Result<Self> {
-        let terminal = openpty(None, None)?;
-        // Others are started at the same time, which are not to hold it open.
-        for end in [&terminal.master, &terminal.slave] {
-            fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
-        }
-        Self::start_with(arguments, terminal.master, terminal.slave)
-    }
-
-    fn start_with(arguments: &[PathBuf], output: OwnedFd, input: OwnedFd) -> Result<Self> {
         let child = Command::new(env!("CARGO_BIN_EXE_ctrlmesh-demo"))
             .args(arguments)
             .stdout(input)
@@ -87,41 +66,15 @@ impl Demo {
         let (said, lines) = mpsc::channel();
         thread::spawn(move || {
             // Read to its end, also where nobody listens any more: a full pipe would hold the demo up.
-            let output = BufReader::new(File::from(output)).lines();
+            let output = BufReader::new(output).lines();
             output.map_while(Result::ok).for_each(|line| drop(said.send(line)));
         });
-        Ok(Self { child, lines, seen: RefCell::default() })
+        Ok(Self { child, lines })
     }
 
-    /// The next line, without what tells a terminal how to show it.
+    /// The next line.
     fn line(&self) -> Result<String, RecvTimeoutError> {
-        let line = self.lines.recv_timeout(PART_WITHIN)?;
-        let mut seen = self.seen.borrow_mut();
-        seen.push_str(&line);
-        seen.push('\n');
-        let mut parts = line.trim_end_matches('\r').split("\x1b[");
-        let first = parts.next().unwrap_or_default();
-        // Each of those ends in its first letter.
-        let plain = |part: &str| {
-            let end = part.find(|sign: char| sign.is_ascii_alphabetic()).map_or(0, |at| at + 1);
-            part[end..].to_owned()
-        };
-        Ok(first.to_owned() + &parts.map(plain).collect::<String>())
-    }
-
-    /// That it has painted a bar and the table, each time in the place of what was there, and that the terminal wraps lines
-    /// again. It has ended.
-    fn has_painted(&self) -> Result<()> {
-        while self.line().is_ok() {}
-        let seen = self.seen.borrow();
-        for painted in ["#.", "] start a Kubernetes node: ", "\x1b[?7lreplica ", "A\x1b[J"] {
-            ensure!(seen.contains(painted), "no {painted:?} was painted");
-        }
-        // What was painted last ends so, too, if it was not cut off.
-        let last = &seen[seen.rfind("\x1b[?7l").context("nothing was painted")?..];
-        let restored = last.matches("\x1b[?7h").count() == 2;
-        ensure!(restored && last.contains("\x1b[?7hended; nothing is left"), "{last:?}");
-        Ok(())
+        self.lines.recv_timeout(PART_WITHIN)
     }
 
     /// Waits until a line begins so.
@@ -318,8 +271,7 @@ fn the_demo_that_is_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
     for (part, delay) in moments(count, parts.len(), seed) {
         let at = format!("{} ms after {:?}, {SEED}={seed}", delay.as_millis(), parts[part]);
         let last = part == parts.len() - 1;
-        let start = if last { Demo::start_at_terminal } else { Demo::start };
-        let mut demo = start(&archives)?;
+        let mut demo = Demo::start(&archives)?;
         demo.said(&parts[part]).with_context(|| at.clone())?;
         if last {
             demo.tried().with_context(|| at.clone())?;
@@ -333,9 +285,6 @@ fn the_demo_that_is_interrupted_at_any_moment_leaves_nothing() -> Result<()> {
         let status = demo.child.wait()?;
         // In its very first moment it has not yet said that it wants to hear of it.
         ensure!(status.code() == Some(130) || status.signal() == Some(2), "{status}, {at}");
-        if last {
-            demo.has_painted().with_context(|| at.clone())?;
-        }
         let left = marked(guard);
         ensure!(left.is_empty(), "processes {left:?} are left, {at}");
         let left = traces.left();
