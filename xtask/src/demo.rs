@@ -9,12 +9,12 @@ use std::{env, io};
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
-use crate::guard::{self, After};
+use crate::disk_space;
 use crate::images::{self, Image};
 use crate::progress::step;
-use crate::room;
 use crate::run::{cargo, has_cgroup2, is_root, run};
 use crate::setup::{self, Purpose, Readiness, kubectl};
+use crate::supervisor::{self, OnExit};
 
 /// What the demo needs on a node.
 const IMAGES: [Image; 3] = [Image::Proxy, Image::Manager, Image::ExampleOperator];
@@ -43,32 +43,32 @@ const BEGUN: &str = "CTRLMESH_DEMO_BEGUN";
 const CGROUP2: &str = "the kernel programs need a cgroup2 mount: \
     mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified";
 
-/// Sets up and builds behind a guard, so that nothing is left where that is interrupted, and becomes the demo, which has
-/// a guard of its own.
+/// Sets up and builds behind a supervisor, so that nothing is left where that is interrupted, and becomes the demo, which has
+/// a supervisor of its own.
 ///
 /// # Errors
 /// Where something cannot be set up or built.
 pub fn run_demo(options: &Options) -> Result<ExitCode> {
-    if guard::is_over() {
+    if supervisor::is_over() {
         return Err(become_demo(options)?).context("start the demo");
     }
-    if guard::follow() {
+    if supervisor::follow() {
         return Ok(prepare(options)?.into());
     }
     let begun = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
     check(options)?;
-    let mut shell = guard::shell(After::Again)?;
+    let mut shell = supervisor::shell(OnExit::Again)?;
     Err(shell.env(BEGUN, begun.to_string()).exec()).context("start the set-up")
 }
 
 /// What is asked before anything is done. On a cluster that is there already nobody has to be root.
 fn check(options: &Options) -> Result<()> {
-    let target = room::target(room::DEMO_TARGET_MB);
+    let target = disk_space::target(disk_space::DEMO_TARGET_MB);
     if options.kubeconfig.is_some() {
-        return room::check(vec![target]);
+        return disk_space::check(vec![target]);
     }
     check_machine(is_root(), has_cgroup2())?;
-    room::check([vec![target, room::node()], room::tools()].concat())
+    disk_space::check([vec![target, disk_space::node()], disk_space::tools()].concat())
 }
 
 /// Sets up, and builds the demo and its images. On a cluster that is there already only kubectl is needed.

@@ -7,13 +7,13 @@ mod progress;
 
 mod run;
 
-mod room;
+mod disk_space;
 
 pub mod kubectl;
 
-pub mod guest;
+pub mod user_cluster;
 
-mod guard;
+mod supervisor;
 
 mod paths;
 

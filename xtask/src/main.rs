@@ -1,4 +1,4 @@
-//! `cargo xtask`: one command per wish.
+//! `cargo xtask`: one command per chosen.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -9,7 +9,9 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 use xtask::setup::Purpose;
-use xtask::{bench, build_ebpf, demo, docs, fuzz, guest, images, lint, node, setup, test, tools};
+use xtask::{
+    bench, build_ebpf, demo, docs, fuzz, images, lint, node, setup, test, tools, user_cluster,
+};
 
 /// Builds, checks and shows ctrlmesh. A fresh clone needs only `cargo xtask test`.
 #[derive(Parser)]
@@ -37,7 +39,7 @@ enum Command {
     Images(images::Options),
     /// Start, list and end real Kubernetes nodes on this machine
     #[command(subcommand)]
-    Node(node::Wish),
+    Node(node::NodeCommand),
     /// Show it: an ordinary operator with three replicas on a real node, sharded while you watch
     Demo(demo::Options),
     /// Take everything out of a cluster that a demo or tests put there which could not do so themselves
@@ -78,9 +80,9 @@ fn main() -> Result<ExitCode> {
         Command::Crds => lint::write_definitions()?,
         Command::Docs => docs::write_reference()?,
         Command::Images(options) => images::run_images(&options)?,
-        Command::Node(wish) => return node::run_wish(&wish),
+        Command::Node(chosen) => return node::run_command(&chosen),
         Command::Demo(options) => return demo::run_demo(&options),
-        Command::Remove { kubeconfig } => guest::remove(&kubeconfig)?,
+        Command::Remove { kubeconfig } => user_cluster::remove(&kubeconfig)?,
         Command::Sweep => {
             tools::sweep();
             images::sweep();

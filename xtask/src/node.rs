@@ -12,7 +12,7 @@ use crate::setup::{self, Purpose, Readiness};
 
 /// What to do with nodes.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Wish {
+pub enum NodeCommand {
     /// Set up, start a Kubernetes node in namespaces of its own, and print its kubeconfig; it stays until `down`
     Up {
         /// Build these images and load them
@@ -34,10 +34,10 @@ pub enum Wish {
 ///
 /// # Errors
 /// Where something cannot be set up, built or started.
-pub fn run_wish(wish: &Wish) -> Result<ExitCode> {
+pub fn run_command(chosen: &NodeCommand) -> Result<ExitCode> {
     let mut command = cargo(&["run", "--quiet", "--locked", "--package", "ctrlmesh-testbed", "--"]);
-    match wish {
-        Wish::Up { images, archives } => {
+    match chosen {
+        NodeCommand::Up { images, archives } => {
             if !is_root() {
                 bail!("a node needs root: it makes namespaces, cgroups and mounts");
             }
@@ -51,9 +51,9 @@ pub fn run_wish(wish: &Wish) -> Result<ExitCode> {
                 command.arg(std::path::absolute(archive)?);
             }
         }
-        Wish::Down => drop(command.arg("down")),
-        Wish::Status => drop(command.arg("status")),
-        Wish::Kubeconfig => drop(command.arg("kubeconfig")),
+        NodeCommand::Down => drop(command.arg("down")),
+        NodeCommand::Status => drop(command.arg("status")),
+        NodeCommand::Kubeconfig => drop(command.arg("kubeconfig")),
     }
     // Where it fails it has said why.
     let status = command.status().context("start cargo")?;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use crate::progress::{say, step};
 use crate::run::{root, run, succeeds, with_own_toolchain};
-use crate::{build_ebpf, room, tools};
+use crate::{build_ebpf, disk_space, tools};
 
 mod assets;
 pub mod kubectl;
@@ -228,7 +228,7 @@ fn go_problem(version: Option<&str>) -> Option<String> {
 fn control_plane() -> Result<()> {
     let is_there = |program: &str| tools::control_plane(program).is_file();
     if to_build(tools::assets().is_some(), is_there).next().is_some() {
-        let gigabytes = room::GO_BUILDS_MB / 100;
+        let gigabytes = disk_space::GO_BUILDS_MB / 100;
         let (whole, tenth) = (gigabytes / 10, gigabytes % 10);
         say(&format!(
             "Go keeps up to {whole}.{tenth} GB of what it builds now in `go env GOCACHE`; afterwards `go clean -cache` gives them back"

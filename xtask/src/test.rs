@@ -13,11 +13,11 @@ use std::{env, fs, io, thread};
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
-use crate::guard::After;
 use crate::progress::say;
 use crate::run::{cargo, crates, has_cgroup2, is_root, root};
 use crate::setup::{Plan, Purpose, Readiness, kubectl};
-use crate::{build_ebpf, guard, guest, room, setup, tools};
+use crate::supervisor::OnExit;
+use crate::{build_ebpf, disk_space, setup, supervisor, tools, user_cluster};
 
 mod outcome;
 mod parallel;
@@ -81,14 +81,15 @@ impl Options {
         self.tier.is_empty() || self.tier.contains(&tier)
     }
 
-    /// The places that are written, with room for one node at least where there may be any.
-    fn places(&self) -> Vec<room::Place> {
+    /// The disk_uses that are written, with room for one node at least where there may be any.
+    fn disk_uses(&self) -> Vec<disk_space::DiskUse> {
         if self.tier == [Tier::Unit] {
-            return vec![room::target(room::UNIT_TARGET_MB)];
+            return vec![disk_space::target(disk_space::UNIT_TARGET_MB)];
         }
-        let mut places = vec![room::target(room::TESTS_TARGET_MB), room::node()];
-        places.extend(room::tools());
-        places
+        let mut disk_uses =
+            vec![disk_space::target(disk_space::TESTS_TARGET_MB), disk_space::node()];
+        disk_uses.extend(disk_space::tools());
+        disk_uses
     }
 }
 
@@ -187,10 +188,11 @@ impl Tier {
 /// # Errors
 /// Where something cannot be set up or started. Failed tests are not errors but an exit code.
 pub fn run_tiers(options: &Options) -> Result<ExitCode> {
-    if !guard::follow() {
-        room::check(options.places())?;
-        let cluster = options.kubeconfig.as_deref().map(vacant).transpose()?;
-        return Err(guard::enter(After::Clearing(cluster.as_deref()))).context("start the tests");
+    if !supervisor::follow() {
+        disk_space::check(options.disk_uses())?;
+        let cluster = options.kubeconfig.as_deref().map(ensure_unused).transpose()?;
+        return Err(supervisor::enter(OnExit::Clearing(cluster.as_deref())))
+            .context("start the tests");
     }
     let start = Instant::now();
     let strict = env::var("CI").is_ok_and(|value| value == "true");
@@ -214,7 +216,7 @@ pub fn run_tiers(options: &Options) -> Result<ExitCode> {
 }
 
 /// Refuses a cluster that has what the tests make there, and take away at the end; gives its kubeconfig, made absolute.
-fn vacant(kubeconfig: &Path) -> Result<PathBuf> {
+fn ensure_unused(kubeconfig: &Path) -> Result<PathBuf> {
     let file = kubeconfig.display();
     ensure!(
         kubeconfig.is_file(),
@@ -224,7 +226,7 @@ fn vacant(kubeconfig: &Path) -> Result<PathBuf> {
         kubectl::prepare()? == Readiness::Ready,
         "without kubectl nobody can ask the cluster of {file}"
     );
-    guest::vacant(kubeconfig, &[])?;
+    user_cluster::ensure_unused(kubeconfig, &[])?;
     Ok(std::path::absolute(kubeconfig)?)
 }
 

@@ -9,12 +9,12 @@ use ctrlmesh_common::slots::SlotSet;
 use jiff::Timestamp;
 
 use crate::audit::Resource;
-use crate::ledger::{Activity, Asked, Asking, Span};
+use crate::environment::Environment;
+use crate::history::{Activity, ListOrWatch, RequestRecord, Span};
 use crate::observer::Sampled;
-use crate::rules::{Still, shard_of};
-use crate::scene::Scene;
+use crate::rules::{LastMove, shard_of};
 use crate::view::{Answers, Table};
-use crate::writers::{Writers, once_seen, shards_of};
+use crate::write_check::{WriteCheck, once_seen, shards_of};
 
 /// How long it may take until everything is as it should be again: the leader-election lock of a replica that was killed
 /// runs for 15 s, and others build at the same time.
@@ -24,17 +24,17 @@ pub(crate) const WHOLE_WITHIN: Duration = Duration::from_mins(3);
 const NO_ANSWER: &str = "<error>";
 
 /// Changes every object, each time in another way, and waits until the operator has followed.
-pub(crate) fn touched(scene: &Scene) -> Result<String> {
+pub(crate) fn touched(environment: &Environment) -> Result<String> {
     static TIMES: AtomicU64 = AtomicU64::new(1000);
-    changed(scene, TIMES.fetch_add(1, Ordering::Relaxed))
+    changed(environment, TIMES.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Makes the change of this number to every object, and waits until the operator has followed.
-pub(crate) fn changed(scene: &Scene, number: u64) -> Result<String> {
+pub(crate) fn changed(environment: &Environment, number: u64) -> Result<String> {
     let clock = Instant::now();
-    let objects = scene.change_all(number)?;
-    scene.observer.settle()?;
-    scene
+    let objects = environment.change_all(number)?;
+    environment.observer.settle()?;
+    environment
         .observer
         .until("every change to be followed", WHOLE_WITHIN, |table| table.pending == 0)?;
     let took = seconds(clock.elapsed());
@@ -43,72 +43,76 @@ pub(crate) fn changed(scene: &Scene, number: u64) -> Result<String> {
 
 /// What `ask` finds of who changed what of the work, from `start` until now, once all of that has been seen.
 pub(crate) fn written<T>(
-    scene: &Scene,
+    environment: &Environment,
     start: Timestamp,
-    ask: impl FnOnce(&Writers<'_>, &Span) -> Result<T>,
+    ask: impl FnOnce(&WriteCheck<'_>, &Span) -> Result<T>,
 ) -> Result<T> {
-    let settle = || scene.observer.settle();
+    let settle = || environment.observer.settle();
     once_seen(start, settle, |span| {
-        scene.observer.both(|world, ledger| ask(&Writers::of(world, ledger), span))
+        environment.observer.both(|world, history| ask(&WriteCheck::of(world, history), span))
     })
 }
 
 /// That there was work, and no object of it was changed by two replicas, though all could be.
-pub(crate) fn steady(scene: &Scene, start: Timestamp) -> Result<String> {
+pub(crate) fn steady(environment: &Environment, start: Timestamp) -> Result<String> {
     #[expect(
         clippy::redundant_closure_for_method_calls,
         reason = "the method is that of one lifetime only"
     )]
-    written(scene, start, |writers, span| writers.steady(span))
+    written(environment, start, |write_check, span| write_check.steady(span))
 }
 
 /// The same of all the time since something moved last, whatever died meanwhile; and that each object was changed by a
 /// replica of the shard that has its slot.
-pub(crate) fn still(scene: &Scene) -> Result<String> {
-    let Still { since, canary } =
-        scene.rules(|rules| rules.still()).context("nothing was ever divided, or it moves")?;
-    let replicas = shards_of(&scene.observer.table());
-    let told = written(scene, since, |writers, span| {
-        writers.own(span, &replicas, |space| vec![shard_of(space, canary)])?;
+pub(crate) fn still(environment: &Environment) -> Result<String> {
+    let LastMove { since, canary } = environment
+        .rules(|rules| rules.still())
+        .context("nothing was ever divided, or it moves")?;
+    let replicas = shards_of(&environment.observer.table());
+    let report = written(environment, since, |write_check, span| {
+        write_check.own(span, &replicas, |space| vec![shard_of(space, canary)])?;
         let length = span.end.duration_since(span.start).try_into().unwrap_or_default();
-        Ok(format!("{}, each by its own, in the {}", writers.steady(span)?, seconds(length)))
+        Ok(format!("{}, each by its own, in the {}", write_check.steady(span)?, seconds(length)))
     })?;
-    Ok(format!("{told} since something moved last"))
+    Ok(format!("{report} since something moved last"))
 }
 
 /// Whether the API server sees the operator's pods by their own addresses where nothing of ours stands between; elsewhere
 /// they are masqueraded on the way, and no address tells who came past a proxy.
-pub(crate) fn is_seen(scene: &Scene, start: Timestamp) -> Result<bool> {
-    let span = start..scene.observer.settle()?;
-    let own = scene.observer.addresses();
-    let seen = scene.observer.ledger(|ledger| come_from(ledger.requests(&span), &own));
+pub(crate) fn is_seen(environment: &Environment, start: Timestamp) -> Result<bool> {
+    let span = start..environment.observer.settle()?;
+    let own = environment.observer.addresses();
+    let seen = environment.observer.history(|history| come_from(history.requests(&span), &own));
     ensure!(
-        seen || scene.cluster.node().is_none(),
+        seen || environment.cluster.node().is_none(),
         "the API server of our own node does not see pods' addresses: {own:?}"
     );
     Ok(seen)
 }
 
 /// Whether there are requests, and all came from such addresses.
-fn come_from<'a>(requests: impl Iterator<Item = &'a Asking>, own: &BTreeSet<String>) -> bool {
+fn come_from<'a>(
+    requests: impl Iterator<Item = &'a RequestRecord>,
+    own: &BTreeSet<String>,
+) -> bool {
     let mut requests = requests.peekable();
     requests.peek().is_some() && requests.all(|one| own.contains(&one.source))
 }
 
 /// That every request of the operator since `start` came from a proxy, where their addresses are known, and in any case
 /// from an address that none of its pods has ever had, those that are gone again included.
-pub(crate) fn only_by_proxy(scene: &Scene, start: Timestamp) -> Result<String> {
-    let span = start..scene.observer.settle()?;
-    let (own, proxies) = (scene.observer.addresses(), scene.proxies()?);
-    let requests: Vec<Asking> =
-        scene.observer.ledger(|ledger| ledger.requests(&span).cloned().collect());
-    let is_seen = *scene.is_seen.get().context("nobody looked at its addresses before")?;
+pub(crate) fn only_by_proxy(environment: &Environment, start: Timestamp) -> Result<String> {
+    let span = start..environment.observer.settle()?;
+    let (own, proxies) = (environment.observer.addresses(), environment.proxies()?);
+    let requests: Vec<RequestRecord> =
+        environment.observer.history(|history| history.requests(&span).cloned().collect());
+    let is_seen = *environment.is_seen.get().context("nobody looked at its addresses before")?;
     by_proxy(&requests, &own, proxies.as_ref(), is_seen)
 }
 
 /// The same; `is_seen` says whether the API server sees pods' addresses at all.
 fn by_proxy(
-    requests: &[Asking],
+    requests: &[RequestRecord],
     own: &BTreeSet<String>,
     proxies: Option<&BTreeSet<String>>,
     is_seen: bool,
@@ -116,20 +120,20 @@ fn by_proxy(
     ensure!(!requests.is_empty(), "there was no request at all");
     let past = past_the_proxy(requests, own, proxies);
     ensure!(past.is_none(), "past the proxy: {past:?}; pods have had {own:?}, proxies {proxies:?}");
-    let told = if is_seen {
+    let report = if is_seen {
         "0 past the proxy"
     } else {
-        "whether past the proxy cannot be told on this cluster: its API server does not see pods' own addresses"
+        "whether past the proxy cannot be report on this cluster: its API server does not see pods' own addresses"
     };
-    Ok(format!("audit log: {} requests of the operator, {told}", requests.len()))
+    Ok(format!("audit log: {} requests of the operator, {report}", requests.len()))
 }
 
 /// The first request that came from one of the operator's own addresses, or from one that is none of the proxies'.
 fn past_the_proxy<'a>(
-    requests: &'a [Asking],
+    requests: &'a [RequestRecord],
     own: &BTreeSet<String>,
     proxies: Option<&BTreeSet<String>>,
-) -> Option<&'a Asking> {
+) -> Option<&'a RequestRecord> {
     requests.iter().find(|one| {
         own.contains(&one.source) || proxies.is_some_and(|known| !known.contains(&one.source))
     })
@@ -177,27 +181,28 @@ pub(crate) fn only_retried(
 }
 
 /// That each replica has asked for objects of work of its own shard's slots only.
-pub(crate) fn only_own(scene: &Scene, start: Timestamp) -> Result<String> {
-    let divided: Vec<Resource> = scene.work.kinds().iter().map(|kind| kind.resource()).collect();
-    let (shards, asked) = scene.observer.both(|world, ledger| {
-        let of = |(pod, one): (&String, &Activity)| -> Vec<(String, Asked)> {
+pub(crate) fn only_own(environment: &Environment, start: Timestamp) -> Result<String> {
+    let divided: Vec<Resource> =
+        environment.work.kinds().iter().map(|kind| kind.resource()).collect();
+    let (shards, asked) = environment.observer.both(|world, history| {
+        let of = |(pod, one): (&String, &Activity)| -> Vec<(String, ListOrWatch)> {
             one.asked().iter().map(|asked| (pod.clone(), asked.clone())).collect()
         };
-        let mut all: Vec<_> = ledger.pods().iter().flat_map(of).collect();
+        let mut all: Vec<_> = history.pods().iter().flat_map(of).collect();
         all.retain(|(_, asked)| asked.at >= start && divided.contains(&asked.resource));
         (world.shards.clone(), all)
     });
-    scene.rules(|rules| rules.limit(&shards, &asked))?;
+    environment.rules(|rules| rules.limit(&shards, &asked))?;
     let count = asked.len();
     Ok(format!("audit log: {count} lists and watches of the work, each of its shard's slots only"))
 }
 
 /// That each namespace is with the shard that the rule gives its slot to; reckoned here, from its name.
-pub(crate) fn landed(scene: &Scene, canary: SlotSet) -> Result<()> {
-    scene.observer.both(|world, ledger| {
+pub(crate) fn landed(environment: &Environment, canary: SlotSet) -> Result<()> {
+    environment.observer.both(|world, history| {
         for work in &world.work {
             let wanted = shard_of(&work.namespace, canary);
-            let owners: Vec<_> = world.owners(work, ledger).collect();
+            let owners: Vec<_> = world.owners(work, history).collect();
             let shards: Vec<_> =
                 owners.iter().map(|owner| world.pods[*owner].shard.as_deref()).collect();
             ensure!(
@@ -243,10 +248,10 @@ pub(crate) fn worst(samples: &[Sampled], when: &str) -> String {
 
 /// The same where nothing moves, so that nothing may be watched by two at any moment.
 pub(crate) fn one_owner(samples: &[Sampled], when: &str) -> Result<String> {
-    let told = worst(samples, when);
+    let report = worst(samples, when);
     ensure!(!samples.is_empty(), "{when}: nobody looked");
-    ensure!(samples.iter().all(|sample| sample.twice == 0), "though nothing moved, {told}");
-    Ok(told)
+    ensure!(samples.iter().all(|sample| sample.twice == 0), "though nothing moved, {report}");
+    Ok(report)
 }
 
 fn lasted(samples: &[Sampled], is: impl Fn(&Sampled) -> bool) -> String {
@@ -291,7 +296,7 @@ mod tests {
 
     #[test]
     fn where_pods_are_masqueraded_nobody_says_that_none_came_past_the_proxy() {
-        let asked = |source: &str| Asking {
+        let asked = |source: &str| RequestRecord {
             at: Timestamp::UNIX_EPOCH,
             pod: "op".to_owned(),
             source: source.to_owned(),
@@ -300,16 +305,16 @@ mod tests {
         assert!(come_from([asked("10.0.0.7")].iter(), &own));
         assert!(!come_from([asked("10.0.0.7"), asked("192.0.2.1")].iter(), &own));
         assert!(!come_from([].iter(), &own), "there is nothing to tell by");
-        let told = |is_seen| by_proxy(&[asked("192.0.2.1")], &own, None, is_seen).unwrap();
-        assert!(told(true).contains("0 past the proxy"), "{}", told(true));
-        assert!(told(false).contains("cannot be told on this cluster"), "{}", told(false));
+        let report = |is_seen| by_proxy(&[asked("192.0.2.1")], &own, None, is_seen).unwrap();
+        assert!(report(true).contains("0 past the proxy"), "{}", report(true));
+        assert!(report(false).contains("cannot be report on this cluster"), "{}", report(false));
         assert!(by_proxy(&[asked("10.0.0.7")], &own, None, false).is_err());
         assert!(by_proxy(&[], &own, None, true).is_err());
     }
 
     #[test]
     fn whoever_comes_from_an_address_of_a_pod_that_is_gone_or_of_nobody_known_is_past_the_proxy() {
-        let asked = |source: &str| Asking {
+        let asked = |source: &str| RequestRecord {
             at: Timestamp::UNIX_EPOCH,
             pod: "op".to_owned(),
             source: source.to_owned(),
@@ -341,8 +346,8 @@ mod tests {
         };
         let before = answers(&[("200", 5.0), ("503", 1.0)]);
         let only = |after: &[(&str, f64)]| only_retried(&before, &answers(after));
-        let told = only(&[("200", 9.0), ("409", 1.0), ("503", 1.0), ("<error>", 2.0)]).unwrap();
-        assert!(told.contains("5 answers") && told.ends_with("by replica: 2"), "{told}");
+        let report = only(&[("200", 9.0), ("409", 1.0), ("503", 1.0), ("<error>", 2.0)]).unwrap();
+        assert!(report.contains("5 answers") && report.ends_with("by replica: 2"), "{report}");
         assert!(only(&[("200", 9.0), ("refused", 1.0)]).is_err(), "nobody knows what that is");
         assert!(only(&[("200", 9.0), ("503", 2.0)]).is_err());
         assert!(only(&[("200", 5.0), ("<error>", 2.0)]).is_err(), "nothing was asked");

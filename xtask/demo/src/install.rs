@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_common::names::resource_list;
 use ctrlmesh_testbed::Cluster;
 use serde_json::{Value, json};
-use xtask::guest::{LABELS_ROLE, SYSTEM};
 use xtask::images::Image;
 use xtask::tools;
+use xtask::user_cluster::{LABELS_ROLE, SYSTEM};
 
 use crate::api::Api;
 use crate::work::Work;
@@ -136,15 +136,18 @@ pub fn namespace(number: usize) -> String {
 #[cfg(test)]
 mod tests {
     use ctrlmesh_common::names::label;
-    use xtask::guest;
+    use xtask::user_cluster;
 
     use super::*;
 
     #[test]
     fn what_is_taken_away_is_what_is_written() {
-        assert_eq!(guest::KEYS, [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL]);
+        assert_eq!(user_cluster::KEYS, [label::SHARDING_HASH, label::NAMESPACE, label::CONTROL]);
         let operator = Work::Websites.operator();
-        assert_eq!((operator.namespace, operator.name), (guest::OPERATOR, guest::OPERATOR));
+        assert_eq!(
+            (operator.namespace, operator.name),
+            (user_cluster::OPERATOR, user_cluster::OPERATOR)
+        );
     }
 
     #[test]

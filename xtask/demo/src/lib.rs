@@ -4,17 +4,17 @@
 
 pub mod audit;
 
-pub mod ledger;
+pub mod history;
 
 pub mod view;
 
-mod writers;
+mod write_check;
 
 mod rules;
 
 pub mod paint;
 
-pub mod guard;
+pub mod supervisor;
 
 pub mod operator;
 
@@ -30,7 +30,7 @@ pub mod observer;
 
 pub mod install;
 
-pub mod scene;
+pub mod environment;
 
 mod checks;
 

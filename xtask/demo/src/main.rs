@@ -9,15 +9,15 @@ use std::{env, thread};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use ctrlmesh_demo::guard::{self, End};
+use ctrlmesh_demo::environment::Environment;
 use ctrlmesh_demo::install;
 use ctrlmesh_demo::paint;
-use ctrlmesh_demo::scene::Scene;
 use ctrlmesh_demo::steps::{self, DEMO, Step};
+use ctrlmesh_demo::supervisor::{self, End};
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
 use jiff::Timestamp;
-use xtask::{guest, images, tools};
+use xtask::{images, tools, user_cluster};
 
 /// An ordinary operator, sharded before your eyes.
 #[derive(Parser)]
@@ -51,22 +51,22 @@ struct Outcome {
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    if guard::is_guarded() {
-        guard::follow();
+    if supervisor::is_guarded() {
+        supervisor::follow();
         return show(&arguments);
     }
     if let (Some(kubeconfig), Some(log)) = (&arguments.kubeconfig, &arguments.audit_log) {
         // Before anything is made there: what is there already is not ours to take away at the end.
         existing(kubeconfig, log)?;
-        guest::vacant(kubeconfig, &steps::namespaces(NAMESPACES))?;
+        user_cluster::ensure_unused(kubeconfig, &steps::namespaces(NAMESPACES))?;
     }
     // Also where something of it does not end, the cluster is not left as it is.
-    let end = guard::watch(env::args_os().skip(1));
+    let end = supervisor::watch(env::args_os().skip(1));
     // Images that were being built for the node when it was killed.
     images::sweep();
     if let Some(kubeconfig) = &arguments.kubeconfig {
         say("taking out of the cluster what the demo put there (a minute or two)");
-        guest::remove(kubeconfig)?;
+        user_cluster::remove(kubeconfig)?;
     }
     match end? {
         End::Itself(code) => Ok(code),
@@ -80,9 +80,9 @@ fn main() -> Result<ExitCode> {
 fn show(arguments: &Arguments) -> Result<ExitCode> {
     let start = Instant::now();
     let (cluster, log) = prepare(arguments)?;
-    let scene = Scene::of(cluster, log, Work::Websites, NAMESPACES)?;
-    scene.observer.settle()?;
-    say(&format!("\n{}", paint::table(&scene.observer.table())));
+    let environment = Environment::of(cluster, log, Work::Websites, NAMESPACES)?;
+    environment.observer.settle()?;
+    say(&format!("\n{}", paint::table(&environment.observer.table())));
     say(&format!("the first table, {} s after the start", since(arguments.begun, start)));
     let mut outcomes: Vec<Outcome> = Vec::new();
     for (number, step) in (1..).zip(DEMO) {
@@ -93,10 +93,10 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
             step.promise
         ));
         let clock = Instant::now();
-        let seen = (step.run)(&scene);
+        let seen = (step.run)(&environment);
         let outcome = Outcome { step, seen, took: clock.elapsed() };
-        say(&told(&outcome));
-        say(&paint::table(&scene.observer.table()));
+        say(&report(&outcome));
+        say(&paint::table(&environment.observer.table()));
         let held = outcome.seen.is_ok();
         outcomes.push(outcome);
         if !held {
@@ -106,12 +106,12 @@ fn show(arguments: &Arguments) -> Result<ExitCode> {
     let (held, all) = verdict(&outcomes);
     if !all {
         let folder = install::checkout("target/reports/demo");
-        scene.cluster.report(&folder)?;
+        environment.cluster.report(&folder)?;
         say(&format!("what the cluster said is in {}", folder.display()));
     }
     say(&format!("{held} of {} steps held, in {} s", DEMO.len(), start.elapsed().as_secs()));
     if !arguments.once {
-        stay(&scene);
+        stay(&environment);
     }
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -158,7 +158,7 @@ fn existing(kubeconfig: &Path, log: &Path) -> Result<(Cluster, PathBuf)> {
     install::new_enough(&said)?;
     ensure!(
         log.is_file(),
-        "there is no audit log {}; name the file that the API server was told by --audit-log-path",
+        "there is no audit log {}; name the file that the API server was report by --audit-log-path",
         log.display()
     );
     Ok((cluster, log.to_owned()))
@@ -187,7 +187,7 @@ fn say(text: &str) {
     drop(writeln!(stdout(), "{text}"));
 }
 
-fn told(outcome: &Outcome) -> String {
+fn report(outcome: &Outcome) -> String {
     let lines = match &outcome.seen {
         Ok(seen) => {
             let held = format!("held, {:.1} s", outcome.took.as_secs_f64());
@@ -199,8 +199,8 @@ fn told(outcome: &Outcome) -> String {
 }
 
 /// Stays until somebody ends it, and prints the table every 10 s.
-fn stay(scene: &Scene) -> ! {
-    let kubeconfig = scene.cluster.kubeconfig().display();
+fn stay(environment: &Environment) -> ! {
+    let kubeconfig = environment.cluster.kubeconfig().display();
     // It is built with the node, where it is not installed.
     let built = tools::control_plane("kubectl");
     let folder = built.parent().filter(|_| !tools::on_path("kubectl") && built.is_file());
@@ -214,10 +214,10 @@ fn stay(scene: &Scene) -> ! {
          kubectl patch website site-0 --namespace shop-00 --type=merge --patch '{{\"spec\":{{\"pages\":9}}}}'\n",
         path.unwrap_or_default()
     ));
-    let _load = scene.load(Duration::from_millis(250));
+    let _load = environment.load(Duration::from_millis(250));
     loop {
         thread::sleep(Duration::from_secs(10));
-        say(&paint::table(&scene.observer.table()));
+        say(&paint::table(&environment.observer.table()));
     }
 }
 

@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use crate::api::Api;
 use crate::audit::Event;
+use crate::history::{AuditHistory, Span};
 use crate::lease::Leases;
-use crate::ledger::{Ledger, Span};
-use crate::operator::{Found, Operator, by_label, metric};
+use crate::operator::{ClusterObjects, Operator, by_label, metric};
 use crate::tail::Tail;
 use crate::view::{Table, World};
 
@@ -48,7 +48,7 @@ struct Shared {
 /// What has been seen.
 #[derive(Debug, Default)]
 struct Seen {
-    ledger: Ledger,
+    history: AuditHistory,
     world: World,
     /// Reconciles a second, by pod.
     rates: BTreeMap<String, f64>,
@@ -87,8 +87,8 @@ struct Before {
 impl Observer {
     /// Watches `operator`, where the API server writes its audit log to `log`.
     pub fn start(api: Arc<Api>, operator: Operator, log: PathBuf) -> Self {
-        let ledger = Ledger::of(operator.namespace, operator.name);
-        let seen = Mutex::new(Seen { ledger, ..Seen::default() });
+        let history = AuditHistory::of(operator.namespace, operator.name);
+        let seen = Mutex::new(Seen { history, ..Seen::default() });
         let shared = Arc::new(Shared { api, operator, seen, over: AtomicBool::new(false) });
         let thread = thread::spawn({
             let shared = shared.clone();
@@ -107,7 +107,7 @@ impl Observer {
         let seen = self.shared.seen();
         let now = Timestamp::now();
         let span = now.checked_sub(COUNTED_OVER).unwrap_or(now)..now;
-        let mut table = seen.world.table(&seen.ledger, &span);
+        let mut table = seen.world.table(&seen.history, &span);
         for (pod, replica) in &mut table.replicas {
             replica.reconciles = seen.rates.get(pod).copied();
         }
@@ -124,15 +124,15 @@ impl Observer {
         self.shared.seen().world.addresses.clone()
     }
 
-    /// Asks the ledger.
-    pub fn ledger<T>(&self, ask: impl FnOnce(&Ledger) -> T) -> T {
-        ask(&self.shared.seen().ledger)
+    /// Asks the history.
+    pub fn history<T>(&self, ask: impl FnOnce(&AuditHistory) -> T) -> T {
+        ask(&self.shared.seen().history)
     }
 
-    /// Asks world and ledger, of one moment.
-    pub fn both<T>(&self, ask: impl FnOnce(&World, &Ledger) -> T) -> T {
+    /// Asks world and history, of one moment.
+    pub fn both<T>(&self, ask: impl FnOnce(&World, &AuditHistory) -> T) -> T {
         let seen = self.shared.seen();
-        ask(&seen.world, &seen.ledger)
+        ask(&seen.world, &seen.history)
     }
 
     /// What was unowned and owned twice in a span, whenever we looked.
@@ -205,7 +205,7 @@ impl Drop for Observer {
 impl Seen {
     fn sample(&mut self) {
         let at = Timestamp::now();
-        let Table { unowned, twice, objects, .. } = self.world.table(&self.ledger, &(at..at));
+        let Table { unowned, twice, objects, .. } = self.world.table(&self.history, &(at..at));
         if objects > 0 {
             self.samples.push(Sampled { at, unowned, twice });
         }
@@ -229,7 +229,7 @@ impl Shared {
             {
                 let mut seen = self.seen();
                 for event in events {
-                    seen.ledger.add(event);
+                    seen.history.add(event);
                 }
                 seen.trouble = read.err().map(|error| format!("read the audit log: {error}"));
             }
@@ -271,7 +271,7 @@ impl Shared {
         let core = format!("/api/v1/namespaces/{namespace}");
         let label = operator.label.replace('/', "%2F").replace('=', "%3D");
         let all = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
-        let found = Found {
+        let found = ClusterObjects {
             pods: api.get(&format!("{core}/pods?labelSelector={label}"))?,
             leases: leases.living(api.get(&all)?, Instant::now()),
             // There may be no such kind yet.

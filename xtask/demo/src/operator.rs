@@ -40,7 +40,7 @@ pub struct Operator {
 
 /// What the API server has of it, each as JSON.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct ClusterObjects {
     /// The list of its pods.
     pub pods: Value,
     /// The list of the Leases of its namespace that have not expired.
@@ -91,7 +91,7 @@ impl Operator {
     }
 
     /// What `found` says.
-    pub fn world(&self, found: &Found) -> World {
+    pub fn world(&self, found: &ClusterObjects) -> World {
         let root = items(&found.configs).find(|config| config["spec"].get("root").is_some());
         let work: Vec<Work> = items(&found.work).map(read_work).collect();
         let pods: BTreeMap<String, Pod> =
@@ -226,7 +226,7 @@ mod tests {
         leaving["metadata"]["deletionTimestamp"] = json!("2026-11-21T15:00:00Z");
         leaving["status"]["podIPs"] = json!([{"ip": "10.0.0.7"}]);
         let lease = |name: &str, holder: &str| json!({"metadata": {"name": name}, "spec": {"holderIdentity": holder}});
-        let found = Found {
+        let found = ClusterObjects {
             pods: json!({"items": [pod("op-a", "True"), pod("op-b", "False"), leaving]}),
             leases: json!({"items": [
                 lease("websites.web.example.com---op-1-normal", "op-a_2b1f"),
@@ -254,7 +254,7 @@ mod tests {
             world.work.iter().map(|work| work.done).collect::<Vec<_>>(),
             [true, false, false, true]
         );
-        assert_eq!(Operator::example().world(&Found::default()).pods.len(), 0);
+        assert_eq!(Operator::example().world(&ClusterObjects::default()).pods.len(), 0);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use ctrlmesh_common::selector::Selector;
 use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use jiff::Timestamp;
 
-use crate::ledger::Asked;
+use crate::history::ListOrWatch;
 
 /// The rules of a root, in their order.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ struct Rule {
 
 /// A time in which each slot has one shard.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Still {
+pub(crate) struct LastMove {
     /// Since when.
     pub(crate) since: Timestamp,
     /// The slots of the canary.
@@ -83,9 +83,9 @@ impl Rules {
     }
 
     /// Since when nothing moves; nothing where something does, or nothing has ever been divided.
-    pub(crate) fn still(&self) -> Option<Still> {
+    pub(crate) fn still(&self) -> Option<LastMove> {
         let last = self.0.last()?;
-        Some(Still { since: last.still?, canary: last.canary })
+        Some(LastMove { since: last.still?, canary: last.canary })
     }
 
     /// What a shard may have had at a moment: while something moves, by either rule.
@@ -106,10 +106,10 @@ impl Rules {
     pub(crate) fn limit(
         &self,
         shards: &BTreeMap<String, BTreeSet<String>>,
-        asked: &[(String, Asked)],
+        asked: &[(String, ListOrWatch)],
     ) -> Result<()> {
         ensure!(!asked.is_empty(), "nothing was asked for");
-        let is_own = |(pod, asked): &&(String, Asked)| {
+        let is_own = |(pod, asked): &&(String, ListOrWatch)| {
             let Some(slots) = asked.selector.as_ref().and_then(admitted) else { return false };
             let own = shards.get(pod).into_iter().flatten();
             let mut own = own.flat_map(|shard| self.shares_at(shard, asked.at));
@@ -125,7 +125,7 @@ impl Rules {
 mod tests {
     use super::*;
     use crate::audit::Resource;
-    use crate::ledger::tests::at;
+    use crate::history::tests::at;
 
     fn third() -> SlotSet {
         SlotSet::ALL.divide(3)[0]
@@ -155,7 +155,7 @@ mod tests {
     fn limited(second: i64, selector: &str) -> Result<()> {
         let shards =
             BTreeMap::from([("op".to_owned(), BTreeSet::from(["share-0-canary".to_owned()]))]);
-        let asked = Asked {
+        let asked = ListOrWatch {
             at: at(second),
             resource: Resource::new("", "configmaps"),
             namespace: String::new(),

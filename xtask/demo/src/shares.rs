@@ -9,8 +9,8 @@ use ctrlmesh_common::selector::Selector;
 use serde_json::Value;
 
 use crate::checks::WHOLE_WITHIN;
-use crate::ledger::Asked;
-use crate::scene::Scene;
+use crate::environment::Environment;
+use crate::history::ListOrWatch;
 use crate::work::Kind;
 
 /// Objects by namespace and name, and how many bytes each has.
@@ -36,24 +36,25 @@ struct Shares {
 ///
 /// # Errors
 /// What is not divided.
-pub(crate) fn divided(scene: &Scene) -> Result<String> {
-    told(scene, Shares::are_divided, "not divided")
+pub(crate) fn divided(environment: &Environment) -> Result<String> {
+    report(environment, Shares::are_divided, "not divided")
 }
 
 /// That whoever reads any of these kinds reads all of it.
 ///
 /// # Errors
 /// What it does not read.
-pub(crate) fn whole(scene: &Scene) -> Result<String> {
-    told(scene, Shares::are_whole, "not whole")
+pub(crate) fn whole(environment: &Environment) -> Result<String> {
+    report(environment, Shares::are_whole, "not whole")
 }
 
-fn told(scene: &Scene, is: fn(&Shares) -> bool, is_not: &str) -> Result<String> {
+fn report(environment: &Environment, is: fn(&Shares) -> bool, is_not: &str) -> Result<String> {
     let mut lines = Vec::new();
-    for kind in scene.work.kinds() {
+    for kind in environment.work.kinds() {
         let watched = format!("all that work to watch {}", kind.resource());
-        let shares = scene.until(&watched, WHOLE_WITHIN, || watched_by_all(scene, *kind))?;
-        let line = shares.told();
+        let shares =
+            environment.until(&watched, WHOLE_WITHIN, || watched_by_all(environment, *kind))?;
+        let line = shares.report();
         ensure!(is(&shares), "{is_not}: {line}");
         lines.push(line);
     }
@@ -61,12 +62,12 @@ fn told(scene: &Scene, is: fn(&Shares) -> bool, is_not: &str) -> Result<String> 
 }
 
 /// What each reads of a kind, once each that works reads it.
-fn watched_by_all(scene: &Scene, kind: Kind) -> Result<Option<Shares>> {
-    let working = scene.observer.both(|world, _| {
+fn watched_by_all(environment: &Environment, kind: Kind) -> Result<Option<Shares>> {
+    let working = environment.observer.both(|world, _| {
         let working = world.pods.keys().filter(|pod| world.works(pod));
         working.cloned().collect::<BTreeSet<_>>()
     });
-    let shares = Shares::of(scene, kind)?;
+    let shares = Shares::of(environment, kind)?;
     let by_all = !working.is_empty() && working.iter().all(|pod| shares.each.contains_key(pod));
     Ok(by_all.then_some(shares))
 }
@@ -74,18 +75,18 @@ fn watched_by_all(scene: &Scene, kind: Kind) -> Result<Option<Shares>> {
 // === impl Shares ===
 
 impl Shares {
-    fn of(scene: &Scene, kind: Kind) -> Result<Self> {
+    fn of(environment: &Environment, kind: Kind) -> Result<Self> {
         let resource = kind.resource();
-        let (spaces, watches) = scene.observer.both(|world, ledger| {
+        let (spaces, watches) = environment.observer.both(|world, history| {
             let spaces = world.work.iter().map(|work| work.namespace.clone());
             let of_pod = |pod: &String| {
-                let watching = ledger.watching(pod, &resource);
-                (pod.clone(), watching.cloned().collect::<Vec<Asked>>())
+                let watching = history.watching(pod, &resource);
+                (pod.clone(), watching.cloned().collect::<Vec<ListOrWatch>>())
             };
             let watches = world.pods.keys().map(of_pod);
             (spaces.collect::<BTreeSet<_>>(), watches.collect::<Vec<_>>())
         });
-        let list = |path: &str| scene.api.get(path);
+        let list = |path: &str| environment.api.get(path);
         let all = Weight::of(&objects(&list(&kind.list_path())?, &spaces));
         let mut each = BTreeMap::new();
         for (pod, watches) in watches.into_iter().filter(|(_, watches)| !watches.is_empty()) {
@@ -99,7 +100,7 @@ impl Shares {
         Ok(Self { what: resource.to_string(), all, each })
     }
 
-    fn told(&self) -> String {
+    fn report(&self) -> String {
         let listed = |what: fn(&Weight) -> usize| {
             self.each.values().map(|one| what(one).to_string()).collect::<Vec<_>>().join(" + ")
         };
@@ -169,7 +170,7 @@ mod tests {
         assert!(!shares(&[2, 2]).are_divided(), "one object twice");
         assert!(!shares(&[1, 1]).are_divided(), "one object missing");
         assert!(shares(&[3, 3]).are_whole() && !shares(&[3, 2]).are_whole());
-        assert_eq!(shares(&[2, 1]).told(), "2 + 1 of 3 pages, 2 + 1 of 3 kB");
+        assert_eq!(shares(&[2, 1]).report(), "2 + 1 of 3 pages, 2 + 1 of 3 kB");
     }
 
     #[test]

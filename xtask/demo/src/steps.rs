@@ -7,10 +7,10 @@ use anyhow::Result;
 use ctrlmesh_common::slots::{NamespaceHash, SlotSet};
 use serde_json::{Value, json};
 
+use crate::environment::Environment;
 use crate::install;
-use crate::scene::Scene;
 
-mod accident;
+mod failures;
 mod share;
 
 /// How many of the first namespaces a change of the rule moves.
@@ -24,7 +24,7 @@ pub struct Step {
     /// What has to hold.
     pub promise: &'static str,
     /// Does it and looks; gives what was seen.
-    pub run: fn(&Scene) -> Result<Vec<String>>,
+    pub run: fn(&Environment) -> Result<Vec<String>>,
 }
 
 /// One replica alone; what it makes is what is compared with later.
@@ -52,21 +52,21 @@ pub const CANARY: Step = Step {
 pub const PROXY: Step = Step {
     title: "the node proxy is killed and comes back",
     promise: "no replica restarts, and none reaches the API server past the proxy",
-    run: accident::proxy_killed,
+    run: failures::proxy_killed,
 };
 
 /// The manager dies.
 pub const MANAGER: Step = Step {
     title: "the manager is killed and stays away",
     promise: "every replica goes on with its share",
-    run: accident::manager_killed,
+    run: failures::manager_killed,
 };
 
 /// A replica dies.
 pub const REPLICA: Step = Step {
     title: "a replica is killed",
     promise: "the standby of its shard takes over; the replicas of the other shards do not restart",
-    run: accident::replica_killed,
+    run: failures::replica_killed,
 };
 
 /// There is more to do.
@@ -80,7 +80,7 @@ pub const ADDED: Step = Step {
 pub const ROLLOUT: Step = Step {
     title: "proxies and manager are restarted, one after the other, under load",
     promise: "no replica restarts, none reaches the API server past the proxy, no object has two owners",
-    run: accident::rolled,
+    run: failures::rolled,
 };
 
 /// What came of it all.
@@ -104,10 +104,10 @@ fn third() -> SlotSet {
 }
 
 /// The slots of the canary later: as many more as have [`MOVED`] of the namespaces that there are at first.
-fn later(scene: &Scene) -> SlotSet {
+fn later(environment: &Environment) -> SlotSet {
     let mut slots = third();
     for slot in slots.complement().iter() {
-        let first = (0..scene.namespaces)
+        let first = (0..environment.namespaces)
             .map(|number| NamespaceHash::Fnv1a.slot(&install::namespace(number)));
         let moved = first.filter(|slot| slots.contains(*slot) && !third().contains(*slot)).count();
         // The others have to be left with something.

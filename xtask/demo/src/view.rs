@@ -1,6 +1,6 @@
 //! Who owns what right now?
 //!
-//! Pure: takes what the API server has (pods, locks, objects of work) and what it saw (the ledger), and gives the table.
+//! Pure: takes what the API server has (pods, locks, objects of work) and what it saw (the history), and gives the table.
 //! An object is owned by a replica that works and watches it. A replica works where it is ready and holds the lock of its
 //! shard; where the operator has no lock, every ready replica works.
 
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ctrlmesh_common::selector::Labels;
 
 use crate::audit::Resource;
-use crate::ledger::{Ledger, Span};
+use crate::history::{AuditHistory, Span};
 
 /// How often a client got which answer.
 pub type Answers = BTreeMap<String, f64>;
@@ -144,22 +144,22 @@ impl World {
     pub fn owners<'a>(
         &'a self,
         work: &'a Work,
-        ledger: &'a Ledger,
+        history: &'a AuditHistory,
     ) -> impl Iterator<Item = &'a str> {
         let pods = self.pods.keys().map(String::as_str).filter(|pod| self.works(pod));
-        pods.filter(|pod| ledger.sees(pod, &self.resource, &work.namespace, &work.labels))
+        pods.filter(|pod| history.sees(pod, &self.resource, &work.namespace, &work.labels))
     }
 
     /// The table; changes are counted in `span`.
-    pub fn table(&self, ledger: &Ledger, span: &Span) -> Table {
+    pub fn table(&self, history: &AuditHistory, span: &Span) -> Table {
         let seconds = span.end.duration_since(span.start).as_secs_f64().max(0.001);
         let mut writes: BTreeMap<&str, u32> = BTreeMap::new();
-        for write in ledger.writes(span) {
+        for write in history.writes(span) {
             *writes.entry(&write.pod).or_default() += 1;
         }
         let line = |(name, pod): (&String, &Pod)| {
             let is_seen =
-                |work: &&Work| ledger.sees(name, &self.resource, &work.namespace, &work.labels);
+                |work: &&Work| history.sees(name, &self.resource, &work.namespace, &work.labels);
             let seen: Vec<&Work> = self.work.iter().filter(is_seen).collect();
             let namespaces: BTreeSet<&str> =
                 seen.iter().map(|work| work.namespace.as_str()).collect();
@@ -178,7 +178,7 @@ impl World {
             (name.clone(), replica)
         };
         let owners: Vec<usize> =
-            self.work.iter().map(|work| self.owners(work, ledger).count()).collect();
+            self.work.iter().map(|work| self.owners(work, history).count()).collect();
         let namespaces: BTreeSet<&str> =
             self.work.iter().map(|work| work.namespace.as_str()).collect();
         let undone = self.work.iter().filter(|work| !work.done).count();

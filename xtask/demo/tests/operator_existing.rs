@@ -12,7 +12,7 @@ use std::{env, thread};
 use anyhow::{Context as _, Result, ensure};
 use ctrlmesh_testbed::{Cluster, Node, Options};
 use xtask::images::{self, Image};
-use xtask::{guest, tools};
+use xtask::{tools, user_cluster};
 
 /// A demo that ends with the test.
 struct Demo(Child);
@@ -112,14 +112,14 @@ fn on_a_cluster_of_ones_own_nobody_needs_to_be_root_and_nothing_of_the_demo_stay
     running.0.stderr.take().context("standard error")?.read_to_string(&mut error)?;
     ensure!(status.code() == Some(130), "{status}: {error}");
     drop(rest.join());
-    guest::vacant(&file, &[])?;
+    user_cluster::ensure_unused(&file, &[])?;
     let after = cluster.ask(&["get", "namespaces,crds", "--output=name"], "")?;
     ensure!(before == after, "{before} -> {after}");
     if env::var_os("CTRLMESH_TEST_FULL").is_some() {
         let output = demo(&file, &log).output()?;
         let said = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
         ensure!(output.status.success() && said[0].contains("8 of 8 steps held"), "{said:?}");
-        guest::vacant(&file, &[])?;
+        user_cluster::ensure_unused(&file, &[])?;
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use anyhow::{Result, bail};
 use super::{Options, Outcome, Tier, test};
 use crate::progress::say;
 use crate::run::{BOOTSTRAP, Print, root, run as run_command, watch};
-use crate::{guest, images};
+use crate::{images, user_cluster};
 
 /// Seconds that each binary took, by its name.
 type Seconds = BTreeMap<String, u64>;
@@ -110,7 +110,7 @@ fn cleared(tier: Tier, target: &str, options: &Options) -> bool {
         return true;
     };
     let said = |error: &anyhow::Error| say(&format!("{target}: {error:#}"));
-    guest::remove(cluster).inspect_err(said).is_ok()
+    user_cluster::remove(cluster).inspect_err(said).is_ok()
 }
 
 /// What cargo is to be told to run of all tests.

@@ -9,8 +9,8 @@ use std::{env, fs, thread};
 
 use anyhow::Result;
 use serde_json::json;
-use xtask::guest::MADE;
 use xtask::kubectl::{self, answer};
+use xtask::user_cluster::MADE;
 
 use crate::access;
 use crate::control_plane::Options;

@@ -45,7 +45,7 @@ pub struct Options {
 
 /// Where a control plane runs.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     /// The address that the API server is reached at.
     pub(crate) address: Ipv4Addr,
     /// The network namespace, as a file; that of this process where there is none.
@@ -66,12 +66,12 @@ pub struct ControlPlane {
     folder: Folder,
     pki: Pki,
     url: String,
-    place: Place,
+    location: Location,
 }
 
-// === impl Place ===
+// === impl Location ===
 
-impl Place {
+impl Location {
     /// A command that runs here.
     pub(crate) fn command(&self, program: &Path, arguments: &[String]) -> Command {
         let mut command = match &self.network {
@@ -106,18 +106,18 @@ impl ControlPlane {
     /// # Errors
     /// Where a program is not there, or does not become ready; the error shows the end of its log.
     pub fn start(options: &Options) -> Result<Self> {
-        Self::start_in(options, &Place { address: Ipv4Addr::LOCALHOST, network: None })
+        Self::start_in(options, &Location { address: Ipv4Addr::LOCALHOST, network: None })
     }
 
-    /// As [`Self::start`], at a place of its own; what runs in a network namespace there is a whole cluster.
+    /// As [`Self::start`], at a location of its own; what runs in a network namespace there is a whole cluster.
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub(crate) fn start_in(options: &Options, place: &Place) -> Result<Self> {
+    pub(crate) fn start_in(options: &Options, location: &Location) -> Result<Self> {
         let tools = Tools::find()?;
         let mut tries = 1;
         loop {
-            match Self::start_once(&tools, options, place) {
+            match Self::start_once(&tools, options, location) {
                 Err(error)
                     if tries < TRIES && format!("{error:?}").contains("address already in use") =>
                 {
@@ -128,27 +128,27 @@ impl ControlPlane {
         }
     }
 
-    fn start_once(tools: &Tools, options: &Options, place: &Place) -> Result<Self> {
+    fn start_once(tools: &Tools, options: &Options, location: &Location) -> Result<Self> {
         let folder = Folder::make().context("make a temporary folder")?;
         let path = folder.path();
-        let pki = Pki::make(&path.join("pki"), place.address).context("make certificates")?;
-        let [client, peer, secure] = match place.network {
+        let pki = Pki::make(&path.join("pki"), location.address).context("make certificates")?;
+        let [client, peer, secure] = match location.network {
             Some(_) => WELL_KNOWN_PORTS,
             None => free_ports()?,
         };
-        let etcd = place.command(&tools.etcd, &etcd_arguments(path, client, peer));
+        let etcd = location.command(&tools.etcd, &etcd_arguments(path, client, peer));
         let etcd = Supervised::start(&etcd, &path.join("etcd.log")).context("start etcd")?;
-        let arguments = apiserver(path, &pki, options, place, (client, secure))?;
+        let arguments = apiserver(path, &pki, options, location, (client, secure))?;
         let mut this = Self {
             controller_manager: None,
             apiserver: None,
             etcd,
             etcd_address: (Ipv4Addr::LOCALHOST, client).into(),
             program: (tools.apiserver.clone(), arguments),
-            url: format!("https://{}:{secure}", place.address),
+            url: format!("https://{}:{secure}", location.address),
             folder,
             pki,
-            place: place.clone(),
+            location: location.clone(),
         };
         this.start_apiserver()?;
         let kubeconfig = access::kubeconfig(&this.url, &this.pki.ca, &this.pki.admin);
@@ -176,8 +176,8 @@ impl ControlPlane {
     }
 
     /// Where it runs.
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
+    pub(crate) fn location(&self) -> &Location {
+        &self.location
     }
 
     /// Its certificates.
@@ -241,7 +241,7 @@ impl ControlPlane {
 
     fn start_apiserver(&mut self) -> Result<()> {
         let (program, arguments) = &self.program;
-        let command = self.place.command(program, arguments);
+        let command = self.location.command(program, arguments);
         let log = self.folder.path().join("kube-apiserver.log");
         let started = Supervised::start(&command, &log).context("start kube-apiserver")?;
         self.apiserver = Some(started);
@@ -285,7 +285,7 @@ impl ControlPlane {
             ]
             .map(str::to_owned),
         );
-        let command = self.place.command(&tools.controller_manager, &arguments);
+        let command = self.location.command(&tools.controller_manager, &arguments);
         let log = self.folder.path().join("kube-controller-manager.log");
         self.controller_manager =
             Some(Supervised::start(&command, &log).context("start kube-controller-manager")?);
@@ -329,7 +329,7 @@ fn apiserver(
     folder: &Path,
     pki: &Pki,
     options: &Options,
-    place: &Place,
+    location: &Location,
     (etcd, secure): (u16, u16),
 ) -> Result<Vec<String>> {
     let mut arguments = vec![
@@ -341,12 +341,12 @@ fn apiserver(
         format!("--client-ca-file={}", pki.ca.display()),
         format!("--service-account-key-file={}", pki.service_account_public_key.display()),
         format!("--service-account-signing-key-file={}", pki.service_account_key.display()),
-        format!("--advertise-address={}", place.address),
+        format!("--advertise-address={}", location.address),
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--allow-privileged".to_owned(),
     ];
-    arguments.extend(match place.network {
+    arguments.extend(match location.network {
         Some(_) => of_a_cluster(pki),
         None => OF_A_LONE_SERVER.map(str::to_owned).to_vec(),
     });

@@ -28,7 +28,7 @@ mod cluster;
 pub use client::{BoundToken, retry};
 pub use cluster::{Cluster, KUBECONFIG, Space};
 pub use control_plane::{ControlPlane, Options};
-pub use node::{Found, Node, Program, State};
+pub use node::{ExistingNode, Node, Program, State};
 pub use skip::skipped;
 pub use supervise::{folder_prefix, started};
 pub use tools::{Tools, ToolsError};

@@ -10,7 +10,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use ctrlmesh_testbed::{Cluster, Found, Node, Options, State};
+use ctrlmesh_testbed::{Cluster, ExistingNode, Node, Options, State};
 use xtask::tools;
 
 /// Why a question for nodes has no answer.
@@ -20,11 +20,11 @@ const NONE: &str = "no node is up: run `cargo xtask node up`";
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
-    command: Wish,
+    command: NodeCommand,
 }
 
 #[derive(Subcommand)]
-enum Wish {
+enum NodeCommand {
     /// Start a node, which stays until `down`
     Up {
         /// Load these images, from archives
@@ -44,18 +44,18 @@ enum Wish {
 
 fn main() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Wish::Up { images } => up(&images)?,
-        Wish::Down => down()?,
-        Wish::Status => status()?,
-        Wish::Kubeconfig => kubeconfig()?,
-        Wish::Hold { images } => hold(&images)?,
+        NodeCommand::Up { images } => up(&images)?,
+        NodeCommand::Down => down()?,
+        NodeCommand::Status => status()?,
+        NodeCommand::Kubeconfig => kubeconfig()?,
+        NodeCommand::Hold { images } => hold(&images)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Starts a process of its own session that holds the node, and waits until that says where the kubeconfig is.
 fn up(images: &[PathBuf]) -> Result<()> {
-    for other in Found::all()?.iter().filter(|node| node.is_held()) {
+    for other in ExistingNode::all()?.iter().filter(|node| node.is_held()) {
         writeln!(stderr(), "{} is up already; `down` ends all", other.kubeconfig().display())?;
     }
     let log = env::temp_dir().join(format!("ctrlmesh-node-up-{}.log", std::process::id()));
@@ -90,14 +90,15 @@ fn hold(images: &[PathBuf]) -> Result<()> {
     for archive in images {
         node.load(archive)?;
     }
-    Found::hold(node.folder())?;
+    ExistingNode::hold(node.folder())?;
     writeln!(stdout(), "{}", node.folder().join("kubeconfig").display())?;
     node.wait_for_end()?;
     Ok(())
 }
 
 fn down() -> Result<()> {
-    let held: Vec<Found> = Found::all()?.into_iter().filter(Found::is_held).collect();
+    let held: Vec<ExistingNode> =
+        ExistingNode::all()?.into_iter().filter(ExistingNode::is_held).collect();
     for node in &held {
         node.end()?;
         writeln!(stderr(), "ended {}", node.folder().display())?;
@@ -109,7 +110,7 @@ fn down() -> Result<()> {
 }
 
 fn status() -> Result<()> {
-    let all = Found::all()?;
+    let all = ExistingNode::all()?;
     ensure!(!all.is_empty(), NONE);
     let mut out = stdout().lock();
     writeln!(out, "{:<10} {:<9} kubeconfig", "state", "of")?;
@@ -126,7 +127,7 @@ fn status() -> Result<()> {
 }
 
 fn kubeconfig() -> Result<()> {
-    let held = Found::all()?.into_iter().filter(Found::is_held);
+    let held = ExistingNode::all()?.into_iter().filter(ExistingNode::is_held);
     let newest =
         held.max_by_key(|node| fs::metadata(node.kubeconfig()).and_then(|is| is.modified()).ok());
     let Some(node) = newest else { bail!(NONE) };

@@ -5,9 +5,9 @@
 //! own view of the kernel's settings.
 
 mod config;
-mod keeper;
+mod supervisor;
 
-mod found;
+mod existing;
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -25,13 +25,13 @@ use kube::{Api, Client};
 use xtask::images::{self, Image};
 
 use crate::access;
-use crate::control_plane::{ControlPlane, Options, Place};
+use crate::control_plane::{ControlPlane, Location, Options};
 use crate::supervise::{self, Supervised};
 use crate::tools::NodeTools;
 use config::Network;
-use keeper::Keeper;
+use supervisor::Supervisor;
 
-pub use found::{Found, State};
+pub use existing::{ExistingNode, State};
 
 /// How long the node's namespaces, and later the whole node, may take. They take 50 ms, and 10 s on an idle machine.
 const NAMESPACES_WITHIN: Duration = Duration::from_secs(30);
@@ -60,7 +60,7 @@ pub struct Node {
     // Dropped in this order.
     scheduler: Supervised,
     control_plane: ControlPlane,
-    keeper: Keeper,
+    supervisor: Supervisor,
 }
 
 // === impl Program ===
@@ -86,27 +86,28 @@ impl Node {
     /// the logs.
     pub fn start(options: &Options) -> Result<Self> {
         let tools = NodeTools::find()?;
-        keeper::sweep().context("remove what an earlier node left")?;
-        let keeper = Keeper::start(&tools.kubelet, &tools.kube_proxy).context("make a node")?;
-        let folder = keeper.folder().to_owned();
-        Self::start_on(keeper, options, &tools).with_context(|| logs(&folder))
+        supervisor::sweep().context("remove what an earlier node left")?;
+        let supervisor =
+            Supervisor::start(&tools.kubelet, &tools.kube_proxy).context("make a node")?;
+        let folder = supervisor.folder().to_owned();
+        Self::start_on(supervisor, options, &tools).with_context(|| logs(&folder))
     }
 
-    fn start_on(keeper: Keeper, options: &Options, tools: &NodeTools) -> Result<Self> {
-        let network = wait_for_network(&keeper)?;
-        let folder = keeper.folder();
+    fn start_on(supervisor: Supervisor, options: &Options, tools: &NodeTools) -> Result<Self> {
+        let network = wait_for_network(&supervisor)?;
+        let folder = supervisor.folder();
         write(&folder.join("cni/pods.conflist"), &config::cni(&network.pods))?;
         let containerd = config::containerd(folder, &Image::Pause.name());
         write(&folder.join("containerd.toml"), &containerd)?;
         let boots = fs::read_to_string(folder.join("boot")).context("who boots the node")?;
-        let place = Place {
+        let location = Location {
             address: network.address,
             network: Some(PathBuf::from(format!("/proc/{}/ns/net", boots.trim_end()))),
         };
         let options = Options { controller_manager: true, ..options.clone() };
-        let control_plane = ControlPlane::start_in(&options, &place)?;
+        let control_plane = ControlPlane::start_in(&options, &location)?;
         let scheduler = start_scheduler(&control_plane, folder, tools)?;
-        let mut this = Self { scheduler, control_plane, keeper };
+        let mut this = Self { scheduler, control_plane, supervisor };
         this.configure(&network)?;
         for archive in testing_images()? {
             this.load(archive)?;
@@ -125,7 +126,7 @@ impl Node {
 
     /// A folder that is removed with the node.
     pub fn folder(&self) -> &Path {
-        self.keeper.folder()
+        self.supervisor.folder()
     }
 
     /// A command that runs on the node, as root there.
@@ -134,7 +135,7 @@ impl Node {
     /// Where the node is gone.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         let process =
-            keeper::first_process(self.folder()).context("the node's first process is gone")?;
+            supervisor::first_process(self.folder()).context("the node's first process is gone")?;
         let mut command = Command::new("nsenter");
         command
             .args(["--target", &process.to_string()])
@@ -191,8 +192,8 @@ impl Node {
     /// # Errors
     /// Where it does not come back.
     pub fn reboot(&mut self) -> Result<()> {
-        let keeper = &mut self.keeper;
-        self.control_plane.restart_apiserver_after(|| Ok(keeper.reboot()?))?;
+        let supervisor = &mut self.supervisor;
+        self.control_plane.restart_apiserver_after(|| Ok(supervisor.reboot()?))?;
         let kubeconfig = self.control_plane.kubeconfig();
         let last = access::until(&kubeconfig, async |client| Ok(Some(heartbeat(client).await?)))?;
         let deadline = Instant::now() + READY_WITHIN;
@@ -215,7 +216,7 @@ impl Node {
     /// # Errors
     /// Where that cannot be seen.
     pub fn wait_for_end(&mut self) -> Result<()> {
-        Ok(self.keeper.wait_for_end()?)
+        Ok(self.supervisor.wait_for_end()?)
     }
 
     /// Writes what kubelet and kube-proxy wait for.
@@ -240,7 +241,7 @@ impl Node {
                 Ok(Some(missing)) => missing.to_owned(),
                 Err(error) => format!("{error:#}"),
             };
-            if Instant::now() > deadline || !self.keeper.runs() || !self.scheduler.runs() {
+            if Instant::now() > deadline || !self.supervisor.runs() || !self.scheduler.runs() {
                 bail!("the node does not become ready: {missing}");
             }
             Ok(None)
@@ -256,9 +257,9 @@ fn logs(folder: &Path) -> String {
 }
 
 /// Waits until the node has its network, which says that its namespaces are there.
-fn wait_for_network(keeper: &Keeper) -> Result<Network> {
+fn wait_for_network(supervisor: &Supervisor) -> Result<Network> {
     let deadline = Instant::now() + NAMESPACES_WITHIN;
-    let folder = keeper.folder();
+    let folder = supervisor.folder();
     loop {
         if let Ok(text) = fs::read_to_string(folder.join("network")) {
             return Network::parse(&text).with_context(|| format!("what is {text:?}?"));
@@ -279,7 +280,7 @@ fn start_scheduler(plane: &ControlPlane, folder: &Path, tools: &NodeTools) -> Re
         "--bind-address=127.0.0.1".to_owned(),
         "--leader-elect=false".to_owned(),
     ];
-    let command = plane.place().command(&tools.scheduler, &arguments);
+    let command = plane.location().command(&tools.scheduler, &arguments);
     Supervised::start(&command, &folder.join("kube-scheduler.log")).context("start kube-scheduler")
 }
 

@@ -13,15 +13,15 @@ use crate::checks::{
     WHOLE_WITHIN, changed, is_seen, landed, of_shard, only_by_proxy, only_own, same_replicas,
     seconds, shards, steady, still, touched, worst,
 };
+use crate::environment::{Environment, LOOK_EVERY};
+use crate::history::{AuditHistory, Span};
 use crate::install;
-use crate::ledger::{Ledger, Span};
 use crate::observer::since;
 use crate::rules::shard_of;
-use crate::scene::{LOOK_EVERY, Scene};
 use crate::shares;
 use crate::view::{Table, World};
 use crate::work::{self, Made};
-use crate::writers::{Writers, shards_of};
+use crate::write_check::{WriteCheck, shards_of};
 
 /// How many namespaces come later.
 pub(super) const ADDED: usize = 12;
@@ -32,45 +32,50 @@ const ON_ITS_WAY: Duration = Duration::from_secs(5);
 /// The shard that has the slice of the canary.
 const CANARY: &str = "share-0-canary";
 
-pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
+pub(super) fn unsharded(environment: &Environment) -> Result<Vec<String>> {
     let start = Timestamp::now();
     // Where it has no lock, several would all work.
-    let replicas = if scene.observer.operator().lock.is_some() { 3 } else { 1 };
-    scene.scale(replicas)?;
-    for number in 0..scene.namespaces {
-        scene.make(number)?;
+    let replicas = if environment.observer.operator().lock.is_some() { 3 } else { 1 };
+    environment.scale(replicas)?;
+    for number in 0..environment.namespaces {
+        environment.make(number)?;
     }
-    let objects = scene.namespaces * scene.work.each();
-    let took = scene.observer.until("one replica to do all the work", WHOLE_WITHIN, |table| {
-        table.is_whole() && table.objects == objects
-    })?;
-    let table = scene.observer.table();
+    let objects = environment.namespaces * environment.work.each();
+    let took =
+        environment.observer.until("one replica to do all the work", WHOLE_WITHIN, |table| {
+            table.is_whole() && table.objects == objects
+        })?;
+    let table = environment.observer.table();
     let working = table.replicas.values().filter(|one| one.works).count();
     ensure!(working == 1, "{working} replicas work: {table:#?}");
-    let seen = touched(scene)?;
-    changed(scene, 0)?;
-    let made = scene.made(0..scene.namespaces)?;
+    let seen = touched(environment)?;
+    changed(environment, 0)?;
+    let made = environment.made(0..environment.namespaces)?;
     let (count, said) = work::count(&made);
     // Each has something of its own, and something is said of each.
     ensure!(
         count >= objects && said == objects,
         "{count} objects were made of {objects}, {said} statuses"
     );
-    scene.reference.set(made).ok().context("the reference is there already")?;
+    environment.reference.set(made).ok().context("the reference is there already")?;
     // What it takes to know everything, from nothing on, and to follow.
-    scene.scale(0)?;
-    scene.scale(replicas)?;
-    scene.observer.until("one replica to know all", WHOLE_WITHIN, Table::is_whole)?;
-    touched(scene)?;
-    let most = received(scene)?.into_iter().fold(0.0, f64::max);
-    let whole = shares::whole(scene)?;
-    scene.alone.set(most).ok().context("the reference is there already")?;
-    scene.is_seen.set(is_seen(scene, start)?).ok().context("the reference is there already")?;
+    environment.scale(0)?;
+    environment.scale(replicas)?;
+    environment.observer.until("one replica to know all", WHOLE_WITHIN, Table::is_whole)?;
+    touched(environment)?;
+    let most = received(environment)?.into_iter().fold(0.0, f64::max);
+    let whole = shares::whole(environment)?;
+    environment.alone.set(most).ok().context("the reference is there already")?;
+    environment
+        .is_seen
+        .set(is_seen(environment, start)?)
+        .ok()
+        .context("the reference is there already")?;
     let watching = table.replicas.values().filter(|one| one.objects == objects).count();
     Ok(vec![
         format!(
             "{objects} objects in {} namespaces, {count} made of them after {}",
-            scene.namespaces,
+            environment.namespaces,
             seconds(took)
         ),
         format!("1 of {replicas} works; {watching} of {replicas} watch all {objects} objects"),
@@ -83,30 +88,30 @@ pub(super) fn unsharded(scene: &Scene) -> Result<Vec<String>> {
     ])
 }
 
-pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
-    scene.shard(third(), &rule(third()))?;
+pub(super) fn sharded(environment: &Environment) -> Result<Vec<String>> {
+    environment.shard(third(), &rule(third()))?;
     // Started anew all at once: while some are enrolled and some are not, there would be two owners.
-    scene.scale(0)?;
-    scene.enrol()?;
+    environment.scale(0)?;
+    environment.enrol()?;
     let (start, clock) = (Timestamp::now(), Instant::now());
-    scene.sharded.set(start).ok().context("it is sharded already")?;
-    scene.scale(3)?;
-    let objects = scene.namespaces * scene.work.each();
-    scene.observer.until("three shards", WHOLE_WITHIN, |table| {
+    environment.sharded.set(start).ok().context("it is sharded already")?;
+    environment.scale(3)?;
+    let objects = environment.namespaces * environment.work.each();
+    environment.observer.until("three shards", WHOLE_WITHIN, |table| {
         let complete = table.objects == objects && shards(table).len() == 3;
         table.is_whole() && table.is_acknowledged() && complete
     })?;
     let took = clock.elapsed();
-    let table = scene.observer.table();
+    let table = environment.observer.table();
     ensure!(table.replicas.values().all(|one| one.works), "each works on its share: {table:#?}");
-    landed(scene, third())?;
-    let divided = shares::divided(scene)?;
-    let seen = touched(scene)?;
-    let bytes = less_each(scene)?;
+    landed(environment, third())?;
+    let divided = shares::divided(environment)?;
+    let seen = touched(environment)?;
+    let bytes = less_each(environment)?;
     let parts: Vec<String> =
         table.replicas.values().map(|one| one.namespaces.to_string()).collect();
     let parts = parts.join(" + ");
-    scene.rules(|rules| rules.stand(start))?;
+    environment.rules(|rules| rules.stand(start))?;
     Ok(vec![
         format!(
             "{} namespaces divided as {parts} {} after the start",
@@ -116,28 +121,29 @@ pub(super) fn sharded(scene: &Scene) -> Result<Vec<String>> {
         bytes,
         divided,
         seen,
-        still(scene)?,
-        only_by_proxy(scene, start)?,
-        only_own(scene, start)?,
+        still(environment)?,
+        only_by_proxy(environment, start)?,
+        only_own(environment, start)?,
     ])
 }
 
 /// How many bytes each replica has received since it was started, as soon as all say so.
-fn received(scene: &Scene) -> Result<Vec<f64>> {
+fn received(environment: &Environment) -> Result<Vec<f64>> {
     // What they say is not older than this.
-    scene.observer.settle()?;
-    scene.until("each replica to say how many bytes it received", WHOLE_WITHIN, || {
-        let world = scene.observer.world();
+    environment.observer.settle()?;
+    environment.until("each replica to say how many bytes it received", WHOLE_WITHIN, || {
+        let world = environment.observer.world();
         let bytes = world.pods.values().filter(|pod| pod.ready).map(|pod| pod.received);
         Ok(bytes.collect::<Option<Vec<_>>>().filter(|bytes| !bytes.is_empty()))
     })
 }
 
 /// That each replica had to receive less than one alone has to, for the same: to know all that is its own, and to follow a
-/// change of each of its objects. Not by how much: how often an operator writes an object until it has followed, and is told
+/// change of each of its objects. Not by how much: how often an operator writes an object until it has followed, and is report
 /// of it, is a matter of how busy the machine is. How many objects each is shown, `shares` compares exactly.
-fn less_each(scene: &Scene) -> Result<String> {
-    let (each, alone) = (received(scene)?, scene.alone.get().context("there is no reference")?);
+fn less_each(environment: &Environment) -> Result<String> {
+    let (each, alone) =
+        (received(environment)?, environment.alone.get().context("there is no reference")?);
     let shown: Vec<String> = each.iter().map(|bytes| format!("{:.0}", bytes / 1000.0)).collect();
     let shown = format!(
         "{} kB received until each knew its share and had followed, alone {:.0} kB",
@@ -153,42 +159,42 @@ fn are_less(each: &[f64], alone: f64) -> bool {
     !each.is_empty() && each.iter().all(|bytes| *bytes < alone)
 }
 
-pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
-    let before = scene.observer.table();
+pub(super) fn canary(environment: &Environment) -> Result<Vec<String>> {
+    let before = environment.observer.table();
     let (first, had) = of_shard(&before, CANARY)?;
-    let spaces: Vec<String> = (0..scene.namespaces).map(install::namespace).collect();
-    let (old, new) = (third(), later(scene));
+    let spaces: Vec<String> = (0..environment.namespaces).map(install::namespace).collect();
+    let (old, new) = (third(), later(environment));
     let joins = |one: &&String| shard_of(one, new) == CANARY && shard_of(one, old) != CANARY;
     let moving = spaces.iter().filter(joins).count();
     ensure!(moving >= MOVED, "the rule would move {moving} namespaces only, not {MOVED}");
     let start = Timestamp::now();
-    let load = scene.load(Duration::from_millis(100));
-    let before_it = steady_until_written(scene, start)?;
+    let load = environment.load(Duration::from_millis(100));
+    let before_it = steady_until_written(environment, start)?;
     let (changed_at, clock) = (Timestamp::now(), Instant::now());
-    scene.shard(new, &rule(new))?;
+    environment.shard(new, &rule(new))?;
     let known = Known::default();
-    scene.observer.until("the canary's slice", WHOLE_WITHIN, |table| {
+    environment.observer.until("the canary's slice", WHOLE_WITHIN, |table| {
         let replica = table.replicas.get(&first);
         let has_it = replica.is_some_and(|one| one.namespaces == had + moving);
         known.look(table) > before.epoch && table.is_divided() && has_it
     })?;
     thread::sleep(ON_ITS_WAY);
     let changed = load.finish()?;
-    scene.observer.settle()?;
-    scene.observer.until("everything to be done", WHOLE_WITHIN, |table| {
+    environment.observer.settle()?;
+    environment.observer.until("everything to be done", WHOLE_WITHIN, |table| {
         known.look(table) == table.epoch && table.is_whole()
     })?;
     let settled = Timestamp::now();
     let (acknowledged, took) = known.since(clock).context("no epoch was acknowledged")?;
-    let seen = touched(scene)?;
-    landed(scene, new)?;
-    let after = scene.observer.table();
+    let seen = touched(environment)?;
+    landed(environment, new)?;
+    let after = environment.observer.table();
     same_replicas(&before, &after)?;
     let (_, has) = of_shard(&after, CANARY)?;
     ensure!(has == had + moving, "{had} -> {has} namespaces, not {moving} more");
     let span = changed_at..settled;
-    let by_both = by_both(scene, &span, acknowledged)?;
-    scene.rules(|rules| rules.stand(settled))?;
+    let by_both = by_both(environment, &span, acknowledged)?;
+    environment.rules(|rules| rules.stand(settled))?;
     Ok(vec![
         format!(
             "{moving} namespaces moved to {first}: {had} -> {has}; acknowledged by all in {}, 0 restarts",
@@ -198,21 +204,21 @@ pub(super) fn canary(scene: &Scene) -> Result<Vec<String>> {
             "{changed} objects were changed meanwhile, none missed; each by its old or its new replica only"
         ),
         by_both,
-        worst(&scene.observer.sampled(&span), "while it moved"),
+        worst(&environment.observer.sampled(&span), "while it moved"),
         seen,
         format!("before: {before_it}"),
-        format!("afterwards: {}", steady(scene, settled)?),
+        format!("afterwards: {}", steady(environment, settled)?),
     ])
 }
 
 /// Who changed what in `span`, while it moved; the last epoch was acknowledged by all at that time.
-fn by_both(scene: &Scene, span: &Span, acknowledged: Timestamp) -> Result<String> {
-    let (old, new) = (third(), later(scene));
+fn by_both(environment: &Environment, span: &Span, acknowledged: Timestamp) -> Result<String> {
+    let (old, new) = (third(), later(environment));
     let owners = |space: &str| [shard_of(space, old), shard_of(space, new)];
-    let replicas = shards_of(&scene.observer.table());
-    let workers = scene.observer.operator().workers;
-    scene.observer.both(|world, ledger| {
-        Writers::of(world, ledger).moved(span, acknowledged, &replicas, owners, workers)
+    let replicas = shards_of(&environment.observer.table());
+    let workers = environment.observer.operator().workers;
+    environment.observer.both(|world, history| {
+        WriteCheck::of(world, history).moved(span, acknowledged, &replicas, owners, workers)
     })
 }
 
@@ -238,34 +244,34 @@ impl Known {
 }
 
 /// That no object is changed by two replicas under the old rule, once something was changed under it.
-fn steady_until_written(scene: &Scene, start: Timestamp) -> Result<String> {
-    let written = |world: &World, ledger: &Ledger| {
-        Writers::of(world, ledger).writes(&since(start)).next().is_some()
+fn steady_until_written(environment: &Environment, start: Timestamp) -> Result<String> {
+    let written = |world: &World, history: &AuditHistory| {
+        WriteCheck::of(world, history).writes(&since(start)).next().is_some()
     };
-    scene.until("the load to be followed", WHOLE_WITHIN, || {
-        Ok(scene.observer.both(written).then_some(()))
+    environment.until("the load to be followed", WHOLE_WITHIN, || {
+        Ok(environment.observer.both(written).then_some(()))
     })?;
-    still(scene)
+    still(environment)
 }
 
-pub(super) fn added(scene: &Scene) -> Result<Vec<String>> {
+pub(super) fn added(environment: &Environment) -> Result<Vec<String>> {
     let start = Timestamp::now();
     let clock = Instant::now();
-    let numbers = scene.namespaces..scene.namespaces + ADDED;
+    let numbers = environment.namespaces..environment.namespaces + ADDED;
     for number in numbers.clone() {
-        scene.make(number)?;
+        environment.make(number)?;
     }
-    let objects = numbers.end * scene.work.each();
-    scene.observer.until("the new namespaces", WHOLE_WITHIN, |table| {
+    let objects = numbers.end * environment.work.each();
+    environment.observer.until("the new namespaces", WHOLE_WITHIN, |table| {
         table.is_whole() && table.is_acknowledged() && table.objects == objects
     })?;
     let took = seconds(clock.elapsed());
-    landed(scene, later(scene))?;
+    landed(environment, later(environment))?;
     let new: BTreeSet<String> = numbers.map(install::namespace).collect();
-    let shares = scene.observer.both(|world, ledger| {
+    let shares = environment.observer.both(|world, history| {
         let mut shares: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
         for work in world.work.iter().filter(|work| new.contains(&work.namespace)) {
-            for owner in world.owners(work, ledger) {
+            for owner in world.owners(work, history) {
                 let shard = world.pods[owner].shard.clone().unwrap_or_default();
                 shares.entry(shard).or_default().insert(&work.namespace);
             }
@@ -278,48 +284,48 @@ pub(super) fn added(scene: &Scene) -> Result<Vec<String>> {
         format!(
             "{ADDED} namespaces: {shares}; everything in them done {took} after the first was made"
         ),
-        steady(scene, start)?,
+        steady(environment, start)?,
     ])
 }
 
-pub(super) fn end_state(scene: &Scene) -> Result<Vec<String>> {
+pub(super) fn end_state(environment: &Environment) -> Result<Vec<String>> {
     let start = Timestamp::now();
-    let gone = deleted(scene)?;
-    touched(scene)?;
-    let seen = changed(scene, 0)?;
-    let reference = scene.reference.get().context("there is no reference")?;
-    same_in_the_end(scene, reference)?;
+    let gone = deleted(environment)?;
+    touched(environment)?;
+    let seen = changed(environment, 0)?;
+    let reference = environment.reference.get().context("there is no reference")?;
+    same_in_the_end(environment, reference)?;
     let (objects, statuses) = work::count(reference);
     // Whatever started, restarted and was killed since.
-    let sharded = *scene.sharded.get().context("it was never sharded")?;
+    let sharded = *environment.sharded.get().context("it was never sharded")?;
     Ok(vec![
         gone,
         seen,
         format!(
             "{objects} objects and {statuses} statuses are what one replica alone has made and said"
         ),
-        steady(scene, start)?,
-        still(scene)?,
-        only_by_proxy(scene, sharded)?,
-        only_own(scene, sharded)?,
+        steady(environment, start)?,
+        still(environment)?,
+        only_by_proxy(environment, sharded)?,
+        only_own(environment, sharded)?,
     ])
 }
 
 /// Deletes what was added, and waits until nothing of it is left: an operator that puts a finaliser on its work has to take it
 /// away, which whoever does not see the object cannot.
-fn deleted(scene: &Scene) -> Result<String> {
+fn deleted(environment: &Environment) -> Result<String> {
     let clock = Instant::now();
-    let numbers = scene.namespaces..scene.namespaces + ADDED;
+    let numbers = environment.namespaces..environment.namespaces + ADDED;
     let mut objects = 0;
     for number in numbers.clone() {
-        objects += scene.unmake(number)?;
+        objects += environment.unmake(number)?;
     }
-    ensure!(objects == ADDED * scene.work.each(), "{objects} objects were added");
-    scene.until("all of what was deleted to be gone", WHOLE_WITHIN, || {
-        Ok(scene.made(numbers.clone())?.is_empty().then_some(()))
+    ensure!(objects == ADDED * environment.work.each(), "{objects} objects were added");
+    environment.until("all of what was deleted to be gone", WHOLE_WITHIN, || {
+        Ok(environment.made(numbers.clone())?.is_empty().then_some(()))
     })?;
-    let left = scene.namespaces * scene.work.each();
-    scene.observer.until("what was deleted to be gone", WHOLE_WITHIN, |table| {
+    let left = environment.namespaces * environment.work.each();
+    environment.observer.until("what was deleted to be gone", WHOLE_WITHIN, |table| {
         table.is_whole() && table.objects == left
     })?;
     let took = seconds(clock.elapsed());
@@ -329,9 +335,11 @@ fn deleted(scene: &Scene) -> Result<String> {
 }
 
 /// That all is as one replica alone has left it. What an operator says of its work may come a moment after the work.
-fn same_in_the_end(scene: &Scene, reference: &Made) -> Result<()> {
+fn same_in_the_end(environment: &Environment, reference: &Made) -> Result<()> {
     let deadline = Instant::now() + ON_ITS_WAY;
-    while let Some(difference) = work::difference(&scene.made(0..scene.namespaces)?, reference) {
+    while let Some(difference) =
+        work::difference(&environment.made(0..environment.namespaces)?, reference)
+    {
         ensure!(Instant::now() < deadline, "{difference}");
         thread::sleep(LOOK_EVERY);
     }

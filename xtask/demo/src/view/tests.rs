@@ -27,16 +27,16 @@ fn event(id: &str, pod: &str, request: Request, ended: bool) -> Event {
     }
 }
 
-/// A ledger in which each pod watches what its selector says.
-fn watching(pods: &[(&str, &str)]) -> Ledger {
-    let mut ledger = Ledger::of("ops", "op");
+/// A history in which each pod watches what its selector says.
+fn watching(pods: &[(&str, &str)]) -> AuditHistory {
+    let mut history = AuditHistory::of("ops", "op");
     for (pod, selector) in pods {
         let selector = Selector::parse(selector).ok();
         let read =
             Request::Read { resource: websites(), namespace: String::new(), selector, watch: true };
-        ledger.add(event(pod, pod, read, false));
+        history.add(event(pod, pod, read, false));
     }
-    ledger
+    history
 }
 
 /// Two replicas, each leader of its shard, and one object in each of slots 0 to 3.
@@ -101,36 +101,36 @@ fn what_nobody_or_everybody_watches_is_counted() {
 
 #[test]
 fn a_replica_without_its_lock_or_not_ready_works_on_nothing() {
-    let ledger = watching(&[("x", "slot in (0,1,2)"), ("y", "slot=3")]);
+    let history = watching(&[("x", "slot in (0,1,2)"), ("y", "slot=3")]);
     let mut without = world();
     without.locks = Some([("op.example---b".to_owned(), "x".to_owned())].into());
-    assert_eq!(without.table(&ledger, &span()).unowned, 4, "that is the other shard's lock");
+    assert_eq!(without.table(&history, &span()).unowned, 4, "that is the other shard's lock");
     let mut unsharded = world();
     unsharded.locks = Some([("op.example".to_owned(), "x".to_owned())].into());
-    assert_eq!(unsharded.table(&ledger, &span()).unowned, 4, "that is nobody's lock any more");
+    assert_eq!(unsharded.table(&history, &span()).unowned, 4, "that is nobody's lock any more");
     unsharded.pods.values_mut().for_each(|pod| pod.shard = None);
-    assert_eq!(unsharded.table(&ledger, &span()).unowned, 1);
+    assert_eq!(unsharded.table(&history, &span()).unowned, 1);
     let mut dead = world();
     dead.pods.get_mut("x").unwrap().ready = false;
-    assert_eq!(dead.table(&ledger, &span()).unowned, 3);
+    assert_eq!(dead.table(&history, &span()).unowned, 3);
     let mut lockless = world();
     lockless.locks = None;
-    assert_eq!(lockless.table(&ledger, &span()).unowned, 0);
+    assert_eq!(lockless.table(&history, &span()).unowned, 0);
 }
 
 #[test]
 fn changes_are_counted_by_the_second() {
-    let mut ledger = watching(&[("x", ""), ("y", "")]);
+    let mut history = watching(&[("x", ""), ("y", "")]);
     let object =
         Object { resource: websites(), namespace: "ns-0".to_owned(), name: "site".to_owned() };
     for _ in 0..20 {
-        ledger.add(event("w", "x", Request::Write(object.clone()), true));
+        history.add(event("w", "x", Request::Write(object.clone()), true));
     }
-    let table = world().table(&ledger, &span());
+    let table = world().table(&history, &span());
     assert!((table.replicas["x"].writes - 2.0).abs() < 0.01, "{table:?}");
     assert!(table.replicas["y"].writes < 0.01);
     // Whose status is ahead of its work has not done it while it writes.
     let settles = World { settles: true, ..world() };
-    assert_eq!((table.pending, settles.table(&ledger, &span()).pending), (0, 1));
-    assert_eq!(settles.table(&ledger, &(at(20)..at(30))).pending, 0);
+    assert_eq!((table.pending, settles.table(&history, &span()).pending), (0, 1));
+    assert_eq!(settles.table(&history, &(at(20)..at(30))).pending, 0);
 }

@@ -4,9 +4,9 @@ use std::io::{Write as _, stderr};
 
 use anyhow::{Context as _, Result};
 use ctrlmesh_demo::api::Api;
+use ctrlmesh_demo::environment::Environment;
 use ctrlmesh_demo::install;
 use ctrlmesh_demo::paint;
-use ctrlmesh_demo::scene::Scene;
 use ctrlmesh_demo::steps::Step;
 use ctrlmesh_demo::work::Work;
 use ctrlmesh_testbed::{Cluster, Node, Options};
@@ -15,12 +15,12 @@ use xtask::images::{self, Image};
 /// Takes `steps`, one after the other, with the operator of `work` and work in so many namespaces; the first that does
 /// not hold ends it, and what the cluster says then goes to a folder that the error names.
 pub(crate) fn play(work: Work, namespaces: usize, steps: &[Step]) -> Result<()> {
-    let scene = stage(work, namespaces)?;
+    let environment = stage(work, namespaces)?;
     for step in steps {
         say(&format!("{}\n  to hold: {}", step.title, step.promise));
-        let seen = (step.run)(&scene).or_else(|error| {
+        let seen = (step.run)(&environment).or_else(|error| {
             let folder = install::checkout("target/reports/operator");
-            scene.cluster.report(&folder)?;
+            environment.cluster.report(&folder)?;
             Err(error).with_context(|| {
                 format!("{}; what the cluster said is in {}", step.title, folder.display())
             })
@@ -28,12 +28,12 @@ pub(crate) fn play(work: Work, namespaces: usize, steps: &[Step]) -> Result<()> 
         for one in &seen {
             say(&format!("  {one}"));
         }
-        say(&paint::table(&scene.observer.table()));
+        say(&paint::table(&environment.observer.table()));
     }
     Ok(())
 }
 
-fn stage(work: Work, namespaces: usize) -> Result<Scene> {
+fn stage(work: Work, namespaces: usize) -> Result<Environment> {
     let operator = match work {
         Work::Websites => Image::ExampleOperator,
         Work::Prometheuses => Image::PrometheusOperator,
@@ -46,7 +46,7 @@ fn stage(work: Work, namespaces: usize) -> Result<Scene> {
     install::ctrlmesh(&cluster)?;
     install::operator(&cluster, work)?;
     install::label_kinds(&Api::of(&cluster)?, work)?;
-    Scene::of(cluster, log, work, namespaces)
+    Environment::of(cluster, log, work, namespaces)
 }
 
 /// What is seen is worth reading where the test passes, too.

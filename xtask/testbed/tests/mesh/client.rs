@@ -5,7 +5,7 @@ use ctrlmesh_testbed::Space;
 use serde_json::json;
 use xtask::images::Image;
 
-use super::operator::{self, NAME, Wish};
+use super::operator::{self, NAME, OperatorSpec};
 
 /// The pod with kubectl.
 pub(crate) const CLIENT: &str = "client";
@@ -38,8 +38,13 @@ pub(crate) fn deploy(space: Space<'_>) -> Result<()> {
 }
 
 /// An enrolled pod with kubectl, with the operator's account, which takes the API server to be at an address of its own.
-pub(crate) fn dials(space: Space<'_>, wish: Wish<'_>, host: &str, port: u64) -> Result<()> {
-    let mut metadata = operator::metadata(wish);
+pub(crate) fn dials(
+    space: Space<'_>,
+    wanted: OperatorSpec<'_>,
+    host: &str,
+    port: u64,
+) -> Result<()> {
+    let mut metadata = operator::metadata(wanted);
     metadata["name"] = json!(CLIENT);
     let env = json!([{"name": "KUBERNETES_SERVICE_HOST", "value": host},
         {"name": "KUBERNETES_SERVICE_PORT", "value": port.to_string()}]);

@@ -5,7 +5,7 @@ use ctrlmesh_testbed::Space;
 use serde_json::{Value, json};
 use xtask::images::Image;
 
-use super::operator::{self, Wish};
+use super::operator::{self, OperatorSpec};
 use super::until;
 
 /// The API server, as pods know it, and whom they believe to be it.
@@ -13,8 +13,8 @@ const ADDRESS: &str = "10.96.0.1:443";
 const CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
 /// A pod that makes connection after connection: where it is enrolled as is wished, one of the operator's.
-pub(crate) fn knocks(space: Space<'_>, wish: Option<Wish<'_>>) -> Result<()> {
-    let mut metadata = wish.map_or_else(|| json!({}), operator::metadata);
+pub(crate) fn knocks(space: Space<'_>, wanted: Option<OperatorSpec<'_>>) -> Result<()> {
+    let mut metadata = wanted.map_or_else(|| json!({}), operator::metadata);
     metadata["name"] = json!("knocks");
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {
         "terminationGracePeriodSeconds": 1,

@@ -7,8 +7,8 @@ use std::sync::RwLock;
 use anyhow::{Context as _, Result, bail, ensure};
 use ctrlmesh_testbed::Space;
 use serde_json::{Value, json};
-use xtask::guest::MADE;
 use xtask::images::Image;
+use xtask::user_cluster::MADE;
 
 use crate::mesh;
 use crate::mesh::client::CLIENT;
@@ -21,7 +21,7 @@ const PROGRAM: &str = "example-operator/";
 
 /// What is enrolled by a label, and into which way of interception.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct OperatorSpec<'a> {
     /// How many pods.
     pub(crate) replicas: usize,
     /// Whether they are enrolled.
@@ -31,16 +31,18 @@ pub(crate) struct Wish<'a> {
 }
 
 /// One pod with the node's proxy.
-pub(crate) const PLAIN: Wish<'static> = Wish { replicas: 1, enrolled: true, annotations: &[] };
+pub(crate) const PLAIN: OperatorSpec<'static> =
+    OperatorSpec { replicas: 1, enrolled: true, annotations: &[] };
 
 /// One pod with a proxy inside, to which the kernel sends what the operator dials.
-pub(crate) const INSIDE: Wish<'static> = Wish { annotations: &[("sidecar", "true")], ..PLAIN };
+pub(crate) const INSIDE: OperatorSpec<'static> =
+    OperatorSpec { annotations: &[("sidecar", "true")], ..PLAIN };
 
 /// Held by tests with an operator that works on everybody's websites; the others hold it together.
 pub(crate) static EVERYBODYS: RwLock<()> = RwLock::new(());
 
 /// Deploys it, with the shard before the pods.
-pub(crate) fn deploy(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
+pub(crate) fn deploy(space: Space<'_>, wanted: OperatorSpec<'_>) -> Result<()> {
     let namespace = space.name();
     let subject = json!([{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}]);
     let role = |kind: &str, name: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name});
@@ -59,15 +61,15 @@ pub(crate) fn deploy(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
             {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]}),
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": NAME},
             "roleRef": role("Role", NAME), "subjects": subject}),
-        workload(wish),
+        workload(wanted),
     ];
     space.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())?;
     rolled_out(space)
 }
 
 /// Changes how many pods there are, or how they are enrolled.
-pub(crate) fn change(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
-    space.apply(&workload(wish).to_string())?;
+pub(crate) fn change(space: Space<'_>, wanted: OperatorSpec<'_>) -> Result<()> {
+    space.apply(&workload(wanted).to_string())?;
     rolled_out(space)
 }
 
@@ -79,18 +81,18 @@ pub(crate) fn end(space: Space<'_>) -> Result<()> {
 }
 
 /// The labels and annotations of a pod of the operator's.
-pub(crate) fn metadata(wish: Wish<'_>) -> Value {
+pub(crate) fn metadata(wanted: OperatorSpec<'_>) -> Value {
     let mut labels = json!({"app": NAME});
-    if wish.enrolled {
+    if wanted.enrolled {
         labels["ctrlmesh.kusionstack.io/enable-proxy"] = json!("true");
     }
     let annotation =
         |(key, value): &(&str, &str)| (format!("ctrlmesh.kusionstack.io/{key}"), json!(value));
-    let annotations: serde_json::Map<_, _> = wish.annotations.iter().map(annotation).collect();
+    let annotations: serde_json::Map<_, _> = wanted.annotations.iter().map(annotation).collect();
     json!({"labels": labels, "annotations": annotations})
 }
 
-fn workload(wish: Wish<'_>) -> Value {
+fn workload(wanted: OperatorSpec<'_>) -> Value {
     let pod = json!({
         "serviceAccountName": NAME,
         "terminationGracePeriodSeconds": 5,
@@ -104,10 +106,10 @@ fn workload(wish: Wish<'_>) -> Value {
         }],
     });
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME, "labels": {MADE: "true"}}, "spec": {
-        "replicas": wish.replicas,
+        "replicas": wanted.replicas,
         "progressDeadlineSeconds": 600,
         "selector": {"matchLabels": {"app": NAME}},
-        "template": {"metadata": metadata(wish), "spec": pod}}})
+        "template": {"metadata": metadata(wanted), "spec": pod}}})
 }
 
 /// Has its pods made anew, of which none may have been restarted: what is asked afterwards says nothing of them.

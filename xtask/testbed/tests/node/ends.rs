@@ -7,7 +7,7 @@ use std::time::Duration;
 use std::{env, fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
-use ctrlmesh_testbed::{Cluster, Found, Node, Options, State};
+use ctrlmesh_testbed::{Cluster, ExistingNode, Node, Options, State};
 
 use crate::starter::Starter;
 use crate::{pod, until};
@@ -74,17 +74,17 @@ fn what_a_killed_keeper_left_is_swept_by_the_next_node() -> Result<()> {
     let folder = child.folder()?;
     let traces = Traces::of(&folder);
     // The harness and the shell that would clean up after it, at once.
-    let keeper = keeper(&folder).context("who keeps it")?.to_string();
+    let supervisor = supervisor(&folder).context("who keeps it")?.to_string();
     ensure!(
         Command::new("kill")
-            .args(["-KILL", &keeper, &child.0.id().to_string()])
+            .args(["-KILL", &supervisor, &child.0.id().to_string()])
             .status()?
             .success()
     );
     child.0.wait()?;
     // A killed process is there for a moment; and a node of another test may sweep what it leaves.
-    until("the keeper to be gone", || {
-        let found = Found::all()?.into_iter().find(|node| node.folder() == folder);
+    until("the supervisor to be gone", || {
+        let found = ExistingNode::all()?.into_iter().find(|node| node.folder() == folder);
         Ok(found.is_none_or(|node| node.state() == State::Left).then_some(()))
     })?;
     drop(Node::start(&Options::default())?);
@@ -98,8 +98,8 @@ fn nothing_is_left_when_the_harness_is_killed_while_the_node_starts() -> Result<
     for wait in [0, 20, 60, 150, 400, 1500] {
         let mut child = start()?;
         let its = || {
-            let mut all = Found::all()?.into_iter();
-            Ok(all.find(|node| parent(keeper(node.folder())) == Some(child.0.id())))
+            let mut all = ExistingNode::all()?.into_iter();
+            Ok(all.find(|node| parent(supervisor(node.folder())) == Some(child.0.id())))
         };
         let folder = until("the folder", its)?.folder().to_owned();
         // Not a wait for something: a moment of the start, whichever it is.
@@ -131,7 +131,7 @@ fn start() -> Result<Starter> {
 }
 
 /// The shell that keeps the node of this folder, which is named after it.
-fn keeper(folder: &Path) -> Option<u32> {
+fn supervisor(folder: &Path) -> Option<u32> {
     folder.file_name()?.to_str()?.split('-').nth(2)?.parse().ok()
 }
 

@@ -8,7 +8,7 @@ use ctrlmesh_testbed::{Cluster, Node, Program, Space};
 use serde_json::{Value, json};
 use xtask::images::Image;
 
-use crate::mesh::operator::{self, INSIDE, PLAIN, Watches, Wish, goes_on};
+use crate::mesh::operator::{self, INSIDE, OperatorSpec, PLAIN, Watches, goes_on};
 use crate::mesh::past::Past;
 use crate::mesh::{self, NAMESPACE, in_ours, kubectl, until};
 
@@ -315,9 +315,9 @@ fn what_is_connected_inside_stays(space: Space<'_>) -> Result<()> {
 }
 
 /// Its next pods believe the API server again, and nobody is asked about them.
-fn works_directly(space: Space<'_>, wish: Wish<'_>) -> Result<()> {
-    operator::change(space, Wish { replicas: 0, ..wish })?;
-    operator::change(space, wish)?;
+fn works_directly(space: Space<'_>, wanted: OperatorSpec<'_>) -> Result<()> {
+    operator::change(space, OperatorSpec { replicas: 0, ..wanted })?;
+    operator::change(space, wanted)?;
     for website in ["foreign", "later"] {
         operator::foreign(space, website)?;
         operator::published(space, website)?;

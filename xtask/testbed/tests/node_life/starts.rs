@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::life;
 use crate::mesh::delays::Delays;
-use crate::mesh::operator::{self, PLAIN, Wish, goes_on};
+use crate::mesh::operator::{self, OperatorSpec, PLAIN, goes_on};
 use crate::mesh::past::Past;
 use crate::mesh::{self, in_ours, until};
 
@@ -135,7 +135,7 @@ fn pods_start_while_the_nodes_proxy_comes_late_is_killed_and_is_updated() -> Res
     ];
     for (name, fault, restarts) in faults {
         cluster.case(name, |space| {
-            operator::deploy(space, Wish { replicas: AT_ONCE, ..PLAIN })?;
+            operator::deploy(space, OperatorSpec { replicas: AT_ONCE, ..PLAIN })?;
             operator::foreign(space, "foreign")?;
             for round in 0..rounds() {
                 fault(space, round)?;

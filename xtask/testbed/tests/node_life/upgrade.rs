@@ -98,9 +98,9 @@ impl<'a> Operators<'a> {
         let [by_node, inside] = spaces;
         let mut this =
             Self([(by_node, Past::from_now(by_node)?), (inside, Past::from_now(inside)?)]);
-        for (space, wish) in [(by_node, PLAIN), (inside, INSIDE)] {
-            operator::deploy(space, wish)?;
-            knocks(space, Some(wish))?;
+        for (space, wanted) in [(by_node, PLAIN), (inside, INSIDE)] {
+            operator::deploy(space, wanted)?;
+            knocks(space, Some(wanted))?;
         }
         this.go_on("first")?;
         Ok(this)

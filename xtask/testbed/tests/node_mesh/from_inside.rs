@@ -9,7 +9,7 @@ use ctrlmesh_testbed::{Cluster, Space};
 use xtask::images::{self, Image};
 
 use crate::mesh::client::{self, CLIENT};
-use crate::mesh::operator::{self, EVERYBODYS, NAME, PLAIN, Wish};
+use crate::mesh::operator::{self, EVERYBODYS, NAME, OperatorSpec, PLAIN};
 use crate::mesh::{self, until};
 
 /// What kubectl in the pod says.
@@ -45,13 +45,13 @@ fn who_dials_an_endpoint_of_the_api_server_sees_no_more_than_who_dials_its_servi
     with_kubectl(cluster)?;
     let (host, port) = endpoint(cluster)?;
     cluster.case("endpoint", |space| {
-        operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
+        operator::deploy(space, OperatorSpec { replicas: 0, ..PLAIN })?;
         operator::own(space, "mine")?;
         operator::foreign(space, "foreign")?;
         // Who fails open believes the API server, too: whatever passes shows everything.
         for annotations in [&[][..], &[("fail-open", "true")]] {
-            let wish = Wish { annotations, ..PLAIN };
-            client::dials(space, wish, &host, port)?;
+            let wanted = OperatorSpec { annotations, ..PLAIN };
+            client::dials(space, wanted, &host, port)?;
             let get = ["get", "websites", "--output=name"];
             until("its share to be all that is seen", || {
                 let said = inside(space, &get).ok();
@@ -69,7 +69,7 @@ fn one_can_look_into_pods_and_reach_their_ports_from_within_an_enrolled_one() ->
     let cluster = mesh::shared();
     with_kubectl(cluster)?;
     cluster.case("from-inside", |space| {
-        operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
+        operator::deploy(space, OperatorSpec { replicas: 0, ..PLAIN })?;
         client::deploy(space)?;
         let get = ["exec", "web", "--", "/probe", "get", "http://127.0.0.1:8080/said"];
         let said = until("the proxy to serve", || Ok(inside(space, &get).ok()))?;

@@ -14,7 +14,7 @@ use xtask::images::Image;
 
 use crate::mesh::delays::Delays;
 use crate::mesh::knocks::{count, knocked, knocks};
-use crate::mesh::operator::{self, EVERYBODYS, PLAIN, Wish};
+use crate::mesh::operator::{self, EVERYBODYS, OperatorSpec, PLAIN};
 use crate::mesh::past::Past;
 use crate::mesh::{self, full, in_ours, until};
 
@@ -41,7 +41,7 @@ fn no_pod_is_restarted_and_no_request_passes_the_proxy_however_often_one_starts(
     let _others = read(&EVERYBODYS);
     mesh::shared().case("starts", |space| {
         let mut past = Past::from_now(space)?;
-        operator::deploy(space, Wish { replicas: 5, ..PLAIN })?;
+        operator::deploy(space, OperatorSpec { replicas: 5, ..PLAIN })?;
         operator::own(space, "mine")?;
         operator::foreign(space, "foreign")?;
         operator::published(space, "mine")?;
@@ -65,7 +65,7 @@ fn pods_that_are_not_enrolled_start_as_often_to_compare_with() -> Result<()> {
     }
     let _alone = write(&EVERYBODYS);
     mesh::shared().case("starts-plainly", |space| {
-        operator::deploy(space, Wish { replicas: 5, enrolled: false, ..PLAIN })?;
+        operator::deploy(space, OperatorSpec { replicas: 5, enrolled: false, ..PLAIN })?;
         start_many(space, |_| Ok(()))?;
         if space.cluster().node().is_some() {
             Delays::of(space)?.say("not enrolled")?;
@@ -79,7 +79,7 @@ fn sixty_pods_that_come_at_once_are_all_served_and_all_let_go_of() -> Result<()>
     // They take the whole machine.
     let _alone = write(&EVERYBODYS);
     mesh::shared().case("sixty", |space| {
-        operator::deploy(space, Wish { replicas: 60, ..PLAIN })?;
+        operator::deploy(space, OperatorSpec { replicas: 60, ..PLAIN })?;
         let pods = operator::pods(space)?;
         operator::none_restarted(&pods)?;
         ensure!(pods.len() == 60, "{} pods", pods.len());
@@ -99,7 +99,7 @@ fn pods_that_are_deleted_while_they_are_attached_are_let_go_of() -> Result<()> {
     // Beside the sixty of another test, none would have begun before it is deleted.
     let _alone = write(&EVERYBODYS);
     mesh::shared().case("short-lived", |space| {
-        operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
+        operator::deploy(space, OperatorSpec { replicas: 0, ..PLAIN })?;
         let labels = json!({"app": operator::NAME, "ctrlmesh.kusionstack.io/enable-proxy": "true"});
         let pod = |number| json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": format!("short-lived-{number}"), "labels": labels},
@@ -186,7 +186,7 @@ fn a_pod_that_is_not_enrolled_works_beside_one_that_is_and_sees_everything() -> 
         if space.cluster().node().is_some() {
             untouched(space)?;
         }
-        operator::change(space, Wish { enrolled: false, ..PLAIN })?;
+        operator::change(space, OperatorSpec { enrolled: false, ..PLAIN })?;
         operator::foreign(space, "foreign")?;
         operator::published(space, "foreign")?;
         if space.cluster().node().is_some() {
@@ -255,7 +255,7 @@ fn works_with(name: &str, annotations: &[(&str, &str)], inside: bool) -> Result<
     mesh::shared().case(name, |space| {
         let restricted = "pod-security.kubernetes.io/enforce=restricted";
         space.kubectl(&["label", "namespace", space.name(), restricted])?;
-        operator::deploy(space, Wish { annotations, ..PLAIN })?;
+        operator::deploy(space, OperatorSpec { annotations, ..PLAIN })?;
         operator::own(space, "mine")?;
         operator::foreign(space, "foreign")?;
         operator::published(space, "mine")?;
@@ -313,7 +313,7 @@ fn an_operator_works_with_a_proxy_inside_its_pod_that_the_kernel_sends_to() -> R
 #[test]
 fn a_client_that_dials_the_services_name_is_served_by_the_proxy_inside() -> Result<()> {
     mesh::shared().case("by-name", |space| {
-        operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
+        operator::deploy(space, OperatorSpec { replicas: 0, ..PLAIN })?;
         operator::own(space, "mine")?;
         operator::foreign(space, "foreign")?;
         let secrets = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -340,7 +340,7 @@ fn a_client_that_dials_the_services_name_is_served_by_the_proxy_inside() -> Resu
 #[test]
 fn one_can_look_into_an_enrolled_pod_and_reach_its_ports() -> Result<()> {
     mesh::shared().case("into", |space| {
-        operator::deploy(space, Wish { replicas: 0, ..PLAIN })?;
+        operator::deploy(space, OperatorSpec { replicas: 0, ..PLAIN })?;
         let pod = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n  labels: {app: operator, ctrlmesh.kusionstack.io/enable-proxy: \"true\"}\n\
             spec:\n  terminationGracePeriodSeconds: 1\n  containers: [{name: probe, image: \"ctrlmesh.dev/probe:0.1.0\", args: [serve]}]\n";
         space.apply(pod)?;

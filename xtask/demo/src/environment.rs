@@ -14,7 +14,7 @@ use ctrlmesh_runtime::sync::lock;
 use ctrlmesh_testbed::Cluster;
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use xtask::guest::{MADE, SYSTEM};
+use xtask::user_cluster::{MADE, SYSTEM};
 
 use crate::api::Api;
 use crate::install::{ROLLED_OUT_WITHIN, namespace, rolled_out};
@@ -36,7 +36,7 @@ const SAID_WITHIN: Duration = Duration::from_mins(1);
 
 /// A cluster with an operator that is watched.
 #[derive(Debug)]
-pub struct Scene {
+pub struct Environment {
     /// What the operator is given to do.
     pub work: Work,
     /// In how many namespaces, at first.
@@ -59,9 +59,9 @@ pub struct Scene {
     pub cluster: Cluster,
 }
 
-// === impl Scene ===
+// === impl Environment ===
 
-impl Scene {
+impl Environment {
     /// Watches the operator of `work` in `cluster`, whose API server writes its audit log to `log`.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl Scene {
         })
     }
 
-    /// Asks what the root was told, or says what became of it.
+    /// Asks what the root was report, or says what became of it.
     pub(crate) fn rules<T>(&self, ask: impl FnOnce(&mut Rules) -> T) -> T {
         ask(&mut lock(&self.rules))
     }

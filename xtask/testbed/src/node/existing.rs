@@ -1,11 +1,11 @@
-//! Which nodes are there on this machine, of whichever process?
+//! Lists the nodes on this machine, of whichever process.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, process, thread};
 
-use super::keeper;
+use super::supervisor;
 use crate::supervise;
 
 /// How long the end of a node may take. It takes half a second.
@@ -13,7 +13,7 @@ const GONE_WITHIN: Duration = Duration::from_secs(40);
 
 /// A node that somebody started.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ExistingNode {
     folder: PathBuf,
 }
 
@@ -28,15 +28,15 @@ pub enum State {
     Left,
 }
 
-// === impl Found ===
+// === impl ExistingNode ===
 
-impl Found {
+impl ExistingNode {
     /// All nodes.
     ///
     /// # Errors
     /// Where the folder for temporary files cannot be read.
     pub fn all() -> io::Result<Vec<Self>> {
-        Ok(keeper::folders()?.into_iter().map(|folder| Self { folder }).collect())
+        Ok(supervisor::folders()?.into_iter().map(|folder| Self { folder }).collect())
     }
 
     /// Its folder.
@@ -51,7 +51,7 @@ impl Found {
 
     /// How it is.
     pub fn state(&self) -> State {
-        match (keeper::is_kept(&self.folder), self.kubeconfig().is_file()) {
+        match (supervisor::is_kept(&self.folder), self.kubeconfig().is_file()) {
             (false, _) => State::Left,
             (true, true) => State::Ready,
             (true, false) => State::NotReady,
@@ -70,7 +70,7 @@ impl Found {
 
     /// Whether a process holds it for a person; other nodes are a test's.
     pub fn is_held(&self) -> bool {
-        keeper::live_process(&self.folder.join("holder")).is_some()
+        supervisor::live_process(&self.folder.join("holder")).is_some()
     }
 
     /// Ends it, and returns when nothing of it is left.
@@ -79,11 +79,11 @@ impl Found {
     /// Where something of it stays.
     pub fn end(&self) -> io::Result<()> {
         let holder = fs::read_to_string(self.folder.join("holder")).unwrap_or_default();
-        keeper::end(&self.folder)?;
+        supervisor::end(&self.folder)?;
         let deadline = Instant::now() + GONE_WITHIN;
-        while self.folder.exists() || keeper::is_live(&holder) {
-            if !keeper::is_kept(&self.folder) {
-                keeper::sweep()?;
+        while self.folder.exists() || supervisor::is_live(&holder) {
+            if !supervisor::is_kept(&self.folder) {
+                supervisor::sweep()?;
             }
             if Instant::now() > deadline {
                 let folder = self.folder.display();

@@ -2,7 +2,7 @@ use std::cell::RefCell;
 
 use super::*;
 use crate::audit::Event;
-use crate::ledger::tests::{at, ledger, write_in};
+use crate::history::tests::{at, history, write_in};
 
 /// A namespace of the first shard, one of the second, and one that moves from the first to the second.
 const SPACES: [&str; 3] = ["first", "second", "moves"];
@@ -22,14 +22,14 @@ fn owners(space: &str) -> [String; 2] {
     [old.to_owned(), new.to_owned()]
 }
 
-fn ask<T>(events: &[Event], ask: impl FnOnce(&Writers<'_>) -> T) -> T {
-    let (world, ledger) = (world(), ledger(events.iter().cloned()));
-    ask(&Writers::of(&world, &ledger))
+fn ask<T>(events: &[Event], ask: impl FnOnce(&WriteCheck<'_>) -> T) -> T {
+    let (world, history) = (world(), history(events.iter().cloned()));
+    ask(&WriteCheck::of(&world, &history))
 }
 
 fn moved(events: &[Event]) -> Result<String> {
     // All know the last epoch from second 5 on.
-    ask(events, |writers| writers.moved(&(at(0)..at(9)), at(5), &replicas(), owners, 1))
+    ask(events, |write_check| write_check.moved(&(at(0)..at(9)), at(5), &replicas(), owners, 1))
 }
 
 fn write(second: i64, pod: &str, space: &str) -> Event {
@@ -39,9 +39,9 @@ fn write(second: i64, pod: &str, space: &str) -> Event {
 #[test]
 fn what_moves_may_be_changed_by_both_its_owners_and_by_no_third() {
     let both = [write(1, "x", "moves"), write(2, "y", "moves"), write(3, "z", "elsewhere")];
-    let told = moved(&both).unwrap();
-    assert!(told.starts_with("1 objects were changed by both"), "{told}");
-    // Nobody else has changed it, so that no object has two writers.
+    let report = moved(&both).unwrap();
+    assert!(report.starts_with("1 objects were changed by both"), "{report}");
+    // Nobody else has changed it, so that no object has two write_check.
     let third = moved(&[write(1, "z", "moves")]).unwrap_err().to_string();
     assert!(third.contains("whose it was not"), "{third}");
     assert!(moved(&[write(1, "y", "first")]).is_err(), "that stays where it is");
@@ -56,16 +56,16 @@ fn what_does_not_move_is_changed_by_one_of_its_replicas_only() {
 
 #[test]
 fn what_an_old_owner_ends_when_all_know_the_last_epoch_is_counted_and_bounded() {
-    let told = moved(&[write(4, "x", "moves"), write(5, "y", "moves")]).unwrap();
-    assert!(told.contains("0 when all proxies had"), "{told}");
+    let report = moved(&[write(4, "x", "moves"), write(5, "y", "moves")]).unwrap();
+    assert!(report.contains("0 when all proxies had"), "{report}");
     let late = |space: &str| [write(5, "x", space), write(6, "y", space)];
-    let told = moved(&late("moves")).unwrap();
-    assert!(told.contains("1 when all proxies had"), "{told}");
+    let report = moved(&late("moves")).unwrap();
+    assert!(report.contains("1 when all proxies had"), "{report}");
     let mut world = world();
     world.spaces.insert("other".to_owned());
-    let ledger = ledger([late("moves"), late("other")].concat());
+    let history = history([late("moves"), late("other")].concat());
     let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
-    let asked = Writers::of(&world, &ledger);
+    let asked = WriteCheck::of(&world, &history);
     let with = |workers| asked.moved(&(at(0)..at(9)), at(5), &replicas(), all_move, workers);
     let error = with(1).unwrap_err().to_string();
     assert!(error.contains("knew the last epoch: ["), "{error}");
@@ -79,13 +79,13 @@ fn an_old_owner_ends_what_it_had_begun_and_begins_nothing_more() {
         [turn(1, "x"), turn(2, "y"), turn(3, "x")]
     };
     // One worker is at several objects of a namespace.
-    let told = moved(&[again("moves", "1"), again("moves", "2")].concat()).unwrap();
-    assert!(told.contains("2 by the old one after the new one"), "{told}");
+    let report = moved(&[again("moves", "1"), again("moves", "2")].concat()).unwrap();
+    assert!(report.contains("2 by the old one after the new one"), "{report}");
     let mut world = world();
     world.spaces.insert("other".to_owned());
-    let ledger = ledger([again("moves", "1"), again("other", "1")].concat());
+    let history = history([again("moves", "1"), again("other", "1")].concat());
     let all_move = |_: &str| ["first".to_owned(), "second".to_owned()];
-    let asked = Writers::of(&world, &ledger);
+    let asked = WriteCheck::of(&world, &history);
     let with = |workers| asked.moved(&(at(0)..at(9)), at(5), &replicas(), all_move, workers);
     assert!(with(1).is_err() && with(2).is_ok());
 }
@@ -94,7 +94,7 @@ fn an_old_owner_ends_what_it_had_begun_and_begins_nothing_more() {
 fn in_the_shard_of_one_that_was_killed_two_may_write_and_in_all_others_one() {
     let own = |events: &[Event]| {
         let of = |space: &str| vec![space.to_owned()];
-        ask(events, |writers| writers.own(&(at(0)..at(9)), &replicas(), of))
+        ask(events, |write_check| write_check.own(&(at(0)..at(9)), &replicas(), of))
     };
     assert!(own(&[write(1, "x", "first"), write(2, "standby", "first")]).is_ok());
     assert!(own(&[write(1, "x", "first"), write(2, "y", "first")]).is_err());
@@ -104,7 +104,7 @@ fn in_the_shard_of_one_that_was_killed_two_may_write_and_in_all_others_one() {
 
 #[test]
 fn where_nothing_was_changed_nobody_can_tell_and_a_lock_is_no_work() {
-    let steady = |events: &[Event]| ask(events, |writers| writers.steady(&(at(0)..at(9))));
+    let steady = |events: &[Event]| ask(events, |write_check| write_check.steady(&(at(0)..at(9))));
     assert!(steady(&[]).is_err());
     assert!(steady(&[write(1, "x", "elsewhere")]).is_err());
     assert!(steady(&[write(9, "x", "first")]).is_err(), "that was later");
@@ -115,7 +115,7 @@ fn where_nothing_was_changed_nobody_can_tell_and_a_lock_is_no_work() {
 #[test]
 fn two_writers_that_no_step_by_itself_sees_are_found_in_the_whole_span() {
     let events = [write(1, "x", "first"), write(6, "standby", "first")];
-    let steady = |span: Span| ask(&events, |writers| writers.steady(&span));
+    let steady = |span: Span| ask(&events, |write_check| write_check.steady(&span));
     assert!(steady(at(0)..at(4)).is_ok() && steady(at(4)..at(9)).is_ok());
     assert!(steady(at(0)..at(9)).is_err());
 }
@@ -127,7 +127,7 @@ fn what_is_seen_only_when_all_has_been_seen_counts_too() {
         log.borrow_mut().push(write(2, "y", "first"));
         Ok(at(9))
     };
-    let steady = |span: &Span| ask(&log.borrow(), |writers| writers.steady(span));
+    let steady = |span: &Span| ask(&log.borrow(), |write_check| write_check.steady(span));
     assert!(steady(&(at(0)..at(9))).is_ok());
     assert!(once_seen(at(0), settle, steady).is_err());
 }

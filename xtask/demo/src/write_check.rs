@@ -1,6 +1,6 @@
 //! Was every object changed by those only whose it was?
 //!
-//! Pure: asks the ledger, of the objects in the namespaces that have work: those that an operator keeps for itself, as its
+//! Pure: asks the history, of the objects in the namespaces that have work: those that an operator keeps for itself, as its
 //! lock, say nothing of the work.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
 
-use crate::ledger::{Clash, Ledger, Span, Write};
+use crate::history::{AuditHistory, Conflict, Span, Write};
 use crate::view::{Table, World};
 
 /// Which shard each replica is of.
@@ -16,8 +16,8 @@ pub(crate) type Shards = BTreeMap<String, String>;
 
 /// Who changed what of the work.
 #[derive(Clone, Debug)]
-pub(crate) struct Writers<'a> {
-    ledger: &'a Ledger,
+pub(crate) struct WriteCheck<'a> {
+    history: &'a AuditHistory,
     spaces: BTreeSet<&'a str>,
 }
 
@@ -38,31 +38,31 @@ pub(crate) fn shards_of(table: &Table) -> Shards {
     replicas.filter_map(|(pod, one)| Some((pod.clone(), one.shard.clone()?))).collect()
 }
 
-// === impl Writers ===
+// === impl WriteCheck ===
 
-impl<'a> Writers<'a> {
+impl<'a> WriteCheck<'a> {
     /// Of the work that there is in `world`, or ever was.
-    pub(crate) fn of(world: &'a World, ledger: &'a Ledger) -> Self {
-        Self { ledger, spaces: world.spaces.iter().map(String::as_str).collect() }
+    pub(crate) fn of(world: &'a World, history: &'a AuditHistory) -> Self {
+        Self { history, spaces: world.spaces.iter().map(String::as_str).collect() }
     }
 
     /// The changes in a span.
     pub(crate) fn writes(&self, span: &Span) -> impl Iterator<Item = &'a Write> {
-        self.ledger
+        self.history
             .writes(span)
             .filter(|write| self.spaces.contains(write.object.namespace.as_str()))
     }
 
-    /// The objects that `ask` finds in the ledger.
-    pub(crate) fn clashes(&self, ask: impl Fn(&Ledger) -> Vec<Clash>) -> Vec<Clash> {
-        let mut clashes = ask(self.ledger);
-        clashes.retain(|clash| self.spaces.contains(clash.object.namespace.as_str()));
-        clashes
+    /// The objects that `ask` finds in the history.
+    pub(crate) fn conflicts(&self, ask: impl Fn(&AuditHistory) -> Vec<Conflict>) -> Vec<Conflict> {
+        let mut conflicts = ask(self.history);
+        conflicts.retain(|conflict| self.spaces.contains(conflict.object.namespace.as_str()));
+        conflicts
     }
 
     /// That something was changed, and no object by two replicas, in a span in which nothing moves.
     pub(crate) fn steady(&self, span: &Span) -> Result<String> {
-        none("changed by two replicas", &self.clashes(|ledger| ledger.shared(span)))?;
+        none("changed by two replicas", &self.conflicts(|history| history.shared(span)))?;
         let objects: BTreeSet<_> = self.writes(span).map(|write| &write.object).collect();
         let writes = self.writes(span).count();
         ensure!(writes > 0, "nothing was changed, so nobody can tell who would have");
@@ -105,23 +105,25 @@ impl<'a> Writers<'a> {
         workers: usize,
     ) -> Result<String> {
         self.own(span, replicas, |space| owners(space).to_vec())?;
-        let both = self.clashes(|ledger| ledger.shared(span));
-        let is_to_stay = |clash: &&Clash| {
-            let [old, new] = owners(&clash.object.namespace);
+        let both = self.conflicts(|history| history.shared(span));
+        let is_to_stay = |conflict: &&Conflict| {
+            let [old, new] = owners(&conflict.object.namespace);
             old == new
         };
-        let strange: Vec<Clash> = both.iter().filter(is_to_stay).cloned().collect();
+        let strange: Vec<Conflict> = both.iter().filter(is_to_stay).cloned().collect();
         none("that did not move were changed by two replicas", &strange)?;
-        let late = self.clashes(|ledger| ledger.shared(&(acknowledged..span.end)));
-        let again = self.clashes(|ledger| ledger.returned(span));
+        let late = self.conflicts(|history| history.shared(&(acknowledged..span.end)));
+        let again = self.conflicts(|history| history.returned(span));
         let mut unfinished: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        let back = again.iter().flat_map(|clash| clash.returned().map(move |pod| (clash, pod)));
-        let after =
-            late.iter().flat_map(|clash| clash.turns.iter().map(move |(_, pod)| (clash, &**pod)));
-        for (clash, pod) in back.chain(after) {
-            let [old, _] = owners(&clash.object.namespace);
+        let back =
+            again.iter().flat_map(|conflict| conflict.returned().map(move |pod| (conflict, pod)));
+        let after = late
+            .iter()
+            .flat_map(|conflict| conflict.turns.iter().map(move |(_, pod)| (conflict, &**pod)));
+        for (conflict, pod) in back.chain(after) {
+            let [old, _] = owners(&conflict.object.namespace);
             if replicas.get(pod) == Some(&old) {
-                unfinished.entry(pod).or_default().insert(&clash.object.namespace);
+                unfinished.entry(pod).or_default().insert(&conflict.object.namespace);
             }
         }
         ensure!(
@@ -140,10 +142,17 @@ impl<'a> Writers<'a> {
 }
 
 /// That there are no such objects.
-pub(crate) fn none(what: &str, clashes: &[Clash]) -> Result<()> {
-    let shown =
-        clashes.iter().take(3).map(|clash| format!("\n  {}: {:?}", clash.object, clash.turns));
-    ensure!(clashes.is_empty(), "{} objects {what}:{}", clashes.len(), shown.collect::<String>());
+pub(crate) fn none(what: &str, conflicts: &[Conflict]) -> Result<()> {
+    let shown = conflicts
+        .iter()
+        .take(3)
+        .map(|conflict| format!("\n  {}: {:?}", conflict.object, conflict.turns));
+    ensure!(
+        conflicts.is_empty(),
+        "{} objects {what}:{}",
+        conflicts.len(),
+        shown.collect::<String>()
+    );
     Ok(())
 }
 

@@ -17,7 +17,7 @@ const GUARD: &str = "CTRLMESH_TEST_GUARD";
 /// Variable that holds the number of a process which a shell became when what it guarded had ended well.
 const DONE: &str = "CTRLMESH_TEST_GUARDED";
 
-/// How often the run looks whether its guard is there.
+/// How often the run looks whether its supervisor is there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// `$0` is this program, `$1` the kubeconfig of the cluster that things are taken out of at the end (empty: none), `$2` what
@@ -73,12 +73,14 @@ fi
 exit "$status"
 "#;
 
-/// Whether this process is the run, and not what begins it. From then on it ends, and all of its group, when its guard does.
+/// Whether this process is the run, and not what begins it. From then on it ends, and all of its group, when its supervisor does.
 pub(crate) fn follow() -> bool {
     let named = env::var(GUARD).ok().and_then(|text| text.parse().ok());
-    let Some(guard) = named.filter(|guard| *guard == parent_id()) else { return false };
+    let Some(supervisor) = named.filter(|supervisor| *supervisor == parent_id()) else {
+        return false;
+    };
     thread::spawn(move || {
-        while parent_id() == guard {
+        while parent_id() == supervisor {
             thread::sleep(LOOK_EVERY);
         }
         let group = format!("-{}", process::id());
@@ -92,9 +94,9 @@ pub(crate) fn is_over() -> bool {
     env::var(DONE).is_ok_and(|text| text == process::id().to_string())
 }
 
-/// What a guard does when the run has ended.
+/// What a supervisor does when the run has ended.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum After<'a> {
+pub(crate) enum OnExit<'a> {
     /// It takes everything out of the cluster of this kubeconfig, where there is one.
     Clearing(Option<&'a Path>),
     /// Where all went well, it becomes this program, once more; see [`is_over`].
@@ -105,24 +107,24 @@ pub(crate) enum After<'a> {
 ///
 /// # Errors
 /// Where it is not known which program this is.
-pub(crate) fn shell(after: After<'_>) -> io::Result<Command> {
-    let mut shell = guard(&env::current_exe()?, after);
+pub(crate) fn shell(after: OnExit<'_>) -> io::Result<Command> {
+    let mut shell = supervisor(&env::current_exe()?, after);
     shell.args(env::args_os().skip(1));
     Ok(shell)
 }
 
 /// Becomes that shell; returns only where that fails.
-pub(crate) fn enter(after: After<'_>) -> io::Error {
+pub(crate) fn enter(after: OnExit<'_>) -> io::Error {
     match shell(after) {
         Ok(mut shell) => shell.exec(),
         Err(error) => error,
     }
 }
 
-fn guard(program: &Path, after: After<'_>) -> Command {
+fn supervisor(program: &Path, after: OnExit<'_>) -> Command {
     let (cluster, again) = match after {
-        After::Clearing(cluster) => (cluster.map_or(OsStr::new(""), Path::as_os_str), ""),
-        After::Again => (OsStr::new(""), "again"),
+        OnExit::Clearing(cluster) => (cluster.map_or(OsStr::new(""), Path::as_os_str), ""),
+        OnExit::Again => (OsStr::new(""), "again"),
     };
     let mut shell = Command::new("sh");
     shell.args(["-c", SHELL]).arg(program).arg(cluster).arg(again);
@@ -171,7 +173,8 @@ esac
 
     impl Scene {
         fn of(name: &str) -> Self {
-            let folder = env::temp_dir().join(format!("ctrlmesh-guard-{name}-{}", process::id()));
+            let folder =
+                env::temp_dir().join(format!("ctrlmesh-supervisor-{name}-{}", process::id()));
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join("program"), PROGRAM).unwrap();
             fs::set_permissions(folder.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
@@ -179,11 +182,11 @@ esac
         }
 
         fn start(&self, word: &str) -> Child {
-            self.start_with(After::Clearing(Some(Path::new("kubeconfig"))), word)
+            self.start_with(OnExit::Clearing(Some(Path::new("kubeconfig"))), word)
         }
 
-        fn start_with(&self, after: After<'_>, word: &str) -> Child {
-            guard(&self.folder.join("program"), after).arg(word).spawn().unwrap()
+        fn start_with(&self, after: OnExit<'_>, word: &str) -> Child {
+            supervisor(&self.folder.join("program"), after).arg(word).spawn().unwrap()
         }
 
         /// The processes that the program says it started, once it says so.
@@ -218,9 +221,9 @@ esac
         }
     }
 
-    /// Processes below a guard that live.
-    fn guarded_by(guard: &str) -> Vec<String> {
-        let ours = format!("{GUARD}={guard}");
+    /// Processes below a supervisor that live.
+    fn guarded_by(supervisor: &str) -> Vec<String> {
+        let ours = format!("{GUARD}={supervisor}");
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
         let processes = fs::read_dir("/proc").unwrap().map(|entry| name(entry.unwrap()));
         let below = |process: &String| {
@@ -236,8 +239,8 @@ esac
         stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
     }
 
-    fn tell(guard: &Child, signal: &str) {
-        let kill = Command::new("kill").args(["-s", signal, &guard.id().to_string()]).status();
+    fn tell(supervisor: &Child, signal: &str) {
+        let kill = Command::new("kill").args(["-s", signal, &supervisor.id().to_string()]).status();
         assert!(kill.unwrap().success());
     }
 
@@ -254,11 +257,11 @@ esac
         let signals = [("HUP", 1), ("INT", 2), ("QUIT", 3), ("TERM", 15)];
         for (signal, number) in signals.into_iter().filter(|(_, number)| !is_ignored(*number)) {
             let scene = Scene::of(signal);
-            let mut guard = scene.start("run");
+            let mut supervisor = scene.start("run");
             let started = scene.started();
             assert!(started.iter().all(|process| lives(process)), "{started:?}");
-            tell(&guard, signal);
-            assert_eq!(guard.wait().unwrap().code(), Some(128 + number), "{signal}");
+            tell(&supervisor, signal);
+            assert_eq!(supervisor.wait().unwrap().code(), Some(128 + number), "{signal}");
             let left: Vec<_> = started.iter().filter(|process| lives(process)).collect();
             assert!(left.is_empty(), "{signal} leaves {left:?}");
             assert_eq!(scene.removed(), "kubeconfig\n");
@@ -269,15 +272,15 @@ esac
     #[test]
     fn what_ends_well_goes_on_as_the_same_process_and_what_does_not_is_swept() {
         let scene = Scene::of("again");
-        assert_eq!(scene.start_with(After::Again, "pass").wait().unwrap().code(), Some(0));
+        assert_eq!(scene.start_with(OnExit::Again, "pass").wait().unwrap().code(), Some(0));
         assert!(scene.has("again") && !scene.has("swept"));
         let scene = Scene::of("fails-before");
-        assert_eq!(scene.start_with(After::Again, "fail").wait().unwrap().code(), Some(3));
+        assert_eq!(scene.start_with(OnExit::Again, "fail").wait().unwrap().code(), Some(3));
         let scene = Scene::of("ends-before");
-        let mut guard = scene.start_with(After::Again, "run");
+        let mut supervisor = scene.start_with(OnExit::Again, "run");
         scene.started();
-        tell(&guard, "TERM");
-        assert_eq!(guard.wait().unwrap().code(), Some(128 + 15));
+        tell(&supervisor, "TERM");
+        assert_eq!(supervisor.wait().unwrap().code(), Some(128 + 15));
         assert!(scene.has("swept") && !scene.has("again"));
     }
 
@@ -285,16 +288,16 @@ esac
     fn what_is_told_before_the_run_has_begun_is_not_lost() {
         for at in 0..12 {
             let scene = Scene::of(&format!("early-{at}"));
-            let mut guard = scene.start("run");
+            let mut supervisor = scene.start("run");
             thread::sleep(Duration::from_micros(at * 500));
-            tell(&guard, "TERM");
+            tell(&supervisor, "TERM");
             let deadline = Instant::now() + Duration::from_mins(1);
-            while guard.try_wait().unwrap().is_none() {
+            while supervisor.try_wait().unwrap().is_none() {
                 assert!(Instant::now() < deadline, "it goes on {at}");
                 thread::sleep(Duration::from_millis(5));
             }
-            let left = guarded_by(&guard.id().to_string());
-            assert!(left.is_empty(), "{at}: {left:?} go on, guard {:?}", guard.wait());
+            let left = guarded_by(&supervisor.id().to_string());
+            assert!(left.is_empty(), "{at}: {left:?} go on, supervisor {:?}", supervisor.wait());
         }
     }
 
@@ -310,15 +313,15 @@ esac
     #[test]
     fn a_run_whose_guard_is_killed_ends_itself_and_all_that_it_started() {
         let scene = Scene::of("killed");
-        let mut guard = guard(&env::current_exe().unwrap(), After::Clearing(None))
-            .args(["--exact", "guard::tests::a_guarded_run_for_its_parent"])
+        let mut supervisor = supervisor(&env::current_exe().unwrap(), OnExit::Clearing(None))
+            .args(["--exact", "supervisor::tests::a_guarded_run_for_its_parent"])
             .env(FOLDER, &scene.folder)
             .spawn()
             .unwrap();
         let started = scene.started();
         assert!(started.iter().all(|process| lives(process)), "{started:?}");
-        guard.kill().unwrap();
-        guard.wait().unwrap();
+        supervisor.kill().unwrap();
+        supervisor.wait().unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
         while started.iter().any(|process| lives(process)) {
             assert!(Instant::now() < deadline, "{started:?} go on");

@@ -36,14 +36,14 @@ const INIT: &str = include_str!("init.sh");
 
 /// A node without programs: namespaces, a folder, cgroups. They end, at the latest, with this process.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct Supervisor {
     shell: Child,
     folder: PathBuf,
 }
 
-// === impl Keeper ===
+// === impl Supervisor ===
 
-impl Keeper {
+impl Supervisor {
     /// Makes a node, whose first process will run these programs when their configuration is in the folder.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Supervisor {
     fn drop(&mut self) {
         supervise::end(&mut self.shell);
     }
@@ -126,7 +126,7 @@ pub(crate) fn folders() -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(env::temp_dir())? {
         let path = entry?.path();
-        if keeper(&path).is_some() && path.is_dir() {
+        if supervisor(&path).is_some() && path.is_dir() {
             found.push(path);
         }
     }
@@ -156,14 +156,14 @@ pub(crate) fn sweep() -> io::Result<Vec<PathBuf>> {
 /// # Errors
 /// Where it cannot be told.
 pub(crate) fn end(folder: &Path) -> io::Result<()> {
-    let Some((pid, _)) = keeper(folder).filter(|_| is_kept(folder)) else { return Ok(()) };
+    let Some((pid, _)) = supervisor(folder).filter(|_| is_kept(folder)) else { return Ok(()) };
     let status = Command::new("kill").args(["-TERM", &pid.to_string()]).status()?;
     if status.success() { Ok(()) } else { Err(io::Error::other(format!("kill {pid}: {status}"))) }
 }
 
 /// Whether the process that keeps the node is there.
 pub(crate) fn is_kept(folder: &Path) -> bool {
-    keeper(folder).is_some_and(|(pid, start)| started(pid) == Some(start))
+    supervisor(folder).is_some_and(|(pid, start)| started(pid) == Some(start))
 }
 
 /// The first process of a node, if it is there.
@@ -188,7 +188,7 @@ fn identity(text: &str) -> Option<(u32, u64)> {
 }
 
 /// The process that keeps the node of this folder, and when it was started.
-fn keeper(folder: &Path) -> Option<(u32, u64)> {
+fn supervisor(folder: &Path) -> Option<(u32, u64)> {
     let (pid, start) = folder.file_name()?.to_str()?.strip_prefix(PREFIX)?.split_once('-')?;
     Some((pid.parse().ok()?, start.parse().ok()?))
 }
@@ -233,8 +233,8 @@ mod tests {
 
     #[test]
     fn the_name_of_a_folder_says_who_keeps_it() {
-        assert_eq!(keeper(Path::new("/tmp/ctrlmesh-node-12-345")), Some((12, 345)));
-        assert_eq!(keeper(Path::new("/tmp/ctrlmesh-node-up-12.log")), None);
-        assert_eq!(keeper(Path::new("/tmp/ctrlmesh-testbed-12-0")), None);
+        assert_eq!(supervisor(Path::new("/tmp/ctrlmesh-node-12-345")), Some((12, 345)));
+        assert_eq!(supervisor(Path::new("/tmp/ctrlmesh-node-up-12.log")), None);
+        assert_eq!(supervisor(Path::new("/tmp/ctrlmesh-testbed-12-0")), None);
     }
 }

@@ -21,18 +21,18 @@ pub type Span = Range<Timestamp>;
 
 /// What one operator's pods did.
 #[derive(Clone, Debug, Default)]
-pub struct Ledger {
+pub struct AuditHistory {
     user: String,
     pods: BTreeMap<String, Activity>,
     writes: Vec<Write>,
-    requests: Vec<Asking>,
+    requests: Vec<RequestRecord>,
     /// The latest moment that the log speaks of, whoever did something then: now, by the API server's own clock.
     latest: Timestamp,
 }
 
 /// A request, of whatever kind and with whatever outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asking {
+pub struct RequestRecord {
     /// When.
     pub at: Timestamp,
     /// Whose.
@@ -51,16 +51,16 @@ pub struct Activity {
     /// The programs that made them, up to the first slash.
     pub agents: BTreeSet<String>,
     /// What it watches now, by request.
-    watches: BTreeMap<String, Asked>,
+    watches: BTreeMap<String, ListOrWatch>,
     /// The watch of each kind that ended last, with when it did: a watch that is cut goes on in another one soon.
-    ended: BTreeMap<Resource, Asked>,
+    ended: BTreeMap<Resource, ListOrWatch>,
     /// All that it has ever listed or watched.
-    asked: Vec<Asked>,
+    asked: Vec<ListOrWatch>,
 }
 
 /// A list or a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ListOrWatch {
     /// When.
     pub at: Timestamp,
     /// The kind.
@@ -84,17 +84,17 @@ pub struct Write {
 
 /// An object that two pods took turns in changing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Clash {
+pub struct Conflict {
     /// Which.
     pub object: Object,
     /// Who, in turn, and from when on.
     pub turns: Vec<(Timestamp, String)>,
 }
 
-// === impl Ledger ===
+// === impl AuditHistory ===
 
-impl Ledger {
-    /// An empty ledger of the pods whose tokens are those of the service account `name` in `namespace`.
+impl AuditHistory {
+    /// An empty history of the pods whose tokens are those of the service account `name` in `namespace`.
     pub fn of(namespace: &str, name: &str) -> Self {
         let user = format!("system:serviceaccount:{namespace}:{name}");
         Self { user, ..Self::default() }
@@ -108,7 +108,7 @@ impl Ledger {
         }
         let Some(pod) = event.pod else { return };
         let activity = self.pods.entry(pod.clone()).or_default();
-        self.requests.push(Asking { at: event.at, pod: pod.clone(), source: event.source });
+        self.requests.push(RequestRecord { at: event.at, pod: pod.clone(), source: event.source });
         activity.agents.insert(event.agent.split('/').next().unwrap_or_default().to_owned());
         let good = (200..300).contains(&event.code);
         if event.ended {
@@ -117,7 +117,7 @@ impl Ledger {
         }
         match event.request {
             Request::Read { resource, namespace, selector, watch } if good => {
-                let asked = Asked { at: event.at, resource, namespace, selector };
+                let asked = ListOrWatch { at: event.at, resource, namespace, selector };
                 if watch && event.ended {
                     activity.watches.remove(&event.id);
                     activity.ended.insert(asked.resource.clone(), asked);
@@ -141,7 +141,7 @@ impl Ledger {
     }
 
     /// What a pod watches now of `resource`; between two watches, what it watched last.
-    pub fn watching(&self, pod: &str, resource: &Resource) -> impl Iterator<Item = &Asked> {
+    pub fn watching(&self, pod: &str, resource: &Resource) -> impl Iterator<Item = &ListOrWatch> {
         let since = self.latest.checked_sub(ASKS_AGAIN_WITHIN).unwrap_or(Timestamp::MIN);
         self.pods.get(pod).into_iter().flat_map(move |one| one.watching(resource, since))
     }
@@ -152,7 +152,7 @@ impl Ledger {
     }
 
     /// All requests in a span; a watch counts when it begins and when it ends.
-    pub fn requests(&self, span: &Span) -> impl Iterator<Item = &Asking> {
+    pub fn requests(&self, span: &Span) -> impl Iterator<Item = &RequestRecord> {
         self.requests.iter().filter(move |one| span.contains(&one.at))
     }
 
@@ -162,19 +162,23 @@ impl Ledger {
     }
 
     /// The objects that more than one pod changed in a span in which nothing moves: there must be none.
-    pub fn shared(&self, span: &Span) -> Vec<Clash> {
+    pub fn shared(&self, span: &Span) -> Vec<Conflict> {
         let several = |turns: &[(Timestamp, String)]| turns.len() > 1;
-        self.clashes(span, several)
+        self.conflicts(span, several)
     }
 
     /// The objects that a pod changed again after another one had: it did not know, or did not mind, that they were no
     /// longer its own. In a span in which each object moves at most once there must be none.
-    pub fn returned(&self, span: &Span) -> Vec<Clash> {
+    pub fn returned(&self, span: &Span) -> Vec<Conflict> {
         let again = |turns: &[(Timestamp, String)]| returned(turns).next().is_some();
-        self.clashes(span, again)
+        self.conflicts(span, again)
     }
 
-    fn clashes(&self, span: &Span, is_one: impl Fn(&[(Timestamp, String)]) -> bool) -> Vec<Clash> {
+    fn conflicts(
+        &self,
+        span: &Span,
+        is_one: impl Fn(&[(Timestamp, String)]) -> bool,
+    ) -> Vec<Conflict> {
         let mut turns: BTreeMap<&Object, Vec<(Timestamp, String)>> = BTreeMap::new();
         for write in self.writes(span) {
             let turns = turns.entry(&write.object).or_default();
@@ -182,8 +186,8 @@ impl Ledger {
                 turns.push((write.at, write.pod.clone()));
             }
         }
-        let clashes = turns.into_iter().filter(|(_, turns)| is_one(turns));
-        clashes.map(|(object, turns)| Clash { object: object.clone(), turns }).collect()
+        let conflicts = turns.into_iter().filter(|(_, turns)| is_one(turns));
+        conflicts.map(|(object, turns)| Conflict { object: object.clone(), turns }).collect()
     }
 }
 
@@ -191,21 +195,25 @@ impl Ledger {
 
 impl Activity {
     /// What it watches of `resource`; between two watches the last one, where that ended later than `since`.
-    fn watching(&self, resource: &Resource, since: Timestamp) -> impl Iterator<Item = &Asked> {
+    fn watching(
+        &self,
+        resource: &Resource,
+        since: Timestamp,
+    ) -> impl Iterator<Item = &ListOrWatch> {
         let open = || self.watches.values().filter(|asked| asked.resource == *resource);
         let ended = self.ended.get(resource).filter(|asked| asked.at > since);
         open().chain(ended.filter(|_| open().next().is_none()))
     }
 
     /// What it has ever listed or watched, in the order of the log.
-    pub fn asked(&self) -> &[Asked] {
+    pub fn asked(&self) -> &[ListOrWatch] {
         &self.asked
     }
 }
 
-// === impl Clash ===
+// === impl Conflict ===
 
-impl Clash {
+impl Conflict {
     /// Who changed it again after another one had.
     pub fn returned(&self) -> impl Iterator<Item = &str> {
         returned(&self.turns)
@@ -217,9 +225,9 @@ fn returned(turns: &[(Timestamp, String)]) -> impl Iterator<Item = &str> {
     pods.filter(|(before, pod)| before.iter().any(|(_, one)| one == pod)).map(|(_, pod)| pod)
 }
 
-// === impl Asked ===
+// === impl ListOrWatch ===
 
-impl Asked {
+impl ListOrWatch {
     /// Whether the object with these labels in `namespace` is among what was asked for; what cannot be read is
     /// everything, so that no doubt helps us.
     pub fn covers(&self, namespace: &str, labels: &Labels) -> bool {
@@ -264,34 +272,35 @@ pub(crate) mod tests {
         event(second, pod, Request::Write(Object { resource, namespace, name: name.to_owned() }))
     }
 
-    pub(crate) fn ledger(events: impl IntoIterator<Item = Event>) -> Ledger {
-        let mut ledger = Ledger::of("ops", "op");
-        events.into_iter().for_each(|event| ledger.add(event));
-        ledger
+    pub(crate) fn history(events: impl IntoIterator<Item = Event>) -> AuditHistory {
+        let mut history = AuditHistory::of("ops", "op");
+        events.into_iter().for_each(|event| history.add(event));
+        history
     }
 
     #[test]
     fn an_object_that_moves_once_is_shared_in_the_whole_span_and_returned_in_none() {
-        let ledger = ledger([
+        let history = history([
             write(1, "x", "one"),
             write(2, "x", "one"),
             write(3, "y", "one"),
             write(4, "y", "two"),
         ]);
         assert!(
-            ledger.shared(&(at(0)..at(3))).is_empty() && ledger.shared(&(at(3)..at(9))).is_empty()
+            history.shared(&(at(0)..at(3))).is_empty()
+                && history.shared(&(at(3)..at(9))).is_empty()
         );
-        let shared = ledger.shared(&(at(0)..at(9)));
+        let shared = history.shared(&(at(0)..at(9)));
         assert_eq!(shared.len(), 1);
         assert_eq!(shared[0].turns, [(at(1), "x".to_owned()), (at(3), "y".to_owned())]);
-        assert!(ledger.returned(&(at(0)..at(9))).is_empty());
+        assert!(history.returned(&(at(0)..at(9))).is_empty());
     }
 
     #[test]
     fn who_writes_after_the_next_owner_did_has_returned() {
-        let ledger = ledger([write(1, "x", "one"), write(2, "y", "one"), write(3, "x", "one")]);
-        assert_eq!(ledger.returned(&(at(0)..at(9))).len(), 1);
-        assert!(ledger.returned(&(at(2)..at(9))).is_empty(), "there it moved back once");
+        let history = history([write(1, "x", "one"), write(2, "y", "one"), write(3, "x", "one")]);
+        assert_eq!(history.returned(&(at(0)..at(9))).len(), 1);
+        assert!(history.returned(&(at(2)..at(9))).is_empty(), "there it moved back once");
     }
 
     #[test]
@@ -299,9 +308,9 @@ pub(crate) mod tests {
         let refused = Event { code: 403, ..write(1, "x", "one") };
         let other = Event { user: "admin".to_owned(), ..write(1, "x", "one") };
         let nobody = Event { pod: None, ..write(1, "x", "one") };
-        let ledger = ledger([refused, other, nobody]);
-        assert_eq!(ledger.writes(&(at(0)..at(9))).count(), 0);
-        assert_eq!((ledger.pods().len(), ledger.pods()["x"].refused), (1, 1));
+        let history = history([refused, other, nobody]);
+        assert_eq!(history.writes(&(at(0)..at(9))).count(), 0);
+        assert_eq!((history.pods().len(), history.pods()["x"].refused), (1, 1));
     }
 
     #[test]
@@ -317,16 +326,17 @@ pub(crate) mod tests {
         };
         let end = Event { id: "w".to_owned(), ..event(5, "x", read("slot in (1,2)")) };
         let labels = |slot: &str| Labels::from([("slot".to_owned(), slot.to_owned())]);
-        let mut ledger = ledger([begin("w", "slot in (1,2)")]);
-        let sees = |ledger: &Ledger, slot| ledger.sees("x", &websites(), "a", &labels(slot));
-        assert!(sees(&ledger, "1") && !sees(&ledger, "3"));
-        assert!(!ledger.sees("x", &Resource::new("", "pods"), "a", &labels("1")));
-        assert!(!ledger.sees("y", &websites(), "a", &labels("1")));
-        ledger.add(end);
-        assert!(sees(&ledger, "1"), "the next one has not begun");
-        ledger.add(begin("v", "slot in (2,3)"));
-        assert!(!sees(&ledger, "1") && sees(&ledger, "3"));
-        assert_eq!(ledger.pods()["x"].asked().len(), 2);
+        let mut history = history([begin("w", "slot in (1,2)")]);
+        let sees =
+            |history: &AuditHistory, slot| history.sees("x", &websites(), "a", &labels(slot));
+        assert!(sees(&history, "1") && !sees(&history, "3"));
+        assert!(!history.sees("x", &Resource::new("", "pods"), "a", &labels("1")));
+        assert!(!history.sees("y", &websites(), "a", &labels("1")));
+        history.add(end);
+        assert!(sees(&history, "1"), "the next one has not begun");
+        history.add(begin("v", "slot in (2,3)"));
+        assert!(!sees(&history, "1") && sees(&history, "3"));
+        assert_eq!(history.pods()["x"].asked().len(), 2);
     }
 
     #[test]
@@ -338,13 +348,13 @@ pub(crate) mod tests {
             watch: true,
         };
         let end = event(5, "x", read);
-        let mut ledger = ledger([Event { ended: false, ..end.clone() }, end]);
-        let sees = |ledger: &Ledger| ledger.sees("x", &websites(), "a", &Labels::new());
+        let mut history = history([Event { ended: false, ..end.clone() }, end]);
+        let sees = |history: &AuditHistory| history.sees("x", &websites(), "a", &Labels::new());
         // Somebody else's requests say what time it is.
         let somebody = |second| Event { user: "admin".to_owned(), ..write(second, "x", "one") };
-        ledger.add(somebody(6));
-        assert!(sees(&ledger));
-        ledger.add(somebody(7));
-        assert!(!sees(&ledger));
+        history.add(somebody(6));
+        assert!(sees(&history));
+        history.add(somebody(7));
+        assert!(!sees(&history));
     }
 }

@@ -1,5 +1,7 @@
-//! How do the demo and the tests behave in a cluster that is somebody's? One that has already what they make is refused
-//! before anything is changed, and at their end everything that they made is taken out of it.
+//! Runs the demo and the tests in a cluster that belongs to the user.
+//!
+//! A cluster that already has what they make is refused before anything is changed. At their end everything that they made
+//! is removed.
 
 use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt as _;
@@ -41,9 +43,9 @@ pub const KEYS: [&str; 3] = [
 ///
 /// # Errors
 /// What is there, or that the cluster does not say.
-pub fn vacant(kubeconfig: &Path, namespaces: &[String]) -> Result<()> {
+pub fn ensure_unused(kubeconfig: &Path, namespaces: &[String]) -> Result<()> {
     let mut found = Vec::new();
-    for words in questions(namespaces) {
+    for words in queries(namespaces) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let get = ["get", "--ignore-not-found", "--output=name"];
         let said = ask(kubeconfig, &[&get[..], &words].concat(), "")?;
@@ -61,14 +63,14 @@ pub fn vacant(kubeconfig: &Path, namespaces: &[String]) -> Result<()> {
 }
 
 /// What kubectl is asked for to learn whether there is anything that [`remove`] would take away.
-fn questions(namespaces: &[String]) -> Vec<Vec<String>> {
+fn queries(namespaces: &[String]) -> Vec<Vec<String>> {
     let named = |kind: &str, names: &[&str]| {
         [kind].iter().chain(names).map(|word| (*word).to_owned()).collect::<Vec<_>>()
     };
     let folder = |folder: &str| root().join(folder).display().to_string();
-    let mut questions: Vec<_> =
+    let mut queries: Vec<_> =
         FOLDERS.iter().map(|one| named("--kustomize", &[&folder(one)])).collect();
-    questions.extend([
+    queries.extend([
         [named("namespaces", &[SYSTEM, OPERATOR]), namespaces.to_vec()].concat(),
         named("namespaces", &["--selector", &selector()]),
         named("clusterroles", &[LABELS_ROLE, SHARDED_ROLE]),
@@ -77,10 +79,10 @@ fn questions(namespaces: &[String]) -> Vec<Vec<String>> {
     // The labels stay when ctrlmesh is taken out of a cluster by hand, and are somebody's.
     for kind in [&["namespaces"][..], &["configmaps", "--all-namespaces"]] {
         for key in KEYS {
-            questions.push(named(kind[0], &[&kind[1..], &["--selector", key]].concat()));
+            queries.push(named(kind[0], &[&kind[1..], &["--selector", key]].concat()));
         }
     }
-    questions
+    queries
 }
 
 /// Takes everything out of a cluster that the demo or the tests put there: what they made first, so that nobody is needed
@@ -101,7 +103,7 @@ pub fn remove(kubeconfig: &Path) -> Result<()> {
     // Until their pods are gone, too: they would put back what we take away.
     delete(&["deployment", OPERATOR, "--namespace", OPERATOR, "--cascade=foreground"]);
     delete(&["deployment", "--all-namespaces", "--selector", &made, "--cascade=foreground"]);
-    let let_go = let_go(kubeconfig);
+    let remove_finalizers = remove_finalizers(kubeconfig);
     delete(&["namespace", "--selector", &made]);
     delete(&["clusterrolebinding", "--selector", &made]);
     delete(&["clusterrole", LABELS_ROLE, SHARDED_ROLE]);
@@ -123,7 +125,7 @@ pub fn remove(kubeconfig: &Path) -> Result<()> {
             ["label"].into_iter().chain(kind.iter().copied()).chain(keys).collect();
         ask(&words);
     }
-    failed.extend(let_go.err().map(|error| format!("{error:#}")));
+    failed.extend(remove_finalizers.err().map(|error| format!("{error:#}")));
     ensure!(
         failed.is_empty(),
         "not everything could be taken out of the cluster: {}\nTry again: cargo xtask remove --kubeconfig {}",
@@ -134,7 +136,7 @@ pub fn remove(kubeconfig: &Path) -> Result<()> {
 }
 
 /// Takes the finalizers from our work: whoever would take them away is gone, or was never there.
-fn let_go(kubeconfig: &Path) -> Result<()> {
+fn remove_finalizers(kubeconfig: &Path) -> Result<()> {
     let get = ["get", "namespaces", "--output=name", "--selector", &selector()];
     let spaces = ask(kubeconfig, &get, "")?;
     let lines = r#"jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{"\n"}{end}"#;

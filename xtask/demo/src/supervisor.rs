@@ -32,12 +32,12 @@ pub enum End {
     Signal(u8),
 }
 
-/// Whether this process is the demo, and not its guard.
+/// Whether this process is the demo, and not its supervisor.
 pub fn is_guarded() -> bool {
     env::var_os(MARK).is_some()
 }
 
-/// Ends this process when its guard does: that holds the other end of standard input.
+/// Ends this process when its supervisor does: that holds the other end of standard input.
 pub fn follow() {
     thread::spawn(|| {
         // Nothing is ever written to it.
@@ -70,7 +70,7 @@ async fn ended(demo: &mut Child) -> Result<End> {
     let mut hang_up = signal(SignalKind::hangup())?;
     loop {
         let number = tokio::select! {
-            // Who is told to end is not asked first whether it has.
+            // Who is report to end is not asked first whether it has.
             biased;
             // Ctrl-C; the demo gets it, too.
             _ = interrupt.recv() => 2,
@@ -79,7 +79,7 @@ async fn ended(demo: &mut Child) -> Result<End> {
             // It is looked at again and again, since a child cannot be waited for without a reaper of its own.
             () = sleep(LOOK_EVERY) => match demo.try_wait()? {
                 Some(status) => {
-                    // By one of those of above, which both of us get; another is an accident.
+                    // By one of those of above, which both of us get; another is an failures.
                     if let Some(number @ (1 | 2 | 15)) = status.signal() {
                         return Ok(End::Signal(u8::try_from(number)?));
                     }
