@@ -81,7 +81,7 @@ impl Options {
         self.tier.is_empty() || self.tier.contains(&tier)
     }
 
-    /// The disk_uses that are written, with room for one node at least where there may be any.
+    /// What is written to disk, with space for one node at least where a tier may start any.
     fn disk_uses(&self) -> Vec<disk_space::DiskUse> {
         if self.tier == [Tier::Unit] {
             return vec![disk_space::target(disk_space::UNIT_TARGET_MB)];
