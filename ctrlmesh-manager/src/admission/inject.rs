@@ -5,7 +5,7 @@
 //! `kubeconfig`, or on request, it also gets a sidecar. That is its first init container, so that all others start
 //! behind it.
 //!
-//! A pod that visibly gets the API server's CA in another way is refused. The content of Secrets and other ConfigMaps
+//! A pod that visibly gets the API server's CA in another way is refused. The content of Secrets and other `ConfigMaps`
 //! is unknown here: whoever puts the CA there lets the operator past its shard.
 
 use std::str::FromStr;

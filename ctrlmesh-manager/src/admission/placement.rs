@@ -54,11 +54,11 @@ impl Placement {
     ) -> Option<T> {
         let plans = self.plans.clone();
         // The snapshot at the time of the work, not of the request.
-        let judge = move || {
+        let work = move || {
             let plan = plans.borrow().clone();
             pod(plan.as_ref().map(|plan| &*plan.snapshot))
         };
-        self.pool.run(judge).await
+        self.pool.run(work).await
     }
 
     /// Assigns `pod` a shard, for another replica. None where there is not exactly one.

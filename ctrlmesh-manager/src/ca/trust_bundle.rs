@@ -86,7 +86,7 @@ impl TrustBundle {
         Self { client, ca_store, cluster, recent_writes: RecentWrites::default(), room }
     }
 
-    /// Ensures that `namespace` has the ConfigMap. Awaited before a pod is admitted maps_there.
+    /// Ensures that `namespace` has the ConfigMap. Awaited before a pod is admitted there.
     ///
     /// # Errors
     /// Where it cannot be written; the pod could not start without it.

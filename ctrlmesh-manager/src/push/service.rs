@@ -257,17 +257,17 @@ impl PushService {
         };
         // A certificate is valid for a day, so signing needs a fresh review.
         let may_show = path == wire::FOLLOW;
-        let vouched = || {
-            let voucher = may_show.then(|| shown(headers)).flatten()?;
-            self.vouching().read(token, &voucher, SystemTime::now())
+        let by_ticket = || {
+            let ticket = may_show.then(|| ticket_in(headers)).flatten()?;
+            self.ticket_key().read(token, &ticket, SystemTime::now())
         };
-        let proven = self.reviewer.identify(token, address, vouched).await;
+        let proven = self.reviewer.identify(token, address, by_ticket).await;
         let proven = proven.map_err(|error| self.unknown(&error))?;
         Ok((proven, Arc::from(token)))
     }
 
     /// Every replica can read its tickets: the key follows from the manager's CA key.
-    fn vouching(&self) -> TicketKey {
+    fn ticket_key(&self) -> TicketKey {
         TicketKey::by(self.ca_store.current().manager.current.key())
     }
 
@@ -336,7 +336,7 @@ impl UnaryService<Seat> for Call {
 }
 
 /// The review ticket in the headers, with or without base64 padding.
-fn shown(headers: &HeaderMap) -> Option<Vec<u8>> {
+fn ticket_in(headers: &HeaderMap) -> Option<Vec<u8>> {
     let value = headers.get(wire::VOUCHER)?.to_str().ok()?.trim_end_matches('=');
     BASE64_NOPAD.decode(value.as_bytes()).ok()
 }

@@ -16,7 +16,7 @@ use crate::rules::pod;
 /// Where a service account's token and CA are, in every container.
 pub(super) const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Part of the name and signer of the ClusterTrustBundle with the API server's CA.
+/// Part of the name and signer of the `ClusterTrustBundle` with the API server's CA.
 const API_SERVER_SIGNER: &str = "kube-apiserver-serving";
 
 /// The volume that marks a fail-open pod, where no other volume does.

@@ -28,10 +28,10 @@ use crate::telemetry;
 const DEADLINE: Duration = Duration::from_secs(8);
 
 pub(super) fn routes(context: &Context, plans: &Plans, cache: &Arc<Cache>) -> Vec<Route> {
-    let (told, cache) = (Arc::new(context.labelling.clone()), Arc::clone(cache));
+    let (labelling, cache) = (Arc::new(context.labelling.clone()), Arc::clone(cache));
     let label = move |asked: Review| futures::future::ready(label(&asked, &cache)).boxed();
     vec![
-        Route { path: "/validate", deadline: DEADLINE, handler: judge(plans, &told) },
+        Route { path: "/validate", deadline: DEADLINE, handler: validate(plans, &labelling) },
         Route { path: "/inject", deadline: DEADLINE, handler: inject(context) },
         Route { path: LABEL, deadline: DEADLINE, handler: Arc::new(label) },
     ]
@@ -53,7 +53,7 @@ fn inject(context: &Context) -> Handler {
         pull_policy: args.proxy_pull_policy.clone(),
         manager: format!("{}:{}", args.service_name(), port::MANAGER_GRPC),
     };
-    let seat = seat(&context.placement, &context.leader, settings);
+    let place = place(&context.placement, &context.leader, settings);
     let trust_bundle = context.trust_bundle.clone();
     let own = args.namespace.clone();
     Arc::new(move |asked: Review| {
@@ -62,9 +62,9 @@ fn inject(context: &Context) -> Handler {
         }
         let (namespace, dry_run) = (asked.namespace.clone().unwrap_or_default(), asked.dry_run);
         let failed = AdmissionResponse::from(&asked);
-        let (seated, trust_bundle) = (seat(asked), trust_bundle.clone());
+        let (placed, trust_bundle) = (place(asked), trust_bundle.clone());
         let injected = async move {
-            let response = seated.await;
+            let response = placed.await;
             if response.patch.is_some()
                 && !dry_run
                 && let Err(error) = trust_bundle.in_namespace(&namespace).await
@@ -96,43 +96,43 @@ fn unasked(asked: &Review, own: &str) -> Option<AdmissionResponse> {
 
 /// Places and injects each pod. Where its shard depends on which other pods exist, the leader is asked: other replicas
 /// admit some of these.
-fn seat(placement: &Arc<Placement>, leader: &LeaderClient, settings: SidecarSettings) -> Handler {
+fn place(placement: &Arc<Placement>, leader: &LeaderClient, settings: SidecarSettings) -> Handler {
     let (placement, leader, settings) = (Arc::clone(placement), leader.clone(), Arc::new(settings));
     Arc::new(move |asked: Review| {
         let (placement, leader, settings) =
             (Arc::clone(&placement), leader.clone(), Arc::clone(&settings));
-        let seat = async move {
+        let place = async move {
             let failed = AdmissionResponse::from(&asked);
             let mut recent =
                 placement.lock_namespace(asked.namespace.as_deref().unwrap_or_default()).await;
             let given = match placement.shared(&asked) {
-                Some(pod) => leader.seat(&pod).await,
+                Some(pod) => leader.assign_shard(&pod).await,
                 None => None,
             };
-            let seat = move |snapshot: Option<&Snapshot>| {
+            let place = move |snapshot: Option<&Snapshot>| {
                 admit::inject(&asked, snapshot, &settings, given, &mut recent, Instant::now())
             };
-            Box::pin(placement.run(seat)).await.unwrap_or_else(|| unjudged(failed))
+            Box::pin(placement.run(place)).await.unwrap_or_else(|| failed_review(failed))
         };
-        seat.boxed()
+        place.boxed()
     })
 }
 
 /// Validates our resources. Comparing one with many may take a second.
-fn judge(plans: &Plans, told: &Arc<Labelling>) -> Handler {
-    let (plans, told, pool) = (plans.clone(), Arc::clone(told), BlockingPool::default());
+fn validate(plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
+    let (plans, labelling, pool) = (plans.clone(), Arc::clone(labelling), BlockingPool::default());
     Arc::new(move |asked: Review| {
         let (plan, failed) = (plans.borrow().clone(), AdmissionResponse::from(&asked));
-        let (told, pool) = (Arc::clone(&told), pool.clone());
-        let judge = move || {
+        let (labelling, pool) = (Arc::clone(&labelling), pool.clone());
+        let validate = move || {
             let snapshot = plan.as_ref().map(|plan| &*plan.snapshot);
-            admit::validate(&asked, snapshot, &told)
+            admit::validate(&asked, snapshot, &labelling)
         };
-        async move { pool.run(judge).await.unwrap_or_else(|| unjudged(failed)) }.boxed()
+        async move { pool.run(validate).await.unwrap_or_else(|| failed_review(failed)) }.boxed()
     })
 }
 
-fn unjudged(failed: AdmissionResponse) -> AdmissionResponse {
+fn failed_review(failed: AdmissionResponse) -> AdmissionResponse {
     failed.deny("cannot be judged; the manager's log says why")
 }
 
@@ -201,8 +201,8 @@ mod tests {
     #[test]
     fn validation_runs_on_a_thread_of_its_own() {
         let (_plans, known) = watch::channel(None);
-        let judge = judge(&known, &Arc::default());
-        assert!(!answered(|| judge(asked("ManagerState", "", &[]))).allowed);
+        let validate = validate(&known, &Arc::default());
+        assert!(!answered(|| validate(asked("ManagerState", "", &[]))).allowed);
     }
 
     #[test]
@@ -213,8 +213,8 @@ mod tests {
             pull_policy: String::new(),
             manager: String::new(),
         };
-        let seat = seat(&Arc::new(Placement::new(known)), &LeaderClient::default(), settings);
-        let answer = answered(|| seat(asked("Pod", "a", &[label::ENABLE_PROXY])));
+        let place = place(&Arc::new(Placement::new(known)), &LeaderClient::default(), settings);
+        let answer = answered(|| place(asked("Pod", "a", &[label::ENABLE_PROXY])));
         assert!(answer.result.message.contains("has not read"), "{answer:?}");
     }
 }

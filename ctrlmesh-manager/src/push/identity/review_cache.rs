@@ -33,9 +33,8 @@ impl<T: Clone> ReviewCache<T> {
 
     /// The result for a token, if it is younger than `age`.
     pub(super) fn get(&self, token: &TokenDigest, age: Duration) -> Option<T> {
-        let entries = lock(&self.entries);
-        let entry = entries.get(token).filter(|entry| entry.at.elapsed() < age);
-        entry.map(|entry| entry.result.clone())
+        let is_young = |entry: &&Entry<T>| entry.at.elapsed() < age;
+        lock(&self.entries).get(token).filter(is_young).map(|entry| entry.result.clone())
     }
 
     pub(super) fn insert(&self, token: TokenDigest, result: T) {

@@ -107,8 +107,8 @@ mod tests {
 
     #[test]
     fn a_ticket_is_valid_for_a_while() {
-        let (proven, key_of_tickets) = (proven(), TicketKey::by("secret"));
-        let ticket = key_of_tickets.issue("token", &proven);
+        let (proven, tickets) = (proven(), TicketKey::by("secret"));
+        let ticket = tickets.issue("token", &proven);
         let at = |now| TicketKey::by("secret").read("token", &ticket, now);
         let reviewed = proven.reviewed;
         assert_eq!(at(reviewed).as_ref(), Some(&proven));
@@ -120,23 +120,23 @@ mod tests {
 
     #[test]
     fn a_forged_or_foreign_ticket_is_rejected() {
-        let (proven, key_of_tickets) = (proven(), TicketKey::by("secret"));
-        let ticket = key_of_tickets.issue("token", &proven);
-        let read = |key_of_tickets: &TicketKey, token: &str, ticket: &[u8]| {
-            key_of_tickets.read(token, ticket, proven.reviewed)
+        let (proven, tickets) = (proven(), TicketKey::by("secret"));
+        let ticket = tickets.issue("token", &proven);
+        let read = |tickets: &TicketKey, token: &str, ticket: &[u8]| {
+            tickets.read(token, ticket, proven.reviewed)
         };
-        assert_eq!(read(&key_of_tickets, "another", &ticket), None);
+        assert_eq!(read(&tickets, "another", &ticket), None);
         assert_eq!(read(&TicketKey::by("another"), "token", &ticket), None);
         for at in 0..ticket.len() {
             let mut forged = ticket.to_vec();
             forged[at] ^= 1;
-            assert_eq!(read(&key_of_tickets, "token", &forged), None, "byte {at}");
-            assert_eq!(read(&key_of_tickets, "token", &ticket[..at]), None, "{at} bytes");
+            assert_eq!(read(&tickets, "token", &forged), None, "byte {at}");
+            assert_eq!(read(&tickets, "token", &ticket[..at]), None, "{at} bytes");
         }
         // The key is not the secret itself: other MACs by the secret are no tickets.
         let secret = hmac::Key::new(HMAC_SHA256, b"secret");
         let mac = hmac::sign(&secret, &signed("token", &ticket[MAC_BYTES..]));
         let other = [mac.as_ref(), &ticket[MAC_BYTES..]].concat();
-        assert_eq!(read(&key_of_tickets, "token", &other), None);
+        assert_eq!(read(&tickets, "token", &other), None);
     }
 }

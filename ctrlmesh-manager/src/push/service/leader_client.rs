@@ -47,19 +47,19 @@ pub(super) struct ConnectionGuard(LeaderClient);
 
 impl LeaderClient {
     /// The leader's shard for a pod of a Deployment. None where the leader gives none, is not connected, or is late.
-    pub async fn seat(&self, pod: &Member) -> Option<String> {
+    pub async fn assign_shard(&self, pod: &Member) -> Option<String> {
         let reached = lock(&self.0).clone()?;
         let namespace = &pod.name.namespace;
         if reached.backoff.lasts(namespace) {
             return None;
         }
-        let seat = Seat {
+        let request = Seat {
             namespace: namespace.clone(),
             labels: pod.labels.clone(),
             replica_set: pod.owner.as_ref()?.name.clone(),
         };
         let mut client = reached.client.clone();
-        match time::timeout(PATIENCE, Box::pin(client.seat(seat))).await {
+        match time::timeout(PATIENCE, Box::pin(client.assign_shard(request))).await {
             Ok(Ok(seated)) => Some(seated.shard).filter(|shard| !shard.is_empty()),
             // An older version, or a replica that has lost the Lease.
             Ok(Err(error)) => {

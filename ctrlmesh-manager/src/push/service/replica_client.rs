@@ -119,7 +119,7 @@ impl ReplicaClient {
         Ok(())
     }
 
-    pub(super) async fn seat(&mut self, pod: Seat) -> Result<Seated, ReplicaClientError> {
+    pub(super) async fn assign_shard(&mut self, pod: Seat) -> Result<Seated, ReplicaClientError> {
         let request = self.signed(pod)?;
         self.grpc.ready().await.map_err(ReplicaClientError::Http)?;
         let codec = ProstCodec::<Seat, Seated>::default();

@@ -72,7 +72,12 @@ impl SentPolicy {
     }
 
     /// False where there were too many verdicts.
-    pub(super) fn judge(&mut self, verdict: Verdict, pod: &PodName, push: &PushService) -> bool {
+    pub(super) fn apply_verdict(
+        &mut self,
+        verdict: Verdict,
+        pod: &PodName,
+        push: &PushService,
+    ) -> bool {
         self.verdicts = self.verdicts.saturating_add(1);
         if self.verdicts > MOST_VERDICTS {
             return false;

@@ -39,7 +39,7 @@ struct Session {
     /// When the token is reviewed again.
     review: time::Instant,
     /// Whether the proxy needs a new review ticket.
-    vouches: bool,
+    needs_ticket: bool,
     /// UID of the proxy's pod.
     by: Arc<str>,
     token: Arc<str>,
@@ -105,7 +105,7 @@ pub(super) async fn follow(
         by: Arc::from(identity.uid.as_str()),
         proven,
         review,
-        vouches: true,
+        needs_ticket: true,
         token,
         inbound,
         outbound,
@@ -231,7 +231,7 @@ impl Session {
         };
         // A verdict on an older policy is ignored.
         if told.digest == verdict.digest {
-            if !told.judge(verdict, &pod, &self.push) {
+            if !told.apply_verdict(verdict, &pod, &self.push) {
                 let status = Status::resource_exhausted("says too much of one policy");
                 return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));
             }
@@ -245,7 +245,7 @@ impl Session {
         match self.push.reviewer.identify_again(&self.token).await {
             Ok(proven) if proven.identity == self.proven.identity => {
                 let due = self.push.review_schedule.due(proven.reviewed);
-                (self.proven, self.vouches, self.news) = (proven, true, true);
+                (self.proven, self.needs_ticket, self.news) = (proven, true, true);
                 Ok(due)
             }
             Err(error @ (IdentityError::Review(_) | IdentityError::Late)) => {
@@ -314,8 +314,8 @@ impl Session {
             update.servers = all.addresses.iter().map(ToString::to_string).collect();
         }
         update.more = self.news;
-        if std::mem::take(&mut self.vouches) {
-            update.voucher = self.push.vouching().issue(&self.token, &self.proven);
+        if std::mem::take(&mut self.needs_ticket) {
+            update.voucher = self.push.ticket_key().issue(&self.token, &self.proven);
         }
         update
     }

@@ -87,7 +87,7 @@ async fn the_leader_gives_pods_their_shards_for_those_who_ask_it_while_it_leads(
         let pods = || pod(labels(&revision), &revision);
         let there = (0..SHARDS / 2).map(|_| {
             let (leader, pod) = (leader.clone(), pods());
-            async move { leader.seat(&pod).await }
+            async move { leader.assign_shard(&pod).await }
         });
         let here = (0..SHARDS / 2).map(|_| bed.placement.give(pods()));
         let (there, here) =
@@ -96,7 +96,7 @@ async fn the_leader_gives_pods_their_shards_for_those_who_ask_it_while_it_leads(
         given.inspect(|given| assert_eq!(counted(given.clone()), each_once()))
     })
     .await;
-    assert_eq!(leader.seat(&pod(Labels::default(), "x")).await, None, "it is of no shard");
+    assert_eq!(leader.assign_shard(&pod(Labels::default(), "x")).await, None, "it is of no shard");
     // Somebody else leads, and who asks has not noticed.
     bed.leadership().step_down();
     eventually("it not to lead", async || (!bed.leadership().is_held()).then_some(())).await;
