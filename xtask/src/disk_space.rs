@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use crate::run::root;
 use crate::tools;
 
-/// What a usage takes when everything is there, in MB, as measured and rounded up: what Go and we build once per machine,
+/// What each folder takes when everything is there, in MB, as measured and rounded up: what Go and we build once per machine,
 /// and what the demo, unit tests, or all tests, have cargo build.
 const TOOLS_MB: u64 = 700;
 const GO_MODULES_MB: u64 = 1500;
@@ -22,7 +22,7 @@ pub(crate) const TESTS_TARGET_MB: u64 = 10_500;
 /// How much a node takes, in MB: images, what is unpacked of them, logs.
 const NODE_MB: u64 = 2000;
 
-/// A usage that is written.
+/// A folder that is written, and how much will be written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DiskUse {
     what: &'static str,
@@ -33,7 +33,7 @@ pub(crate) struct DiskUse {
     needed_mb: u64,
 }
 
-/// Where a usage is, and how much is free there.
+/// The mount of a folder, and how much is free there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Disk {
     mount: String,
@@ -73,10 +73,10 @@ pub(crate) fn node() -> DiskUse {
     DiskUse { what: "the node's folder", variable: "TMPDIR", folder, needed_mb: NODE_MB }
 }
 
-/// Refuses uses on disks that have less than is needed there in all; those that df says nothing of are passed over.
+/// Refuses disks that have less than all their folders need. Those that df does not know are passed over.
 ///
 /// # Errors
-/// Which uses those are, what each needs, and what is free.
+/// The disk has too little; the error names its folders, what each needs, and what is free.
 pub(crate) fn check(uses: Vec<DiskUse>) -> Result<()> {
     let found = uses.into_iter().filter_map(|usage| Some((disk(&usage.folder)?, usage)));
     match shortage(&found.collect::<Vec<_>>()) {

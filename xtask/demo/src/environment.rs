@@ -83,7 +83,7 @@ impl Environment {
         })
     }
 
-    /// Asks what the root was report, or says what became of it.
+    /// Reads or changes the rules that the root ShardingConfig was given.
     pub(crate) fn rules<T>(&self, ask: impl FnOnce(&mut Rules) -> T) -> T {
         ask(&mut lock(&self.rules))
     }

@@ -70,7 +70,7 @@ async fn ended(demo: &mut Child) -> Result<End> {
     let mut hang_up = signal(SignalKind::hangup())?;
     loop {
         let number = tokio::select! {
-            // Who is report to end is not asked first whether it has.
+            // A signal comes first; whether the demo has ended is asked after it.
             biased;
             // Ctrl-C; the demo gets it, too.
             _ = interrupt.recv() => 2,

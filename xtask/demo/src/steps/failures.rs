@@ -210,7 +210,7 @@ pub(super) fn rolled(environment: &Environment) -> Result<Vec<String>> {
     ])
 }
 
-/// That the proxies which serve now have report no watch to begin anew, which the operator's client hides in a list.
+/// That the proxies which serve now have told no watch to begin anew, which the operator's client hides in a list.
 fn none_expired(environment: &Environment) -> Result<String> {
     let Some(expired) = environment.expired()? else {
         return Ok(

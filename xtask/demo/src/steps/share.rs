@@ -139,7 +139,7 @@ fn received(environment: &Environment) -> Result<Vec<f64>> {
 }
 
 /// That each replica had to receive less than one alone has to, for the same: to know all that is its own, and to follow a
-/// change of each of its objects. Not by how much: how often an operator writes an object until it has followed, and is report
+/// change of each of its objects. Not by how much: how often an operator writes an object until it has followed, and is told
 /// of it, is a matter of how busy the machine is. How many objects each is shown, `shares` compares exactly.
 fn less_each(environment: &Environment) -> Result<String> {
     let (each, alone) =

@@ -41,7 +41,7 @@ fn what_moves_may_be_changed_by_both_its_owners_and_by_no_third() {
     let both = [write(1, "x", "moves"), write(2, "y", "moves"), write(3, "z", "elsewhere")];
     let report = moved(&both).unwrap();
     assert!(report.starts_with("1 objects were changed by both"), "{report}");
-    // Nobody else has changed it, so that no object has two write_check.
+    // Nobody else has changed it, so that no object has two writers.
     let third = moved(&[write(1, "z", "moves")]).unwrap_err().to_string();
     assert!(third.contains("whose it was not"), "{third}");
     assert!(moved(&[write(1, "y", "first")]).is_err(), "that stays where it is");
