@@ -123,7 +123,7 @@ fn by_proxy(
     let report = if is_seen {
         "0 past the proxy"
     } else {
-        "whether past the proxy cannot be report on this cluster: its API server does not see pods' own addresses"
+        "whether past the proxy cannot be told on this cluster: its API server does not see pods' own addresses"
     };
     Ok(format!("audit log: {} requests of the operator, {report}", requests.len()))
 }
@@ -307,7 +307,7 @@ mod tests {
         assert!(!come_from([].iter(), &own), "there is nothing to tell by");
         let report = |is_seen| by_proxy(&[asked("192.0.2.1")], &own, None, is_seen).unwrap();
         assert!(report(true).contains("0 past the proxy"), "{}", report(true));
-        assert!(report(false).contains("cannot be report on this cluster"), "{}", report(false));
+        assert!(report(false).contains("cannot be told on this cluster"), "{}", report(false));
         assert!(by_proxy(&[asked("10.0.0.7")], &own, None, false).is_err());
         assert!(by_proxy(&[], &own, None, true).is_err());
     }

@@ -158,7 +158,7 @@ fn existing(kubeconfig: &Path, log: &Path) -> Result<(Cluster, PathBuf)> {
     install::new_enough(&said)?;
     ensure!(
         log.is_file(),
-        "there is no audit log {}; name the file that the API server was report by --audit-log-path",
+        "there is no audit log {}; name the file that the API server was told by --audit-log-path",
         log.display()
     );
     Ok((cluster, log.to_owned()))

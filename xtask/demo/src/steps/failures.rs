@@ -214,7 +214,7 @@ pub(super) fn rolled(environment: &Environment) -> Result<Vec<String>> {
 fn none_expired(environment: &Environment) -> Result<String> {
     let Some(expired) = environment.expired()? else {
         return Ok(
-            "whether a watch began anew cannot be report: the proxies are not reached".to_owned()
+            "whether a watch began anew cannot be told: the proxies are not reached".to_owned()
         );
     };
     ensure!(expired == 0.0, "the new proxies made {expired} watches begin anew");
