@@ -3,6 +3,8 @@
 //! A policy limits what the pod sees of some resources, and renames its leader-election lock. It travels as JSON; a
 //! selector travels in its string form.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::names::{self, LOCK_SEPARATOR, MAX_SUBDOMAIN_BYTES};
@@ -42,6 +44,28 @@ pub struct Policy {
     /// The runtime's ID of the proxy's container inside the pod, once known. Connections of that container pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
+}
+
+/// The policy of one incarnation of a pod, as a proxy receives it and keeps it in its state file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodPolicy {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub name: String,
+    /// The pod's UID; empty if unknown.
+    pub uid: String,
+    /// The manager's digest of the policy's JSON.
+    pub digest: u64,
+    /// The ShardingConfig that sets the epoch, as `NAMESPACE/NAME`; empty if none covers the pod.
+    #[serde(default)]
+    pub operator: String,
+    /// The resourceVersion of that ShardingConfig; 0 if unknown.
+    #[serde(default)]
+    pub version: u64,
+    /// Shared with whatever enforces it.
+    pub policy: Arc<Policy>,
 }
 
 /// Where the kernel of a node sends a pod's connections to the API server.

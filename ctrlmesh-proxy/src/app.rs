@@ -122,7 +122,8 @@ async fn begin_sidecar(
                 drain,
             )?;
             // Nothing is served before the policy is known.
-            let Some(policy) = subscription::policy_of(pod, followed.told, metrics, drain).await
+            let Some(policy) =
+                subscription::policy_of(pod, followed.policies, metrics, drain).await
             else {
                 return Ok(Begun::default());
             };

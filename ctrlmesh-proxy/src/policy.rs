@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::Args;
-use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::policy::{PodPolicy, Policy};
 use tokio::sync::watch;
 
 mod sharding;
@@ -26,7 +26,7 @@ pub use enforce::enforce;
 pub use file::{LoadError, follow, load, sensible};
 pub use history::{Forgotten, History, InForce, Kept, ReadOf, Reading, Unread, tidy};
 pub use sharding::ShardingError;
-pub use store::{Held, StoreError, Told};
+pub use store::{PodPolicies, StoreError};
 
 /// The policy that holds, and a way to learn of the next.
 pub type Current = watch::Receiver<Arc<Policy>>;
@@ -130,6 +130,12 @@ impl PolicyArgs {
 }
 
 // === impl PodName ===
+
+impl PodName {
+    pub fn of(policy: &PodPolicy) -> Self {
+        Self { namespace: policy.namespace.clone(), name: policy.name.clone() }
+    }
+}
 
 impl FromStr for PodName {
     type Err = PodNameError;

@@ -16,7 +16,7 @@ use super::pod_list::{self, CgroupLocation, Pod, PodsError, ServedBy};
 use crate::metrics::Metrics;
 use crate::policy::file_poll::FilePoll;
 use crate::policy::subscription::{self, Followed};
-use crate::policy::{self, Current, Told};
+use crate::policy::{self, Current, PodPolicies};
 use ctrlmesh_runtime::drain::Drain;
 
 /// Who says which pods are to be served.
@@ -49,7 +49,7 @@ impl PodSource {
                 Ok((Self::File(FilePoll::new(file)), first))
             }
             Source::Manager(mut followed) => {
-                let first = of(&followed.told.borrow_and_update());
+                let first = of(&followed.policies.borrow_and_update());
                 followed.servers.mark_changed();
                 Ok((Self::Manager(followed), first))
             }
@@ -61,8 +61,8 @@ impl PodSource {
         match self {
             Self::File(watched) => watched.changed().then(|| pod_list::load(watched.file())),
             Self::Manager(followed) => {
-                let changed = followed.told.has_changed().unwrap_or_default();
-                changed.then(|| Ok(of(&followed.told.borrow_and_update())))
+                let changed = followed.policies.has_changed().unwrap_or_default();
+                changed.then(|| Ok(of(&followed.policies.borrow_and_update())))
             }
         }
     }
@@ -78,9 +78,9 @@ impl PodSource {
     pub(super) async fn news(&mut self) {
         match self {
             Self::File(_) => std::future::pending().await,
-            Self::Manager(Followed { told, whole, servers }) => {
+            Self::Manager(Followed { policies, whole, servers }) => {
                 let ended = tokio::select! {
-                    changed = told.changed() => changed.is_err(),
+                    changed = policies.changed() => changed.is_err(),
                     whole = whole.changed() => whole.is_err(),
                     moved = servers.changed() => {
                         servers.mark_changed();
@@ -88,7 +88,7 @@ impl PodSource {
                     }
                 };
                 // It is to be seen by who looks next.
-                told.mark_changed();
+                policies.mark_changed();
                 if ended {
                     std::future::pending::<()>().await;
                 }
@@ -116,8 +116,8 @@ impl PodSource {
         gone: &CancellationToken,
     ) -> Result<Current, NotServed> {
         if let Self::Manager(followed) = self {
-            let told: watch::Receiver<Arc<Told>> = followed.told.clone();
-            let policy = subscription::policy_now(pod.name.clone(), told, metrics, drain, gone);
+            let policies: watch::Receiver<Arc<PodPolicies>> = followed.policies.clone();
+            let policy = subscription::policy_now(pod.name.clone(), policies, metrics, drain, gone);
             return policy.ok_or(NotServed::Untold);
         }
         let name = pod.name.to_string();
@@ -126,20 +126,20 @@ impl PodSource {
 }
 
 /// The pods of which the manager says that the node redirects their connections.
-fn of(told: &Told) -> Vec<Pod> {
-    let pods = told.iter().filter_map(|(name, held)| {
-        let container = held.policy.container.clone();
-        let served_by = match held.policy.redirect {
+fn of(policies: &PodPolicies) -> Vec<Pod> {
+    let pods = policies.iter().filter_map(|(name, one)| {
+        let container = one.policy.container.clone();
+        let served_by = match one.policy.redirect {
             Redirect::Node => ServedBy::Node,
             Redirect::Sidecar => ServedBy::Sidecar { container },
             Redirect::Nowhere => return None,
         };
         Some(Pod {
             name: name.clone(),
-            place: CgroupLocation::Uid(held.uid.clone()),
+            place: CgroupLocation::Uid(one.uid.clone()),
             except: Vec::new(),
             network: None,
-            fail_open: held.policy.fail_open,
+            fail_open: one.policy.fail_open,
             policy: None,
             served_by,
         })
@@ -149,27 +149,34 @@ fn of(told: &Told) -> Vec<Pod> {
 
 #[cfg(test)]
 mod tests {
-    use ctrlmesh_common::policy::Policy;
+    use ctrlmesh_common::policy::{PodPolicy, Policy};
 
     use super::*;
-    use crate::policy::{Held, PodName};
+    use crate::policy::PodName;
 
     #[test]
     fn a_pod_that_dials_its_own_proxy_is_left_alone_by_the_kernel() {
-        let held = |redirect, container: Option<&str>| {
+        let entry = |name: &str, redirect, container: Option<&str>| {
             let container = container.map(str::to_owned);
             let policy = Policy { redirect, container, ..Policy::default() };
-            let (uid, operator) = ("u".to_owned(), "ns/op".to_owned());
-            Held { uid, digest: 0, operator, version: 1, policy: Arc::new(policy) }
+            let pod_policy = PodPolicy {
+                namespace: "ns".to_owned(),
+                name: name.to_owned(),
+                uid: "u".to_owned(),
+                digest: 0,
+                operator: "ns/op".to_owned(),
+                version: 1,
+                policy: Arc::new(policy),
+            };
+            (PodName::of(&pod_policy), pod_policy)
         };
-        let name = |name: &str| PodName { namespace: "ns".to_owned(), name: name.to_owned() };
-        let told = Told::from([
-            (name("a"), held(Redirect::Node, None)),
-            (name("b"), held(Redirect::Nowhere, None)),
-            (name("c"), held(Redirect::Sidecar, Some("7c1f"))),
+        let policies = PodPolicies::from([
+            entry("a", Redirect::Node, None),
+            entry("b", Redirect::Nowhere, None),
+            entry("c", Redirect::Sidecar, Some("7c1f")),
         ]);
         let takers: Vec<_> =
-            of(&told).into_iter().map(|pod| (pod.name.name, pod.served_by)).collect();
+            of(&policies).into_iter().map(|pod| (pod.name.name, pod.served_by)).collect();
         let sidecar = ServedBy::Sidecar { container: Some("7c1f".to_owned()) };
         assert_eq!(takers, [("a".to_owned(), ServedBy::Node), ("c".to_owned(), sidecar)]);
     }

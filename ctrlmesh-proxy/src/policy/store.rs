@@ -1,16 +1,14 @@
-//! What did the manager say last?
+//! Keeps the latest policies in one file, for a start without the manager.
 //!
-//! Kept in one file, for a start without it. The file is replaced whole, so that it is the old one or the new one, and
-//! begins with a checksum of what follows: a file that broke is set aside, for people to look at, and not believed.
+//! The file is replaced whole, and begins with a checksum of the rest. A broken file is set aside for people to look at.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use ctrlmesh_common::policy::{Policy, PolicyError};
+use ctrlmesh_common::policy::{PodPolicy, PolicyError};
 use ctrlmesh_common::wire;
 use serde::{Deserialize, Serialize};
 
@@ -25,23 +23,8 @@ const BROKEN: &str = "policies.broken";
 /// What the file begins with, before its checksum. The number changes with the format.
 const MAGIC: &str = "ctrlmesh-policies 1 ";
 
-/// What is known of the pods that are served, by pod.
-pub type Told = BTreeMap<PodName, Held>;
-
-/// What is known of one pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// The pod's UID.
-    pub uid: String,
-    /// The policy's digest, as the manager gave it.
-    pub digest: u64,
-    /// The ShardingConfig from which it follows, as the manager calls it; empty where there is none.
-    pub operator: String,
-    /// That one's resourceVersion.
-    pub version: u64,
-    /// The policy.
-    pub policy: Arc<Policy>,
-}
+/// The policies of the pods that are served.
+pub type PodPolicies = BTreeMap<PodName, PodPolicy>;
 
 /// The folder of the file.
 #[derive(Clone, Debug)]
@@ -86,21 +69,7 @@ pub enum StoreError {
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
-    pods: Vec<Entry>,
-}
-
-#[derive(Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    namespace: String,
-    name: String,
-    uid: String,
-    digest: u64,
-    #[serde(default)]
-    operator: String,
-    #[serde(default)]
-    version: u64,
-    policy: Policy,
+    pods: Vec<PodPolicy>,
 }
 
 // === impl Store ===
@@ -117,15 +86,15 @@ impl Store {
     }
 
     /// What the file says; nothing where there is none. One that is not believed is set aside, and why is said.
-    pub(super) fn load(&self) -> Told {
+    pub(super) fn load(&self) -> PodPolicies {
         match self.read() {
-            Ok(told) => told,
+            Ok(policies) => policies,
             Err(error) => {
                 let aside = self.folder.join(BROKEN);
                 let moved = fs::rename(self.folder.join(FILE), &aside);
                 let error = format!("{:#}", anyhow::Error::from(error));
                 tracing::warn!(error, aside = %aside.display(), moved = moved.is_ok(), "what the manager said last is not believed");
-                Told::new()
+                PodPolicies::new()
             }
         }
     }
@@ -134,27 +103,19 @@ impl Store {
     ///
     /// # Errors
     /// Where it cannot be written; the old one stays.
-    pub(super) fn save(&self, told: &Told) -> Result<(), StoreError> {
-        let pods = told.iter().map(|(pod, held)| Entry {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: held.uid.clone(),
-            digest: held.digest,
-            operator: held.operator.clone(),
-            version: held.version,
-            policy: held.policy.as_ref().clone(),
-        });
-        let content = serde_json::to_string(&Content { pods: pods.collect() });
+    pub(super) fn save(&self, policies: &PodPolicies) -> Result<(), StoreError> {
+        let pods = policies.values().cloned().collect();
+        let content = serde_json::to_string(&Content { pods });
         let content = content.map_err(|error| StoreError::Write(error.into()))?;
         let checksum = wire::digest(content.as_bytes());
         let text = format!("{MAGIC}{checksum:016x}\n{content}\n");
         replace(&self.folder, FILE, text.as_bytes()).map_err(StoreError::Write)
     }
 
-    fn read(&self) -> Result<Told, StoreError> {
+    fn read(&self) -> Result<PodPolicies, StoreError> {
         let text = match fs::read_to_string(self.folder.join(FILE)) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Told::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(PodPolicies::new()),
             Err(error) => return Err(StoreError::Read(error)),
         };
         let (head, content) = text.split_once('\n').ok_or(StoreError::Magic)?;
@@ -166,26 +127,15 @@ impl Store {
             return Err(StoreError::Checksum { seen, expected });
         }
         let content: Content = serde_json::from_str(content).map_err(StoreError::Parse)?;
-        content.pods.into_iter().map(Entry::checked).collect()
+        content.pods.into_iter().map(checked).collect()
     }
 }
 
-// === impl Entry ===
-
-impl Entry {
-    fn checked(self) -> Result<(PodName, Held), StoreError> {
-        let pod = PodName { namespace: self.namespace, name: self.name };
-        if let Err(source) = self.policy.check() {
-            return Err(StoreError::Check { pod, source });
-        }
-        let held = Held {
-            uid: self.uid,
-            digest: self.digest,
-            operator: self.operator,
-            version: self.version,
-            policy: Arc::new(self.policy),
-        };
-        Ok((pod, held))
+fn checked(pod_policy: PodPolicy) -> Result<(PodName, PodPolicy), StoreError> {
+    let pod = PodName::of(&pod_policy);
+    match pod_policy.policy.check() {
+        Ok(()) => Ok((pod, pod_policy)),
+        Err(source) => Err(StoreError::Check { pod, source }),
     }
 }
 
@@ -204,15 +154,24 @@ pub(super) fn replace(folder: &Path, name: &str, text: &[u8]) -> io::Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use ctrlmesh_common::policy::Policy;
     use tempfile::TempDir;
 
     use super::*;
 
-    fn told(epoch: u64) -> Told {
-        let pod = PodName { namespace: "ns".to_owned(), name: "op-0".to_owned() };
-        let policy = Arc::new(Policy { epoch, ..Policy::default() });
-        let (uid, operator) = ("u".to_owned(), "ns/op".to_owned());
-        Told::from([(pod, Held { uid, digest: epoch, operator, version: epoch, policy })])
+    fn policies(epoch: u64) -> PodPolicies {
+        let pod_policy = PodPolicy {
+            namespace: "ns".to_owned(),
+            name: "op-0".to_owned(),
+            uid: "u".to_owned(),
+            digest: epoch,
+            operator: "ns/op".to_owned(),
+            version: epoch,
+            policy: Arc::new(Policy { epoch, ..Policy::default() }),
+        };
+        [(PodName::of(&pod_policy), pod_policy)].into()
     }
 
     fn store() -> (TempDir, Store) {
@@ -224,10 +183,10 @@ mod tests {
     #[test]
     fn what_was_kept_is_known_again() {
         let (_folder, store) = store();
-        assert_eq!(store.load(), Told::new());
-        store.save(&told(1)).unwrap();
-        store.save(&told(2)).unwrap();
-        assert_eq!(store.load(), told(2));
+        assert_eq!(store.load(), PodPolicies::new());
+        store.save(&policies(1)).unwrap();
+        store.save(&policies(2)).unwrap();
+        assert_eq!(store.load(), policies(2));
         let names: Vec<_> = fs::read_dir(&store.folder).unwrap().collect();
         assert_eq!(names.len(), 1, "{names:?}");
     }
@@ -236,7 +195,7 @@ mod tests {
     fn what_two_write_at_once_is_whole() {
         let (_folder, store) = store();
         let writes = |epochs: std::ops::Range<u64>| {
-            epochs.for_each(|epoch| store.save(&told(epoch % 2 * 1_000_000_000)).unwrap());
+            epochs.for_each(|epoch| store.save(&policies(epoch % 2 * 1_000_000_000)).unwrap());
         };
         std::thread::scope(|scope| {
             scope.spawn(|| writes(0..100));
@@ -248,16 +207,16 @@ mod tests {
     #[test]
     fn a_file_that_broke_anywhere_is_set_aside() {
         let (_folder, store) = store();
-        store.save(&told(1)).unwrap();
+        store.save(&policies(1)).unwrap();
         let whole = fs::read(store.folder.join(FILE)).unwrap();
         for at in 0..whole.len() - 1 {
             let mut broken = whole.clone();
             broken[at] ^= 0x01;
             fs::write(store.folder.join(FILE), &broken).unwrap();
-            assert_eq!(store.load(), Told::new(), "a bit of byte {at}");
+            assert_eq!(store.load(), PodPolicies::new(), "a bit of byte {at}");
             assert_eq!(fs::read(store.folder.join(BROKEN)).unwrap(), broken);
             fs::write(store.folder.join(FILE), &whole[..at]).unwrap();
-            assert_eq!(store.load(), Told::new(), "cut at byte {at}");
+            assert_eq!(store.load(), PodPolicies::new(), "cut at byte {at}");
             assert!(!store.folder.join(FILE).exists());
         }
     }
@@ -265,17 +224,17 @@ mod tests {
     #[test]
     fn a_policy_that_cannot_be_applied_is_not_believed_either() {
         let (_folder, store) = store();
-        let mut wrong = told(1);
+        let mut wrong = policies(1);
         let lock = ctrlmesh_common::policy::Lock {
             namespace: String::new(),
             name: "op".to_owned(),
             shard: "s".to_owned(),
         };
         let policy = Policy { lock: Some(lock), ..Policy::default() };
-        for held in wrong.values_mut() {
-            held.policy = Arc::new(policy.clone());
+        for one in wrong.values_mut() {
+            one.policy = Arc::new(policy.clone());
         }
         store.save(&wrong).unwrap();
-        assert_eq!(store.load(), Told::new());
+        assert_eq!(store.load(), PodPolicies::new());
     }
 }

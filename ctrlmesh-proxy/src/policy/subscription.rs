@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use ctrlmesh_common::policy::Policy;
+use ctrlmesh_common::policy::{PodPolicy, Policy};
 use ctrlmesh_common::wire::{
     Entry, Hello, Known, MAX_KNOWN, MAX_REASON_BYTES, PodId, Report, Said, Update, Verdict,
 };
@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 
 use super::api_servers::Servers;
 use super::enforce::show;
-use super::store::{Held, Store, Told};
+use super::store::{PodPolicies, Store};
 use super::{Current, PodName, StoreError};
 use crate::manager_client::{ConnectError, Endpoint};
 use crate::metrics::{ManagerMetrics, Metrics};
@@ -59,7 +59,7 @@ pub struct Client {
     manager: Endpoint,
     served: Served,
     store: Store,
-    told: watch::Sender<Arc<Told>>,
+    policies: watch::Sender<Arc<PodPolicies>>,
     /// Whether that is still to be kept.
     unsaved: Mutex<bool>,
     whole: watch::Sender<bool>,
@@ -72,7 +72,7 @@ pub struct Client {
 #[derive(Clone, Debug)]
 pub struct Followed {
     /// Of which pods what. A pod that is not there is one of which nothing is known.
-    pub told: watch::Receiver<Arc<Told>>,
+    pub policies: watch::Receiver<Arc<PodPolicies>>,
     /// Whether the manager has said everything once: before that, it may know of more pods.
     pub whole: watch::Receiver<bool>,
     /// Where the API server is, besides where everybody is told that it is; proxies inside pods are not told.
@@ -115,18 +115,18 @@ pub fn follow(
         // What is kept of another pod is not this one's.
         kept.retain(|other, _| other == pod);
     }
-    for (pod, held) in &kept {
-        info!(%pod, epoch = held.policy.epoch, "begins with the policy that was kept");
+    for (pod, kept) in &kept {
+        info!(%pod, epoch = kept.policy.epoch, "begins with the policy that was kept");
     }
-    let (told, current) = watch::channel(Arc::new(kept));
+    let (policies, current) = watch::channel(Arc::new(kept));
     let (whole, heard) = watch::channel(false);
     let servers = Servers::open(&manager.state);
-    let followed = Followed { told: current, whole: heard, servers: servers.follow() };
+    let followed = Followed { policies: current, whole: heard, servers: servers.follow() };
     let client = Client {
         manager,
         served,
         store,
-        told,
+        policies,
         unsaved: Mutex::new(false),
         whole,
         servers,
@@ -149,23 +149,23 @@ pub fn follow(
 /// passes without a policy has escaped its shard.
 pub async fn policy_of(
     pod: PodName,
-    mut told: watch::Receiver<Arc<Told>>,
+    mut policies: watch::Receiver<Arc<PodPolicies>>,
     metrics: &Arc<Metrics>,
     drain: &Drain,
 ) -> Option<Current> {
-    drop(told.wait_for(|told| told.contains_key(&pod)).await.ok()?);
-    policy_now(pod, told, metrics, drain, &CancellationToken::new())
+    drop(policies.wait_for(|policies| policies.contains_key(&pod)).await.ok()?);
+    policy_now(pod, policies, metrics, drain, &CancellationToken::new())
 }
 
 /// The policy of `pod`, where there is one, followed until shutdown or until the pod is `gone`.
 pub fn policy_now(
     pod: PodName,
-    mut told: watch::Receiver<Arc<Told>>,
+    mut policies: watch::Receiver<Arc<PodPolicies>>,
     metrics: &Arc<Metrics>,
     drain: &Drain,
     gone: &CancellationToken,
 ) -> Option<Current> {
-    let first = told.borrow_and_update().get(&pod)?.policy.clone();
+    let first = policies.borrow_and_update().get(&pod)?.policy.clone();
     let (sender, current) = watch::channel(first);
     let (shown, name) = (current.clone(), pod.to_string());
     drain.spawn(show(shown, name, metrics.clone(), drain.clone(), gone.clone()));
@@ -177,9 +177,9 @@ pub fn policy_now(
                 () = stop.started() => return,
                 // The pod is served no more.
                 () = gone.cancelled() => return,
-                changed = told.changed() => if changed.is_err() { return },
+                changed = policies.changed() => if changed.is_err() { return },
             }
-            let now = told.borrow_and_update().get(&pod).map(|held| held.policy.clone());
+            let now = policies.borrow_and_update().get(&pod).map(|kept| kept.policy.clone());
             if let Some(now) = now {
                 sender.send_if_modified(|current| {
                     // What means the same stays the same: nobody would hear of another.
@@ -264,13 +264,13 @@ impl Client {
     }
 
     fn hello(&self) -> Hello {
-        let told = self.told.borrow().clone();
-        let known = told.iter().take(MAX_KNOWN).map(|(pod, held)| Known {
-            pod: Some(id(pod, &held.uid)),
-            digest: held.digest,
-            epoch: held.policy.epoch,
-            operator: held.operator.clone(),
-            version: held.version,
+        let policies = self.policies.borrow().clone();
+        let known = policies.iter().take(MAX_KNOWN).map(|(pod, kept)| Known {
+            pod: Some(id(pod, &kept.uid)),
+            digest: kept.digest,
+            epoch: kept.policy.epoch,
+            operator: kept.operator.clone(),
+            version: kept.version,
         });
         let (node, pod) = match &self.served {
             Served::Pod(pod) => (String::new(), Some(id(pod, ""))),
@@ -282,7 +282,7 @@ impl Client {
 
     /// Puts in force what the manager said, keeps it, and says what came of it.
     async fn take(&self, update: Update) -> Vec<Verdict> {
-        let before = self.told.borrow().clone();
+        let before = self.policies.borrow().clone();
         let (after, verdicts) = taken(&before, update, matches!(self.served, Served::Node(_)));
         for verdict in verdicts.iter().filter(|verdict| !verdict.refused.is_empty()) {
             self.metrics.refused.inc();
@@ -290,7 +290,7 @@ impl Client {
         }
         let changed = after != *before;
         if changed {
-            self.told.send_replace(Arc::new(after));
+            self.policies.send_replace(Arc::new(after));
         }
         self.save(changed).await;
         verdicts
@@ -303,9 +303,9 @@ impl Client {
         if !*unsaved {
             return;
         }
-        let (store, told) = (self.store.clone(), self.told.borrow().clone());
+        let (store, policies) = (self.store.clone(), self.policies.borrow().clone());
         // A disk may take its time.
-        let saved = task::spawn_blocking(move || store.save(&told)).await;
+        let saved = task::spawn_blocking(move || store.save(&policies)).await;
         *unsaved = !matches!(saved, Ok(Ok(())));
         drop(unsaved);
         if let Ok(Err(error)) = saved {
@@ -328,7 +328,7 @@ impl Client {
 
 /// What is known after `update`, and what is said to it. Of a pod that is `gone` a node forgets the policy; inside the
 /// pod the last one stays, because what passes without one has escaped its shard.
-fn taken(before: &Told, update: Update, forgets: bool) -> (Told, Vec<Verdict>) {
+fn taken(before: &PodPolicies, update: Update, forgets: bool) -> (PodPolicies, Vec<Verdict>) {
     let mut after = before.clone();
     let mut verdicts = Vec::new();
     for gone in update.gone {
@@ -346,24 +346,26 @@ fn taken(before: &Told, update: Update, forgets: bool) -> (Told, Vec<Verdict>) {
         // Of another incarnation of the pod nothing stays.
         after
             .remove(&pod)
-            .filter(|held| held.uid == id.uid || held.uid.is_empty())
-            .map_or_else(|| (), |held| drop(after.insert(pod.clone(), held)));
+            .filter(|kept| kept.uid == id.uid || kept.uid.is_empty())
+            .map_or_else(|| (), |kept| drop(after.insert(pod.clone(), kept)));
         let digest = entry.digest;
         let refused = match policy(&entry) {
             Ok(policy) => {
-                let held = Held {
+                let pod_policy = PodPolicy {
+                    namespace: id.namespace.clone(),
+                    name: id.name.clone(),
                     uid: id.uid.clone(),
                     digest,
                     operator: entry.operator,
                     version: entry.version,
                     policy: Arc::new(policy),
                 };
-                after.insert(pod.clone(), held);
+                after.insert(pod.clone(), pod_policy);
                 String::new()
             }
             Err(refused) => reason(refused),
         };
-        let epoch = after.get(&pod).map_or(0, |held| held.policy.epoch);
+        let epoch = after.get(&pod).map_or(0, |kept| kept.policy.epoch);
         verdicts.push(Verdict { pod: Some(id), digest, epoch, refused });
     }
     (after, verdicts)
@@ -404,15 +406,15 @@ mod tests {
         Update { policies: policies.to_vec(), ..Update::default() }
     }
 
-    fn epochs(told: &Told) -> Vec<(&str, u64)> {
-        told.iter().map(|(pod, held)| (pod.name.as_str(), held.policy.epoch)).collect()
+    fn epochs(policies: &PodPolicies) -> Vec<(&str, u64)> {
+        policies.iter().map(|(pod, kept)| (pod.name.as_str(), kept.policy.epoch)).collect()
     }
 
     #[test]
     fn a_policy_that_cannot_be_applied_is_refused_with_the_reason_and_the_last_one_stays() {
-        let (told, verdicts) =
-            taken(&Told::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
-        assert_eq!(epochs(&told), [("a", 3)]);
+        let (policies, verdicts) =
+            taken(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        assert_eq!(epochs(&policies), [("a", 3)]);
         assert_eq!((verdicts[0].epoch, verdicts[0].refused.as_str()), (3, ""));
         for (wrong, why) in [
             ("{", "EOF"),
@@ -423,8 +425,8 @@ mod tests {
                 "lock.namespace",
             ),
         ] {
-            let (after, verdicts) = taken(&told, update(&[entry("a", "u", wrong)]), true);
-            assert_eq!(after, told, "{wrong}");
+            let (after, verdicts) = taken(&policies, update(&[entry("a", "u", wrong)]), true);
+            assert_eq!(after, policies, "{wrong}");
             assert_eq!(verdicts[0].epoch, 3);
             assert!(verdicts[0].refused.contains(why), "{}", verdicts[0].refused);
         }
@@ -433,51 +435,59 @@ mod tests {
     #[test]
     fn one_that_is_wrong_does_not_stand_in_anothers_way() {
         let both = update(&[entry("a", "u", "nonsense"), entry("b", "v", r#"{"epoch": 1}"#)]);
-        let (told, verdicts) = taken(&Told::new(), both, true);
-        assert_eq!(epochs(&told), [("b", 1)]);
+        let (policies, verdicts) = taken(&PodPolicies::new(), both, true);
+        assert_eq!(epochs(&policies), [("b", 1)]);
         assert_eq!(verdicts.len(), 2);
     }
 
     #[test]
     fn of_a_pod_that_is_gone_a_node_forgets_the_policy_and_a_sidecar_does_not() {
-        let (told, _) = taken(&Told::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        let (policies, _) =
+            taken(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
         let pod = PodId { namespace: "ns".to_owned(), name: "a".to_owned(), uid: "u".to_owned() };
         let gone = Update { gone: vec![pod], ..Update::default() };
-        assert_eq!(taken(&told, gone.clone(), true).0, Told::new());
-        assert_eq!(taken(&told, gone, false).0, told);
+        assert_eq!(taken(&policies, gone.clone(), true).0, PodPolicies::new());
+        assert_eq!(taken(&policies, gone, false).0, policies);
     }
 
     #[test]
     fn another_incarnation_inherits_nothing() {
-        let (told, _) = taken(&Told::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
-        let (after, verdicts) = taken(&told, update(&[entry("a", "new", "nonsense")]), true);
-        assert_eq!(after, Told::new());
+        let (policies, _) =
+            taken(&PodPolicies::new(), update(&[entry("a", "u", r#"{"epoch": 3}"#)]), true);
+        let (after, verdicts) = taken(&policies, update(&[entry("a", "new", "nonsense")]), true);
+        assert_eq!(after, PodPolicies::new());
         assert_eq!(verdicts[0].epoch, 0);
     }
 
     #[tokio::test]
     async fn a_policy_that_is_told_again_stays_the_one_that_it_was() {
-        let held = |epoch| Told::from([(name(&PodId::default()), held(epoch))]);
-        let (told, receiver) = watch::channel(Arc::new(held(1)));
+        let policies = |epoch| PodPolicies::from([(name(&PodId::default()), pod_policy(epoch))]);
+        let (sender, receiver) = watch::channel(Arc::new(policies(1)));
         let (metrics, drain) = (Metrics::new(), Drain::default());
         let gone = CancellationToken::new();
         let pod = name(&PodId::default());
         let mut current = policy_now(pod, receiver, &metrics, &drain, &gone).unwrap();
         let first = current.borrow_and_update().clone();
-        told.send_replace(Arc::new(held(1)));
+        sender.send_replace(Arc::new(policies(1)));
         for _ in 0..16 {
             task::yield_now().await;
         }
         assert!(Arc::ptr_eq(&first, &current.borrow()));
-        told.send_replace(Arc::new(held(2)));
+        sender.send_replace(Arc::new(policies(2)));
         current.changed().await.unwrap();
         assert_eq!(current.borrow().epoch, 2);
     }
 
-    fn held(epoch: u64) -> Held {
-        let policy = Arc::new(Policy { epoch, ..Policy::default() });
-        let (uid, operator) = (String::new(), String::new());
-        Held { uid, digest: epoch, operator, version: 1, policy }
+    fn pod_policy(epoch: u64) -> PodPolicy {
+        PodPolicy {
+            namespace: String::new(),
+            name: String::new(),
+            uid: String::new(),
+            digest: epoch,
+            operator: String::new(),
+            version: 1,
+            policy: Arc::new(Policy { epoch, ..Policy::default() }),
+        }
     }
 
     #[test]
@@ -500,7 +510,7 @@ mod tests {
             store: Store::open(state.clone()).unwrap(),
             manager,
             served: Served::Node("n".to_owned()),
-            told: watch::Sender::new(Arc::default()),
+            policies: watch::Sender::new(Arc::default()),
             unsaved: Mutex::new(false),
             whole: watch::Sender::new(false),
             servers: Servers::open(&state),
