@@ -1,27 +1,19 @@
-//! `ctrlmesh run`: how does a command from a terminal go through a shard, with nothing installed in the cluster?
+//! `ctrlmesh run`: runs a command from a terminal through a shard, with nothing installed in the cluster.
 //!
 //! It gets a proxy of its own, a kubeconfig in which that proxy stands for the API server, and, with root, a cgroup
 //! whose connections the kernel leads there. Signals, exit code, terminal and output are the command's own. Everything
 //! that is made is gone afterwards; what a killed run leaves, the next one sweeps.
 
+mod args;
 mod kubeconfig;
-mod source;
-mod through;
 mod cluster;
+mod egress;
 mod identity;
 mod folder;
-mod left;
-mod isolate;
 mod error;
-mod generate;
-mod args;
-mod program;
 mod signals;
-mod account;
-mod child;
-mod supervise;
-mod bridge;
-mod route;
+mod interception;
+mod command;
 mod proxy;
 mod report;
 mod session;
@@ -31,13 +23,13 @@ use std::process::ExitCode;
 
 use tracing::warn;
 
+use self::command::RunningCommand;
 use self::error::RunError;
 use self::proxy::Proxy;
-use self::session::{Made, Wanted};
+use self::session::{Inputs, Session};
 use self::signals::{Event, Events};
-use self::supervise::Supervised;
 pub(crate) use args::RunArgs;
-pub(crate) use child::ChildArgs;
+pub(crate) use command::child::ChildArgs;
 
 /// The hidden command by which this program becomes the command that it is to run.
 pub(crate) const CHILD: &str = "run-command";
@@ -66,7 +58,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
 
 /// Becomes the command; returns only where that fails.
 pub(crate) fn become_command(args: ChildArgs) -> ExitCode {
-    match child::become_command(args) {
+    match command::child::become_command(args) {
         Err(error) => {
             report::failure(&error);
             ExitCode::from(error.exit_code())
@@ -75,22 +67,23 @@ pub(crate) fn become_command(args: ChildArgs) -> ExitCode {
 }
 
 fn attempt(args: &RunArgs) -> Result<i32, RunError> {
-    program::find(&args.command[0])?;
+    command::program::find(&args.command[0])?;
     let events = signals::events().map_err(RunError::Signals)?;
-    let wanted = Wanted::find(args)?;
-    let targets = match route::look_up(args, &wanted.cluster, wanted.through.as_ref(), &events)? {
-        ControlFlow::Continue(targets) => targets,
-        ControlFlow::Break(code) => return Ok(code),
-    };
-    let (mut made, setup) = Made::make(args, &wanted, &targets)?;
+    let wanted = Inputs::find(args)?;
+    let targets =
+        match interception::look_up(args, &wanted.cluster, wanted.through.as_ref(), &events)? {
+            ControlFlow::Continue(targets) => targets,
+            ControlFlow::Break(code) => return Ok(code),
+        };
+    let (mut made, setup) = Session::make(args, &wanted, &targets)?;
     let proxy = Proxy::start(setup, events.sender.clone())?;
     if let ControlFlow::Break(code) = ready(&events)? {
         return Ok(code);
     }
     if made.isolation.is_some() {
-        route::follow(&wanted.cluster, events.sender.clone()).map_err(RunError::Start)?;
+        interception::follow(&wanted.cluster, events.sender.clone()).map_err(RunError::Start)?;
     }
-    let mut command = Supervised::start(made.plan(args, &wanted)).map_err(RunError::Start)?;
+    let mut running = RunningCommand::start(made.plan(args, &wanted)).map_err(RunError::Start)?;
     let code = loop {
         match events.receiver.recv() {
             Ok(Event::Resolved(found)) => {
@@ -102,7 +95,7 @@ fn attempt(args: &RunArgs) -> Result<i32, RunError> {
                 warn!(error = &error as &dyn std::error::Error, "the proxy ended");
             }
             Ok(event) => {
-                if let Some(code) = command.handle(&event) {
+                if let Some(code) = running.handle(&event) {
                     break code;
                 }
             }

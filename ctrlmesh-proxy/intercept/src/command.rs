@@ -1,4 +1,7 @@
-//! `ctrlmesh-proxy intercept …`: redirection for anyone, without the rest of the mesh.
+//! The command `intercept`: redirection by hand, without the rest of the mesh.
+
+mod heartbeat;
+mod relay;
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -11,15 +14,16 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use tokio::runtime;
 
-use super::attach::{Attach, Heartbeat, ListenerCheck, Options};
-use super::cgroup::Hierarchy;
-use super::interceptor::Interceptor;
-use super::pin::Pins;
-use super::relay::{self, Relay};
-use super::status::Status;
-use super::target::{Target, Targets};
-use super::uninstall::uninstall;
-use super::{Error, default_pins};
+use crate::Error;
+use crate::command::relay::Relay;
+use crate::default_pins;
+use crate::host::cgroup::Hierarchy;
+use crate::interceptor::Interceptor;
+use crate::interceptor::attach::{Attach, Heartbeat, ListenerCheck, Options};
+use crate::interceptor::status::Status;
+use crate::interceptor::uninstall::uninstall;
+use crate::pins::Pins;
+use crate::target::{Target, Targets};
 
 /// `ctrlmesh-proxy intercept`
 #[derive(Debug, Args)]

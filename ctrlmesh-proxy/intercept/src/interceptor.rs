@@ -1,5 +1,11 @@
 //! Attaches pods and lets go of them; everything that changes the kernel's state goes through here.
 
+pub(crate) mod attach;
+pub(crate) mod status;
+pub(crate) mod register;
+pub(crate) mod serve;
+pub(crate) mod uninstall;
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,28 +14,30 @@ use std::time::Duration;
 
 use ctrlmesh_common::kernel::{MAX_PODS, Member, Outcome};
 
-use super::attach::{Attach, Options};
-use super::cgroup::{Cgroup, Hierarchy};
-use super::enrol::Register;
-use super::map::Maps;
-use super::object::{Limits, Object};
-use super::original::Originals;
-use super::pin::{Pins, Slot};
-use super::record::{Record, State};
-use super::status::Status;
-use super::{Error, link, table};
+use crate::Error;
+use crate::host::cgroup::{Cgroup, Hierarchy};
+use crate::interceptor::attach::{Attach, Options};
+use crate::interceptor::register::Register;
+use crate::interceptor::status::Status;
+use crate::pins::record::{Record, State};
+use crate::pins::{Pins, Slot};
+use crate::programs::link;
+use crate::programs::map::Maps;
+use crate::programs::object::{Limits, Object};
+use crate::programs::original::Originals;
+use crate::programs::target_table;
 
 /// How long a loader that has much to do leaves the lock to others between two pods: who waits for it has to wake up first.
 const TURN: Duration = Duration::from_micros(200);
 
 /// The kernel's programs and maps, in the hands of one owner.
 pub struct Interceptor {
-    pub(super) register: Register,
+    pub(crate) register: Register,
     root: PathBuf,
     limits: Limits,
-    pub(super) object: Object,
+    pub(crate) object: Object,
     /// Cgroups of proxies that ask for `SO_ORIGINAL_DST`.
-    pub(super) answered: Vec<Cgroup>,
+    pub(crate) answered: Vec<Cgroup>,
 }
 
 // === impl Interceptor ===
@@ -57,7 +65,7 @@ impl Interceptor {
     }
 
     /// Replaces programs of another version, if this owner has any pinned.
-    pub(super) fn adopt(options: &Options) -> Result<(), Error> {
+    pub(crate) fn adopt(options: &Options) -> Result<(), Error> {
         let pins = Pins::at(&options.pins);
         if !pins.exist()? {
             return Ok(());
@@ -103,13 +111,13 @@ impl Interceptor {
         if let Some(reserved) = pod.targets.list.iter().find(|target| target.is_reserved()) {
             return Err(Error::Reserved(*reserved));
         }
-        if !table::fits(&pod.targets) {
+        if !target_table::fits(&pod.targets) {
             // It is the caller's mistake, and no reason to close a pod that was not attached.
-            return self.full(table::full());
+            return self.full(target_table::full());
         }
         let cgroup = self.register.hierarchy.cgroup(&pod.cgroup)?;
         let known = self.register.pins.find(&cgroup)?.filter(|record| record.slot.real());
-        let beyond = self.register.pins.beyond(&cgroup)?;
+        let beyond = self.register.pins.without_slot(&cgroup)?;
         beyond.iter().chain(&known).try_for_each(|record| self.mine(record))?;
         self.register.unexcepted(&cgroup, known.as_ref().map(|record| record.slot))?;
         let slot = match &known {
@@ -118,7 +126,8 @@ impl Interceptor {
                 Ok(slot) => slot,
                 Err(error) if !beyond.is_empty() || pod.fail_open => return Err(error),
                 Err(error) => {
-                    let slot = self.register.pins.claim_beyond(&cgroup, &self.register.owner)?;
+                    let slot =
+                        self.register.pins.claim_without_slot(&cgroup, &self.register.owner)?;
                     self.close(slot, &cgroup)?;
                     return Err(error);
                 }
@@ -144,7 +153,7 @@ impl Interceptor {
         let mut records = Vec::new();
         if let Ok(cgroup) = self.register.hierarchy.cgroup(cgroup) {
             records.extend(pins.find(&cgroup)?.filter(|record| record.slot.real()));
-            records.extend(pins.beyond(&cgroup)?);
+            records.extend(pins.without_slot(&cgroup)?);
         }
         if records.is_empty() {
             // Perhaps it is gone, or cannot be seen from here; by its folder, or as it was named when it was there.
@@ -207,14 +216,14 @@ impl Interceptor {
     }
 
     /// Cgroups of this owner's pods.
-    pub(super) fn own(&self) -> Result<BTreeSet<PathBuf>, Error> {
+    pub(crate) fn own(&self) -> Result<BTreeSet<PathBuf>, Error> {
         let attachments = self.status()?.attachments.into_iter();
         let own = attachments.filter(|attachment| attachment.owner == self.register.owner);
         Ok(own.map(|attachment| attachment.cgroup).collect())
     }
 
     /// Cgroups of this owner's pods that have these programs, all of them.
-    pub(super) fn whole(&self) -> Result<BTreeSet<PathBuf>, Error> {
+    pub(crate) fn whole(&self) -> Result<BTreeSet<PathBuf>, Error> {
         let _lock = self.register.pins.lock()?;
         let mut whole = BTreeSet::new();
         for record in self.register.living()? {
@@ -276,14 +285,14 @@ impl Interceptor {
             self.forget(slot)?;
             return Err(error);
         }
-        self.register.pins.enter(slot, State::Attached)?;
+        self.register.pins.set_state(slot, State::Attached)?;
         Ok(slot)
     }
 
     /// Attaches a pod that no table knows: the programs refuse what they do not know.
     fn close(&mut self, slot: Slot, cgroup: &Cgroup) -> Result<(), Error> {
         self.hook(slot, cgroup)?;
-        self.register.pins.enter(slot, State::Closed)
+        self.register.pins.set_state(slot, State::Closed)
     }
 
     fn hook(&mut self, slot: Slot, cgroup: &Cgroup) -> Result<(), Error> {

@@ -6,45 +6,30 @@
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]
 
-mod feature;
 mod target;
-mod privilege;
+mod host;
 mod error;
-pub mod cgroup;
-mod route;
-pub mod listener;
-mod private;
-mod pin;
-mod record;
-mod map;
-mod object;
-mod link;
-mod table;
-mod original;
-mod event;
-mod status;
-mod attach;
-mod enrol;
+mod network;
+mod pins;
+mod programs;
 mod interceptor;
-mod serving;
-mod uninstall;
-mod beats;
-mod relay;
 pub mod command;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-pub use attach::{Attach, Heartbeat, ListenerCheck, Options};
 pub use error::Error;
-pub use event::{Event, Events};
+pub use host::cgroup;
 pub use interceptor::Interceptor;
-pub use object::Limits;
-pub use original::{Original, Originals};
-pub use pin::{Slot, default_pins};
-pub use serving::Pulse;
-pub use status::{Attachment, Status};
+pub use interceptor::attach::{Attach, Heartbeat, ListenerCheck, Options};
+pub use interceptor::serve::HeartbeatWriter;
+pub use interceptor::status::{Attachment, Status};
+pub use interceptor::uninstall::uninstall;
+pub use network::listener;
+pub use pins::{Slot, default_pins};
+pub use programs::event::{Event, Events};
+pub use programs::object::Limits;
+pub use programs::original::{Original, Originals};
 pub use target::{InvalidTarget, Target, Targets};
-pub use uninstall::uninstall;
 
 /// Address from which the proxy connects to a webhook's real server: connections from loopback are not taken over.
 pub const INBOUND_SOURCE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);

@@ -1,4 +1,4 @@
-//! Which connections are redirected?
+//! The targets whose connections are redirected.
 //!
 //! A target is an address and a port, or a prefix and a port. The bits that a prefix leaves open must fit into a source
 //! address, so the widest are /10 for IPv4 and /106 for IPv6: more than any service range of Kubernetes, /12 and /108.
@@ -94,12 +94,12 @@ impl Target {
     }
 
     /// Whether it is an address that connections are redirected to.
-    pub(super) fn is_reserved(self) -> bool {
+    pub(crate) fn is_reserved(self) -> bool {
         kernel::is_reserved(self.address)
     }
 
     /// The key in the kernel's table and the length of its prefix in bits.
-    pub(super) fn key(self, table: u16) -> (u32, TargetKey) {
+    pub(crate) fn key(self, table: u16) -> (u32, TargetKey) {
         (
             kernel::prefix_bits(self.host_bits),
             TargetKey { table, port: self.port.to_be(), address: self.address },
@@ -107,7 +107,7 @@ impl Target {
     }
 
     /// The entry that explains the kernel's index.
-    pub(super) fn destination(self) -> Destination {
+    pub(crate) fn destination(self) -> Destination {
         Destination {
             address: self.address,
             port: self.port.to_be(),
@@ -117,12 +117,12 @@ impl Target {
     }
 
     /// Bits of the address that are open.
-    pub(super) fn host_bits(self) -> u8 {
+    pub(crate) fn host_bits(self) -> u8 {
         self.host_bits
     }
 
     /// Reads an entry back.
-    pub(super) fn of(entry: &Destination) -> Self {
+    pub(crate) fn of(entry: &Destination) -> Self {
         Self { address: entry.address, host_bits: entry.host_bits, port: u16::from_be(entry.port) }
     }
 }

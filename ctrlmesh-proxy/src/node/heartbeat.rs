@@ -46,7 +46,10 @@ struct State {
 
 impl HeartbeatThread {
     /// Begins, for nobody yet.
-    pub(super) fn begin(mut beats: ctrlmesh_intercept::Pulse, drain: &Drain) -> io::Result<Self> {
+    pub(super) fn begin(
+        mut beats: ctrlmesh_intercept::HeartbeatWriter,
+        drain: &Drain,
+    ) -> io::Result<Self> {
         let state = State { slots: BTreeSet::new(), round: Instant::now(), over: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), ended: Condvar::new() });
         let told = shared.clone();

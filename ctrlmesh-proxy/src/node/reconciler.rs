@@ -102,8 +102,8 @@ impl Reconciler {
         let (pod_source, wanted) = PodSource::open(source)?;
         let interceptor = Interceptor::open(Options { pins, ..Options::new(OWNER) })?;
         let originals = Arc::new(interceptor.originals()?);
-        let heartbeat =
-            HeartbeatThread::begin(interceptor.pulse()?, &drain).map_err(NodeError::Heartbeat)?;
+        let heartbeat = HeartbeatThread::begin(interceptor.heartbeat_writer()?, &drain)
+            .map_err(NodeError::Heartbeat)?;
         let metrics = acceptor.metrics.clone();
         let (open, inherited, here) = (HashMap::new(), HashMap::new(), drain.clone());
         let hierarchy = Hierarchy::find()?;

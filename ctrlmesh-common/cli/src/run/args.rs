@@ -1,4 +1,4 @@
-//! What is `run` told?
+//! The arguments of `run`, and the policy that follows from them.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use ctrlmesh_common::policy::{Limit, Lock, Policy};
 use ctrlmesh_common::resource::{ResourceMatch, WILDCARD};
 use ctrlmesh_common::selector::Selector;
 
-use super::error::RunError;
+use crate::run::error::RunError;
 use ctrlmesh_proxy::config::CommonArgs;
 use ctrlmesh_proxy::policy;
 use ctrlmesh_proxy::policy::Source;
@@ -101,7 +101,7 @@ struct Defaults {
 
 impl RunArgs {
     /// The policy of the command, and where it changes; `namespace` is the kubeconfig's.
-    pub(super) fn policy(&self, namespace: &str) -> Result<(Policy, Option<Source>), RunError> {
+    pub(crate) fn policy(&self, namespace: &str) -> Result<(Policy, Option<Source>), RunError> {
         if let Some(file) = &self.sharding_config {
             let namespace = namespace.to_owned();
             let source = Source::Shard { file: file.clone(), shard: self.shard.clone(), namespace };
@@ -133,7 +133,7 @@ impl RunArgs {
 }
 
 /// Deadlines, threads and the like, as the environment sets them for every mode.
-pub(super) fn common() -> Result<CommonArgs, clap::Error> {
+pub(crate) fn common() -> Result<CommonArgs, clap::Error> {
     Defaults::try_parse_from(["run"]).map(|defaults| defaults.common)
 }
 

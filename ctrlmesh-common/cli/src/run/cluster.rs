@@ -1,4 +1,4 @@
-//! Which API server is it, whom does it take us for, and whom do we take it for?
+//! The API server of a context: its address, whom it trusts, and which certificate it is shown.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rustls_pki_types::ServerName;
 
-use super::kubeconfig::{Chosen, Fields, text};
+use crate::run::kubeconfig::{Chosen, Fields, text};
 use ctrlmesh_proxy::config::Upstream;
 use ctrlmesh_proxy::upstream::{Address, Target};
 
@@ -24,24 +24,24 @@ const SYSTEM_AUTHORITIES: &[&str] = &[
 
 /// An API server, as a kubeconfig describes it.
 #[derive(Clone, Debug)]
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     /// The URL as it was written.
-    pub(super) url: String,
-    pub(super) server: Upstream,
-    pub(super) target: Target,
+    pub(crate) url: String,
+    pub(crate) server: Upstream,
+    pub(crate) target: Target,
     /// The names that clients expect in its certificate.
-    pub(super) names: Vec<String>,
+    pub(crate) names: Vec<String>,
     /// Who vouches for it.
-    pub(super) authority: Pem,
+    pub(crate) authority: Pem,
     /// An HTTP or SOCKS proxy on the way.
-    pub(super) proxy_url: Option<String>,
+    pub(crate) proxy_url: Option<String>,
     /// The user's certificate and key.
-    pub(super) identity: Option<(Pem, Pem)>,
+    pub(crate) identity: Option<(Pem, Pem)>,
 }
 
 /// Where a PEM comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Pem {
+pub(crate) enum Pem {
     /// A file, read whenever it is needed.
     File(PathBuf),
     /// It stood in the kubeconfig itself.
@@ -50,53 +50,34 @@ pub(super) enum Pem {
 
 /// Why a cluster or a user cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ClusterError {
-    /// It has no URL.
+pub(crate) enum ClusterError {
     #[error("the cluster of context {context:?} has no server")]
-    NoServer {
-        /// The context.
-        context: String,
-    },
-    /// Not a URL that can be served.
+    NoServer { context: String },
     #[error("the cluster's server {url:?} is not https://HOST:PORT: {why}")]
-    Server {
-        /// The URL.
-        url: String,
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// Nobody would verify the server.
+    Server { url: String, why: &'static str },
     #[error(
         "the cluster says insecure-skip-tls-verify, but the API server is always verified: give its CA with --certificate-authority FILE, or a kubeconfig that has it"
     )]
     Insecure,
-    /// Neither the kubeconfig nor the system says whom to believe.
     #[error(
         "the cluster names no certificate authority and this system keeps none: give the CA with --certificate-authority FILE"
     )]
     NoAuthority,
-    /// A `…-data` field that is none.
     #[error("decode {field} of the kubeconfig")]
     Data {
-        /// The field.
         field: String,
-        /// What is wrong.
         #[source]
         source: base64::DecodeError,
     },
-    /// A certificate without its key, or the other way round.
     #[error("the user of context {context:?} has a client certificate or a key, but not both")]
-    HalfIdentity {
-        /// The context.
-        context: String,
-    },
+    HalfIdentity { context: String },
 }
 
 // === impl Cluster ===
 
 impl Cluster {
     /// Reads the chosen context; `authority` stands in place of the kubeconfig's.
-    pub(super) fn of(chosen: &Chosen, authority: Option<PathBuf>) -> Result<Self, ClusterError> {
+    pub(crate) fn of(chosen: &Chosen, authority: Option<PathBuf>) -> Result<Self, ClusterError> {
         let context = || chosen.name.clone();
         let cluster = &chosen.cluster;
         let url =
@@ -138,7 +119,7 @@ fn server(url: &str) -> Result<Upstream, ClusterError> {
     if path || rest.contains(['?', '#']) {
         return Err(wrong(
             url,
-            "requests below a path cannot be told apart; name the API server itself",
+            "requests below a path cannot be endpoint apart; name the API server itself",
         ));
     }
     let bare = format!("https://{}", rest.trim_end_matches('/'));

@@ -1,7 +1,7 @@
-//! Where does one run keep its files, and what did runs leave that were killed?
+//! The folder of one run, and the removal of folders that killed runs left.
 //!
-//! Each run has a folder of its own, 0700, with a lock in it that it holds while it lives. The kernel lets go of the lock
-//! however the process ends, so whoever can take it knows that nobody is left to clean up, in whatever PID namespace.
+//! Each run has a folder of its own, 0700, and holds a lock in it while it lives. The kernel releases the lock however the
+//! process ends. So a lock that is free marks a folder that can be removed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -22,7 +22,7 @@ const PINS: &str = "pins";
 
 /// A run's folder; removed when dropped.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     /// Held until the process ends.
     lock: Option<File>,
@@ -30,30 +30,22 @@ pub(super) struct Folder {
 
 /// Why files cannot be kept.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FolderError {
-    /// The file system refuses.
+pub(crate) enum FolderError {
     #[error("{doing} `{path}` (--run-dir DIR takes another folder)")]
     File {
-        /// What was being done.
         doing: &'static str,
-        /// To what.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: io::Error,
     },
-    /// Somebody else could read keys there.
     #[error(
         "`{path}` is not a folder that only this user can enter: remove it, or set XDG_RUNTIME_DIR"
     )]
-    NotOurs {
-        /// The folder of all runs.
-        path: PathBuf,
-    },
+    NotOurs { path: PathBuf },
 }
 
 /// The folder of all of a user's runs.
-pub(super) fn usual() -> PathBuf {
+pub(crate) fn usual() -> PathBuf {
     let user = unistd::geteuid();
     if user.is_root() {
         return PathBuf::from("/run/ctrlmesh/run");
@@ -68,7 +60,7 @@ pub(super) fn usual() -> PathBuf {
 
 impl Folder {
     /// Makes a new folder below `root`, and hands those of runs that were killed to `sweep` before they are removed.
-    pub(super) fn create(root: &Path, sweep: impl Fn(&Self)) -> Result<Self, FolderError> {
+    pub(crate) fn create(root: &Path, sweep: impl Fn(&Self)) -> Result<Self, FolderError> {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700).create(root).map_err(failed("create", root))?;
         let about = fs::symlink_metadata(root).map_err(failed("look at", root))?;
@@ -92,32 +84,32 @@ impl Folder {
     }
 
     /// What tells this run from others.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// Makes a folder in it.
-    pub(super) fn subfolder(&self, name: &str) -> Result<PathBuf, FolderError> {
+    pub(crate) fn subfolder(&self, name: &str) -> Result<PathBuf, FolderError> {
         let path = self.path.join(name);
         DirBuilder::new().mode(0o700).create(&path).map_err(failed("create", &path))?;
         Ok(path)
     }
 
     /// Makes a link in it.
-    pub(super) fn link(&self, to: &Path, name: &str) -> Result<(), FolderError> {
+    pub(crate) fn link(&self, to: &Path, name: &str) -> Result<(), FolderError> {
         let path = self.path.join(name);
         symlink(to, &path).map_err(failed("create", &path))
     }
 
     /// Writes a file that only this user can read.
-    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, FolderError> {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, FolderError> {
         let path = self.path.join(name);
         self.new_file(name)?.write_all(bytes).map_err(failed("write", &path))?;
         Ok(path)
     }
 
     /// Notes a cgroup and pins, before they are made, for whoever has to remove them.
-    pub(super) fn note(&self, cgroup: &Path, pins: &Path) -> Result<(), FolderError> {
+    pub(crate) fn note(&self, cgroup: &Path, pins: &Path) -> Result<(), FolderError> {
         for (name, path) in [(PINS, pins), (CGROUP, cgroup)] {
             let file = self.path.join(name);
             fs::write(&file, path.as_os_str().as_encoded_bytes())
@@ -127,7 +119,7 @@ impl Folder {
     }
 
     /// The cgroup and pins that were noted.
-    pub(super) fn noted(&self) -> Option<(PathBuf, PathBuf)> {
+    pub(crate) fn noted(&self) -> Option<(PathBuf, PathBuf)> {
         let read = |name| fs::read_to_string(self.path.join(name)).ok().map(PathBuf::from);
         read(CGROUP).zip(read(PINS))
     }

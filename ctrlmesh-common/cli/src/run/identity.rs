@@ -1,5 +1,4 @@
-//! How does the proxy prove to the API server that it speaks for the user, and the command prove to the proxy that it
-//! may?
+//! The certificates of the user, which the proxy presents, and of the command.
 //!
 //! The user's certificate is presented by the proxy, because TLS ends there. So that nobody else on this machine can
 //! speak for the user by connecting to the proxy, the command gets a certificate of this run's own authority in its
@@ -25,7 +24,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, SignatureScheme};
 use tracing::warn;
 
-use super::cluster::Pem;
+use crate::run::cluster::Pem;
 use ctrlmesh_proxy::net::tls;
 
 /// How far a clock may be behind ours.
@@ -35,20 +34,20 @@ const CLOCK_SKEW: Duration = Duration::from_mins(5);
 const VALIDITY: Duration = Duration::from_hours(24 * 365 * 10);
 
 /// The certificate authority of one run.
-pub(super) struct Authority {
+pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 /// A certificate and its key, PEM.
 #[derive(Clone, Debug)]
-pub(super) struct Credential {
-    pub(super) certificate: String,
-    pub(super) key: String,
+pub(crate) struct Credential {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
 }
 
 /// The user's certificate, read again for every connection: credential helpers replace it.
 #[derive(Debug)]
-pub(super) struct Identity {
+pub(crate) struct Identity {
     certificate: Pem,
     key: Pem,
     last: RwLock<Arc<CertifiedKey>>,
@@ -56,32 +55,23 @@ pub(super) struct Identity {
 
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum IdentityError {
-    /// A file cannot be read.
+pub(crate) enum IdentityError {
     #[error("read `{path}`, which the kubeconfig names")]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// It is no PEM of the kind.
     #[error("read the kubeconfig's {what}")]
     Pem {
-        /// The kind.
         what: &'static str,
-        /// What is wrong.
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    /// Certificate and key do not fit together, or not into the TLS library.
     #[error("use the kubeconfig's client certificate")]
     Refused(#[source] rustls::Error),
-    /// This run's own certificates cannot be made.
     #[error("make the certificates of this run")]
     Make(#[source] rcgen::Error),
-    /// What asks for certificates cannot be made.
     #[error("ask for the certificates of this run")]
     Verifier(#[source] rustls::server::VerifierBuilderError),
 }
@@ -90,7 +80,7 @@ pub(super) enum IdentityError {
 
 impl Authority {
     /// A new one, believed by nobody but the command of this run.
-    pub(super) fn new() -> Result<Self, IdentityError> {
+    pub(crate) fn new() -> Result<Self, IdentityError> {
         let mut params = valid();
         params.distinguished_name.push(DnType::CommonName, "ctrlmesh run");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -101,12 +91,12 @@ impl Authority {
     }
 
     /// Its own certificate and key.
-    pub(super) fn credential(&self) -> Credential {
+    pub(crate) fn credential(&self) -> Credential {
         Credential { certificate: self.issuer.pem(), key: self.issuer.key().serialize_pem() }
     }
 
     /// What the command proves itself with.
-    pub(super) fn issue(&self) -> Result<Credential, IdentityError> {
+    pub(crate) fn issue(&self) -> Result<Credential, IdentityError> {
         let mut params = valid();
         params.distinguished_name.push(DnType::CommonName, "command");
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -117,7 +107,7 @@ impl Authority {
     }
 
     /// Asks clients for a certificate that was issued here.
-    pub(super) fn verifier(&self) -> Result<Arc<dyn ClientCertVerifier>, IdentityError> {
+    pub(crate) fn verifier(&self) -> Result<Arc<dyn ClientCertVerifier>, IdentityError> {
         let mut roots = RootCertStore::empty();
         roots.add(self.issuer.der().clone()).map_err(IdentityError::Refused)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), tls::provider());
@@ -129,7 +119,7 @@ impl Authority {
 
 impl Pem {
     /// Its bytes.
-    pub(super) fn read(&self) -> Result<Vec<u8>, IdentityError> {
+    pub(crate) fn read(&self) -> Result<Vec<u8>, IdentityError> {
         match self {
             Self::Data(bytes) => Ok(bytes.clone()),
             Self::File(path) => {
@@ -143,7 +133,7 @@ impl Pem {
 
 impl Identity {
     /// Reads certificate and key.
-    pub(super) fn load(certificate: Pem, key: Pem) -> Result<Self, IdentityError> {
+    pub(crate) fn load(certificate: Pem, key: Pem) -> Result<Self, IdentityError> {
         let last = RwLock::new(certified(&certificate, &key)?);
         Ok(Self { certificate, key, last })
     }

@@ -2,25 +2,28 @@
 //!
 //! Their fields stay a map, so that the command gets those that nobody here knows.
 
+pub(crate) mod generate;
+pub(crate) mod source;
+
 use kube::config::Kubeconfig;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// The fields of a cluster, a user or a context.
-pub(super) type Fields = Map<String, Value>;
+pub(crate) type Fields = Map<String, Value>;
 
 /// One context, and what it names.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Chosen {
-    pub(super) name: String,
-    pub(super) context: Fields,
-    pub(super) cluster: Fields,
+pub(crate) struct Chosen {
+    pub(crate) name: String,
+    pub(crate) context: Fields,
+    pub(crate) cluster: Fields,
     /// Empty where the context names no user.
-    pub(super) user: Fields,
+    pub(crate) user: Fields,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub(super) enum ChooseError {
+pub(crate) enum ChooseError {
     #[error(
         "the kubeconfig has no current-context: choose one with --context, or with `kubectl config use-context` ({contexts})"
     )]
@@ -33,10 +36,10 @@ pub(super) enum ChooseError {
 
 /// The contexts of a kubeconfig, sorted.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct ContextNames(Vec<String>);
+pub(crate) struct ContextNames(Vec<String>);
 
 /// Chooses `context`, or else the current context.
-pub(super) fn choose(config: &Kubeconfig, context: Option<&str>) -> Result<Chosen, ChooseError> {
+pub(crate) fn choose(config: &Kubeconfig, context: Option<&str>) -> Result<Chosen, ChooseError> {
     let name = context.or(config.current_context.as_deref()).unwrap_or_default();
     if name.is_empty() {
         return Err(ChooseError::NoCurrent { contexts: ContextNames::of(config) });
@@ -66,7 +69,7 @@ pub(super) fn choose(config: &Kubeconfig, context: Option<&str>) -> Result<Chose
 }
 
 /// A field that is a text, and not an empty one.
-pub(super) fn text<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
+pub(crate) fn text<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
     fields.get(name)?.as_str().filter(|text| !text.is_empty())
 }
 

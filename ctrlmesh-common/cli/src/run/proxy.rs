@@ -1,6 +1,6 @@
-//! How does the proxy serve one command?
+//! Serves one command with the sidecar's own serving threads.
 //!
-//! With the sidecar's own serving threads, from a thread of its own; the process's first thread waits for the command.
+//! The proxy has a thread of its own; the process's first thread waits for the command.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use tokio::sync::{oneshot, watch};
 use tokio::time;
 use tokio_rustls::TlsConnector;
 
-use super::bridge;
-use super::cluster::Cluster;
-use super::error::RunError;
-use super::signals::Event;
-use super::through::Through;
+use crate::run::cluster::Cluster;
+use crate::run::egress::EgressProxy;
+use crate::run::egress::tunnel;
+use crate::run::error::RunError;
+use crate::run::signals::Event;
 use ctrlmesh_proxy::app::{AppError, Parts};
 use ctrlmesh_proxy::config::CommonArgs;
 use ctrlmesh_proxy::metrics::Metrics;
@@ -39,22 +39,22 @@ use ctrlmesh_runtime::drain::Drain;
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// What is served, and how.
-pub(super) struct Setup {
-    pub(super) args: CommonArgs,
-    pub(super) listener: TcpListener,
-    pub(super) cluster: Cluster,
-    pub(super) through: Option<Through>,
-    pub(super) trust: Arc<Trust>,
-    pub(super) presented: Arc<Presented>,
+pub(crate) struct Setup {
+    pub(crate) args: CommonArgs,
+    pub(crate) listener: TcpListener,
+    pub(crate) cluster: Cluster,
+    pub(crate) through: Option<EgressProxy>,
+    pub(crate) trust: Arc<Trust>,
+    pub(crate) presented: Arc<Presented>,
     /// Whom to serve.
-    pub(super) verifier: Arc<dyn ClientCertVerifier>,
-    pub(super) policy: Policy,
+    pub(crate) verifier: Arc<dyn ClientCertVerifier>,
+    pub(crate) policy: Policy,
     /// Where the policy changes, if it can.
-    pub(super) source: Option<policy::Source>,
+    pub(crate) source: Option<policy::Source>,
 }
 
 /// The proxy, serving.
-pub(super) struct Proxy {
+pub(crate) struct Proxy {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     metrics: Arc<Metrics>,
@@ -62,19 +62,19 @@ pub(super) struct Proxy {
 
 /// What was counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) accepted: u64,
-    pub(super) tls_failed: u64,
-    pub(super) requests: u64,
-    pub(super) injected: u64,
-    pub(super) refused: u64,
+pub(crate) struct Counts {
+    pub(crate) accepted: u64,
+    pub(crate) tls_failed: u64,
+    pub(crate) requests: u64,
+    pub(crate) injected: u64,
+    pub(crate) refused: u64,
 }
 
 // === impl Proxy ===
 
 impl Proxy {
     /// Begins to serve; `events` hears once it does, or why not.
-    pub(super) fn start(setup: Setup, events: Sender<Event>) -> Result<Self, RunError> {
+    pub(crate) fn start(setup: Setup, events: Sender<Event>) -> Result<Self, RunError> {
         let metrics = Metrics::new();
         let counted = metrics.clone();
         let (stop, stopped) = oneshot::channel();
@@ -90,7 +90,7 @@ impl Proxy {
     }
 
     /// Ends it; what it has counted.
-    pub(super) fn finish(mut self) -> Counts {
+    pub(crate) fn finish(mut self) -> Counts {
         self.end();
         counts(&self.metrics.render().unwrap_or_default())
     }
@@ -147,7 +147,7 @@ async fn begin(
 ) -> Result<Vec<JoinHandle<()>>, RunError> {
     let mut target = setup.cluster.target.clone();
     if let Some(through) = setup.through {
-        let bridge = bridge::start(through, setup.cluster.server.clone(), drain);
+        let bridge = tunnel::start(through, setup.cluster.server.clone(), drain);
         target.address = Address::Socket(bridge.await.map_err(RunError::Start)?);
     }
     reach(&setup.trust, &target, setup.args.connect_timeout)

@@ -1,7 +1,6 @@
-//! What does whoever sits at the terminal see of us?
+//! Writes errors, explanations and a summary to standard error.
 //!
-//! Standard error is the command's too, so little: what goes wrong, with `--explain` what is rewritten, and one line at the
-//! end. Each line begins with our name.
+//! Standard error is the command's, too, so there is little, and each line begins with our name.
 
 use std::env;
 use std::error::Error;
@@ -14,7 +13,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::proxy::Counts;
+use crate::run::proxy::Counts;
 use ctrlmesh_proxy::serve::explain;
 
 /// What stands before each line.
@@ -27,7 +26,7 @@ const LOG: &str = "CTRLMESH_PROXY_RUN_LOG";
 struct Plain;
 
 /// Sends log lines to standard error: what is wrong, and with `explained` what is done.
-pub(super) fn init(explained: bool) {
+pub(crate) fn init(explained: bool) {
     use tracing_subscriber::util::SubscriberInitExt as _;
 
     let rest = env::var(LOG).unwrap_or_else(|_| "warn".to_owned());
@@ -39,12 +38,12 @@ pub(super) fn init(explained: bool) {
 }
 
 /// The line at the end.
-pub(super) fn summary(counts: Counts) {
+pub(crate) fn summary(counts: Counts) {
     say(&summed(counts));
 }
 
 /// An error and its causes.
-pub(super) fn failure(error: &dyn Error) {
+pub(crate) fn failure(error: &dyn Error) {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

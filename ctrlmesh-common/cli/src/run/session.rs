@@ -1,4 +1,4 @@
-//! What is wanted, what is made for it, and what is the command told?
+//! Reads the inputs of a run, and makes the files, keys and redirection that the command needs.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -11,21 +11,21 @@ use rustls::client::ResolvesClientCert;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 
-use super::account;
-use super::args::{self, Interception, RunArgs};
-use super::child::Preparation;
-use super::cluster::{Cluster, Pem};
-use super::error::RunError;
-use super::folder::{self, Folder};
-use super::generate::{self, Told};
-use super::identity::{Authority, Credential, Identity};
-use super::isolate::{self, Isolation};
-use super::kubeconfig::{self, Chosen, text};
-use super::proxy::Setup;
-use super::route::{self, Route};
-use super::source::{self, SERVICE_ACCOUNT, Source};
-use super::supervise::Plan;
-use super::through::{self, Through};
+use crate::run::args::{self, Interception, RunArgs};
+use crate::run::cluster::{Cluster, Pem};
+use crate::run::command::Plan;
+use crate::run::command::child::Preparation;
+use crate::run::egress::{self, EgressProxy};
+use crate::run::error::RunError;
+use crate::run::folder::{self, Folder};
+use crate::run::identity::{Authority, Credential, Identity};
+use crate::run::interception::isolate::{self, Isolation};
+use crate::run::interception::service_account;
+use crate::run::interception::{self, Route};
+use crate::run::kubeconfig::generate::{self, ProxyEndpoint};
+use crate::run::kubeconfig::source::{self, SERVICE_ACCOUNT, Source};
+use crate::run::kubeconfig::{self, Chosen, text};
+use crate::run::proxy::Setup;
 use ctrlmesh_proxy::net::tls::issue;
 use ctrlmesh_proxy::net::tls::issue::Presented;
 use ctrlmesh_proxy::net::tls::trust::Trust;
@@ -41,18 +41,18 @@ const EXCEPTIONS: [&str; 2] = ["NO_PROXY", "no_proxy"];
 
 /// What is to be run, before anything is made.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(crate) struct Inputs {
     source: Source,
     chosen: Chosen,
-    pub(super) cluster: Cluster,
-    pub(super) through: Option<Through>,
+    pub(crate) cluster: Cluster,
+    pub(crate) through: Option<EgressProxy>,
     policy: Policy,
     policy_source: Option<policy::Source>,
 }
 
 /// What was made for the command; gone when dropped.
-pub(super) struct Made {
-    pub(super) isolation: Option<Isolation>,
+pub(crate) struct Session {
+    pub(crate) isolation: Option<Isolation>,
     interception: Interception,
     /// Where the command is to connect.
     server: String,
@@ -79,11 +79,11 @@ struct Keys {
     trust: Arc<Trust>,
 }
 
-// === impl Wanted ===
+// === impl Inputs ===
 
-impl Wanted {
+impl Inputs {
     /// Reads all that is named.
-    pub(super) fn find(args: &RunArgs) -> Result<Self, RunError> {
+    pub(crate) fn find(args: &RunArgs) -> Result<Self, RunError> {
         let source = source::find(args.kubeconfig.as_deref(), &args.command)?;
         let context = args.context.as_deref().or(source.context.as_deref());
         let chosen = kubeconfig::choose(&source.kubeconfig, context)?;
@@ -91,18 +91,18 @@ impl Wanted {
         let namespace = text(&chosen.context, "namespace").unwrap_or("default");
         let (policy, policy_source) = args.policy(namespace)?;
         let environment = |name: &str| env::var(name).ok();
-        let through = through::find(&cluster.server, cluster.proxy_url.as_deref(), environment)?;
+        let through = egress::find(&cluster.server, cluster.proxy_url.as_deref(), environment)?;
         Ok(Self { source, chosen, cluster, through, policy, policy_source })
     }
 }
 
-// === impl Made ===
+// === impl Session ===
 
-impl Made {
+impl Session {
     /// Makes everything but the proxy and the command themselves; `targets` is what eBPF redirects.
-    pub(super) fn make(
+    pub(crate) fn make(
         args: &RunArgs,
-        wanted: &Wanted,
+        wanted: &Inputs,
         targets: &[SocketAddr],
     ) -> Result<(Self, Setup), RunError> {
         let cluster = &wanted.cluster;
@@ -111,20 +111,21 @@ impl Made {
         let folder = Folder::create(&root, isolate::sweep)?;
         let keys = Keys::make(cluster, &folder)?;
         let Route { interception, listener, isolation } =
-            route::open(args, wanted.through.as_ref(), &folder, targets)?;
+            interception::open(args, wanted.through.as_ref(), &folder, targets)?;
         let port = listener.local_addr().map_err(RunError::Start)?.port();
         let server = match interception {
             Interception::Ebpf => cluster.url.clone(),
             Interception::Env | Interception::Kubeconfig => format!("https://127.0.0.1:{port}"),
         };
-        let told = Told {
+        let endpoint = ProxyEndpoint {
             server: &server,
             authority: &keys.authority,
             credential: keys.credential.as_ref(),
         };
-        let kubeconfig = folder.write("kubeconfig", &generate::kubeconfig(&wanted.chosen, told))?;
+        let kubeconfig =
+            folder.write("kubeconfig", &generate::kubeconfig(&wanted.chosen, endpoint))?;
         let account = (interception == Interception::Env)
-            .then(|| account::write(&folder, &wanted.chosen, cluster, &keys.authority))
+            .then(|| service_account::write(&folder, &wanted.chosen, cluster, &keys.authority))
             .transpose()?;
         let setup = Setup {
             args: common,
@@ -151,7 +152,7 @@ impl Made {
     }
 
     /// How the command is started so that it comes here.
-    pub(super) fn plan(&self, args: &RunArgs, wanted: &Wanted) -> Plan {
+    pub(crate) fn plan(&self, args: &RunArgs, wanted: &Inputs) -> Plan {
         let replaced = |argument: &OsStr| {
             let named = |file: &PathBuf| generate::names(argument, file);
             if wanted.source.files.iter().any(named) {
@@ -170,7 +171,7 @@ impl Made {
     }
 
     /// What the command sees in the place of files that it may know by name; only root can have that.
-    fn binds(&self, wanted: &Wanted) -> Vec<(PathBuf, PathBuf)> {
+    fn binds(&self, wanted: &Inputs) -> Vec<(PathBuf, PathBuf)> {
         if self.interception != Interception::Ebpf {
             return Vec::new();
         }
@@ -183,7 +184,7 @@ impl Made {
         binds
     }
 
-    fn variables(&self, wanted: &Wanted) -> Vec<(&'static str, Option<OsString>)> {
+    fn variables(&self, wanted: &Inputs) -> Vec<(&'static str, Option<OsString>)> {
         let mut variables = vec![("KUBECONFIG", Some(self.kubeconfig.clone().into()))];
         let host = match self.interception {
             // Connecting to the API server itself is what leads here.
@@ -208,8 +209,8 @@ impl Made {
         variables
     }
 
-    fn explain(&self, wanted: &Wanted, arguments_changed: bool) {
-        let Wanted { source, cluster, policy, .. } = wanted;
+    fn explain(&self, wanted: &Inputs, arguments_changed: bool) {
+        let Inputs { source, cluster, policy, .. } = wanted;
         let files: Vec<String> =
             source.files.iter().map(|file| file.display().to_string()).collect();
         let files =

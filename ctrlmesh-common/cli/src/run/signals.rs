@@ -13,8 +13,9 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
 
-use super::error::RunError;
-use super::{OWN_FAILURE, SIGNALLED};
+use crate::run::OWN_FAILURE;
+use crate::run::SIGNALLED;
+use crate::run::error::RunError;
 
 /// What the kernel says of a signal that a terminal sends, not a process.
 const SENT_BY_KERNEL: i32 = 0x80;
@@ -35,7 +36,7 @@ const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Si
 
 /// What happened.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// A signal for the command.
     Signal {
         signal: Signal,
@@ -52,16 +53,16 @@ pub(super) enum Event {
 
 /// Where events come out, and a way in for more.
 #[derive(Debug)]
-pub(super) struct Events {
-    pub(super) receiver: mpsc::Receiver<Event>,
-    pub(super) sender: mpsc::Sender<Event>,
+pub(crate) struct Events {
+    pub(crate) receiver: mpsc::Receiver<Event>,
+    pub(crate) sender: mpsc::Sender<Event>,
 }
 
 // === impl Events ===
 
 impl Events {
     /// The next event; the exit code, where that is a signal which ends a process.
-    pub(super) fn next(&self) -> ControlFlow<i32, Event> {
+    pub(crate) fn next(&self) -> ControlFlow<i32, Event> {
         match self.receiver.recv() {
             Ok(Event::Signal { signal, .. }) if ends(signal) => {
                 ControlFlow::Break(SIGNALLED + signal as i32)
@@ -74,7 +75,7 @@ impl Events {
 }
 
 /// Begins to read signals. To be called before any other thread is there.
-pub(super) fn events() -> Result<Events, Errno> {
+pub(crate) fn events() -> Result<Events, Errno> {
     blocked().thread_block()?;
     let signals = SignalFd::new(&blocked())?;
     let (sender, receiver) = mpsc::channel();
@@ -87,7 +88,7 @@ pub(super) fn events() -> Result<Events, Errno> {
 }
 
 /// Undoes in a child what [`events`] did to signals: a command would inherit it.
-pub(super) fn release() -> Result<(), Errno> {
+pub(crate) fn release() -> Result<(), Errno> {
     blocked().thread_unblock()
 }
 
