@@ -1,6 +1,6 @@
 //! The contracts of ctrlmesh: what the kernel, the proxy, the manager and users agree on.
 #![cfg_attr(not(feature = "core"), no_std)]
-#![warn(missing_docs)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod kernel;
 #[cfg(feature = "loader")]

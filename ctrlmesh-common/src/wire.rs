@@ -18,14 +18,14 @@ pub const SIGN: &str = "/ctrlmesh.v1.Mesh/Sign";
 /// The call of a replica that tells the leader what its proxies said: [`Receipts`] go up, one [`Relayed`] comes down.
 pub const RELAY: &str = "/ctrlmesh.v1.Mesh/Relay";
 
-/// The call of a replica that asks the leader for the shard of a pod: one [`Seat`], one [`Seated`].
-pub const SEAT: &str = "/ctrlmesh.v1.Mesh/Seat";
+/// The call of a replica that asks the leader for the shard of a pod: one [`ShardRequest`], one [`ShardReply`].
+pub const ASSIGN_SHARD: &str = "/ctrlmesh.v1.Mesh/AssignShard";
 
-/// Metadata of [`FOLLOW`] in which a proxy shows the last [`Update::voucher`].
-pub const VOUCHER: &str = "ctrlmesh-voucher-bin";
+/// Metadata of [`FOLLOW`] in which a proxy shows the last [`Update::ticket`].
+pub const REVIEW_TICKET: &str = "ctrlmesh-review-ticket-bin";
 
-/// Longest voucher that is shown, in bytes: one for the longest names that there are.
-pub const MAX_VOUCHER_BYTES: usize = 2048;
+/// Longest ticket that is shown, in bytes: one for the longest names that there are.
+pub const MAX_REVIEW_TICKET_BYTES: usize = 2048;
 
 /// Largest message that goes up, in bytes: a [`Hello`] with [`MAX_KNOWN`] pods of the longest names there are.
 pub const MAX_REPORT_BYTES: usize = 1024 * 1024;
@@ -61,9 +61,12 @@ mod tests {
         assert_eq!(read.namespace, "n");
     }
 
-    /// One message of each kind with every field set, and its bytes.
-    fn samples() -> Vec<(Vec<u8>, &'static str)> {
-        let pod = || Some(PodId { namespace: "n".into(), name: "p".into(), uid: "u".into() });
+    fn pod() -> Option<PodId> {
+        Some(PodId { namespace: "n".into(), name: "p".into(), uid: "u".into() })
+    }
+
+    /// The messages of the stream of policies, with every field set, and their bytes.
+    fn stream_samples() -> [(Vec<u8>, &'static str); 3] {
         let known = Known { pod: pod(), digest: 1, epoch: 2, operator: "n/s".into(), version: 300 };
         let hello =
             Hello { node: "node".into(), pod: pod(), version: "0.1".into(), known: vec![known] };
@@ -79,20 +82,10 @@ mod tests {
             policies: vec![entry],
             gone: pod().into_iter().collect(),
             more: true,
-            voucher: Bytes::from_static(b"v"),
+            ticket: Bytes::from_static(b"v"),
             servers: vec!["10.0.0.1:443".into()],
         };
-        let receipt = Receipt {
-            pod: pod(),
-            epoch: 2,
-            refused: "no".into(),
-            connected: true,
-            last_contact: 300,
-            digest: 1,
-        };
-        let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
-        let seat = Seat { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
-        vec![
+        [
             (
                 Report { said: Some(Said::Hello(hello)) }.encode_to_vec(),
                 "0a360a046e6f646512090a016e1201701a01751a03302e31221e0a090a016e1201701a0175110100000000000000180222036e2f7328ac02",
@@ -105,6 +98,23 @@ mod tests {
                 update.encode_to_vec(),
                 "0a200a090a016e1201701a01751101000000000000001a027b7d22036e2f7328ac0212090a016e1201701a017518012201762a0c31302e302e302e313a343433",
             ),
+        ]
+    }
+
+    /// The same of all other messages.
+    fn call_samples() -> [(Vec<u8>, &'static str); 6] {
+        let receipt = Receipt {
+            pod: pod(),
+            epoch: 2,
+            refused: "no".into(),
+            connected: true,
+            last_contact: 300,
+            digest: 1,
+        };
+        let labels = [("a", "b"), ("c", "d")].map(|(key, value)| (key.into(), value.into()));
+        let request =
+            ShardRequest { namespace: "n".into(), labels: labels.into(), replica_set: "r".into() };
+        [
             (SignRequest { request: Bytes::from_static(b"r") }.encode_to_vec(), "0a0172"),
             (Signed { chain: vec![Bytes::from_static(b"c")] }.encode_to_vec(), "0a0163"),
             (
@@ -112,15 +122,17 @@ mod tests {
                 "0a1f0a090a016e1201701a017510021a026e6f200128ac02310100000000000000",
             ),
             (Relayed {}.encode_to_vec(), ""),
-            (seat.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),
-            (Seated { shard: "s".into() }.encode_to_vec(), "0a0173"),
+            (request.encode_to_vec(), "0a016e12060a016112016212060a01631201641a0172"),
+            (ShardReply { shard: "s".into() }.encode_to_vec(), "0a0173"),
         ]
     }
 
     #[test]
     fn every_field_keeps_its_number_and_type() {
-        for (bytes, expected) in samples() {
-            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        for (bytes, expected) in stream_samples().into_iter().chain(call_samples()) {
+            let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+            let hex: String =
+                digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect();
             assert_eq!(hex, expected);
         }
     }

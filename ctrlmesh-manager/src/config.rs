@@ -61,11 +61,12 @@ pub struct RunArgs {
         value_name = "NAMESPACE/NAME"
     )]
     pub account: String,
-    /// Service account of the manager's namespace as which labels are put right, so that the API server can let that wait; the
-    /// manager must be allowed to impersonate it. Without it, that is done as all the rest is
+    /// Service account of the manager's namespace as which labels are put right, so that the API server can let that
+    /// wait; the manager must be allowed to impersonate it. Without it, that is done as all the rest is
     #[arg(long, env = "CTRLMESH_MANAGER_BACKGROUND_ACCOUNT", value_name = "NAME")]
     pub background_account: Option<String>,
-    /// File with this replica's token, made out to `ctrlmesh`, with which it tells the leader what its proxies said, and asks it for pods' shards
+    /// File with this replica's token, made out to `ctrlmesh`, with which it tells the leader what its proxies said,
+    /// and asks it for pods' shards
     #[arg(long, env = "CTRLMESH_MANAGER_TOKEN", value_name = "FILE")]
     pub token: Option<PathBuf>,
     /// Where the other replicas reach this one's gRPC, with or without its port; the default is where it listens

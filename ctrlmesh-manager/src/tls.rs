@@ -15,8 +15,8 @@ pub use ctrlmesh_runtime::tls::{ALPN_HTTP1, ALPN_HTTP2};
 #[derive(Debug)]
 pub struct Presented(RwLock<Arc<CertifiedKey>>);
 
-/// The one cryptographic library in use. AES-128 first: its handshake hashes by SHA-256, which processors have instructions
-/// for, and ten thousand proxies may come together.
+/// The one cryptographic library in use. AES-128 first: its handshake hashes by SHA-256, which processors have
+/// instructions for, and ten thousand proxies may come together.
 pub fn provider() -> Arc<CryptoProvider> {
     let mut provider = tls::provider();
     let suites = &mut Arc::make_mut(&mut provider).cipher_suites;

@@ -1,8 +1,8 @@
 //! What does the proxy cost, beside nothing, nginx and a bare hyper relay?
 //!
-//! `cargo bench -p ctrlmesh-proxy -- request|list|watch|rule|idle|profile [--quick]`. All contestants run at once and are asked
-//! in turn; every other round goes from the last to the first. CPU is what the kernel counts for a contestant's
-//! processes. Each figure is the median of the rounds, with the least and the greatest.
+//! `cargo bench -p ctrlmesh-proxy -- request|list|watch|rule|idle|profile [--quick]`. All contestants run at once and
+//! are asked in turn; every other round goes from the last to the first. CPU is what the kernel counts for a
+//! contestant's processes. Each figure is the median of the rounds, with the least and the greatest.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

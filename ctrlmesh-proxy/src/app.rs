@@ -122,11 +122,8 @@ async fn begin_sidecar(
                 drain,
             )?;
             // Nothing is served before the policy is known.
-            let Some(policy) =
-                subscription::policy_of(pod, followed.policies, metrics, drain).await
-            else {
-                return Ok(Begun::default());
-            };
+            let first = subscription::policy_of(pod, followed.policies, metrics, drain);
+            let Some(policy) = first.await else { return Ok(Begun::default()) };
             policy
         }
     };
@@ -177,8 +174,8 @@ fn ready_once_reached(
     Ok(())
 }
 
-/// Waits until the proxy's own connections reach the API server. Until the node's proxy knows this container, the kernel
-/// redirects them back to this proxy.
+/// Waits until the proxy's own connections reach the API server. Until the node's proxy knows this container, the
+/// kernel redirects them back to this proxy.
 async fn api_server_reached(target: &Target, trust: &Trust) {
     loop {
         let reached = time::timeout(REACH_TIMEOUT, Box::pin(target.reach(trust))).await;

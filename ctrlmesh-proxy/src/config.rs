@@ -63,8 +63,8 @@ pub struct CommonArgs {
         value_name = "N"
     )]
     pub max_connections_per_pod: usize,
-    /// How much memory the process may use: in bytes, or with Ki, Mi or Gi behind it. Half of it may wait for those who do
-    /// not read, and a quarter of that for one pod, where one process serves many.
+    /// How much memory the process may use: in bytes, or with Ki, Mi or Gi behind it. Half of it may wait for those who
+    /// do not read, and a quarter of that for one pod, where one process serves many.
     #[arg(
         long,
         env = "CTRLMESH_PROXY_MEMORY_LIMIT",
@@ -78,8 +78,8 @@ pub struct CommonArgs {
     /// How long the API server may take to answer what is not a watch, a log, an exec or the like.
     #[arg(long, env = "CTRLMESH_PROXY_RESPONSE_TIMEOUT", default_value = "120s", value_name = "DURATION", value_parser = duration)]
     pub response_timeout: Duration,
-    /// How long nothing may come over an HTTP/2 connection from the API server: after two thirds of that it is asked by a
-    /// PING whether it is still there, and then it is given up, with the watches on it.
+    /// How long nothing may come over an HTTP/2 connection from the API server: after two thirds of that it is asked by
+    /// a PING whether it is still there, and then it is given up, with the watches on it.
     #[arg(long, env = "CTRLMESH_PROXY_SILENCE_TIMEOUT", default_value = "45s", value_name = "DURATION", value_parser = duration)]
     pub silence_timeout: Duration,
     /// How long a client may take from connecting to the end of its first request's head.
@@ -103,8 +103,8 @@ pub struct SidecarArgs {
     /// The API server, as https://HOST:PORT; the default is what Kubernetes tells every pod.
     #[arg(long, env = "CTRLMESH_PROXY_UPSTREAM", value_name = "URL")]
     pub upstream: Option<Upstream>,
-    /// Where the node's proxy has the kernel send connections, on all addresses; only those that come from inside the pod
-    /// are taken.
+    /// Where the node's proxy has the kernel send connections, on all addresses; only those that come from inside the
+    /// pod are taken.
     #[arg(long, env = "CTRLMESH_PROXY_REDIRECTED", value_name = "PORT", value_parser = value_parser!(u16).range(1..))]
     pub redirected: Option<u16>,
     /// Where the pod's policy comes from; without one, and without a manager, everything passes.
@@ -133,8 +133,8 @@ pub struct NodeArgs {
     /// The manager, that tells the pods of this node and their policies instead.
     #[command(flatten)]
     pub manager: ManagerArgs,
-    /// Our own `DaemonSet`: where it is gone when this process ends, or its namespace, pods are let go of; otherwise they
-    /// wait for the next process.
+    /// Our own `DaemonSet`: where it is gone when this process ends, or its namespace, pods are let go of; otherwise
+    /// they wait for the next process.
     #[arg(
         long,
         env = "CTRLMESH_PROXY_DAEMON_SET",
@@ -156,14 +156,15 @@ pub struct NodeArgs {
     #[arg(long, env = "CTRLMESH_PROXY_REDIRECT_PORT", value_name = "PORT",
           default_value_t = port::PROXY_REDIRECTED, value_parser = value_parser!(u16).range(1..))]
     pub redirect_port: u16,
-    /// Folder in which a process that ends meets the one that follows: it serves on until that one does, and gives it its
-    /// listeners, so that nothing is refused in between. Without it, what is new is refused.
+    /// Folder in which a process that ends meets the one that follows: it serves on until that one does, and gives it
+    /// its listeners, so that nothing is refused in between. Without it, what is new is refused.
     #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_DIR", value_name = "DIR")]
     pub handover_dir: Option<PathBuf>,
     /// How long a process that is told to end serves on where none has come yet to follow it.
     #[arg(long, env = "CTRLMESH_PROXY_HANDOVER_TIMEOUT", default_value = "60s", value_name = "DURATION", value_parser = duration)]
     pub handover_timeout: Duration,
-    /// Where `ctrlmesh-proxy probe` asks this process and no other: with two of them on a node, only one has --admin-listen.
+    /// Where `ctrlmesh-proxy probe` asks this process and no other: with two of them on a node, only one has
+    /// --admin-listen.
     #[arg(long, env = "CTRLMESH_PROXY_PROBE_SOCKET", value_name = "FILE")]
     pub probe_socket: Option<PathBuf>,
     /// Folder of the pins, on a BPF file system.

@@ -1,7 +1,7 @@
 //! The gRPC connection to the manager.
 //!
-//! It runs over HTTP/2 and TLS, is verified by the manager's own CA, and carries the pod's token in every call. Token and
-//! CA are read again for each connection, because both change while a proxy runs.
+//! It runs over HTTP/2 and TLS, is verified by the manager's own CA, and carries the pod's token in every call. Token
+//! and CA are read again for each connection, because both change while a proxy runs.
 
 use std::future::{self, Future};
 use std::io;
@@ -223,17 +223,17 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, ConnectError> {
 // === impl Connection ===
 
 impl Connection {
-    /// Begins the stream of policies. `reports` begins with a hello; `voucher` is the manager's last one, or empty.
+    /// Begins the stream of policies. `reports` begins with a hello; `ticket` is the manager's last one, or empty.
     pub async fn follow(
         &mut self,
         reports: ReceiverStream<Report>,
-        voucher: &[u8],
+        ticket: &[u8],
     ) -> Result<Streaming<Update>, Status> {
         let mut request = self.request(reports);
-        if (1..=wire::MAX_VOUCHER_BYTES).contains(&voucher.len()) {
-            let mut value = MetadataValue::from_bytes(voucher);
+        if (1..=wire::MAX_REVIEW_TICKET_BYTES).contains(&ticket.len()) {
+            let mut value = MetadataValue::from_bytes(ticket);
             value.set_sensitive(true);
-            request.metadata_mut().insert_bin(wire::VOUCHER, value);
+            request.metadata_mut().insert_bin(wire::REVIEW_TICKET, value);
         }
         self.ready().await?;
         let codec = ProstCodec::<Report, Update>::default();

@@ -1,7 +1,7 @@
 //! Serves the pods of a node.
 //!
-//! `reconciler` serves the pods of a list, four times a second and whenever something changed. One process at a time does
-//! so (`handover`). A process that is told to stop serves until its successor does. Where ctrlmesh is removed, no
+//! `reconciler` serves the pods of a list, four times a second and whenever something changed. One process at a time
+//! does so (`handover`). A process that is told to stop serves until its successor does. Where ctrlmesh is removed, no
 //! successor comes, and it takes everything out of the kernel (`removal`).
 
 mod network;

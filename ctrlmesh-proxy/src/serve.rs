@@ -143,8 +143,8 @@ impl Server {
 
     /// Passes a connection without TLS to its destination, as long as the policy lets everything pass.
     ///
-    /// A TLS alert, an `SSLv2` hello or a PROXY line may stand before an ordinary handshake, to which nobody would apply
-    /// the policy.
+    /// A TLS alert, an `SSLv2` hello or a PROXY line may stand before an ordinary handshake, to which nobody would
+    /// apply the policy.
     async fn pass(
         &self,
         stream: TcpStream,

@@ -63,7 +63,8 @@ pub struct Dialer {
     pub trust: Arc<Trust>,
     /// For opening a connection, TLS included.
     pub deadline: Duration,
-    /// An HTTP/2 connection over which nothing arrives for so long is given up. The proxy sends a PING after two thirds.
+    /// An HTTP/2 connection over which nothing arrives for so long is given up. The proxy sends a PING after two
+    /// thirds.
     pub silence: Duration,
     /// All threads share it.
     pub http1_only: Arc<Http1Only>,
@@ -216,8 +217,8 @@ impl Dialer {
 // === impl Upstream ===
 
 impl Upstream {
-    /// `leaving` is notified once the API server asks its client to go elsewhere; `unread` counts the bytes that wait to
-    /// be sent to the API server.
+    /// `leaving` is notified once the API server asks its client to go elsewhere; `unread` counts the bytes that wait
+    /// to be sent to the API server.
     pub fn new(
         http2: bool,
         dialer: Rc<Dialer>,
@@ -245,8 +246,8 @@ impl Upstream {
         }
     }
 
-    /// Does the same within `deadline`. A connection that misses it gets no further requests, because another may lead to
-    /// another API server.
+    /// Does the same within `deadline`. A connection that misses it gets no further requests, because another may lead
+    /// to another API server.
     pub async fn send_within(
         &self,
         request: Request<Relay>,

@@ -2,8 +2,8 @@
 //!
 //! While the policy stays, bytes pass as they come. When the policy changes, the watch is cut at the end of a frame.
 //! The proxy reads which objects join and leave, as of the version that the client last saw, and continues with the new
-//! selector. Where that is impossible the watch ends with 410, and the client lists again. At shutdown the watch ends at
-//! the end of a frame.
+//! selector. Where that is impossible the watch ends with 410, and the client lists again. At shutdown the watch ends
+//! at the end of a frame.
 
 pub(crate) mod splice;
 pub(crate) mod upgraded;

@@ -63,8 +63,8 @@ async fn a_watch_newer_than_the_change_is_not_spliced() {
     let (open, _) = bed.watch(Version::HTTP_2, WATCH, &[]).await;
     bed.change(&pods(2, "team=b")).await;
     let (_, _send) = soon("the new watch", bed.watches.recv()).await.unwrap();
-    // The API server is asked for the version that it has now, 9, when nobody reads under the old policy any more. Asked
-    // is not answered: until the proxy has written the answer down, whoever comes is led over.
+    // The API server is asked for the version that it has now, 9, when nobody reads under the old policy any more.
+    // Asked is not answered: until the proxy has written the answer down, whoever comes is led over.
     until("the version", || async { bed.kept().contains("\"version\":9") }).await;
     assert!(bed.listed().iter().any(|list| list.ends_with("limit=1")));
     drop(open);

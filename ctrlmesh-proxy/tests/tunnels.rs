@@ -80,8 +80,8 @@ async fn what_is_not_tls_passes_to_the_api_server_as_it_is() {
     assert_eq!(answer, "not here");
 }
 
-/// What stands before a handshake, or in its place, that some server takes: a warning alert (Go's does), an `SSLv2` hello,
-/// a PROXY line, and plain HTTP.
+/// What stands before a handshake, or in its place, that some server takes: a warning alert (Go's does), an `SSLv2`
+/// hello, a PROXY line, and plain HTTP.
 const NOT_TLS: [&[u8]; 4] = [
     b"\x15\x03\x01\x00\x02\x01\x5a",
     b"\x80\x2e\x01\x03\x01\x00\x15",

@@ -1,6 +1,7 @@
 //! Raw bytes into the pure core: what must hold whatever they are.
 //!
-//! The fuzzer calls these functions with nightly; the tests of `ctrlmesh-request` call them with stable, on seeded input.
+//! The fuzzer calls these functions with nightly; the tests of `ctrlmesh-request` call them with stable, on seeded
+//! input.
 
 use std::borrow::Cow;
 

@@ -43,8 +43,8 @@ const BEGUN: &str = "CTRLMESH_DEMO_BEGUN";
 const CGROUP2: &str = "the kernel programs need a cgroup2 mount: \
     mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified";
 
-/// Sets up and builds behind a supervisor, so that nothing is left where that is interrupted, and becomes the demo, which has a
-/// supervisor of its own.
+/// Sets up and builds behind a supervisor, so that nothing is left where that is interrupted, and becomes the demo,
+/// which has a supervisor of its own.
 ///
 /// # Errors
 /// Where something cannot be set up or built.

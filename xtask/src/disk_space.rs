@@ -10,8 +10,8 @@ use anyhow::{Result, bail};
 use crate::run::root;
 use crate::tools;
 
-/// What each folder takes when everything is there, in MB, as measured and rounded up: what Go and we build once per machine,
-/// and what the demo, unit tests, or all tests, have cargo build.
+/// What each folder takes when everything is there, in MB, as measured and rounded up: what Go and we build once per
+/// machine, and what the demo, unit tests, or all tests, have cargo build.
 const TOOLS_MB: u64 = 700;
 const GO_MODULES_MB: u64 = 1500;
 pub(crate) const GO_BUILDS_MB: u64 = 4500;

@@ -72,9 +72,9 @@ fn collect(folder: &Path, pages: &mut Vec<PathBuf>, sources: &mut Vec<PathBuf>) 
             if !PASSED_OVER.contains(&name) {
                 collect(&path, pages, sources)?;
             }
-        } else if name.ends_with(".md") {
+        } else if path.extension().is_some_and(|extension| extension == "md") {
             pages.push(path);
-        } else if name.ends_with(".rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             sources.push(path);
         }
     }

@@ -238,8 +238,8 @@ fn build_one(image: Image, debug: bool, scratch: &Path) -> Result<PathBuf> {
 }
 
 /// Builds our programs as images for tests have them, into a folder of this run, and gives it. Those who find it in
-/// [`PROGRAMS`] build none: cargo keeps one program of a name, and would exchange it under the tests that run meanwhile,
-/// which have other features. Where the run does not remove it, the next build does.
+/// [`PROGRAMS`] build none: cargo keeps one program of a name, and would exchange it under the tests that run
+/// meanwhile, which have other features. Where the run does not remove it, the next build does.
 ///
 /// # Errors
 /// Where a program cannot be built or copied.

@@ -1,4 +1,5 @@
-//! What the project's own commands do. It compiles in seconds: whatever needs a Kubernetes client is a crate of its own.
+//! What the project's own commands do. It compiles in seconds: whatever needs a Kubernetes client is a crate of its
+//! own.
 #![forbid(unsafe_code)]
 
 pub mod tools;

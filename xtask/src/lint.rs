@@ -67,7 +67,8 @@ pub fn check_all() -> Result<()> {
     Ok(())
 }
 
-/// Writes the definitions of our resources into `deploy/crds`, and what the manager may do into `deploy/manager/rbac.yaml`.
+/// Writes the definitions of our resources into `deploy/crds`, and what the manager may do into
+/// `deploy/manager/rbac.yaml`.
 ///
 /// # Errors
 /// Where they cannot be built or written.

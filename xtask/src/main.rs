@@ -60,8 +60,9 @@ enum Command {
 /// The folder of this crate, when it was built.
 const BUILT_IN: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Whether it was built where it is run, as far as cargo says where that is. It builds nothing again where a checkout was moved
-/// or copied with its target folder, and we, and all tests, would go on with the files that are at the old place.
+/// Whether it was built where it is run, as far as cargo says where that is. It builds nothing again where a checkout
+/// was moved or copied with its target folder, and we, and all tests, would go on with the files that are at the old
+/// place.
 fn is_in_place(here: Option<&OsStr>) -> bool {
     let crate_folder = here.map(Path::new).filter(|folder| folder.ends_with("xtask"));
     crate_folder.is_none_or(|folder| folder == Path::new(BUILT_IN))

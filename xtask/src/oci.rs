@@ -29,7 +29,8 @@ pub(crate) struct About<'a> {
     pub(crate) description: &'a str,
     /// The program that it runs, a path in the image.
     pub(crate) entrypoint: &'a str,
-    /// Whether it is for this machine only: its layer is then stored as it is, which is large, and nobody packs and unpacks it.
+    /// Whether it is for this machine only: its layer is then stored as it is, which is large, and nobody packs and
+    /// unpacks it.
     pub(crate) local: bool,
 }
 

@@ -1,4 +1,5 @@
-//! What a released program says of the folders in which it was built: nothing, so that two checkouts give the same bytes.
+//! What a released program says of the folders in which it was built: nothing, so that two checkouts give the same
+//! bytes.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -50,15 +51,16 @@ impl Paths {
     pub(crate) fn keep_out(&self, cargo: &mut Command) {
         let rust = self.flags("--remap-path-prefix").join(SEPARATOR.as_ref());
         let own = env::var_os("CFLAGS").into_iter();
-        // A C compiler's flags are parted at spaces: one that has any is left out, and the program is looked at all the same.
+        // A C compiler's flags are parted at spaces: one that has any is left out, and the program is looked at all the
+        // same.
         let parted = |flag: &OsString| flag.as_encoded_bytes().iter().any(u8::is_ascii_whitespace);
         let mapped = self.flags("-ffile-prefix-map").into_iter().filter(|flag| !parted(flag));
         let c: Vec<OsString> = own.chain(mapped).collect();
         cargo.env("CARGO_ENCODED_RUSTFLAGS", rust).env("CFLAGS", c.join(" ".as_ref()));
     }
 
-    /// The same for a build whose flags are in the configuration of its folder, for programs of `target`: what is said here
-    /// is put to those. The kernel programs' debug information is part of the program that loads them.
+    /// The same for a build whose flags are in the configuration of its folder, for programs of `target`: what is said
+    /// here is put to those. The kernel programs' debug information is part of the program that loads them.
     pub(crate) fn keep_out_of(&self, target: &str, cargo: &mut Command) {
         let flags = self.flags("--remap-path-prefix");
         let flags: Vec<String> =

@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 use crate::progress::say;
 use crate::tools;
 
-/// Variable that opens unstable features. Test binaries get it for libtest's times; a compiler must not inherit it from them,
-/// or cargo builds everything anew.
+/// Variable that opens unstable features. Test binaries get it for libtest's times; a compiler must not inherit it from
+/// them, or cargo builds everything anew.
 pub(crate) const BOOTSTRAP: &str = "RUSTC_BOOTSTRAP";
 
 /// Variables that the running toolchain sets, and that must not reach another one.

@@ -1,8 +1,8 @@
-//! Sees to it that nothing is left, however a run of tests, or the set-up of the demo, ends: a shell in front of it, which
-//! hears what it is told.
+//! Sees to it that nothing is left, however a run of tests, or the set-up of the demo, ends: a shell in front of it,
+//! which hears what it is told.
 //!
-//! The run is a process group of its own, so that Ctrl-C reaches the shell alone, and the shell reaches everybody in it.
-//! Where the shell itself is killed, the run ends its own group.
+//! The run is a process group of its own, so that Ctrl-C reaches the shell alone, and the shell reaches everybody in
+//! it. Where the shell itself is killed, the run ends its own group.
 
 use std::ffi::OsStr;
 use std::os::unix::process::{CommandExt as _, parent_id};
@@ -20,12 +20,13 @@ const DONE: &str = "CTRLMESH_TEST_GUARDED";
 /// How often the run looks whether its supervisor is there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// `$0` is this program, `$1` the kubeconfig of the cluster that things are taken out of at the end (empty: none), `$2` what
-/// is not empty where the shell is to become this program again at a good end, and the rest what the run is told. A shell has what it starts in the background ignore SIGINT and SIGQUIT, which everything
-/// below it would inherit. What is told before there is a run reaches it once there is one, and again until it hears: a
-/// process that was just forked may lose a signal. However the run ends, what it leaves ends with it: by SIGINT, which has Go
-/// take away what it has in the folder of temporary files, after 1 s by SIGTERM, or after 10 s by SIGKILL. What was being
-/// built then is taken away, too.
+/// `$0` is this program, `$1` the kubeconfig of the cluster that things are taken out of at the end (empty: none), `$2`
+/// what is not empty where the shell is to become this program again at a good end, and the rest what the run is told.
+/// A shell has what it starts in the background ignore SIGINT and SIGQUIT, which everything below it would inherit.
+/// What is told before there is a run reaches it once there is one, and again until it hears: a process that was just
+/// forked may lose a signal. However the run ends, what it leaves ends with it: by SIGINT, which has Go take away what
+/// it has in the folder of temporary files, after 1 s by SIGTERM, or after 10 s by SIGKILL. What was being built then
+/// is taken away, too.
 const SHELL: &str = r#"
 cluster=$1
 again=$2
@@ -73,7 +74,8 @@ fi
 exit "$status"
 "#;
 
-/// Whether this process is the run, and not what begins it. From then on it ends, and all of its group, when its supervisor does.
+/// Whether this process is the run, and not what begins it. From then on it ends, and all of its group, when its
+/// supervisor does.
 pub(crate) fn follow() -> bool {
     let named = env::var(GUARD).ok().and_then(|text| text.parse().ok());
     let Some(supervisor) = named.filter(|supervisor| *supervisor == parent_id()) else {
@@ -141,7 +143,8 @@ mod tests {
 
     use super::*;
 
-    /// In the place of this program: starts one that hears no SIGHUP, says which, and waits; or says what it was to remove.
+    /// In the place of this program: starts one that hears no SIGHUP, says which, and waits; or says what it was to
+    /// remove.
     const PROGRAM: &str = r#"#!/bin/sh
 cd "$(dirname "$0")" || exit
 case $1 in
@@ -244,7 +247,8 @@ esac
         assert!(kill.unwrap().success());
     }
 
-    /// Whether whoever started us has made this signal do nothing, as nohup does: no shell can have it do something again.
+    /// Whether whoever started us has made this signal do nothing, as nohup does: no shell can have it do something
+    /// again.
     fn is_ignored(number: i32) -> bool {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let mut lines = status.lines();

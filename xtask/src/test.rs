@@ -1,7 +1,7 @@
 //! Runs every tier of tests, and prints a table of what was run and what was not.
 //!
-//! The name of a test target decides its tier: `kernel*`, `control_plane*`, `node*` and `operator*` are those tiers. Every
-//! other file in a `tests/` folder is of the socket tier, and tests in the sources are the unit tier.
+//! The name of a test target decides its tier: `kernel*`, `control_plane*`, `node*` and `operator*` are those tiers.
+//! Every other file in a `tests/` folder is of the socket tier, and tests in the sources are the unit tier.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -56,8 +56,8 @@ pub struct Options {
     /// Run only the tests whose names contain this
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
-    /// Run the node tier against this cluster instead of a node of our own; the images must be there. What the tests put
-    /// there is taken away at the end, so one that has ctrlmesh already is refused
+    /// Run the node tier against this cluster instead of a node of our own; the images must be there. What the tests
+    /// put there is taken away at the end, so one that has ctrlmesh already is refused
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Run this many test binaries at once: they mostly wait [default: one more than there are processors]
@@ -156,8 +156,8 @@ impl Tier {
         none.then(|| Outcome { complete: true, ..Outcome::default() })
     }
 
-    /// Why it cannot run on this machine, if so; `programs` says whether the kernel programs were built just now. Those of
-    /// an earlier build are not what is to be tested.
+    /// Why it cannot run on this machine, if so; `programs` says whether the kernel programs were built just now. Those
+    /// of an earlier build are not what is to be tested.
     fn obstacle(self, programs: bool) -> Option<String> {
         match self {
             Self::Unit => None,

@@ -13,7 +13,8 @@ use std::{env, fs, io, process};
 /// Variable that names the folder of the programs that we build.
 pub const CACHE: &str = "CTRLMESH_TOOLS";
 
-/// Variable that names a folder with etcd and kube-apiserver to use instead of ours, as in controller-runtime's envtest.
+/// Variable that names a folder with etcd and kube-apiserver to use instead of ours, as in controller-runtime's
+/// envtest.
 pub const ASSETS: &str = "KUBEBUILDER_ASSETS";
 
 /// The release of Kubernetes that the test bed runs.
@@ -40,12 +41,12 @@ pub const CARGO_FUZZ: &str = "0.13.2";
 /// The programs that a folder of [`ASSETS`] must have; of all others ours is used where it lacks them.
 const OF_ASSETS: [&str; 2] = ["etcd", "kube-apiserver"];
 
-/// After what time a build that nobody touches, and whose process is not to be seen here, has been interrupted: it may be of
-/// another container, or of another machine.
+/// After what time a build that nobody touches, and whose process is not to be seen here, has been interrupted: it may
+/// be of another container, or of another machine.
 const ABANDONED_AFTER: Duration = Duration::from_hours(1);
 
-/// The folder of the programs that we build: `$CTRLMESH_TOOLS`, else `ctrlmesh` in `$XDG_CACHE_HOME`, else in `~/.cache`.
-/// Who has no home, has it where everybody keeps what is to last.
+/// The folder of the programs that we build: `$CTRLMESH_TOOLS`, else `ctrlmesh` in `$XDG_CACHE_HOME`, else in
+/// `~/.cache`. Who has no home, has it where everybody keeps what is to last.
 pub fn cache() -> PathBuf {
     let home = env::home_dir().filter(|home| home.is_absolute());
     cache_of(folder(CACHE), folder("XDG_CACHE_HOME"), home)
@@ -189,8 +190,8 @@ pub fn put(target: &Path, build: impl FnOnce(&Path) -> anyhow::Result<()>) -> an
     result
 }
 
-/// Moves `staged` to `target`, in place of the folder that was there `before`. What another process put there meanwhile is
-/// as good, and in use: it stays.
+/// Moves `staged` to `target`, in place of the folder that was there `before`. What another process put there meanwhile
+/// is as good, and in use: it stays.
 fn replace(staged: &Path, target: &Path, before: Option<u64>) -> io::Result<()> {
     match fs::rename(staged, target) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {

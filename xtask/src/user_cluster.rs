@@ -1,7 +1,7 @@
 //! Runs the demo and the tests in a cluster that belongs to the user.
 //!
-//! A cluster that already has what they make is refused before anything is changed. At their end everything that they made
-//! is removed.
+//! A cluster that already has what they make is refused before anything is changed. At their end everything that they
+//! made is removed.
 
 use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt as _;
@@ -85,8 +85,8 @@ fn queries(namespaces: &[String]) -> Vec<Vec<String>> {
     queries
 }
 
-/// Takes everything out of a cluster that the demo or the tests put there: what they made first, so that nobody is needed
-/// any more who would have to let it go. Where there is nothing of it, nothing is changed.
+/// Takes everything out of a cluster that the demo or the tests put there: what they made first, so that nobody is
+/// needed any more who would have to let it go. Where there is nothing of it, nothing is changed.
 ///
 /// # Errors
 /// Where something cannot be deleted; the rest is all the same.

@@ -7,8 +7,8 @@ use std::{fs, io};
 
 use xtask::tools;
 
-/// In the place of rustup's programs: a nightly toolchain with the source of `core` below `$0`, whose cargo builds nothing,
-/// and says what it was asked for.
+/// In the place of rustup's programs: a nightly toolchain with the source of `core` below `$0`, whose cargo builds
+/// nothing, and says what it was asked for.
 const RUSTC: &str = r#"case $* in
 *sysroot) echo "$(dirname "$0")/../sysroot" ;;
 -vV) echo commit-hash: 0 ;;

@@ -23,8 +23,8 @@ fn said(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 
-/// Sets up with these programs on the path and no others, where nothing may be installed: what it lists, and all that it
-/// says.
+/// Sets up with these programs on the path and no others, where nothing may be installed: what it lists, and all that
+/// it says.
 fn refused(programs: &[(&str, &str)]) -> io::Result<(Vec<String>, String)> {
     let (code, said) = ended(setup(), programs)?;
     assert_eq!(code, Some(2), "{said}");

@@ -16,7 +16,8 @@ use crate::files::{exit_code, manifests};
 /// What is asked for.
 #[derive(Args, Debug)]
 pub(crate) struct Compile {
-    /// A YAML or JSON file with ShardingConfigs, and the pods, workloads and namespaces that they speak of, or a folder of such; may be given several times
+    /// A YAML or JSON file with ShardingConfigs, and the pods, workloads and namespaces that they speak of, or a folder
+    /// of such; may be given several times
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
     /// What this command printed before: what has not changed since keeps its epoch

@@ -35,8 +35,7 @@ impl<F: Future + Unpin> PollOnWake<F> {
     /// `future` is polled once at first, and then after each time it wakes.
     pub fn new(future: F) -> Self {
         let wakes = Arc::<Wakes>::default();
-        let waker = Waker::from(wakes.clone());
-        Self { future, wakes, waker, task: None }
+        Self { future, waker: Waker::from(wakes.clone()), wakes, task: None }
     }
 
     fn poll_if_woken(&mut self, cx: &Context<'_>) -> Poll<F::Output> {

@@ -57,13 +57,13 @@ pub struct RateLimiting {
     /// The limit's name, distinct within the resource.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// How much is allowed: a token bucket. Absent: nothing is counted, which only the trigger policies `ForceOpened` and
-    /// `ForceClosed` allow.
+    /// How much is allowed: a token bucket. Absent: nothing is counted, which only the trigger policies `ForceOpened`
+    /// and `ForceClosed` allow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Bucket>,
-    /// When the breaker opens. Normal: when the bucket is empty, until it recovers. `LimiterOnly`: never, requests beyond
-    /// the bucket are refused one by one. `ForceOpened`: it is open, `ForceClosed`: it is closed, whatever the bucket
-    /// says. Default Normal.
+    /// When the breaker opens. Normal: when the bucket is empty, until it recovers. `LimiterOnly`: never, requests
+    /// beyond the bucket are refused one by one. `ForceOpened`: it is open, `ForceClosed`: it is closed, whatever the
+    /// bucket says. Default Normal.
     #[serde(default)]
     pub trigger_policy: TriggerPolicy,
     /// How a breaker that has opened closes again; used with the trigger policy Normal only. Absent: Manual.
@@ -79,8 +79,8 @@ pub struct RateLimiting {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub rest_rules: Vec<RestRule>,
-    /// Free-form properties, kept for compatibility; nothing reads them. Absent or empty: none. At most 64, of at most 1024
-    /// characters each.
+    /// Free-form properties, kept for compatibility; nothing reads them. Absent or empty: none. At most 64, of at most
+    /// 1024 characters each.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64, "additionalProperties" = {"type": "string", "maxLength": 1024}))]
     pub properties: BTreeMap<String, String>,

@@ -122,7 +122,8 @@ pub struct FaultResources {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
     pub namespaces: Vec<String>,
-    /// Resources, `resource/subresource` included; `"*"` is every resource. Absent or empty: every resource. At most 64.
+    /// Resources, `resource/subresource` included; `"*"` is every resource. Absent or empty: every resource. At most
+    /// 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 127)), extend("x-kubernetes-list-type" = "atomic"))]
     pub resources: Vec<String>,
@@ -161,7 +162,8 @@ pub struct TextMatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub exact: Option<String>,
-    /// A regular expression, in the syntax of Go's regexp (RE2), that must match the whole text. Absent where `exact` is there.
+    /// A regular expression, in the syntax of Go's regexp (RE2), that must match the whole text. Absent where `exact`
+    /// is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub regex: Option<String>,

@@ -1,7 +1,7 @@
 //! `ManagerState`: where the managers are, and by which labels objects are shared out.
 //!
-//! The addresses are for people and for other programs; ours do not need them. The labels are the managers' memory: flags
-//! say which labels are wanted, and this object says which are in force, across restarts.
+//! The addresses are for people and for other programs; ours do not need them. The labels are the managers' memory:
+//! flags say which labels are wanted, and this object says which are in force, across restarts.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
@@ -61,8 +61,8 @@ pub struct ManagerStateStatus {
     /// By which labels objects are shared out. Absent until a leader has written it: then what the managers were told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<LabelsStatus>,
-    /// `Relabelled`: whether every object carries the labels that the managers were told, and no others of theirs. Absent until
-    /// it is first written.
+    /// `Relabelled`: whether every object carries the labels that the managers were told, and no others of theirs.
+    /// Absent until it is first written.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -62,7 +62,8 @@ pub struct ShardingConfigSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<Webhook>,
     /// The share of objects: each limit restricts some resources to the objects that its selector matches. A resource
-    /// may be covered by one limit only. Required unless `root` is set; absent or empty there, and not used. At most 64.
+    /// may be covered by one limit only. Required unless `root` is set; absent or empty there, and not used. At most
+    /// 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub limits: Vec<Limit>,
@@ -187,8 +188,8 @@ pub struct Root {
     /// A first shard of chosen namespaces and hashes, for a new version. Absent: no canary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<Canary>,
-    /// Divides what the canary leaves evenly. Absent where `manual` is there; exactly one of the two is required, unless
-    /// `disable` is true.
+    /// Divides what the canary leaves evenly. Absent where `manual` is there; exactly one of the two is required,
+    /// unless `disable` is true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<Auto>,
     /// Divides what the canary leaves as written here. Every hash must be in exactly one shard. Absent or empty where
@@ -223,8 +224,8 @@ pub struct ResourceSelector {
         .message("inNamespaces: at least one namespace, or one hash in inShardHash, is required; the canary would own nothing")
 )]
 pub struct Canary {
-    /// How many pods the canary has, 1 to 1000: of a StatefulSet those with the ordinals 0 to `replicas` - 1, of a Deployment
-    /// as many as are given to it when they are admitted.
+    /// How many pods the canary has, 1 to 1000: of a StatefulSet those with the ordinals 0 to `replicas` - 1, of a
+    /// Deployment as many as are given to it when they are admitted.
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: i32,
     /// Namespaces that the canary owns. Absent or empty: none by name; then `inShardHash` is required. At most 1024.
@@ -290,8 +291,8 @@ pub struct ShardingConfigStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub changed_at: Option<String>,
-    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong). Absent
-    /// or empty until the manager has seen it.
+    /// Accepted (the spec is valid and complete), Programmed (every proxy has it), Degraded (something is wrong).
+    /// Absent or empty until the manager has seen it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -1,7 +1,7 @@
 //! Finds fields that a schema does not know.
 //!
-//! The API server refuses such fields itself (`fieldValidation: Strict`, which kubectl asks for). A file that is read here
-//! never reaches the API server, so without this a misspelled field would go unnoticed.
+//! The API server refuses such fields itself (`fieldValidation: Strict`, which kubectl asks for). A file that is read
+//! here never reaches the API server, so without this a misspelled field would go unnoticed.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,

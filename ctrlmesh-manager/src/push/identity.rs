@@ -242,8 +242,8 @@ fn asked(registry: &mut Registry) -> Counter {
 }
 
 fn by_ticket(registry: &mut Registry) -> Counter {
-    let help = "Tokens believed by a voucher, without a review";
-    metrics::counter(registry, "token_vouchers", help)
+    let help = "Tokens believed by a ticket, without a review";
+    metrics::counter(registry, "token_review_tickets", help)
 }
 
 /// None where the user is no service account, or the token is not bound to a pod.

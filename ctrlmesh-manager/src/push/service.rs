@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ctrlmesh_common::wire::{
-    self, Receipts, Relayed, Report, Seat, Seated, SignRequest, Signed, Update,
+    self, Receipts, Relayed, Report, ShardReply, ShardRequest, SignRequest, Signed, Update,
 };
 use data_encoding::BASE64_NOPAD;
 use http::{HeaderMap, Request, Response, header};
@@ -218,8 +218,8 @@ impl PushService {
                 let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_UPDATE_BYTES);
                 grpc.client_streaming(call, request).await
             }
-            wire::SEAT => {
-                let codec = ProstCodec::<Seated, Seat>::default();
+            wire::ASSIGN_SHARD => {
+                let codec = ProstCodec::<ShardReply, ShardRequest>::default();
                 let mut grpc = Grpc::new(codec).max_decoding_message_size(wire::MAX_REPORT_BYTES);
                 grpc.unary(call, request).await
             }
@@ -230,7 +230,7 @@ impl PushService {
 
     /// Calls between replicas are for managers only, and only the leader answers them.
     fn may_ask(&self, path: &str, identity: &Identity) -> Result<(), Status> {
-        if ![wire::RELAY, wire::SEAT].contains(&path) {
+        if ![wire::RELAY, wire::ASSIGN_SHARD].contains(&path) {
             return Ok(());
         }
         if identity.account != self.accounts.manager {
@@ -325,11 +325,11 @@ impl ClientStreamingService<Receipts> for Call {
     }
 }
 
-impl UnaryService<Seat> for Call {
-    type Response = Seated;
-    type Future = Answering<Seated>;
+impl UnaryService<ShardRequest> for Call {
+    type Response = ShardReply;
+    type Future = Answering<ShardReply>;
 
-    fn call(&mut self, request: tonic::Request<Seat>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<ShardRequest>) -> Self::Future {
         let push = self.push.clone();
         Box::pin(async move { leader_client::answer(&push, request.into_inner()).await })
     }
@@ -337,7 +337,7 @@ impl UnaryService<Seat> for Call {
 
 /// The review ticket in the headers, with or without base64 padding.
 fn ticket_in(headers: &HeaderMap) -> Option<Vec<u8>> {
-    let value = headers.get(wire::VOUCHER)?.to_str().ok()?.trim_end_matches('=');
+    let value = headers.get(wire::REVIEW_TICKET)?.to_str().ok()?.trim_end_matches('=');
     BASE64_NOPAD.decode(value.as_bytes()).ok()
 }
 

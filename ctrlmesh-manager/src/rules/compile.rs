@@ -41,7 +41,7 @@ pub struct World<'a> {
     /// Pods that are not enrolled are passed over.
     pub members: &'a [Member],
     pub namespaces: &'a BTreeSet<String>,
-    /// By `NAMESPACE/NAME`; StatefulSets that are missing begin at 0.
+    /// By `NAMESPACE/NAME`; `StatefulSets` that are missing begin at 0.
     pub first_ordinals: &'a BTreeMap<String, u32>,
     pub labelling: &'a Labelling,
 }

@@ -1,4 +1,4 @@
-//! Reads ShardingConfigs, pods, namespaces and StatefulSets from manifests.
+//! Reads ShardingConfigs, pods, namespaces and `StatefulSets` from manifests.
 //!
 //! Takes several documents, and lists as `kubectl get` prints them. Other kinds are passed over.
 

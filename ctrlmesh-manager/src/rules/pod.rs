@@ -251,7 +251,7 @@ fn mounts_config_map(spec: &v1::PodSpec, name: &str) -> bool {
     config_maps(spec).any(|(map, _)| map == name)
 }
 
-/// ConfigMaps in the pod's own volumes with their items; the proxy's volumes are left out.
+/// `ConfigMaps` in the pod's own volumes with their items; the proxy's volumes are left out.
 fn config_maps(spec: &v1::PodSpec) -> impl Iterator<Item = (&str, &[v1::KeyToPath])> {
     let own = spec.volumes.iter().flatten().filter(|volume| volume.name != sidecar::VOLUME);
     own.flat_map(|volume| {

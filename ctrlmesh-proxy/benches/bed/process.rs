@@ -169,8 +169,8 @@ impl Drop for Process {
 const RULE: &str = r#"{"limits":[{"relateResources":[{"apiGroups":[""],"resources":["pods"]}],
  "selector":"ctrlmesh.kusionstack.io/sharding-hash in (0,1,2,3,4,5,6,7)"}]}"#;
 
-/// User and system time of a process. What `stat` shows of it in ticks of some milliseconds, `schedstat` has exactly, of
-/// each thread; contestants keep theirs.
+/// User and system time of a process. What `stat` shows of it in ticks of some milliseconds, `schedstat` has exactly,
+/// of each thread; contestants keep theirs.
 fn cpu_nanoseconds(pid: u32) -> u64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let used = threads.map(|thread| {

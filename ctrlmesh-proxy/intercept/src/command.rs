@@ -73,7 +73,8 @@ struct AttachArguments {
     /// Cgroup below, whose connections pass: the proxy's own; may be repeated
     #[arg(long, value_name = "CGROUP")]
     except: Vec<PathBuf>,
-    /// Count a proxy as dead that has not beaten for so many milliseconds, 500 at least (`intercept run` beats every 250)
+    /// Count a proxy as dead that has not beaten for so many milliseconds, 500 at least (`intercept run` beats every
+    /// 250)
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(500..))]
     heartbeat: Option<u64>,
     /// Report connections as events; `intercept run` shows them with `RUST_LOG=debug`
@@ -110,8 +111,8 @@ struct RunArguments {
     /// Take webhook calls to this address of the pod, too, and relay them to the server there; may be repeated
     #[arg(long = "webhook", value_name = "ADDRESS:PORT", requires = "cgroup")]
     webhooks: Vec<SocketAddr>,
-    /// Cgroup of that pod, attached before; the relay runs in its network namespace. Calls that were taken before and are
-    /// not named any more go to the server again
+    /// Cgroup of that pod, attached before; the relay runs in its network namespace. Calls that were taken before and
+    /// are not named any more go to the server again
     #[arg(long)]
     cgroup: Option<PathBuf>,
 }

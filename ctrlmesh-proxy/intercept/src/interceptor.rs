@@ -27,7 +27,8 @@ use crate::programs::object::{Limits, Object};
 use crate::programs::original::Originals;
 use crate::programs::target_table;
 
-/// How long a loader that has much to do leaves the lock to others between two pods: who waits for it has to wake up first.
+/// How long a loader that has much to do leaves the lock to others between two pods: who waits for it has to wake up
+/// first.
 const TURN: Duration = Duration::from_micros(200);
 
 /// The kernel's programs and maps, in the hands of one owner.
@@ -104,8 +105,9 @@ impl Interceptor {
     /// Attaches a pod, or changes how it is attached. An attachment outlives this process.
     ///
     /// # Errors
-    /// If the cgroup is none, is another owner's or excepted from the one above, or a table is full. A pod that fails closed is attached all the same
-    /// when a table is full, with no targets: its connections are refused until it is attached properly.
+    /// If the cgroup is none, is another owner's or excepted from the one above, or a table is full. A pod that fails
+    /// closed is attached all the same when a table is full, with no targets: its connections are refused until it is
+    /// attached properly.
     pub fn attach(&mut self, pod: &Attach) -> Result<Slot, Error> {
         let _lock = self.register.pins.lock()?;
         if let Some(reserved) = pod.targets.list.iter().find(|target| target.is_reserved()) {

@@ -1,7 +1,7 @@
 //! Redirects connections with programs in the kernel, without the operator knowing.
 //!
-//! This crate loads the programs of `ctrlmesh-ebpf`, attaches them at a pod's cgroup, and pins them so that they outlive
-//! the process. It replaces them without a gap, and tells where a redirected connection wanted to go.
+//! This crate loads the programs of `ctrlmesh-ebpf`, attaches them at a pod's cgroup, and pins them so that they
+//! outlive the process. It replaces them without a gap, and tells where a redirected connection wanted to go.
 //!
 //! The modules are listed in reading order: each names only those above it.
 #![forbid(unsafe_code)]

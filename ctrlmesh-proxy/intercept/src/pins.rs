@@ -96,8 +96,8 @@ impl std::fmt::Display for Slot {
     }
 }
 
-/// Whether what is mounted here is mounted for the first process that we see too: of a container that sees the machine's
-/// processes, that is the machine's. Where nobody says, it is.
+/// Whether what is mounted here is mounted for the first process that we see too: of a container that sees the
+/// machine's processes, that is the machine's. Where nobody says, it is.
 fn is_of_the_machine() -> bool {
     let mounts = |process: &str| fs::metadata(format!("/proc/{process}/ns/mnt")).ok();
     let same = |own: fs::Metadata, first: fs::Metadata| own.ino() == first.ino();
@@ -112,8 +112,8 @@ impl Pins {
         Self { root: root.to_owned(), opened: None }
     }
 
-    /// Makes the folders and locks them; mounts the BPF file system at its usual place if nobody did. From now on only this
-    /// folder is locked, and none that takes its place.
+    /// Makes the folders and locks them; mounts the BPF file system at its usual place if nobody did. From now on only
+    /// this folder is locked, and none that takes its place.
     pub(crate) fn acquire(&mut self) -> Result<File, Error> {
         if !self.on_bpffs() {
             self.mount().map_err(|source| Error::NoBpffs { path: self.root.clone(), source })?;
@@ -221,8 +221,8 @@ impl Pins {
         self.pod(slot).join(hook)
     }
 
-    /// Mounts the BPF file system at its usual place, if that is where the pins go. Nothing is mounted over another one,
-    /// which would hide what is pinned there.
+    /// Mounts the BPF file system at its usual place, if that is where the pins go. Nothing is mounted over another
+    /// one, which would hide what is pinned there.
     fn mount(&self) -> Result<(), Errno> {
         if !self.root.starts_with(BPFFS) {
             return Err(Errno::ENOTSUP);

@@ -1,7 +1,7 @@
 //! Reads a request line as kube-apiserver's `RequestInfo` does.
 //!
-//! It refuses what the API server refuses. Nothing is copied unless the target holds escapes. Whether a request may pass
-//! is decided later.
+//! It refuses what the API server refuses. Nothing is copied unless the target holds escapes. Whether a request may
+//! pass is decided later.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -61,20 +61,20 @@ impl Process {
 
     /// Runs until SIGTERM or SIGINT; returns whether everything ended in time.
     ///
-    /// A process that is stopped before `begin` is done runs `instead`. With a `socket`, the pages are there at once; their
-    /// TCP address follows when the process before this one has released it.
+    /// A process that is stopped before `start` is done runs `instead`. With a `socket`, the pages are there at once;
+    /// their TCP address follows when the process before this one has released it.
     pub(super) async fn live(
         self,
         socket: Option<&Path>,
-        begin: impl Future<Output = Result<Begun, AppError>>,
+        start: impl Future<Output = Result<Begun, AppError>>,
         instead: impl Future<Output = ()>,
     ) -> Result<bool, AppError> {
         let mut stop = Termination::listen().map_err(AppError::Runtime)?;
-        let pages = self.clone().pages(socket).await?;
+        let pages = self.clone().pages(socket)?;
         let Self { args, drain, .. } = self;
         let life = async {
             let begun = tokio::select! {
-                done = begin => done?,
+                done = start => done?,
                 // Stopped before it has begun.
                 () = stop.requested() => {
                     info!("told to stop before it has begun");
@@ -93,10 +93,7 @@ impl Process {
         }
     }
 
-    async fn pages(
-        self,
-        socket: Option<&Path>,
-    ) -> Result<impl Future<Output = ()> + use<>, AppError> {
+    fn pages(self, socket: Option<&Path>) -> Result<impl Future<Output = ()> + use<>, AppError> {
         let Self { args, metrics, readiness, drain } = self;
         let address = args.admin_listen;
         let probes = Probes { readiness, drain: drain.clone() };

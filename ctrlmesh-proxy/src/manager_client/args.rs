@@ -29,8 +29,8 @@ pub struct ManagerArgs {
     /// The pod's token, made out to `ctrlmesh`; read for each connection.
     #[arg(long, env = "CTRLMESH_PROXY_TOKEN", value_name = "FILE")]
     pub token: Option<PathBuf>,
-    /// Folder in which it is kept what the manager said last, for a start without it, and what clients may have read under
-    /// which policy.
+    /// Folder in which it is kept what the manager said last, for a start without it, and what clients may have read
+    /// under which policy.
     #[arg(long, env = "CTRLMESH_PROXY_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 }

@@ -2,8 +2,8 @@
 //!
 //! The proxy makes a key, which never leaves it, and keeps key and chain in one file of its state folder. It presents
 //! them like any certificate from a file, so a restart without the manager continues with them. The file also names the
-//! manager's CAs of that time. Where none of them is still valid for the manager, as after a new installation, the proxy
-//! asks for another certificate.
+//! manager's CAs of that time. Where none of them is still valid for the manager, as after a new installation, the
+//! proxy asks for another certificate.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -193,6 +193,8 @@ fn is_within(from: SystemTime, to: SystemTime, thirds: u32, now: SystemTime) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use rcgen::CertificateParams;
     use tempfile::TempDir;
 
@@ -204,16 +206,20 @@ mod tests {
         (key, certificate)
     }
 
+    fn endpoint(folder: &Path) -> Endpoint {
+        Endpoint {
+            address: "manager.ctrlmesh-system.svc:8071".parse().unwrap(),
+            service_ip: None,
+            ca: folder.join("manager-ca.crt"),
+            token: folder.join("token"),
+            state: folder.join("state"),
+        }
+    }
+
     #[test]
     fn a_certificate_holds_while_one_of_its_cas_does() {
         let folder = TempDir::new().unwrap();
-        let manager = Endpoint {
-            address: "manager.ctrlmesh-system.svc:8071".parse().unwrap(),
-            service_ip: None,
-            ca: folder.path().join("manager-ca.crt"),
-            token: folder.path().join("token"),
-            state: folder.path().join("state"),
-        };
+        let manager = endpoint(folder.path());
         let trust = |all: &[&rcgen::Certificate]| {
             let text: String = all.iter().map(|one| one.pem()).collect();
             fs::write(&manager.ca, text).unwrap();

@@ -252,7 +252,7 @@ impl From<BodyError> for PipeError {
 // === impl BodyError ===
 
 impl BodyError {
-    /// The code of the RST_STREAM that an HTTP/2 peer gets.
+    /// The code of the `RST_STREAM` that an HTTP/2 peer gets.
     pub fn reason(&self) -> Reason {
         match self {
             BodyError::Http2(error) => error.reason().unwrap_or(Reason::INTERNAL_ERROR),

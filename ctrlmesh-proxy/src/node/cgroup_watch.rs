@@ -1,8 +1,8 @@
 //! Watches the kubelet's cgroups for pods and containers that come and go.
 //!
-//! The kernel tells of folders that are made and removed in the kubelet's part of the cgroup tree, as either driver lays
-//! it out (`cgroup.rs`): the part itself, the classes in it, the pods in those; what is in a container is its own affair.
-//! Where the kernel cannot, the looks that are taken anyway have to do.
+//! The kernel tells of folders that are made and removed in the kubelet's part of the cgroup tree, as either driver
+//! lays it out (`cgroup.rs`): the part itself, the classes in it, the pods in those; what is in a container is its own
+//! affair. Where the kernel cannot, the looks that are taken anyway have to do.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

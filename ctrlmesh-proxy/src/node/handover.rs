@@ -150,8 +150,8 @@ impl ServingLock {
         self.successor.is_some()
     }
 
-    /// Gives everything to the process that follows, and returns once that serves. The sockets are still ours, too: they
-    /// are to be dropped.
+    /// Gives everything to the process that follows, and returns once that serves. The sockets are still ours, too:
+    /// they are to be dropped.
     ///
     /// # Errors
     /// Where it does not take them, or dies before it serves: then this process serves on, and the next successor
@@ -195,8 +195,8 @@ impl ServingLock {
 // === impl Predecessor ===
 
 impl Predecessor {
-    /// Waits until everything is given; gives whether it was, and not that the process has ended. What has arrived before
-    /// this is dropped is not lost.
+    /// Waits until everything is given; gives whether it was, and not that the process has ended. What has arrived
+    /// before this is dropped is not lost.
     pub(super) async fn gives(&mut self) -> io::Result<bool> {
         loop {
             let Some((message, mut sockets)) = self.link.receive().await? else { return Ok(false) };

@@ -45,8 +45,8 @@ pub(super) struct Network {
     /// The same socket, as long as nobody accepts there.
     waiting: Option<tokio::net::TcpListener>,
     pods: Arc<RwLock<HashSet<Slot>>>,
-    /// Those whose connections the kernel sends here already, for the process before this one told it to. Until they have
-    /// all joined nobody accepts: a connection of one that has not would be nobody's.
+    /// Those whose connections the kernel sends here already, for the process before this one told it to. Until they
+    /// have all joined nobody accepts: a connection of one that has not would be nobody's.
     known: HashSet<Slot>,
     stop: CancellationToken,
 }
@@ -86,8 +86,8 @@ fn namespace(process: &str) -> PathBuf {
 // === impl Networks ===
 
 impl Networks {
-    /// Takes the connections of the pod in `slot`, which is in the network namespace `id` at `file`; gives the socket of
-    /// which the kernel is to be told, where it does not know of it.
+    /// Takes the connections of the pod in `slot`, which is in the network namespace `id` at `file`; gives the socket
+    /// of which the kernel is to be told, where it does not know of it.
     pub(super) fn join(
         &mut self,
         id: NetworkId,

@@ -1,9 +1,9 @@
 //! Attaches, listens for, and lets go of pods, as the list says.
 //!
 //! It is attached in the kernel, gets a listener in its network namespace and a policy. In that order: from the first
-//! step on a pod's connections are refused, and they pass as its policy says after the last; a pod that cannot be served
-//! waits, refused or passed as it asked for, and is tried again. A pod that is gone, or no longer on the list, is let go
-//! of.
+//! step on a pod's connections are refused, and they pass as its policy says after the last; a pod that cannot be
+//! served waits, refused or passed as it asked for, and is tried again. A pod that is gone, or no longer on the list,
+//! is let go of.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

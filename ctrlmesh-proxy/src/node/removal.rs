@@ -1,10 +1,10 @@
 //! Finds out whether ctrlmesh is removed, and then takes everything out of the kernel.
 //!
 //! An update must let nothing pass, so what is attached stays attached, and refuses what no process serves. When the
-//! DaemonSet or its namespace goes, nobody will serve it: then the pods are let go of. The API server says which of both
-//! it is. Only what it says of these two objects is believed: that one is not there, or is going. That it does not know
-//! us, or lets us see nothing, proves nothing; and as our account and its rights may be removed with everything else
-//! before we are told to stop, the namespace is watched: that it goes is seen then, while we may still see it.
+//! DaemonSet or its namespace goes, nobody will serve it: then the pods are let go of. The API server says which of
+//! both it is. Only what it says of these two objects is believed: that one is not there, or is going. That it does not
+//! know us, or lets us see nothing, proves nothing; and as our account and its rights may be removed with everything
+//! else before we are told to stop, the namespace is watched: that it goes is seen then, while we may still see it.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Where is the API server, as the manager says?
 //!
-//! Kept in a file, an address a line, for a start without the manager. What is not understood of it says nothing: then it
-//! is where everybody is told that it is, until the manager says more.
+//! Kept in a file, an address a line, for a start without the manager. What is not understood of it says nothing: then
+//! it is where everybody is told that it is, until the manager says more.
 
 use std::collections::HashSet;
 use std::fs;
@@ -51,8 +51,8 @@ impl Servers {
         self.told.subscribe()
     }
 
-    /// Takes what the manager says; nothing stands for what it said before. What is not said any more stays as long as this
-    /// process lives: an API server that is started anew is no endpoint for a moment, and is dialled all the same.
+    /// Takes what the manager says; nothing stands for what it said before. What is not said any more stays as long as
+    /// this process lives: an API server that is started anew is no endpoint for a moment, and is dialled all the same.
     pub(super) async fn take(&self, said: &[String]) {
         let said = parsed(said.iter().map(String::as_str));
         let before = self.told.borrow().clone();

@@ -93,7 +93,8 @@ pub fn load(source: &Source) -> Result<Policy, LoadError> {
     sensible(policy)
 }
 
-/// Refuses a policy that somebody has written by hand and under which nothing would be seen of what is limited, or all of it.
+/// Refuses a policy that somebody has written by hand and under which nothing would be seen of what is limited, or all
+/// of it.
 ///
 /// # Errors
 /// Where a selector matches no object, or every one.

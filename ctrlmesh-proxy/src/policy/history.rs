@@ -1,11 +1,11 @@
 //! What may a client still hold that it read under an earlier policy?
 //!
 //! A client that goes on from a version goes on from what it read up to there, and under which policy it read that, the
-//! request does not say. So the policies are remembered under which somebody was answered, and each may be the one, until
-//! a version is known that is newer than whatever was read under it. That version is asked of the API server, for each
-//! resource, once nobody reads that under it any more, so whoever reads collections says so for as long as it takes. Of what is too long ago, only
-//! the resources are remembered of which it said something. All of it is written down, since clients outlive this
-//! process.
+//! request does not say. So the policies are remembered under which somebody was answered, and each may be the one,
+//! until a version is known that is newer than whatever was read under it. That version is asked of the API server, for
+//! each resource, once nobody reads that under it any more, so whoever reads collections says so for as long as it
+//! takes. Of what is too long ago, only the resources are remembered of which it said something. All of it is written
+//! down, since clients outlive this process.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -148,8 +148,8 @@ impl History {
         if lost { Err(Forgotten) } else { Ok(suspects) }
     }
 
-    /// Of which policies other than `now` a version of a resource is to be asked: nobody reads it under them any more, and
-    /// none is known.
+    /// Of which policies other than `now` a version of a resource is to be asked: nobody reads it under them any more,
+    /// and none is known.
     pub fn unread(&self, now: &InForce, (group, resource): (&str, &str)) -> Vec<Unread> {
         let mut remembered = self.remembered();
         let Remembered { policies, forgotten } = &mut *remembered;

@@ -1,6 +1,7 @@
 //! Keeps the latest policies in one file, for a start without the manager.
 //!
-//! The file is replaced whole, and begins with a checksum of the rest. A broken file is set aside for people to look at.
+//! The file is replaced whole, and begins with a checksum of the rest. A broken file is set aside for people to look
+//! at.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

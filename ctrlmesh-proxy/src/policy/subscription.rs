@@ -2,8 +2,8 @@
 //!
 //! One stream, for one pod or for all pods of a node, for as long as the proxy lives: where it ends, another is begun,
 //! after a time that is random so that ten thousand proxies do not come back together. What the manager says is put in
-//! force, kept in a file, and answered; what cannot be put in force is refused with the reason, and the last good policy
-//! stays. Without the manager the file says what holds.
+//! force, kept in a file, and answered; what cannot be put in force is refused with the reason, and the last good
+//! policy stays. Without the manager the file says what holds.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -206,9 +206,9 @@ impl Client {
     async fn run(&self) {
         let mut wait = FIRST_WAIT;
         // What is shown beside the token, so that a manager that begins need not have it reviewed.
-        let mut voucher = Bytes::new();
+        let mut ticket = Bytes::new();
         loop {
-            let ended = self.attend(&mut wait, &mut voucher).await;
+            let ended = self.attend(&mut wait, &mut ticket).await;
             self.metrics.connected.set(0);
             let pause = pause(wait);
             warn!(
@@ -222,19 +222,19 @@ impl Client {
     }
 
     /// One stream, until it ends.
-    async fn attend(&self, wait: &mut Duration, voucher: &mut Bytes) -> Ended {
-        match self.stream(wait, voucher).await {
+    async fn attend(&self, wait: &mut Duration, ticket: &mut Bytes) -> Ended {
+        match self.stream(wait, ticket).await {
             Ok(()) => Ended::Over,
             Err(ended) => ended,
         }
     }
 
-    async fn stream(&self, wait: &mut Duration, voucher: &mut Bytes) -> Result<(), Ended> {
+    async fn stream(&self, wait: &mut Duration, ticket: &mut Bytes) -> Result<(), Ended> {
         let mut link = self.manager.connect(&self.drain).await?;
         let (reports, outbound) = mpsc::channel(VERDICTS);
         // There is room: nothing was sent yet.
         drop(reports.try_send(Report { said: Some(Said::Hello(self.hello())) }));
-        let mut updates = link.follow(ReceiverStream::new(outbound), voucher).await?;
+        let mut updates = link.follow(ReceiverStream::new(outbound), ticket).await?;
         while let Some(update) = updates.message().await? {
             if self.metrics.connected.get() == 0 {
                 info!("the manager is there");
@@ -242,9 +242,9 @@ impl Client {
                 *wait = FIRST_WAIT;
             }
             self.metrics.message_received(SystemTime::now());
-            if !update.voucher.is_empty() {
+            if !update.ticket.is_empty() {
                 // Not the message that it came in.
-                *voucher = Bytes::copy_from_slice(&update.voucher);
+                *ticket = Bytes::copy_from_slice(&update.ticket);
             }
             // First: pods that it says more of are to be redirected from there, too.
             self.servers.take(&update.servers).await;
@@ -296,7 +296,8 @@ impl Client {
         verdicts
     }
 
-    /// Keeps what is known, where that was `changed` or could not be kept before. One at a time: the file is never put back.
+    /// Keeps what is known, where that was `changed` or could not be kept before. One at a time: the file is never put
+    /// back.
     async fn save(&self, changed: bool) {
         let mut unsaved = self.unsaved.lock().await;
         *unsaved |= changed;

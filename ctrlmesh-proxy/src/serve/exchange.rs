@@ -235,7 +235,8 @@ impl Session {
         Ok(None)
     }
 
-    /// For a client whose watch or list cannot continue. It lists next; that list is newer than the version asked for here.
+    /// For a client whose watch or list cannot continue. It lists next; that list is newer than the version asked for
+    /// here.
     async fn late(&self, template: &RequestTemplate) -> Failure {
         Box::pin(splice::clear(self, template)).await;
         Failure::Late
@@ -270,8 +271,8 @@ impl Session {
         }
     }
 
-    /// The status that the client gets. The request is aborted where a client would see a broken connection and retry by
-    /// itself. Only safe requests, and those that were surely not carried out, get a `Retry-After`.
+    /// The status that the client gets. The request is aborted where a client would see a broken connection and retry
+    /// by itself. Only safe requests, and those that were surely not carried out, get a `Retry-After`.
     fn failed(&self, failure: &Failure, is_safe: bool) -> Result<Status, Abort> {
         Ok(match failure {
             Failure::Refused(refusal) => Status::from(refusal),

@@ -31,7 +31,8 @@ pub fn policy(policy: &Policy) {
     }
 }
 
-/// Logs a request's target before and after, where they differ: a request that only might hold the lock has a plan, too.
+/// Logs a request's target before and after, where they differ: a request that only might hold the lock has a plan,
+/// too.
 pub fn rewritten(verb: &str, before: &str, after: &str) {
     if before != after && tracing::enabled!(target: TARGET, tracing::Level::INFO) {
         info!(target: TARGET, "{verb} {} became {}", readable(before), readable(after));

@@ -34,8 +34,8 @@ use crate::session::Session;
 /// The largest head of a request: what the API server takes.
 const MAX_HEAD_BYTES: u32 = 1 << 20;
 
-/// Concurrent requests on a connection: the default of Go's servers. An API server allows 100; beyond that, upstream gets
-/// further connections.
+/// Concurrent requests on a connection: the default of Go's servers. An API server allows 100; beyond that, upstream
+/// gets further connections.
 const MAX_STREAMS: u32 = 250;
 
 /// For one request's body.

@@ -1,6 +1,7 @@
 //! Renames the leader-election lock in requests and responses.
 //!
-//! Bodies with a lock are read whole, up to [`lock::MAX_BODY_BYTES`]; no other bodies are. Longer lists pass item by item.
+//! Bodies with a lock are read whole, up to [`lock::MAX_BODY_BYTES`]; no other bodies are. Longer lists pass item by
+//! item.
 
 use std::borrow::Cow;
 use std::time::Duration;

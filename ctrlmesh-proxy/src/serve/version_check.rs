@@ -36,8 +36,8 @@ impl Session {
         if compare { decision } else { decide::decide_undated(policy, info) }
     }
 
-    /// Versions compare where the resource's newest version is from after the change. Where the API server does not tell,
-    /// they are taken to.
+    /// Versions compare where the resource's newest version is from after the change. Where the API server does not
+    /// tell, they are taken to.
     async fn versions_compare(
         &self,
         template: &RequestTemplate,

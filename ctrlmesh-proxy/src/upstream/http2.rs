@@ -54,7 +54,7 @@ pub struct Pool {
     leaving: Rc<Notify>,
     unread: Rc<UnreadBytes>,
     connections: RefCell<Vec<Rc<PooledConnection>>>,
-    /// BatchedStream while a connection is opened, so that concurrent requests wait for the same one.
+    /// Locked while a connection is opened, so that concurrent requests wait for the same one.
     dialing: Mutex<()>,
     dial_attempts: Cell<u64>,
     last_dial_error: RefCell<Option<Arc<SendError>>>,
@@ -148,8 +148,8 @@ impl Pool {
         connections.retain(|other| !std::ptr::eq(Rc::as_ptr(other), retired.as_ptr()));
     }
 
-    /// A new connection, or one that another request opened meanwhile. A request that waited for another's failed attempt
-    /// fails as well, because its deadline is over.
+    /// A new connection, or one that another request opened meanwhile. A request that waited for another's failed
+    /// attempt fails as well, because its deadline is over.
     async fn open(&self) -> Result<Rc<PooledConnection>, SendError> {
         let attempts = self.dial_attempts.get();
         let _dialing = self.dialing.lock().await;

@@ -29,8 +29,8 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// `ctrlmesh-proxy sidecar` before `upstream`, with more arguments. Nobody served its pod before, unless they say where
-    /// that is kept.
+    /// `ctrlmesh-proxy sidecar` before `upstream`, with more arguments. Nobody served its pod before, unless they say
+    /// where that is kept.
     pub(crate) fn start(pki: &Pki, upstream: SocketAddr, more: &[&str]) -> Self {
         let mut command = sidecar(upstream, more);
         if !more.contains(&"--state-dir") {

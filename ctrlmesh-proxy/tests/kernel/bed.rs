@@ -75,7 +75,8 @@ impl Bed {
         self.path(suffix)
     }
 
-    /// Makes a second namespace, a node to the first one's pod: `10.244.1.1` and `fd00:244::1` there, `10.244.1.5` and `fd00:244::5` here.
+    /// Makes a second namespace, a node to the first one's pod: `10.244.1.1` and `fd00:244::1` there, `10.244.1.5` and
+    /// `fd00:244::5` here.
     pub(crate) fn wire(&self, suffix: &str) {
         self.namespace(suffix);
         let (pod, node) = (self.name.clone(), format!("{}{suffix}", self.name));
@@ -203,8 +204,8 @@ impl Bed {
         self.proxy(interceptor.originals().unwrap(), listener)
     }
 
-    /// A socket for redirected connections. One that was closed at the same port may listen on for a moment: a test that
-    /// starts a process just then has copied it, until that process is executed.
+    /// A socket for redirected connections. One that was closed at the same port may listen on for a moment: a test
+    /// that starts a process just then has copied it, until that process is executed.
     fn outbound(&self, port: u16) -> TcpListener {
         let mut listener = None;
         until("the port is free", || {
@@ -264,7 +265,8 @@ impl Bed {
         command
     }
 
-    /// Starts a client that hammers until [`Process::finish`], and says in a line that it has connected for the first time.
+    /// Starts a client that hammers until [`Process::finish`], and says in a line that it has connected for the first
+    /// time.
     pub(crate) fn hammer(&self, cgroup: &Path, address: &str, expected: &str) -> Process {
         self.hammer_in("", cgroup, address, expected)
     }

@@ -34,8 +34,8 @@ pub(crate) fn attach(bed: &Bed, more: &[&str]) -> Command {
     command
 }
 
-/// That what connects is answered so, without us between: some time after the last file of a link is gone, the kernel lets go
-/// of it by itself (`bpf_link_put`, which leaves that to a work queue).
+/// That what connects is answered so, without us between: some time after the last file of a link is gone, the kernel
+/// lets go of it by itself (`bpf_link_put`, which leaves that to a work queue).
 pub(crate) fn let_go(answer: &str, connect: impl Fn() -> Seen) {
     crate::bed::until_seen("it is let go of", connect, |seen| seen.answer.starts_with(answer));
 }

@@ -44,8 +44,8 @@ async fn waiting(proxy: Proxy) -> Proxy {
     proxy
 }
 
-/// Tells `first` to stop, and returns when `next` has been given everything and has come to its first pod; it goes on when
-/// what is returned is dropped.
+/// Tells `first` to stop, and returns when `next` has been given everything and has come to its first pod; it goes on
+/// when what is returned is dropped.
 fn amid(node: &Node, first: &Proxy, next: &Proxy) -> File {
     let lock = File::open(node.bed.pins()).unwrap();
     lock.lock().unwrap();

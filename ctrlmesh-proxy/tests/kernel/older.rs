@@ -67,7 +67,8 @@ impl Patched {
     }
 }
 
-/// Runs a program that was just written: while another test starts a process, that process has the file open for writing.
+/// Runs a program that was just written: while another test starts a process, that process has the file open for
+/// writing.
 pub(crate) fn once_written(command: &mut Command) -> Output {
     let mut output = None;
     until("the file is nobody's", || match command.output() {

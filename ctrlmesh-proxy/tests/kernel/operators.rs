@@ -104,7 +104,8 @@ impl Node {
         self.operator_at(pod, pod, self.upstream.address)
     }
 
-    /// An operator in the cgroup of `pod` and the network namespace of another, that takes `address` for the API server.
+    /// An operator in the cgroup of `pod` and the network namespace of another, that takes `address` for the API
+    /// server.
     pub(crate) fn operator_at(&self, pod: &str, network: &str, address: SocketAddr) -> Operator {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernel/tls_peer.py");
         let mut command = self.bed.inside(&self.bed.cgroup(pod), network, "/usr/bin/python3");

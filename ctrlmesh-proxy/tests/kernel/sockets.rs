@@ -11,7 +11,8 @@ pub(crate) fn fast_open(bed: &Bed) {
     bed.net().run(write).unwrap().unwrap();
 }
 
-/// How often the kernel took data from a SYN in a namespace, by its `/proc/net/netstat`: names in one line, values in the next.
+/// How often the kernel took data from a SYN in a namespace, by its `/proc/net/netstat`: names in one line, values in
+/// the next.
 pub(crate) fn passive_fast_opens(bed: &Bed) -> u64 {
     let command = &mut bed.inside(&bed.cgroup("other"), "", "cat");
     let netstat = command.arg("/proc/self/net/netstat").output().unwrap();

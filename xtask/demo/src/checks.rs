@@ -16,8 +16,8 @@ use crate::rules::{LastMove, shard_of};
 use crate::view::{Answers, Table};
 use crate::write_check::{WriteCheck, once_seen, shards_of};
 
-/// How long it may take until everything is as it should be again: the leader-election lock of a replica that was killed
-/// runs for 15 s, and others build at the same time.
+/// How long it may take until everything is as it should be again: the leader-election lock of a replica that was
+/// killed runs for 15 s, and others build at the same time.
 pub(crate) const WHOLE_WITHIN: Duration = Duration::from_mins(3);
 
 /// What client-go counts in place of a status where the connection broke (`tools/metrics`, `rest/request.go`).
@@ -77,8 +77,8 @@ pub(crate) fn still(environment: &Environment) -> Result<String> {
     Ok(format!("{report} since something moved last"))
 }
 
-/// Whether the API server sees the operator's pods by their own addresses where nothing of ours stands between; elsewhere
-/// they are masqueraded on the way, and no address tells who came past a proxy.
+/// Whether the API server sees the operator's pods by their own addresses where nothing of ours stands between;
+/// elsewhere they are masqueraded on the way, and no address tells who came past a proxy.
 pub(crate) fn is_seen(environment: &Environment, start: Timestamp) -> Result<bool> {
     let span = start..environment.observer.settle()?;
     let own = environment.observer.addresses();
@@ -153,8 +153,8 @@ pub(crate) fn all_replaced(
 
 /// That the operator's client saw nothing that it would not have seen without us but broken connections, which it makes
 /// anew: of answers only success, 404 and 409, with which an operator works, and 410, which ends a watch. How many
-/// connections broke is only said, of each replica: one for each request that was under way, and one more each time it was
-/// tried again before a proxy was there.
+/// connections broke is only said, of each replica: one for each request that was under way, and one more each time it
+/// was tried again before a proxy was there.
 pub(crate) fn only_retried(
     before: &BTreeMap<String, Answers>,
     after: &BTreeMap<String, Answers>,

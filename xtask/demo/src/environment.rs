@@ -130,8 +130,8 @@ impl Environment {
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
-    /// The addresses that our node's proxies connect from: those of the node. None known where the node is not ours: who
-    /// knows what stands between its nodes and its API server.
+    /// The addresses that our node's proxies connect from: those of the node. None known where the node is not ours:
+    /// who knows what stands between its nodes and its API server.
     ///
     /// # Errors
     /// Where the API server does not answer.
@@ -172,8 +172,8 @@ impl Environment {
         self.api.merge(&self.deployment(), &template).map(drop)
     }
 
-    /// Writes the root ShardingConfig; `rule` is what its `spec.root` has beside prefix and target, by which the canary gets
-    /// these slots.
+    /// Writes the root ShardingConfig; `rule` is what its `spec.root` has beside prefix and target, by which the canary
+    /// gets these slots.
     ///
     /// # Errors
     /// Where the API server refuses it.
@@ -318,8 +318,8 @@ impl Environment {
         Ok(all)
     }
 
-    /// How many watches the node's proxies that run now have made begin anew; nothing where the API server of somebody's
-    /// cluster does not reach them.
+    /// How many watches the node's proxies that run now have made begin anew; nothing where the API server of
+    /// somebody's cluster does not reach them.
     ///
     /// # Errors
     /// Where there is no proxy, or it does not say that.

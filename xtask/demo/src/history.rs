@@ -1,7 +1,7 @@
 //! Who asked for what, and who changed which object when?
 //!
-//! Pure: is fed the lines of the audit log in their order, of one operator's service account, and answers questions about
-//! spans of time. Nothing of it is our own word: it is what the API server saw.
+//! Pure: is fed the lines of the audit log in their order, of one operator's service account, and answers questions
+//! about spans of time. Nothing of it is our own word: it is what the API server saw.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -11,9 +11,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::audit::{Event, Object, Request, Resource};
 
-/// How long who watched a kind still does after the watch has ended: a client that is cut off asks again after 0.8 to 1.6 s
-/// (client-go `tools/cache/reflector.go`, `NewReflectorWithOptions`: a backoff of 800 ms at first, with as much again of
-/// jitter). Whoever takes longer than that is cut off.
+/// How long who watched a kind still does after the watch has ended: a client that is cut off asks again after 0.8 to
+/// 1.6 s (client-go `tools/cache/reflector.go`, `NewReflectorWithOptions`: a backoff of 800 ms at first, with as much
+/// again of jitter). Whoever takes longer than that is cut off.
 const ASKS_AGAIN_WITHIN: SignedDuration = SignedDuration::from_secs(2);
 
 /// A span of time.

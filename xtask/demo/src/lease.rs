@@ -1,7 +1,7 @@
 //! Which Leases are held, and which has their holder let expire?
 //!
-//! Judged as candidates for a lock judge it (client-go `tools/leaderelection/leaderelection.go`, `isLeaseValid`): by the time
-//! that has passed here since a renewal was first seen, so that no clock has to agree with another.
+//! Judged as candidates for a lock judge it (client-go `tools/leaderelection/leaderelection.go`, `isLeaseValid`): by
+//! the time that has passed here since a renewal was first seen, so that no clock has to agree with another.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ pub struct Leases(BTreeMap<String, (String, Instant)>);
 // === impl Leases ===
 
 impl Leases {
-    /// Takes the list that there is `now`; gives it without those that nobody has renewed for as long as they last. One that
-    /// does not say how long it lasts stays.
+    /// Takes the list that there is `now`; gives it without those that nobody has renewed for as long as they last. One
+    /// that does not say how long it lasts stays.
     pub fn living(&mut self, mut list: Value, now: Instant) -> Value {
         if let Some(leases) = list.get_mut("items").and_then(Value::as_array_mut) {
             leases.retain(|lease| self.lives(lease, now));

@@ -119,7 +119,8 @@ impl Observer {
         self.shared.seen().world.clone()
     }
 
-    /// The addresses that the operator's pods have ever had: who connects to the API server past a proxy comes from there.
+    /// The addresses that the operator's pods have ever had: who connects to the API server past a proxy comes from
+    /// there.
     pub fn addresses(&self) -> BTreeSet<String> {
         self.shared.seen().world.addresses.clone()
     }

@@ -23,8 +23,8 @@ pub struct Operator {
     pub lock: Option<&'static str>,
     /// How many objects it works on at once.
     pub workers: usize,
-    /// Whether its status may say that an object is done before everything for it is made: then it is once the operator has
-    /// written nothing for a while.
+    /// Whether its status may say that an object is done before everything for it is made: then it is once the operator
+    /// has written nothing for a while.
     pub settles: bool,
     /// The kind of its work.
     pub resource: Resource,

@@ -1,6 +1,7 @@
 //! Which slots has each shard when, and did its replicas ask for no others?
 //!
-//! Pure: takes the rules that the root was given, which shards the pods are of, and what the audit log says they asked for.
+//! Pure: takes the rules that the root was given, which shards the pods are of, and what the audit log says they asked
+//! for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,8 +99,8 @@ impl Rules {
         in_force.filter_map(move |(rule, _)| shares(rule.canary).get(shard).copied())
     }
 
-    /// That whatever a pod asked for was limited to slots that a shard of its had then; `shards` are those that each pod has
-    /// ever been of.
+    /// That whatever a pod asked for was limited to slots that a shard of its had then; `shards` are those that each
+    /// pod has ever been of.
     ///
     /// # Errors
     /// The first request that was not.

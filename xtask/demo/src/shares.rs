@@ -1,4 +1,5 @@
-//! How much of each kind that is divided does each replica read, and so receive and keep: how many objects, how many bytes?
+//! How much of each kind that is divided does each replica read, and so receive and keep: how many objects, how many
+//! bytes?
 //!
 //! The API server answers: it is asked for what each replica was seen to watch.
 
@@ -31,8 +32,8 @@ struct Shares {
     each: BTreeMap<String, Weight>,
 }
 
-/// That of each kind that is divided each replica that works reads less than there is, and all together each object once;
-/// gives what each reads.
+/// That of each kind that is divided each replica that works reads less than there is, and all together each object
+/// once; gives what each reads.
 ///
 /// # Errors
 /// What is not divided.

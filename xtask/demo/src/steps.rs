@@ -1,7 +1,7 @@
 //! What is done, and what has to hold while it is.
 //!
-//! Each step does something, waits until the table is whole again, and then asks the audit log whether anything happened
-//! that must not. It gives what it saw, or says what did not hold.
+//! Each step does something, waits until the table is whole again, and then asks the audit log whether anything
+//! happened that must not. It gives what it saw, or says what did not hold.
 
 use anyhow::Result;
 use ctrlmesh_common::slots::{NamespaceHash, SlotSet};

@@ -1,8 +1,8 @@
 //! Who owns what right now?
 //!
-//! Pure: takes what the API server has (pods, locks, objects of work) and what it saw (the history), and gives the table.
-//! An object is owned by a replica that works and watches it. A replica works where it is ready and holds the lock of its
-//! shard; where the operator has no lock, every ready replica works.
+//! Pure: takes what the API server has (pods, locks, objects of work) and what it saw (the history), and gives the
+//! table. An object is owned by a replica that works and watches it. A replica works where it is ready and holds the
+//! lock of its shard; where the operator has no lock, every ready replica works.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,8 @@ pub struct World {
     pub spaces: BTreeSet<String>,
     /// The shards that each pod is of, or ever was.
     pub shards: BTreeMap<String, BTreeSet<String>>,
-    /// Whether [`Work::done`] may be said before everything is made: as [`Operator::settles`](crate::operator::Operator).
+    /// Whether [`Work::done`] may be said before everything is made: as
+    /// [`Operator::settles`](crate::operator::Operator).
     pub settles: bool,
     /// The epoch of the operator; none before there is a ShardingConfig.
     pub epoch: Option<i64>,
@@ -52,8 +53,8 @@ pub struct Pod {
     pub reconciles: Option<f64>,
     /// How many bytes it received; none where it does not count them.
     pub received: Option<f64>,
-    /// How often its client got which answer from the API server, by status, or by what it calls a broken connection; empty
-    /// where it did not say.
+    /// How often its client got which answer from the API server, by status, or by what it calls a broken connection;
+    /// empty where it did not say.
     pub answers: Answers,
 }
 

@@ -176,8 +176,8 @@ impl Work {
         }
     }
 
-    /// The change of this number to an object of the main kind, for which the operator has something to do. 0 is what the
-    /// object was made with.
+    /// The change of this number to an object of the main kind, for which the operator has something to do. 0 is what
+    /// the object was made with.
     pub fn change(self, number: u64) -> Value {
         match self {
             Self::Websites => json!({"spec": {"title": number.to_string()}}),
@@ -185,8 +185,8 @@ impl Work {
         }
     }
 
-    /// What is there of all that the operator makes, and what it says of what was asked for, as far as it is the operator's
-    /// to decide.
+    /// What is there of all that the operator makes, and what it says of what was asked for, as far as it is the
+    /// operator's to decide.
     ///
     /// # Errors
     /// Where the API server does not answer.

@@ -1,7 +1,7 @@
 //! Was every object changed by those only whose it was?
 //!
-//! Pure: asks the history, of the objects in the namespaces that have work: those that an operator keeps for itself, as its
-//! lock, say nothing of the work.
+//! Pure: asks the history, of the objects in the namespaces that have work: those that an operator keeps for itself, as
+//! its lock, say nothing of the work.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,8 +21,8 @@ pub(crate) struct WriteCheck<'a> {
     spaces: BTreeSet<&'a str>,
 }
 
-/// What `ask` finds of what was from `start` until now. `settle` waits until all of it has been seen, and says until when
-/// that is: what was written last is as much a part of it as the rest.
+/// What `ask` finds of what was from `start` until now. `settle` waits until all of it has been seen, and says until
+/// when that is: what was written last is as much a part of it as the rest.
 pub(crate) fn once_seen<T>(
     start: Timestamp,
     settle: impl FnOnce() -> Result<Timestamp>,
@@ -91,11 +91,11 @@ impl<'a> WriteCheck<'a> {
         Ok(())
     }
 
-    /// That while namespaces move, each from the first to the second of the shards that `owners` gives, no replica of a third
-    /// one changed anything there; and that what a replica changed after the next one had, or once all proxies had
-    /// `acknowledged` the last epoch, is no more than it was at work on when it was taken away, one namespace for each of its
-    /// workers. That much can happen as long as only proxies hold writes back, which let what has begun come to its end; what
-    /// would refuse it, a fence in the API server, is planned.
+    /// That while namespaces move, each from the first to the second of the shards that `owners` gives, no replica of a
+    /// third one changed anything there; and that what a replica changed after the next one had, or once all proxies
+    /// had `acknowledged` the last epoch, is no more than it was at work on when it was taken away, one namespace for
+    /// each of its workers. That much can happen as long as only proxies hold writes back, which let what has begun
+    /// come to its end; what would refuse it, a fence in the API server, is planned.
     pub(crate) fn moved(
         &self,
         span: &Span,

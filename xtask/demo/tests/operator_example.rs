@@ -1,5 +1,5 @@
-//! An ordinary operator of controller-runtime, with a lock: once alone, then three replicas in shards, while everything dies
-//! that can.
+//! An ordinary operator of controller-runtime, with a lock: once alone, then three replicas in shards, while everything
+//! dies that can.
 
 use anyhow::Result;
 use ctrlmesh_demo::steps::{

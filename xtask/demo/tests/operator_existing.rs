@@ -1,5 +1,5 @@
-//! The demo on a cluster that is there already, and that is somebody's: what it finds missing is said, and what it makes
-//! it takes away again.
+//! The demo on a cluster that is there already, and that is somebody's: what it finds missing is said, and what it
+//! makes it takes away again.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead as _, BufReader, Read as _};

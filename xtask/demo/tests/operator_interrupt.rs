@@ -44,9 +44,9 @@ type Moment = (usize, Duration);
 struct Traces {
     /// The processes that carry its mark: what it makes is named after one of them.
     marked: BTreeSet<u32>,
-    /// These, what runs in its cgroups, and whatever shares a namespace with one of them that is not ours; each with the
-    /// time of its start, since numbers of processes come again, and those of namespaces, too. With their processes go
-    /// namespaces, and with those what is mounted, linked and pinned there.
+    /// These, what runs in its cgroups, and whatever shares a namespace with one of them that is not ours; each with
+    /// the time of its start, since numbers of processes come again, and those of namespaces, too. With their processes
+    /// go namespaces, and with those what is mounted, linked and pinned there.
     members: BTreeSet<(u32, u64)>,
     /// How many namespaces there were.
     spaces: usize,

@@ -66,8 +66,8 @@ fn row(argument: &Arg, path: &str, rows: &mut String) -> Result<()> {
     let help = cell(&help.unwrap_or_default());
     let is_switch = matches!(argument.get_action(), ArgAction::SetTrue | ArgAction::Count);
     let names = argument.get_value_names().unwrap_or_default();
-    let names = names.iter().map(|name| format!(" {name}")).collect::<String>();
-    let values = if is_switch { "" } else { &names };
+    let names: Vec<&str> = names.iter().flat_map(|name| [" ", name.as_str()]).collect();
+    let values = if is_switch { String::new() } else { names.concat() };
     let name = match (argument.get_long(), argument.get_short()) {
         (Some(long), Some(short)) => format!("-{short}, --{long}{values}"),
         (Some(long), None) => format!("--{long}{values}"),
@@ -82,8 +82,11 @@ fn row(argument: &Arg, path: &str, rows: &mut String) -> Result<()> {
     let repeats = matches!(argument.get_action(), ArgAction::Append);
     let help = if repeats { format!("{help}. May be repeated") } else { help };
     let possible = argument.get_possible_values();
-    let possible: Vec<_> =
-        possible.iter().filter(|it| !it.is_hide_set()).map(|it| it.get_name()).collect();
+    let possible: Vec<_> = possible
+        .iter()
+        .filter(|it| !it.is_hide_set())
+        .map(clap::builder::PossibleValue::get_name)
+        .collect();
     let help = if is_switch || possible.is_empty() {
         help
     } else {

@@ -51,8 +51,8 @@ const UNITS: [(&str, &str); 2] =
 /// What keeps Debian's packages from starting what they bring, where it is there: see policy-rc.d(8).
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// Runs `$@` with a policy `$0` that starts nothing, and takes it away again however that ends; also one that a former run
-/// left because it was killed. One that is not ours stays as it is.
+/// Runs `$@` with a policy `$0` that starts nothing, and takes it away again however that ends; also one that a former
+/// run left because it was killed. One that is not ours stays as it is.
 const QUIETLY: &str = r#"
 mark='# Of the set-up of ctrlmesh, until it ends'
 if [ -e "$0" ] && ! grep -qx "$mark" "$0"; then exec "$@"; fi

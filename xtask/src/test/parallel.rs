@@ -122,16 +122,17 @@ fn which(job: &str) -> Vec<&str> {
     }
 }
 
-/// How many tests of a binary of this tier run at once, where it is not as many as there are processors and the user says
-/// nothing: those of the control-plane tier wait for deadlines and for an API server more than they work. Not more: some
-/// start a control plane of their own.
+/// How many tests of a binary of this tier run at once, where it is not as many as there are processors and the user
+/// says nothing: those of the control-plane tier wait for deadlines and for an API server more than they work. Not
+/// more: some start a control plane of their own.
 fn threads(tier: Tier, lanes: usize) -> Option<String> {
     let waits = tier == Tier::ControlPlane && lanes > 1 && env::var_os(THREADS).is_none();
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
     waits.then(|| processors.max(WAITING).to_string())
 }
 
-/// Has libtest print how long each test took. That is unstable: it asks for a variable, which only the test binaries get.
+/// Has libtest print how long each test took. That is unstable: it asks for a variable, which only the test binaries
+/// get.
 fn report_times(command: &mut Command) {
     command.arg("--config");
     command.arg(format!("target.'cfg(all())'.runner=['env', '{BOOTSTRAP}=1']"));

@@ -54,8 +54,8 @@ pub(crate) async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// Looks with one client, again and again, until there is something: a client for each look costs more than the look. On a
-/// thread of its own: the caller may itself run inside an async runtime, where no other may start.
+/// Looks with one client, again and again, until there is something: a client for each look costs more than the look.
+/// On a thread of its own: the caller may itself run inside an async runtime, where no other may start.
 ///
 /// # Errors
 /// Those of `look`, and where the kubeconfig cannot be read or the thread cannot be started, or panics.

@@ -148,7 +148,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Makes a namespace that is taken away at the end where the cluster is the user's, and waits until pods can be in it.
+    /// Makes a namespace that is taken away at the end where the cluster is the user's, and waits until pods can be in
+    /// it.
     ///
     /// # Errors
     /// Where there is one of this name already.
@@ -163,8 +164,8 @@ impl Cluster {
         Ok(space)
     }
 
-    /// Gives `result`; where it is an error, what the cluster says goes to a folder of this name in `target/reports`, which
-    /// the error names.
+    /// Gives `result`; where it is an error, what the cluster says goes to a folder of this name in `target/reports`,
+    /// which the error names.
     ///
     /// # Errors
     /// That of `result`.

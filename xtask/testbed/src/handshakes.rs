@@ -1,5 +1,5 @@
-//! Who dialled the API server and did not believe it? No request comes of that, so no audit log has it; the server's own log
-//! has, where it is asked to.
+//! Who dialled the API server and did not believe it? No request comes of that, so no audit log has it; the server's
+//! own log has, where it is asked to.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,8 +9,8 @@ pub(crate) const LOGGED: &str = "--vmodule=secure_serving=5";
 /// What it says before the address of whoever dialled.
 const FAILED: &str = "http: TLS handshake error from ";
 
-/// What it says where the client ended the handshake by an alert, as one does that does not believe it. A connection that was
-/// merely closed, such as a probe's, is another thing.
+/// What it says where the client ended the handshake by an alert, as one does that does not believe it. A connection
+/// that was merely closed, such as a probe's, is another thing.
 const ALERT: &str = "remote error: tls: ";
 
 /// Everybody in an API server's log that did not believe it, each as often as that happened.

@@ -1,8 +1,8 @@
 //! A real node: kubelet, kube-proxy, containerd and runc in namespaces of their own, with a control plane for it alone.
 //!
-//! The control plane runs in the node's network namespace, as it does on the first node of most clusters; one wire joins
-//! that to this machine. Nothing else of the machine is touched: the node has its own mounts, processes, cgroups, and its
-//! own view of the kernel's settings.
+//! The control plane runs in the node's network namespace, as it does on the first node of most clusters; one wire
+//! joins that to this machine. Nothing else of the machine is touched: the node has its own mounts, processes, cgroups,
+//! and its own view of the kernel's settings.
 
 mod config;
 mod supervisor;
@@ -79,7 +79,8 @@ impl Program {
 // === impl Node ===
 
 impl Node {
-    /// Starts a node and waits until pods can run on it. What nodes of processes that were killed left is removed first.
+    /// Starts a node and waits until pods can run on it. What nodes of processes that were killed left is removed
+    /// first.
     ///
     /// # Errors
     /// Where a program is not there, this is not root, or something does not become ready; the error shows the ends of
@@ -185,9 +186,9 @@ impl Node {
         Ok(())
     }
 
-    /// Kills everything that runs on the node and its API server at once, and starts the node again on the same folder, and the
-    /// API server after it, as after a power cut. Disks are as they were, and what was in memory is gone, pinned kernel
-    /// programs too.
+    /// Kills everything that runs on the node and its API server at once, and starts the node again on the same folder,
+    /// and the API server after it, as after a power cut. Disks are as they were, and what was in memory is gone,
+    /// pinned kernel programs too.
     ///
     /// # Errors
     /// Where it does not come back.

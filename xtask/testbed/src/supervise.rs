@@ -1,7 +1,7 @@
 //! Who ends what was started?
 //!
-//! Shells, in process groups of their own so that Ctrl-C does not reach them, that read their standard input, which is a
-//! pipe that only this process holds. However this process ends (return, panic, SIGKILL), the kernel closes the pipe;
+//! Shells, in process groups of their own so that Ctrl-C does not reach them, that read their standard input, which is
+//! a pipe that only this process holds. However this process ends (return, panic, SIGKILL), the kernel closes the pipe;
 //! a shell then kills its program, or removes its folder.
 
 use std::fs::{self, File};
@@ -104,8 +104,8 @@ impl Drop for Supervised {
 // === impl Folder ===
 
 impl Folder {
-    /// Makes a folder in the one for temporary files. What processes left there that were killed together with the shell
-    /// that would have removed it is removed first.
+    /// Makes a folder in the one for temporary files. What processes left there that were killed together with the
+    /// shell that would have removed it is removed first.
     ///
     /// # Errors
     /// Where it cannot be made.
@@ -187,7 +187,8 @@ fn sweep(all: &Path) {
     }
 }
 
-/// The process that made the folder of this name, and when that was started; nothing where it is of another PID namespace.
+/// The process that made the folder of this name, and when that was started; nothing where it is of another PID
+/// namespace.
 fn maker(name: &str) -> Option<(u32, u64)> {
     let (numbered_by, rest) = name.strip_prefix(PREFIX)?.split_once('-')?;
     if numbered_by.parse() != Ok(namespace()) {

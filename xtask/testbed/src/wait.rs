@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// How long is waited from one look to the next, at least and at most: as long as the look took. Where it is kubectl that
-/// looks, it would keep a processor busy that what is waited for needs.
+/// How long is waited from one look to the next, at least and at most: as long as the look took. Where it is kubectl
+/// that looks, it would keep a processor busy that what is waited for needs.
 const SHORTEST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(1);
 

@@ -1,7 +1,7 @@
 //! Starts the command, forwards signals to it, and waits for its end.
 //!
-//! The command stays in this process group, as it would with `env` or `nice`. What a terminal sends to the group reaches
-//! it without us.
+//! The command stays in this process group, as it would with `env` or `nice`. What a terminal sends to the group
+//! reaches it without us.
 
 pub(crate) mod child;
 pub(crate) mod program;

@@ -1,7 +1,7 @@
 //! Finds the HTTP or SOCKS proxy between this machine and the API server.
 //!
-//! The cluster's `proxy-url` names it, or else the environment, read as Go reads it: `HTTPS_PROXY`, and `NO_PROXY` for the
-//! exceptions.
+//! The cluster's `proxy-url` names it, or else the environment, read as Go reads it: `HTTPS_PROXY`, and `NO_PROXY` for
+//! the exceptions.
 
 pub(crate) mod tunnel;
 

@@ -1,7 +1,7 @@
 //! The folder of one run, and the removal of folders that killed runs left.
 //!
-//! Each run has a folder of its own, 0700, and holds a lock in it while it lives. The kernel releases the lock however the
-//! process ends. So a lock that is free marks a folder that can be removed.
+//! Each run has a folder of its own, 0700, and holds a lock in it while it lives. The kernel releases the lock however
+//! the process ends. So a lock that is free marks a folder that can be removed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};

@@ -33,8 +33,8 @@ pub(crate) struct Route {
     pub(crate) isolation: Option<Isolation>,
 }
 
-/// Where the API server's name leads, for [`open`]; nothing where nobody has to know. The exit code, where a signal ends
-/// this first: a resolver may take minutes to answer, or not to.
+/// Where the API server's name leads, for [`open`]; nothing where nobody has to know. The exit code, where a signal
+/// ends this first: a resolver may take minutes to answer, or not to.
 pub(crate) fn look_up(
     args: &RunArgs,
     cluster: &Cluster,

@@ -1,7 +1,7 @@
 //! Delivers signals, the command's end and news of the proxy by one channel.
 //!
-//! Signals are read from a descriptor and interrupt nothing. Dispositions stay as they were inherited, so that the command
-//! inherits them (`nohup`).
+//! Signals are read from a descriptor and interrupt nothing. Dispositions stay as they were inherited, so that the
+//! command inherits them (`nohup`).
 
 use std::io;
 use std::net::SocketAddr;

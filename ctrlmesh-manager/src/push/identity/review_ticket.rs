@@ -22,7 +22,7 @@ pub(super) const VALIDITY: Duration = Duration::from_mins(8);
 const CLOCK_SKEW: Duration = Duration::from_mins(1);
 
 /// Separates this key from others that are derived from the same secret.
-const PURPOSE: &[u8] = b"ctrlmesh voucher 1";
+const PURPOSE: &[u8] = b"ctrlmesh review ticket 1";
 
 /// A ticket begins with its MAC.
 const MAC_BYTES: usize = 32;

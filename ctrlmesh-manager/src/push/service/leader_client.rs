@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ctrlmesh_common::wire::{Seat, Seated};
+use ctrlmesh_common::wire::{ShardReply, ShardRequest};
 use ctrlmesh_runtime::sync::lock;
 use tokio::time::{self, Instant};
 use tonic::{Response, Status};
@@ -53,14 +53,14 @@ impl LeaderClient {
         if reached.backoff.lasts(namespace) {
             return None;
         }
-        let request = Seat {
+        let request = ShardRequest {
             namespace: namespace.clone(),
             labels: pod.labels.clone(),
             replica_set: pod.owner.as_ref()?.name.clone(),
         };
         let mut client = reached.client.clone();
         match time::timeout(PATIENCE, Box::pin(client.assign_shard(request))).await {
-            Ok(Ok(seated)) => Some(seated.shard).filter(|shard| !shard.is_empty()),
+            Ok(Ok(reply)) => Some(reply.shard).filter(|shard| !shard.is_empty()),
             // An older version, or a replica that has lost the Lease.
             Ok(Err(error)) => {
                 info!(
@@ -107,10 +107,13 @@ impl NamespaceBackoff {
 }
 
 /// Answers another replica.
-pub(super) async fn answer(push: &PushService, asked: Seat) -> Result<Response<Seated>, Status> {
+pub(super) async fn answer(
+    push: &PushService,
+    asked: ShardRequest,
+) -> Result<Response<ShardReply>, Status> {
     let pod = Member::of_replica_set(asked.namespace, asked.labels, asked.replica_set);
     let shard = push.placement.give(pod).await.unwrap_or_default();
-    Ok(Response::new(Seated { shard }))
+    Ok(Response::new(ShardReply { shard }))
 }
 
 #[cfg(test)]

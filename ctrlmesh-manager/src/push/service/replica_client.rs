@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ctrlmesh_common::wire::{self, Receipts, Relayed, Seat, Seated};
+use ctrlmesh_common::wire::{self, Receipts, Relayed, ShardReply, ShardRequest};
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
@@ -119,11 +119,14 @@ impl ReplicaClient {
         Ok(())
     }
 
-    pub(super) async fn assign_shard(&mut self, pod: Seat) -> Result<Seated, ReplicaClientError> {
+    pub(super) async fn assign_shard(
+        &mut self,
+        pod: ShardRequest,
+    ) -> Result<ShardReply, ReplicaClientError> {
         let request = self.signed(pod)?;
         self.grpc.ready().await.map_err(ReplicaClientError::Http)?;
-        let codec = ProstCodec::<Seat, Seated>::default();
-        let path = PathAndQuery::from_static(wire::SEAT);
+        let codec = ProstCodec::<ShardRequest, ShardReply>::default();
+        let path = PathAndQuery::from_static(wire::ASSIGN_SHARD);
         Ok(self.grpc.unary(request, path, codec).await?.into_inner())
     }
 

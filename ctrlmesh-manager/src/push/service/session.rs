@@ -315,7 +315,7 @@ impl Session {
         }
         update.more = self.news;
         if std::mem::take(&mut self.needs_ticket) {
-            update.voucher = self.push.ticket_key().issue(&self.token, &self.proven);
+            update.ticket = self.push.ticket_key().issue(&self.token, &self.proven);
         }
         update
     }

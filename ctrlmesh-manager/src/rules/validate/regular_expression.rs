@@ -1,8 +1,8 @@
 //! Compiles regular expressions so that they mean what Go's `regexp` reads in them.
 //!
 //! Go and the crate `regex` share RE2's syntax, but read some constructs differently. Those are refused. Perl's classes
-//! and word boundaries become ASCII, as in Go. The crate itself refuses `\Q…\E`, octal numbers, `\C`, and a `{` that begins
-//! no repetition.
+//! and word boundaries become ASCII, as in Go. The crate itself refuses `\Q…\E`, octal numbers, `\C`, and a `{` that
+//! begins no repetition.
 
 use regex::{Regex, RegexBuilder};
 use regex_syntax::ast::parse::Parser;

@@ -1,9 +1,10 @@
 //! Finds the cgroup of a pod or of a container.
 //!
 //! On machines with cgroup v2 only, and on hybrid ones. Container runtimes name the folders in two ways, by driver:
-//! cgroupfs `kubepods/burstable/pod<uid>/<id>`, systemd `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid
-//! with underscores>.slice/<runtime>-<id>.scope`. Guaranteed pods have no folder for their class; below a kubelet in a
-//! container everything is nested once more. So pods are found by their own folder's name, wherever it is.
+//! cgroupfs `kubepods/burstable/pod<uid>/<id>`, systemd
+//! `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with underscores>.slice/<runtime>-<id>.scope`.
+//! Guaranteed pods have no folder for their class; below a kubelet in a container everything is nested once more. So
+//! pods are found by their own folder's name, wherever it is.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -97,8 +98,8 @@ impl Hierarchy {
         Ok(Cgroup { path: seen.unwrap_or(folder), id })
     }
 
-    /// Whether what cannot be seen is gone, where it was seen from the cgroup `view`: all cgroups are to be seen, or just
-    /// those that were then, and not only those of another container or part.
+    /// Whether what cannot be seen is gone, where it was seen from the cgroup `view`: all cgroups are to be seen, or
+    /// just those that were then, and not only those of another container or part.
     pub(crate) fn sees_what(&self, view: Option<u64>) -> bool {
         self.view().is_some_and(|root| root == ROOT || Some(root) == view)
     }
@@ -184,7 +185,8 @@ impl Census<'_> {
 // === impl CgroupPaths ===
 
 impl CgroupPaths {
-    /// Where a cgroup is; nothing, if it is gone. One that was not found once is gone for ever: no other gets its number.
+    /// Where a cgroup is; nothing, if it is gone. One that was not found once is gone for ever: no other gets its
+    /// number.
     pub(crate) fn find(&mut self, census: &Census<'_>, cgroup: &Cgroup) -> Option<PathBuf> {
         if cgroup.is_there() {
             return Some(cgroup.path.clone());
@@ -212,9 +214,9 @@ impl Cgroup {
 /// Network namespaces of the processes in a cgroup.
 #[derive(Debug, Default)]
 pub struct Namespaces {
-    /// Each by its inode and a path by which it can be opened for as long as the process lives, the oldest one in it. That
-    /// of the oldest of all is the first: a pod begins in its own, and what comes later may have made another for itself,
-    /// as sandboxes of browsers do.
+    /// Each by its inode and a path by which it can be opened for as long as the process lives, the oldest one in it.
+    /// That of the oldest of all is the first: a pod begins in its own, and what comes later may have made another for
+    /// itself, as sandboxes of browsers do.
     pub found: Vec<(u64, PathBuf)>,
     /// Why there may be others.
     pub unseen: Option<Error>,

@@ -48,8 +48,8 @@ pub struct Attach {
 pub enum ListenerCheck {
     /// By its socket, given with `Interceptor::listen`: the quickest and surest.
     Held,
-    /// By asking the client's network namespace who listens on the port: for a proxy that is somebody else's. Its socket
-    /// must be bound to the wildcard address and to no device.
+    /// By asking the client's network namespace who listens on the port: for a proxy that is somebody else's. Its
+    /// socket must be bound to the wildcard address and to no device.
     Port,
     /// Not at all: the client's SYN finds out.
     None,
@@ -102,8 +102,8 @@ impl Attach {
     }
 }
 
-/// The same pod with another table. Connections of the generation before are still explained by its table, older ones by
-/// none.
+/// The same pod with another table. Connections of the generation before are still explained by its table, older ones
+/// by none.
 pub(crate) fn with_table(before: &Pod, table: u16) -> Pod {
     let mut pod = *before;
     let former = before.table(before.generation);

@@ -44,8 +44,8 @@ impl Register {
         record.ok_or_else(|| Error::NotYours { number: slot.index(), owner: self.owner.clone() })
     }
 
-    /// Says that the proxy with this number lives, if it is that of a pod of this owner's. Takes no lock: who says that he
-    /// lives does not wait.
+    /// Says that the proxy with this number lives, if it is that of a pod of this owner's. Takes no lock: who says that
+    /// he lives does not wait.
     pub(crate) fn beat(&mut self, number: u32) -> Result<(), Error> {
         let known = self.beating.get(&number).copied();
         if !known.is_some_and(|slot| self.measured(slot, number)) {
@@ -65,8 +65,9 @@ impl Register {
             && (self.pins.holds(slot, &self.owner) || self.owned(slot).is_ok())
     }
 
-    /// This owner's pods whose cgroups are not gone. One that is elsewhere than it was recorded, because the file system
-    /// is, is recorded there from now on. Where only a part of the cgroups is to be seen, the others are not gone.
+    /// This owner's pods whose cgroups are not gone. One that is elsewhere than it was recorded, because the file
+    /// system is, is recorded there from now on. Where only a part of the cgroups is to be seen, the others are not
+    /// gone.
     pub(crate) fn living(&self) -> Result<Vec<Record>, Error> {
         let census = self.hierarchy.census();
         let mut living = Vec::new();
@@ -91,8 +92,8 @@ impl Register {
         self.maps.pods.get(&slot.index(), 0).map_err(Error::map("PODS"))
     }
 
-    /// Writes everything the programs read about a pod; its own cgroup last. What fails leaves the pod as it was, but for
-    /// targets that it shares with others.
+    /// Writes everything the programs read about a pod; its own cgroup last. What fails leaves the pod as it was, but
+    /// for targets that it shares with others.
     pub(crate) fn enrol(
         &mut self,
         slot: Slot,
@@ -213,8 +214,8 @@ impl Register {
         Ok(())
     }
 
-    /// A cgroup that is excepted by another pod than that of this slot keeps its entry: without it, the proxy there would
-    /// be its own client.
+    /// A cgroup that is excepted by another pod than that of this slot keeps its entry: without it, the proxy there
+    /// would be its own client.
     pub(crate) fn unexcepted(&self, cgroup: &Cgroup, slot: Option<Slot>) -> Result<(), Error> {
         let member = match self.maps.members.get(&cgroup.id, 0) {
             Err(error) if map::absent(&error) => return Ok(()),

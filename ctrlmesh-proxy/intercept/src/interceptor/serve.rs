@@ -44,11 +44,12 @@ impl Interceptor {
         self.register.maps.listeners.set(slot.index(), listener, 0).map_err(Error::map("LISTENERS"))
     }
 
-    /// Makes our IPv6 prefix local in the pod's network namespace, and sends its connections to native IPv6 targets there,
-    /// so that sockets for IPv6 only are redirected too. The pod's listener must be one of `listener::outbound`.
+    /// Makes our IPv6 prefix local in the pod's network namespace, and sends its connections to native IPv6 targets
+    /// there, so that sockets for IPv6 only are redirected too. The pod's listener must be one of `listener::outbound`.
     ///
     /// # Errors
-    /// If the namespace has no IPv6 or cannot be entered, or the pod is not this owner's. The pod goes on over IPv4 then.
+    /// If the namespace has no IPv6 or cannot be entered, or the pod is not this owner's. The pod goes on over IPv4
+    /// then.
     pub fn serve_ipv6(&mut self, slot: Slot, namespace: &Namespace) -> Result<(), Error> {
         let _lock = self.register.pins.lock()?;
         self.register.owned(slot)?;
@@ -78,8 +79,8 @@ impl Interceptor {
 
     /// Gives connections that arrive at `address` in a pod's network namespace to `listener`, one of
     /// [`crate::listener::inbound`] for its family. The proxy itself reaches the server behind from a loopback address:
-    /// [`crate::INBOUND_SOURCE`], or [`crate::INBOUND_SOURCE_V6`] for a server that listens on IPv6 only. Where nobody takes
-    /// them they are refused, or pass, as the pod's connections do.
+    /// [`crate::INBOUND_SOURCE`], or [`crate::INBOUND_SOURCE_V6`] for a server that listens on IPv6 only. Where nobody
+    /// takes them they are refused, or pass, as the pod's connections do.
     ///
     /// # Errors
     /// If the pod is not this owner's, the namespace is none, the address is another pod's, or the pod has too many.
@@ -133,8 +134,8 @@ impl Interceptor {
         Ok(())
     }
 
-    /// Answers `SO_ORIGINAL_DST` to the processes of a proxy's cgroup, for as long as this process lives: what it is for
-    /// is proxies that cannot read the tables.
+    /// Answers `SO_ORIGINAL_DST` to the processes of a proxy's cgroup, for as long as this process lives: what it is
+    /// for is proxies that cannot read the tables.
     ///
     /// # Errors
     /// If the cgroup is none.

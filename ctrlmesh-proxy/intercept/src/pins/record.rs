@@ -1,6 +1,7 @@
 //! The record of each pod, and the slot that it has.
 //!
-//! A slot that was released is used again only after all others, so that an old number does not soon mean another pod. Numbers from [`MAX_PODS`] on are pods for which there was no slot, and whose connections are all refused.
+//! A slot that was released is used again only after all others, so that an old number does not soon mean another pod.
+//! Numbers from [`MAX_PODS`] on are pods for which there was no slot, and whose connections are all refused.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};

@@ -1,12 +1,12 @@
 //! Links: how programs are attached, replaced without a gap, and found again.
 //!
 //! Replacing puts the new program beside the old one first, and takes the old one away after. Between the two both run,
-//! which is harmless: what one has redirected, refused or explained the other leaves as it is, and only what passes counts
-//! twice. A pin is replaced by `rename`, so that a crash at any point leaves one that is whole.
+//! which is harmless: what one has redirected, refused or explained the other leaves as it is, and only what passes
+//! counts twice. A pin is replaced by `rename`, so that a crash at any point leaves one that is whole.
 //!
-//! The kernel could exchange the program of a link at once (`BPF_LINK_UPDATE`), but aya 0.14 offers that for XDP and TCX
-//! links alone and hands out no file descriptor of a link, and to make the call ourselves would be `unsafe`. Later releases
-//! of aya, which want a newer compiler than ours, offer it for the links at cgroups too.
+//! The kernel could exchange the program of a link at once (`BPF_LINK_UPDATE`), but aya 0.14 offers that for XDP and
+//! TCX links alone and hands out no file descriptor of a link, and to make the call ourselves would be `unsafe`. Later
+//! releases of aya, which want a newer compiler than ours, offer it for the links at cgroups too.
 
 use std::fs::{self, File};
 
@@ -40,8 +40,8 @@ pub(crate) fn attach(
     Ok(())
 }
 
-/// Whether every hook of a pod is attached, with the programs of this object, and nothing is left half made. One that is
-/// gone meanwhile has none.
+/// Whether every hook of a pod is attached, with the programs of this object, and nothing is left half made. One that
+/// is gone meanwhile has none.
 pub(crate) fn whole(pins: &Pins, record: &Record, fingerprint: &str) -> Result<bool, Error> {
     let names = pins.names(record.slot)?.unwrap_or_default();
     let inbound = record.netns.is_none()

@@ -15,7 +15,8 @@ use crate::pins::{self, Pins};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ctrlmesh.o"));
 
-/// Programs that are attached at a cgroup, in the order in which they are: whoever is redirected sees the original peer.
+/// Programs that are attached at a cgroup, in the order in which they are: whoever is redirected sees the original
+/// peer.
 pub(crate) const HOOKS: [&str; 4] = ["getpeername4", "getpeername6", "connect4", "connect6"];
 
 /// Sizes of tables where a node wants others than the programs say. They count when the maps are made; that of pods

@@ -47,8 +47,8 @@ impl Originals {
         })
     }
 
-    /// Explains a connection by the accepted socket's own address and its peer's. `None` if it was not redirected, or by
-    /// nobody that the tables know.
+    /// Explains a connection by the accepted socket's own address and its peer's. `None` if it was not redirected, or
+    /// by nobody that the tables know.
     ///
     /// # Errors
     /// If the tables cannot be read.

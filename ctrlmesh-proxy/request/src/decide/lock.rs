@@ -1,7 +1,7 @@
 //! Decides whether a request can touch the leader-election lock, and where its name stands.
 //!
-//! The client knows the lock under one name, and the server knows it under one name for each shard. A client may not ask
-//! for the server's names, so no spelling of a request reaches another shard's lock.
+//! The client knows the lock under one name, and the server knows it under one name for each shard. A client may not
+//! ask for the server's names, so no spelling of a request reaches another shard's lock.
 
 use ctrlmesh_common::policy::{LOCK_RESOURCES, Lock};
 

@@ -60,8 +60,8 @@ pub(super) fn not_older_than(changed_at: u64, request: &RequestInfo<'_>) -> Opti
     takes_older.then_some(NotOlderThan { version: changed_at, all: asked == 0 })
 }
 
-/// From which version a watch, or a further page of a list, goes on; `None` where it begins. A page whose token does not
-/// say it goes on from the newest of all.
+/// From which version a watch, or a further page of a list, goes on; `None` where it begins. A page whose token does
+/// not say it goes on from the newest of all.
 pub fn goes_on_from(request: &RequestInfo<'_>) -> Option<u64> {
     let query = request.query();
     if request.is_watch() {

@@ -1,7 +1,7 @@
 //! Renames the leader-election lock in bodies and watch frames.
 //!
-//! Only `metadata.name` changes; in a Status also the name in its details and message, and in a Table the cell that shows
-//! it. Locks of other shards, and the one without a shard, are taken out of lists and watches.
+//! Only `metadata.name` changes; in a Status also the name in its details and message, and in a Table the cell that
+//! shows it. Locks of other shards, and the one without a shard, are taken out of lists and watches.
 
 use std::borrow::Cow;
 

@@ -1,8 +1,8 @@
 //! Puts the policy's selector and the lock's name into a target.
 //!
-//! One `labelSelector` is left. It is the first parameter, and the policy's requirements stand in it before the client's
-//! text. So the client cannot end, hide or replace them: the server's scanner stops at a NUL byte, and the first of
-//! repeated keys counts.
+//! One `labelSelector` is left. It is the first parameter, and the policy's requirements stand in it before the
+//! client's text. So the client cannot end, hide or replace them: the server's scanner stops at a NUL byte, and the
+//! first of repeated keys counts.
 
 use ctrlmesh_common::selector::Selector;
 

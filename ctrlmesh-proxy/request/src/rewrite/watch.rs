@@ -125,7 +125,8 @@ impl Frames {
         self.at
     }
 
-    /// Completes the frame that has begun, if one has: where `chunk` goes on behind it; `None` where it is not whole yet.
+    /// Completes the frame that has begun, if one has: where `chunk` goes on behind it; `None` where it is not whole
+    /// yet.
     fn complete(&mut self, chunk: &[u8]) -> Result<Option<usize>, FrameError> {
         if self.partial.is_empty() {
             return Ok(Some(0));

@@ -124,8 +124,8 @@ impl Kept {
         name.into()
     }
 
-    /// A process that is killed leaves the old file or the new one. What is lost with the node's power is of no pod that
-    /// goes on.
+    /// A process that is killed leaves the old file or the new one. What is lost with the node's power is of no pod
+    /// that goes on.
     fn replace(&self, written: &Written) -> Result<(), KeptError> {
         let content = serde_json::to_string(written)?;
         if content.len() > MAX_FILE_BYTES {

@@ -90,8 +90,8 @@ impl Past {
         }
     }
 
-    /// Whether one of them, under which a client may have read up to `version`, may have said something else of a resource
-    /// than `now` does.
+    /// Whether one of them, under which a client may have read up to `version`, may have said something else of a
+    /// resource than `now` does.
     pub(super) fn is_suspect(
         &mut self,
         now: &Policy,

@@ -2,7 +2,8 @@
 //!
 //! The policy says at which version of the API server it changed. An API server may keep some resources in another
 //! store, and aggregated API servers have their own: the versions there grow by themselves. Where the newest version of
-//! a resource is from before a change that has happened, the two do not compare. That is found out once for each change.
+//! a resource is from before a change that has happened, the two do not compare. That is found out once for each
+//! change.
 
 use std::sync::{Mutex, MutexGuard};
 

@@ -160,8 +160,8 @@ fn taken_over(
     Ok(format!("audit log: {count} changes, each by a replica of its shard"))
 }
 
-/// Kills a replica, and again when it has been started again: then kubelet waits before it starts it once more, so that it
-/// is not there to take its lock back.
+/// Kills a replica, and again when it has been started again: then kubelet waits before it starts it once more, so that
+/// it is not there to take its lock back.
 fn kill_twice(environment: &Environment, pod: &str) -> Result<()> {
     let namespace = environment.observer.operator().namespace;
     let first = environment.kill(namespace, pod)?;

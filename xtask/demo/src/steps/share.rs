@@ -138,9 +138,10 @@ fn received(environment: &Environment) -> Result<Vec<f64>> {
     })
 }
 
-/// That each replica had to receive less than one alone has to, for the same: to know all that is its own, and to follow a
-/// change of each of its objects. Not by how much: how often an operator writes an object until it has followed, and is told
-/// of it, is a matter of how busy the machine is. How many objects each is shown, `shares` compares exactly.
+/// That each replica had to receive less than one alone has to, for the same: to know all that is its own, and to
+/// follow a change of each of its objects. Not by how much: how often an operator writes an object until it has
+/// followed, and is told of it, is a matter of how busy the machine is. How many objects each is shown, `shares`
+/// compares exactly.
 fn less_each(environment: &Environment) -> Result<String> {
     let (each, alone) =
         (received(environment)?, environment.alone.get().context("there is no reference")?);
@@ -311,8 +312,8 @@ pub(super) fn end_state(environment: &Environment) -> Result<Vec<String>> {
     ])
 }
 
-/// Deletes what was added, and waits until nothing of it is left: an operator that puts a finaliser on its work has to take it
-/// away, which whoever does not see the object cannot.
+/// Deletes what was added, and waits until nothing of it is left: an operator that puts a finaliser on its work has to
+/// take it away, which whoever does not see the object cannot.
 fn deleted(environment: &Environment) -> Result<String> {
     let clock = Instant::now();
     let numbers = environment.namespaces..environment.namespaces + ADDED;

@@ -19,8 +19,8 @@ const ROUNDS: u32 = 5;
 /// How many hashes each ShardingConfig has.
 const HASHES: usize = 3;
 
-/// Compiles `configs` ShardingConfigs, the shards of an operator in each namespace, which are compared with each other, and
-/// `pods` pods; prints the median.
+/// Compiles `configs` ShardingConfigs, the shards of an operator in each namespace, which are compared with each other,
+/// and `pods` pods; prints the median.
 pub(crate) fn measure(configs: usize, pods: usize) {
     let namespace = |number: usize| format!("ns-{}", number / IN_ONE);
     let shards: Vec<ShardingConfig> =

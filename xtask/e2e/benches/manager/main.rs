@@ -1,8 +1,8 @@
 //! What does one manager cost, with 10,000 proxies?
 //!
-//! The manager is the program as users run it, beside a real API server with 1,000 ShardingConfigs and 10,000 pods: half of
-//! them one operator's, the others of a few each. The proxies are simulated in this process, each with its own connection,
-//! its own pod and its own token. What is written on standard output is Markdown.
+//! The manager is the program as users run it, beside a real API server with 1,000 ShardingConfigs and 10,000 pods:
+//! half of them one operator's, the others of a few each. The proxies are simulated in this process, each with its own
+//! connection, its own pod and its own token. What is written on standard output is Markdown.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot go on panics")]
 #![allow(clippy::disallowed_methods, reason = "benchmarks are not drained")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "that is what it is for")]
@@ -45,7 +45,8 @@ const BACK: Duration = Duration::from_secs(10);
 /// How often it is looked whether all are connected.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What is left alone between two changes, so that one is not the other's: a status is written once a second, that of an epoch and twice what proxies say of it.
+/// What is left alone between two changes, so that one is not the other's: a status is written once a second, that of
+/// an epoch and twice what proxies say of it.
 const PAUSE: Duration = Duration::from_secs(4);
 
 fn main() {
@@ -141,11 +142,11 @@ async fn tell(what: &str, manager: &Manager, before: &Spent) {
         manager.counted(&name).await.unwrap_or_default()
     };
     let (reviews, refused) = (counted("token_reviews").await, counted("refused").await);
-    let vouchers = counted("token_vouchers").await;
+    let tickets = counted("token_review_tickets").await;
     let spent = Spent::now().since(before);
     let most = manager.most_kilobytes().unwrap_or_default() >> 10;
     eprintln!(
-        "{what}: {spent}; {reviews} reviews, {vouchers} vouchers, {refused} refused, at most {most} MB resident"
+        "{what}: {spent}; {reviews} reviews, {tickets} tickets, {refused} refused, at most {most} MB resident"
     );
 }
 

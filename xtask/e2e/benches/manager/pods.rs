@@ -28,8 +28,8 @@ pub(crate) struct OnePod {
     pub(crate) token: String,
 }
 
-/// Makes a pod for each of `apps`, labelled so, all of one account. Their tokens are signed here, with the API server's own key: asking for ten
-/// thousand is not what is measured.
+/// Makes a pod for each of `apps`, labelled so, all of one account. Their tokens are signed here, with the API server's
+/// own key: asking for ten thousand is not what is measured.
 pub(crate) async fn create(
     plane: &ControlPlane,
     namespace: &str,

@@ -100,12 +100,12 @@ impl Proxies {
 
 async fn live(proxy: Proxy, counted: Arc<Counted>) {
     let mut known = None;
-    let mut voucher = Bytes::new();
+    let mut ticket = Bytes::new();
     let mut wait = WAIT.0;
     time::sleep(random(wait)).await;
     loop {
         let before = known.clone();
-        drop(follow(&proxy, (&mut known, &mut voucher), &counted).await);
+        drop(follow(&proxy, (&mut known, &mut ticket), &counted).await);
         wait = if known == before { (wait * 2).min(WAIT.1) } else { WAIT.0 };
         time::sleep(random(wait)).await;
     }
@@ -113,7 +113,7 @@ async fn live(proxy: Proxy, counted: Arc<Counted>) {
 
 async fn follow(
     proxy: &Proxy,
-    (known, voucher): (&mut Option<Known>, &mut Bytes),
+    (known, ticket): (&mut Option<Known>, &mut Bytes),
     counted: &Counted,
 ) -> anyhow::Result<()> {
     let Proxy { manager, to, from, pod } = proxy;
@@ -126,11 +126,11 @@ async fn follow(
         PodId { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
     let hello = Hello { pod: Some(id), known: known.iter().cloned().collect(), ..Hello::default() };
     reports.send(Report { said: Some(Said::Hello(hello)) }).await?;
-    let mut updates = link.follow(ReceiverStream::new(outbound), voucher).await?;
+    let mut updates = link.follow(ReceiverStream::new(outbound), ticket).await?;
     while let Some(update) = updates.message().await? {
         counted.down.fetch_add(update.encoded_len(), Ordering::Relaxed);
-        if !update.voucher.is_empty() {
-            *voucher = Bytes::copy_from_slice(&update.voucher);
+        if !update.ticket.is_empty() {
+            *ticket = Bytes::copy_from_slice(&update.ticket);
         }
         for entry in update.policies {
             let (operator, version) = (entry.operator.clone(), entry.version);

@@ -111,8 +111,8 @@ fn names(list: &ObjectList<PartialObjectMeta<ConfigMap>>) -> BTreeSet<String> {
     list.items.iter().map(kube::ResourceExt::name_any).collect()
 }
 
-/// Whether the API server finds by what we print of each selector, and of it AND another one, what it found by the texts
-/// that they were read from.
+/// Whether the API server finds by what we print of each selector, and of it AND another one, what it found by the
+/// texts that they were read from.
 async fn what_is_printed_means_the_same(
     maps: &Api<ConfigMap>,
     accepted: &[(Selector, BTreeSet<String>)],

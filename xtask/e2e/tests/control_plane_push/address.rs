@@ -11,7 +11,8 @@ use crate::bed::{AUDIENCE, Bed, soon};
 /// An address of this machine at which the manager is not.
 const FORMER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
-/// The Service was made anew: its former address leads nowhere by now, or to somebody else, who says nothing or nonsense.
+/// The Service was made anew: its former address leads nowhere by now, or to somebody else, who says nothing or
+/// nonsense.
 #[tokio::test]
 async fn a_manager_that_left_its_address_is_found_by_its_name() {
     let bed = Bed::new().await;

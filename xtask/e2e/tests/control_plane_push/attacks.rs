@@ -159,8 +159,8 @@ async fn a_call_without_a_token_is_refused() {
     assert_eq!(bed.refused("no_token"), 1);
 }
 
-/// Takes the pod out of the cluster, and waits until the API server knows that its token proves nothing: it asks what it
-/// has seen of pods itself, and that may be late.
+/// Takes the pod out of the cluster, and waits until the API server knows that its token proves nothing: it asks what
+/// it has seen of pods itself, and that may be late.
 pub(crate) async fn gone(bed: &Bed, pod: &TestPod, token: &str) {
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), &bed.namespace);
     pods.delete(&pod.name, &DeleteParams::default().grace_period(0)).await.unwrap();
@@ -260,7 +260,7 @@ async fn only_a_manager_relays_and_asks_for_shards() {
     let bed = Bed::new().await;
     let pod = bed.pod("op-0", "node-a").await;
     let token = pod.token(&bed.client, AUDIENCE).await;
-    for (count, path) in [(1, wire::RELAY), (2, wire::SEAT)] {
+    for (count, path) in [(1, wire::RELAY), (2, wire::ASSIGN_SHARD)] {
         assert_eq!(call(&bed, path, Some(&token)).await, Code::PermissionDenied, "{path}");
         assert_eq!(bed.refused("foreign"), count);
     }

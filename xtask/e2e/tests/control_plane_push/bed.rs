@@ -222,9 +222,9 @@ impl Bed {
         &self,
         token: &str,
         hello: Hello,
-        voucher: &[u8],
+        ticket: &[u8],
     ) -> Result<Stream, Status> {
-        Stream::begin(self.connect(token).await.unwrap(), hello, voucher).await
+        Stream::begin(self.connect(token).await.unwrap(), hello, ticket).await
     }
 
     pub(crate) async fn connect(&self, token: &str) -> Result<Connection, ConnectError> {

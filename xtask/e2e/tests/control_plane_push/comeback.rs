@@ -29,9 +29,9 @@ fn knows(pod: &TestPod, version: u64) -> Hello {
     Hello { known: vec![known], ..of_pod(pod) }
 }
 
-/// What it is told, whatever its voucher is.
+/// What it is told, whatever its ticket is.
 async fn update(stream: &mut Stream) -> Update {
-    Update { voucher: Bytes::new(), servers: Vec::new(), ..stream.update().await }
+    Update { ticket: Bytes::new(), servers: Vec::new(), ..stream.update().await }
 }
 
 /// Says hello, and is sent away.
@@ -167,7 +167,8 @@ async fn a_replica_that_knows_less_than_the_proxy_says_nothing_before_it_has_lea
     bed.publish(&[(&pod, "node-a", policy(1, "a=1"))]);
     bed.sees(Some(&pod), Some(&before)).await;
     sent_away(&bed, &token, knows(&pod, newest)).await;
-    // It has seen the change, and the epoch that follows is not written yet, or never will be: the pod keeps what it has.
+    // It has seen the change, and the epoch that follows is not written yet, or never will be: the pod keeps what it
+    // has.
     bed.sees(Some(&pod), Some(&after)).await;
     let mut stream = bed.follow(&token, knows(&pod, newest)).await.unwrap();
     assert_eq!(update(&mut stream).await, Update::default());

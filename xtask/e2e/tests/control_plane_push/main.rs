@@ -28,5 +28,5 @@ mod stream;
 mod takeover;
 mod token;
 mod unwritten;
-mod vouchers;
+mod tickets;
 mod webhooks;

@@ -101,11 +101,14 @@ async fn the_leader_gives_pods_their_shards_for_those_who_ask_it_while_it_leads(
     bed.leadership().step_down();
     eventually("it not to lead", async || (!bed.leadership().is_held()).then_some(())).await;
     let token = fs::read_to_string(token).unwrap();
-    assert_eq!(attacks::call(&bed, wire::SEAT, Some(&token)).await, Code::FailedPrecondition);
+    assert_eq!(
+        attacks::call(&bed, wire::ASSIGN_SHARD, Some(&token)).await,
+        Code::FailedPrecondition
+    );
 }
 
-/// Asks a manager about a pod of this revision of the Deployment; the shard that it gives. What is `tried` counts for no
-/// other.
+/// Asks a manager about a pod of this revision of the Deployment; the shard that it gives. What is `tried` counts for
+/// no other.
 async fn ask(
     (webhooks, believed): (SocketAddr, &str),
     namespace: &str,
@@ -166,7 +169,7 @@ async fn two_managers_that_are_asked_at_once_give_no_shard_twice_and_one_that_is
     let plane = ControlPlane::shared();
     let client = plane.client().await.unwrap();
     // In its own a manager serves nobody.
-    let namespace = plane.namespace("seats").await.unwrap();
+    let namespace = plane.namespace("placement").await.unwrap();
     let operators = plane.namespace("operators").await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let mut replicas = managers(plane, &client, &namespace, folder.path()).await;

@@ -276,8 +276,8 @@ async fn list(client: &Client, kinds: &str) {
     lists.patch(resource_list::NAME, &PatchParams::default(), &said).await.unwrap();
 }
 
-/// Has those who exchange authorities tell the API server again whom to believe where it asks for labels. Those who keep
-/// what labels at once do that, too, and may come first.
+/// Has those who exchange authorities tell the API server again whom to believe where it asks for labels. Those who
+/// keep what labels at once do that, too, and may come first.
 async fn exchanged(cluster: &ControlPlane, client: &Client) {
     let webhooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let wrong = Some(ByteString(fs::read(cluster.ca()).unwrap()));

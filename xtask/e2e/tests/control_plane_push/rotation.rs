@@ -136,8 +136,8 @@ async fn another_signs(client: &Client, before: &[Vec<u8>; 2]) -> [Vec<u8>; 2] {
     time::timeout(SIGNS, others).await.expect("others to sign")
 }
 
-/// Who read the bundle when people were told believes, after the exchange, a proxy that begins then. On a machine so slow
-/// that yet another one signs meanwhile, it is tried with that.
+/// Who read the bundle when people were told believes, after the exchange, a proxy that begins then. On a machine so
+/// slow that yet another one signs meanwhile, it is tried with that.
 async fn who_read_it_in_time_believes_what_is_signed_then(
     client: &Client,
     place: &Place,

@@ -25,11 +25,11 @@ impl Stream {
     pub(crate) async fn begin(
         mut link: Connection,
         hello: Hello,
-        voucher: &[u8],
+        ticket: &[u8],
     ) -> Result<Self, Status> {
         let (reports, outbound) = mpsc::channel(64);
         reports.try_send(Report { said: Some(Said::Hello(hello)) }).unwrap();
-        let updates = link.follow(ReceiverStream::new(outbound), voucher).await?;
+        let updates = link.follow(ReceiverStream::new(outbound), ticket).await?;
         Ok(Self { reports, updates, _link: link })
     }
 

@@ -198,8 +198,8 @@ fn assert_written_once(written: &Written, changes: usize) {
     assert_eq!(generations[0].len(), 1 + changes, "{written:?}");
 }
 
-/// The same by what the API server was asked: who writes again what is there already changes nothing that is seen. What a
-/// leader was killed in the middle of may have been done, and the log says that nobody was there for the answer.
+/// The same by what the API server was asked: who writes again what is there already changes nothing that is seen. What
+/// a leader was killed in the middle of may have been done, and the log says that nobody was there for the answer.
 fn assert_asked_once(cluster: &ControlPlane, changes: usize) {
     let mut asked: BTreeMap<String, usize> = BTreeMap::new();
     for request in requests(cluster) {

@@ -1,7 +1,7 @@
 //! An operator that knows nothing of us, from a terminal, once for each of two shards.
 //!
-//! Needs root, or user namespaces for everybody: outside a cluster controller-runtime finds the namespace of its lock in
-//! the files of a service account only, which the interception `env` shows it.
+//! Needs root, or user namespaces for everybody: outside a cluster controller-runtime finds the namespace of its lock
+//! in the files of a service account only, which the interception `env` shows it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

@@ -48,8 +48,8 @@ pub(crate) async fn install(client: &Client) -> Result<()> {
     .await
 }
 
-/// Waits until the status of one of the ShardingConfigs in `namespace` says that it is degraded, or not, by this reason, in a
-/// message with this text.
+/// Waits until the status of one of the ShardingConfigs in `namespace` says that it is degraded, or not, by this
+/// reason, in a message with this text.
 pub(crate) async fn until_degraded(
     client: &Client,
     namespace: &str,

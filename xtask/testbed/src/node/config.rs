@@ -21,8 +21,8 @@ impl Network {
     }
 }
 
-/// containerd's. It may neither lower its own chance of being killed nor that of pods: that takes a capability that root
-/// has not everywhere.
+/// containerd's. It may neither lower its own chance of being killed nor that of pods: that takes a capability that
+/// root has not everywhere.
 pub(crate) fn containerd(folder: &Path, pause: &str) -> String {
     let folder = folder.display();
     format!(
@@ -74,8 +74,8 @@ pub(crate) fn cni(pods: &str) -> String {
     )
 }
 
-/// kubelet's. The machine is not the node's alone, so pods are evicted only when it is nearly full, and containerd is given
-/// longer than two minutes for a container: one that is late is not begun twice.
+/// kubelet's. The machine is not the node's alone, so pods are evicted only when it is nearly full, and containerd is
+/// given longer than two minutes for a container: one that is late is not begun twice.
 pub(crate) fn kubelet(ca: &Path, serving: &Pair) -> String {
     let (ca, certificate, key) =
         (ca.display(), serving.certificate.display(), serving.key.display());

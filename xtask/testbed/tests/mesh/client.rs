@@ -37,7 +37,8 @@ pub(crate) fn deploy(space: Space<'_>) -> Result<()> {
     Ok(())
 }
 
-/// An enrolled pod with kubectl, with the operator's account, which takes the API server to be at an address of its own.
+/// An enrolled pod with kubectl, with the operator's account, which takes the API server to be at an address of its
+/// own.
 pub(crate) fn dials(
     space: Space<'_>,
     wanted: OperatorSpec<'_>,

@@ -122,15 +122,16 @@ pub(crate) fn json(cluster: &Cluster, arguments: &[&str]) -> Result<Value> {
     Ok(serde_json::from_str(&kubectl(cluster, &arguments)?)?)
 }
 
-/// Every request of the service account that the API server has answered, as its audit log has it. The cluster must be a
-/// node of ours.
+/// Every request of the service account that the API server has answered, as its audit log has it. The cluster must be
+/// a node of ours.
 pub(crate) fn requests(cluster: &Cluster, namespace: &str, account: &str) -> Result<Vec<Value>> {
     let user = format!("system:serviceaccount:{namespace}:{account}");
     let events = events(cluster, &format!("\"{user}\""))?.into_iter();
     Ok(events.filter(|event| event["user"]["username"] == user.as_str()).collect())
 }
 
-/// Every request that the API server has answered and whose line in the log contains `mark`: to read them all takes seconds.
+/// Every request that the API server has answered and whose line in the log contains `mark`: to read them all takes
+/// seconds.
 pub(crate) fn events(cluster: &Cluster, mark: &str) -> Result<Vec<Value>> {
     let node = cluster.node().context("a node of our own")?;
     let log = fs::read_to_string(node.control_plane().audit_log())?;

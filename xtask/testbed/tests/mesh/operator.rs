@@ -278,8 +278,8 @@ impl<'a> Watches<'a> {
     }
 }
 
-/// Refuses a request of the operator's account that did not come from `sources`, or that another program made than those that
-/// have that account: the operator, and kubectl in the pod beside it.
+/// Refuses a request of the operator's account that did not come from `sources`, or that another program made than
+/// those that have that account: the operator, and kubectl in the pod beside it.
 pub(crate) fn all_came_from(space: Space<'_>, sources: &[String]) -> Result<usize> {
     let requests = mesh::requests(space.cluster(), space.name(), NAME)?;
     for request in &requests {

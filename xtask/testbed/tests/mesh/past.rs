@@ -1,5 +1,5 @@
-//! Did a pod dial the API server past its proxy? It believes only the mesh's authority, so no request comes of it, and no audit
-//! log shows it; but the operator says that it does not believe who answered, and so does the API server.
+//! Did a pod dial the API server past its proxy? It believes only the mesh's authority, so no request comes of it, and
+//! no audit log shows it; but the operator says that it does not believe who answered, and so does the API server.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

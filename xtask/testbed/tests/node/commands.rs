@@ -1,4 +1,5 @@
-//! `cargo xtask node`, as people use it, in a folder for temporary files of its own: other people's nodes are not seen there.
+//! `cargo xtask node`, as people use it, in a folder for temporary files of its own: other people's nodes are not seen
+//! there.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};

@@ -295,9 +295,9 @@ fn remove(space: Space<'_>) -> Result<()> {
     })
 }
 
-/// What an operator has connected to the proxy inside its pod stays, and shows it no more than before: its share, or nothing,
-/// where the manager heard first that its ShardingConfig goes. What it dials from then on reaches the API server itself,
-/// which the pod does not believe.
+/// What an operator has connected to the proxy inside its pod stays, and shows it no more than before: its share, or
+/// nothing, where the manager heard first that its ShardingConfig goes. What it dials from then on reaches the API
+/// server itself, which the pod does not believe.
 fn what_is_connected_inside_stays(space: Space<'_>) -> Result<()> {
     let asked = || -> Result<usize> {
         Ok(mesh::requests(space.cluster(), space.name(), operator::NAME)?.len())

@@ -1,5 +1,5 @@
-//! Pods start again and again while the node's proxy is not there yet, is killed, and is updated: each is served, none is
-//! restarted for it, and nothing passes the proxy.
+//! Pods start again and again while the node's proxy is not there yet, is killed, and is updated: each is served, none
+//! is restarted for it, and nothing passes the proxy.
 
 use std::collections::BTreeSet;
 
@@ -68,7 +68,8 @@ fn kill(cluster: &Cluster) -> Result<()> {
     life::kill(cluster.node().context("a node")?, "ctrlmesh-proxy")
 }
 
-/// Pods are there before any proxy of the node: they dial the API server itself, and do not believe it, until one comes.
+/// Pods are there before any proxy of the node: they dial the API server itself, and do not believe it, until one
+/// comes.
 fn before_the_proxy(space: Space<'_>, _: usize) -> Result<()> {
     let cluster = space.cluster();
     mesh::change_proxies(cluster, &json!({"spec": {"nodeSelector": {"nowhere": "yes"}}}))?;

@@ -1,4 +1,5 @@
-//! What people and programs do with pods from within a pod that is enrolled: exec, logs, port-forward, as kubectl does it.
+//! What people and programs do with pods from within a pod that is enrolled: exec, logs, port-forward, as kubectl does
+//! it.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;

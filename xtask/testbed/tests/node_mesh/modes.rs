@@ -18,8 +18,8 @@ use crate::mesh::operator::{self, EVERYBODYS, OperatorSpec, PLAIN};
 use crate::mesh::past::Past;
 use crate::mesh::{self, full, in_ours, until};
 
-/// Starts pods again and again, five at once, and looks at each of them, until there were as many as are asked for: 100 of
-/// them, or a tenth.
+/// Starts pods again and again, five at once, and looks at each of them, until there were as many as are asked for: 100
+/// of them, or a tenth.
 fn start_many(space: Space<'_>, mut look: impl FnMut(&[Value]) -> Result<()>) -> Result<usize> {
     let mut seen = BTreeSet::new();
     loop {
@@ -147,7 +147,8 @@ fn by_proxy(space: Space<'_>, pods: &[Value]) -> Result<ByProxy> {
     nodes.into_iter().map(|(node, pods)| Ok((proxy_of(space, &node)?, pods))).collect()
 }
 
-/// Of how many of these pods the kernel of their node has attachments, and how many the proxy there says that it serves.
+/// Of how many of these pods the kernel of their node has attachments, and how many the proxy there says that it
+/// serves.
 fn attached_and_served(space: Space<'_>, proxies: &ByProxy) -> Result<(usize, usize)> {
     let (mut attached, mut served) = (0, 0);
     for (proxy, pods) in proxies {
@@ -205,7 +206,8 @@ fn a_pod_that_is_not_enrolled_works_beside_one_that_is_and_sees_everything() -> 
     })
 }
 
-/// Refuses connections of a pod that is not enrolled that the kernel programs, or whoever listens for them, had a part in.
+/// Refuses connections of a pod that is not enrolled that the kernel programs, or whoever listens for them, had a part
+/// in.
 fn untouched(space: Space<'_>) -> Result<()> {
     knocks(space, None)?;
     let node = space.kubectl(&["get", "pod", "knocks", "--output=jsonpath={.spec.nodeName}"])?;

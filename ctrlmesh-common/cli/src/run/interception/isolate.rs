@@ -1,7 +1,7 @@
 //! Redirects the connections of the command, and of no other process, by eBPF.
 //!
-//! The command runs in a cgroup of its own, below that of this process, so that the same limits hold. Pins and maps belong
-//! to this run and go when it ends.
+//! The command runs in a cgroup of its own, below that of this process, so that the same limits hold. Pins and maps
+//! belong to this run and go when it ends.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,8 +1,8 @@
 //! Shows the command the files of a service account that lead it to the proxy.
 //!
 //! Clients in a cluster read token and CA from a fixed folder. The command sees a folder of this run there, in a mount
-//! namespace of its own. Where the fixed folder does not exist, a copy of the folder above hides the original. So nothing
-//! is made where others could see it.
+//! namespace of its own. Where the fixed folder does not exist, a copy of the folder above hides the original. So
+//! nothing is made where others could see it.
 
 use std::fs::{self, File};
 use std::io;

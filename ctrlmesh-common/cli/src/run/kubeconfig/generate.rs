@@ -1,7 +1,7 @@
 //! Generates the kubeconfig and the arguments that lead the command to the proxy.
 //!
-//! The kubeconfig has one context, in which the proxy stands for the API server. Users, exec plugins and all else stay as
-//! they are. The text is JSON, which is YAML.
+//! The kubeconfig has one context, in which the proxy stands for the API server. Users, exec plugins and all else stay
+//! as they are. The text is JSON, which is YAML.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Finds and reads the kubeconfig that the command would use.
 //!
-//! The first of these counts: `--kubeconfig` of `run`, the kubeconfig that the command's own arguments name, the files of
-//! `KUBECONFIG`, the file at home, the service account of the pod.
+//! The first of these counts: `--kubeconfig` of `run`, the kubeconfig that the command's own arguments name, the files
+//! of `KUBECONFIG`, the file at home, the service account of the pod.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

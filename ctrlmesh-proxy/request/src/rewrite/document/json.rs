@@ -34,8 +34,8 @@ pub(super) fn fields(text: &[u8], at: Range<usize>, name: &str) -> Option<Vec<Ra
     Some(found)
 }
 
-/// The value that `path` leads to from the one value of a text; of a key that stands twice, the first. What comes behind
-/// it is not looked at, so that a large object costs no more than what stands before its version.
+/// The value that `path` leads to from the one value of a text; of a key that stands twice, the first. What comes
+/// behind it is not looked at, so that a large object costs no more than what stands before its version.
 pub(in crate::rewrite) fn early(text: &[u8], path: &[&str]) -> Option<Range<usize>> {
     let start = path.iter().try_fold(behind_space(text, 0), |at, name| first(text, at, name))?;
     Some(start..value_end(text, start)?)

@@ -1,8 +1,9 @@
 //! Continues a watch under another selector without a relist.
 //!
 //! Three reads use one version, the last that the client has seen. Objects that join are listed and sent as ADDED.
-//! Objects that leave are listed and sent as DELETED. A watch of the new selector goes on from that version. So no event
-//! is missed, repeated or out of order. Where that is impossible, the watch ends with 410, and the client lists again.
+//! Objects that leave are listed and sent as DELETED. A watch of the new selector goes on from that version. So no
+//! event is missed, repeated or out of order. Where that is impossible, the watch ends with 410, and the client lists
+//! again.
 
 use ctrlmesh_common::selector::Selector;
 
@@ -126,8 +127,8 @@ pub fn expired(encoding: Encoding, message: &str) -> Vec<u8> {
     list::error(encoding, &status)
 }
 
-/// What to ask for the version that the collection of a watch has now: a list of one object, or of the one that it names.
-/// Nothing where the server would not read all of it.
+/// What to ask for the version that the collection of a watch has now: a list of one object, or of the one that it
+/// names. Nothing where the server would not read all of it.
 pub fn newest(request: &RequestInfo<'_>, selector: Option<&Selector>) -> Option<String> {
     if !request.query().has_room_for(ADDED_PAIRS) {
         return None;

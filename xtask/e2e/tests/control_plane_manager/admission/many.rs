@@ -121,15 +121,15 @@ async fn many_objects_are_labelled_and_the_memory_stays() -> Result<()> {
     .await?;
     // Those are the test's own.
     *ours.get_mut("list").context("never listed")? -= lists;
-    // Where the next page begins is forgotten when the API server compacts etcd, and the list begins again: what is labelled
-    // costs nothing then.
+    // Where the next page begins is forgotten when the API server compacts etcd, and the list begins again: what is
+    // labelled costs nothing then.
     let passes = 1 + took.as_secs() / COMPACTED.as_secs();
     let most = manager.most_kilobytes()?;
     eprintln!(
         "{objects} objects in {spaces} namespaces labelled in {took:?}; requests for them {ours:?}, of everybody for anything {all:?}; resident {resident} kB before, {most} kB at most"
     );
-    // One each, and none for what has its labels already, but for the few to which the API server was too slow to answer; pages
-    // of 500, of which the first may be asked for again.
+    // One each, and none for what has its labels already, but for the few to which the API server was too slow to
+    // answer; pages of 500, of which the first may be asked for again.
     ensure!(ours["patch"] <= objects + objects / 100, "{ours:?}");
     ensure!(ours["list"] <= (objects / 500 + 4) * passes, "{ours:?}");
     // A page of metadata is what may be held, not the objects.

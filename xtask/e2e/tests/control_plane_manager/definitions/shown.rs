@@ -37,8 +37,8 @@ async fn every_field_is_explained() -> Result<()> {
     Ok(())
 }
 
-/// Adds the fields that say nothing, those that may be left out and do not say what that means, and those that do not say
-/// how much is allowed.
+/// Adds the fields that say nothing, those that may be left out and do not say what that means, and those that do not
+/// say how much is allowed.
 fn unexplained_fields(path: &str, schema: &Value, found: &mut Vec<String>) {
     let required = schema["required"].as_array();
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
