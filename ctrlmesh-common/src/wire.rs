@@ -61,18 +61,23 @@ mod tests {
         assert_eq!(read.namespace, "n");
     }
 
-    fn pod() -> Option<PodId> {
-        Some(PodId { namespace: "n".into(), name: "p".into(), uid: "u".into() })
+    fn pod() -> PodId {
+        PodId { namespace: "n".into(), name: "p".into(), uid: "u".into() }
     }
 
     /// The messages of the stream of policies, with every field set, and their bytes.
     fn stream_samples() -> [(Vec<u8>, &'static str); 3] {
-        let known = Known { pod: pod(), digest: 1, epoch: 2, operator: "n/s".into(), version: 300 };
-        let hello =
-            Hello { node: "node".into(), pod: pod(), version: "0.1".into(), known: vec![known] };
-        let verdict = Verdict { pod: pod(), digest: 1, epoch: 2, refused: "no".into() };
+        let known =
+            Known { pod: Some(pod()), digest: 1, epoch: 2, operator: "n/s".into(), version: 300 };
+        let hello = Hello {
+            node: "node".into(),
+            pod: Some(pod()),
+            version: "0.1".into(),
+            known: vec![known],
+        };
+        let verdict = Verdict { pod: Some(pod()), digest: 1, epoch: 2, refused: "no".into() };
         let entry = Entry {
-            pod: pod(),
+            pod: Some(pod()),
             digest: 1,
             policy: Bytes::from_static(b"{}"),
             operator: "n/s".into(),
@@ -80,7 +85,7 @@ mod tests {
         };
         let update = Update {
             policies: vec![entry],
-            gone: pod().into_iter().collect(),
+            gone: vec![pod()],
             more: true,
             ticket: Bytes::from_static(b"v"),
             servers: vec!["10.0.0.1:443".into()],
@@ -104,7 +109,7 @@ mod tests {
     /// The same of all other messages.
     fn call_samples() -> [(Vec<u8>, &'static str); 6] {
         let receipt = Receipt {
-            pod: pod(),
+            pod: Some(pod()),
             epoch: 2,
             refused: "no".into(),
             connected: true,

@@ -41,7 +41,7 @@ impl Pki {
         self.dir.path().join(name)
     }
 
-    /// A certificate for the API server's name and its key, with_ticket for by the mesh CA.
+    /// A certificate for the API server's name and its key, signed by the mesh CA.
     pub(crate) fn issue(&self, certificate: &Path, key: &Path) {
         let text = |name: &str| fs::read_to_string(self.path(name)).unwrap();
         let mesh = KeyPair::from_pem(&text("mesh.key")).unwrap();
@@ -68,7 +68,7 @@ impl Pki {
     }
 }
 
-/// What a server presents that is with_ticket for by the API server's CA.
+/// What a server presents that is signed by the API server's CA.
 pub(crate) fn server_of(dir: &Path, protocols: &[&str]) -> Arc<ServerConfig> {
     let chain = vec![CertificateDer::from_pem_file(dir.join("leaf.crt")).unwrap()];
     let key = PrivateKeyDer::from_pem_file(dir.join("leaf.key")).unwrap();

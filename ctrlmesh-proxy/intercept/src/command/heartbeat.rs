@@ -62,7 +62,7 @@ impl RelayHeartbeat {
         Self { address, owner, found, unseen: BTreeSet::new(), native: BTreeSet::new() }
     }
 
-    /// RelayHeartbeat for the pods of its owner's that lead here. One whose processes are all in other network
+    /// Sends heartbeats for the pods of its owner's that lead here. One whose processes are all in other network
     /// namespaces has another proxy at the same port; one without processes may get some that are here. Where processes
     /// cannot be looked at we do not know, and do not say that we live: that is said once of each pod.
     pub(crate) fn beat(&mut self, root: &Path) -> Result<(), Error> {

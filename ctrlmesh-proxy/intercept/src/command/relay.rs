@@ -309,7 +309,7 @@ fn inside(ip: IpAddr) -> bool {
     UdpSocket::bind((ip, 0)).is_ok()
 }
 
-/// RelayHeartbeat for every attachment that leads here, says whether native IPv6 does, and shows events to whoever
+/// Sends a heartbeat for every attachment that leads here, says whether native IPv6 does, and shows events to whoever
 /// debugs. Ends when this process gets intercepted itself.
 async fn tick(pins: &Path, heartbeat: &mut RelayHeartbeat) -> Result<(), Error> {
     let mut ticks = time::interval(TICK);
