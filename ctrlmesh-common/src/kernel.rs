@@ -174,16 +174,12 @@ pub struct Event {
     pub reserved: u32,
 }
 
-// === impl Event ===
-
 impl Event {
     /// An event as it lies in the ring buffer.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         Self::read_from_bytes(bytes).ok()
     }
 }
-
-// === impl Pod ===
 
 impl Pod {
     /// The table that explains connections of a generation. There is room for a power of two of them, so that a mask is

@@ -49,8 +49,6 @@ fn known_slots<'de, D: Deserializer<'de>>(
     Ok(all.into_iter().filter_map(|(slot, shard)| Some((slot.parse().ok()?, shard))).collect())
 }
 
-// === impl Ownership ===
-
 impl Ownership {
     /// The shard that owns the objects of `slot` in `namespace`; objects of cluster scope are in none.
     pub fn owner(&self, slot: Slot, namespace: Option<&str>) -> Option<&str> {

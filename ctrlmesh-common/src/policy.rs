@@ -162,8 +162,6 @@ pub enum PolicyError {
     },
 }
 
-// === impl Policy ===
-
 impl Policy {
     /// The policy of a pod that is enrolled and belongs to no shard: it sees no object. The default, without limits,
     /// would let everything pass.
@@ -243,16 +241,12 @@ impl Policy {
     }
 }
 
-// === impl Redirect ===
-
 impl Redirect {
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
     fn is_to_node(&self) -> bool {
         *self == Self::Node
     }
 }
-
-// === impl Limit ===
 
 impl Limit {
     /// Whether the limit is on `resource` of the API group `group`.
@@ -281,8 +275,6 @@ impl Limit {
         self.relate_resources == other.relate_resources && self.selector == other.selector
     }
 }
-
-// === impl Lock ===
 
 impl Lock {
     /// The name on the server.

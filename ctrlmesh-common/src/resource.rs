@@ -60,8 +60,6 @@ pub enum ResourceMatchError {
     },
 }
 
-// === impl ResourceMatch ===
-
 impl ResourceMatch {
     /// Whether `resource` (without its subresource) of the API group `group` is meant.
     pub fn covers(&self, group: &str, resource: &str) -> bool {

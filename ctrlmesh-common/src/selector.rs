@@ -70,8 +70,6 @@ pub enum RequirementError {
     UnwantedValues,
 }
 
-// === impl Selector ===
-
 impl Selector {
     /// Matches everything.
     pub fn everything() -> Self {
@@ -143,8 +141,6 @@ impl fmt::Display for Selector {
     }
 }
 
-// === impl Requirement ===
-
 impl Requirement {
     /// A requirement on the label `key`.
     ///
@@ -214,8 +210,6 @@ impl fmt::Display for Requirement {
         }
     }
 }
-
-// === impl Condition ===
 
 impl Condition {
     /// Whether a label with this value (`None`: not there) satisfies it.

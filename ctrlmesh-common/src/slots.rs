@@ -51,8 +51,6 @@ pub struct UnknownHash {
     pub name: String,
 }
 
-// === impl Slot ===
-
 impl Slot {
     /// The slot's number, 0 to 31.
     pub fn number(self) -> u8 {
@@ -99,8 +97,6 @@ impl<'de> Deserialize<'de> for Slot {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
-
-// === impl SlotSet ===
 
 impl SlotSet {
     /// No slot.
@@ -176,8 +172,6 @@ impl fmt::Display for SlotSet {
         Ok(())
     }
 }
-
-// === impl NamespaceHash ===
 
 impl NamespaceHash {
     /// The slot of the namespace called `namespace`.

@@ -161,8 +161,6 @@ async fn serve(args: RunArgs) -> Result<bool, AppError> {
     }
 }
 
-// === impl Startup ===
-
 impl Startup {
     async fn run(self) -> Result<Context, AppError> {
         let grpc_listener = listen("proxies", self.args.listen_grpc)?;
@@ -249,8 +247,6 @@ struct Serving<'a> {
     presented: &'a Arc<Presented>,
     refusals: Refusals,
 }
-
-// === impl Serving ===
 
 impl Serving<'_> {
     fn proxies(
@@ -346,8 +342,6 @@ fn identity(args: &RunArgs) -> String {
 
     format!("{}_{:016x}", args.replica(), RandomState::new().hash_one(std::process::id()))
 }
-
-// === impl Metrics ===
 
 impl Metrics {
     fn new(client: &Client) -> Self {

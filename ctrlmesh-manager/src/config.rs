@@ -184,8 +184,6 @@ pub struct DurationError {
     seen: String,
 }
 
-// === impl RunArgs ===
-
 impl RunArgs {
     /// The name of this replica: by default the host's name, which is the pod's.
     pub fn replica(&self) -> String {
@@ -206,16 +204,12 @@ impl RunArgs {
     }
 }
 
-// === impl Reachable ===
-
 impl Reachable {
     /// Where the option has no port, it is that of the listener.
     pub fn at(self, listens: u16) -> SocketAddr {
         SocketAddr::new(self.ip, self.port.unwrap_or(listens))
     }
 }
-
-// === impl LabelArgs ===
 
 impl LabelArgs {
     ///

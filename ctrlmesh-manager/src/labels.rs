@@ -73,8 +73,6 @@ pub fn list_of_kinds(namespace: &str) -> ObjectReference {
     }
 }
 
-// === impl KindList ===
-
 impl KindList {
     /// An empty text is an empty list.
     ///

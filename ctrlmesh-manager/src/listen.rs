@@ -78,8 +78,6 @@ pub struct ConnectionPermit {
     pod: Mutex<Option<String>>,
 }
 
-// === impl Listener ===
-
 impl Listener {
     pub fn new(limits: Limits, refusals: Refusals) -> Self {
         Self { limits, state: Arc::default(), refusals }
@@ -187,8 +185,6 @@ async fn handshake(
     }
 }
 
-// === impl ConnectionPermit ===
-
 impl ConnectionPermit {
     pub fn address(&self) -> IpAddr {
         self.address
@@ -231,8 +227,6 @@ impl Drop for ConnectionPermit {
         self.state.freed.notify_one();
     }
 }
-
-// === impl State ===
 
 impl State {
     fn lock(&self) -> MutexGuard<'_, ConnectionTable> {

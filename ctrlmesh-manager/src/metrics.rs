@@ -55,8 +55,6 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-// === impl Refusals ===
-
 impl Refusals {
     pub fn register(registry: &mut Registry) -> Self {
         let family: Family<ReasonLabels, Counter> = Family::default();
@@ -68,8 +66,6 @@ impl Refusals {
         self.0[reason as usize].inc();
     }
 }
-
-// === impl Open ===
 
 impl Open {
     pub fn new(gauge: &Gauge) -> Self {

@@ -40,8 +40,6 @@ pub fn server(
     Ok(config)
 }
 
-// === impl Presented ===
-
 impl Presented {
     pub fn new(key: CertifiedKey) -> Self {
         Self(RwLock::new(Arc::new(key)))

@@ -126,8 +126,6 @@ fn client() {
     }
 }
 
-// === impl Lane ===
-
 impl Lane {
     fn new(way: Way, interceptor: &mut Interceptor) -> Self {
         let name = format!("ctrlmesh-bench-{}-{}", process::id(), way as u8);
@@ -259,8 +257,6 @@ struct Quantiles {
     p99: f64,
 }
 
-// === impl Quantiles ===
-
 impl Quantiles {
     fn of(mut sample: Vec<u32>) -> Self {
         sample.sort_unstable();
@@ -271,8 +267,6 @@ impl Quantiles {
 
 /// A small generator, so that the order of turns changes the same way in every run.
 struct Random(u64);
-
-// === impl Random ===
 
 impl Random {
     fn order(&mut self, count: usize) -> Vec<usize> {
@@ -312,8 +306,6 @@ fn print(results: &[Vec<Quantiles>], rounds: usize) {
     let added = |at: usize| median(&results[at], |round| round.p50) - none;
     println!("\niptables adds {:.1} times as much as ours", added(4) / added(1));
 }
-
-// === impl Way ===
 
 impl Way {
     fn name(self) -> &'static str {

@@ -251,8 +251,6 @@ fn end(args: &NodeArgs) -> Result<Option<RemovalCheck>, AppError> {
     Ok(Some(RemovalCheck::new(args.api_server()?, trust, token, daemon_set)))
 }
 
-// === impl Process ===
-
 impl Process {
     /// The source of a certificate for `names`. The manager signs it where no flag says otherwise.
     async fn certificate(

@@ -212,8 +212,6 @@ pub enum ConfigError {
     Duration { seen: String },
 }
 
-// === impl CommonArgs ===
-
 impl CommonArgs {
     /// The source of the certificate, which carries `names` beside those of `--tls-name`.
     pub fn certificate(&self, names: &[String]) -> Result<Source, ConfigError> {
@@ -248,8 +246,6 @@ impl CommonArgs {
     }
 }
 
-// === impl SidecarArgs ===
-
 impl SidecarArgs {
     /// The API server to forward to.
     pub fn target(&self) -> Result<Target, ConfigError> {
@@ -260,8 +256,6 @@ impl SidecarArgs {
             .target()
     }
 }
-
-// === impl NodeArgs ===
 
 impl NodeArgs {
     /// The destinations to redirect.
@@ -280,8 +274,6 @@ impl NodeArgs {
         Upstream::of_the_cluster().ok_or(ConfigError::NoUpstream)?.target()
     }
 }
-
-// === impl Upstream ===
 
 impl Upstream {
     /// By the environment that Kubernetes gives every pod.
@@ -318,8 +310,6 @@ impl FromStr for Upstream {
         Ok(Self { host: host.to_owned(), port: authority.port_u16().unwrap_or(443) })
     }
 }
-
-// === impl MeshCa ===
 
 impl FromStr for MeshCa {
     type Err = ConfigError;

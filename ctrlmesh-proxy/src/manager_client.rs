@@ -108,8 +108,6 @@ pub enum ConnectError {
 #[derive(Debug)]
 struct Channel(http2::SendRequest<Body>);
 
-// === impl Endpoint ===
-
 impl Endpoint {
     /// The connection's tasks run on `drain`.
     pub async fn connect(&self, drain: &Drain) -> Result<Connection, ConnectError> {
@@ -220,8 +218,6 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, ConnectError> {
     std::fs::read(path).map_err(|source| ConnectError::Read { path: path.clone(), source })
 }
 
-// === impl Connection ===
-
 impl Connection {
     /// Begins the stream of policies. `reports` begins with a hello; `ticket` is the manager's last one, or empty.
     pub async fn follow(
@@ -285,8 +281,6 @@ async fn in_time<T>(
         Err(_elapsed) => Err(Status::deadline_exceeded("the manager does not answer")),
     }
 }
-
-// === impl Channel ===
 
 impl GrpcService<Body> for Channel {
     type ResponseBody = Incoming;

@@ -72,8 +72,6 @@ struct PodLabels {
     pod: String,
 }
 
-// === impl Metrics ===
-
 impl Metrics {
     pub fn new() -> Arc<Self> {
         let mut registry = Registry::with_prefix("ctrlmesh_proxy");
@@ -191,8 +189,6 @@ impl Metrics {
         Ok(page)
     }
 }
-
-// === impl Open ===
 
 impl Open {
     fn new(gauge: &Gauge) -> Self {

@@ -100,8 +100,6 @@ enum Stop {
     Removed,
 }
 
-// === impl Node ===
-
 impl Node {
     /// Loads the kernel programs and reads the list for the first time.
     ///

@@ -116,8 +116,6 @@ pub enum Source {
     },
 }
 
-// === impl PolicyArgs ===
-
 impl PolicyArgs {
     /// Where the policy comes from; `None` where nothing was said, and everything passes.
     pub fn source(&self) -> Option<Source> {
@@ -128,8 +126,6 @@ impl PolicyArgs {
         Some(Source::ShardingConfig { file, pod, labels: self.pod_labels.clone() })
     }
 }
-
-// === impl PodName ===
 
 impl PodName {
     pub fn of(policy: &PodPolicy) -> Self {
@@ -156,8 +152,6 @@ impl fmt::Display for PodName {
     }
 }
 
-// === impl PodLabel ===
-
 impl FromStr for PodLabel {
     type Err = PodLabelError;
 
@@ -167,8 +161,6 @@ impl FromStr for PodLabel {
         Ok(Self { key: key.to_owned(), value: value.to_owned() })
     }
 }
-
-// === impl Source ===
 
 impl Source {
     /// The file that is read.

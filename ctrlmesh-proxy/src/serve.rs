@@ -48,8 +48,6 @@ const TLS_HANDSHAKE: u8 = 22;
 /// The task that serves a client's HTTP connection to its end.
 type Serving = Pin<Box<dyn Future<Output = ()>>>;
 
-// === impl Server ===
-
 impl Server {
     /// Serves one connection to its end.
     pub async fn serve(self: Rc<Self>, accepted: Accepted) {

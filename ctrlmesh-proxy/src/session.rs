@@ -84,8 +84,6 @@ pub(crate) struct ConnectionResources {
     pub(crate) unread: Rc<UnreadBytes>,
 }
 
-// === impl Policies ===
-
 impl Policies {
     /// The pod that a connection comes from, if it is served.
     pub(crate) fn of(&self, pod: Option<PodSlot>) -> Option<ServedPod> {

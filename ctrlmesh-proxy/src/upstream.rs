@@ -107,8 +107,6 @@ pub enum SendError {
     Timeout { deadline: Duration },
 }
 
-// === impl Target ===
-
 impl Target {
     /// An HTTP/1.1 connection for the proxy's own requests, after a TLS handshake that `trust` accepts.
     pub async fn reach(&self, trust: &Trust) -> io::Result<ClientStream> {
@@ -126,8 +124,6 @@ impl From<SocketAddr> for Target {
     }
 }
 
-// === impl Address ===
-
 impl Address {
     async fn connect(&self) -> io::Result<TcpStream> {
         match self {
@@ -136,8 +132,6 @@ impl Address {
         }
     }
 }
-
-// === impl Http1Only ===
 
 impl Http1Only {
     pub fn contains(&self, address: &Address) -> bool {
@@ -151,8 +145,6 @@ impl Http1Only {
         known.insert(address.clone(), Instant::now());
     }
 }
-
-// === impl Dialer ===
 
 impl Dialer {
     /// Opens a TCP connection within the dialer's deadline.
@@ -213,8 +205,6 @@ impl Dialer {
         SendError::ConnectTimeout { deadline: self.deadline }
     }
 }
-
-// === impl Upstream ===
 
 impl Upstream {
     /// `leaving` is notified once the API server asks its client to go elsewhere; `unread` counts the bytes that wait

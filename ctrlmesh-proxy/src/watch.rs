@@ -95,8 +95,6 @@ enum State {
     Ended,
 }
 
-// === impl Watch ===
-
 impl Watch {
     /// Passes on a watch that the API server granted. It is spliced first where its client may have read under another
     /// policy.
@@ -369,8 +367,6 @@ impl fmt::Debug for Watch {
         f.debug_struct("Watch").field("template", &self.template).finish_non_exhaustive()
     }
 }
-
-// === impl SpliceInProgress ===
 
 impl SpliceInProgress {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<SpliceEvent> {

@@ -146,7 +146,7 @@ async fn an_api_server_without_http2_is_spoken_to_in_http1() {
 async fn a_replaced_certificate_is_for_new_connections() {
     let pki = Pki::new();
     let upstream = echo(&pki).await;
-    // The proxy presents what is with_ticket for by the mesh CA, from files.
+    // The proxy presents a certificate signed by the mesh CA, from files.
     let (certificate, key) = (pki.path("own.crt"), pki.path("own.key"));
     pki.issue(&certificate, &key);
     let proxy = Proxy::with_files(&pki, upstream.address, &certificate, &key);

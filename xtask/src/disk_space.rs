@@ -85,8 +85,6 @@ pub(crate) fn check(uses: Vec<DiskUse>) -> Result<()> {
     }
 }
 
-// === impl DiskUse ===
-
 impl DiskUse {
     /// One that has `whole_mb` when everything is there.
     fn growing(what: &'static str, variable: &'static str, folder: PathBuf, whole_mb: u64) -> Self {

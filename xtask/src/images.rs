@@ -66,8 +66,6 @@ enum Source {
     Built(PathBuf),
 }
 
-// === impl Image ===
-
 impl Image {
     /// The name by which a pod asks for it.
     pub fn name(self) -> String {

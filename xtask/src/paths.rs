@@ -16,8 +16,6 @@ const SEPARATOR: &str = "\x1f";
 /// The folders of this machine whose names get into a program, and what stands for them there.
 pub(crate) struct Paths(Vec<(PathBuf, String)>);
 
-// === impl Paths ===
-
 impl Paths {
     /// Of a build into `target`, an absolute path without links.
     ///

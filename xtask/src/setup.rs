@@ -43,8 +43,6 @@ pub enum Readiness {
     NotReady,
 }
 
-// === impl Readiness ===
-
 impl From<Readiness> for ExitCode {
     fn from(readiness: Readiness) -> Self {
         match readiness {
@@ -91,8 +89,6 @@ pub fn run_setup(purpose: Purpose) -> Result<Readiness> {
     plan.install()?;
     plan.build_programs()
 }
-
-// === impl Plan ===
 
 impl Plan {
     /// Looks for what is missing. None, and a list on standard error, where the user has to install it.
@@ -161,8 +157,6 @@ impl Plan {
         tasks.try_for_each(|task| task.run(&self.packages))
     }
 }
-
-// === impl Task ===
 
 impl Task {
     /// Whether it is done where it is not done yet. Without Go there is no node, so that nothing is done for one.

@@ -68,8 +68,6 @@ pub struct Options {
     full: bool,
 }
 
-// === impl Options ===
-
 impl Options {
     /// How many test binaries run at once. On a user's cluster they would get in each other's way.
     fn lanes(&self) -> usize {
@@ -109,8 +107,6 @@ pub enum Tier {
     /// Real operators on such a node, unsharded and sharded
     Operator,
 }
-
-// === impl Tier ===
 
 impl Tier {
     /// Whether its tests load the kernel programs.

@@ -27,8 +27,6 @@ pub(crate) struct Compile {
     labels: LabelArgs,
 }
 
-// === impl Compile ===
-
 impl Compile {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let manifests = manifests(&self.filename)?;

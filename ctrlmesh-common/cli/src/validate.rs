@@ -25,8 +25,6 @@ pub(crate) struct Validate {
     labels: LabelArgs,
 }
 
-// === impl Validate ===
-
 impl Validate {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let documents = files(&self.filename)?.into_iter().map(|file| {

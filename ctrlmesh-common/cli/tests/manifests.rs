@@ -13,8 +13,6 @@ const SHARD: &str = "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: Shardin
 /// A file that is there as long as the value.
 struct File(PathBuf);
 
-// === impl File ===
-
 impl File {
     fn new(name: &str, text: &str) -> io::Result<Self> {
         let file = format!("{}-{name}.yaml", process::id());

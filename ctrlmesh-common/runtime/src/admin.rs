@@ -57,8 +57,6 @@ pub struct Probes {
     pub drain: Drain,
 }
 
-// === impl Admin ===
-
 impl Admin {
     /// Serves until the future is dropped: the pages stay while the process drains.
     pub async fn run<S>(self, accept: impl AsyncFn() -> io::Result<S>)
@@ -115,8 +113,6 @@ impl Admin {
         format!("try {}\n", pages.join(" or "))
     }
 }
-
-// === impl Probes ===
 
 impl Probes {
     fn readyz(&self) -> Response<Full<Bytes>> {

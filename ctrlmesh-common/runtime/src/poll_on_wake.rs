@@ -29,8 +29,6 @@ struct Wakes {
     task: Mutex<Option<Waker>>,
 }
 
-// === impl PollOnWake ===
-
 impl<F: Future + Unpin> PollOnWake<F> {
     /// `future` is polled once at first, and then after each time it wakes.
     pub fn new(future: F) -> Self {
@@ -65,8 +63,6 @@ impl<F> fmt::Debug for PollOnWake<F> {
         f.debug_struct("PollOnWake").field("wakes", &self.wakes).finish_non_exhaustive()
     }
 }
-
-// === impl Wakes ===
 
 impl Wakes {
     /// Wakes `task` from here on; it is to poll now.

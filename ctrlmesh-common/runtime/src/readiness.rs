@@ -17,8 +17,6 @@ pub struct BlockReady {
     readiness: Readiness,
 }
 
-// === impl Readiness ===
-
 impl Readiness {
     /// Not ready until the returned guard has been dropped.
     pub fn block(&self, reason: &'static str) -> BlockReady {
@@ -31,8 +29,6 @@ impl Readiness {
         lock(&self.waiting_for).iter().copied().collect()
     }
 }
-
-// === impl BlockReady ===
 
 impl Drop for BlockReady {
     fn drop(&mut self) {

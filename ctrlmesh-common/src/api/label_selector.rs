@@ -71,8 +71,6 @@ pub enum SelectorOperator {
     DoesNotExist,
 }
 
-// === impl LabelSelector ===
-
 impl LabelSelector {
     /// Selects where the label `key` has one of `values`.
     pub fn any_of(key: &str, values: impl IntoIterator<Item = String>) -> Self {
@@ -105,8 +103,6 @@ impl TryFrom<&LabelSelector> for Selector {
         labels.chain(expressions).collect()
     }
 }
-
-// === impl Expression ===
 
 impl Expression {
     fn condition(&self) -> Result<Condition, RequirementError> {

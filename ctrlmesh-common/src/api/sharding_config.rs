@@ -336,8 +336,6 @@ pub struct PodStatus {
     pub last_contact: Option<Time>,
 }
 
-// === impl Limit ===
-
 impl Limit {
     /// The resources that it restricts; none means every resource. Reads either spelling.
     pub fn resources(&self) -> &[RelatedResources] {
@@ -357,8 +355,6 @@ impl Limit {
         self.selector.as_ref().or(self.object_selector.as_ref().map(|nested| &nested.selector))
     }
 }
-
-// === impl RelatedResources ===
 
 impl From<&RelatedResources> for ResourceMatch {
     fn from(resources: &RelatedResources) -> Self {

@@ -114,8 +114,6 @@ struct Allowed {
     longest: usize,
 }
 
-// === impl Allowed ===
-
 impl Allowed {
     /// Of the texts at `path` of our definitions.
     fn at(path: &str) -> Self {

@@ -50,8 +50,6 @@ pub struct Decoded {
     pub host: Option<u32>,
 }
 
-// === impl Code ===
-
 impl Code {
     /// The address that an IPv4 client is sent to, in network byte order.
     #[inline]
@@ -86,8 +84,6 @@ impl Code {
         Some(Self { generation: generation as u16, slot: slot as u16, index })
     }
 }
-
-// === impl Decoded ===
 
 impl Decoded {
     /// Reads the address that the client was sent to, and the client's own.

@@ -53,8 +53,6 @@ pub struct Inbound {
     reserved: u16,
 }
 
-// === impl Member ===
-
 impl Member {
     /// A cgroup whose connections are redirected.
     #[inline]
@@ -105,8 +103,6 @@ impl Member {
     }
 }
 
-// === impl InboundKey ===
-
 impl InboundKey {
     /// FNV-1a over the five words. Keys that differ in the last one only, as pods' addresses do, never have the same.
     #[inline]
@@ -115,8 +111,6 @@ impl InboundKey {
         mix(mix(mix(mix(mix(0x811c_9dc5, self.port), a), b), c), d)
     }
 }
-
-// === impl Inbound ===
 
 impl Inbound {
     /// Calls to `key` go to the proxy's socket `listener`.

@@ -69,8 +69,6 @@ pub(super) fn selector(text: &str) -> Result<Selector, ParseSelectorError> {
     }
 }
 
-// === impl Token ===
-
 impl<'a> Token<'a> {
     fn text(&self) -> &'a str {
         match *self {
@@ -79,8 +77,6 @@ impl<'a> Token<'a> {
         }
     }
 }
-
-// === impl Parser ===
 
 impl<'a> Parser<'a> {
     fn next(&mut self) -> Token<'a> {

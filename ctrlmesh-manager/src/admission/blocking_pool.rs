@@ -11,8 +11,6 @@ const AT_ONCE: usize = 2;
 #[derive(Clone, Debug)]
 pub struct BlockingPool(Arc<Semaphore>);
 
-// === impl BlockingPool ===
-
 impl Default for BlockingPool {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(AT_ONCE)))

@@ -104,8 +104,6 @@ struct Variable {
     value: String,
 }
 
-// === impl Interception ===
-
 impl FromStr for Interception {
     type Err = Refusal;
 

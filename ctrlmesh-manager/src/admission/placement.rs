@@ -25,8 +25,6 @@ pub struct Placement {
     pool: BlockingPool,
 }
 
-// === impl Placement ===
-
 impl Placement {
     pub fn new(plans: Plans) -> Self {
         Self { plans, locks: NamespaceLocks::default(), pool: BlockingPool::default() }

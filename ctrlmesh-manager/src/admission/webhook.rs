@@ -118,8 +118,6 @@ enum ReviewError {
     Panicked,
 }
 
-// === impl WebhookMetrics ===
-
 impl WebhookMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let this = Self::default();
@@ -132,8 +130,6 @@ impl WebhookMetrics {
         self.0.get_or_create_owned(&Labels { path, outcome }).inc();
     }
 }
-
-// === impl ReviewMemory ===
 
 impl Default for ReviewMemory {
     fn default() -> Self {
@@ -157,8 +153,6 @@ impl ReviewMemory {
         Some([of_one, of_all])
     }
 }
-
-// === impl Webhook ===
 
 impl Webhook {
     pub async fn serve(
@@ -268,8 +262,6 @@ fn json(review: &AdmissionReview<DynamicObject>) -> Response<Full<Bytes>> {
     response
 }
 
-// === impl ReviewError ===
-
 impl ReviewError {
     fn response(&self) -> Response<Full<Bytes>> {
         let mut response = Response::new(Full::new(format!("{self}\n").into()));
@@ -284,8 +276,6 @@ impl ReviewError {
         response
     }
 }
-
-// === impl Route ===
 
 impl fmt::Debug for Route {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -96,8 +96,6 @@ struct LabelState {
     notice: MigrationNotice,
 }
 
-// === impl LabelState ===
-
 impl LabelState {
     /// What is wrong with labels. Objects that no shard owns come first.
     fn unlabelled(&self) -> Option<Unlabelled> {
@@ -255,8 +253,6 @@ struct ReceiptCache {
     changes: Mutex<watch::Receiver<u64>>,
     last: Mutex<Arc<BTreeMap<PodName, Contact>>>,
 }
-
-// === impl ReceiptCache ===
 
 impl ReceiptCache {
     fn by(store: &Arc<PolicyStore>) -> Self {

@@ -21,8 +21,6 @@ pub struct ApiServer {
     pub addresses: Vec<SocketAddr>,
 }
 
-// === impl ApiServer ===
-
 impl ApiServer {
     /// Keeps only addresses that are among `names`. A client of another address would not trust our certificate for it.
     ///

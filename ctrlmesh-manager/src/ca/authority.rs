@@ -92,8 +92,6 @@ pub enum SignError {
     Sign(#[source] rcgen::Error),
 }
 
-// === impl Names ===
-
 impl Names {
     pub fn of<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> Self {
         let mut these = Self::default();
@@ -186,8 +184,6 @@ fn address(constraint: &[u8]) -> Option<IpAddr> {
 fn ia5(name: &str) -> Result<Ia5String, AuthorityError> {
     Ia5String::try_from(name).map_err(|_unfit| AuthorityError::Name { name: name.to_owned() })
 }
-
-// === impl Authority ===
 
 impl Authority {
     /// Creates an authority that may sign for `names` only.

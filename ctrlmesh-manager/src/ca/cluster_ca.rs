@@ -19,8 +19,6 @@ pub struct ClusterCa {
     known: RwLock<String>,
 }
 
-// === impl ClusterCa ===
-
 impl ClusterCa {
     pub fn of(config: &Config) -> Self {
         let encode = |der: &Vec<u8>| pem::encode(&pem::Pem::new(CERTIFICATE, der.clone()));

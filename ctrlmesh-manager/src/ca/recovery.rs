@@ -37,8 +37,6 @@ pub struct LeaseWatch {
     idle: u32,
 }
 
-// === impl TrustedAuthorities ===
-
 impl TrustedAuthorities {
     /// The authorities in `map` that are ours and have not expired at `now`.
     pub fn of(map: &ConfigMap, now: SystemTime) -> Self {
@@ -57,8 +55,6 @@ impl TrustedAuthorities {
         *self == Self::default()
     }
 }
-
-// === impl LeaseWatch ===
 
 impl LeaseWatch {
     pub fn of(lease: String) -> Self {

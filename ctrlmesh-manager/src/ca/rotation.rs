@@ -72,8 +72,6 @@ pub enum RotationError {
     },
 }
 
-// === impl AuthorityKind ===
-
 impl AuthorityKind {
     pub fn common_name(self) -> &'static str {
         match self {
@@ -89,8 +87,6 @@ impl AuthorityKind {
         }
     }
 }
-
-// === impl Rotation ===
 
 impl Rotation {
     /// Creates the first authority. `previous` are certificates that clients trust already, in PEM, one each.

@@ -89,8 +89,6 @@ pub enum CaStoreError {
     Names(#[source] kube::Error),
 }
 
-// === impl CaStoreError ===
-
 impl CaStoreError {
     /// Whether a retry may succeed.
     pub fn may_pass(&self) -> bool {
@@ -104,8 +102,6 @@ impl CaStoreError {
         }
     }
 }
-
-// === impl Authorities ===
 
 impl Authorities {
     fn read(secret: &Secret) -> Result<Self, RotationError> {
@@ -126,8 +122,6 @@ impl Authorities {
         [self.mesh.bundle(), self.manager.bundle()]
     }
 }
-
-// === impl CaStore ===
 
 impl CaStore {
     /// Reads the authorities, or creates the first ones.

@@ -78,8 +78,6 @@ enum Look {
     Everywhere,
 }
 
-// === impl TrustBundle ===
-
 impl TrustBundle {
     pub fn new(client: Client, ca_store: Arc<CaStore>, cluster: ClusterCa) -> Self {
         let room = Semaphore::new(AT_ONCE);

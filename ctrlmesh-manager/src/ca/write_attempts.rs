@@ -14,8 +14,6 @@ pub(super) struct WriteAttempts {
     allowed: u32,
 }
 
-// === impl WriteAttempts ===
-
 impl Default for WriteAttempts {
     fn default() -> Self {
         Self { failed: 0, allowed: ATTEMPTS.0 }

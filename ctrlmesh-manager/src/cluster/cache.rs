@@ -84,8 +84,6 @@ struct State {
     listed: ObjectStore<String>,
 }
 
-// === impl Cache ===
-
 impl Cache {
     /// Starts the watches. Pods of `own`, the manager's namespace, are left out. The `ManagerState` decides
     /// how objects are labelled; without it, `default_labelling` does.
@@ -314,8 +312,6 @@ impl Cache {
     }
 }
 
-// === impl Snapshot ===
-
 impl Snapshot {
     pub fn world(&self) -> World<'_> {
         World {
@@ -343,8 +339,6 @@ impl Snapshot {
         }
     }
 }
-
-// === impl State ===
 
 impl State {
     fn synced(&self) -> bool {

@@ -29,8 +29,6 @@ pub struct Plan {
     pub only_told: Option<BTreeMap<PodName, Told>>,
 }
 
-// === impl Plan ===
-
 impl Plan {
     /// The policies that proxies may get now.
     pub fn told(&self) -> &BTreeMap<PodName, Told> {

@@ -9,8 +9,6 @@ use kube::{Client, Discovery};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServedResources(BTreeMap<(String, String), String>);
 
-// === impl ServedResources ===
-
 impl ServedResources {
     /// # Errors
     /// Where it does not say: then what it said last holds.

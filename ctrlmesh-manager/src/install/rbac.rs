@@ -303,8 +303,6 @@ fn metadata(name: &str, scope: Scope) -> String {
     )
 }
 
-// === impl Scope ===
-
 impl Scope {
     fn kind(self) -> &'static str {
         match self {

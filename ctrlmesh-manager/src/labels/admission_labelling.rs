@@ -36,8 +36,6 @@ pub struct AdmissionLabelling {
     pub believed: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
-// === impl AdmissionLabelling ===
-
 impl AdmissionLabelling {
     /// Writes the configuration for `kinds`.
     pub(super) async fn keep(&self, kinds: &BTreeMap<String, Kind>) -> kube::Result<()> {

@@ -102,8 +102,6 @@ pub async fn served(client: &Client, namespace: &str, known: &Kinds) -> Result<S
     Ok(served)
 }
 
-// === impl Served ===
-
 impl Served {
     /// Adds the kinds in `names` that were `found` in a group and version.
     fn add(

@@ -85,8 +85,6 @@ struct Repair {
     outcome: &'static str,
 }
 
-// === impl Labeller ===
-
 impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     pub async fn run(self: Arc<Self>, drain: Drain) {
         let all = CancellationToken::new();
@@ -267,8 +265,6 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         }
     }
 }
-
-// === impl LabelMetrics ===
 
 impl LabelMetrics {
     pub fn register(registry: &mut Registry) -> Self {

@@ -92,8 +92,6 @@ struct Stage {
     message: String,
 }
 
-// === impl MigrationNotice ===
-
 impl MigrationNotice {
     pub fn get(&self) -> Option<String> {
         lock(&self.0).clone()
@@ -103,8 +101,6 @@ impl MigrationNotice {
         *lock(&self.0) = message;
     }
 }
-
-// === impl MigrationMetrics ===
 
 impl MigrationMetrics {
     pub fn register(registry: &mut Registry) -> Self {
@@ -122,8 +118,6 @@ impl MigrationMetrics {
         }
     }
 }
-
-// === impl QuietPeriod ===
 
 impl QuietPeriod {
     /// Whether the quiet period has passed, given the number of `repaired` objects and whether labelling is `finished`.
@@ -143,8 +137,6 @@ fn settles(scheme: &Scheme) -> Duration {
     let is_spare = keys.any(|key| key.starts_with(label::SPARE));
     if is_spare { SETTLES_AGAIN } else { SETTLES }
 }
-
-// === impl Migration ===
 
 impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
     pub async fn run(mut self) {
@@ -300,8 +292,6 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         }
     }
 }
-
-// === impl Stage ===
 
 impl Stage {
     fn of(scheme: &Scheme, unfinished: Option<&str>, asked: Option<&str>) -> Self {

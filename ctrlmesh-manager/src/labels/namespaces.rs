@@ -29,8 +29,6 @@ pub(super) struct Namespaces {
     leaving: Option<String>,
 }
 
-// === impl Namespaces ===
-
 impl Default for Namespaces {
     fn default() -> Self {
         Self { before: BTreeSet::new(), retries: RetryQueue::within(WITHIN), leaving: None }

@@ -64,8 +64,6 @@ pub(super) struct KindProgress {
     is_set: bool,
 }
 
-// === impl CurrentProgress ===
-
 impl CurrentProgress {
     /// Starts a new progress for `scheme`; none: this replica does not label.
     pub fn set(&self, scheme: Option<Arc<Scheme>>) -> Progress {
@@ -87,8 +85,6 @@ impl CurrentProgress {
         current.and_then(|(_, progress)| progress.left())
     }
 }
-
-// === impl Progress ===
 
 impl Progress {
     /// Why some objects may have no owner; none where all have one.
@@ -136,8 +132,6 @@ impl Progress {
     }
 }
 
-// === impl State ===
-
 impl State {
     fn unfinished(&self) -> Option<String> {
         let wrong = match (&self.list, &self.at_once) {
@@ -155,8 +149,6 @@ impl State {
     }
 }
 
-// === impl Pass ===
-
 impl Pass {
     /// Why objects of `kind` cannot be labelled.
     fn why(&self, kind: &str) -> Option<String> {
@@ -167,8 +159,6 @@ impl Pass {
         Some(format!("the objects of {kind} {why}"))
     }
 }
-
-// === impl ListProgress ===
 
 impl ListProgress {
     pub(super) fn new(gauge: &Gauge, progress: &Progress) -> Self {
@@ -194,8 +184,6 @@ impl Drop for ListProgress {
         self.say(None);
     }
 }
-
-// === impl KindProgress ===
 
 impl KindProgress {
     pub(super) fn new(gauge: &Gauge, progress: &Progress, kind: &str) -> Self {

@@ -39,8 +39,6 @@ struct Failed {
     at: Instant,
 }
 
-// === impl RetryQueue ===
-
 impl Default for RetryQueue {
     fn default() -> Self {
         Self::within(AGAIN.1)

@@ -103,8 +103,6 @@ struct Election {
 #[derive(Debug, Default)]
 struct Absence(Option<Instant>);
 
-// === impl Leadership ===
-
 impl Leadership {
     /// Whether this replica may write now.
     pub fn is_held(&self) -> bool {
@@ -168,8 +166,6 @@ pub fn campaign(
     drain.spawn(election.run(drain.clone()));
     Leadership { state: leadership, step_down }
 }
-
-// === impl Election ===
 
 impl Election {
     async fn run(mut self, drain: Drain) {
@@ -352,8 +348,6 @@ impl Election {
         Ok(())
     }
 }
-
-// === impl Absence ===
 
 impl Absence {
     /// Records that the Lease is missing; returns whether no replica can still believe it holds the Lease. If

@@ -38,8 +38,6 @@ pub struct ReplicaList {
     pub status_writer: StatusWriter,
 }
 
-// === impl ReplicaList ===
-
 impl ReplicaList {
     pub async fn run(mut self) {
         let mut ticks = time::interval(PERIOD);

@@ -40,8 +40,6 @@ pub(super) struct Connection {
     leave: CancellationToken,
 }
 
-// === impl ConnectionTable ===
-
 impl ConnectionTable {
     pub(super) fn total(&self, unproven: bool) -> usize {
         if unproven { self.unproven.total } else { self.all.total }
@@ -150,8 +148,6 @@ impl ConnectionTable {
     }
 }
 
-// === impl Ranks ===
-
 impl Ranks {
     fn change(&mut self, address: IpAddr, before: usize, after: usize) {
         if before == after {
@@ -164,8 +160,6 @@ impl Ranks {
         }
     }
 }
-
-// === impl AddressConnections ===
 
 impl AddressConnections {
     fn count(&self, unproven: bool) -> usize {

@@ -106,8 +106,6 @@ enum Rejection {
     Unbound,
 }
 
-// === impl IdentityError ===
-
 impl IdentityError {
     pub fn reason(&self) -> Refused {
         match self {
@@ -119,8 +117,6 @@ impl IdentityError {
     }
 }
 
-// === impl Rejection ===
-
 impl From<Rejection> for IdentityError {
     fn from(rejection: Rejection) -> Self {
         match rejection {
@@ -129,8 +125,6 @@ impl From<Rejection> for IdentityError {
         }
     }
 }
-
-// === impl Reviewer ===
 
 impl Reviewer {
     pub fn new(client: Client, registry: &mut Registry) -> Self {

@@ -74,8 +74,6 @@ pub struct Reader {
     changes: watch::Receiver<()>,
 }
 
-// === impl PolicyStore ===
-
 impl Default for PolicyStore {
     fn default() -> Self {
         Self {
@@ -193,8 +191,6 @@ impl PolicyStore {
     }
 }
 
-// === impl Subject ===
-
 impl Subject {
     /// Whether it may cover this pod.
     pub fn may_be(&self, pod: &PodName) -> bool {
@@ -204,8 +200,6 @@ impl Subject {
         }
     }
 }
-
-// === impl Posts ===
 
 impl Posts {
     fn of(&self, subject: &Subject) -> Vec<Arc<Posted>> {
@@ -221,8 +215,6 @@ impl Posts {
         }
     }
 }
-
-// === impl Reader ===
 
 impl Reader {
     pub fn read(&mut self) -> Vec<Arc<Posted>> {
@@ -256,8 +248,6 @@ impl Drop for Reader {
     }
 }
 
-// === impl Posted ===
-
 impl Posted {
     /// Whether a proxy that has `other` needs no update.
     fn says_what(&self, other: &Self) -> bool {
@@ -275,8 +265,6 @@ impl Posted {
         [Subject::Pod(self.pod.clone(), self.uid.clone())].into_iter().chain(node)
     }
 }
-
-// === impl Said ===
 
 impl From<&Told> for Said {
     fn from(told: &Told) -> Self {

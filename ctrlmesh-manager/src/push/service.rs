@@ -123,8 +123,6 @@ type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + 
 
 type Answering<T> = Pin<Box<dyn Future<Output = Result<tonic::Response<T>, Status>> + Send>>;
 
-// === impl PushMetrics ===
-
 impl PushMetrics {
     pub fn register(to: &mut Registry) -> Self {
         Self {
@@ -136,8 +134,6 @@ impl PushMetrics {
         }
     }
 }
-
-// === impl PushService ===
 
 impl PushService {
     pub fn serve(
@@ -291,8 +287,6 @@ impl PushService {
         status
     }
 }
-
-// === impl Call ===
 
 impl StreamingService<Report> for Call {
     type Response = Update;

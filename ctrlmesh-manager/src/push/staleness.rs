@@ -77,8 +77,6 @@ pub enum Staleness {
     Behind,
 }
 
-// === impl StalenessCheck ===
-
 impl StalenessCheck {
     /// `own` is the manager's namespace, `published` the plan of the stored policies.
     pub fn new(client: Client, own: String, posted: Plans) -> Self {
@@ -143,8 +141,6 @@ impl StalenessCheck {
         Ok(found.first().map(|one| version(&one.metadata)))
     }
 }
-
-// === impl ServerState ===
 
 impl ServerState {
     /// Compares it with `snapshot`, for each of the `candidates` among the pods of `subject`.

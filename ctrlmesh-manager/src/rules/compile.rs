@@ -108,8 +108,6 @@ pub struct Trouble {
     pub message: String,
 }
 
-// === impl Told ===
-
 impl Told {
     /// For a pod that no ShardingConfig selects.
     pub fn nothing() -> Self {

@@ -87,8 +87,6 @@ pub enum SchemeError {
     Ambiguous,
 }
 
-// === impl Scheme ===
-
 impl Scheme {
     /// Without a migration.
     pub fn settled(labelling: Labelling) -> Self {

@@ -60,8 +60,6 @@ struct List {
     items: Vec<Value>,
 }
 
-// === impl Manifests ===
-
 impl Manifests {
     /// Adds the objects in `text`.
     ///

@@ -75,8 +75,6 @@ pub struct Owner {
     pub name: String,
 }
 
-// === impl PodName ===
-
 impl fmt::Display for PodName {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}/{}", self.namespace, self.name)
@@ -105,8 +103,6 @@ impl<'de> Deserialize<'de> for PodName {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
-
-// === impl Member ===
 
 impl Member {
     /// Whether the pod asks for a proxy and was admitted with one.

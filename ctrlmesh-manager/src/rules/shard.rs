@@ -155,8 +155,6 @@ pub fn table(shards: &[Shard], assignment: &BTreeMap<String, String>) -> Ownersh
     table
 }
 
-// === impl Labelling ===
-
 impl Labelling {
     /// Of slot, namespace and control label.
     pub fn keys(&self) -> [&str; 3] {

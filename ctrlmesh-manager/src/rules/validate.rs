@@ -171,15 +171,11 @@ pub fn change(old: &ShardingConfig, new: &ShardingConfig) -> Report {
     report
 }
 
-// === impl Problem ===
-
 impl fmt::Display for Problem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}: {}", self.field, self.message)
     }
 }
-
-// === impl Report ===
 
 impl Report {
     fn error(&mut self, field: impl Into<String>, message: impl Into<String>) {

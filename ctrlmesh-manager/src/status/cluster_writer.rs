@@ -72,8 +72,6 @@ enum WriteError {
 
 type StatusEvents = (Box<ShardingConfig>, Vec<EventNote>);
 
-// === impl ClusterWriter ===
-
 impl<Contacts, Left, MayWrite> ClusterWriter<Contacts, Left, MayWrite>
 where
     Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>> + Send + Sync,
@@ -236,8 +234,6 @@ where
         Api::namespaced(self.client.clone(), namespace)
     }
 }
-
-// === impl Write ===
 
 impl Write {
     /// Whether proxies wait for it.

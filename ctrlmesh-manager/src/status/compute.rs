@@ -67,8 +67,6 @@ struct Finding {
     message: String,
 }
 
-// === impl Contact ===
-
 impl Contact {
     fn last_contact(&self, now: Timestamp) -> Timestamp {
         if self.connected { now } else { self.at }

@@ -22,8 +22,6 @@ pub struct StatusPermit<'a> {
     writes: bool,
 }
 
-// === impl StatusWriter ===
-
 impl StatusWriter {
     /// Waits until no other task has the permit and the last write is a second ago.
     pub async fn take(&self) -> StatusPermit<'_> {
@@ -34,8 +32,6 @@ impl StatusWriter {
         StatusPermit { last, writes: false }
     }
 }
-
-// === impl StatusPermit ===
 
 impl StatusPermit<'_> {
     /// Marks that a write follows. The next one may come a second after this permit is dropped.

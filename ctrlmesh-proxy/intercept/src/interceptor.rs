@@ -41,8 +41,6 @@ pub struct Interceptor {
     pub(crate) answered: Vec<Cgroup>,
 }
 
-// === impl Interceptor ===
-
 impl Interceptor {
     /// Makes the maps or adopts those that are pinned, and mends this owner's attachments: programs of another version,
     /// and those that are missing, are replaced. A pod where that fails goes on with what it has, and is warned of.

@@ -66,8 +66,6 @@ pub fn default_pins() -> PathBuf {
     PathBuf::from(format!("{BPFFS}/ctrlmesh/v{LAYOUT}"))
 }
 
-// === impl Slot ===
-
 impl Slot {
     /// The slot that an encoded address names.
     pub fn new(slot: u16) -> Self {
@@ -103,8 +101,6 @@ fn is_of_the_machine() -> bool {
     let same = |own: fs::Metadata, first: fs::Metadata| own.ino() == first.ino();
     mounts("self").zip(mounts("1")).is_none_or(|(own, first)| same(own, first))
 }
-
-// === impl Pins ===
 
 impl Pins {
     /// The pins below `root`, which need not exist.

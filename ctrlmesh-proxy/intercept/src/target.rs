@@ -63,8 +63,6 @@ pub enum InvalidTarget {
     Reserved(String),
 }
 
-// === impl Targets ===
-
 impl Targets {
     /// These, and `more` that are none of them and can be redirected, as many as there is room for.
     #[must_use]
@@ -84,8 +82,6 @@ impl Targets {
         exact.map(|target| target.address.into())
     }
 }
-
-// === impl Target ===
 
 impl Target {
     /// One address.

@@ -54,8 +54,6 @@ fn answer(line: &[u8], output: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-// === impl Classified ===
-
 impl<'a> Classified<'a> {
     fn of(info: &'a RequestInfo<'_>) -> Self {
         Self {

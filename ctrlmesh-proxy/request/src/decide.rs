@@ -60,8 +60,6 @@ pub enum Refusal {
     LockCollection,
 }
 
-// === impl Decision ===
-
 impl Decision {
     /// The version at which the policy changed, where this follows from it: it holds only for a resource whose versions
     /// are counted as that one is.

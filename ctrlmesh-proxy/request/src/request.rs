@@ -43,8 +43,6 @@ struct Segments<'p> {
     rest: Option<Range<usize>>,
 }
 
-// === impl RequestInfo ===
-
 impl<'a> RequestInfo<'a> {
     /// Reads a request line's method and target.
     ///
@@ -288,8 +286,6 @@ impl<'a> RequestInfo<'a> {
         }
     }
 }
-
-// === impl Segments ===
 
 impl<'p> Segments<'p> {
     fn new(path: &'p str) -> Self {

@@ -51,8 +51,6 @@ pub(super) struct Leave {
     pub(super) done: oneshot::Receiver<()>,
 }
 
-// === impl Process ===
-
 impl Process {
     pub(super) fn new(args: CommonArgs) -> Self {
         let (metrics, readiness, drain) = (Metrics::new(), Readiness::default(), Drain::default());

@@ -40,8 +40,6 @@ pub struct Parts {
     pub drain: Drain,
 }
 
-// === impl Parts ===
-
 impl Parts {
     pub fn start(&self) -> Result<(Vec<ServingThread>, Vec<JoinHandle<()>>), AppError> {
         let mut threads = Vec::new();

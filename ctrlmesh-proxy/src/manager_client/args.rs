@@ -51,8 +51,6 @@ pub struct AddressError {
     text: String,
 }
 
-// === impl ManagerArgs ===
-
 impl ManagerArgs {
     pub fn manager(&self) -> Option<Endpoint> {
         let (address, ca) = self.manager.clone().zip(self.manager_ca.clone())?;
@@ -62,8 +60,6 @@ impl ManagerArgs {
     }
 }
 
-// === impl ServiceAddress ===
-
 impl FromStr for ServiceAddress {
     type Err = AddrParseError;
 
@@ -71,8 +67,6 @@ impl FromStr for ServiceAddress {
         if text.starts_with("$(") { Ok(Self(None)) } else { text.parse().map(|at| Self(Some(at))) }
     }
 }
-
-// === impl Address ===
 
 impl FromStr for Address {
     type Err = AddressError;

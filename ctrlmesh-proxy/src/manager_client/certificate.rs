@@ -63,8 +63,6 @@ enum SignError {
     Keep(#[source] io::Error),
 }
 
-// === impl SignedCertificate ===
-
 impl SignedCertificate {
     /// For the API server's names and `names`.
     pub fn new(manager: Endpoint, names: Vec<String>, drain: Drain) -> Self {

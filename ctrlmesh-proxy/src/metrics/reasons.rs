@@ -73,8 +73,6 @@ pub(super) const UPSTREAM_ERRORS: [&str; 4] = ["connect", "tls", "broken", "time
 pub(super) const CLIENT_ERRORS: [&str; 7] =
     ["too_many", "slow", "tls", "no_destination", "not_tls", "protocol", "unread"];
 
-// === impl Verb ===
-
 impl Verb {
     /// `verb` in lower case.
     pub fn of(verb: &str) -> Self {

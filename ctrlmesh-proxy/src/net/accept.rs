@@ -103,8 +103,6 @@ pub struct Acceptor {
     pub metrics: Arc<Metrics>,
 }
 
-// === impl ServingThread ===
-
 impl ServingThread {
     /// A new thread's queue, and the end that it takes its connections from.
     pub fn new() -> (Self, mpsc::UnboundedReceiver<Accepted>) {
@@ -112,8 +110,6 @@ impl ServingThread {
         (Self { queue, open: Arc::default() }, connections)
     }
 }
-
-// === impl ConnectionGuard ===
 
 impl ConnectionGuard {
     fn new(
@@ -136,8 +132,6 @@ impl Drop for ConnectionGuard {
         self.thread.fetch_sub(1, Ordering::Relaxed);
     }
 }
-
-// === impl PodLimits ===
 
 impl PodLimits {
     /// `max_connections` are each pod's; `budget` is the process's.
@@ -173,8 +167,6 @@ impl Drop for PodConnectionGuard {
         }
     }
 }
-
-// === impl Acceptor ===
 
 impl Acceptor {
     /// Accepts until shutdown. `origin` gets a connection's local address and its client's; connections without an

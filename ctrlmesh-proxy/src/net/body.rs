@@ -91,8 +91,6 @@ pub enum PipeError {
     Write(#[source] h2::Error),
 }
 
-// === impl Relay ===
-
 impl Relay {
     pub fn http2(stream: RecvStream, permit: Option<StreamPermit>) -> Self {
         if stream.is_end_stream() {
@@ -171,8 +169,6 @@ impl Body for Relay {
     }
 }
 
-// === impl StreamPermit ===
-
 impl StreamPermit {
     pub fn acquire(open_streams: &Rc<Cell<usize>>) -> Self {
         open_streams.set(open_streams.get() + 1);
@@ -193,8 +189,6 @@ impl Drop for StreamPermit {
     }
 }
 
-// === impl ExpectContinue ===
-
 impl ExpectContinue {
     fn poll_frame(
         &mut self,
@@ -211,8 +205,6 @@ impl ExpectContinue {
         Pin::new(&mut self.body).poll_frame(cx).map_err(BodyError::Http1)
     }
 }
-
-// === impl Http2 ===
 
 impl Http2 {
     fn poll_frame(
@@ -241,15 +233,11 @@ impl Http2 {
     }
 }
 
-// === impl PipeError ===
-
 impl From<BodyError> for PipeError {
     fn from(error: BodyError) -> Self {
         Self::Read(error)
     }
 }
-
-// === impl BodyError ===
 
 impl BodyError {
     /// The code of the `RST_STREAM` that an HTTP/2 peer gets.

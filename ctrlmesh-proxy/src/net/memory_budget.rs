@@ -51,8 +51,6 @@ pub struct MemoryLimitError {
     seen: String,
 }
 
-// === impl MemoryBudget ===
-
 impl MemoryBudget {
     /// Half of the process's memory.
     pub fn for_process(memory: MemoryLimit, metrics: &Arc<Metrics>) -> Arc<Self> {
@@ -115,8 +113,6 @@ impl MemoryBudget {
     }
 }
 
-// === impl Reservation ===
-
 impl Reservation {
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -146,8 +142,6 @@ impl Drop for Reservation {
         }
     }
 }
-
-// === impl MemoryLimit ===
 
 impl FromStr for MemoryLimit {
     type Err = MemoryLimitError;

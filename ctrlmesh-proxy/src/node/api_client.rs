@@ -26,8 +26,6 @@ pub(super) struct ApiClient<'a> {
     pub(super) token: &'a Path,
 }
 
-// === impl ApiClient ===
-
 impl ApiClient<'_> {
     /// What it answers, whole.
     pub(super) async fn get(self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {

@@ -35,8 +35,6 @@ struct Told {
     events: UnboundedReceiver<Vec<InotifyEvent>>,
 }
 
-// === impl CgroupWatch ===
-
 impl CgroupWatch {
     /// Begins to watch the cgroups below `mount`.
     pub(super) fn new(mount: &Path) -> Self {
@@ -122,8 +120,6 @@ impl CgroupWatch {
         }
     }
 }
-
-// === impl Told ===
 
 impl Told {
     fn begin() -> io::Result<Self> {

@@ -48,8 +48,6 @@ pub(super) struct Complaint {
     said: bool,
 }
 
-// === impl EnrolledPod ===
-
 impl EnrolledPod {
     /// Whether its cgroup is still the one that was attached, and its network namespace the one that is listened in,
     /// as far as that can be seen.
@@ -70,8 +68,6 @@ impl EnrolledPod {
         now.first().is_some_and(|(oldest, _)| *oldest != serving.network)
     }
 }
-
-// === impl Complaint ===
 
 impl Complaint {
     pub(super) fn new(text: String) -> Self {

@@ -119,8 +119,6 @@ pub(super) fn claim(folder: &Path) -> io::Result<Claim> {
     }
 }
 
-// === impl ServingLock ===
-
 impl ServingLock {
     fn open(lock: OwnedFd, handover_socket: &PathBuf) -> io::Result<Self> {
         // Of a process that is gone: nobody else could make it while we hold the lock.
@@ -192,8 +190,6 @@ impl ServingLock {
     }
 }
 
-// === impl Predecessor ===
-
 impl Predecessor {
     /// Waits until everything is given; gives whether it was, and not that the process has ended. What has arrived
     /// before this is dropped is not lost.
@@ -229,8 +225,6 @@ impl Predecessor {
         Ok((serving_lock, listeners, link))
     }
 }
-
-// === impl Link ===
 
 impl Link {
     /// Says to the process before this one that it is needed no more.

@@ -42,8 +42,6 @@ struct State {
     over: bool,
 }
 
-// === impl HeartbeatThread ===
-
 impl HeartbeatThread {
     /// Begins, for nobody yet.
     pub(super) fn begin(
@@ -85,8 +83,6 @@ impl Drop for HeartbeatThread {
         }
     }
 }
-
-// === impl Shared ===
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {

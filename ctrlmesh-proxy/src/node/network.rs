@@ -60,8 +60,6 @@ pub(super) struct InheritedListener {
     pub(super) listener: TcpListener,
 }
 
-// === impl NetworkId ===
-
 impl NetworkId {
     /// Of `/proc/PID/ns/net`, or of a namespace that has a name.
     pub(super) fn of(file: &Path) -> Result<Self, Error> {
@@ -82,8 +80,6 @@ pub(super) fn of_processes(cgroup: &Path) -> (Vec<(NetworkId, PathBuf)>, Option<
 fn namespace(process: &str) -> PathBuf {
     Path::new("/proc").join(process).join("ns/net")
 }
-
-// === impl Networks ===
 
 impl Networks {
     /// Takes the connections of the pod in `slot`, which is in the network namespace `id` at `file`; gives the socket
@@ -144,8 +140,6 @@ impl Networks {
         }
     }
 }
-
-// === impl Network ===
 
 impl Network {
     fn open(listener: TcpListener, known: Vec<Slot>) -> Result<Self, Error> {

@@ -106,8 +106,6 @@ pub enum PodsError {
     },
 }
 
-// === impl Pod ===
-
 impl Pod {
     /// What it may have read before it was served, as far as that was kept in `state`.
     pub(super) fn history(&self, state: Option<&Path>) -> Arc<History> {
@@ -179,8 +177,6 @@ fn parse(text: &str, folder: &Path) -> Result<Vec<Pod>, PodsError> {
     Ok(pods)
 }
 
-// === impl CgroupLocation ===
-
 impl fmt::Display for CgroupLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -189,8 +185,6 @@ impl fmt::Display for CgroupLocation {
         }
     }
 }
-
-// === impl Entry ===
 
 impl Entry {
     fn pod(self, at: usize, folder: &Path) -> Result<Pod, PodsError> {

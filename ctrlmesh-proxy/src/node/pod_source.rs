@@ -35,8 +35,6 @@ pub(super) enum PodSource {
     Manager(Followed),
 }
 
-// === impl PodSource ===
-
 impl PodSource {
     /// The first list.
     ///

@@ -85,8 +85,6 @@ pub(super) struct Reconciler {
 /// Where pods are published, by the slot that a connection names.
 pub type BySlot = watch::Sender<Arc<HashMap<PodSlot, ServedPod>>>;
 
-// === impl Reconciler ===
-
 impl Reconciler {
     /// Loads the kernel programs and reads the list for the first time.
     ///

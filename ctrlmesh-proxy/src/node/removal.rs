@@ -62,8 +62,6 @@ pub struct Removal {
     pub end: Option<RemovalCheck>,
 }
 
-// === impl Removal ===
-
 impl Removal {
     /// Whether ctrlmesh is removed.
     pub async fn is_due(&self) -> bool {
@@ -98,8 +96,6 @@ impl Removal {
         self.is_due().await
     }
 }
-
-// === impl RemovalCheck ===
 
 impl RemovalCheck {
     /// Of a DaemonSet, as the API server says it to the account of a token.

@@ -29,8 +29,6 @@ pub(super) struct Servers {
     told: watch::Sender<Arc<[SocketAddr]>>,
 }
 
-// === impl Servers ===
-
 impl Servers {
     /// What is kept in `folder`, which is there.
     pub(super) fn open(folder: &Path) -> Self {

@@ -28,8 +28,6 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-// === impl FilePoll ===
-
 impl FilePoll {
     /// A file that was not looked at yet.
     pub fn new(file: PathBuf) -> Self {
@@ -49,8 +47,6 @@ impl FilePoll {
         differs
     }
 }
-
-// === impl Stamp ===
 
 impl Stamp {
     fn of(file: &Path) -> Option<Self> {

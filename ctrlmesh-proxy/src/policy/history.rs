@@ -65,8 +65,6 @@ pub struct Reading {
 #[error("the policy changed more often than is remembered")]
 pub struct Forgotten;
 
-// === impl History ===
-
 impl History {
     /// Of a pod that was served before by a process of which nothing is known.
     pub fn unknown() -> Arc<Self> {
@@ -193,8 +191,6 @@ impl History {
     }
 }
 
-// === impl InForce ===
-
 impl InForce {
     fn written_before(written: WrittenPolicy) -> Self {
         Self { policy: written.policy.into(), reads: Reads::of_all(written.until).into() }
@@ -224,8 +220,6 @@ impl Deref for InForce {
         &self.policy
     }
 }
-
-// === impl Reading ===
 
 impl Reading {
     /// Under which policy.

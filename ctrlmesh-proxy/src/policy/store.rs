@@ -73,8 +73,6 @@ struct Content {
     pods: Vec<PodPolicy>,
 }
 
-// === impl Store ===
-
 impl Store {
     /// Keeps the file in `folder`, which is made where it is missing, for its owner only.
     ///

@@ -200,8 +200,6 @@ fn pause(wait: Duration) -> Duration {
     SHORTEST_WAIT + random(wait)
 }
 
-// === impl Client ===
-
 impl Client {
     async fn run(&self) {
         let mut wait = FIRST_WAIT;

@@ -45,8 +45,6 @@ pub(super) enum Content {
 #[derive(Debug)]
 pub(super) struct Http1Reply(pub(super) Reply);
 
-// === impl Reply ===
-
 impl Reply {
     pub(super) fn unread(&self) -> &Rc<UnreadBytes> {
         &self.metrics_guard.session.resources.unread
@@ -96,8 +94,6 @@ impl Drop for Reply {
     }
 }
 
-// === impl Http1Reply ===
-
 /// Each part of a body counts twice: hyper reads as much again ahead.
 const COPIES: usize = 2;
 
@@ -129,8 +125,6 @@ impl Body for Http1Reply {
         self.0.size_hint()
     }
 }
-
-// === impl RequestMetrics ===
 
 impl RequestMetrics {
     pub(super) fn begin(session: Rc<Session>, verb: &str) -> Self {

@@ -40,8 +40,6 @@ pub(crate) struct CollectedBytes<'b> {
     bytes: usize,
 }
 
-// === impl CollectBudget ===
-
 impl CollectBudget {
     /// `pod` is `None` in a sidecar.
     pub(crate) fn new(pod: Option<PodSlot>) -> Self {
@@ -87,8 +85,6 @@ impl CollectBudget {
         });
     }
 }
-
-// === impl CollectedBytes ===
 
 impl CollectedBytes<'_> {
     /// Changes nothing, and returns false, where `bytes` more exceed a limit.

@@ -125,8 +125,6 @@ impl PolicyView {
     }
 }
 
-// === impl Snapshot ===
-
 impl Snapshot {
     /// Takes the channel's policy, and returns whether it is another. The channel's own change mark does not count: a
     /// sender may replace a policy without it.

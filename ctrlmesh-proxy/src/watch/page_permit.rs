@@ -36,8 +36,6 @@ pub(super) struct PagePermit {
 #[derive(Debug)]
 pub(super) struct PageError;
 
-// === impl PagePermit ===
-
 impl PagePermit {
     /// Waits for a permit. Whoever waits for one or holds one must be polled on: other watches wait for it.
     pub(super) async fn acquire() -> Self {

@@ -102,8 +102,6 @@ pub(crate) enum SpliceError {
     Watch { status: StatusCode },
 }
 
-// === impl RequestTemplate ===
-
 impl RequestTemplate {
     pub(crate) fn new(request: &Request<Relay>, target: PathAndQuery) -> Self {
         let headers = request.headers().clone();

@@ -42,8 +42,6 @@ pub(crate) struct Bed {
     cgroup: PathBuf,
 }
 
-// === impl Bed ===
-
 impl Bed {
     /// A namespace that knows the targets' addresses, with a server at each, and an empty cgroup.
     pub(crate) fn new() -> Self {

@@ -10,8 +10,6 @@ use ctrlmesh_intercept::{Event, Events, Interceptor, ListenerCheck, listener};
 /// What was counted since the last time.
 struct Counts(BTreeMap<&'static str, u64>);
 
-// === impl Counts ===
-
 impl Counts {
     fn of(interceptor: &Interceptor) -> Self {
         Self(interceptor.status().unwrap().counters)

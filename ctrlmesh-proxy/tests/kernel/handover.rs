@@ -78,8 +78,6 @@ struct Busy {
     asks: thread::JoinHandle<(Operator, Vec<Value>)>,
 }
 
-// === impl Busy ===
-
 impl Busy {
     fn begin(mut operator: Operator) -> Self {
         let stop = Arc::<AtomicBool>::default();

@@ -21,8 +21,6 @@ pub(crate) struct Patched {
     folder: tempfile::TempDir,
 }
 
-// === impl Patched ===
-
 impl Patched {
     fn calling(instead: u32, helper: u32) -> Self {
         Self::with(|object| {

@@ -33,8 +33,6 @@ pub(crate) struct Operator {
     stdout: BufReader<ChildStdout>,
 }
 
-// === impl Node ===
-
 impl Node {
     /// The API server answers with what it was asked.
     pub(crate) async fn new() -> Self {
@@ -138,8 +136,6 @@ impl Node {
         self.status().attachments.into_iter().map(|attached| attached.cgroup).collect()
     }
 }
-
-// === impl Operator ===
 
 impl Operator {
     pub(crate) fn ask(&mut self, line: &str) -> Value {

@@ -23,8 +23,6 @@ pub struct Api {
     client: Client,
 }
 
-// === impl Api ===
-
 impl fmt::Debug for Api {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Api").finish_non_exhaustive()

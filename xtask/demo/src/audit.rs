@@ -123,8 +123,6 @@ struct Status {
     code: u16,
 }
 
-// === impl Resource ===
-
 impl Resource {
     /// The kind called `plural` in `group`.
     pub fn new(group: &str, plural: &str) -> Self {
@@ -139,15 +137,11 @@ impl fmt::Display for Resource {
     }
 }
 
-// === impl Object ===
-
 impl fmt::Display for Object {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} {}/{}", self.resource, self.namespace, self.name)
     }
 }
-
-// === impl Event ===
 
 impl Event {
     /// Reads a line; nothing where it is none, or only a part of one.

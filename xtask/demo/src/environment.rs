@@ -59,8 +59,6 @@ pub struct Environment {
     pub cluster: Cluster,
 }
 
-// === impl Environment ===
-
 impl Environment {
     /// Watches the operator of `work` in `cluster`, whose API server writes its audit log to `log`.
     ///

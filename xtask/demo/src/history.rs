@@ -91,8 +91,6 @@ pub struct Conflict {
     pub turns: Vec<(Timestamp, String)>,
 }
 
-// === impl AuditHistory ===
-
 impl AuditHistory {
     /// An empty history of the pods whose tokens are those of the service account `name` in `namespace`.
     pub fn of(namespace: &str, name: &str) -> Self {
@@ -191,8 +189,6 @@ impl AuditHistory {
     }
 }
 
-// === impl Activity ===
-
 impl Activity {
     /// What it watches of `resource`; between two watches the last one, where that ended later than `since`.
     fn watching(
@@ -211,8 +207,6 @@ impl Activity {
     }
 }
 
-// === impl Conflict ===
-
 impl Conflict {
     /// Who changed it again after another one had.
     pub fn returned(&self) -> impl Iterator<Item = &str> {
@@ -224,8 +218,6 @@ fn returned(turns: &[(Timestamp, String)]) -> impl Iterator<Item = &str> {
     let pods = turns.iter().enumerate().map(|(at, (_, pod))| (&turns[..at], pod.as_str()));
     pods.filter(|(before, pod)| before.iter().any(|(_, one)| one == pod)).map(|(_, pod)| pod)
 }
-
-// === impl ListOrWatch ===
 
 impl ListOrWatch {
     /// Whether the object with these labels in `namespace` is among what was asked for; what cannot be read is

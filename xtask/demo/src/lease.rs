@@ -12,8 +12,6 @@ use serde_json::Value;
 #[derive(Debug, Default)]
 pub struct Leases(BTreeMap<String, (String, Instant)>);
 
-// === impl Leases ===
-
 impl Leases {
     /// Takes the list that there is `now`; gives it without those that nobody has renewed for as long as they last. One
     /// that does not say how long it lasts stays.

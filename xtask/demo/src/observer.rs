@@ -82,8 +82,6 @@ struct Before {
     leases: Leases,
 }
 
-// === impl Observer ===
-
 impl Observer {
     /// Watches `operator`, where the API server writes its audit log to `log`.
     pub fn start(api: Arc<Api>, operator: Operator, log: PathBuf) -> Self {
@@ -201,8 +199,6 @@ impl Drop for Observer {
     }
 }
 
-// === impl Seen ===
-
 impl Seen {
     fn sample(&mut self) {
         let at = Timestamp::now();
@@ -212,8 +208,6 @@ impl Seen {
         }
     }
 }
-
-// === impl Shared ===
 
 impl Shared {
     fn seen(&self) -> MutexGuard<'_, Seen> {

@@ -51,8 +51,6 @@ pub struct ClusterObjects {
     pub work: Value,
 }
 
-// === impl Operator ===
-
 impl Operator {
     /// The example operator, with Websites.
     pub fn example() -> Self {

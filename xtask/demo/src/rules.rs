@@ -64,8 +64,6 @@ fn admitted(selector: &Selector) -> Option<SlotSet> {
     (!of_slots(None)).then(|| SlotSet::ALL.iter().filter(passes).collect())
 }
 
-// === impl Rules ===
-
 impl Rules {
     /// A rule was written that gives the canary these slots.
     pub(crate) fn begin(&mut self, begun: Timestamp, canary: SlotSet) {

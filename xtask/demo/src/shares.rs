@@ -73,8 +73,6 @@ fn watched_by_all(environment: &Environment, kind: Kind) -> Result<Option<Shares
     Ok(by_all.then_some(shares))
 }
 
-// === impl Shares ===
-
 impl Shares {
     fn of(environment: &Environment, kind: Kind) -> Result<Self> {
         let resource = kind.resource();
@@ -125,8 +123,6 @@ impl Shares {
         self.each.values().all(|one| one.objects == self.all.objects)
     }
 }
-
-// === impl Weight ===
 
 impl Weight {
     fn of(objects: &Objects) -> Self {

@@ -14,8 +14,6 @@ pub struct Tail {
     begun: String,
 }
 
-// === impl Tail ===
-
 impl Tail {
     /// Follows the file at `path` from its beginning; it need not be there yet.
     pub fn of(path: PathBuf) -> Self {

@@ -115,8 +115,6 @@ pub struct Replica {
     pub epoch: Option<i64>,
 }
 
-// === impl World ===
-
 impl World {
     /// Keeps of what was `before` what is said of all time.
     pub fn remember(&mut self, before: &Self) {
@@ -196,8 +194,6 @@ impl World {
         }
     }
 }
-
-// === impl Table ===
 
 impl Table {
     /// Whether each object is worked on by exactly one replica.

@@ -71,8 +71,6 @@ const PROMETHEUSES: [Kind; 6] = [
     kind("", "v1", "Secret", "secrets"),
 ];
 
-// === impl Kind ===
-
 impl Kind {
     /// The path of an object in a namespace.
     pub fn path(self, namespace: &str, name: &str) -> String {
@@ -106,8 +104,6 @@ impl Kind {
         Resource::new(self.group, self.plural)
     }
 }
-
-// === impl Work ===
 
 impl Work {
     /// Who does it.

@@ -38,8 +38,6 @@ pub(crate) fn shards_of(table: &Table) -> Shards {
     replicas.filter_map(|(pod, one)| Some((pod.clone(), one.shard.clone()?))).collect()
 }
 
-// === impl WriteCheck ===
-
 impl<'a> WriteCheck<'a> {
     /// Of the work that there is in `world`, or ever was.
     pub(crate) fn of(world: &'a World, history: &'a AuditHistory) -> Self {

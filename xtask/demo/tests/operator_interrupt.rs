@@ -52,8 +52,6 @@ struct Traces {
     spaces: usize,
 }
 
-// === impl Demo ===
-
 impl Demo {
     fn start(arguments: &[PathBuf]) -> Result<Self> {
         let (output, input) = io::pipe()?;
@@ -134,8 +132,6 @@ impl Drop for Demo {
         drop(self.child.wait());
     }
 }
-
-// === impl Traces ===
 
 impl Traces {
     /// What there is now of the demo whose guard is `guard`.

@@ -13,8 +13,6 @@ pub(super) enum Nightly {
     Builds,
 }
 
-// === impl Nightly ===
-
 impl Nightly {
     /// Looks for one. It is tried at once where packages can be installed if it fails.
     pub(super) fn find(may_install: bool) -> Self {

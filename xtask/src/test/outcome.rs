@@ -30,8 +30,6 @@ pub(super) struct Outcome {
     pub(super) times: Vec<(Duration, String)>,
 }
 
-// === impl Outcome ===
-
 impl Outcome {
     /// Adds what a run of cargo printed for `target`, and whether it succeeded.
     pub(super) fn add(&mut self, target: &str, (lines, complete): (Vec<String>, bool)) {

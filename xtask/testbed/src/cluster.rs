@@ -50,8 +50,6 @@ struct Watched<'a> {
     name: &'a str,
 }
 
-// === impl Cluster ===
-
 impl Cluster {
     /// The cluster that all tests of a binary share: the one of [`KUBECONFIG`], else a node that the first one starts.
     ///
@@ -208,8 +206,6 @@ impl Cluster {
     }
 }
 
-// === impl Space ===
-
 impl<'a> Space<'a> {
     /// The name of the namespace.
     pub fn name(&self) -> &'a str {
@@ -253,8 +249,6 @@ impl<'a> Space<'a> {
         self.kubectl(&["wait", object, &format!("--for={condition}"), "--timeout=60s"]).map(drop)
     }
 }
-
-// === impl Watched ===
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {

@@ -69,8 +69,6 @@ pub struct ControlPlane {
     location: Location,
 }
 
-// === impl Location ===
-
 impl Location {
     /// A command that runs here.
     pub(crate) fn command(&self, program: &Path, arguments: &[String]) -> Command {
@@ -86,8 +84,6 @@ impl Location {
         command
     }
 }
-
-// === impl ControlPlane ===
 
 impl ControlPlane {
     /// The control plane that all tests of a binary share; it is started by the first that asks.

@@ -63,8 +63,6 @@ pub struct Node {
     supervisor: Supervisor,
 }
 
-// === impl Program ===
-
 impl Program {
     /// The name of its log and of the file with its process.
     fn name(self) -> &'static str {
@@ -75,8 +73,6 @@ impl Program {
         }
     }
 }
-
-// === impl Node ===
 
 impl Node {
     /// Starts a node and waits until pods can run on it. What nodes of processes that were killed left is removed

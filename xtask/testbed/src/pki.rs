@@ -44,8 +44,6 @@ pub(crate) struct Pair {
     pub(crate) key: PathBuf,
 }
 
-// === impl Pki ===
-
 impl Pki {
     /// Makes what every control plane needs in `folder`; its API server also answers to `address`.
     ///

@@ -67,8 +67,6 @@ pub(crate) struct Folder {
     path: PathBuf,
 }
 
-// === impl Supervised ===
-
 impl Supervised {
     /// Starts `command`, its output going to `log`.
     ///
@@ -100,8 +98,6 @@ impl Drop for Supervised {
         end(&mut self.shell);
     }
 }
-
-// === impl Folder ===
 
 impl Folder {
     /// Makes a folder in the one for temporary files. What processes left there that were killed together with the

@@ -33,8 +33,6 @@ pub struct ToolsError {
     missing: PathBuf,
 }
 
-// === impl Tools ===
-
 impl Tools {
     /// Finds the programs: in `$KUBEBUILDER_ASSETS` where that is set, else in our cache, which
     /// `cargo xtask setup` fills.
@@ -55,8 +53,6 @@ impl Tools {
     }
 }
 
-// === impl NodeTools ===
-
 impl NodeTools {
     /// Finds the programs, as [`Tools::find`] does.
     ///
@@ -76,8 +72,6 @@ impl NodeTools {
         }
     }
 }
-
-// === impl ToolsError ===
 
 impl fmt::Display for ToolsError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -97,8 +97,6 @@ struct Defaults {
     common: CommonArgs,
 }
 
-// === impl RunArgs ===
-
 impl RunArgs {
     /// The policy of the command, and where it changes; `namespace` is the kubeconfig's.
     pub(crate) fn policy(&self, namespace: &str) -> Result<(Policy, Option<Source>), RunError> {

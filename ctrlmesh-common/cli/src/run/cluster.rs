@@ -73,8 +73,6 @@ pub(crate) enum ClusterError {
     HalfIdentity { context: String },
 }
 
-// === impl Cluster ===
-
 impl Cluster {
     /// Reads the chosen context; `authority` stands in place of the kubeconfig's.
     pub(crate) fn of(chosen: &Chosen, authority: Option<PathBuf>) -> Result<Self, ClusterError> {

@@ -32,8 +32,6 @@ pub(crate) struct Plan {
     pub(crate) preparation: Preparation,
 }
 
-// === impl RunningCommand ===
-
 impl RunningCommand {
     pub(crate) fn start(plan: Plan) -> io::Result<Self> {
         // This program again, whatever its file is called by now: it becomes the command.

@@ -56,8 +56,6 @@ pub(crate) fn usual() -> PathBuf {
     }
 }
 
-// === impl Folder ===
-
 impl Folder {
     /// Makes a new folder below `root`, and hands those of runs that were killed to `sweep` before they are removed.
     pub(crate) fn create(root: &Path, sweep: impl Fn(&Self)) -> Result<Self, FolderError> {

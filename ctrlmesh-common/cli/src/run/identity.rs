@@ -76,8 +76,6 @@ pub(crate) enum IdentityError {
     Verifier(#[source] rustls::server::VerifierBuilderError),
 }
 
-// === impl Authority ===
-
 impl Authority {
     /// A new one, believed by nobody but the command of this run.
     pub(crate) fn new() -> Result<Self, IdentityError> {
@@ -115,8 +113,6 @@ impl Authority {
     }
 }
 
-// === impl Pem ===
-
 impl Pem {
     /// Its bytes.
     pub(crate) fn read(&self) -> Result<Vec<u8>, IdentityError> {
@@ -128,8 +124,6 @@ impl Pem {
         }
     }
 }
-
-// === impl Identity ===
 
 impl Identity {
     /// Reads certificate and key.

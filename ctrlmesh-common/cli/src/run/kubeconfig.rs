@@ -80,8 +80,6 @@ fn fields(value: Option<&impl Serialize>) -> Option<Fields> {
     Some(fields)
 }
 
-// === impl ContextNames ===
-
 impl ContextNames {
     fn of(config: &Kubeconfig) -> Self {
         let mut names: Vec<_> = config.contexts.iter().map(|it| it.name.clone()).collect();

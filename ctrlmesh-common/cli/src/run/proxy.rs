@@ -70,8 +70,6 @@ pub(crate) struct Counts {
     pub(crate) refused: u64,
 }
 
-// === impl Proxy ===
-
 impl Proxy {
     /// Begins to serve; `events` hears once it does, or why not.
     pub(crate) fn start(setup: Setup, events: Sender<Event>) -> Result<Self, RunError> {

@@ -79,8 +79,6 @@ struct Keys {
     trust: Arc<Trust>,
 }
 
-// === impl Inputs ===
-
 impl Inputs {
     /// Reads all that is named.
     pub(crate) fn find(args: &RunArgs) -> Result<Self, RunError> {
@@ -95,8 +93,6 @@ impl Inputs {
         Ok(Self { source, chosen, cluster, through, policy, policy_source })
     }
 }
-
-// === impl Session ===
 
 impl Session {
     /// Makes everything but the proxy and the command themselves; `targets` is what eBPF redirects.
@@ -238,8 +234,6 @@ impl Session {
         explain::policy(policy);
     }
 }
-
-// === impl Keys ===
 
 impl Keys {
     fn make(cluster: &Cluster, folder: &Folder) -> Result<Self, RunError> {

@@ -58,8 +58,6 @@ pub(crate) struct Events {
     pub(crate) sender: mpsc::Sender<Event>,
 }
 
-// === impl Events ===
-
 impl Events {
     /// The next event; the exit code, where that is a signal which ends a process.
     pub(crate) fn next(&self) -> ControlFlow<i32, Event> {

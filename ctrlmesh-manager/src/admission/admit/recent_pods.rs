@@ -30,8 +30,6 @@ struct AdmittedPod {
     before: BTreeSet<PodName>,
 }
 
-// === impl RecentPods ===
-
 impl RecentPods {
     /// Those that are not among `members`, the known pods at `now`.
     pub(super) fn unseen(&mut self, members: &[Member], now: Instant) -> Vec<Member> {

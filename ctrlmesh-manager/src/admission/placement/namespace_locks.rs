@@ -16,8 +16,6 @@ use crate::admission::admit::RecentPods;
 #[derive(Debug, Default)]
 pub(super) struct NamespaceLocks(Mutex<HashMap<String, Arc<tokio::sync::Mutex<RecentPods>>>>);
 
-// === impl NamespaceLocks ===
-
 impl NamespaceLocks {
     /// Locks `namespace`, until the guard is dropped.
     pub(super) async fn lock(&self, namespace: &str) -> OwnedMutexGuard<RecentPods> {

@@ -51,8 +51,6 @@ pub(super) struct Reminder {
     last: Option<(CaEvent, Instant)>,
 }
 
-// === impl Reporter ===
-
 impl Reporter {
     pub(super) fn new(client: Client, namespace: &str) -> Self {
         Self { recorder: Recorder::new(client, REPORTER.into()), namespace: namespace.to_owned() }
@@ -85,8 +83,6 @@ impl Reporter {
     }
 }
 
-// === impl Reminder ===
-
 impl Reminder {
     /// The announcement that is due now.
     pub(super) fn due(&self, rotation: &Rotation, now: Instant) -> Option<CaEvent> {
@@ -99,8 +95,6 @@ impl Reminder {
         self.last = Some((event, now));
     }
 }
-
-// === impl CaEvent ===
 
 impl CaEvent {
     /// Reason, action and note. Kubernetes merges events that differ in their note only.

@@ -38,8 +38,6 @@ fn plane(leases: impl IntoIterator<Item = &'static str>) -> Plane {
     Plane { believed, published: true, leases, flaps: false, fails: false, made: 0 }
 }
 
-// === impl Plane ===
-
 impl Plane {
     fn answer(&mut self, method: &Method, path: &str) -> (u16, Value) {
         let failed = |code: u16, reason| {

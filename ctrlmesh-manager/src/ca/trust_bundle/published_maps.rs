@@ -16,8 +16,6 @@ pub(super) struct PublishedMaps {
     is_whole: bool,
 }
 
-// === impl PublishedMaps ===
-
 impl PublishedMaps {
     /// Returns the namespace that changed, if it was one.
     pub(super) fn take(&mut self, event: Event<ConfigMap>) -> Option<String> {

@@ -16,8 +16,6 @@ pub(super) const VALIDITY: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct RecentWrites(Mutex<HashMap<String, (u64, Instant)>>);
 
-// === impl RecentWrites ===
-
 impl RecentWrites {
     /// Whether this content was written a moment ago.
     pub(super) fn has(&self, namespace: &str, digest: u64) -> bool {

@@ -12,8 +12,6 @@ pub struct NamespaceInfo {
     pub version: Option<String>,
 }
 
-// === impl NamespaceInfo ===
-
 impl PartialEq for NamespaceInfo {
     fn eq(&self, other: &Self) -> bool {
         (&self.labels, self.terminating) == (&other.labels, other.terminating)

@@ -13,8 +13,6 @@ pub(super) struct ObjectStore<V> {
     pub(super) synced: bool,
 }
 
-// === impl ObjectStore ===
-
 impl<V> Default for ObjectStore<V> {
     fn default() -> Self {
         Self { current: BTreeMap::new(), listed: None, synced: false }

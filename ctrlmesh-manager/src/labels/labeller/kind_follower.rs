@@ -75,8 +75,6 @@ pub(super) async fn follow<MayWrite>(
     }
 }
 
-// === impl KindFollower ===
-
 impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
     /// Lists and watches, until the kind must be listed again.
     async fn pass(&mut self) {

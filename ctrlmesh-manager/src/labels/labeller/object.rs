@@ -23,8 +23,6 @@ pub(super) enum RepairOutcome {
     Failed(String),
 }
 
-// === impl Labeller ===
-
 impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     pub(super) async fn repair_object(
         &self,

@@ -34,8 +34,6 @@ struct Stored {
     returns: usize,
 }
 
-// === impl Server ===
-
 impl Server {
     /// A client that gets answers while `is_reached` is true.
     fn client(&self, is_reached: watch::Receiver<bool>) -> Client {
@@ -71,8 +69,6 @@ impl Server {
         stored.lease.as_ref()?["spec"]["holderIdentity"].as_str().map(str::to_owned)
     }
 }
-
-// === impl Stored ===
 
 impl Stored {
     fn write(&mut self, method: &Method, mut said: Value) -> (u16, Value) {

@@ -41,8 +41,6 @@ struct AddressState {
     under_way: Arc<Semaphore>,
 }
 
-// === impl AddressLimits ===
-
 impl AddressLimits {
     /// The semaphore for the reviews of `address`.
     pub(super) fn reviews_of(
@@ -71,8 +69,6 @@ impl AddressLimits {
         }
     }
 }
-
-// === impl ByAddress ===
 
 impl ByAddress {
     fn sweep(&mut self, now: Instant) {

@@ -41,8 +41,6 @@ struct BoundTo {
     uid: String,
 }
 
-// === impl Audiences ===
-
 impl Default for Audiences {
     fn default() -> Self {
         Self::Many(Vec::new())

@@ -24,8 +24,6 @@ struct Entry<T> {
     at: Instant,
 }
 
-// === impl ReviewCache ===
-
 impl<T: Clone> ReviewCache<T> {
     pub(super) fn new(capacity: usize, lifetime: Duration) -> Self {
         Self { entries: Mutex::default(), capacity, lifetime }

@@ -43,8 +43,6 @@ struct TicketContent {
     reviewed: u64,
 }
 
-// === impl TicketKey ===
-
 impl TicketKey {
     /// The key is derived from `secret`, which only replicas have.
     pub fn by(secret: &str) -> Self {

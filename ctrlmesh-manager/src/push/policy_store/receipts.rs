@@ -34,8 +34,6 @@ pub(super) struct Receipts {
 /// By the replica that got it; none is this one.
 type OfPod = BTreeMap<Option<Arc<str>>, Receipt>;
 
-// === impl Receipts ===
-
 impl Default for Receipts {
     fn default() -> Self {
         Self { by_pod: Mutex::default(), changed: watch::Sender::new(0) }

@@ -15,8 +15,6 @@ pub struct LatestConnections(Mutex<HashMap<String, oneshot::Sender<()>>>);
 /// Resolves when the same client connects again.
 pub(super) type Replaced = oneshot::Receiver<()>;
 
-// === impl LatestConnections ===
-
 impl LatestConnections {
     /// Registers a connection of `uid`, and ends the former one.
     pub(super) fn begin(&self, uid: &str) -> Replaced {

@@ -43,8 +43,6 @@ struct NamespaceBackoff(Mutex<HashMap<String, Instant>>);
 #[derive(Debug)]
 pub(super) struct ConnectionGuard(LeaderClient);
 
-// === impl LeaderClient ===
-
 impl LeaderClient {
     /// The leader's shard for a pod of a Deployment. None where the leader gives none, is not connected, or is late.
     pub async fn assign_shard(&self, pod: &Member) -> Option<String> {
@@ -90,8 +88,6 @@ impl Drop for ConnectionGuard {
         *lock(&self.0.0) = None;
     }
 }
-
-// === impl NamespaceBackoff ===
 
 impl NamespaceBackoff {
     fn begin(&self, namespace: &str) {

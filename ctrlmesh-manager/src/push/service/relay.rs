@@ -50,8 +50,6 @@ pub struct ReceiptRelay {
     pub drain: Drain,
 }
 
-// === impl ReceiptRelay ===
-
 impl ReceiptRelay {
     /// Relays to the current leader for ever. Pauses while this replica leads.
     pub async fn run(mut self) {

@@ -71,8 +71,6 @@ pub(super) enum ReplicaClientError {
 #[derive(Clone, Debug)]
 struct Channel(http2::SendRequest<Body>);
 
-// === impl ReplicaClient ===
-
 impl ReplicaClient {
     /// Connects to `address`. The peer must have a certificate for `name`, signed by an authority of `bundle` (PEM).
     pub(super) async fn connect(
@@ -160,8 +158,6 @@ fn connector(bundle: &str) -> Result<TlsConnector, ReplicaClientError> {
     config.alpn_protocols = vec![tls::ALPN_HTTP2.to_vec()];
     Ok(TlsConnector::from(Arc::new(config)))
 }
-
-// === impl Channel ===
 
 impl GrpcService<Body> for Channel {
     type ResponseBody = Incoming;

@@ -16,8 +16,6 @@ impl Default for ReviewSchedule {
     }
 }
 
-// === impl ReviewSchedule ===
-
 impl ReviewSchedule {
     /// Time until the next review. One that is overdue comes within half of `interval`: other proxies come back at the
     /// same time.

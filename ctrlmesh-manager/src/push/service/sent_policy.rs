@@ -35,8 +35,6 @@ pub(super) struct RemovedPods(VecDeque<PodId>);
 /// Many times the pods of a node.
 const MOST_GONE: usize = 1024;
 
-// === impl RemovedPods ===
-
 impl RemovedPods {
     pub(super) fn remember(&mut self, pod: PodId) {
         if self.0.len() >= MOST_GONE {
@@ -49,8 +47,6 @@ impl RemovedPods {
         self.0.contains(pod)
     }
 }
-
-// === impl SentPolicy ===
 
 impl SentPolicy {
     pub(super) fn of(posted: &Posted, said: &policy_store::Said, epoch: u64) -> Self {

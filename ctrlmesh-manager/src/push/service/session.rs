@@ -120,8 +120,6 @@ pub(super) async fn follow(
     Ok(Response::new(ReceiverStream::new(answers).map(|outgoing| *outgoing)))
 }
 
-// === impl Session ===
-
 impl Session {
     async fn run(mut self, hello: Hello) {
         debug!(pod = %self.proven.identity.pod, node = hello.node, version = hello.version, "follows");

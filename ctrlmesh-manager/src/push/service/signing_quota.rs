@@ -23,8 +23,6 @@ struct Period {
     count: u32,
 }
 
-// === impl SigningQuota ===
-
 impl SigningQuota {
     /// Counts one certificate. False where the pod has had too many.
     pub(super) fn take(&self, uid: &str) -> bool {

@@ -109,8 +109,6 @@ pub(super) fn name(config: &ShardingConfig) -> &str {
     config.metadata.name.as_deref().unwrap_or_default()
 }
 
-// === impl Operator ===
-
 impl Operator<'_> {
     /// The resourceVersion of its ShardingConfig. It grows; since Kubernetes 1.35 that is part of the API's
     /// contract.

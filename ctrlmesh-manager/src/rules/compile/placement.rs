@@ -26,8 +26,6 @@ pub(super) struct Placement<'a> {
     staying: BTreeMap<String, String>,
 }
 
-// === impl Placement ===
-
 impl<'a> Placement<'a> {
     /// `candidates` are the enrolled pods of the root's namespace.
     pub(super) fn of_active_root(

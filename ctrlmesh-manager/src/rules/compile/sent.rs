@@ -28,8 +28,6 @@ pub(super) struct Written<'a>(BTreeMap<Variant<'a>, Arc<Sent>>);
 
 type Variant<'a> = (&'a str, u8, bool, Option<&'a str>);
 
-// === impl Sent ===
-
 impl Sent {
     pub(super) fn of(policy: &Policy) -> Self {
         // Maps, strings, lists and numbers always serialise.
@@ -38,15 +36,11 @@ impl Sent {
     }
 }
 
-// === impl Kept ===
-
 impl PartialEq for Kept {
     fn eq(&self, _other: &Self) -> bool {
         true
     }
 }
-
-// === impl Written ===
 
 impl<'a> Written<'a> {
     /// Serialises `policy` at the first call for a variant.

@@ -29,8 +29,6 @@ pub(super) enum ListedBy {
     Namespaces(BTreeSet<String>),
 }
 
-// === impl Share ===
-
 impl Share {
     /// `namespaces` are those of the cluster.
     pub(super) fn listed_by(
@@ -47,8 +45,6 @@ impl Share {
         ListedBy::Namespaces(of_slots.chain(&self.namespaces).cloned().chain(of_cluster).collect())
     }
 }
-
-// === impl ListedBy ===
 
 impl ListedBy {
     pub(super) fn listed(&self) -> BTreeSet<String> {

@@ -30,8 +30,6 @@ struct Manifest {
     value: Value,
 }
 
-// === impl Verdict ===
-
 impl Verdict {
     pub fn is_refused(&self) -> bool {
         self.report.as_ref().is_some_and(|report| !report.errors.is_empty())

@@ -69,8 +69,6 @@ struct Differences<'a> {
     replaced: Vec<(Span, &'static str)>,
 }
 
-// === impl Differences ===
-
 impl Differences<'_> {
     fn refuse(&self, span: &Span, reason: &str) -> Result<(), RegularExpressionError> {
         Err(syntax(self.text, span, reason))

@@ -67,8 +67,6 @@ struct Pace {
     longer: Duration,
 }
 
-// === impl WriteQueue ===
-
 impl WriteQueue {
     pub(super) fn is_idle(&self) -> bool {
         self.first.is_empty() && self.later.is_empty()
@@ -159,8 +157,6 @@ impl WriteQueue {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 }
-
-// === impl Pace ===
 
 impl Pace {
     fn ends(&self, is_awaited: bool) -> Instant {

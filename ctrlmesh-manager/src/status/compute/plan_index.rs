@@ -18,8 +18,6 @@ pub struct PlanIndex<'a> {
     roots: BTreeMap<Option<&'a str>, Vec<&'a ShardingConfig>>,
 }
 
-// === impl PlanIndex ===
-
 impl<'a> PlanIndex<'a> {
     /// Leaves out pods that have ended: evicted pods stay by the thousands, more than a status can hold.
     pub fn of(plan: &'a Plan) -> Self {

@@ -42,8 +42,6 @@ pub(crate) struct RelayHeartbeat {
 #[derive(Default)]
 pub(crate) struct LastError(Option<String>);
 
-// === impl LastError ===
-
 impl LastError {
     /// What went wrong, if that is news.
     pub(crate) fn if_changed<T>(&mut self, result: Result<T, Error>) -> Option<String> {
@@ -53,8 +51,6 @@ impl LastError {
         changed
     }
 }
-
-// === impl RelayHeartbeat ===
 
 impl RelayHeartbeat {
     pub(crate) fn at(address: RelayAddress, owner: &str) -> Self {

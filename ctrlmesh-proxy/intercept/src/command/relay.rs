@@ -61,8 +61,6 @@ enum Taken {
     Inbound(Vec<SocketAddr>),
 }
 
-// === impl Relay ===
-
 impl Relay {
     /// Relays until the process is told to stop.
     pub(crate) async fn run(self) -> Result<(), Error> {

@@ -52,8 +52,6 @@ pub(crate) struct Census<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct CgroupPaths(HashMap<u64, Option<PathBuf>>);
 
-// === impl Hierarchy ===
-
 impl Hierarchy {
     /// Finds where cgroup2 is mounted.
     ///
@@ -160,8 +158,6 @@ impl Hierarchy {
     }
 }
 
-// === impl Census ===
-
 impl Census<'_> {
     /// Where a cgroup is; nothing, if it is gone.
     pub(crate) fn find(&self, cgroup: &Cgroup) -> Option<PathBuf> {
@@ -182,8 +178,6 @@ impl Census<'_> {
     }
 }
 
-// === impl CgroupPaths ===
-
 impl CgroupPaths {
     /// Where a cgroup is; nothing, if it is gone. One that was not found once is gone for ever: no other gets its
     /// number.
@@ -201,8 +195,6 @@ impl CgroupPaths {
         self.0.retain(|id, _| ids.contains(id));
     }
 }
-
-// === impl Cgroup ===
 
 impl Cgroup {
     /// Whether it is still at its path.

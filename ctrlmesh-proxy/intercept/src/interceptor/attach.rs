@@ -64,16 +64,12 @@ pub struct Heartbeat {
     pub max_age: Duration,
 }
 
-// === impl Options ===
-
 impl Options {
     /// At the usual place, with the usual sizes.
     pub fn new(owner: &str) -> Self {
         Self { pins: pins::default_pins(), owner: owner.to_owned(), limits: Limits::default() }
     }
 }
-
-// === impl Attach ===
 
 impl Attach {
     /// What the kernel's programs read about the pod, with a table in the place of the one before.

@@ -27,8 +27,6 @@ pub(crate) struct Register {
     beating: BTreeMap<u32, Slot>,
 }
 
-// === impl Register ===
-
 impl Register {
     pub(crate) fn new(pins: Pins, maps: Maps, owner: String, hierarchy: Hierarchy) -> Self {
         let (found, beating) = (CgroupPaths::default(), BTreeMap::new());

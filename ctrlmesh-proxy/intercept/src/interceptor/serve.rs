@@ -22,8 +22,6 @@ use crate::programs::object::Object;
 /// Beats of one owner's pods, for a thread of its own.
 pub struct HeartbeatWriter(Register);
 
-// === impl Interceptor ===
-
 impl Interceptor {
     /// The slot of a pod of this owner's.
     pub(crate) fn attached(&mut self, pod: &Path) -> Result<Slot, Error> {
@@ -168,8 +166,6 @@ impl Interceptor {
         pins.note(slot, "inbound-object", Path::new(&Object::fingerprint()))
     }
 }
-
-// === impl HeartbeatWriter ===
 
 impl HeartbeatWriter {
     /// Says that the proxy with this number lives. Does not wait for other loaders.

@@ -78,8 +78,6 @@ struct Reader<'a> {
     tables: BTreeMap<u16, Vec<String>>,
 }
 
-// === impl Status ===
-
 impl Status {
     /// Reads what is pinned below `pins`; nothing, if nobody ever pinned anything.
     ///
@@ -128,8 +126,6 @@ impl fmt::Display for Status {
     }
 }
 
-// === impl Attachment ===
-
 impl fmt::Display for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dead = match (self.alive, self.gone) {
@@ -164,8 +160,6 @@ impl fmt::Display for Attachment {
         Ok(())
     }
 }
-
-// === impl Reader ===
 
 impl Reader<'_> {
     /// What is to be said of a pod; nothing, if it was detached meanwhile.

@@ -89,8 +89,6 @@ pub fn identity(path: &Path) -> Result<(u64, u64), Error> {
     Ok((found.dev(), found.ino()))
 }
 
-// === impl Namespace ===
-
 impl Namespace {
     /// Opens `/proc/PID/ns/net` or a namespace that has a name.
     ///

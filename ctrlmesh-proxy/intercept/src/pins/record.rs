@@ -45,8 +45,6 @@ pub(crate) struct Record {
     pub(crate) inbound_object: Option<String>,
 }
 
-// === impl State ===
-
 impl State {
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -60,8 +58,6 @@ impl State {
         [Self::Claimed, Self::Closed, Self::Attached].into_iter().find(|state| state.name() == name)
     }
 }
-
-// === impl Pins ===
 
 impl Pins {
     /// Every pod, by slot. What was left half made is none.

@@ -30,8 +30,6 @@ pub struct Event {
     pub target: SocketAddr,
 }
 
-// === impl Events ===
-
 impl Events {
     /// Opens the ring buffer that a loader pinned below `pins`.
     ///

@@ -28,8 +28,6 @@ pub(crate) struct Maps {
     pub(crate) counters: PerCpuArray<MapData, u64>,
 }
 
-// === impl Maps ===
-
 impl Maps {
     pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
         Ok(Self {

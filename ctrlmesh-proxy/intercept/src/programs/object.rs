@@ -36,8 +36,6 @@ pub(crate) struct Object {
     ebpf: Ebpf,
 }
 
-// === impl Object ===
-
 impl Object {
     /// Makes the maps, or takes those that are pinned.
     pub(crate) fn load(pins: &Pins, limits: Limits) -> Result<Self, Error> {

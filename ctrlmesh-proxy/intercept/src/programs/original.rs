@@ -30,8 +30,6 @@ pub struct Original {
     pub target: SocketAddr,
 }
 
-// === impl Originals ===
-
 impl Originals {
     /// Opens the tables that a loader pinned below `pins`.
     ///

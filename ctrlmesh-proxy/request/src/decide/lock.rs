@@ -45,8 +45,6 @@ pub(super) fn plan(lock: &Lock, request: &RequestInfo<'_>) -> Result<Option<Lock
     if request.is_collection() { collection(lock, request).map(Some) } else { Ok(None) }
 }
 
-// === impl LockPlan ===
-
 impl LockPlan {
     fn new(lock: &Lock, in_path: bool, in_fields: bool, in_body: bool) -> Self {
         let rename = Rename { lock: lock.clone(), on_server: lock.per_shard() };

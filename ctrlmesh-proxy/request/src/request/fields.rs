@@ -38,8 +38,6 @@ pub enum FieldSelectorError {
     Unescaped,
 }
 
-// === impl FieldSelector ===
-
 impl FieldSelector {
     /// # Errors
     /// Where the server refuses it.
@@ -73,8 +71,6 @@ impl FieldSelector {
             .map(str::to_owned)
     }
 }
-
-// === impl Term ===
 
 impl Term {
     fn parse(text: &[u8], at: Range<usize>) -> Result<Self, FieldSelectorError> {

@@ -39,8 +39,6 @@ pub(super) struct ListOptions {
     pub(super) name: Option<String>,
 }
 
-// === impl Query ===
-
 impl<'a> Query<'a> {
     pub fn new(raw: &'a [u8]) -> Self {
         Self { raw }
@@ -110,8 +108,6 @@ impl<'a> Query<'a> {
         FieldSelector::parse(&self.first("fieldSelector").unwrap_or_default()).ok()
     }
 }
-
-// === impl Pair ===
 
 impl<'a> Pair<'a> {
     fn new(raw: &'a [u8], too_long: bool) -> Self {

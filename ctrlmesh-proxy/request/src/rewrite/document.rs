@@ -76,8 +76,6 @@ pub(super) struct Document<'b> {
     pub(super) encoding: Encoding,
 }
 
-// === impl Encoding ===
-
 impl Encoding {
     /// The encoding of a `Content-Type`; `None` where it is none that can be edited.
     pub fn of(content_type: &str) -> Option<Self> {
@@ -112,8 +110,6 @@ impl Encoding {
         DocumentError::Malformed { encoding: self }
     }
 }
-
-// === impl Document ===
 
 impl<'b> Document<'b> {
     /// The object, list or status that a body holds, without its envelope.

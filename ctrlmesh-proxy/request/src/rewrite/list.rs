@@ -118,8 +118,6 @@ pub(super) fn error(encoding: Encoding, status: &Status) -> Vec<u8> {
     event(encoding, "ERROR", &object)
 }
 
-// === impl Change ===
-
 impl Change {
     fn event(self) -> &'static str {
         match self {

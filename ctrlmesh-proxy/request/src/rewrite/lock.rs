@@ -106,8 +106,6 @@ pub fn frame<'b>(
     Ok(Some(document.apply(renaming.edits)?))
 }
 
-// === impl Renaming ===
-
 impl<'b, 'r> Renaming<'b, 'r> {
     fn of(body: &'b [u8], encoding: Encoding, rename: &'r Rename) -> Result<Self, LockError> {
         if body.len() > MAX_BODY_BYTES {

@@ -93,8 +93,6 @@ fn accepted(accept: &str) -> Encoding {
     Encoding::Json
 }
 
-// === impl Status ===
-
 impl From<&Refusal> for Status {
     fn from(refusal: &Refusal) -> Self {
         let (code, reason) = match refusal {

@@ -63,8 +63,6 @@ enum Phase {
     InitialUntilBookmark,
 }
 
-// === impl Framer ===
-
 impl Framer {
     pub fn new(encoding: Encoding) -> Self {
         Self(document::Framer::new(encoding))
@@ -81,8 +79,6 @@ impl Framer {
         if length > MAX_FRAME_BYTES { Err(FrameError::TooLarge) } else { Ok(found) }
     }
 }
-
-// === impl Frames ===
 
 impl Frames {
     /// Of the answer to `request`, at its beginning.

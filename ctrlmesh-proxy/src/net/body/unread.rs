@@ -37,8 +37,6 @@ pub struct CountedBytes {
 #[derive(Debug)]
 pub struct BudgetExceeded;
 
-// === impl UnreadBytes ===
-
 impl UnreadBytes {
     pub fn new(budget: Arc<MemoryBudget>) -> Rc<Self> {
         let reservation = RefCell::new(budget.empty_reservation());
@@ -74,8 +72,6 @@ impl UnreadBytes {
         Ok(())
     }
 }
-
-// === impl CountedBytes ===
 
 impl CountedBytes {
     /// The first `length` bytes; the rest stays.

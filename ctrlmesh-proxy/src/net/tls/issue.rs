@@ -76,8 +76,6 @@ struct Current {
     made_at: SystemTime,
 }
 
-// === impl Source ===
-
 impl Source {
     fn paths(&self) -> [&Path; 2] {
         match self {
@@ -127,8 +125,6 @@ impl Source {
             .map_err(|source| TlsError::Refused { path: self.paths()[0].to_owned(), source })
     }
 }
-
-// === impl Presented ===
 
 impl Presented {
     /// Reads or issues the first certificate.

@@ -66,8 +66,6 @@ thread_local! {
     static SPARE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-// === impl Stream ===
-
 impl From<tokio_rustls::server::TlsStream<TcpStream>> for ServerStream {
     fn from(stream: tokio_rustls::server::TlsStream<TcpStream>) -> Self {
         let (tcp, tls) = stream.into_inner();

@@ -43,8 +43,6 @@ struct Current {
     made_from: Vec<u8>,
 }
 
-// === impl Trust ===
-
 impl Trust {
     pub fn load(path: &Path) -> Result<Self, TlsError> {
         Self::load_for(path, None)

@@ -72,8 +72,6 @@ enum KeptError {
     TooLarge { bytes: usize },
 }
 
-// === impl Kept ===
-
 impl Kept {
     /// Of a pod, in the folder of all that is kept.
     pub fn of(state: &Path, pod: Option<&PodName>, uid: &str) -> Self {

@@ -69,8 +69,6 @@ pub struct Unread {
     times: u64,
 }
 
-// === impl ReadOf ===
-
 impl ReadOf {
     /// Somebody reads this resource.
     pub fn resource(group: &str, resource: &str) -> Self {
@@ -80,15 +78,11 @@ impl ReadOf {
     }
 }
 
-// === impl Readers ===
-
 impl Default for Readers {
     fn default() -> Self {
         Self { all: AtomicUsize::new(0), of: [const { AtomicU32::new(0) }; TOLD_APART] }
     }
 }
-
-// === impl Reads ===
 
 impl Reads {
     /// Of a policy under which anything may have been read, up to versions of which some are known.
@@ -207,8 +201,6 @@ impl Reads {
     }
 }
 
-// === impl Extent ===
-
 impl Extent {
     fn until(&self, group: &str, resource: &str) -> Until {
         match self.read.get(&(group.to_owned(), resource.to_owned())) {
@@ -219,8 +211,6 @@ impl Extent {
         }
     }
 }
-
-// === impl Until ===
 
 impl Until {
     /// Whether what goes on from `version` cannot go on from what was read.
@@ -241,8 +231,6 @@ impl Until {
         }
     }
 }
-
-// === impl Unread ===
 
 impl Unread {
     /// Says that what was read of a resource is of `version` at most, which the API server gave after this was found.

@@ -37,8 +37,6 @@ pub(super) struct Written {
     until: Vec<Known>,
 }
 
-// === impl Past ===
-
 impl Past {
     /// A past of which nothing is known: every resource may have been limited in another way.
     pub(super) fn unknown() -> Self {

@@ -24,8 +24,6 @@ struct Known {
     compare: bool,
 }
 
-// === impl Versions ===
-
 impl Versions {
     /// Whether versions of a resource compare with the one at which the policy changed, where that is known.
     pub(super) fn compare(&self, resource: (&str, &str), changed_at: u64) -> Option<bool> {
@@ -50,8 +48,6 @@ impl Versions {
         lock(&self.0)
     }
 }
-
-// === impl Known ===
 
 impl Known {
     fn is_of(&self, (group, resource): (&str, &str)) -> bool {

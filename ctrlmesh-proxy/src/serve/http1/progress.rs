@@ -15,8 +15,6 @@ pub(super) struct HeadProgress {
     bytes: AtomicUsize,
 }
 
-// === impl HeadProgress ===
-
 impl HeadProgress {
     /// The head of a request is whole.
     pub(super) fn begin_answer(&self) {

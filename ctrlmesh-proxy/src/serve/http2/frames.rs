@@ -36,8 +36,6 @@ pub(super) struct Frames {
     settings: u64,
 }
 
-// === impl Frames ===
-
 impl Frames {
     /// How many SETTINGS have come that are to be acknowledged.
     pub(super) fn settings(&self) -> u64 {

@@ -25,8 +25,6 @@ struct Changing {
     failed: Mutex<Option<String>>,
 }
 
-// === impl Load ===
-
 impl Load {
     /// Begins to change what is at `paths`, one every `pause`, each in another way than before.
     pub(super) fn begin(api: Arc<Api>, work: Work, paths: Vec<String>, pause: Duration) -> Self {
@@ -63,8 +61,6 @@ impl Load {
         Ok(changed)
     }
 }
-
-// === impl Changing ===
 
 impl Changing {
     /// Remembers the first failure.

@@ -18,8 +18,6 @@ struct Stat {
     ticks: u64,
 }
 
-// === impl Spent ===
-
 impl Spent {
     /// Until now.
     pub(crate) fn now() -> Self {
@@ -54,8 +52,6 @@ impl fmt::Display for Spent {
         to.write_str(&all.join(", "))
     }
 }
-
-// === impl Stat ===
 
 impl Stat {
     /// Of a process that is there.

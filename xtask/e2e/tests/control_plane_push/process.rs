@@ -52,8 +52,6 @@ pub(crate) struct Replica {
     pub(crate) metrics: SocketAddr,
 }
 
-// === impl Program ===
-
 impl Program {
     fn start(command: &mut Command) -> Self {
         let mut child = command.env("RUST_LOG", "info").stderr(Stdio::piped()).spawn().unwrap();
@@ -128,8 +126,6 @@ impl Drop for Program {
     }
 }
 
-// === impl Place ===
-
 impl Place {
     fn token(&self, pod: &TestPod) -> PathBuf {
         self.folder.join(format!("token-{}", pod.name))
@@ -140,8 +136,6 @@ impl Place {
         self.folder.join(format!("state-{}", pod.name))
     }
 }
-
-// === impl Sidecar ===
 
 impl Sidecar {
     /// Starts one, with a token, and waits until it serves.
@@ -185,8 +179,6 @@ impl Sidecar {
         metric(self.admin, line).await.unwrap_or_else(|| panic!("no `{line}`"))
     }
 }
-
-// === impl Replica ===
 
 impl Replica {
     /// Starts one in `namespace`, and waits until it listens.

@@ -47,8 +47,6 @@ struct State {
     wrong: Vec<String>,
 }
 
-// === impl Held ===
-
 impl Held {
     /// Follows what `client` is shown, as the operator number `at`.
     fn follow(&self, at: usize, client: &Client) {
@@ -165,8 +163,6 @@ struct Bed {
     _folder: TempDir,
     _sidecars: [Sidecar; 2],
 }
-
-// === impl Bed ===
 
 impl Bed {
     async fn new() -> (Self, Replica) {

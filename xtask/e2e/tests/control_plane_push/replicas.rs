@@ -92,7 +92,7 @@ async fn managers_that_start_together_make_one_authority() {
         replica.until_ready().await;
     }
     // Managers of other tests tell every namespace, this one too, of authorities of their own.
-    let certificates = eventually("all to be with_ticket for by one authority", async || {
+    let certificates = eventually("all to be signed by one authority", async || {
         let manager_ca = bundle(&client, &namespace, "manager-ca.crt").await?;
         assert_eq!(manager_ca.matches("BEGIN").count(), 1);
         let mut certificates = BTreeSet::new();

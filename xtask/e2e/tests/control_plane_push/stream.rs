@@ -18,8 +18,6 @@ pub(crate) struct Stream {
     _link: Connection,
 }
 
-// === impl Stream ===
-
 impl Stream {
     /// Says hello over `link`, and shows what a manager gave before.
     pub(crate) async fn begin(

@@ -34,8 +34,6 @@ struct Managers<'a> {
     replicas: [Replica; 2],
 }
 
-// === impl Managers ===
-
 impl<'a> Managers<'a> {
     async fn start(cluster: &'a ControlPlane, client: &Client, folder: &TempDir) -> Self {
         let mut arguments = [Vec::new(), Vec::new()];

@@ -28,8 +28,6 @@ pub enum State {
     Left,
 }
 
-// === impl ExistingNode ===
-
 impl ExistingNode {
     /// All nodes.
     ///

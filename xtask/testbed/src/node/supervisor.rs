@@ -41,8 +41,6 @@ pub(crate) struct Supervisor {
     folder: PathBuf,
 }
 
-// === impl Supervisor ===
-
 impl Supervisor {
     /// Makes a node, whose first process will run these programs when their configuration is in the folder.
     ///

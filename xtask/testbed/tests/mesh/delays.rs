@@ -21,8 +21,6 @@ pub(crate) struct Delays {
     asked: Vec<Duration>,
 }
 
-// === impl Delays ===
-
 impl Delays {
     /// Of all pods that the operator has had in a namespace so far, as the audit log has it.
     pub(crate) fn of(space: Space<'_>) -> Result<Self> {

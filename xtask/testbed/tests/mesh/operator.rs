@@ -224,8 +224,6 @@ pub(crate) struct Watches<'a> {
     before: BTreeSet<String>,
 }
 
-// === impl Watches ===
-
 impl<'a> Watches<'a> {
     /// From now on, once it watches: until the one before has let go of their lock it does not.
     pub(crate) fn from_now(space: Space<'a>) -> Result<Self> {

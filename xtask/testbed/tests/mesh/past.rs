@@ -22,8 +22,6 @@ pub(crate) struct Past<'a> {
     addresses: BTreeSet<IpAddr>,
 }
 
-// === impl Past ===
-
 impl<'a> Past<'a> {
     /// From now on.
     pub(crate) fn from_now(space: Space<'a>) -> Result<Self> {

@@ -27,8 +27,6 @@ struct Machine {
     guard: Child,
 }
 
-// === impl Machine ===
-
 impl Machine {
     fn new() -> Result<Self> {
         let temporary = tempfile::tempdir()?;

@@ -32,8 +32,6 @@ struct Session<'a> {
     said: JoinHandle<bool>,
 }
 
-// === impl Session ===
-
 impl<'a> Session<'a> {
     fn open(space: Space<'a>) -> Result<Self> {
         let exec = ["exec", "--stdin", CLIENT, "--container", "kubectl", "--"];
@@ -91,8 +89,6 @@ impl<'a> Session<'a> {
 /// kernel sends by what the node's attached.
 struct Operators<'a>([(Space<'a>, Past<'a>); 2]);
 
-// === impl Operators ===
-
 impl<'a> Operators<'a> {
     fn deploy(spaces: [Space<'a>; 2]) -> Result<Self> {
         let [by_node, inside] = spaces;
@@ -130,8 +126,6 @@ struct Before<'a> {
     knocked: [Value; 2],
     proxies: Vec<String>,
 }
-
-// === impl Before ===
 
 impl<'a> Before<'a> {
     fn of(spaces: [Space<'a>; 2]) -> Result<Self> {

@@ -58,8 +58,6 @@ pub(crate) enum IsolateError {
     Folder(#[from] FolderError),
 }
 
-// === impl Isolation ===
-
 impl Isolation {
     /// Redirects connections to `targets` from a new cgroup to the listener that is returned; port 0 is any free one.
     pub(crate) fn new(

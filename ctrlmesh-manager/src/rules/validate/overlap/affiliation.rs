@@ -50,8 +50,6 @@ enum Owner<'a> {
     Gone,
 }
 
-// === impl Affiliation ===
-
 impl<'a> Affiliation<'a> {
     /// `near` are the configs of its namespace.
     pub(super) fn of(config: &'a ShardingConfig, near: &[&'a ShardingConfig]) -> Self {

@@ -51,8 +51,6 @@ pub(super) struct Budget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BudgetExceeded;
 
-// === impl Budget ===
-
 impl Budget {
     pub(super) fn of(steps: usize) -> Self {
         Self { left: steps }
@@ -63,8 +61,6 @@ impl Budget {
         Ok(())
     }
 }
-
-// === impl Claim ===
 
 impl<'a> Claim<'a> {
     /// Malformed limits are passed over.
@@ -190,8 +186,6 @@ pub(super) fn named<'b>(
     })
 }
 
-// === impl Part ===
-
 impl<'a> Part<'a> {
     fn new(related: &'a [RelatedResources], selector: Selector) -> Self {
         let values = selector.requirements().iter().map(|one| match one.condition() {
@@ -206,8 +200,6 @@ impl<'a> Part<'a> {
         self.resources.is_empty() || self.resources.iter().any(|one| one.covers(group, resource))
     }
 }
-
-// === impl Resources ===
 
 impl<'a> Resources<'a> {
     fn of(related: &'a RelatedResources) -> Self {

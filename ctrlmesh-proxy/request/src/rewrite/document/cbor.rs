@@ -145,8 +145,6 @@ fn written(major: u8, argument: usize) -> Vec<u8> {
     }
 }
 
-// === impl Scan ===
-
 impl Scan {
     /// The end of the item at the beginning of `body`; `None` where it is cut short or malformed.
     pub(super) fn end(&mut self, body: &[u8]) -> Option<usize> {

@@ -39,8 +39,6 @@ const FIELDS: [(Shape, &str, u32, Shape); 19] = [
     (Shape::TypeMeta, "kind", 2, Shape::Text),
 ];
 
-// === impl Shape ===
-
 impl Shape {
     /// Number and shape of a field.
     pub(super) fn field(self, name: &str) -> Option<(u32, Self)> {

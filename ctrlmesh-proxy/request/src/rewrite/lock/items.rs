@@ -23,8 +23,6 @@ enum List {
     Protobuf(protobuf::Reader),
 }
 
-// === impl Items ===
-
 impl Items {
     /// Of a list in `encoding`; `None` where it can only be read as a whole.
     pub fn new(encoding: Encoding, rename: Rename) -> Option<Self> {

@@ -154,8 +154,6 @@ pub fn list_version(body: &[u8], encoding: Encoding) -> Option<u64> {
     listed.kind.map(|_list| listed.version)
 }
 
-// === impl Splice ===
-
 impl Splice {
     /// Of the watch that `request` asked for, of which the client has seen everything up to `at`.
     ///

@@ -17,8 +17,6 @@ use super::Stream;
 #[derive(Debug)]
 pub struct BatchedStream<C>(Rc<RefCell<Stream<C>>>);
 
-// === impl BatchedStream ===
-
 impl<C, S> BatchedStream<C>
 where
     C: DerefMut<Target = ConnectionCommon<S>>,

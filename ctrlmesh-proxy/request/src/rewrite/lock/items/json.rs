@@ -44,8 +44,6 @@ struct Array {
     passed: bool,
 }
 
-// === impl Reader ===
-
 impl Reader {
     pub(super) fn feed(
         &mut self,
@@ -140,8 +138,6 @@ impl Reader {
         }
     }
 }
-
-// === impl Array ===
 
 impl Array {
     /// The array with this name, if it is of items.

@@ -48,8 +48,6 @@ enum Field {
     Item,
 }
 
-// === impl Reader ===
-
 impl Reader {
     pub(super) fn feed(
         &mut self,
