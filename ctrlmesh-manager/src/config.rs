@@ -272,15 +272,16 @@ mod tests {
     }
 
     #[test]
-    fn a_key_stands_for_one_thing() {
+    fn label_keys_must_differ() {
         #[derive(clap::Parser)]
-        struct Told {
+        struct Arguments {
             #[command(flatten)]
             labels: LabelArgs,
         }
-        let told = |args: &[&str]| <Told as clap::Parser>::parse_from(args).labels.labelling();
-        assert_eq!(told(&["x"]).unwrap(), Labelling::default());
-        let error = told(&["x", "--label-namespace", label::CONTROL]).unwrap_err().to_string();
+        let labelling =
+            |args: &[&str]| <Arguments as clap::Parser>::parse_from(args).labels.labelling();
+        assert_eq!(labelling(&["x"]).unwrap(), Labelling::default());
+        let error = labelling(&["x", "--label-namespace", label::CONTROL]).unwrap_err().to_string();
         assert!(
             error.contains("three different keys") && error.contains(label::CONTROL),
             "{error}"
@@ -290,11 +291,11 @@ mod tests {
     #[test]
     fn it_listens_where_the_manifests_and_others_expect_it() {
         #[derive(clap::Parser)]
-        struct Told {
+        struct Arguments {
             #[command(flatten)]
             run: RunArgs,
         }
-        let run = <Told as clap::Parser>::parse_from(["x"]).run;
+        let run = <Arguments as clap::Parser>::parse_from(["x"]).run;
         let listens = [run.listen_grpc, run.listen_webhook, run.listen_probes, run.listen_metrics];
         assert_eq!(listens.map(|one| one.port()), [8071, 9443, 8081, 8080]);
         assert!(listens.iter().all(|one| one.ip().is_unspecified()), "{listens:?}");

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_missing_or_wrong_is_to_be_done() {
+    fn only_missing_or_wrong_labels_are_changed() {
         let scheme = Scheme::default();
         let slot = scheme.in_force.hash.slot("shop").to_string();
         let object = meta(Some("shop"), "a", &[("team", "a")]);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_terminating_is_not_touched() {
+    fn terminating_objects_are_not_changed() {
         let mut object = meta(Some("shop"), "a", &[]);
         object.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
         let settled = Scheme::default();

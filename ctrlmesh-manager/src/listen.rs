@@ -61,8 +61,8 @@ struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NoRoom {
-    /// All unproven table are taken, none by an address with more of them: this connection waits, and so do those
-    /// behind it in the kernel's queue.
+    /// There are as many unproven connections as allowed, and no address has more than one: this connection waits,
+    /// and so do those behind it in the kernel's queue.
     Wait,
     /// The address has too many connections already.
     Refuse,

@@ -1,4 +1,4 @@
-//! How does the manager begin TLS with those who ask it?
+//! The TLS settings of the manager's servers.
 
 use std::sync::{Arc, RwLock};
 
@@ -11,12 +11,12 @@ use rustls::{CipherSuite, ServerConfig};
 
 pub use ctrlmesh_runtime::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
-/// The certificate that is presented now. Connections keep the one that they began with.
+/// The current serving certificate. Open connections keep the one that they began with.
 #[derive(Debug)]
 pub struct Presented(RwLock<Arc<CertifiedKey>>);
 
-/// The one cryptographic library in use. AES-128 first: its handshake hashes by SHA-256, which processors have
-/// instructions for, and ten thousand proxies may come together.
+/// Prefers AES-128: its handshake hashes with SHA-256, for which processors have instructions, and ten thousand proxies
+/// may connect together.
 pub fn provider() -> Arc<CryptoProvider> {
     let mut provider = tls::provider();
     let suites = &mut Arc::make_mut(&mut provider).cipher_suites;
@@ -24,10 +24,10 @@ pub fn provider() -> Arc<CryptoProvider> {
     provider
 }
 
-/// How the manager presents itself to those who may speak `protocols`.
+/// A server without client certificates, which offers `protocols` by ALPN.
 ///
 /// # Errors
-/// Where the cryptographic library lacks what TLS needs.
+/// If the cryptographic library lacks what TLS needs.
 pub fn server(
     presented: Arc<Presented>,
     protocols: &[&[u8]],
@@ -35,7 +35,7 @@ pub fn server(
     let verifier = WebPkiClientVerifier::no_client_auth();
     let mut config = tls::server(provider(), verifier, presented, protocols)?;
     config.ignore_client_order = true;
-    // Each ticket is memory on both sides, and a proxy comes back once.
+    // Each ticket takes memory on both sides, and a proxy resumes once.
     config.send_tls13_tickets = 1;
     Ok(config)
 }

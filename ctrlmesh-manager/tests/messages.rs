@@ -1,4 +1,4 @@
-//! What do we say of each manifest in the folder `manifests`, without an API server?
+//! Validates the manifests in the folder `manifests`, without an API server.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ const ACCEPTED: &str = include_str!("manifests/accepted.yaml");
 
 const REFUSED: &str = include_str!("manifests/refused.yaml");
 
-/// What is said against a manifest by itself.
+/// The problems of a manifest by itself.
 fn said(manifest: &str) -> Result<Vec<String>> {
     let value: Value = serde_saphyr::from_str(manifest)?;
     let file = ("file".to_owned(), vec![value]);
@@ -20,7 +20,7 @@ fn said(manifest: &str) -> Result<Vec<String>> {
 }
 
 #[test]
-fn nothing_is_said_against_what_users_of_the_predecessors_have() -> Result<()> {
+fn manifests_of_the_predecessors_users_are_accepted() -> Result<()> {
     for manifest in ACCEPTED.split("\n---\n") {
         assert_eq!(said(manifest)?, Vec::<String>::new(), "{manifest}");
     }
@@ -34,7 +34,7 @@ fn nothing_is_said_against_what_users_of_the_predecessors_have() -> Result<()> {
 }
 
 #[test]
-fn what_must_not_be_is_refused_by_field_and_with_what_is_allowed() -> Result<()> {
+fn invalid_manifests_are_refused_with_field_and_what_is_allowed() -> Result<()> {
     let mut wrong = Vec::new();
     for manifest in REFUSED.split("\n---\n") {
         let comment = |kind: &str| manifest.lines().find_map(|line| line.strip_prefix(kind));
@@ -54,15 +54,18 @@ fn what_must_not_be_is_refused_by_field_and_with_what_is_allowed() -> Result<()>
     Ok(())
 }
 
-/// Rules that no manifest breaks by itself, but a change of one, or a status: what tests them.
+/// Rules that only a change or a status can break, each with its test.
 const ELSEWHERE: [(&str, &str); 4] = [
-    ("selector: is immutable; it can be neither added nor removed.", "control_plane/changes.rs"),
-    ("root: can be neither added nor removed.", "control_plane/changes.rs"),
-    ("is immutable. Delete the ShardingConfig", "control_plane/changes.rs"),
-    ("every key must be a slot", "control_plane/shown.rs"),
+    (
+        "selector: is immutable; it can be neither added nor removed.",
+        "xtask/e2e: definitions/changes.rs",
+    ),
+    ("root: can be neither added nor removed.", "xtask/e2e: definitions/changes.rs"),
+    ("is immutable. Delete the ShardingConfig", "xtask/e2e: definitions/changes.rs"),
+    ("every key must be a slot", "xtask/e2e: definitions/shown.rs"),
 ];
 
-/// What each rule in CEL below `schema` says where it does not hold.
+/// The messages of the CEL rules below `schema`.
 fn messages(schema: &Value, found: &mut BTreeSet<String>) {
     let rules = schema["x-kubernetes-validations"].as_array().into_iter().flatten();
     found.extend(rules.map(|rule| rule["message"].as_str().unwrap_or_default().to_owned()));

@@ -25,11 +25,11 @@ impl BlockingPool {
     ) -> Option<T> {
         // The semaphore is never closed.
         let permit = self.0.clone().acquire_owned().await;
-        let judged = task::spawn_blocking(move || {
-            let judged = work();
+        let finished = task::spawn_blocking(move || {
+            let finished = work();
             drop(permit);
-            judged
+            finished
         });
-        judged.await.inspect_err(|error| error!(%error, "judging failed")).ok()
+        finished.await.inspect_err(|error| error!(%error, "a blocking task failed")).ok()
     }
 }

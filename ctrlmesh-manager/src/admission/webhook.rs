@@ -1,4 +1,4 @@
-//! Serves permit webhooks over HTTPS.
+//! Serves the admission webhooks over HTTPS.
 //!
 //! Speaks HTTP/2 and HTTP/1.1. The path selects the handler of an `AdmissionReview`. A review that is unreadable or
 //! late is an error to the API server, which then follows its failure policy. Callers are not authenticated. So the
@@ -121,7 +121,8 @@ enum ReviewError {
 impl WebhookMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let this = Self::default();
-        let help = "ConnectionPermit reviews by path and outcome: allowed, denied, or failed to be answered";
+        let help =
+            "Admission reviews by path and outcome: allowed, denied, or failed to be answered";
         registry.register("webhook_reviews", help, this.0.clone());
         this
     }

@@ -1,7 +1,7 @@
-//! How is the API server reached?
+//! Builds the clients of the API server.
 //!
-//! So that nothing is waited for for ever: an API server that hangs, or a connection that was lost in silence, ends a
-//! request with an error, and whoever asked asks again.
+//! Every request ends: if the API server hangs, or a connection is lost without a sign, the request fails and its
+//! caller retries.
 
 use std::time::Duration;
 
@@ -15,26 +15,26 @@ use tower::timeout::TimeoutLayer;
 
 use crate::config::RunArgs;
 
-/// The user agent of what others wait for.
+/// User agent of requests that others wait for.
 const AGENT: &str = concat!("ctrlmesh-manager/", env!("CARGO_PKG_VERSION"));
 
-/// The user agent of what can wait: labelling what is there already.
+/// User agent of requests that can wait: those that label existing objects.
 const BACKGROUND: &str = concat!("ctrlmesh-manager-background/", env!("CARGO_PKG_VERSION"));
 
-/// How long the API server may take to begin an answer: it gives up by itself after a minute.
+/// Limit for the begin of an answer. The API server gives up by itself after a minute.
 const ANSWER: Duration = Duration::from_secs(65);
 
-/// How long it may then be silent: watches end by themselves after 290 s, and one on which nothing happens is silent.
+/// Limit for the silence within an answer. A watch without events is silent, and ends by itself after 290 s.
 const SILENCE: Duration = Duration::from_mins(6);
 
 #[derive(Debug, Error)]
 #[error("read how the API server is reached")]
 pub struct ReachError(#[source] Box<dyn std::error::Error + Send + Sync>);
 
-/// How it is reached for what others wait for.
+/// The configuration for requests that others wait for.
 ///
 /// # Errors
-/// Where neither the kubeconfig nor the pod says so.
+/// If neither the kubeconfig nor the pod has one.
 pub async fn config(args: &RunArgs) -> Result<Config, ReachError> {
     let config = match &args.kubeconfig {
         Some(file) => {
@@ -49,8 +49,8 @@ pub async fn config(args: &RunArgs) -> Result<Config, ReachError> {
     Ok(named(config, AGENT))
 }
 
-/// For what can wait: under a name of its own for people, and an account of its own for flow schemas, which see nothing
-/// else of it.
+/// The configuration for requests that can wait. Its user agent is for people; its account is for flow schemas, which
+/// do not see user agents.
 pub fn background(config: Config, args: &RunArgs) -> Config {
     let mut config = named(config, BACKGROUND);
     if let Some(account) = &args.background_account {
@@ -60,19 +60,19 @@ pub fn background(config: Config, args: &RunArgs) -> Config {
     config
 }
 
-/// A client, each of whose requests ends.
+/// A client whose requests all end.
 ///
 /// # Errors
-/// Where what is known of the API server is no use.
+/// If the configuration is unusable.
 pub fn client(mut config: Config) -> Result<Client, ReachError> {
     config.read_timeout = Some(SILENCE);
-    // What an idle connection was silent before is not its next request's.
+    // The silence of an idle connection does not count for its next request.
     config.reset_reader_on_write = true;
     let builder = ClientBuilder::try_from(config).map_err(|error| ReachError(error.into()))?;
     Ok(builder.with_layer(&TimeoutLayer::new(ANSWER)).build())
 }
 
-/// The same with this user agent.
+/// The same configuration with this user agent.
 fn named(mut config: Config, agent: &'static str) -> Config {
     config.headers.retain(|(name, _)| *name != USER_AGENT);
     config.headers.push((USER_AGENT, HeaderValue::from_static(agent)));

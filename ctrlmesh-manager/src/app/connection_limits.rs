@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_proxies_are_let_in_than_files_can_be_open() {
+    fn the_open_files_limit_bounds_the_connections() {
         let of = |proxies, open_files| {
             let limits = limits(proxies, open_files);
             (limits.connections, limits.unproven, limits.unproven_of_one)

@@ -54,8 +54,8 @@ pub(super) fn start(
     migration_metrics: MigrationMetrics,
 ) -> Vec<Route> {
     let drain = &context.drain;
-    let told = context.labelling.clone();
-    let cache = Cache::start(&context.client, &context.args.namespace, told, drain);
+    let labelling = context.labelling.clone();
+    let cache = Cache::start(&context.client, &context.args.namespace, labelling, drain);
     cache.watch_list(background.clone(), &context.args.namespace, drain);
     let plans = plan::start(Arc::clone(&cache), drain);
     let caches = context.readiness.block("caches");

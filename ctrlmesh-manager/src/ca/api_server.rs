@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_of_where_it_is_leaves_its_usual_names() {
+    fn without_any_address_the_usual_names_remain() {
         let ApiServer { names, addresses } = servers(json!({}), json!([]));
         assert!(addresses.is_empty());
         assert_eq!(names, Names::of(api_server::NAMES.iter().chain(&["api.example.com"])));

@@ -1,4 +1,4 @@
-//! What a replica needs to know before it creates authorities in place of a lost Secret.
+//! Decides whether a replica may create authorities in place of a lost Secret.
 //!
 //! Pure. The Secret may be gone, or be restored late, while pods trust the published bundle and a leader lives that has
 //! the keys. An authority that is created at once would be one that those pods do not trust. So a replica waits for as

@@ -71,11 +71,11 @@ pub struct TrustBundle {
 #[derive(Debug)]
 enum Look {
     /// One namespace, whose ConfigMap changed.
-    At(String),
+    Namespace(String),
     /// Namespaces that have enrolled pods, but no ConfigMap yet.
-    WhereItIsMissing,
+    Missing,
     /// All namespaces and the webhook configurations.
-    Everywhere,
+    All,
 }
 
 impl TrustBundle {
@@ -141,21 +141,21 @@ impl TrustBundle {
         loop {
             let look = tokio::select! {
                 event = events.next() => match event {
-                    Some(Ok(event)) => maps_there.take(event).map_or(Look::Everywhere, Look::At),
+                    Some(Ok(event)) => maps_there.take(event).map_or(Look::All, Look::Namespace),
                     Some(Err(error)) => {
                         warn!(%error, "watch failed; goes on");
                         continue;
                     }
                     None => return,
                 },
-                _ = ticks.tick() => Look::Everywhere,
-                () = time::sleep(recent_writes::VALIDITY), if again => Look::Everywhere,
+                _ = ticks.tick() => Look::All,
+                () = time::sleep(recent_writes::VALIDITY), if again => Look::All,
                 known = changes.changed() => match known {
-                    Ok(()) => Look::Everywhere,
+                    Ok(()) => Look::All,
                     Err(_gone) => return,
                 },
                 known = namespaces.changed() => match known {
-                    Ok(()) => Look::WhereItIsMissing,
+                    Ok(()) => Look::Missing,
                     Err(_gone) => return,
                 },
             };
@@ -178,15 +178,15 @@ impl TrustBundle {
         leadership: &Leadership,
     ) -> bool {
         match look {
-            Look::At(namespace) => {
+            Look::Namespace(namespace) => {
                 let is_asked = all.contains(&namespace) || maps_there.has(&namespace);
                 before | self.repair(is_asked.then_some(namespace), maps_there, leadership).await
             }
-            Look::WhereItIsMissing => {
+            Look::Missing => {
                 let missing = all.into_iter().filter(|namespace| !maps_there.has(namespace));
                 before | self.repair(missing, maps_there, leadership).await
             }
-            Look::Everywhere => {
+            Look::All => {
                 let known = maps_there.namespaces();
                 let again = self.repair(all.into_iter().chain(known), maps_there, leadership).await;
                 self.webhooks(leadership).await;
@@ -256,8 +256,8 @@ impl TrustBundle {
 
     /// Sets the `caBundle` of our webhook configurations.
     async fn webhooks(&self, leadership: &Leadership) {
-        for told in [self.validating(leadership).await, self.mutating(leadership).await] {
-            if let Err(error) = told.map_err(TrustBundleError::Webhooks) {
+        for written in [self.validating(leadership).await, self.mutating(leadership).await] {
+            if let Err(error) = written.map_err(TrustBundleError::Webhooks) {
                 warn!(error = telemetry::chain(&error), "certificate authorities not published");
             }
         }
@@ -269,7 +269,10 @@ impl TrustBundle {
             let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
             if set(clients, &self.bundle()) && leadership.is_held() {
                 let name = one.metadata.name.clone().unwrap_or_default();
-                told(&name, configurations.replace(&name, &PostParams::default(), &one).await);
+                log_outcome(
+                    &name,
+                    configurations.replace(&name, &PostParams::default(), &one).await,
+                );
             }
         }
         Ok(())
@@ -281,7 +284,10 @@ impl TrustBundle {
             let clients = one.webhooks.iter_mut().flatten().map(|hook| &mut hook.client_config);
             if set(clients, &self.bundle()) && leadership.is_held() {
                 let name = one.metadata.name.clone().unwrap_or_default();
-                told(&name, configurations.replace(&name, &PostParams::default(), &one).await);
+                log_outcome(
+                    &name,
+                    configurations.replace(&name, &PostParams::default(), &one).await,
+                );
             }
         }
         Ok(())
@@ -307,7 +313,7 @@ fn set<'a>(
 
 /// A configuration that cannot be written, such as a foreign one with our label, does not block the others. A conflict
 /// is ignored: the next round reads the change.
-fn told<T>(name: &str, written: Result<T, kube::Error>) {
+fn log_outcome<T>(name: &str, written: Result<T, kube::Error>) {
     match written {
         Ok(_) => info!(configuration = name, "webhook configuration believes the manager"),
         Err(kube::Error::Api(status)) if status.code == 409 => {}

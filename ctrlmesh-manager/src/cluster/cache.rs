@@ -379,7 +379,7 @@ mod tests {
         let take = |event| cache.take(event, |state| &mut state.schemes, read_labels);
         let in_force = || cache.scheme().map(|scheme| scheme.in_force.hash_key.clone());
         take(Event::Init);
-        assert_eq!(in_force(), None, "nothing was state yet");
+        assert_eq!(in_force(), None, "no state was listed yet");
         let written = Scheme::settled(by("written")).written();
         take(Event::InitApply(state(Some(written.clone()))));
         assert_eq!(in_force(), None);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_written_of_labels_what_was_told_is_in_force() {
+    fn without_written_labels_the_default_is_in_force() {
         let told = Labelling { hash_key: "told".to_owned(), ..Labelling::default() };
         let cache = Cache::new(told.clone());
         for event in [Event::Init, Event::InitApply(state(None)), Event::InitDone] {

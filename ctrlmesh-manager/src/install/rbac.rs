@@ -329,10 +329,10 @@ mod tests {
     #[test]
     fn nothing_is_granted_twice_or_wholesale() {
         for Role { account, rules, .. } in &ROLES {
-            let all = rules.iter().flat_map(|right| {
-                let resources = right.resources.iter();
+            let all = rules.iter().flat_map(|rule| {
+                let resources = rule.resources.iter();
                 resources.flat_map(move |resource| {
-                    right.verbs.iter().map(move |verb| (right.group, *resource, *verb, right.names))
+                    rule.verbs.iter().map(move |verb| (rule.group, *resource, *verb, rule.names))
                 })
             });
             let mut all: Vec<_> = all.collect();

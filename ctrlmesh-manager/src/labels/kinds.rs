@@ -39,12 +39,12 @@ pub enum KindsError {
     /// The API server does not say in time what it serves.
     #[error("ask within {DEADLINE:?} what the API server serves of {group_version}")]
     Late {
-        /// Of what.
+        /// Such as `apps/v1`.
         group_version: String,
     },
     #[error("ask what the API server serves of {group_version}")]
     Discover {
-        /// Of what.
+        /// Such as `apps/v1`.
         group_version: String,
         #[source]
         source: kube::Error,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_none_is_said_and_takes_nothing_from_the_others() {
+    fn an_invalid_key_is_reported_and_the_others_are_kept() {
         let mut unknown = Vec::new();
         let found = listed("groupVersionKinds: {a/b/c: [X], v1: [Pod]}", &mut unknown).unwrap();
         assert_eq!(found.len(), 1);

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ends_late_takes_nothing_from_its_successor() {
+    fn a_late_pass_does_not_end_its_successor() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
         progress.at_once(Ok(()));
         let old = KindProgress::new(&gauge, &progress, "pods");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_seen_is_said_until_it_can() {
+    fn an_unwatchable_kind_is_reported_until_it_is_watched() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
         let mut pods = KindProgress::new(&gauge, &progress, "pods");
         pods.set(false);

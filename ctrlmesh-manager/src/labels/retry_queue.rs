@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_tried_again_later_and_later_by_itself() {
+    fn each_failed_object_is_retried_with_a_growing_delay() {
         let mut retries = RetryQueue::default();
         let start = Instant::now();
         assert_eq!((retries.is_empty(), retries.due()), (true, None));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_is_looked_at_again_at_once_and_then_later() {
+    fn a_changed_object_is_retried_at_once_and_then_later() {
         let (mut retries, now) = (RetryQueue::default(), Instant::now());
         retries.leaves(&object("a"));
         assert!(!retries.changed(&object("a"), labels(), now));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_it_is_known_that_there_are_more() {
+    fn an_overflow_is_remembered() {
         let mut retries = RetryQueue::default();
         let now = Instant::now();
         for number in 0..=MOST {

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_server_would_not_take_for_a_text_is_none() {
+    fn values_that_the_api_server_reads_otherwise_are_refused() {
         for (kind, version) in
             [("Pod", "v1"), ("ShardingConfig", "ctrlmesh.kusionstack.io/v1alpha1")]
         {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_said_with_document_and_line() {
+    fn an_unreadable_document_is_named_with_its_line() {
         let wrong = POD.replace("{name: p, namespace: a}", "5");
         let error = Manifests::default().read(&format!("{POD}---\n{wrong}")).unwrap_err();
         assert_eq!(error.to_string(), "document 2");

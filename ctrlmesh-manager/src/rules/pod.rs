@@ -212,7 +212,7 @@ fn admitted(pod: &v1::Pod) -> Admitted {
     }
     let annotations = meta.annotations.as_ref();
     let annotation_value = annotations.and_then(|all| all.get(annotation::INJECTED));
-    let injected = annotation_value.is_some_and(|annotation_value| annotation_value == "true")
+    let injected = annotation_value.is_some_and(|value| value == "true")
         || mounts_config_map(spec, root_ca::MESH);
     if meta.uid.is_some() && (!injected || mounts_config_map(spec, root_ca::CLUSTER)) {
         return Admitted::Bypassed;

@@ -206,19 +206,19 @@ where
 
     async fn publish_events(&self, mut receiver: mpsc::Receiver<StatusEvents>) {
         while let Some((config, events)) = receiver.recv().await {
-            for events in &events {
-                let receiver = time::timeout(DEADLINE, self.publish_event(&config, events)).await;
-                match receiver.map_err(|_elapsed| WriteError::Slow) {
+            for event in &events {
+                let published = time::timeout(DEADLINE, self.publish_event(&config, event)).await;
+                match published.map_err(|_elapsed| WriteError::Slow) {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => warn!(%error, reason = events.reason, "event not written"),
-                    Err(error) => warn!(%error, reason = events.reason, "event not written"),
+                    Ok(Err(error)) => warn!(%error, reason = event.reason, "event not written"),
+                    Err(error) => warn!(%error, reason = event.reason, "event not written"),
                 }
             }
         }
     }
 
-    async fn publish_event(&self, config: &ShardingConfig, events: &EventNote) -> kube::Result<()> {
-        let EventNote { warning, reason, message } = events;
+    async fn publish_event(&self, config: &ShardingConfig, event: &EventNote) -> kube::Result<()> {
+        let EventNote { warning, reason, message } = event;
         let event = Event {
             type_: if *warning { EventType::Warning } else { EventType::Normal },
             reason: reason.clone(),

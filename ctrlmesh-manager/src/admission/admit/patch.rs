@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_not_known_stays_with_what_it_is_a_field_of() {
+    fn unknown_fields_stay_with_their_parent() {
         let asked = json!({"spec": {"initContainers": [{"name": "a", "image": "x", "new": 1}, {"name": "b", "new": 2}],
             "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"key": "k"}}}, {"name": "B", "value": "1"}]}});
         let before = json!({"spec": {"initContainers": [{"name": "a", "image": "x"}, {"name": "b"}],
@@ -168,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_patch_makes_the_one_of_the_other(before in any_list(), after in any_list()) {
+        fn the_patch_turns_one_object_into_the_other(before in any_list(), after in any_list()) {
             prop_assert_eq!(patched(&before, &before, &after), after);
         }
     }

@@ -49,7 +49,7 @@ fn a_resource_that_is_not_served_is_a_warning() {
 /// The fields of which it is said that nobody labels what they limit.
 fn unlabelled(object: &Value, listed: Option<&str>) -> Vec<String> {
     let known = Snapshot { listed: listed.map(str::to_owned), ..snapshot("") };
-    let response = judged(&asked("CREATE", object.clone(), None), Some(&known));
+    let response = validated(&asked("CREATE", object.clone(), None), Some(&known));
     assert!(response.allowed, "{}", message(&response));
     let warnings = response.warnings.unwrap_or_default().into_iter();
     let of_labels = warnings.filter(|one| one.contains("ctrlmesh-sharding-resource"));
@@ -129,7 +129,7 @@ fn pod(name: &str, set: &str) -> Value {
     })
 }
 
-fn judged(asked: &Review, known: Option<&Snapshot>) -> AdmissionResponse {
+fn validated(asked: &Review, known: Option<&Snapshot>) -> AdmissionResponse {
     validate(asked, known, &Labelling::default())
 }
 
@@ -140,11 +140,11 @@ fn message(response: &AdmissionResponse) -> &str {
 #[test]
 fn two_shards_that_could_own_one_object_are_refused() {
     let known = snapshot(SHARD);
-    let same = judged(&asked("CREATE", config("b", "a", "other"), None), Some(&known));
+    let same = validated(&asked("CREATE", config("b", "a", "other"), None), Some(&known));
     assert!(!same.allowed && message(&same).contains("ShardingConfig \"a\""), "{same:?}");
-    assert!(judged(&asked("CREATE", config("b", "b", "other"), None), Some(&known)).allowed);
+    assert!(validated(&asked("CREATE", config("b", "b", "other"), None), Some(&known)).allowed);
     assert!(
-        judged(
+        validated(
             &asked("UPDATE", config("a", "c", "op"), Some(config("a", "a", "op"))),
             Some(&known)
         )
@@ -159,13 +159,13 @@ fn a_root_with_pods_of_a_manual_shard_is_refused() {
     there["metadata"]["labels"]["app"] = json!("op");
     let known = snapshot(&format!("{SHARD}{there}"));
     let by_root: Value = serde_saphyr::from_str(ROOT.trim_end_matches("---\n")).unwrap();
-    let refused = judged(&asked("CREATE", by_root.clone(), None), Some(&known));
+    let refused = validated(&asked("CREATE", by_root.clone(), None), Some(&known));
     let expected = "spec.root.targetStatefulSet: has pod \"op-0\", which ShardingConfig \"a\" selects too; a pod can be in one shard only";
     assert!(!refused.allowed && message(&refused) == expected, "{refused:?}");
     let mut elsewhere = by_root.clone();
     elsewhere["spec"]["root"]["targetStatefulSet"] = json!("more");
-    assert!(judged(&asked("CREATE", elsewhere.clone(), None), Some(&known)).allowed);
-    let changed = judged(&asked("UPDATE", by_root, Some(elsewhere)), Some(&known));
+    assert!(validated(&asked("CREATE", elsewhere.clone(), None), Some(&known)).allowed);
+    let changed = validated(&asked("UPDATE", by_root, Some(elsewhere)), Some(&known));
     assert_eq!(message(&changed), expected, "also where it becomes one");
 }
 
@@ -175,7 +175,7 @@ fn unowned_hashes_are_reported_by_current_and_next_labels() {
     object["spec"]["limits"][0]["selector"] = json!({"matchLabels": {"example.com/slot": "3"}});
     let said = |scheme: Scheme| {
         let known = Snapshot { scheme: std::sync::Arc::new(scheme), ..snapshot("") };
-        let response = judged(&asked("CREATE", object.clone(), None), Some(&known));
+        let response = validated(&asked("CREATE", object.clone(), None), Some(&known));
         assert!(response.allowed, "{}", message(&response));
         let warnings = response.warnings.unwrap_or_default();
         warnings.iter().any(|one| one.contains("belong to nobody"))
@@ -187,43 +187,43 @@ fn unowned_hashes_are_reported_by_current_and_next_labels() {
 }
 
 #[test]
-fn what_is_immutable_is_refused_and_what_is_suspicious_is_said() {
+fn immutable_fields_are_refused_and_odd_configs_get_a_warning() {
     let known = snapshot(SHARD);
     let changed = asked("UPDATE", config("a", "a", "changed"), Some(config("a", "a", "op")));
-    let changed = judged(&changed, Some(&known));
+    let changed = validated(&changed, Some(&known));
     assert!(!changed.allowed && message(&changed).contains("spec.selector: is immutable"));
-    let nobody = judged(&asked("CREATE", config("b", "b", "nobody"), None), Some(&known));
+    let nobody = validated(&asked("CREATE", config("b", "b", "nobody"), None), Some(&known));
     assert!(nobody.allowed);
     assert!(nobody.warnings.unwrap()[0].contains("selects no pod"));
-    let alone = judged(&asked("CREATE", config("b", "a", "other"), None), None);
+    let alone = validated(&asked("CREATE", config("b", "a", "other"), None), None);
     assert!(alone.allowed, "nothing is known of others");
 }
 
 #[test]
-fn objects_that_say_so_or_go_are_not_judged() {
+fn ignored_and_deleted_objects_are_not_validated() {
     let mut wrong = config("b", "a", "other");
     wrong["spec"]["limits"] = json!([]);
-    assert!(!judged(&asked("CREATE", wrong.clone(), None), None).allowed);
-    assert!(judged(&asked("DELETE", wrong.clone(), None), None).allowed);
+    assert!(!validated(&asked("CREATE", wrong.clone(), None), None).allowed);
+    assert!(validated(&asked("DELETE", wrong.clone(), None), None).allowed);
     let mut going = wrong.clone();
     going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    assert!(judged(&asked("UPDATE", going, None), None).allowed);
+    assert!(validated(&asked("UPDATE", going, None), None).allowed);
     wrong["metadata"]["labels"] = json!({key::IGNORE_VALIDATE: "true"});
-    assert!(judged(&asked("CREATE", wrong, None), None).allowed);
+    assert!(validated(&asked("CREATE", wrong, None), None).allowed);
 }
 
 #[test]
-fn every_kind_is_judged_by_its_own_rules() {
+fn every_kind_is_validated_by_its_own_rules() {
     let breaker = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "CircuitBreaker",
         "metadata": {"name": "a"}, "spec": {"selector": {"matchLabels": {"app": "a"}},
         "trafficInterceptRules": [{"name": "a", "interceptType": "Whitelist", "contentType": "Regexp", "contents": ["a(b"], "methods": ["GET"]}]}});
-    let refused = judged(&asked("CREATE", breaker, None), None);
+    let refused = validated(&asked("CREATE", breaker, None), None);
     assert!(message(&refused).contains("no regular expression"), "{refused:?}");
     let state = json!({"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": "ManagerState", "metadata": {"name": "x"}, "spec": {}});
-    assert!(!judged(&asked("CREATE", state, None), None).allowed);
+    assert!(!validated(&asked("CREATE", state, None), None).allowed);
     let unreadable =
         json!({"kind": "FaultInjection", "metadata": {"name": "a"}, "spec": {"httpFault": 5}});
-    let unreadable = judged(&asked("CREATE", unreadable, None), None);
+    let unreadable = validated(&asked("CREATE", unreadable, None), None);
     assert!(message(&unreadable).starts_with("cannot be read"), "{unreadable:?}");
 }
 
@@ -287,7 +287,7 @@ fn of_deployment(labels: Value) -> Value {
 }
 
 #[test]
-fn a_shard_that_was_given_elsewhere_is_taken_and_counts_here() {
+fn a_shard_from_the_leader_is_taken_and_counts_here() {
     let known = snapshot(&ROOT.replace("targetStatefulSet", "targetDeployment"));
     let (settings, mut recent, now) = (settings(), RecentPods::default(), Instant::now());
     let fresh = json!({key::ENABLE_PROXY: "true", "pod-template-hash": "x"});
@@ -303,7 +303,7 @@ fn a_shard_that_was_given_elsewhere_is_taken_and_counts_here() {
 }
 
 #[test]
-fn who_leads_is_asked_where_the_others_of_a_deployment_decide() {
+fn the_leader_assigns_shards_to_new_pods_of_deployments() {
     let known = snapshot(&ROOT.replace("targetStatefulSet", "targetDeployment"));
     let asks = |operation: &str, pod: Value, known: &Snapshot| {
         shared_pod(&asked(operation, pod, None), known).is_some()
@@ -438,19 +438,19 @@ fn a_root_that_cannot_be_divided_is_refused() {
             "metadata": {"name": "root", "namespace": "ops"}, "spec": {"root": root}})
     };
     let known = snapshot("");
-    assert!(judged(&asked("CREATE", root(json!({})), None), Some(&known)).allowed);
+    assert!(validated(&asked("CREATE", root(json!({})), None), Some(&known)).allowed);
     let one_hash =
         json!({"resourceSelector": [{"selector": {"matchLabels": {key::SHARDING_HASH: "3"}}}]});
     for known in [None, Some(&known)] {
-        let refused = judged(&asked("CREATE", root(one_hash.clone()), None), known);
+        let refused = validated(&asked("CREATE", root(one_hash.clone()), None), known);
         let expected = "spec.root.resourceSelector[0].selector: excludes everything that shard";
         assert!(message(&refused).starts_with(expected), "{refused:?}");
     }
     let both = json!({"canary": {"replicas": 1, "inNamespaces": ["shop"], "inShardHash": ["4"]}});
     let mut many = snapshot("");
-    assert!(judged(&asked("CREATE", root(both.clone()), None), Some(&many)).allowed);
+    assert!(validated(&asked("CREATE", root(both.clone()), None), Some(&many)).allowed);
     many.namespaces = (0..200_000).map(|number| format!("ns-{number}")).collect();
-    let refused = judged(&asked("CREATE", root(both), None), Some(&many));
+    let refused = validated(&asked("CREATE", root(both), None), Some(&many));
     assert!(message(&refused).starts_with("spec.root.canary: "), "{refused:?}");
 }
 

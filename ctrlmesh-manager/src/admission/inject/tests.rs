@@ -217,7 +217,7 @@ fn a_container_like_the_proxys_is_refused_where_none_is_wanted() {
 }
 
 #[test]
-fn what_is_the_proxys_is_mounted_by_nobody_else() {
+fn no_other_container_mounts_the_proxys_volumes() {
     let with_sidecar = injected(json!({annotation::SIDECAR: "true"}), usual());
     for (name, field) in [
         ("ctrlmesh-proxy", "containers"),
@@ -252,7 +252,7 @@ fn a_kubeconfig_without_its_files_is_refused() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_before_it_fails() {
+fn pods_that_could_not_work_are_refused() {
     let windows = json!({"os": {"name": "windows"}, "containers": [{"name": "a", "image": "a"}]});
     assert!(refused(json!({}), windows).starts_with("spec.os"));
     let selected = json!({"nodeSelector": {"kubernetes.io/os": "windows"}, "containers": [{"name": "a", "image": "a"}]});
@@ -305,7 +305,7 @@ fn annotations_give_resources_and_variables() {
 }
 
 #[test]
-fn what_cannot_be_had_is_refused_by_field() {
+fn impossible_requests_are_refused_by_field() {
     let host = json!({"hostNetwork": true, "containers": [{"name": "operator", "image": "op"}]});
     assert!(refused(json!({}), host).starts_with("spec.hostNetwork"));
     let mode = refused(json!({annotation::INTERCEPTION: "iptables"}), usual());
@@ -378,7 +378,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_of_the_pods_own_is_lost(pod in any_pod()) {
+    fn the_pods_own_fields_are_kept(pod in any_pod()) {
         let after = inject(&pod, Some("s"), &settings()).unwrap();
         let (before, after) = (pod.spec.unwrap(), after.spec.unwrap());
         prop_assert_eq!(before.containers.len(), after.containers.len());

@@ -133,7 +133,7 @@ fn validate(plans: &Plans, labelling: &Arc<Labelling>) -> Handler {
 }
 
 fn failed_review(failed: AdmissionResponse) -> AdmissionResponse {
-    failed.deny("cannot be judged; the manager's log says why")
+    failed.deny("cannot be reviewed; the manager's log says why")
 }
 
 #[cfg(test)]

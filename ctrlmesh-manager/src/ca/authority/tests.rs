@@ -39,7 +39,7 @@ fn request(names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Vec<u
 }
 
 #[test]
-fn what_it_may_speak_for_stands_critically_in_its_certificate() {
+fn name_constraints_are_critical_in_the_certificate() {
     let made = authority();
     let read = Authority::read(made.pem().to_owned(), made.key().to_owned()).unwrap();
     assert_eq!(read.names(), &names());
@@ -49,7 +49,7 @@ fn what_it_may_speak_for_stands_critically_in_its_certificate() {
 }
 
 #[test]
-fn clients_believe_its_leaves_for_its_names_and_for_no_other() {
+fn clients_trust_its_leaves_for_its_names_only() {
     let authority = authority();
     let leaf = authority.issue(&names(), SystemTime::now()).unwrap();
     for name in ["kubernetes.default.svc", "10.96.0.1", "::1"] {

@@ -56,7 +56,7 @@ fn authorities_overlap_for_ever() {
 }
 
 #[test]
-fn when_the_next_one_signs_is_known_as_soon_as_there_is_one() {
+fn a_successor_has_a_known_promotion_time() {
     let start = SystemTime::now();
     let days = |at: SystemTime| {
         (at.duration_since(start).unwrap().as_secs() + DAY.as_secs() / 2) / DAY.as_secs()
@@ -101,7 +101,7 @@ fn signer(rotation: &Rotation, names: &[&str], now: SystemTime) -> Option<String
 }
 
 #[test]
-fn a_new_address_changes_nothing_for_those_who_do_not_dial_it() {
+fn a_new_address_affects_only_clients_that_dial_it() {
     let start = SystemTime::now();
     let mut rotation = begin(start);
     let old = rotation.current.pem().to_owned();
@@ -171,7 +171,7 @@ fn a_serving_certificate_uses_a_widely_known_authority() {
 }
 
 #[test]
-fn one_that_is_late_is_promoted_before_the_old_one_ends() {
+fn a_late_successor_is_promoted_before_the_old_one_ends() {
     let start = SystemTime::now();
     let mut rotation = begin(start);
     let late = start + LIFE - DAY;

@@ -144,7 +144,7 @@ mod tests {
     use crate::ca::rotation::Step;
 
     #[test]
-    fn when_the_successor_signs_is_said() {
+    fn an_event_says_when_the_successor_signs() {
         let signs = UNIX_EPOCH + Duration::from_hours(500_000);
         let made = signs - Duration::from_hours(24);
         let (reason, _, note) = CaEvent::Follows { made, signs }.text();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_successor_is_recent_of_again_while_it_does_not_sign() {
+    fn a_pending_rotation_is_announced_again() {
         let (start, now) = (SystemTime::now(), Instant::now());
         let names = Names::of(["api.example.com"]);
         let validity = Duration::from_hours(800);

@@ -102,7 +102,7 @@ async fn opened(plane: Plane) -> (Arc<Authorities>, Plane) {
             }
         }
     };
-    let ca_store = time::timeout(PATIENCE, open).await.expect("the vault to be open");
+    let ca_store = time::timeout(PATIENCE, open).await.expect("the store to be open");
     let plane = plane.lock().unwrap().clone();
     (ca_store.current(), plane)
 }

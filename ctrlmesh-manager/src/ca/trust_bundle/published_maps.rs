@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_counts_when_it_is_whole_and_what_follows_at_once() {
+    fn a_list_counts_when_complete_and_later_events_at_once() {
         let mut there = PublishedMaps::default();
         let of = |text: &str| digest(&map("", text).data.unwrap());
         there.take(Event::Init);

@@ -130,13 +130,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_selected_whatever_is_in_it() {
+    fn names_with_special_characters_are_escaped() {
         assert_eq!(named("a-1.b:c"), "metadata.name=a-1.b:c");
         assert_eq!(named(r"a,b=c\d"), r"metadata.name=a\,b\=c\\d");
     }
 
     #[test]
-    fn a_label_that_is_not_as_it_was_written_was_put_back() {
+    fn a_label_that_differs_from_the_written_one_is_undone() {
         let written = |labels: &[(&str, &str)]| ObjectMeta {
             labels: Some(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()),
             ..ObjectMeta::default()

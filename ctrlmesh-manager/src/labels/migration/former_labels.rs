@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_goes_by_them_until_it_has_acknowledged_others() {
+    fn a_proxy_uses_them_until_it_acknowledges_others() {
         let plan = switched(&format!("{ROOT}{POD}"));
         let pod: PodName = "ops/op-0".parse().unwrap();
         let said = |digest| [(pod.clone(), Contact { digest, ..Contact::default() })].into();
@@ -117,13 +117,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_nothing_runs_goes_by_nothing() {
+    fn a_pod_without_a_node_uses_none() {
         let unbound = POD.replace("nodeName: node-a, ", "");
         assert_eq!(by_former(&switched(&format!("{ROOT}{unbound}")), &BTreeMap::new()), None);
     }
 
     #[test]
-    fn what_a_sharding_config_names_itself_counts() {
+    fn keys_that_a_sharding_config_names_count() {
         let named = format!(
             "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: a, namespace: ops}}\n\
              spec: {{selector: {{matchLabels: {{app: a}}}}, limits: [{{selector: {{matchExpressions: [{{key: {}, operator: In, values: ['1']}}]}}}}]}}\n---\n",

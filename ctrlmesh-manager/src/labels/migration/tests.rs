@@ -22,7 +22,7 @@ async fn labelling_is_complete_after_a_quiet_period() {
 }
 
 #[test]
-fn how_far_it_has_come_is_said_and_since_when() {
+fn the_condition_shows_the_stage_and_its_start() {
     let next = Labelling { hash_key: "x/hash".to_owned(), ..Labelling::default() };
     let begun = Scheme { next: Some(next.clone()), ..Scheme::default() };
     let at = |second| Timestamp::from_second(second).unwrap();

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replicas_that_come_and_go_leave_one_word_behind() {
+    fn former_replicas_leave_one_receipt_behind() {
         let receipts = Receipts::default();
         let kept = || receipts.by_pod.lock().unwrap()[&name("a")].len();
         for number in 1..=10 {

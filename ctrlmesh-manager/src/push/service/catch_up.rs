@@ -187,10 +187,10 @@ mod tests {
             newer,
         };
         let both = || vec![candidate("ops/a", None), candidate("ops/b", Some(5))];
-        let (settled_, unwritten) = (Staleness::UpToDate, Staleness::Unwritten);
-        let all = settled(both(), &[settled_, settled_], false).unwrap();
+        let (up_to_date, unwritten) = (Staleness::UpToDate, Staleness::Unwritten);
+        let all = settled(both(), &[up_to_date, up_to_date], false).unwrap();
         assert_eq!(all, Some(MinimumVersions::new()));
-        let of = |is_over| settled(both(), &[settled_, unwritten], is_over).unwrap();
+        let of = |is_over| settled(both(), &[up_to_date, unwritten], is_over).unwrap();
         assert_eq!(of(false), None);
         let held_back = ("ops/b".parse().unwrap(), ("ops/op".to_owned(), 5));
         assert_eq!(of(true), Some(MinimumVersions::from([held_back])));

@@ -1,4 +1,4 @@
-//! Decides when the token of a connected proxy is reviewed schedule.
+//! Decides when the token of a connected proxy is reviewed again.
 
 use std::time::{Duration, SystemTime};
 
@@ -25,7 +25,7 @@ impl ReviewSchedule {
         if rest.is_zero() { random(self.interval / 2) } else { rest }
     }
 
-    /// Time until the next review interval one without an answer.
+    /// Time until the next review after one without an answer.
     pub(super) fn retry(self) -> Duration {
         self.interval + random(self.interval / 2)
     }

@@ -185,7 +185,7 @@ impl Session {
             };
             let done = match event {
                 Event::Said(Ok(None)) => return None,
-                Event::Said(Ok(Some(report))) => self.heard(report),
+                Event::Said(Ok(Some(report))) => self.take_verdict(report),
                 Event::Said(Err(status)) => Err(self.unreadable(status)?),
                 Event::News => {
                     self.news = true;
@@ -212,7 +212,7 @@ impl Session {
     }
 
     /// Takes the proxy's verdict on a policy.
-    fn heard(&mut self, report: Report) -> Result<(), Status> {
+    fn take_verdict(&mut self, report: Report) -> Result<(), Status> {
         let Some(Said::Verdict(verdict)) = report.said else {
             let status = Status::invalid_argument("says something else than a verdict");
             return Err(self.push.refuse(Refused::Message, &self.proven.identity, status));

@@ -58,9 +58,9 @@ pub(super) fn is_written(operator: &Operator<'_>, policies: &Policies) -> bool {
 
 /// The newest epoch in the status of the operator, of its shards, or of the inactive root that made it.
 fn newest(operator: &Operator<'_>, configs: &[ShardingConfig]) -> u64 {
-    let affiliation =
+    let related =
         configs.iter().filter(|config| operator.is_shard(config) || operator.is_made_by(config));
-    let epochs = affiliation.map(|config| epoch(config.status.as_ref()));
+    let epochs = related.map(|config| epoch(config.status.as_ref()));
     epochs.chain([epoch(operator.status())]).max().unwrap_or_default()
 }
 

@@ -224,7 +224,7 @@ fn epochs_go_on_from_what_was_written_down() {
 }
 
 #[test]
-fn what_is_printed_is_read_back() {
+fn the_output_can_be_read_back() {
     let rule = "targetStatefulSet: op, canary: {replicas: 1, inNamespaces: [shop]}, auto: {shardingSize: 2, everyShardReplicas: 1}";
     let pods = [pod("op-0", &[]), pod("op-1", &[])];
     let compiled = compiled(&[root(rule)], &pods, &Compiled::default());
@@ -268,7 +268,7 @@ fn epochs_go_on_in_the_shards_of_an_inactive_root() {
 
 proptest! {
     #[test]
-    fn the_order_of_what_is_given_does_not_count(
+    fn the_order_of_the_input_does_not_count(
         configs in Just((0..6).map(|at| shard(&format!("s{at}"), &format!("{{team: t{at}}}"))).chain([root("targetStatefulSet: op, auto: {shardingSize: 3, everyShardReplicas: 2}")]).collect::<Vec<_>>()).prop_shuffle(),
         pods in Just((0..12).map(|at| if at % 2 == 0 { pod(&format!("op-{at}"), &[]) } else { pod(&format!("x-{at}"), &[("shard", &format!("s{}", at % 6))]) }).collect::<Vec<_>>()).prop_shuffle(),
     ) {

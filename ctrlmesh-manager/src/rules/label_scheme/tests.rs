@@ -71,7 +71,7 @@ fn another_hash_under_the_same_key_goes_by_spare_keys() {
 }
 
 #[test]
-fn what_is_no_longer_wanted_is_given_up_where_it_is() {
+fn an_unwanted_migration_is_given_up_where_it_is() {
     let (old, new) = (Labelling::default(), by("x/hash", NamespaceHash::Fnv1a));
     let begun = Scheme { next: Some(new.clone()), ..Scheme::settled(old.clone()) };
     let facts = Facts { wanted: &old, labelled: false, left: false };

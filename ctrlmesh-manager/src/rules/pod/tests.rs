@@ -81,7 +81,7 @@ fn the_redirection_follows_from_the_injected_proxy() {
 }
 
 #[test]
-fn a_pod_was_told_to_go_its_grace_before_it_has_to_be_gone() {
+fn deletion_was_requested_a_grace_period_before_its_deadline() {
     let text = serde_json::json!({
         "metadata": {"name": "p", "creationTimestamp": "2026-01-01T00:00:10Z",
             "deletionTimestamp": "2026-01-01T00:01:00Z", "deletionGracePeriodSeconds": 30},

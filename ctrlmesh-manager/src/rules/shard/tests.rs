@@ -355,7 +355,7 @@ fn missing_or_edited_shards_are_restored_and_others_removed() {
 }
 
 #[test]
-fn what_is_not_of_this_root_is_neither_changed_nor_removed() {
+fn foreign_configs_are_neither_changed_nor_removed() {
     let rule = "auto: {shardingSize: 2, everyShardReplicas: 1}";
     let wanted = shards(rule, &[]);
     let mut existing: Vec<ShardingConfig> =

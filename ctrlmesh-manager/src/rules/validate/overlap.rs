@@ -86,18 +86,18 @@ pub(super) fn hashes(
 /// The `configs` that cannot be in force beside earlier ones, by index, with the reason. All are of one
 /// namespace, of which `near` are all configs.
 pub fn superseded(configs: &[&ShardingConfig], near: &[&ShardingConfig]) -> Vec<(usize, Problem)> {
-    let affiliation: Vec<Affiliation<'_>> =
+    let affiliations: Vec<Affiliation<'_>> =
         configs.iter().map(|config| Affiliation::of(config, near)).collect();
     let mut claims: Vec<Option<Claim<'_>>> = configs.iter().map(|_| None).collect();
     let mut in_force: BTreeMap<OperatorKey<'_>, Vec<usize>> = BTreeMap::new();
     let mut budget = Budget::of(ALL_STEPS);
     let mut superseded = Vec::new();
     for (at, config) in configs.iter().enumerate() {
-        let of_one = operator_keys(&affiliation[at]);
-        let before = of_one.iter().filter_map(|token| in_force.get(token)).flatten();
+        let of_one = operator_keys(&affiliations[at]);
+        let before = of_one.iter().filter_map(|key| in_force.get(key)).flatten();
         let before: BTreeSet<usize> = before.copied().collect();
         let problem = before.into_iter().find_map(|first| {
-            let relation = affiliation[at].to(&affiliation[first])?;
+            let relation = affiliations[at].to(&affiliations[first])?;
             for one in [at, first] {
                 claims[one].get_or_insert_with(|| Claim::of(configs[one]));
             }

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_means_what_it_means_in_go() {
+    fn accepted_expressions_mean_the_same_as_in_go() {
         let texts = ["a", "A", "é", "٣", "3", " ", "\u{a0}", "x{1}", "-", "]", "aa"];
         let cases: [(&str, &[&str]); 15] = [
             (r"\d", &["3"]),

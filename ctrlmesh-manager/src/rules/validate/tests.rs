@@ -140,7 +140,7 @@ fn assert_refused(cases: &[(String, &str)]) {
 }
 
 #[test]
-fn what_the_schema_bounds_is_bounded_here() {
+fn bounds_of_the_schema_are_checked() {
     let shard = |more: &str| {
         format!(
             "{{selector: {{matchLabels: {{a: b}}}}, limits: [{{selector: {{matchLabels: {{a: b}}}}}}]{more}}}"
@@ -177,7 +177,7 @@ fn what_the_schema_bounds_is_bounded_here() {
 }
 
 #[test]
-fn what_the_schema_bounds_of_a_root_is_bounded_here() {
+fn bounds_of_the_schema_are_checked_for_roots() {
     let root = |more: &str| format!("{{root: {{prefix: a, targetStatefulSet: a, {more}}}}}");
     let cases = [
         (
@@ -218,7 +218,7 @@ fn a_canary_of_every_hash_leaves_none_to_divide() {
 }
 
 #[test]
-fn selector_and_limits_of_a_root_are_ignored_and_said_to_be() {
+fn selector_and_limits_of_a_root_are_ignored_with_a_warning() {
     let spec = "{selector: {}, limits: [{selector: {matchLabels: {team: a}}}], root: {prefix: a, targetStatefulSet: a, auto: {shardingSize: 2, everyShardReplicas: 1}}}";
     let report = sharding_config(&config("root", "{}", spec), &[], None);
     assert_eq!(report.errors, []);

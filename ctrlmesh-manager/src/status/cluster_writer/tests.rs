@@ -52,11 +52,11 @@ fn written_by(
 
 #[tokio::test(start_paused = true)]
 async fn a_division_is_written_while_hundreds_of_labels_hang() {
-    let (observed, mut written) = mpsc::unbounded_channel::<String>();
+    let (sender, mut written) = mpsc::unbounded_channel::<String>();
     let hung = Arc::new(Mutex::new(0));
     let count = Arc::clone(&hung);
     let service = tower::service_fn(move |request: Request<Body>| {
-        let (observed, count) = (observed.clone(), Arc::clone(&count));
+        let (sender, count) = (sender.clone(), Arc::clone(&count));
         async move {
             let path = request.uri().path().to_owned();
             if request.method() == Method::PATCH && path.contains("/pods/") {
@@ -65,7 +65,7 @@ async fn a_division_is_written_while_hundreds_of_labels_hang() {
             }
             if request.method() == Method::PUT && path.ends_with("/status") {
                 let body = request.into_body().collect_bytes().await?;
-                observed.send(path).unwrap();
+                sender.send(path).unwrap();
                 return Ok(Response::new(Body::from(body)));
             }
             let missing = r#"{"kind":"Status","apiVersion":"v1","code":404,"reason":"NotFound","message":"none","status":"Failure"}"#;

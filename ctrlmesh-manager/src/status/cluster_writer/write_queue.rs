@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_is_said_of_many_pods_less_often() {
+    fn unawaited_statuses_of_many_pods_are_written_less_often() {
         let status = |pods: usize, is_awaited| {
             let mut config = config("many");
             let pod =
@@ -286,17 +286,17 @@ mod tests {
             queue.take(Arc::default(), Observations::default(), vec![write], now);
             queue.next()
         };
-        let new_leader = Instant::now();
+        let start = Instant::now();
         for (pods, after) in [(0, PERIOD), (5000, PERIOD + EACH_POD * 5000)] {
             for is_awaited in [true, false] {
                 let mut queue = WriteQueue::default();
-                assert!(next(&mut queue, status(pods, true), new_leader).is_some());
-                queue.done(&status(pods, true), Outcome::Written, new_leader);
+                assert!(next(&mut queue, status(pods, true), start).is_some());
+                queue.done(&status(pods, true), Outcome::Written, start);
                 let after = if is_awaited { PERIOD } else { after };
-                let early = new_leader + after - Duration::from_millis(1);
+                let early = start + after - Duration::from_millis(1);
                 assert_eq!(next(&mut queue, status(pods, is_awaited), early), None);
-                assert_eq!(queue.due, Some(new_leader + after), "it is looked again");
-                assert!(next(&mut queue, status(pods, is_awaited), new_leader + after).is_some());
+                assert_eq!(queue.due, Some(start + after), "it is looked again");
+                assert!(next(&mut queue, status(pods, is_awaited), start + after).is_some());
             }
         }
     }

@@ -130,9 +130,8 @@ fn labels(plan: &Plan) -> Vec<Write> {
     let roots: Vec<&ShardingConfig> =
         plan.snapshot.configs.iter().filter(|config| config.spec.root.is_some()).collect();
     let made = |config: &&ShardingConfig| {
-        let siblings =
-            |root: &&ShardingConfig| root.metadata.namespace == config.metadata.namespace;
-        roots.iter().any(|root| siblings(root) && shard::is_of(root, config))
+        let is_near = |root: &&ShardingConfig| root.metadata.namespace == config.metadata.namespace;
+        roots.iter().any(|root| is_near(root) && shard::is_of(root, config))
     };
     // Pods that a standalone config selects by other labels keep theirs.
     let made: BTreeSet<String> = plan.snapshot.configs.iter().filter(made).map(full_name).collect();
@@ -141,10 +140,9 @@ fn labels(plan: &Plan) -> Vec<Write> {
         record.is_some_and(|record| record.ownership.is_some()) || made.contains(operator)
     };
     let label = |member: &Member| {
-        let reported = plan.compiled.policies.get(&member.name)?;
-        reported.operator.as_ref().filter(|operator| of_root(operator))?;
-        let shard =
-            reported.shard.clone().filter(|shard| member.labelled_shard() != Some(shard))?;
+        let policy = plan.compiled.policies.get(&member.name)?;
+        policy.operator.as_ref().filter(|operator| of_root(operator))?;
+        let shard = policy.shard.clone().filter(|shard| member.labelled_shard() != Some(shard))?;
         (!member.terminating).then(|| Write::Label {
             pod: member.name.clone(),
             uid: member.uid.clone(),

@@ -49,7 +49,7 @@ fn status(plan: &Plan, which: usize, contacts: &[(&str, u64)], now: i64) -> Shar
     of(&plan.snapshot.configs[which], plan, &PlanIndex::of(plan), inputs)
 }
 
-fn last(status: &ShardingConfigStatus) -> Vec<String> {
+fn summary(status: &ShardingConfigStatus) -> Vec<String> {
     let say = |one: &Condition| format!("{}={} {}", one.type_, one.status, one.reason);
     status.conditions.iter().map(say).collect()
 }
@@ -65,7 +65,7 @@ fn a_root_is_programmed_when_every_proxy_has_acknowledged_it() {
     let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
     let first = status(&plan(&text), 0, &[("op-0", 1), ("op-1", 1)], 100);
     assert_eq!(
-        last(&first),
+        summary(&first),
         ["Accepted=True Valid", "Programmed=False Waiting", "Degraded=False AsExpected"]
     );
     assert_eq!(
@@ -79,7 +79,7 @@ fn a_root_is_programmed_when_every_proxy_has_acknowledged_it() {
     assert_eq!(some.conditions[1].message, "1 of 2 proxies have acknowledged epoch 1");
     assert_eq!(some.conditions[1].last_transition_time, Time(at(100)), "it has not changed");
     let all = status(&plan, 0, &[("op-0", 1), ("op-1", 1)], 300);
-    assert_eq!(last(&all)[1], "Programmed=True Acknowledged");
+    assert_eq!(summary(&all)[1], "Programmed=True Acknowledged");
     assert_eq!(all.conditions[1].last_transition_time, Time(at(300)));
     assert_eq!(all.conditions[0], first.conditions[0]);
 }
@@ -92,31 +92,31 @@ fn a_new_leader_does_not_revoke_acknowledgements() {
     let written = with(&all, &text);
     let led = |plan: &Plan, new_leader, contacts: &BTreeMap<PodName, Contact>| {
         let inputs = StatusInputs { new_leader, ..inputs(contacts, 300) };
-        last(&of(&plan.snapshot.configs[0], plan, &PlanIndex::of(plan), inputs))[1].clone()
+        summary(&of(&plan.snapshot.configs[0], plan, &PlanIndex::of(plan), inputs))[1].clone()
     };
     assert_eq!(led(&written, true, &BTreeMap::new()), "Programmed=True Acknowledged");
     assert_eq!(led(&written, false, &BTreeMap::new()), "Programmed=False Waiting", "for a while");
     let behind = [(name("op-0"), Contact::default())].into();
-    assert_eq!(led(&written, true, &behind), "Programmed=False Waiting", "it has been heard of");
+    assert_eq!(led(&written, true, &behind), "Programmed=False Waiting", "it has a contact");
     assert_eq!(led(&with(&first, &text), true, &BTreeMap::new()), "Programmed=False Waiting");
 }
 
 #[test]
-fn more_shards_than_pods_are_said() {
+fn more_shards_than_pods_are_reported() {
     let found = status(&plan(&(ROOT.to_owned() + &pod("op-0"))), 0, &[], 1);
-    assert_eq!(last(&found)[2], "Degraded=True ShardsWithoutPods");
+    assert_eq!(summary(&found)[2], "Degraded=True ShardsWithoutPods");
     assert!(found.conditions[2].message.contains("r-2-normal"), "{:?}", found.conditions[2]);
     let none = status(&plan(ROOT), 0, &[], 1);
-    assert_eq!(last(&none)[1..], ["Programmed=False NoPods", "Degraded=True NoPods"]);
+    assert_eq!(summary(&none)[1..], ["Programmed=False NoPods", "Degraded=True NoPods"]);
 }
 
 #[test]
-fn what_is_invalid_keeps_what_was_written() {
+fn an_invalid_config_keeps_its_status() {
     let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
     let before = status(&plan(&text), 0, &[], 1);
     let wrong = text.replace("shardingSize: 2", "shardingSize: 40");
     let after = status(&with(&before, &wrong), 0, &[], 2);
-    assert_eq!(last(&after)[0], "Accepted=False Invalid");
+    assert_eq!(summary(&after)[0], "Accepted=False Invalid");
     assert!(after.conditions[0].message.starts_with("spec.root.auto.shardingSize"));
     assert_eq!((after.ownership, after.epoch), (before.ownership, before.epoch));
 }
@@ -131,7 +131,7 @@ fn a_shard_has_its_roots_epoch_only_once_it_is_written() {
     let second = with(&status(&first, 0, &[], 1), &text);
     let shard = status(&second, 1, &[("op-0", 1)], 2);
     assert_eq!(shard.epoch, Some(1));
-    assert_eq!(last(&shard)[1], "Programmed=True Acknowledged");
+    assert_eq!(summary(&shard)[1], "Programmed=True Acknowledged");
     assert_eq!(shard.pods[0].name, "op-0");
     assert_eq!(
         (shard.pods[0].epoch, shard.pods[0].last_contact.clone()),
@@ -147,17 +147,17 @@ fn a_config_with_the_name_of_a_shard_is_not_the_roots() {
     let written = with(&status(&plan(&text), 0, &[], 1), &text);
     let found = status(&written, 1, &[("op-0", 1)], 2);
     assert_eq!((found.epoch, found.pods.len()), (None, 0));
-    assert_eq!(last(&found)[..2], ["Accepted=False Invalid", "Programmed=False Pending"]);
+    assert_eq!(summary(&found)[..2], ["Accepted=False Invalid", "Programmed=False Pending"]);
     let valid = text.replace("'a b'", "ab");
     let written = with(&status(&plan(&valid), 0, &[], 1), &valid);
     let found = status(&written, 1, &[("op-0", 1)], 2);
-    assert_eq!(last(&found)[..2], ["Accepted=True Valid", "Programmed=False NoPods"]);
+    assert_eq!(summary(&found)[..2], ["Accepted=True Valid", "Programmed=False NoPods"]);
     let root = status(&written, 0, &[("op-0", 1)], 2);
     assert_eq!(root.conditions[1].message, "every proxy, 1 of 1, has acknowledged epoch 1");
 }
 
 #[test]
-fn of_each_pod_its_node_epoch_and_last_contact_are_said() {
+fn each_pod_has_a_node_an_epoch_and_a_last_contact() {
     let on_node = pod("op-0") + &pod("op-1");
     let on_node = on_node.replacen("---\n", "spec: {nodeName: node-a, containers: []}\n---\n", 1);
     let status = status(&plan(&(SHARD.to_owned() + &on_node)), 0, &[("op-0", 1)], 100);
@@ -193,12 +193,12 @@ fn the_same_epoch_of_another_operator_is_not_acknowledged() {
     let contacts = [(name("op-0"), other)].into();
     let inputs = inputs(&contacts, 2);
     let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
-    assert_eq!(last(&found)[1], "Programmed=False Waiting");
-    assert_eq!(last(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
+    assert_eq!(summary(&found)[1], "Programmed=False Waiting");
+    assert_eq!(summary(&status(&plan, 0, &[("op-0", 1)], 2))[1], "Programmed=True Acknowledged");
 }
 
 #[test]
-fn a_proxy_that_is_away_is_said_after_a_minute() {
+fn an_absent_proxy_is_reported_after_a_minute() {
     let text = ROOT.to_owned() + &pod("op-0") + &pod("op-1");
     let plan = plan(&text);
     let found = |connected, now| {
@@ -207,17 +207,17 @@ fn a_proxy_that_is_away_is_said_after_a_minute() {
         let inputs = inputs(&contacts, now);
         of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs)
     };
-    assert_eq!(last(&found(false, 160))[2], "Degraded=False AsExpected");
-    assert_eq!(last(&found(false, 161))[2], "Degraded=True ProxyAway");
+    assert_eq!(summary(&found(false, 160))[2], "Degraded=False AsExpected");
+    assert_eq!(summary(&found(false, 161))[2], "Degraded=True ProxyAway");
     assert_eq!(
         found(false, 161).conditions[2].message,
         "no word for a minute from the proxies of op-0; they go on by their last policy, if they live"
     );
-    assert_eq!(last(&found(true, 1000))[2], "Degraded=False AsExpected");
+    assert_eq!(summary(&found(true, 1000))[2], "Degraded=False AsExpected");
 }
 
 #[test]
-fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
+fn a_pod_of_two_shards_and_a_refused_policy_are_reported() {
     let shard = |name: &str| {
         format!(
             "apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {{name: {name}, namespace: ops}}\n\
@@ -227,7 +227,7 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
     let selected_twice = plan(&(shard("a") + &shard("b") + &pod("op-0")));
     for which in [0, 1] {
         assert_eq!(
-            last(&status(&selected_twice, which, &[], 1))[2],
+            summary(&status(&selected_twice, which, &[], 1))[2],
             "Degraded=True PodSelectedTwice"
         );
     }
@@ -235,13 +235,13 @@ fn a_pod_of_two_shards_and_a_refused_policy_are_said() {
     let contact = Contact { refused: Some("no".to_owned()), ..Contact::default() };
     let contacts = [(name("op-0"), contact)].into();
     let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs(&contacts, 1));
-    assert_eq!(last(&found)[2], "Degraded=True PolicyRefused");
+    assert_eq!(summary(&found)[2], "Degraded=True PolicyRefused");
     assert_eq!(found.conditions[2].message, "the proxy of pod op-0 refuses its policy: no");
     let conflicts = [("ops/a".to_owned(), vec!["x".to_owned()])].into();
     let none = BTreeMap::new();
     let inputs = StatusInputs { conflicts: &conflicts, ..inputs(&none, 1) };
     let found = of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs);
-    assert_eq!(last(&found)[2], "Degraded=True Conflict");
+    assert_eq!(summary(&found)[2], "Degraded=True Conflict");
 }
 
 #[test]
@@ -271,18 +271,18 @@ fn limits_say_at_which_version_their_epoch_began() {
 fn relabelling_is_reported_if_nothing_worse_is() {
     let message = "not all objects of these kinds are labelled yet: pods./v1".to_owned();
     let (some, beside) = (Unlabelled::Some(message.clone()), Unlabelled::Beside(message));
-    let last = |text: &str, unlabelled: &Unlabelled| {
+    let summary = |text: &str, unlabelled: &Unlabelled| {
         let plan = plan(text);
         let none = BTreeMap::new();
         let inputs = StatusInputs { unlabelled: Some(unlabelled), ..inputs(&none, 1) };
-        last(&of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs))[2].clone()
+        summary(&of(&plan.snapshot.configs[0], &plan, &PlanIndex::of(&plan), inputs))[2].clone()
     };
     let one = ROOT.to_owned() + &pod("op-0");
     let both = one.clone() + &pod("op-1");
-    assert_eq!(last(&both, &some), "Degraded=True Unlabelled");
-    assert_eq!(last(&both, &beside), "Degraded=False Relabelling", "each has its objects");
-    assert_eq!(last(&one, &some), "Degraded=True ShardsWithoutPods");
-    assert_eq!(last(ROOT, &some), "Degraded=True NoPods");
+    assert_eq!(summary(&both, &some), "Degraded=True Unlabelled");
+    assert_eq!(summary(&both, &beside), "Degraded=False Relabelling", "each has its objects");
+    assert_eq!(summary(&one, &some), "Degraded=True ShardsWithoutPods");
+    assert_eq!(summary(ROOT, &some), "Degraded=True NoPods");
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn ordinals_are_counted_from_the_statefulsets_first() {
 }
 
 #[test]
-fn what_the_roots_status_says_of_a_pod_counts_before_its_label() {
+fn the_roots_status_takes_precedence_over_a_pods_label() {
     let rule = "targetDeployment: op, auto: {shardingSize: 2, everyShardReplicas: 1}";
     let mut pod = pod(
         "op-5c9-x",

@@ -125,7 +125,7 @@ fn shards_without_a_pod_are_told() {
     assert_eq!(assign(&[], &[record("a", "r", None)], true), BTreeMap::new());
 }
 
-fn any_seats() -> impl Strategy<Value = (Vec<Share>, Vec<PodRecord>)> {
+fn any_records() -> impl Strategy<Value = (Vec<Share>, Vec<PodRecord>)> {
     let record = (0..9_usize, 0..3_u8, 0..6_u8);
     let replicas = proptest::collection::vec(1..4_usize, 1..6);
     (replicas, proptest::collection::vec(record, 0..20)).prop_map(|(replicas, records)| {
@@ -142,20 +142,20 @@ fn any_seats() -> impl Strategy<Value = (Vec<Share>, Vec<PodRecord>)> {
 
 proptest! {
     #[test]
-    fn every_pod_has_a_shard_that_exists((shares, records) in any_seats(), settled: bool) {
+    fn every_pod_has_a_shard_that_exists((shares, records) in any_records(), settled: bool) {
         let assignment = assign(&shares, &records, settled);
         prop_assert_eq!(assignment.len(), records.len());
         prop_assert!(assignment.values().all(|name| shares.iter().any(|share| share.name == *name)));
     }
 
     #[test]
-    fn assigning_again_changes_nothing((shares, records) in any_seats(), settled: bool) {
+    fn assigning_again_changes_nothing((shares, records) in any_records(), settled: bool) {
         let once = assigned(&shares, &records, settled);
         prop_assert_eq!(assigned(&shares, &once, settled), once);
     }
 
     #[test]
-    fn no_pod_moves_while_something_is_under_way((shares, records) in any_seats()) {
+    fn no_pod_moves_while_something_is_under_way((shares, records) in any_records()) {
         let assignment = assign(&shares, &records, false);
         for record in &records {
             if let Some(shard) = record.shard.as_ref().filter(|name| shares.iter().any(|share| share.name == **name)) {
@@ -165,7 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn once_settled_no_shard_is_empty_for_no_reason((shares, records) in any_seats()) {
+    fn once_settled_no_shard_is_empty_for_no_reason((shares, records) in any_records()) {
         let counts = counts(&shares, &assigned(&shares, &records, true));
         let pods: usize = counts.iter().sum();
         prop_assert!(pods < shares.len() || counts.iter().all(|pods| *pods > 0), "{:?}", counts);

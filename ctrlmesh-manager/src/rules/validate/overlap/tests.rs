@@ -198,7 +198,7 @@ fn values(what: &str, count: usize) -> String {
 }
 
 #[test]
-fn what_one_limit_says_of_many_resources_is_compared_once() {
+fn one_limit_of_many_resources_is_compared_once() {
     let requirements = |what: &str| {
         let keys = (0..8)
             .map(|key| format!("{{key: k{key}, operator: In, values: [{}]}}", values(what, 1024)));
@@ -222,7 +222,7 @@ fn what_one_limit_says_of_many_resources_is_compared_once() {
 }
 
 #[test]
-fn what_would_take_too_long_to_compare_is_refused() {
+fn configs_that_take_too_long_to_compare_are_refused() {
     let limit = |values_of: &str| {
         format!(
             "{{selector: {{matchExpressions: [{{key: k, operator: In, values: [{}]}}]}}}}",

@@ -36,7 +36,7 @@ fn assert_refused(found: &[String], expected: &str) {
 }
 
 #[test]
-fn what_the_schema_refuses_of_a_breaker_is_refused() {
+fn breakers_that_the_schema_refuses_are_refused() {
     let plain = || rule("http://a", "Normal");
     assert_eq!(breaker(limiting(json!({})), plain()), Vec::<String>::new());
     let cases = [
@@ -101,7 +101,7 @@ fn expressions_are_those_of_go() {
 }
 
 #[test]
-fn what_the_schema_refuses_of_a_fault_is_refused() {
+fn faults_that_the_schema_refuses_are_refused() {
     let delay = json!({"fixedDelay": "1s"});
     assert_eq!(fault(json!({"delay": delay})), Vec::<String>::new());
     let matches =

@@ -51,7 +51,7 @@ fn pods_of_a_root_are_labelled_also_where_it_is_switched_off() {
 }
 
 #[test]
-fn a_shard_that_is_there_is_changed_only_as_it_was_seen() {
+fn an_existing_shard_is_changed_only_in_its_seen_version() {
     let root = ROOT.replace("disable: true", "auto: {shardingSize: 2, everyShardReplicas: 1}");
     let edited = child("r-1-normal")
         .replace("namespace: ops", "namespace: ops, uid: '7', resourceVersion: '42'");
@@ -90,7 +90,7 @@ fn status(conditions: &[&str]) -> ShardingConfigStatus {
 fn events_report_what_got_worse_or_recovered_once() {
     const WELL: [&str; 3] =
         ["Accepted=True Valid", "Programmed=True Acknowledged", "Degraded=False AsExpected"];
-    let receiver = |before: Option<&[&str]>, after: &[&str]| -> Vec<String> {
+    let notes = |before: Option<&[&str]>, after: &[&str]| -> Vec<String> {
         let events = events(before.map(status).as_ref(), &status(after));
         let say = |one: &EventNote| {
             assert_eq!(one.message, format!("{}, said at length", one.reason));
@@ -103,17 +103,17 @@ fn events_report_what_got_worse_or_recovered_once() {
         all[at] = said;
         all
     };
-    assert!(receiver(None, &WELL).is_empty(), "that all is well from the start is no events");
+    assert!(notes(None, &WELL).is_empty(), "a good start is no event");
     let invalid = with(0, "Accepted=False Invalid");
-    assert_eq!(receiver(None, &invalid), ["Warning Invalid"]);
-    assert_eq!(receiver(Some(&WELL), &invalid), ["Warning Invalid"]);
-    assert!(receiver(Some(&invalid), &invalid).is_empty());
-    assert_eq!(receiver(Some(&invalid), &WELL), ["Normal Valid"]);
+    assert_eq!(notes(None, &invalid), ["Warning Invalid"]);
+    assert_eq!(notes(Some(&WELL), &invalid), ["Warning Invalid"]);
+    assert!(notes(Some(&invalid), &invalid).is_empty());
+    assert_eq!(notes(Some(&invalid), &WELL), ["Normal Valid"]);
     let away = with(2, "Degraded=True ProxyAway");
-    assert_eq!(receiver(Some(&WELL), &away), ["Warning ProxyAway"]);
-    assert_eq!(receiver(Some(&away), &with(2, "Degraded=True Refused")), ["Warning Refused"]);
-    assert_eq!(receiver(Some(&away), &WELL), ["Normal AsExpected"]);
+    assert_eq!(notes(Some(&WELL), &away), ["Warning ProxyAway"]);
+    assert_eq!(notes(Some(&away), &with(2, "Degraded=True Refused")), ["Warning Refused"]);
+    assert_eq!(notes(Some(&away), &WELL), ["Normal AsExpected"]);
     let waiting = with(1, "Programmed=False Waiting");
-    assert!(receiver(Some(&WELL), &waiting).is_empty(), "that proxies have yet to answer is none");
-    assert_eq!(receiver(Some(&waiting), &WELL), ["Normal Acknowledged"]);
+    assert!(notes(Some(&WELL), &waiting).is_empty(), "that proxies have yet to answer is none");
+    assert_eq!(notes(Some(&waiting), &WELL), ["Normal Acknowledged"]);
 }
