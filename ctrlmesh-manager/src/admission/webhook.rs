@@ -43,16 +43,16 @@ use crate::telemetry;
 const MAX_REVIEW_BYTES: usize = 7 * 1024 * 1024;
 
 /// Bytes of concurrent reviews: four of the largest, or thousands of the usual ones.
-const KEPT_BYTES: usize = 4 * MAX_REVIEW_BYTES;
+const MAX_MEMORY_BYTES: usize = 4 * MAX_REVIEW_BYTES;
 
 /// Bytes of concurrent reviews from one address.
-const KEPT_BYTES_OF_ONE: usize = MAX_REVIEW_BYTES + 1024 * 1024;
+const MAX_MEMORY_BYTES_OF_ONE: usize = MAX_REVIEW_BYTES + 1024 * 1024;
 
 /// What a review counts for at least.
 const LEAST_REVIEW_BYTES: usize = 4 * 1024;
 
 /// Concurrent reviews of one connection.
-const MAX_QUESTIONS: u32 = 128;
+const MAX_REVIEWS: u32 = 128;
 
 const ARRIVE: Duration = Duration::from_secs(10);
 
@@ -134,7 +134,7 @@ impl WebhookMetrics {
 
 impl Default for ReviewMemory {
     fn default() -> Self {
-        Self { all: Arc::new(Semaphore::new(KEPT_BYTES)), by_address: Mutex::default() }
+        Self { all: Arc::new(Semaphore::new(MAX_MEMORY_BYTES)), by_address: Mutex::default() }
     }
 }
 
@@ -144,7 +144,7 @@ impl ReviewMemory {
             let mut by_address = lock(&self.by_address);
             by_address.retain(|_, one| Arc::strong_count(one) > 1);
             let of_one = by_address.entry(address);
-            of_one.or_insert_with(|| Arc::new(Semaphore::new(KEPT_BYTES_OF_ONE))).clone()
+            of_one.or_insert_with(|| Arc::new(Semaphore::new(MAX_MEMORY_BYTES_OF_ONE))).clone()
         };
         let bytes = bytes.clamp(LEAST_REVIEW_BYTES, MAX_REVIEW_BYTES);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -175,7 +175,7 @@ impl Webhook {
             .http2()
             .timer(TokioTimer::new())
             .keep_alive_interval(IDLE)
-            .max_concurrent_streams(MAX_QUESTIONS);
+            .max_concurrent_streams(MAX_REVIEWS);
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
         let late = async {
@@ -321,7 +321,7 @@ mod tests {
         assert!(take(5).await.is_some());
         drop(others);
         drop(take(6).await);
-        assert_eq!(room.all.available_permits(), KEPT_BYTES);
+        assert_eq!(room.all.available_permits(), MAX_MEMORY_BYTES);
         assert!(room.by_address.lock().unwrap().len() <= 1, "who asks nothing is forgotten");
     }
 }

@@ -65,7 +65,11 @@ pub(super) fn start(
         drop(first.wait_for(Option::is_some).await);
         drop(caches);
     });
-    drain.spawn_until_started(tell(context.store.clone(), context.posted.clone(), plans.clone()));
+    drain.spawn_until_started(publish_policies(
+        context.store.clone(),
+        context.posted.clone(),
+        plans.clone(),
+    ));
     let (receipts, leadership) = (ReceiptCache::by(&context.store), context.leadership.clone());
     let labels = LabelState {
         cache: Arc::clone(&cache),
@@ -192,8 +196,8 @@ fn labeller(
         client: context.client.clone(),
         namespace: context.args.namespace.clone(),
         scheme: Arc::clone(&scheme),
-        asked: at(context.webhook_client.clone(), LABEL),
-        believed: Arc::new(move || ca_store.current().manager.bundle()),
+        webhook_client: at(context.webhook_client.clone(), LABEL),
+        trust_bundle: Arc::new(move || ca_store.current().manager.bundle()),
     };
     Labeller {
         client: background.clone(),
@@ -218,7 +222,7 @@ fn at(mut asked: WebhookClientConfig, path: &str) -> WebhookClientConfig {
 }
 
 /// Publishes the policies of each new plan.
-async fn tell(
+async fn publish_policies(
     store: Arc<PolicyStore>,
     published: watch::Sender<Option<Arc<Plan>>>,
     mut plans: Plans,

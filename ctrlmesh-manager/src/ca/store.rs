@@ -140,10 +140,10 @@ impl CaStore {
         let secrets = Api::namespaced(client.clone(), namespace);
         let servers = api_server::find(&client, &wanted.api_server).await;
         let servers = servers.map_err(CaStoreError::Names)?;
-        let believed = Box::pin(look_up(&client, namespace, lease_watch)).await?;
-        let authorities = match believed {
+        let found = Box::pin(look_up(&client, namespace, lease_watch)).await?;
+        let authorities = match found {
             Lookup::Secret(authorities) => *authorities,
-            Lookup::Believed(believed) => make(&secrets, &servers.names, &wanted, believed).await?,
+            Lookup::Trusted(trusted) => make(&secrets, &servers.names, &wanted, trusted).await?,
         };
         let servers = servers.among(authorities.mesh.current_names());
         let current = watch::Sender::new(Arc::new(authorities));
@@ -308,10 +308,10 @@ async fn make(
     secrets: &Api<Secret>,
     api_server: &Names,
     wanted: &AuthoritySettings,
-    believed: TrustedAuthorities,
+    trusted: TrustedAuthorities,
 ) -> Result<Authorities, CaStoreError> {
     let (now, validity) = (SystemTime::now(), wanted.validity);
-    let TrustedAuthorities { mesh, manager } = believed;
+    let TrustedAuthorities { mesh, manager } = trusted;
     let authorities = Authorities {
         mesh: Rotation::begin(AuthorityKind::Mesh, api_server, validity, now, mesh)?,
         manager: Rotation::begin(AuthorityKind::Manager, &wanted.manager, validity, now, manager)?,

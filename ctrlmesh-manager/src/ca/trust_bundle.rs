@@ -69,7 +69,7 @@ pub struct TrustBundle {
 
 /// What is checked in one round.
 #[derive(Debug)]
-enum Look {
+enum Scope {
     /// One namespace, whose ConfigMap changed.
     Namespace(String),
     /// Namespaces that have enrolled pods, but no ConfigMap yet.
@@ -139,54 +139,54 @@ impl TrustBundle {
         // Whether a namespace was skipped because it was written a moment ago.
         let mut again = false;
         loop {
-            let look = tokio::select! {
+            let scope = tokio::select! {
                 event = events.next() => match event {
-                    Some(Ok(event)) => maps_there.take(event).map_or(Look::All, Look::Namespace),
+                    Some(Ok(event)) => maps_there.take(event).map_or(Scope::All, Scope::Namespace),
                     Some(Err(error)) => {
                         warn!(%error, "watch failed; goes on");
                         continue;
                     }
                     None => return,
                 },
-                _ = ticks.tick() => Look::All,
-                () = time::sleep(recent_writes::VALIDITY), if again => Look::All,
+                _ = ticks.tick() => Scope::All,
+                () = time::sleep(recent_writes::VALIDITY), if again => Scope::All,
                 known = changes.changed() => match known {
-                    Ok(()) => Look::All,
+                    Ok(()) => Scope::All,
                     Err(_gone) => return,
                 },
                 known = namespaces.changed() => match known {
-                    Ok(()) => Look::Missing,
+                    Ok(()) => Scope::Missing,
                     Err(_gone) => return,
                 },
             };
             if maps_there.is_whole() {
                 let mut all = namespaces.borrow_and_update().clone();
                 all.insert(own.to_owned());
-                again = self.look(look, all, again, &maps_there, leadership).await;
+                again = self.check(scope, all, again, &maps_there, leadership).await;
             }
         }
     }
 
     /// Checks `scope` and repairs it; `all` are the namespaces that need the ConfigMap. Returns whether a namespace was
     /// skipped, now or `before`, because it was written a moment ago.
-    async fn look(
+    async fn check(
         &self,
-        look: Look,
+        scope: Scope,
         all: BTreeSet<String>,
         before: bool,
         maps_there: &PublishedMaps,
         leadership: &Leadership,
     ) -> bool {
-        match look {
-            Look::Namespace(namespace) => {
+        match scope {
+            Scope::Namespace(namespace) => {
                 let is_asked = all.contains(&namespace) || maps_there.has(&namespace);
                 before | self.repair(is_asked.then_some(namespace), maps_there, leadership).await
             }
-            Look::Missing => {
+            Scope::Missing => {
                 let missing = all.into_iter().filter(|namespace| !maps_there.has(namespace));
                 before | self.repair(missing, maps_there, leadership).await
             }
-            Look::All => {
+            Scope::All => {
                 let known = maps_there.namespaces();
                 let again = self.repair(all.into_iter().chain(known), maps_there, leadership).await;
                 self.webhooks(leadership).await;

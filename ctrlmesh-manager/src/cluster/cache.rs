@@ -226,7 +226,7 @@ impl Cache {
         let config = Config::default().page_size(PAGE);
         let mut definitions = pin!(watcher(definitions, config).default_backoff());
         loop {
-            match ServedResources::ask(&client).await {
+            match ServedResources::discover(&client).await {
                 Ok(served) => {
                     let mut state = lock(&self.state);
                     let changed = *state.served != served;

@@ -11,8 +11,8 @@ pub struct ServedResources(BTreeMap<(String, String), String>);
 
 impl ServedResources {
     /// # Errors
-    /// Where it does not say: then what it said last holds.
-    pub async fn ask(client: &Client) -> kube::Result<Self> {
+    /// If the API server does not answer; the caller keeps the last result.
+    pub async fn discover(client: &Client) -> kube::Result<Self> {
         let discovery = Discovery::new(client.clone()).run_aggregated().await?;
         let mut served = BTreeMap::new();
         for group in discovery.groups() {

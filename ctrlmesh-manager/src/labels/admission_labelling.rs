@@ -31,9 +31,9 @@ pub struct AdmissionLabelling {
     pub namespace: String,
     pub scheme: Arc<Scheme>,
     /// How the API server reaches our webhook, without CA.
-    pub asked: WebhookClientConfig,
+    pub webhook_client: WebhookClientConfig,
     /// The current trust bundle, in PEM.
-    pub believed: Arc<dyn Fn() -> String + Send + Sync>,
+    pub trust_bundle: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
 impl AdmissionLabelling {
@@ -45,11 +45,11 @@ impl AdmissionLabelling {
         if by_itself {
             Box::pin(self.keep_policy(kinds)).await?;
         }
-        let asked = WebhookClientConfig {
-            ca_bundle: Some(ByteString((self.believed)().into_bytes())),
-            ..self.asked.clone()
+        let client = WebhookClientConfig {
+            ca_bundle: Some(ByteString((self.trust_bundle)().into_bytes())),
+            ..self.webhook_client.clone()
         };
-        let wanted = webhook(kinds, by_itself, &self.namespace, asked);
+        let wanted = webhook(kinds, by_itself, &self.namespace, client);
         let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         match wanted {
             Some(mut wanted) => {
@@ -86,7 +86,9 @@ impl AdmissionLabelling {
 
 impl fmt::Debug for AdmissionLabelling {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("AdmissionLabelling").field("asked", &self.asked).finish_non_exhaustive()
+        out.debug_struct("AdmissionLabelling")
+            .field("webhook_client", &self.webhook_client)
+            .finish_non_exhaustive()
     }
 }
 

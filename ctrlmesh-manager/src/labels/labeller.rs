@@ -99,7 +99,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
         let (mut known, mut missing) = (Kinds::new(), Vec::new());
         loop {
             let found = served(&self.client, &self.namespace, &known).await;
-            Box::pin(self.say(&list, &found, &mut missing)).await;
+            Box::pin(self.report(&list, &found, &mut missing)).await;
             if let Ok(Served { kinds, .. }) = found {
                 self.change(&kinds, &mut running, &all, &drain);
                 if (self.may_write)() {
@@ -120,7 +120,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
 
     /// Reports problems with the list: groups that cannot be discovered, and kinds that are not served. `told` are the
     /// kinds that were reported before.
-    async fn say(
+    async fn report(
         &self,
         list: &ListProgress,
         found: &Result<Served, KindsError>,
@@ -131,18 +131,18 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
             Err(error) => vec![telemetry::chain(error)],
         };
         let why = (!why.is_empty()).then(|| why.join("; "));
-        if list.say(why.clone())
+        if list.report(why.clone())
             && let Some(error) = why
         {
             warn!(error, "not all that is listed can be labelled; what was known holds");
-            self.tell("list", true, "NotLabelled", error).await;
+            self.publish_event("list", true, "NotLabelled", error).await;
         }
         let Ok(Served { missing, .. }) = found else { return };
         if missing != told && !missing.is_empty() {
             let kinds = missing.join(", ");
             warn!(kinds, "listed, but not served, or not so that it can be labelled");
             let note = format!("not served, or not so that it can be labelled: {kinds}");
-            self.tell("list", true, "NotServed", note).await;
+            self.publish_event("list", true, "NotServed", note).await;
         }
         told.clone_from(missing);
     }
@@ -245,7 +245,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> Labeller<MayWrite> {
     }
 
     /// Publishes an event on the list of kinds.
-    async fn tell(&self, kind: &str, warning: bool, reason: &str, note: String) {
+    async fn publish_event(&self, kind: &str, warning: bool, reason: &str, note: String) {
         let event = News {
             type_: if warning { EventType::Warning } else { EventType::Normal },
             reason: reason.to_owned(),

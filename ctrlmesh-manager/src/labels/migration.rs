@@ -155,7 +155,7 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
                 Ok(Ok(None)) => {}
                 // The step was taken, and the event has a deadline of its own.
                 Ok(Ok(Some((step, message)))) => {
-                    if time::timeout(DEADLINE, self.tell(step, &message)).await.is_err() {
+                    if time::timeout(DEADLINE, self.publish_event(step, &message)).await.is_err() {
                         warn!(?step, "event not written in time");
                     }
                 }
@@ -270,8 +270,8 @@ impl<Contacts: Fn() -> Arc<BTreeMap<PodName, Contact>>> Migration<Contacts> {
         Ok(kept)
     }
 
-    /// Tells those who look at the list of kinds.
-    async fn tell(&self, step: Step, message: &str) {
+    /// Publishes an event on the list of kinds.
+    async fn publish_event(&self, step: Step, message: &str) {
         let reason = match step {
             Step::Begun => "Relabelling",
             Step::GivenUp => "RelabellingGivenUp",

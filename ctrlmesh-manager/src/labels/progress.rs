@@ -166,7 +166,7 @@ impl ListProgress {
     }
 
     /// Reports a problem, or none. Returns whether it is a new one.
-    pub(super) fn say(&self, why: Option<String>) -> bool {
+    pub(super) fn report(&self, why: Option<String>) -> bool {
         let mut state = lock(&self.progress.0);
         match (&state.list, &why) {
             (None, Some(_)) => drop(self.gauge.inc()),
@@ -181,7 +181,7 @@ impl ListProgress {
 
 impl Drop for ListProgress {
     fn drop(&mut self) {
-        self.say(None);
+        self.report(None);
     }
 }
 
@@ -293,9 +293,9 @@ mod tests {
         assert_eq!(progress.left(), None, "nothing lacks what shards go by");
         pods.set(false);
         assert_eq!(progress.unfinished(), None);
-        list.say(Some("bad".to_owned()));
+        list.report(Some("bad".to_owned()));
         assert!(unfinished().ends_with(": bad"));
-        list.say(None);
+        list.report(None);
         pods.failed("gone wrong");
         assert!(unfinished().contains("gone wrong"));
     }
@@ -343,9 +343,9 @@ mod tests {
     fn problems_of_the_list_are_reported_once() {
         let (gauge, progress) = (Gauge::default(), Progress::default());
         let list = ListProgress::new(&gauge, &progress);
-        assert!(!list.say(None));
-        assert!(list.say(Some("bad".to_owned())) && !list.say(Some("bad".to_owned())));
-        assert!(list.say(Some("worse".to_owned())));
+        assert!(!list.report(None));
+        assert!(list.report(Some("bad".to_owned())) && !list.report(Some("bad".to_owned())));
+        assert!(list.report(Some("worse".to_owned())));
         assert_eq!(gauge.get(), 1);
         let left = progress.left().unwrap();
         assert!(left.ends_with("can be labelled: worse"), "{left}");

@@ -19,7 +19,7 @@ fn authority() -> Authority {
 }
 
 /// Whether a client that trusts only `authority` accepts `chain` for `name`.
-fn believed(authority: &Authority, chain: &[CertificateDer<'static>], name: &str) -> bool {
+fn is_trusted(authority: &Authority, chain: &[CertificateDer<'static>], name: &str) -> bool {
     let mut roots = RootCertStore::empty();
     roots.add(authority.certificate.clone()).unwrap();
     let verifier =
@@ -53,12 +53,12 @@ fn clients_trust_its_leaves_for_its_names_only() {
     let authority = authority();
     let leaf = authority.issue(&names(), SystemTime::now()).unwrap();
     for name in ["kubernetes.default.svc", "10.96.0.1", "::1"] {
-        assert!(believed(&authority, &leaf.chain, name), "{name}");
+        assert!(is_trusted(&authority, &leaf.chain, name), "{name}");
     }
     // A thief of the key could sign these, but clients enforce the constraints.
     for foreign in ["example.com", "10.96.0.2", "192.0.2.1"] {
         let leaf = authority.issue(&Names::of([foreign]), SystemTime::now()).unwrap();
-        assert!(!believed(&authority, &leaf.chain, foreign), "{foreign}");
+        assert!(!is_trusted(&authority, &leaf.chain, foreign), "{foreign}");
     }
 }
 
@@ -68,7 +68,7 @@ fn an_authority_without_addresses_speaks_for_none() {
     let authority = Authority::generate("manager", &names, DAY, SystemTime::now()).unwrap();
     for address in ["10.0.0.1", "fd00::1"] {
         let leaf = authority.issue(&Names::of([address]), SystemTime::now()).unwrap();
-        assert!(!believed(&authority, &leaf.chain, address), "{address}");
+        assert!(!is_trusted(&authority, &leaf.chain, address), "{address}");
     }
 }
 
@@ -78,7 +78,7 @@ fn a_permitted_request_is_signed_for_all_names_and_a_day() {
     let now = SystemTime::now();
     let chain = authority.sign(&request(&["kubernetes.default.svc"], |_| {}), now).unwrap();
     for name in ["kubernetes.default.svc", "10.96.0.1", "::1"] {
-        assert!(believed(&authority, &chain, name), "{name}");
+        assert!(is_trusted(&authority, &chain, name), "{name}");
     }
     let (_, leaf) = X509Certificate::from_der(&chain[0]).unwrap();
     let left = validity(&leaf).1.duration_since(now).unwrap();

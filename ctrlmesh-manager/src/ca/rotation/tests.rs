@@ -140,7 +140,7 @@ fn changing_addresses_need_few_authorities_that_sign_at_once() {
         rotation = rotation.apply(Step::Prepare, AuthorityKind::Mesh, &names, LIFE, now).unwrap();
     }
     assert_eq!(rotation.next.len(), MAX_NEXT);
-    assert_eq!(rotation.bundle().matches("BEGIN").count(), 31, "what has signed is believed on");
+    assert_eq!(rotation.bundle().matches("BEGIN").count(), 31, "former signers stay trusted");
 }
 
 #[test]

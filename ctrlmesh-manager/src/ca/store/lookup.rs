@@ -19,7 +19,7 @@ const LEASE: Duration = Duration::from_secs(2);
 pub(super) enum Lookup {
     Secret(Box<Authorities>),
     /// The Secret is gone, and only certificates that pods trust are left.
-    Believed(TrustedAuthorities),
+    Trusted(TrustedAuthorities),
 }
 
 /// The authorities of the Secret, once it exists. Where nobody restores it, the certificates that pods trust.
@@ -37,9 +37,9 @@ pub(super) async fn look_up(
         if let Some(secret) = secret {
             return Ok(Lookup::Secret(Box::new(Authorities::read(&secret)?)));
         }
-        let believed = published(&maps).await?;
-        if believed.is_empty() {
-            return Ok(Lookup::Believed(believed));
+        let trusted = published(&maps).await?;
+        if trusted.is_empty() {
+            return Ok(Lookup::Trusted(trusted));
         }
         if !warned {
             warn!(
@@ -51,7 +51,7 @@ pub(super) async fn look_up(
         // Before the Lease is read, so that a holder that could not reach the API server has renewed it.
         time::sleep(LOOKS_EVERY).await;
         if is_gone(&leases, lease_watch).await? {
-            return Ok(Lookup::Believed(believed));
+            return Ok(Lookup::Trusted(trusted));
         }
     }
 }

@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_hours(1);
 /// An API server with a published trust bundle, whose Secret is gone.
 #[derive(Clone)]
 struct Plane {
-    believed: Authorities,
+    authorities: Authorities,
     published: bool,
     /// Versions of the Lease, one a read. After the last one the Secret exists again.
     leases: VecDeque<&'static str>,
@@ -34,8 +34,8 @@ fn authorities() -> Authorities {
 
 fn plane(leases: impl IntoIterator<Item = &'static str>) -> Plane {
     let leases = leases.into_iter().collect();
-    let believed = authorities();
-    Plane { believed, published: true, leases, flaps: false, fails: false, made: 0 }
+    let authorities = authorities();
+    Plane { authorities, published: true, leases, flaps: false, fails: false, made: 0 }
 }
 
 impl Plane {
@@ -61,10 +61,10 @@ impl Plane {
                 failed(500, "InternalError")
             }
             path if path.ends_with(&secret) && self.leases.is_empty() => {
-                (200, serde_json::to_value(secret_of(&self.believed)).unwrap())
+                (200, serde_json::to_value(secret_of(&self.authorities)).unwrap())
             }
             path if path.ends_with("/configmaps") && self.published => {
-                let [mesh, manager] = self.believed.bundles();
+                let [mesh, manager] = self.authorities.bundles();
                 let data = json!({root_ca::KEY: mesh, root_ca::MANAGER_KEY: manager});
                 (200, json!({"metadata": {}, "items": [{"metadata": {}, "data": data}]}))
             }
@@ -111,7 +111,7 @@ async fn opened(plane: Plane) -> (Arc<Authorities>, Plane) {
 async fn a_leader_that_renews_its_lease_is_waited_for() {
     let renewed = ["1", "2", "2", "3", "3", "3"].into_iter().chain(["4", "5"].repeat(20));
     let (found, plane) = opened(plane(renewed)).await;
-    assert_eq!(found.bundles(), plane.believed.bundles(), "as it was");
+    assert_eq!(found.bundles(), plane.authorities.bundles(), "as it was");
     assert_eq!(plane.made, 0);
 }
 
@@ -125,8 +125,8 @@ async fn without_a_leader_new_authorities_are_made_despite_errors() {
             33,
             "flaps: {flaps}: one look, and six at which it was as before"
         );
-        for (found, before) in found.bundles().iter().zip(plane.believed.bundles()) {
-            assert!(found.ends_with(&before) && *found != before, "what it signed is believed");
+        for (found, before) in found.bundles().iter().zip(plane.authorities.bundles()) {
+            assert!(found.ends_with(&before) && *found != before, "what it signed is trusted");
         }
     }
 }

@@ -101,7 +101,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
                 // From here on the main watch shows everything.
                 fresh = stream::pending().boxed();
             }
-            self.say().await;
+            self.report().await;
         }
     }
 
@@ -216,7 +216,7 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
     }
 
     /// Reports the progress where it changed.
-    async fn say(&mut self) {
+    async fn report(&mut self) {
         let is_seen = self.listed && self.failures < FAILURES;
         let finished = is_seen && self.retries.is_empty();
         let changed = self.unfinished.set(!finished);
@@ -230,13 +230,13 @@ impl<MayWrite: Fn() -> bool + Send + Sync + 'static> KindFollower<MayWrite> {
                 let note = format!(
                     "every object of {kind} has its labels; {repaired} had to be given some, or had others left over"
                 );
-                self.labels.tell(kind, false, "Labelled", note).await;
+                self.labels.publish_event(kind, false, "Labelled", note).await;
             }
             (self.repaired, self.told) = (0, None);
         } else if let Some(why) = self.unfinished.why()
             && self.told.as_ref() != Some(&why)
         {
-            self.labels.tell(&self.name, true, "NotLabelled", why.clone()).await;
+            self.labels.publish_event(&self.name, true, "NotLabelled", why.clone()).await;
             self.told = Some(why);
         }
     }

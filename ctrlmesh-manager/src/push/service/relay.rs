@@ -67,7 +67,7 @@ impl ReceiptRelay {
             tokio::select! {
                 // The leader changed.
                 () = another => {}
-                ended = self.tell(&leader) => {
+                ended = self.relay_to(&leader) => {
                     if let Err(error) = ended {
                         debug!(leader = &*leader, error = telemetry::chain(&error), "the leader is not told");
                     }
@@ -77,7 +77,7 @@ impl ReceiptRelay {
         }
     }
 
-    async fn tell(&self, leader: &str) -> Result<(), ReplicaClientError> {
+    async fn relay_to(&self, leader: &str) -> Result<(), ReplicaClientError> {
         let bundle = self.ca_store.current().manager.bundle();
         let client = ReplicaClient::connect(leader, &self.name, &bundle, &self.token, &self.drain);
         let mut client = Box::pin(client).await?;

@@ -191,7 +191,7 @@ impl Session {
                     self.news = true;
                     Ok(())
                 }
-                Event::Room => self.tell().await,
+                Event::Room => self.send_updates().await,
                 Event::Review => {
                     let due = Box::pin(self.review()).await;
                     due.map(|due| review.as_mut().reset(time::Instant::now() + due))
@@ -257,7 +257,7 @@ impl Session {
     }
 
     /// Sends what the proxy does not have yet, if anything.
-    async fn tell(&mut self) -> Result<(), Status> {
+    async fn send_updates(&mut self) -> Result<(), Status> {
         let update = self.update();
         if update == Update::default() {
             return Ok(());

@@ -3,6 +3,9 @@
 //! Go and the crate `regex` share RE2's syntax, but read some constructs differently. Those are refused. Perl's classes
 //! and word boundaries become ASCII, as in Go. The crate itself refuses `\Q…\E`, octal numbers, `\C`, and a `{` that
 //! begins no repetition.
+//!
+//! Two expressions that Go refuses are accepted, because their meaning is plain: Unicode properties such as
+//! `\p{Alphabetic}`, and repetitions inside each other of more than 1000 in all. The size limit bounds the latter.
 
 use regex::{Regex, RegexBuilder};
 use regex_syntax::ast::parse::Parser;
