@@ -15,7 +15,7 @@ pub(super) const VERBS: [&str; 11] = [
     "other",
 ];
 
-/// An index into [`VERBS`].
+/// An index into `VERBS`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Verb(usize);
 

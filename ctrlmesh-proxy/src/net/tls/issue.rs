@@ -57,7 +57,7 @@ pub enum Source {
     MeshCa {
         cert: PathBuf,
         key: PathBuf,
-        /// DNS names and addresses beside [`API_SERVER_NAMES`].
+        /// DNS names and addresses beside `API_SERVER_NAMES`.
         names: Vec<String>,
     },
 }
